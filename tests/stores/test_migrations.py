@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +21,7 @@ from bottega.db.engine import Database, open_database
 from bottega.errors import UnavailableError
 from bottega.execution.queue import ENGINE
 from tests.conftest import at
+from tests.forks import fork
 
 CATALOGUE = {
     "functions": """
@@ -73,16 +72,16 @@ def empty_url(server: str) -> Iterator[str]:
     asyncio.run(execute(server, f"DROP DATABASE {name} WITH (FORCE)"))
 
 
-def migrate_at_once(url: str, processes: int) -> list[int]:
+async def migrate_at_once(url: str, processes: int) -> list[int]:
     """Run ``bottega migrate`` in several processes; return their exit codes."""
-    environment = {**os.environ, "DATABASE_URL": url}
-    command = [sys.executable, "-m", "bottega.cli.commands", "migrate"]
-    started = [subprocess.Popen(command, env=environment) for _ in range(processes)]
-    return [process.wait(60) for process in started]
+    environment = {**os.environ, "COLUMNS": "300", "DATABASE_URL": url}
+    started = [await fork(["migrate"], environment) for _ in range(processes)]
+    await asyncio.gather(*(process.stderr.read() for process in started))
+    return [await process.wait() for process in started]
 
 
 def test_two_processes_may_migrate_at_once(empty_url: str, database_url: str) -> None:
-    assert migrate_at_once(empty_url, 3) == [0, 0, 0]
+    assert asyncio.run(migrate_at_once(empty_url, 3)) == [0, 0, 0]
     assert asyncio.run(migrate.is_current(empty_url))
     assert asyncio.run(catalogue(empty_url)) == asyncio.run(catalogue(database_url))
 
@@ -105,7 +104,7 @@ def test_migrating_replaces_the_functions_of_an_older_version(database_url: str)
     asyncio.run(execute(database_url, OLDER))
     assert asyncio.run(catalogue(database_url)) != now
     assert not asyncio.run(migrate.is_current(database_url))
-    assert migrate_at_once(database_url, 2) == [0, 0]
+    assert asyncio.run(migrate_at_once(database_url, 2)) == [0, 0]
     assert asyncio.run(migrate.is_current(database_url))
     assert asyncio.run(catalogue(database_url)) == now
 

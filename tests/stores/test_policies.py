@@ -42,39 +42,46 @@ async def model() -> AsyncIterator[FakeModel]:
         yield model
 
 
-@pytest.fixture
-async def filled(settings: Settings, database_url: str, model: FakeModel) -> AsyncIterator[Running]:
-    """A server with rows of the default tenant in every table."""
-    configured = settings.model_copy(
-        update={"openai_base_url": model.base_url, "webhook_secret": SecretStr(SECRET)}
-    )
-    async with running(configured, database_url, worker=True) as server:
-        client = server.client
-        await define(client)
-        schedule = {"name": "nightly", "cron": "0 3 * * *", "run": {"agent": "coordinator"}}
-        schedule["run"]["input"] = "x"  # type: ignore[index]
-        assert (await client.post("/v1/schedules", json=schedule)).status_code == 201
-        assert (await client.post("/v1/ws-tickets", json={})).status_code == 201
-        assert (await client.post("/v1/webhook-secret")).status_code == 201
-        run = {"session_id": "s", "webhook_url": "https://example.com/"}
-        run_id = await start(client, **run)
-        await server.frames(f"/v1/runs/{run_id}/ws")
-        gone = {"name": "gone", "system_message": "x"}
-        assert (await client.post("/v1/agents", json=gone)).status_code == 201
-        assert (await client.delete("/v1/agents/gone")).status_code == 204
-        again = {"mode": "dag", "graph": SOFTWARE.graph_name, "input": "x"}
-        answer = await client.post("/v1/runs", json=again, headers={"idempotency-key": "k"})
-        assert answer.status_code == 202, answer.text
-        await server.frames(f"/v1/runs/{answer.json()['id']}/ws")
-        client.headers.update((await holder(database_url, "default")).headers)
-        yield server
+@pytest.fixture(scope="module")
+async def filled(module_settings: Settings, module_database_url: str) -> AsyncIterator[Running]:
+    """A server with rows of the default tenant in every table, which tests leave as they are."""
+    async with FakeModel() as model:
+        configured = module_settings.model_copy(
+            update={"openai_base_url": model.base_url, "webhook_secret": SecretStr(SECRET)}
+        )
+        async with running(configured, module_database_url, worker=True) as server:
+            await fill(server, module_database_url)
+            yield server
+
+
+async def fill(server: Running, url: str) -> None:
+    client = server.client
+    await define(client)
+    schedule = {"name": "nightly", "cron": "0 3 * * *", "run": {"agent": "coordinator"}}
+    schedule["run"]["input"] = "x"  # type: ignore[index]
+    assert (await client.post("/v1/schedules", json=schedule)).status_code == 201
+    assert (await client.post("/v1/ws-tickets", json={})).status_code == 201
+    assert (await client.post("/v1/webhook-secret")).status_code == 201
+    run = {"session_id": "s", "webhook_url": "https://example.com/"}
+    run_id = await start(client, **run)
+    await server.frames(f"/v1/runs/{run_id}/ws")
+    gone = {"name": "gone", "system_message": "x"}
+    assert (await client.post("/v1/agents", json=gone)).status_code == 201
+    assert (await client.delete("/v1/agents/gone")).status_code == 204
+    again = {"mode": "dag", "graph": SOFTWARE.graph_name, "input": "x"}
+    answer = await client.post("/v1/runs", json=again, headers={"idempotency-key": "k"})
+    assert answer.status_code == 202, answer.text
+    await server.frames(f"/v1/runs/{answer.json()['id']}/ws")
+    client.headers.update((await holder(url, "default")).headers)
 
 
 SECRET = "whsec_" + "A" * 32
 
 
 async def other_tenant(owner: asyncpg.Pool) -> UUID:
-    tenant: UUID = await owner.fetchval("INSERT INTO tenants (name) VALUES ('other') RETURNING id")
+    tenant: UUID = await owner.fetchval(
+        "INSERT INTO tenants (name) VALUES (gen_random_uuid()) RETURNING id"
+    )
     return tenant
 
 
@@ -143,14 +150,19 @@ async def test_the_service_s_role_owns_nothing_and_is_bound(
         assert await owner.fetchval(owned) == 0
 
 
-async def test_the_running_service_is_bound_by_the_policies(filled: Running) -> None:
+async def test_the_running_service_is_bound_by_the_policies(
+    settings: Settings, database_url: str
+) -> None:
     """Check it with a login that is a superuser, which no policy would bind."""
-    assert (await filled.client.get("/v1/agents")).json()["items"]
-    await filled.owner.execute("DROP POLICY of_tenant ON agents")
-    assert (await filled.client.get("/v1/agents")).json()["items"] == []
-    assert (await filled.client.get("/v1/agents/coordinator")).status_code == 404
-    refused = await filled.client.post("/v1/agents", json={"name": "x", "system_message": "x"})
-    assert refused.status_code == 500
+    agent = {"name": "coordinator", "system_message": "x"}
+    async with running(settings, database_url) as server:
+        assert (await server.client.post("/v1/agents", json=agent)).status_code == 201
+        assert (await server.client.get("/v1/agents")).json()["items"]
+        await server.owner.execute("DROP POLICY of_tenant ON agents")
+        assert (await server.client.get("/v1/agents")).json()["items"] == []
+        assert (await server.client.get("/v1/agents/coordinator")).status_code == 404
+        refused = await server.client.post("/v1/agents", json=agent | {"name": "x"})
+        assert refused.status_code == 500
 
 
 async def test_a_tenant_sees_its_own_rows_and_no_others(filled: Running) -> None:
@@ -264,7 +276,7 @@ async def test_runs_are_found_by_their_metadata_through_its_index(
 
 
 async def test_a_run_and_its_log_are_found_by_their_keys(
-    filled: Running, database_url: str
+    filled: Running, module_database_url: str
 ) -> None:
     run_id = await filled.owner.fetchval("SELECT id FROM runs WHERE last_seq > 20 LIMIT 1")
     for query, index in (
@@ -272,7 +284,7 @@ async def test_a_run_and_its_log_are_found_by_their_keys(
         ("SELECT * FROM run_cursor($1, $2)", "pk_runs"),
     ):
         asked = (query, DEFAULT_TENANT, run_id)
-        assert index in await used(filled.owner, database_url, *asked)
+        assert index in await used(filled.owner, module_database_url, *asked)
 
 
 # --- Logins ------------------------------------------------------------------------------------
