@@ -43,6 +43,13 @@ def killer_of(patch: Path) -> str:
     return found[1]
 
 
+def exists(test: str) -> bool:
+    """Return whether the file of a test's id defines it, without importing it."""
+    file, *_, name = test.split("::")
+    define = re.compile(rf"^ *(async )?def {re.escape(name.split('[')[0])}\(", re.MULTILINE)
+    return (ROOT / file).is_file() and bool(define.search((ROOT / file).read_text("utf-8")))
+
+
 class Copy:
     """Copy of the checkout, to which one patch at a time is applied."""
 
@@ -114,7 +121,10 @@ def main() -> int:
     killers = sorted({killer_of(patch) for patch in chosen})
     with tempfile.TemporaryDirectory(prefix="bottega-mutants-", ignore_cleanup_errors=True) as name:
         copy = Copy(Path(name))
-        if copy.test(killers, *(["--collect-only"] if options.check else [])) != _PASSED:
+        if missing := [killer for killer in killers if not exists(killer)]:
+            print("no such test:", *missing)
+            return 2
+        if not options.check and copy.test(killers) != _PASSED:
             print("the named tests must pass without any patch; run them by hand:", *killers)
             return 2
         bad = 0
