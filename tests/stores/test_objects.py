@@ -158,18 +158,15 @@ async def test_a_corrupted_object_is_never_returned(place: Place) -> None:
     assert await objects.get(key) == b"the trace of a run"
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
+async def test_a_malformed_key_is_refused(place: Place) -> None:
+    objects = place.open()
+    for key in (
         *("../x", "/etc/passwd", f"{TENANT}/../x", f"{TENANT}/{EPISODE}/../trace", "", "a/b/c"),
         *(f"{TENANT}/{EPISODE}/{part}" for part in ("trace\x00", "a/b", "%2e%2e", "..")),
-    ],
-)
-async def test_a_malformed_key_is_refused(place: Place, key: str) -> None:
-    objects = place.open()
-    for attempt in (objects.put(key, b""), objects.get(key), objects.delete([key])):
-        with pytest.raises(InvalidInputError):
-            await attempt
+    ):
+        for attempt in (objects.put(key, b""), objects.get(key), objects.delete([key])):
+            with pytest.raises(InvalidInputError):
+                await attempt
 
 
 async def test_a_store_that_is_down_raises_an_error(place: Place) -> None:
