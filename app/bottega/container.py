@@ -195,8 +195,11 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     notifier = Notifier(database.pool)
     live_text = LiveText(database.pool, lambda run_id: notifier.wake(run_id, TEXT))
     runtime = _subagent_runtime(settings)
-    async with _models(settings) as providers, aclosing(egress):
-        analyst = _analyst(settings, providers)
+    async with (
+        _models(settings) as providers,
+        aclosing(egress),
+        _keeping_memory(service, memory_services, providers) as (sources, episode_stored),
+    ):
         day_budgets = DayBudgets(database.pool, settings.tokens_per_day)
         executor = Executor(
             pool=database.pool,
@@ -207,7 +210,8 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             live_text=live_text,
             known=known,
             runtime=runtime,
-            sources=_memory_sources(service, analyst),
+            sources=sources,
+            episode_stored=episode_stored,
             prompt_tokens=settings.memory_prompt_tokens,
             stopping=service.stop_working,
             day_budgets=day_budgets,
@@ -222,12 +226,9 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             ),
             runtime.registry,
             _by_the_clock(service, egress),
-            keeping(
-                settings, database, service.listener, memory_services, executor.execute, analyst
-            ) as execute,
         ):
             try:
-                async with _taking_runs(service, execute):
+                async with _taking_runs(service, executor.execute):
                     yield
             finally:
                 with contextlib.suppress(TimeoutError):
@@ -235,17 +236,28 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
                         await notifier.sent()
 
 
-def _memory_sources(service: Service, analyst: "Analyst | None") -> "MemorySources":
+@asynccontextmanager
+async def _keeping_memory(
+    service: Service,
+    memory_services: MemoryServices,
+    providers: "Callable[[str], OpenAIProvider]",
+) -> "AsyncIterator[tuple[MemorySources, Callable[[], None]]]":
+    """Run the background work of memory; yield the memory for runs, and what wakes that work."""
     from bottega.execution.retrieval import MemorySources
 
     settings = service.settings
-    return MemorySources(
+    analyst = _analyst(settings, providers)
+    sources = MemorySources(
         service.memory,
         service.patterns,
         settings.learning_options,
         analyst,
         shared=settings.shared_memory,
     )
+    async with keeping(
+        settings, service.database, service.listener, memory_services, analyst
+    ) as episode_stored:
+        yield sources, episode_stored
 
 
 @asynccontextmanager

@@ -31,6 +31,8 @@ from bottega.events.listener import NotifyListener
 from bottega.events.log import is_transient
 
 _AGAIN_S = 1.0
+_APART_S = 1.0
+"""Least time between two calls of :meth:`WorkLoop.wake_soon`, so that rows are done together."""
 _LEAST_S = 0.05  # due rows that cannot be claimed are another worker's
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
@@ -54,12 +56,26 @@ class WorkLoop:
         self._act = act
         self._poll_s = poll_s
         self._awake = asyncio.Event()
+        self._woken_at = float("-inf")
+        self._soon: asyncio.TimerHandle | None = None
 
     def wake(self) -> None:
         self._awake.set()
 
     def on_notice(self, payload: str | None) -> None:
         """Wake at a notification; its payload does not matter."""
+        self.wake()
+
+    def wake_soon(self) -> None:
+        """Wake the loop, but once a second at most: rows that come in between are done together."""
+        if self._soon is None:
+            loop = asyncio.get_running_loop()
+            at = max(loop.time(), self._woken_at + _APART_S)
+            self._soon = loop.call_at(at, self._wake_now)
+
+    def _wake_now(self) -> None:
+        self._soon = None
+        self._woken_at = asyncio.get_running_loop().time()
         self.wake()
 
     async def run(self) -> None:

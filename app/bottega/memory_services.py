@@ -5,13 +5,12 @@ They are the embedders, the object store, the cache of recent episodes, and the 
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 import structlog
 
@@ -20,7 +19,6 @@ from bottega.db.embedded import default_data_dir
 from bottega.db.engine import Database, connect
 from bottega.events.listener import NotifyListener
 from bottega.events.wakeups import background
-from bottega.execution.queue import Execute
 from bottega.memory.episodes.cache import EpisodeCache
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.objects import Objects
@@ -113,12 +111,11 @@ async def keeping(
     database: Database,
     listener: NotifyListener,
     parts: MemoryServices,
-    execute: Execute,
     analyst: "Analyst | None" = None,
-) -> AsyncIterator[Execute]:
+) -> AsyncIterator[Callable[[], None]]:
     """Run the background work of memory during the block.
 
-    Yields a function that executes runs as ``execute`` does, and wakes that work after each run.
+    Yields a function to call after a run's episode was stored: it wakes that work.
 
     Args:
         analyst: a model that reflects on runs; ``None``: only rules do.
@@ -146,16 +143,13 @@ async def keeping(
         )
     ]
 
-    async def executing(tenant_id: UUID, run_id: UUID) -> None:
-        try:
-            await execute(tenant_id, run_id)
-        finally:
-            for loop in stored:
-                loop.wake()
+    def episode_stored() -> None:
+        for loop in stored:
+            loop.wake_soon()
 
     wake_on_notify(listener, *stored, ordered)
     async with background(*(loop.run for loop in (*stored, ordered, *by_the_clock))):
-        yield executing
+        yield episode_stored
 
 
 def _episode_maintenance(

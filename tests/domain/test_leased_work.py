@@ -1,12 +1,14 @@
 """Leased work of several tenants while a service fails for some of them, or for all."""
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 from uuid import UUID
 
 import pytest
 
-from bottega.leased_work import Blame, LeasedWork, Outage
+from bottega.leased_work import Blame, LeasedWork, Outage, WorkLoop
+from tests.waiting import until
 
 AT_ONCE = 4
 
@@ -112,3 +114,22 @@ async def test_a_row_that_fails_does_not_hide_that_the_service_is_down() -> None
 
     assert rows.tried == [*range(2 * AT_ONCE)]
     assert sorted(rows.put_off) == [*range(16)]
+
+
+async def test_what_comes_in_within_a_second_is_done_together() -> None:
+    times: list[float] = []
+
+    async def act() -> float:
+        times.append(asyncio.get_running_loop().time())
+        return float("inf")
+
+    loop = WorkLoop("any", act)
+    running = asyncio.ensure_future(loop.run())
+    await until(lambda: len(times), lambda count: count == 1)
+    loop.wake_soon()
+    await until(lambda: len(times), lambda count: count == 2)  # the first one does not wait
+    for _ in range(5):
+        loop.wake_soon()
+    await until(lambda: len(times), lambda count: count == 3)
+    assert times[2] - times[1] > 0.9
+    running.cancel()

@@ -109,6 +109,20 @@ def given(**changes: Any) -> dict[str, Any]:
     return {"tools_used": [], "agents": [], "patterns": [said], "features": {"domain": "d"}}
 
 
+async def test_a_run_that_rules_reflect_on_has_learnt_at_its_end(
+    owner: asyncpg.Pool, thinking: ReflectionWorker, model: FakeModel
+) -> None:
+    rules = {"by": "rules", "insights": [], "patterns": [], "failures": [], "performance": {}}
+    await ended(owner, reflection=rules)
+    assert await state(owner) == [("done", 0, None)]
+    assert await thinking.learn_due() == float("inf")
+    await ended(owner, reflection=rules, metadata=given())
+    await thinking.learn_due()  # results of its pattern are still to be stored
+    assert sorted(await state(owner)) == [("done", 0, None), ("done", 1, None)]
+    assert [*(await reflections(owner)).values()] == [rules, rules]
+    assert not model.requests
+
+
 async def test_rules_learn_from_runs_once(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:

@@ -71,6 +71,7 @@ class Executor:
         known: redacts secrets from logs.
         runtime: shared state of asynchronous sub-agents; without it, runs that use them fail.
         sources: memory of earlier runs.
+        episode_stored: called after a run's episode was stored with its end.
         prompt_tokens: limit of a root agent's prompt.
         day_budgets: of tenants; ``None``: no limit.
         stopping: set when this worker is to stop.
@@ -85,6 +86,7 @@ class Executor:
     known: Redactor = Redactor(())
     runtime: SubagentRuntime | None = None
     sources: MemorySources | None = None
+    episode_stored: Callable[[], None] = lambda: None
     prompt_tokens: int = 20_000
     day_budgets: DayBudgets | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -160,8 +162,10 @@ class Executor:
         if run is None:
             return  # it is over, was deleted, or another worker has it
         self.wake(run_id)
-        learns = run.memory == "full"
-        episode_recorder = EpisodeRecorder(facts_of(run), self.known.text) if learns else None
+        episode_recorder = None
+        if run.memory == "full":
+            by_rules = self.sources is None or self.sources.analyst is None
+            episode_recorder = EpisodeRecorder(facts_of(run), self.known.text, reflects=by_rules)
         journal = Journal(
             self.pool, run, episode_recorder=episode_recorder, wake=self.wake, known=self.known
         )
@@ -237,6 +241,8 @@ class Executor:
         """Write the run's end, after settling its tenant's day budget."""
         await self._settle(recorder)
         await recorder.journal.finish(end)
+        if recorder.journal.episode_recorder is not None:
+            self.episode_stored()
 
     async def _settle(self, recorder: JournalRecorder) -> None:
         day, recorder.day = recorder.day, None

@@ -132,11 +132,12 @@ BEGIN
 END $$;
 
 -- Called by episode_candidates. Choose a query's words: rare ones find (about 1,000) episodes,
--- known ones (at most 16 seen in the sample, 16 unseen) rank them, telling ones occur in at most a
--- fifth of them. rank is an SQL expression that weighs rare words more.
+-- telling ones occur in at most a fifth of them, known ones (at most 16 seen in the sample, 16
+-- unseen) rank them, in classes with the weights of these: rare words weigh more.
 CREATE OR REPLACE FUNCTION episode_words(
     p_tenant uuid, p_query text, p_rows double precision,
-    OUT rare tsquery, OUT known tsquery, OUT telling tsquery, OUT rank text
+    OUT rare tsquery, OUT known tsquery, OUT telling tsquery,
+    OUT weights double precision[], OUT classes tsquery[]
 ) LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
@@ -164,16 +165,25 @@ BEGIN
                row_number() OVER earlier AS place
         FROM word WHERE place <= 16
         WINDOW earlier AS (ORDER BY share NULLS FIRST, place)
+    ), class AS (
+        SELECT weight * count(*) / sum(weight * count(*)) OVER () AS part,
+               string_agg(lexeme, '|')::tsquery AS words
+        FROM taken GROUP BY weight
     )
     SELECT (string_agg(lexeme, '|') FILTER (WHERE before <= 1000 OR place = 1))::tsquery,
            string_agg(lexeme, '|')::tsquery,
            (string_agg(lexeme, '|') FILTER (WHERE tells))::tsquery,
-           (SELECT string_agg(format('%s * ts_rank(terms, %L::tsquery)', part, words), ' + ') FROM (
-                SELECT weight * count(*) / sum(weight * count(*)) OVER () AS part,
-                       string_agg(lexeme, '|') AS words
-                FROM taken GROUP BY weight) classes)
-    INTO rare, known, telling, rank FROM taken;
+           (SELECT array_agg(part) FROM class), (SELECT array_agg(words) FROM class)
+    INTO rare, known, telling, weights, classes FROM taken;
 END $$;
+
+-- Return the rank of an episode's words for a query, in the classes that episode_words returns.
+CREATE OR REPLACE FUNCTION episode_rank(
+    p_terms tsvector, p_weights double precision[], p_classes tsquery[]
+) RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
+    SELECT sum(weight * ts_rank(p_terms, words))
+    FROM unnest(p_weights, p_classes) AS c(weight, words)
+$$;
 
 -- Return SQL conditions on columns that episode_search and episode_vectors share.
 CREATE OR REPLACE FUNCTION episode_conditions(p_where jsonb) RETURNS text
@@ -300,7 +310,9 @@ CREATE OR REPLACE FUNCTION episode_candidates(
 ) RETURNS TABLE (
     episode_id uuid, at timestamptz, outcome text, domain text, access_count integer,
     cosine double precision, lexical real, telling boolean
-) LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp
+SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
 DECLARE
     v_tenant uuid := current_setting('bottega.tenant')::uuid;
     v_vector halfvec := p_vector::halfvec;
@@ -313,6 +325,8 @@ DECLARE
     v_rare tsquery;
     v_known tsquery;
     v_telling tsquery;
+    v_weights double precision[];
+    v_classes tsquery[];
     v_rank text;
     v_of tsquery;
     v_any tsquery;
@@ -330,8 +344,12 @@ BEGIN
                                   p_aged_before, 1 - p_aged_cosine, p_most, v_rows);
     END IF;
     IF p_query <> '' THEN
-        SELECT * INTO v_rare, v_known, v_telling, v_rank
+        SELECT * INTO v_rare, v_known, v_telling, v_weights, v_classes
         FROM episode_words(v_tenant, p_query, v_rows);
+        -- As episode_rank computes it, but faster for the many rows of the query below.
+        v_rank := (
+            SELECT string_agg(format('%s * ts_rank(terms, %L::tsquery)', weight, words), ' + ')
+            FROM unnest(v_weights, v_classes) AS c(weight, words));
     END IF;
     v_of := ('''=' || v_tenant || '''')::tsquery;
     FOREACH v_any IN ARRAY array_remove(ARRAY[v_rare, v_known], NULL) LOOP
@@ -349,35 +367,17 @@ BEGIN
         -- Use the common words only if vectors and rare words find too few.
         EXIT WHEN cardinality(v_near || v_named) >= p_most OR v_rare = v_known;
     END LOOP;
-    RETURN QUERY EXECUTE format('
-        SELECT s.episode_id, s.at, s.outcome, s.domain, st.access_count,
-               CASE WHEN vector_dims(v.%I) = vector_dims($2) THEN 1 - (v.%1$I <=> $2) END,
-               (%s)::real, coalesce(s.terms @@ $3, false)
-        FROM (SELECT * FROM episode_search
-              WHERE tenant_id = $1 AND episode_id = ANY ($5) %s) s
-        JOIN episode_state st USING (tenant_id, episode_id)
-        LEFT JOIN episode_vectors v ON v.tenant_id = s.tenant_id AND v.episode_id = s.episode_id
-            AND v.embedder = $4
-        WHERE s.at >= $6
-            OR CASE WHEN vector_dims(v.task) = vector_dims($2) THEN 1 - (v.task <=> $2) >= $7 END',
-        p_by, coalesce(v_rank, 'NULL'), v_scope)
-    USING v_tenant, v_vector, v_telling, p_embedder, v_near || v_named, p_aged_before,
-          p_aged_cosine;
-END $$;
-
--- Called by the list of episodes. Return ids by conditions within a scope, ordered by time, after a
--- given position. Row-level security applies.
-CREATE OR REPLACE FUNCTION episode_list(
-    p_scope jsonb, p_where jsonb, p_at timestamptz, p_id uuid, p_descending boolean, p_most integer
-) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
-DECLARE
-    v_order text := CASE WHEN p_descending THEN 'DESC' ELSE 'ASC' END;
-BEGIN
-    RETURN QUERY EXECUTE 'SELECT s.episode_id FROM episode_search s WHERE s.tenant_id = $1'
-        || episode_scope(p_scope)
-        || episode_conditions(p_where) || episode_further_conditions(p_where)
-        || CASE WHEN p_at IS NOT NULL THEN format(' AND (s.at, s.episode_id) %s (%L, %L)',
-               CASE WHEN p_descending THEN '<' ELSE '>' END, p_at, p_id) ELSE '' END
-        || format(' ORDER BY s.at %s, s.episode_id %1$s LIMIT $2', v_order)
-    USING current_setting('bottega.tenant')::uuid, p_most;
+    RETURN QUERY
+    SELECT s.episode_id, s.at, s.outcome, s.domain, st.access_count,
+           CASE WHEN vector_dims(v.task) = vector_dims(v_vector) THEN 1 - (CASE p_by
+               WHEN 'result' THEN v.result WHEN 'whole' THEN v.whole ELSE v.task END <=> v_vector)
+           END,
+           episode_rank(s.terms, v_weights, v_classes)::real, coalesce(s.terms @@ v_telling, false)
+    FROM episode_search s
+    JOIN episode_state st ON st.tenant_id = v_tenant AND st.episode_id = s.episode_id
+    LEFT JOIN episode_vectors v ON v.tenant_id = v_tenant AND v.episode_id = s.episode_id
+        AND v.embedder = p_embedder
+    WHERE s.tenant_id = v_tenant AND s.episode_id = ANY (v_near || v_named)
+      AND (s.at >= p_aged_before OR CASE WHEN vector_dims(v.task) = vector_dims(v_vector)
+           THEN 1 - (v.task <=> v_vector) >= p_aged_cosine END);
 END $$;

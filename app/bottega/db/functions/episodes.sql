@@ -53,15 +53,24 @@ BEGIN
     IF NOT FOUND THEN
         RETURN e.id;
     END IF;
-    INSERT INTO episode_bodies (tenant_id, episode_id, part, content, bytes)
-    SELECT p_tenant, e.id, b.key, b.value, octet_length(b.value::text)
-    FROM jsonb_each(nullif(e.bodies, 'null')) AS b WHERE b.value <> 'null';
-    IF e.reflection IS NOT NULL AND e.reflection <> 'null' THEN
+    IF e.bodies <> '{}' THEN
+        WITH body AS (
+            INSERT INTO episode_bodies (tenant_id, episode_id, part, content, bytes)
+            SELECT p_tenant, e.id, b.key, b.value, octet_length(b.value::text)
+            FROM jsonb_each(e.bodies) AS b WHERE b.value <> 'null'
+            RETURNING bytes
+        )
+        INSERT INTO episode_work (tenant_id, episode_id, work)
+        SELECT p_tenant, e.id, 'offload' FROM body HAVING max(bytes) > v_inline;
+    END IF;
+    IF e.reflection <> 'null' THEN
         INSERT INTO episode_reflections (tenant_id, episode_id, reflection)
         VALUES (p_tenant, e.id, e.reflection);
     END IF;
-    INSERT INTO episode_tags (tenant_id, tag, episode_id)
-    SELECT DISTINCT p_tenant, tag, e.id FROM unnest(e.tags) AS tag;
+    IF e.tags <> '{}' THEN
+        INSERT INTO episode_tags (tenant_id, tag, episode_id)
+        SELECT DISTINCT p_tenant, tag, e.id FROM unnest(e.tags) AS tag;
+    END IF;
     INSERT INTO episode_state (tenant_id, episode_id, state, at)
     VALUES (p_tenant, e.id, v_state, e.at);
     IF v_state IN ('active', 'mature', 'aged') THEN
@@ -73,12 +82,15 @@ BEGIN
                 episode_terms(p_tenant, e.summary));
         INSERT INTO episode_work (tenant_id, episode_id, work) VALUES (p_tenant, e.id, 'embed');
     END IF;
-    INSERT INTO episode_work (tenant_id, episode_id, work)
-    SELECT DISTINCT p_tenant, e.id, 'offload' FROM jsonb_each(nullif(e.bodies, 'null')) AS b
-    WHERE octet_length(b.value::text) > v_inline;
     IF e.run_id IS NOT NULL AND coalesce(e.kind, 'episode') = 'episode' THEN
-        INSERT INTO run_learning (tenant_id, run_id, episode_id)
-        VALUES (p_tenant, e.run_id, e.id) ON CONFLICT DO NOTHING;
+        -- A run without patterns has nothing more to learn once it has its reflection.
+        INSERT INTO run_learning (tenant_id, run_id, episode_id, status, result)
+        SELECT p_tenant, e.run_id, e.id, CASE WHEN learnt THEN 'done' ELSE 'pending' END,
+               CASE WHEN learnt THEN jsonb_build_object(
+                   'by', e.reflection -> 'by', 'applications', 0) ELSE '{}' END
+        FROM (SELECT coalesce(e.reflection <> 'null', false)
+                     AND NOT coalesce(e.metadata ? 'patterns', false) AS learnt) known
+        ON CONFLICT DO NOTHING;
     END IF;
     RETURN e.id;
 END $$;
@@ -87,10 +99,14 @@ END $$;
 CREATE OR REPLACE FUNCTION episodes_within(p_scope jsonb, p_ids uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
+    v_conditions text := episode_scope(p_scope);
     v_ids uuid[];
 BEGIN
+    IF v_conditions = '' THEN
+        RETURN p_ids;
+    END IF;
     EXECUTE 'SELECT coalesce(array_agg(id), ''{}'') FROM episodes
-             WHERE tenant_id = $1 AND id = ANY ($2)' || episode_scope(p_scope)
+             WHERE tenant_id = $1 AND id = ANY ($2)' || v_conditions
     INTO v_ids USING current_setting('bottega.tenant')::uuid, p_ids;
     RETURN v_ids;
 END $$;
@@ -128,7 +144,7 @@ CREATE OR REPLACE FUNCTION read_episodes(p_scope jsonb, p_ids uuid[]) RETURNS TA
     reflection jsonb, instances integer, tags text[], state text, access_count integer,
     last_access timestamptz, consolidated_into uuid, deleted_at timestamptz, feedback jsonb,
     bodies jsonb
-) LANGUAGE plpgsql STABLE AS $$
+) LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     v_tenant uuid := current_setting('bottega.tenant')::uuid;
@@ -174,6 +190,23 @@ BEGIN
         JOIN episode_reflections r USING (tenant_id, episode_id)
         ORDER BY s.at DESC, s.episode_id DESC'
     USING current_setting('bottega.tenant')::uuid, p_domain, p_most;
+END $$;
+
+-- Called by the list of episodes. Return ids by conditions within a scope, ordered by time, after a
+-- given position. Row-level security applies.
+CREATE OR REPLACE FUNCTION episode_list(
+    p_scope jsonb, p_where jsonb, p_at timestamptz, p_id uuid, p_descending boolean, p_most integer
+) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
+DECLARE
+    v_order text := CASE WHEN p_descending THEN 'DESC' ELSE 'ASC' END;
+BEGIN
+    RETURN QUERY EXECUTE 'SELECT s.episode_id FROM episode_search s WHERE s.tenant_id = $1'
+        || episode_scope(p_scope)
+        || episode_conditions(p_where) || episode_further_conditions(p_where)
+        || CASE WHEN p_at IS NOT NULL THEN format(' AND (s.at, s.episode_id) %s (%L, %L)',
+               CASE WHEN p_descending THEN '<' ELSE '>' END, p_at, p_id) ELSE '' END
+        || format(' ORDER BY s.at %s, s.episode_id %1$s LIMIT $2', v_order)
+    USING current_setting('bottega.tenant')::uuid, p_most;
 END $$;
 
 -- Trigger on tables whose rows are written once. Raise SQLSTATE BT002. A body may move, whole,

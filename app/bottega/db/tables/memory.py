@@ -228,7 +228,7 @@ Index(
     "ix_episode_search_terms",
     episode_search.c.terms,
     postgresql_using="gin",
-    postgresql_with={"fastupdate": "off"},
+    postgresql_with={"gin_pending_list_limit": "64"},
 )
 
 # Vectors of different embedders are never compared. The index for another length than 768 is made

@@ -5,7 +5,7 @@ Each event is read once, and memory is bounded: the trace keeps the first and th
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -34,6 +34,7 @@ from bottega.memory.episodes.episode import (
     Summary,
     episode_id_of,
 )
+from bottega.memory.learning.reflection import reflect
 from bottega.memory.patterns.adherence import Adherence
 from bottega.memory.patterns.pattern import APPLIED
 from bottega.memory.patterns.task_analysis import Goals
@@ -125,13 +126,17 @@ class EpisodeRecorder:
     Args:
         clean: removes secrets from a text. It runs before texts are cut, because half a secret is
             not recognised.
+        reflects: whether the episode gets a reflection by rules; if not, a model writes it later.
 
     Attributes:
         goals: the task's analysis, if there is one.
     """
 
-    def __init__(self, about: RunFacts, clean: Callable[[str], str] = str) -> None:
+    def __init__(
+        self, about: RunFacts, clean: Callable[[str], str] = str, *, reflects: bool = True
+    ) -> None:
         self.about = about
+        self._reflects = reflects
         self.goals: Goals | None = None
         self._clean = clean
         self._first: list[dict[str, Any]] = []
@@ -312,6 +317,8 @@ class EpisodeRecorder:
             output=output if len(answer) > LONGEST_TEXT else None,
             state=State(StorageState.QUARANTINED if self._suspicion else StorageState.ACTIVE),
         )
+        if self._reflects:
+            told = replace(told, reflection=reflect(told).document)
         return told.to_row()
 
     def _analysed(self) -> dict[str, Any]:
@@ -327,7 +334,8 @@ class EpisodeRecorder:
         }
 
     def _quality(self, stop_reason: str | None) -> dict[str, Any]:
-        quality = {"stop_reason": stop_reason, "failed_tasks": self._failed_tasks()}
+        failed_tasks = sum(not well for well in self._tasks.values())
+        quality = {"stop_reason": stop_reason, "failed_tasks": failed_tasks}
         # A quarantined episode is stored, but never retrieved or learned from.
         return quality | ({"quarantined": self._suspicion} if self._suspicion else {})
 
@@ -359,9 +367,6 @@ class EpisodeRecorder:
             errors=summary_of("\n".join(self._errors), _SUMMARY_TOKENS),
             steps=summary_of("\n".join(steps), _SUMMARY_TOKENS),
         ).clipped()
-
-    def _failed_tasks(self) -> int:
-        return sum(not well for well in self._tasks.values())
 
     def _spent(self, duration_s: float) -> dict[str, Any]:
         resources = {

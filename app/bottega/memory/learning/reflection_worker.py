@@ -1,6 +1,7 @@
 """Learning from finished runs, in the background.
 
-Storing an episode enqueues its run. A worker leases some runs by moving their next try into the
+Storing an episode enqueues its run, unless rules have reflected on it and it was given no pattern,
+nor had one withheld. A worker leases some runs by moving their next try into the
 future. One transaction counts the applications of their patterns; then a model reflects, if there
 is one, outside of any transaction; then its reflection is stored and the run is done. The run
 itself does not change.
