@@ -137,9 +137,10 @@ async def test_every_list_comes_in_pages_of_a_megabyte(bottega: Running, model: 
             assert told(many) == told(back)[::-1], name
             assert name in SMALL or len(many) > 1, name
             assert many[0] or name == "list_keys", name
-        single = await pages(bottega.client, path, limit="1", **query)
-        assert told(many) == told(single), name
-        assert all(len(page) <= 1 for page in single)
+            if view == views[-1]:
+                single = await pages(bottega.client, path, limit="1", **query)
+                assert told(many) == told(single), name
+                assert all(len(page) <= 1 for page in single)
 
 
 async def test_lists_show_bodies_only_in_a_full_view(bottega: Running, model: FakeModel) -> None:
