@@ -12,19 +12,12 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-import bottega.db.tables  # noqa: F401  (fills the metadata)
-from bottega.db.base import metadata
 from bottega.db.engine import connect, normalise_url
-from bottega.db.migrate import LOCK_KEY, include_object, replace_changed, require_known
+from bottega.db.migrate import LOCK_KEY, replace_changed, require_known
 
 
 def run(connection: Connection) -> None:
-    context.configure(
-        connection=connection,
-        target_metadata=metadata,
-        compare_server_default=True,
-        include_object=include_object,
-    )
+    context.configure(connection=connection)
     with context.begin_transaction():
         # Two processes that start at once must not both migrate: the second waits, and then
         # finds everything done.

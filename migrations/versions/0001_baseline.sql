@@ -15,6 +15,7 @@ CREATE TABLE tenants (
     id uuid NOT NULL DEFAULT uuidv7(),
     name text NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
+    -- Salt of the random assignments of its runs.
     salt uuid NOT NULL DEFAULT gen_random_uuid(),
     CONSTRAINT pk_tenants PRIMARY KEY (id),
     CONSTRAINT uq_tenants_name UNIQUE (name)
@@ -37,6 +38,7 @@ CREATE TABLE api_keys (
     CONSTRAINT ck_api_keys_scope CHECK (scope IN ('read', 'run', 'admin'))
 );
 
+-- Marks that there was a key: from then on all requests need one. At most one row.
 CREATE TABLE first_key (
     one boolean NOT NULL DEFAULT true,
     at timestamptz NOT NULL DEFAULT now(),
@@ -44,11 +46,14 @@ CREATE TABLE first_key (
     CONSTRAINT ck_first_key_one CHECK (one)
 );
 
+-- Tickets for browsers, which cannot send an Authorization header with a WebSocket.
 CREATE TABLE ws_tickets (
     tenant_id uuid NOT NULL,
     ticket_hash bytea NOT NULL,
+    -- The only run that it opens; null: any of the tenant's.
     run_id uuid,
     expires_at timestamptz NOT NULL,
+    -- Scope of the ticket, and the key that created it.
     scope text NOT NULL DEFAULT 'run',
     key_id uuid,
     CONSTRAINT pk_ws_tickets PRIMARY KEY (tenant_id, ticket_hash),
@@ -57,6 +62,7 @@ CREATE TABLE ws_tickets (
 );
 CREATE INDEX ix_ws_tickets_expires_at ON ws_tickets (expires_at);
 
+-- Responses to POSTs with an Idempotency-Key, for 24 hours.
 CREATE TABLE idempotency_keys (
     tenant_id uuid NOT NULL,
     key text NOT NULL,
@@ -68,6 +74,7 @@ CREATE TABLE idempotency_keys (
 );
 CREATE INDEX ix_idempotency_keys_created_at ON idempotency_keys (created_at);
 
+-- Administration, and cancellations of runs. Rows are only added.
 CREATE TABLE audit_log (
     tenant_id uuid NOT NULL,
     id uuid NOT NULL DEFAULT uuidv7(),
@@ -80,6 +87,8 @@ CREATE TABLE audit_log (
     CONSTRAINT fk_audit_log_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
 
+-- Tokens spent per day (UTC), counted when a run ends, or with BOTTEGA_TOKENS_PER_DAY as workers
+-- report them.
 CREATE TABLE token_usage (
     tenant_id uuid NOT NULL,
     day date NOT NULL,
@@ -88,16 +97,19 @@ CREATE TABLE token_usage (
     CONSTRAINT fk_token_usage_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
 
+-- Tokens of the day that a worker has reserved for its runs, until they expire.
 CREATE UNLOGGED TABLE token_slices (
     tenant_id uuid NOT NULL,
     worker_id uuid NOT NULL,
     tokens bigint NOT NULL,
+    -- All tokens that the worker has reported of this tenant: a repeated report counts once.
     spent bigint NOT NULL,
     expires_at timestamptz NOT NULL,
     CONSTRAINT pk_token_slices PRIMARY KEY (tenant_id, worker_id),
     CONSTRAINT fk_token_slices_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
 
+-- Signing secrets of a tenant's webhooks, as plain text. The current one has no expiry.
 CREATE TABLE webhook_secrets (
     tenant_id uuid NOT NULL,
     id uuid NOT NULL DEFAULT uuidv7(),
@@ -159,6 +171,15 @@ CREATE TABLE graph_versions (
         FOREIGN KEY (tenant_id, name) REFERENCES graphs (tenant_id, name)
 );
 
+-- A value per tenant that every change of its agents and graphs replaces.
+CREATE TABLE definition_epochs (
+    tenant_id uuid NOT NULL,
+    epoch uuid NOT NULL DEFAULT gen_random_uuid(),
+    CONSTRAINT pk_definition_epochs PRIMARY KEY (tenant_id),
+    CONSTRAINT fk_definition_epochs_tenant_id_tenants
+        FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+);
+
 -- --- Sessions ------------------------------------------------------------------------------------
 
 CREATE TABLE sessions (
@@ -166,6 +187,7 @@ CREATE TABLE sessions (
     id text NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
     updated_at timestamptz NOT NULL DEFAULT now(),
+    -- The integrator's name for the end user; set by the run that begins the session.
     user_id text,
     CONSTRAINT pk_sessions PRIMARY KEY (tenant_id, id),
     CONSTRAINT fk_sessions_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
@@ -175,8 +197,10 @@ CREATE TABLE session_memory (
     tenant_id uuid NOT NULL,
     session_id text NOT NULL,
     agent text NOT NULL,
+    -- Increases by one with each publication of any run, in the order of their commits.
     version integer NOT NULL,
     content text NOT NULL,
+    -- The query's tool results and messages, for edges whose policy passes them on.
     details jsonb NOT NULL,
     run_id uuid NOT NULL,
     published_at timestamptz NOT NULL,
@@ -187,14 +211,6 @@ CREATE TABLE session_memory (
 
 -- --- Runs and their log --------------------------------------------------------------------------
 
-CREATE TABLE definition_epochs (
-    tenant_id uuid NOT NULL,
-    epoch uuid NOT NULL DEFAULT gen_random_uuid(),
-    CONSTRAINT pk_definition_epochs PRIMARY KEY (tenant_id),
-    CONSTRAINT fk_definition_epochs_tenant_id_tenants
-        FOREIGN KEY (tenant_id) REFERENCES tenants (id)
-);
-
 CREATE TABLE runs (
     tenant_id uuid NOT NULL,
     id uuid NOT NULL DEFAULT uuidv7(),
@@ -203,8 +219,10 @@ CREATE TABLE runs (
     agent text,
     graph text,
     session_id text,
+    -- The session's memory when the run first started: a resumed run must see the same.
     session_base jsonb,
     input jsonb NOT NULL,
+    -- {"agents": {name: version}, "graph": {"name", "version"} | null}
     pinned jsonb NOT NULL,
     output jsonb,
     stop_reason text,
@@ -213,25 +231,35 @@ CREATE TABLE runs (
     priority smallint NOT NULL DEFAULT '5',
     timeout_s double precision NOT NULL,
     metadata jsonb NOT NULL DEFAULT '{}',
+    -- Number of claims: each increases it.
     attempt integer NOT NULL DEFAULT 0,
     attempts jsonb NOT NULL DEFAULT '[]',
+    -- Of the newest event; while the run is running, its head has it.
     last_seq bigint NOT NULL DEFAULT '0',
     created_at timestamptz NOT NULL DEFAULT now(),
     cancel_requested_at timestamptz,
     started_at timestamptz,
+    -- End of the lease of the worker that executes it.
     leased_until timestamptz,
     deadline timestamptz,
     ended_at timestamptz,
     token_budget bigint,
     queue_timeout_s double precision NOT NULL DEFAULT '86400',
     webhook_url text,
+    -- A retry from the last step takes over events 2 to carried_seq of the earlier run. Its task
+    -- ids therefore derive from that run, or from the first of a chain of retries.
     retry_of uuid,
+    -- The claim of this attempt, so that a repeated claim succeeds.
     claimed_by uuid,
     task_root uuid,
     carried_seq bigint NOT NULL DEFAULT '0',
+    -- The tenant's slot that it holds until it ends; null: it waits for one.
     slot integer,
+    -- Permitted use of memory: the strictest of the run's and its agents' settings.
     memory text NOT NULL DEFAULT 'off',
+    -- Its starter: ``key:<prefix>``, ``local``, ``cli`` or ``schedule:<name>``.
     principal text,
+    -- The integrator's name for the end user; that of the session, if it has one.
     user_id text,
     CONSTRAINT pk_runs PRIMARY KEY (tenant_id, id),
     CONSTRAINT fk_runs_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
@@ -247,16 +275,22 @@ CREATE INDEX ix_runs_waiting ON runs (tenant_id, priority DESC, id)
     WHERE ended_at IS NULL AND slot IS NULL;
 CREATE UNIQUE INDEX uq_runs_slot ON runs (tenant_id, slot) WHERE ended_at IS NULL;
 
+-- The head of each running run's log: the fence.
+-- A claim writes the row; the end and the hand-back delete it. A step of a run changes it only
+-- where attempt and last_seq are as the worker knows them. A statement that also needs the run's
+-- row locks that row first.
 CREATE TABLE run_heads (
     tenant_id uuid NOT NULL,
     run_id uuid NOT NULL,
     attempt integer NOT NULL,
     last_seq bigint NOT NULL,
+    -- The process that claimed it.
     worker_id uuid,
     claimed_at timestamptz NOT NULL,
     CONSTRAINT pk_run_heads PRIMARY KEY (tenant_id, run_id)
 ) WITH (fillfactor=10);  -- every step updates the row: leave room beside it
 
+-- A tenant's number of runs that wait for a slot: the sum over parts. Kept by triggers.
 CREATE TABLE waiting_runs (
     tenant_id uuid NOT NULL,
     part bigint GENERATED ALWAYS AS IDENTITY,
@@ -273,13 +307,17 @@ CREATE TABLE tasks (
     agent text NOT NULL,
     depth smallint NOT NULL,
     status text NOT NULL,
+    -- Seq of the log's agent.completed event with the accepted answer.
     answer_seq bigint,
     error jsonb,
     usage jsonb,
+    -- Null: it waits, or was cancelled before it started.
     started_at timestamptz,
     ended_at timestamptz,
     cancel_requested_at timestamptz,
+    -- sync: its caller waits for it (also for a node of a DAG); async: it was dispatched.
     mode text NOT NULL DEFAULT 'sync',
+    -- Only of async tasks. 1 is the highest priority; attempt counts its starts.
     priority smallint,
     timeout_ms integer,
     attempt integer,
@@ -294,6 +332,9 @@ CREATE TABLE tasks (
 );
 CREATE INDEX ix_tasks_cancelled ON tasks (tenant_id, run_id) WHERE cancel_requested_at IS NOT NULL;
 
+-- The event log of runs.
+-- No foreign key, as for all that steps write: the head proves that the run exists. Code that
+-- deletes a run deletes its head first, and then these rows.
 CREATE TABLE run_events (
     tenant_id uuid NOT NULL,
     run_id uuid NOT NULL,
@@ -305,6 +346,7 @@ CREATE TABLE run_events (
     agent text,
     at timestamptz NOT NULL,
     data jsonb NOT NULL,
+    -- Depth of the task; null: the root's.
     depth smallint,
     CONSTRAINT pk_run_events PRIMARY KEY (tenant_id, run_id, seq)
 );
@@ -315,12 +357,14 @@ CREATE TABLE graph_snapshots (
     agent text NOT NULL,
     version integer NOT NULL,
     task_id uuid,
+    -- The publication is the answer in the log's event with this seq, or else the content.
     answer_seq bigint,
     content text,
     published_at timestamptz NOT NULL,
     CONSTRAINT pk_graph_snapshots PRIMARY KEY (tenant_id, run_id, agent)
 );
 
+-- Text of unfinished answers, for live streams; deleted when the answer is stored.
 CREATE UNLOGGED TABLE live_text (
     tenant_id uuid NOT NULL,
     run_id uuid NOT NULL,
@@ -330,17 +374,20 @@ CREATE UNLOGGED TABLE live_text (
     agent text,
     call integer NOT NULL,
     attempt integer NOT NULL,
+    -- Characters of the answer before this piece.
     at integer NOT NULL,
     text text NOT NULL,
     CONSTRAINT pk_live_text PRIMARY KEY (tenant_id, run_id, id)
 );
 
+-- One per run with a webhook; a trigger schedules it when the run ends.
 CREATE TABLE webhooks (
     tenant_id uuid NOT NULL,
     run_id uuid NOT NULL,
     url text NOT NULL,
     status text NOT NULL DEFAULT 'pending',
     tries integer NOT NULL DEFAULT 0,
+    -- HTTP status of the last try, or its error.
     answer integer,
     error text,
     next_at timestamptz DEFAULT now(),
@@ -352,11 +399,13 @@ CREATE TABLE webhooks (
 );
 CREATE INDEX ix_webhooks_pending ON webhooks (tenant_id, next_at) WHERE status = 'pending';
 
+-- Runs that start by schedule.
 CREATE TABLE schedules (
     tenant_id uuid NOT NULL,
     name text NOT NULL,
     cron text NOT NULL,
     timezone text NOT NULL,
+    -- The validated body of POST /v1/runs.
     run jsonb NOT NULL,
     paused boolean NOT NULL DEFAULT false,
     next_at timestamptz NOT NULL,
@@ -371,6 +420,7 @@ CREATE INDEX ix_schedules_next_at ON schedules (next_at) WHERE NOT paused;
 
 -- --- Workers -------------------------------------------------------------------------------------
 
+-- Sums over all tenants, visible to all of them.
 CREATE UNLOGGED TABLE workers (
     id uuid NOT NULL,
     started_at timestamptz NOT NULL,
@@ -379,6 +429,7 @@ CREATE UNLOGGED TABLE workers (
     CONSTRAINT pk_workers PRIMARY KEY (id)
 );
 
+-- A worker's load by one tenant. No foreign keys: a heartbeat must not wait for a lock.
 CREATE UNLOGGED TABLE worker_tenants (
     tenant_id uuid NOT NULL,
     worker_id uuid NOT NULL,
@@ -392,22 +443,28 @@ CREATE UNLOGGED TABLE worker_tenants (
 CREATE TABLE episodes (
     tenant_id uuid NOT NULL,
     id uuid NOT NULL DEFAULT uuidv7(),
+    -- A single episode, or the consolidation of several similar ones.
     kind text NOT NULL DEFAULT 'episode',
     run_id uuid,
     session_id text,
+    -- End of the run.
     at timestamptz NOT NULL,
     outcome text NOT NULL,
     domain text,
     task_type text,
     failure_signature text,
+    -- 3: own run, 2: run that read foreign text, 1: imported.
     trust smallint NOT NULL,
     origin jsonb NOT NULL DEFAULT '{}',
     task jsonb NOT NULL,
     execution jsonb NOT NULL DEFAULT '{}',
     result jsonb NOT NULL DEFAULT '{}',
     metadata jsonb NOT NULL DEFAULT '{}',
+    -- {"task", "result", "errors", "steps"}: bounded texts, which are embedded and searched.
     summary jsonb NOT NULL,
+    -- The integrator's name for the end user.
     user_id text,
+    -- The agent that the run began with.
     agent text,
     CONSTRAINT pk_episodes PRIMARY KEY (tenant_id, id),
     CONSTRAINT fk_episodes_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
@@ -419,6 +476,7 @@ CREATE TABLE episodes (
 CREATE INDEX ix_episodes_run ON episodes (tenant_id, run_id) WHERE run_id IS NOT NULL;
 CREATE INDEX ix_episodes_session ON episodes (tenant_id, session_id) WHERE session_id IS NOT NULL;
 
+-- The trace, and parts that are too long for ``episodes``. They move to an object store later.
 CREATE TABLE episode_bodies (
     tenant_id uuid NOT NULL,
     episode_id uuid NOT NULL,
@@ -433,6 +491,7 @@ CREATE TABLE episode_bodies (
     CONSTRAINT ck_episode_bodies_place CHECK ((content IS NULL) <> (object_key IS NULL))
 );
 
+-- The reflection about an episode.
 CREATE TABLE episode_reflections (
     tenant_id uuid NOT NULL,
     episode_id uuid NOT NULL,
@@ -443,6 +502,7 @@ CREATE TABLE episode_reflections (
         FOREIGN KEY (tenant_id, episode_id) REFERENCES episodes (tenant_id, id) ON DELETE CASCADE
 );
 
+-- A person's feedback about a run's outcome.
 CREATE TABLE episode_feedback (
     tenant_id uuid NOT NULL,
     run_id uuid NOT NULL,
@@ -476,6 +536,7 @@ CREATE TABLE episode_state (
     last_access timestamptz,
     consolidated_into uuid,
     deleted_at timestamptz,
+    -- Key of its task's text, while it waits for a comparison with episodes of the same key.
     task_key bytea,
     CONSTRAINT pk_episode_state PRIMARY KEY (tenant_id, episode_id),
     CONSTRAINT fk_episode_state_tenant_id_episode_id_episodes
@@ -496,12 +557,14 @@ CREATE TABLE episode_search (
     tenant_id uuid NOT NULL,
     episode_id uuid NOT NULL,
     at timestamptz NOT NULL,
+    -- The outcome by a person's feedback, or else the run's.
     outcome text NOT NULL,
     domain text,
     task_type text,
     session_id text,
     failure_signature text,
     trust smallint NOT NULL,
+    -- Number of episodes that it stands for.
     instances integer NOT NULL DEFAULT 1,
     terms tsvector NOT NULL,
     user_id text,
@@ -528,6 +591,8 @@ CREATE INDEX ix_episode_search_unnamed ON episode_search (tenant_id, at, episode
 CREATE INDEX ix_episode_search_user ON episode_search (tenant_id, user_id, at, episode_id)
     WHERE user_id IS NOT NULL;
 
+-- Vectors of different embedders are never compared. The index for another length than 768 is made
+-- with the first such vector.
 CREATE TABLE episode_vectors (
     tenant_id uuid NOT NULL,
     episode_id uuid NOT NULL,
@@ -552,6 +617,7 @@ CREATE INDEX ix_episode_vectors_task_768 ON episode_vectors
 -- Searches read only this vector: it stays in the row.
 ALTER TABLE episode_vectors ALTER COLUMN task SET STORAGE MAIN;
 
+-- Pending background work.
 CREATE TABLE episode_work (
     tenant_id uuid NOT NULL,
     episode_id uuid NOT NULL,
@@ -568,17 +634,23 @@ CREATE INDEX ix_episode_work_next ON episode_work (next_at);
 
 CREATE TABLE tenant_memory (
     tenant_id uuid NOT NULL,
+    -- The embedder of queries.
     embedder text,
+    -- Words of several episodes of a sample, the most common first.
     common text[] NOT NULL DEFAULT '{}',
     sampled_rows integer NOT NULL DEFAULT 0,
     sampled_at timestamptz,
+    -- The share of the tenant's episodes with each of these words.
     shares real[] NOT NULL DEFAULT '{}',
+    -- True if vectors of other embedders may remain.
     leftovers boolean NOT NULL DEFAULT false,
+    -- Time of the last maintenance: ageing, consolidation, purge.
     tended_at timestamptz,
     CONSTRAINT pk_tenant_memory PRIMARY KEY (tenant_id),
     CONSTRAINT fk_tenant_memory_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
 
+-- Objects without references. Without a tenant, since they may outlive it.
 CREATE TABLE deleted_objects (
     object_key text NOT NULL,
     at timestamptz NOT NULL DEFAULT now(),
@@ -586,8 +658,10 @@ CREATE TABLE deleted_objects (
 );
 CREATE INDEX ix_deleted_objects_at ON deleted_objects (at);
 
+-- Maintenance of a table's indexes, which all tenants share.
 CREATE TABLE index_maintenance (
     name text NOT NULL,
+    -- Number of the table's changed rows at the last rebuild.
     changes bigint NOT NULL,
     at timestamptz NOT NULL,
     CONSTRAINT pk_index_maintenance PRIMARY KEY (name)
@@ -602,8 +676,11 @@ CREATE TABLE patterns (
     category text NOT NULL,
     state text NOT NULL DEFAULT 'CANDIDATE',
     version integer NOT NULL DEFAULT 1,
+    -- 3: mined from own runs, 2: from runs that read foreign text, 1: written by a client.
     trust smallint NOT NULL DEFAULT '1',
+    -- Equal for equal findings; null for a pattern that a client wrote.
     fingerprint text,
+    -- Condition, advice, description, and relations to other patterns.
     document jsonb NOT NULL,
     origin jsonb NOT NULL DEFAULT '{}',
     created_at timestamptz NOT NULL DEFAULT now(),
@@ -612,6 +689,7 @@ CREATE TABLE patterns (
     last_used timestamptz,
     replaced_by uuid,
     reason text,
+    -- Result of the last validation.
     applications integer NOT NULL DEFAULT 0,
     success_rate double precision,
     time_saved_s double precision,
@@ -636,6 +714,7 @@ CREATE INDEX ix_patterns_state ON patterns (tenant_id, state, id);
 CREATE UNIQUE INDEX uq_patterns_fingerprint ON patterns (tenant_id, fingerprint)
     WHERE fingerprint IS NOT NULL;
 
+-- The episodes from which it was mined; they never count as evidence for it.
 CREATE TABLE pattern_sources (
     tenant_id uuid NOT NULL,
     pattern_id uuid NOT NULL,
@@ -646,6 +725,8 @@ CREATE TABLE pattern_sources (
 );
 CREATE INDEX ix_pattern_sources_episode ON pattern_sources (tenant_id, episode_id);
 
+-- Assignments of patterns to runs, with outcomes. When an episode is erased, the outcome stays
+-- without a reference to it.
 CREATE TABLE pattern_applications (
     tenant_id uuid NOT NULL,
     id uuid NOT NULL DEFAULT uuidv7(),
@@ -654,6 +735,7 @@ CREATE TABLE pattern_applications (
     arm text NOT NULL,
     at timestamptz NOT NULL,
     episode_id uuid,
+    -- Success rate of similar tasks without the pattern, as known before the outcome.
     baseline_name text NOT NULL,
     baseline_rate double precision NOT NULL,
     baseline_n integer NOT NULL,
@@ -678,12 +760,14 @@ CREATE UNIQUE INDEX uq_pattern_applications_episode ON pattern_applications
     (tenant_id, pattern_id, version, episode_id)
     WHERE episode_id IS NOT NULL;
 
+-- The work of learning from a finished run.
 CREATE TABLE run_learning (
     tenant_id uuid NOT NULL,
     run_id uuid NOT NULL,
     episode_id uuid NOT NULL,
     status text NOT NULL DEFAULT 'pending',
     tries integer NOT NULL DEFAULT 0,
+    -- Due time; while a worker has it, the end of its lease.
     next_at timestamptz NOT NULL DEFAULT now(),
     error text,
     result jsonb NOT NULL DEFAULT '{}',
@@ -697,17 +781,21 @@ CREATE INDEX ix_run_learning_due ON run_learning (tenant_id, next_at, run_id)
     WHERE status = 'pending';
 CREATE INDEX ix_run_learning_next ON run_learning (next_at) WHERE status = 'pending';
 
+-- Maintenance jobs of a tenant's memory: nightly and on demand.
 CREATE TABLE memory_jobs (
     tenant_id uuid NOT NULL,
     id uuid NOT NULL DEFAULT uuidv7(),
     cause text NOT NULL,
+    -- The scheduled time.
     tick timestamptz,
     status text NOT NULL DEFAULT 'pending',
+    -- Number of completed stages.
     stage smallint NOT NULL DEFAULT '0',
     progress jsonb NOT NULL DEFAULT '{}',
     report jsonb,
     error text,
     tries integer NOT NULL DEFAULT 0,
+    -- Due time; while a worker has it, the end of its lease.
     next_at timestamptz NOT NULL DEFAULT now(),
     created_at timestamptz NOT NULL DEFAULT now(),
     started_at timestamptz,

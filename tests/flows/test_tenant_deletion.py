@@ -124,6 +124,11 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         " FROM tenants WHERE name = $1",
         tenant,
     )
+    await owner.execute(
+        "INSERT INTO run_heads (tenant_id, run_id, attempt, last_seq, claimed_at)"
+        " SELECT tenant_id, id, 1, 1, now() FROM runs WHERE id = $1",
+        run["id"],
+    )
     # Last, because a sweep deletes it.
     await owner.execute(
         "INSERT INTO live_text (tenant_id, run_id, call, attempt, at, text)"

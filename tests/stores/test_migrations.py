@@ -8,15 +8,25 @@ from typing import Any
 
 import asyncpg
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
 from pgqueuer.adapters.persistence.qb import QueryBuilderEnvironment
 from pgqueuer.adapters.persistence.queries import Queries
+from sqlalchemy import (
+    Boolean,
+    Connection,
+    DateTime,
+    Float,
+    Integer,
+    LargeBinary,
+    Table,
+    Text,
+    Uuid,
+    inspect,
+)
+from sqlalchemy.dialects.postgresql import JSONB
 
-from bottega.db import migrate, sql_files
-from bottega.db.base import metadata
+from bottega.db import migrate, sql_files, tables
 from bottega.db.engine import Database, open_database
 from bottega.errors import UnavailableError
 from bottega.execution.queue import ENGINE
@@ -191,15 +201,31 @@ async def test_every_function_has_a_valid_body(owner: asyncpg.Pool) -> None:
 
 
 async def test_tables_in_code_and_in_the_database_agree(database: Database) -> None:
-    def compare(connection: Any) -> list[Any]:
-        context = MigrationContext.configure(
-            connection,
-            opts={"include_object": migrate.include_object, "compare_server_default": True},
-        )
-        return list(compare_metadata(context, metadata))
+    """Python's tables leave columns out, but name none that differs."""
 
+    made = [table for table in vars(tables).values() if isinstance(table, Table)]
+
+    def compare(connection: Connection) -> set[tuple[str, str, str]]:
+        found = inspect(connection)
+        return {
+            (table.name, column["name"], kind_of(column["type"]))
+            for table in made
+            for column in found.get_columns(table.name)
+        }
+
+    in_code = {
+        (table.name, column.name, kind_of(column.type)) for table in made for column in table.c
+    }
     async with database.engine.connect() as connection:
-        assert await connection.run_sync(compare) == []
+        in_database = await connection.run_sync(compare)
+    assert len(in_code) > 100
+    assert in_code - in_database == set()
+
+
+def kind_of(column_type: object) -> str:
+    """Return a column's kind: Python does not care for the length of a number."""
+    kinds = (Integer, Float, Text, Uuid, DateTime, JSONB, LargeBinary, Boolean)
+    return next((kind.__name__ for kind in kinds if isinstance(column_type, kind)), "other")
 
 
 async def test_the_queue_is_installed_as_its_library_requires(database: Database) -> None:

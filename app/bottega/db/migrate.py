@@ -25,19 +25,6 @@ _STORED = "SELECT name, hash FROM sql_files"
 _STORE = "INSERT INTO sql_files SELECT * FROM unnest($1::text[], $2::text[])"
 
 
-def include_object(
-    item: object, name: str | None, kind: str, reflected: bool, compare_to: object
-) -> bool:
-    """Tell Alembic which objects of the database to compare with the tables in code.
-
-    Left out are the indexes of vectors, one for each length of vectors, and the tables that keep
-    the state of migrations.
-    """
-    if kind == "index" and name is not None and name.startswith("ix_episode_vectors_task_"):
-        return False
-    return not (kind == "table" and name in ("alembic_version", "sql_files"))
-
-
 def migrations_folder() -> Path:
     """Return the folder of migrations, of this checkout or of the installed package."""
     package = Path(bottega.__file__).parent

@@ -8,20 +8,24 @@ included automatically.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from graphlib import TopologicalSorter
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
+    ColumnClause,
     ColumnElement,
-    Table,
+    TableClause,
     Uuid,
     and_,
     bindparam,
+    column,
     delete,
     exists,
     func,
     literal_column,
     select,
+    table,
     text,
     true,
     update,
@@ -30,11 +34,10 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.base import DEFAULT_TENANT, metadata
+from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, name_tenant
 from bottega.db.tables import (
     api_keys,
-    audit_log,
     episodes,
     idempotency_keys,
     run_heads,
@@ -58,17 +61,21 @@ Removed = Counter[str]
 
 Begin = Callable[[], AbstractAsyncContextManager[AsyncConnection]]
 
-_TABLES = list(reversed(metadata.sorted_tables))  # referring tables first
-# Excluded: episodes have dependent rows that go first, and a session's memory is deleted after the
-# session's row is locked, in the lock order of a publishing run.
-_OF_RUNS = [
-    table
-    for table in _TABLES
-    if "run_id" in table.c and table not in (run_heads, episodes, session_memory)
-]
 _PLACE: ColumnElement[Any] = literal_column("ctid")
-# The count of waiting runs follows the runs: it is removed with the tenant's own row.
-_OF_TENANTS = [table for table in _TABLES if "tenant_id" in table.c and table is not waiting_runs]
+_tenant_column: ColumnClause[Any] = column("tenant_id", Uuid)
+_run_column: ColumnClause[Any] = column("run_id", Uuid)
+_WITH_COLUMN = text("""
+SELECT c.relname AS name, ARRAY(
+    SELECT o.relname::text FROM pg_constraint f JOIN pg_class o ON o.oid = f.confrelid
+    WHERE f.conrelid = c.oid AND f.contype = 'f' AND o.oid <> c.oid) AS refers_to
+FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+WHERE c.relkind = 'r' AND c.relnamespace = 'public'::regnamespace AND a.attname = :column
+ORDER BY c.relname
+""")
+# Left out: a deletion begins with the head, episodes have dependent rows that go first, and a
+# session's memory is deleted after the session's row is locked, in the lock order of a publishing
+# run.
+_NOT_OF_RUNS = {"run_heads", "episodes", "session_memory"}
 # The tokens of removed runs still count against the budget.
 _SPENT = text("""
     SELECT coalesce(sum(spent_tokens(tenant_id, id)), 0) FROM runs
@@ -164,8 +171,8 @@ async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
             raise NotFoundError(f"there is no tenant '{name}': see `bottega tenants list`")
         live = and_(api_keys.c.tenant_id == tenant_id, api_keys.c.revoked_at.is_(None))
         await tx.execute(update(api_keys).where(live).values(revoked_at=func.now()))
-        for table in (schedules, ws_tickets):
-            await _delete(tx, table, table.c.tenant_id == tenant_id, removed)
+        for each in (schedules, ws_tickets):
+            await _delete(tx, each, each.c.tenant_id == tenant_id, removed)
         await audit.note(tx, DEFAULT_TENANT, actor, "tenant.delete", name)
     while True:
         removed += await _erase_rows(begin, tenant_id)
@@ -191,15 +198,18 @@ async def _erase_rows(begin: Begin, tenant_id: UUID) -> Removed:
             page, _ = await _erase_runs(tx, tenant_id, true())
             more = bool(await tx.scalar(select(exists().where(runs.c.tenant_id == tenant_id))))
         removed += page
-    for table in _OF_TENANTS:
-        more = True
+    async with begin() as tx:
+        found = await _tables_with(tx, _tenant_column)
+    for each in found:
+        # The count of waiting runs follows the runs: it is removed with the tenant's own row.
+        more = each.name != waiting_runs.name
         while more:
             async with begin() as tx:
                 page = Counter()
-                some = select(_PLACE).select_from(table).where(table.c.tenant_id == tenant_id)
-                if table is audit_log:  # ``default`` keeps the log of tenants
-                    some = some.where(table.c.action.not_like("tenant.%"))
-                await _delete(tx, table, _PLACE.in_(some.limit(ROWS_AT_ONCE).correlate(None)), page)
+                some = select(_PLACE).select_from(each).where(_tenant_column == tenant_id)
+                if each.name == "audit_log":  # ``default`` keeps the log of tenants
+                    some = some.where(column("action").not_like("tenant.%"))
+                await _delete(tx, each, _PLACE.in_(some.limit(ROWS_AT_ONCE).correlate(None)), page)
             removed += page
             more = bool(page)
     return removed
@@ -222,9 +232,10 @@ async def _erase_runs(
     await _delete(tx, run_heads, heads, removed)
     spent = int(await tx.scalar(_SPENT, {"tenant": tenant_id, "runs": ids}) or 0)
     await _erase_episodes(tx, tenant_id, episodes.c.run_id.in_(ids), removed)
-    for table in _OF_RUNS:
-        of_them = and_(table.c.tenant_id == tenant_id, table.c.run_id.in_(ids))
-        await _delete(tx, table, of_them, removed)
+    of_them = and_(_tenant_column == tenant_id, _run_column.in_(ids))
+    for each in await _tables_with(tx, _run_column):
+        if each.name not in _NOT_OF_RUNS:
+            await _delete(tx, each, of_them, removed)
     await forget_answers(tx, tenant_id, ids, removed)
     removed["queue"] += (await tx.execute(_UNQUEUE, {"runs": named})).rowcount
     started = and_(schedules.c.tenant_id == tenant_id, schedules.c.last_run_id.in_(ids))
@@ -257,8 +268,16 @@ async def forget_answers(
     await _delete(tx, idempotency_keys, answers, removed)
 
 
+async def _tables_with(tx: AsyncConnection, wanted: ColumnElement[Any]) -> list[TableClause]:
+    """List the tables that have a column, referring tables before those that they refer to."""
+    rows = (await tx.execute(_WITH_COLUMN, {"column": str(wanted)})).all()
+    refers_to = {row.name: row.refers_to for row in rows}
+    order = reversed([*TopologicalSorter(refers_to).static_order()])
+    return [table(name) for name in order if name in refers_to]
+
+
 async def _delete(
-    tx: AsyncConnection, table: Table, which: ColumnElement[bool], removed: Removed
+    tx: AsyncConnection, rows_of: TableClause, which: ColumnElement[bool], removed: Removed
 ) -> None:
-    if count := (await tx.execute(delete(table).where(which))).rowcount:
-        removed[table.name] += count
+    if count := (await tx.execute(delete(rows_of).where(which))).rowcount:
+        removed[rows_of.name] += count

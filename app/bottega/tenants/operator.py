@@ -84,7 +84,7 @@ async def list_keys(url: str, tenant: str | None = None) -> list[RowMapping]:
     """List the keys of all tenants or of one, with the name of the ``tenant``, by age."""
     query = (
         select(*keys.PUBLIC_COLUMNS, tenants.c.name.label("tenant"))
-        .join(tenants)
+        .join(tenants, tenants.c.id == api_keys.c.tenant_id)
         .order_by(_keys.id)
     )
     if tenant is not None:
@@ -149,7 +149,11 @@ async def temporary_key(
 async def list_tenants(url: str) -> list[RowMapping]:
     """List all tenants by name, with their number of valid ``keys``."""
     live = func.count(_keys.id).filter(_keys.revoked_at.is_(None)).label("keys")
-    query = select(tenants, live).outerjoin(api_keys).group_by(tenants.c.id)
+    query = (
+        select(tenants, live)
+        .outerjoin(api_keys, api_keys.c.tenant_id == tenants.c.id)
+        .group_by(tenants.c.id)
+    )
     async with transaction(url) as tx:
         return list((await tx.execute(query.order_by(tenants.c.name))).mappings())
 

@@ -1,0 +1,215 @@
+"""Tables that Python composes queries on: names and types of their columns.
+
+The baseline migration has the whole schema, with comments. Most tables are used by SQL functions
+and by statements in text alone, and are not here.
+"""
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Float,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    Uuid,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.types import TypeEngine
+
+_TYPES: dict[str, TypeEngine[Any]] = {
+    "uuid": Uuid(),
+    "text": Text(),
+    "json": JSONB(),
+    "number": BigInteger(),
+    "real": Float(),
+    "time": DateTime(timezone=True),
+    "binary": LargeBinary(),
+    "flag": Boolean(),
+}
+_metadata = MetaData()
+
+
+def _table(name: str, **columns: str) -> Table:
+    """Return a table; ``columns`` are names by type."""
+    made: list[Column[Any]] = [
+        Column(each, _TYPES[kind]) for kind in columns for each in columns[kind].split()
+    ]
+    return Table(name, _metadata, *made)
+
+
+agents = _table(
+    "agents",
+    uuid="tenant_id",
+    text="name",
+    number="version",
+    time="created_at updated_at deleted_at",
+)
+agent_versions = _table(
+    "agent_versions",
+    uuid="tenant_id",
+    text="name",
+    number="version",
+    json="definition",
+    time="created_at",
+)
+graphs = _table(
+    "graphs",
+    uuid="tenant_id",
+    text="name",
+    number="version",
+    time="created_at updated_at deleted_at",
+)
+graph_versions = _table(
+    "graph_versions",
+    uuid="tenant_id",
+    text="name",
+    number="version",
+    json="definition",
+    time="created_at",
+)
+sessions = _table(
+    "sessions",
+    uuid="tenant_id",
+    text="id user_id",
+    time="created_at updated_at",
+)
+session_memory = _table(
+    "session_memory",
+    uuid="tenant_id run_id",
+    text="session_id agent content",
+    number="version",
+    json="details",
+    time="published_at",
+)
+runs = _table(
+    "runs",
+    uuid="tenant_id id retry_of task_root claimed_by",
+    text="status mode agent graph session_id user_id stop_reason webhook_url memory principal",
+    json="session_base input pinned output error usage metadata attempts",
+    number="priority token_budget carried_seq attempt last_seq slot",
+    real="timeout_s queue_timeout_s",
+    time="created_at cancel_requested_at started_at leased_until deadline ended_at",
+)
+tasks = _table(
+    "tasks",
+    uuid="tenant_id run_id id parent_id",
+    text="agent status mode",
+    number="depth priority timeout_ms attempt answer_seq duration_ms",
+    json="error usage metadata",
+    time="created_at started_at cancel_requested_at ended_at",
+)
+run_events = _table(
+    "run_events",
+    uuid="tenant_id run_id task_id parent_task_id",
+    number="seq attempt depth",
+    text="type agent",
+    time="at",
+    json="data",
+)
+graph_snapshots = _table(
+    "graph_snapshots",
+    uuid="tenant_id run_id task_id",
+    text="agent content",
+    number="version answer_seq",
+    time="published_at",
+)
+webhooks = _table(
+    "webhooks",
+    uuid="tenant_id run_id",
+    text="url status error",
+    number="tries answer",
+    time="next_at ended_at",
+)
+schedules = _table(
+    "schedules",
+    uuid="tenant_id last_run_id",
+    text="name cron timezone",
+    json="run last_error",
+    flag="paused",
+    time="next_at last_at created_at",
+)
+run_learning = _table(
+    "run_learning",
+    uuid="tenant_id run_id episode_id",
+    text="status error",
+    number="tries",
+    time="next_at updated_at",
+    json="result",
+)
+episodes = _table(
+    "episodes",
+    uuid="tenant_id id run_id",
+    text="kind session_id user_id agent outcome domain task_type failure_signature",
+    time="at",
+    number="trust",
+    json="origin task execution result metadata summary",
+)
+workers = _table(
+    "workers",
+    uuid="id",
+    time="started_at seen_at",
+    json="pool",
+)
+worker_tenants = _table(
+    "worker_tenants",
+    uuid="tenant_id worker_id",
+    json="state",
+    time="seen_at",
+)
+tenants = _table(
+    "tenants",
+    uuid="id salt",
+    text="name",
+    time="created_at",
+)
+api_keys = _table(
+    "api_keys",
+    uuid="tenant_id id",
+    text="name prefix scope",
+    binary="key_hash",
+    time="created_at expires_at last_used_at revoked_at",
+)
+audit_log = _table(
+    "audit_log",
+    uuid="tenant_id id",
+    time="at",
+    text="actor action target",
+    json="details",
+)
+webhook_secrets = _table(
+    "webhook_secrets",
+    uuid="tenant_id id",
+    text="secret",
+    time="created_at expires_at",
+)
+idempotency_keys = _table(
+    "idempotency_keys",
+    uuid="tenant_id",
+    text="key",
+    binary="request_hash",
+    json="answer",
+    time="created_at",
+)
+ws_tickets = _table(
+    "ws_tickets",
+    uuid="tenant_id run_id key_id",
+    binary="ticket_hash",
+    time="expires_at",
+    text="scope",
+)
+run_heads = _table(
+    "run_heads",
+    uuid="tenant_id run_id worker_id",
+    number="attempt last_seq",
+    time="claimed_at",
+)
+waiting_runs = _table(
+    "waiting_runs",
+    uuid="tenant_id",
+    number="part runs",
+)
