@@ -181,6 +181,7 @@ def _subagent_runtime(settings: Settings) -> "SubagentRuntime":
 async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIterator[None]:
     """Execute runs during the block; at its end, hand back unfinished ones."""
     from bottega.execution.budget import DayBudgets
+    from bottega.execution.build_agents import Teams
     from bottega.execution.executor import Executor
     from bottega.execution.heartbeat import heartbeats
     from bottega.execution.leases import leases
@@ -201,9 +202,10 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
         _keeping_memory(service, memory_services, providers) as (sources, episode_stored),
     ):
         day_budgets = DayBudgets(database.pool, settings.tokens_per_day)
+        dependencies = _agent_dependencies(settings, providers, ToolDeps(egress, known=known))
         executor = Executor(
             pool=database.pool,
-            dependencies=_agent_dependencies(settings, providers, ToolDeps(egress, known=known)),
+            teams=Teams(dependencies, runtime.registry),
             wake=notifier.wake,
             max_crashes=settings.max_crashes,
             takeover_s=settings.takeover_s,

@@ -1,7 +1,8 @@
 """Construction of a run's agents from its pinned definitions."""
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +19,8 @@ from bottega.agents import (
 from bottega.agents.messages import AssistantMessage, HumanMessage, StandardMessage, SystemMessage
 from bottega.agents.provider import LLMProvider
 from bottega.agents.recall import RecallEmbedder
+from bottega.agents.subagent import FreshCopies
+from bottega.clock import monotonic
 from bottega.definitions.graphs import to_graph
 from bottega.errors import InvalidInputError
 from bottega.execution.claim import ClaimedRun
@@ -26,6 +29,13 @@ from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.tools import use_async_subagents
 from bottega.tools.builtin import ToolDeps, builtin_tool
 from bottega.tools.http import HttpTool, HttpToolDefinition, SecretHeader, Secrets
+
+MOST_AGENTS = 5000
+"""Agents of compiled teams that a worker keeps."""
+_LONGEST_S = 0.005  # without letting other runs go on
+
+Definitions = Mapping[str, Mapping[str, Any]]
+"""Definitions of agents by name."""
 
 ConfigureAgent = Callable[[BaseAgent, Mapping[str, Any]], None]
 """A plugin's function; it gets an agent from the factory and its definition."""
@@ -62,24 +72,85 @@ class Team:
 
     agents: dict[str, BaseAgent]
     graph: SharedMemoryGraph | None
-    warnings: list[tuple[str, str]] = field(default_factory=list)
+    warnings: Sequence[tuple[str, str]] = ()
 
 
-def build(
-    run: ClaimedRun,
-    dependencies: AgentDependencies,
-    registry: SubagentRegistry | None = None,
-) -> Team:
-    """Build the agents of a claimed run, with their sub-agents and the run's own graph.
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """An agent that is never asked itself; each run gets a copy.
+
+    Attributes:
+        children: asynchronous sub-agents; ``None``: it may have none.
+    """
+
+    agent: BaseAgent
+    definition: Mapping[str, Any]
+    children: Sequence[BaseAgent] | None
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledTeam:
+    """The agents of a run's definitions, built and checked once for all runs with the same.
+
+    Attributes:
+        members: all its agents, sub-agents first.
+        roots: as :attr:`Team.agents`.
+        definitions, structure: of the agents and the graph, to compare them with those of a run.
+    """
+
+    definitions: Definitions
+    structure: Mapping[str, Any] | None
+    members: Sequence[_Member]
+    roots: Mapping[str, BaseAgent]
+    graph: SharedMemoryGraph | None
+    warnings: Sequence[tuple[str, str]]
+
+    def team(
+        self, run: ClaimedRun, dependencies: AgentDependencies, registry: SubagentRegistry | None
+    ) -> Team:
+        """Make a run's own agents and graph."""
+        graph = None if self.graph is None else self.graph.without_publications()
+        if graph is not None:
+            _restore(graph, run.session_base)
+        copies: FreshCopies = {}
+
+        def copy_of(agent: BaseAgent) -> BaseAgent:
+            made = copies.get(agent) or agent.fresh_copy(copies)
+            assert isinstance(made, BaseAgent)
+            return made
+
+        for member in self.members:
+            agent = copy_of(member.agent)
+            agent.hooks = {}
+            agent.memory_graph = None if agent.memory_graph is None else graph
+            if member.children is not None and registry is not None:
+                children = [copy_of(child) for child in member.children]
+                limits = registry.limits.lowered(
+                    **member.definition["subagents"].get("limits") or {}
+                )
+                use_async_subagents(agent, registry, children, limits=limits)
+            if recall := member.definition["recall"]:
+                agent.recall = Recall(dependencies.embedder(), recall["k"])
+            for configure in dependencies.configure:
+                configure(agent, member.definition)
+        roots = {name: copy_of(agent) for name, agent in self.roots.items()}
+        return Team(roots, graph, self.warnings)
+
+
+async def compiled(
+    run: ClaimedRun, dependencies: AgentDependencies, *, with_async: bool
+) -> CompiledTeam:
+    """Build the agents of a run's definitions; a large team lets other runs go on meanwhile.
 
     Args:
-        registry: of asynchronous sub-agents, if supported.
+        with_async: asynchronous sub-agents are supported.
 
     Raises:
         InvalidInputError: ``unknown_secret``, ``tool_outdated``.
     """
     definitions = run.agents
     factory = AgentFactory()
+    rest = _rests()
     for name, definition in definitions.items():
         factory.register(
             name,
@@ -88,33 +159,103 @@ def build(
             stateless=definition["stateless"],
             defaults=_arguments(run.tenant, name, definition, dependencies),
         )
+        await rest()
     graph = None if run.graph is None else to_graph(run.graph)
     if graph is not None:
-        _restore(graph, run.session_base)
         factory.with_memory_graph(graph)
+    members: list[_Member] = []
+    made: dict[str, BaseAgent] = {}  # several parents share one sub-agent, with one conversation
 
-    @functools.cache  # several parents share one sub-agent, with one conversation
-    def subagent(name: str) -> BaseAgent:
-        return create(name)
+    async def subagent(name: str) -> BaseAgent:
+        if name not in made:
+            made[name] = await create(name)
+        return made[name]
 
-    def create(name: str) -> BaseAgent:
+    async def create(name: str) -> BaseAgent:
         subagents = definitions[name]["subagents"]
-        children = [subagent(child) for child in subagents["names"]] if subagents else []
-        if subagents and subagents["mode"] == "async" and registry is not None:
-            agent = factory.create(name)
-            limits = registry.limits.lowered(**(subagents.get("limits") or {}))
-            use_async_subagents(agent, registry, children, limits=limits)
-        else:
-            agent = factory.create(name, subagents=children)
-        if recall := definitions[name]["recall"]:
-            agent.recall = Recall(dependencies.embedder(), recall["k"])
-        for configure in dependencies.configure:
-            configure(agent, definitions[name])
+        children = [await subagent(child) for child in subagents["names"]] if subagents else []
+        is_async = bool(subagents) and subagents["mode"] == "async" and with_async
+        agent = factory.create(name, subagents=() if is_async else children)
+        for tool in agent.registered_tools:
+            _ = tool.schema  # once for all runs, with its encoding
+        members.append(_Member(agent, definitions[name], children if is_async else None))
+        await rest()
         return agent
 
     in_dag = run.mode == "dag" and graph is not None
     names = graph.get_topological_order() if in_dag and graph is not None else [run.first]
-    return Team({name: create(name) for name in names}, graph, factory.warnings)
+    roots = {name: await create(name) for name in names}
+    return CompiledTeam(definitions, run.graph, members, roots, graph, factory.warnings)
+
+
+@dataclass(slots=True)
+class _Place:
+    """A place for the newest version of a team, filled by one run while others wait."""
+
+    filling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    team: CompiledTeam | None = None
+
+    @property
+    def size(self) -> int:
+        return 1 if self.team is None else len(self.team.members)
+
+    def holds(self, run: ClaimedRun) -> CompiledTeam | None:
+        """Return the team if a run has the same definitions; quick if they are the same objects."""
+        team = self.team
+        if team is None or team.definitions != run.agents or team.structure != run.graph:
+            return None
+        return team
+
+
+class Teams:
+    """The teams of runs: compiled once for each version, then copied for each run.
+
+    Args:
+        registry: of asynchronous sub-agents, if supported.
+    """
+
+    def __init__(
+        self, dependencies: AgentDependencies, registry: SubagentRegistry | None = None
+    ) -> None:
+        self._dependencies = dependencies
+        self._registry = registry
+        self._places: OrderedDict[Hashable, _Place] = OrderedDict()
+
+    async def of(self, run: ClaimedRun) -> Team:
+        """Build the agents of a claimed run, with their sub-agents and the run's own graph.
+
+        Raises:
+            InvalidInputError: ``unknown_secret``, ``tool_outdated``.
+        """
+        key = (run.tenant_id, run.tenant, run.mode, run.first, run.graph_name)
+        place = self._places.setdefault(key, _Place())
+        self._places.move_to_end(key)
+        if (team := place.holds(run)) is None:
+            async with place.filling:
+                team = place.holds(run) or await self._compiled(run, place)
+        return team.team(run, self._dependencies, self._registry)
+
+    async def _compiled(self, run: ClaimedRun, place: _Place) -> CompiledTeam:
+        with_async = self._registry is not None
+        place.team = team = await compiled(run, self._dependencies, with_async=with_async)
+        kept = sum(each.size for each in self._places.values())
+        while kept > MOST_AGENTS and len(self._places) > 1:
+            _, oldest = self._places.popitem(last=False)
+            kept -= oldest.size
+        return team
+
+
+def _rests() -> Callable[[], Awaitable[None]]:
+    """Return a function that lets other tasks run if none did for some milliseconds."""
+    since = monotonic()
+
+    async def rest() -> None:
+        nonlocal since
+        if monotonic() - since > _LONGEST_S:
+            await asyncio.sleep(0)
+            since = monotonic()
+
+    return rest
 
 
 def _arguments(

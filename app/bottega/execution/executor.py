@@ -22,7 +22,7 @@ from bottega.execution.async_tasks import (
     running_subagents,
 )
 from bottega.execution.budget import DayBudgets
-from bottega.execution.build_agents import AgentDependencies, build, query_of
+from bottega.execution.build_agents import Teams, query_of
 from bottega.execution.claim import ClaimedRun, claim_run, hand_back
 from bottega.execution.dag import run_dag
 from bottega.execution.journal import End, Journal
@@ -63,7 +63,7 @@ class Executor:
     """The execution of runs in this worker.
 
     Attributes:
-        dependencies: of agents.
+        teams: makes the agents of runs.
         wake: called with a run's id after each commit to its log.
         max_crashes: a run fails after so many deaths of its worker.
         takeover_s: seconds after which a dead worker's runs are taken over.
@@ -78,7 +78,7 @@ class Executor:
     """
 
     pool: asyncpg.Pool
-    dependencies: AgentDependencies
+    teams: Teams
     wake: Callable[[UUID], None]
     max_crashes: int
     takeover_s: float
@@ -280,8 +280,7 @@ class Executor:
 
     async def _work(self, recorder: JournalRecorder, run: ClaimedRun) -> End:
         """Run the agents; return the run's end."""
-        runtime = self.runtime
-        team = build(run, self.dependencies, None if runtime is None else runtime.registry)
+        team = await self.teams.of(run)
         for code, message in team.warnings:
             recorder.journal.add(EventType.WARNING, warning(code, message))
         question = query_of(run.input)

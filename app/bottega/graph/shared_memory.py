@@ -7,6 +7,7 @@ structure first; agents then publish and pull concurrently.
 import asyncio
 import heapq
 from collections.abc import Collection, Iterable, Mapping
+from copy import copy
 from datetime import datetime
 from math import isfinite
 from typing import Any, Self
@@ -27,8 +28,8 @@ class _Node:
 
     __slots__ = ("items", "lifetime_s", "publication", "ttl_s")
 
-    def __init__(self) -> None:
-        self.ttl_s: float | None = None
+    def __init__(self, ttl_s: float | None = None) -> None:
+        self.ttl_s = ttl_s
         self.publication: Publication | None = None
         self.lifetime_s: float | None = None
         self.items: dict[PropagationPolicy, MemoryItem] = {}
@@ -70,6 +71,23 @@ class SharedMemoryGraph:
         self._graph: nx.DiGraph[str] = nx.DiGraph()
         self._nodes: dict[str, _Node] = {}
         self._lock = asyncio.Lock()
+        self._shares = False  # its structure is another graph's too: copy it before a change
+        self._forget()
+
+    def without_publications(self) -> Self:
+        """Return a graph of the same structure, which nothing was published to; O(nodes)."""
+        self._ranks()  # once for all copies
+        new = copy(self)
+        new._shares = self._shares = True
+        new._nodes = {name: _Node(node.ttl_s) for name, node in self._nodes.items()}
+        new._lock = asyncio.Lock()
+        new._sources = {}
+        return new
+
+    def _change(self) -> None:
+        """Prepare a change of the structure."""
+        if self._shares:
+            self._graph, self._shares = self._graph.copy(), False
         self._forget()
 
     def _forget(self) -> None:
@@ -85,9 +103,9 @@ class SharedMemoryGraph:
         _checked_ttl(ttl_s)
         node = self._nodes.get(agent_id)
         if node is None:
+            self._change()
             node = self._nodes[agent_id] = _Node()
             self._graph.add_node(agent_id)
-            self._forget()
         if ttl_s is not None:
             node.ttl_s = ttl_s
             node.put(node.publication, self.ttl_s)
@@ -110,8 +128,8 @@ class SharedMemoryGraph:
             raise CycleError((src, *nx.shortest_path(self._graph, dst, src)))
         self.add_agent(src)
         self.add_agent(dst)
+        self._change()
         self._graph.add_edge(src, dst, policy=policy)
-        self._forget()
 
     def _may_reach(self, start: str, goal: str) -> bool:
         if start not in self._nodes or goal not in self._nodes:
