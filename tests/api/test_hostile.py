@@ -51,8 +51,8 @@ SEARCHES = (
     *("/v1/patterns/match", "/v1/patterns/{pattern_id}/applications"),
 )
 """Operations whose answers differ from their requests."""
-USED = ("api_keys", "episode_state")
-"""Tables that record when they were used."""
+USED = ("api_keys", "definition_epochs", "episode_state")
+"""Tables that record when they were used, or that any definition of the tenant changed."""
 PARTS = 8
 """Tests that share the values: each tries every operation and place with an eighth of them."""
 SAMPLE = (0, 4)
