@@ -262,7 +262,7 @@ async def _write(pool: Any, notifier: Notifier, run: ClaimedRun, lasts_s: float)
             outcome={"status": "completed", "output": None, "usage": None} if last else None,
         )
         seq += len(events)
-        notifier.wake(run.run_id)
+        notifier.wrote(run.run_id)
         due = began + lasts_s * (number + 1) / (EVENTS // STEP)
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
 

@@ -33,8 +33,17 @@ class Growing:
     def path(self) -> str:
         return f"/v1/runs/{self.run_id}"
 
-    async def append(self, *events: dict[str, Any], outcome: dict[str, Any] | None = None) -> None:
-        """Store events in one step and notify readers; missing fields are those of a warning."""
+    async def append(
+        self,
+        *events: dict[str, Any],
+        outcome: dict[str, Any] | None = None,
+        quietly: bool = False,
+    ) -> None:
+        """Store events in one step; missing fields are those of a warning.
+
+        Args:
+            quietly: send no notice.
+        """
         blank = dict.fromkeys(("task_id", "parent_task_id", "depth"))
         blank |= {"type": "warning", "agent": "coordinator"}
         await log.append_step(
@@ -47,7 +56,8 @@ class Growing:
             outcome=outcome,
         )
         self.seq += len(events)
-        self.notifier.wake(self.run_id)
+        if not quietly:
+            self.notifier.wrote(self.run_id)
 
     async def warn(self, count: int, size: int = 100, *, step: int = 100) -> None:
         """Store ``count`` warnings of about ``size`` bytes."""

@@ -14,8 +14,8 @@ from bottega.db.migrate import require_current
 from bottega.db.sessions import Silence
 from bottega.descriptors import Descriptors, raise_limit, warn_when_exhausted
 from bottega.events.listener import NotifyListener
-from bottega.events.stream import RunStreams
-from bottega.events.wakeups import TEXT, Notifier, WakeupFeed, background
+from bottega.events.run_streams import RunStreams
+from bottega.events.wakeups import Notifier, WakeupFeed, background
 from bottega.execution import queue
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
@@ -194,7 +194,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     egress = Egress(settings.egress_allow, each=service.descriptors.calls_of_tenant)
     known = redactor(settings)
     notifier = Notifier(database.pool)
-    live_text = LiveText(database.pool, lambda run_id: notifier.wake(run_id, TEXT))
+    live_text = LiveText(database.pool, notifier.wrote)
     runtime = _subagent_runtime(settings)
     async with (
         _models(settings) as providers,
@@ -206,7 +206,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
         executor = Executor(
             pool=database.pool,
             teams=Teams(dependencies, runtime.registry),
-            wake=notifier.wake,
+            notifier=notifier,
             max_crashes=settings.max_crashes,
             takeover_s=settings.takeover_s,
             live_text=live_text,

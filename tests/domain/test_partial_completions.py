@@ -26,50 +26,50 @@ def piece(at: int, text: str, *, call: int = 1, attempt: int = 1) -> dict[str, A
     return {"task_id": None, "call": call, "attempt": attempt, "at": at, "text": text, "now": NOW}
 
 
-def texts(speeches: PartialCompletions) -> list[str]:
-    return [speech.text for speech in speeches.open()]
+def texts(calls: PartialCompletions) -> list[str]:
+    return [call.text for call in calls.open()]
 
 
-def speaking() -> PartialCompletions:
-    speeches = PartialCompletions(uuid4())
-    speeches.see(event("llm.started", call=1, attempt=1))
-    return speeches
+def one_call() -> PartialCompletions:
+    calls = PartialCompletions(uuid4())
+    calls.see(event("llm.started", call=1, attempt=1))
+    return calls
 
 
 def test_text_is_assembled_and_a_lower_offset_replaces_the_rest() -> None:
-    speeches = speaking()
-    assert texts(speeches) == []
-    speeches.add_rows([piece(0, "one "), piece(4, "two")])
-    assert texts(speeches) == ["one two"]
-    (first,) = speeches.open()
-    speeches.add_rows([piece(4, "three")])
-    assert texts(speeches) == ["one three"]
-    (second,) = speeches.open()
+    calls = one_call()
+    assert texts(calls) == []
+    calls.add_rows([piece(0, "one "), piece(4, "two")])
+    assert texts(calls) == ["one two"]
+    (first,) = calls.open()
+    calls.add_rows([piece(4, "three")])
+    assert texts(calls) == ["one three"]
+    (second,) = calls.open()
     assert second is not first
     assert second.same_call(first)
-    speeches.add_rows([piece(0, "")])
-    assert texts(speeches) == [""]
+    calls.add_rows([piece(0, "")])
+    assert texts(calls) == [""]
 
 
 def test_text_after_a_gap_is_ignored() -> None:
-    speeches = speaking()
-    speeches.add_rows([piece(0, "one"), piece(9, "lost before")])
-    assert texts(speeches) == ["one"]
+    calls = one_call()
+    calls.add_rows([piece(0, "one"), piece(9, "lost before")])
+    assert texts(calls) == ["one"]
 
 
 def test_text_belongs_to_one_call_of_one_attempt() -> None:
-    speeches = speaking()
+    calls = one_call()
     strangers = [piece(0, "x", call=2), piece(0, "x", attempt=2)]
     for stranger in strangers:
-        assert not speeches.covers([stranger])
-    speeches.add_rows(strangers)
-    assert texts(speeches) == []
-    speeches.add_rows([piece(0, "one")])
-    speeches.see(event("run.resumed", attempt=2))
-    assert texts(speeches) == []
-    speeches.see(event("llm.started", call=1, attempt=2))
-    speeches.add_rows([piece(3, "of the old one"), piece(0, "new", attempt=2)])
-    assert texts(speeches) == ["new"]
+        assert not calls.covers([stranger])
+    calls.add_rows(strangers)
+    assert texts(calls) == []
+    calls.add_rows([piece(0, "one")])
+    calls.see(event("run.resumed", attempt=2))
+    assert texts(calls) == []
+    calls.see(event("llm.started", call=1, attempt=2))
+    calls.add_rows([piece(3, "of the old one"), piece(0, "new", attempt=2)])
+    assert texts(calls) == ["new"]
 
 
 def test_call_is_over_with_its_answer_and_not_with_a_failed_try() -> None:
@@ -78,31 +78,31 @@ def test_call_is_over_with_its_answer_and_not_with_a_failed_try() -> None:
         event("llm.failed", call=1, attempt=1, error={}),
         event("agent.failed", error={}),
     ):
-        speeches = speaking()
-        speeches.add_rows([piece(0, "one")])
-        speeches.see(event("llm.failed", **{"call": 1, "try": 1, "retry_in_ms": 5}))
-        assert texts(speeches) == ["one"]
-        speeches.see(over)
-        assert not speeches.covers([piece(3, " two")])
-        speeches.add_rows([piece(3, " two")])
-        assert texts(speeches) == []
+        calls = one_call()
+        calls.add_rows([piece(0, "one")])
+        calls.see(event("llm.failed", **{"call": 1, "try": 1, "retry_in_ms": 5}))
+        assert texts(calls) == ["one"]
+        calls.see(over)
+        assert not calls.covers([piece(3, " two")])
+        calls.add_rows([piece(3, " two")])
+        assert texts(calls) == []
 
 
 def test_kept_text_is_bounded() -> None:
-    speeches = speaking()
-    speeches.add_rows([piece(0, "x" * MAX_CHARACTERS), piece(MAX_CHARACTERS, "y")])
-    assert texts(speeches) == ["x" * MAX_CHARACTERS]
-    speeches.add_rows([piece(MAX_CHARACTERS + 1, "z")])
-    assert texts(speeches) == ["x" * MAX_CHARACTERS]
+    calls = one_call()
+    calls.add_rows([piece(0, "x" * MAX_CHARACTERS), piece(MAX_CHARACTERS, "y")])
+    assert texts(calls) == ["x" * MAX_CHARACTERS]
+    calls.add_rows([piece(MAX_CHARACTERS + 1, "z")])
+    assert texts(calls) == ["x" * MAX_CHARACTERS]
 
 
 def test_subscribers_at_the_same_offset_share_one_frame() -> None:
-    speeches = speaking()
-    speeches.add_rows([piece(0, "one two")])
-    (speech,) = speeches.open()
-    frame = speech.frame(4)
+    calls = one_call()
+    calls.add_rows([piece(0, "one two")])
+    (call,) = calls.open()
+    frame = call.frame(4)
     assert from_json(frame.body)["data"] == {
         "call": 1, "attempt": 1, "offset": 4, "text": "two",
     }  # fmt: skip
-    assert speech.frame(4) is frame
-    assert speech.frame(0) is not frame
+    assert call.frame(4) is frame
+    assert call.frame(0) is not frame

@@ -223,7 +223,10 @@ async def test_functions_act_as_the_tenant_in_their_argument(filled: Running) ->
     run_id = await filled.owner.fetchval("SELECT id FROM runs LIMIT 1")
     assert await pool.fetchval("SELECT cancel_run($1, $2)", other, run_id) is None
     assert await pool.fetchval("SELECT claim_run($1, $2, 1.0)", other, run_id) is None
-    assert await pool.fetch("SELECT * FROM read_log($1, $2, 0, 10, 1000)", other, run_id) == []
+    found = await pool.fetch(
+        "SELECT seq FROM read_logs($1, $2, $3, 10, 1000, 1000)", [other], [run_id], [0]
+    )
+    assert [row["seq"] for row in found] == [None]
     assert await pool.fetch("SELECT * FROM run_cursor($1, $2)", other, run_id) == []
     assert await pool.fetch("SELECT renew_leases($1, $2, $3, 1.0)", [other], [run_id], [1]) == []
 
@@ -279,8 +282,10 @@ async def test_a_run_and_its_log_are_found_by_their_keys(
     filled: Running, module_database_url: str
 ) -> None:
     run_id = await filled.owner.fetchval("SELECT id FROM runs WHERE last_seq > 20 LIMIT 1")
+    places = "ARRAY[$1::uuid], ARRAY[$2::uuid], ARRAY[3::bigint]"
+    read = f"SELECT * FROM read_logs({places}, 500, 100000, 100000)"
     for query, index in (
-        ("SELECT * FROM read_log($1, $2, 3, 500, 100000)", "pk_run_events"),
+        (read, "pk_run_events"),
         ("SELECT * FROM run_cursor($1, $2)", "pk_runs"),
     ):
         asked = (query, DEFAULT_TENANT, run_id)

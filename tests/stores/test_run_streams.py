@@ -1,22 +1,43 @@
 """The tail of a watched run: read once for all subscribers, and bounded."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
+from inspect import signature
+from uuid import uuid4
 
 import asyncpg
 import pytest
 
+from bottega.clock import monotonic
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import APP_ROLE, Database
 from bottega.events.frames import Filter, Frame
 from bottega.events.listener import NotifyListener
-from bottega.events.stream import RING_EVENTS, RunStreams, Subscriber
-from bottega.events.wakeups import WakeupFeed, background
+from bottega.events.reader import RunCursor
+from bottega.events.run_streams import POLL_S, TEXT_S, RunStreams
+from bottega.events.stream import RING_EVENTS, Subscriber
+from bottega.events.wakeups import (
+    AWAKE_S,
+    CHANNEL,
+    QUIET_S,
+    Notifier,
+    WakeupFeed,
+    background,
+)
 from bottega.settings import Settings
 from tests.growing import Growing, growing
 from tests.service import running
 from tests.waiting import until
+
+COPIES = """
+INSERT INTO runs SELECT (jsonb_populate_record(r, jsonb_build_object(
+    'id', gen_random_uuid(), 'slot', NULL, 'input', 'copy', 'last_seq', 0))).*
+FROM runs r, generate_series(1, $2::integer) WHERE id = $1 RETURNING id, last_seq
+"""
 
 
 @pytest.fixture
@@ -32,24 +53,46 @@ async def collect(subscriber: Subscriber) -> list[Frame]:
     return found
 
 
-async def test_many_subscribers_of_a_run_cost_one_read_per_wake_up(
-    run: Growing, database: Database
-) -> None:
-    reads = []
+@asynccontextmanager
+async def streaming(database: Database, **options: float) -> AsyncIterator[RunStreams]:
+    """Yield streams of a process that listens."""
+    listener = NotifyListener(database.connect)
+    streams = RunStreams(database.pool, WakeupFeed(listener), **options)
+    async with background(listener.run, streams.run):
+        yield streams
+
+
+@asynccontextmanager
+async def counting(database: Database) -> AsyncIterator[tuple[Database, list[str]]]:
+    """Yield the database with a pool whose queries are listed."""
+    queries: list[str] = []
 
     async def count(connection: asyncpg.Connection) -> None:
-        connection.add_query_logger(lambda record: reads.append(record.query))
+        connection.add_query_logger(lambda record: queries.append(record.query))
 
     role = {"role": APP_ROLE}
-    pool = asyncpg.create_pool(
+    async with asyncpg.create_pool(
         database.url, min_size=1, max_size=2, init=count, server_settings=role
-    )
-    listener = NotifyListener(database.connect)
-    wakeups = WakeupFeed(listener)
-    async with pool, background(listener.run):
-        streams = RunStreams(pool, wakeups, poll_s=60)
+    ) as pool:
+        yield replace(database, pool=pool), queries
+
+
+@contextmanager
+def bounded(queries: list[str]) -> Iterator[None]:
+    """Check that the block takes no more queries than the time allows."""
+    before, began = len(queries), monotonic()
+    yield
+    reads, texts = ((monotonic() - began) / pause + 2 for pause in (POLL_S, TEXT_S))
+    notices = 12
+    assert len(queries) - before <= reads + texts + notices
+
+
+async def test_many_subscribers_of_a_run_cost_one_read_at_a_time(
+    run: Growing, database: Database
+) -> None:
+    async with counting(database) as (counted, queries), streaming(counted) as streams:
         cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
-        with streams.watching(cursor, 0) as tail:
+        with bounded(queries), streams.watching(cursor, 0) as tail:
             subscribers = [Subscriber(tail, 0, Filter(), 60) for _ in range(100)]
             collecting = [asyncio.ensure_future(collect(one)) for one in subscribers]
             for _ in range(10):
@@ -58,17 +101,86 @@ async def test_many_subscribers_of_a_run_cost_one_read_per_wake_up(
             await run.finish()
             for found in await asyncio.gather(*collecting):
                 assert [frame.seq for frame in found] == list(range(1, run.seq + 1))
-        reading = [query for query in reads if "read_log" in query]
-        # One at the start, one when it listens, one per notice.
-        assert 2 <= len(reading) <= 2 + 11
+
+
+async def test_a_thousand_watched_runs_cost_one_read_at_a_time(
+    run: Growing, database: Database, owner: asyncpg.Pool
+) -> None:
+    rows = await owner.fetch(COPIES, run.run_id, 999)
+    async with counting(database) as (counted, queries), streaming(counted) as streams:
+        with contextlib.ExitStack() as stack:
+            for row in rows:
+                cursor = RunCursor(DEFAULT_TENANT, row["id"], row["last_seq"], over=False)
+                stack.enter_context(streams.watching(cursor, row["last_seq"]))
+            cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
+            with bounded(queries), streams.watching(cursor, 0) as tail:
+                assert streams.awake() == 1000
+                await run.warn(3)
+                await until(lambda: tail.last >= run.seq)
+                await until(lambda: streams.awake() == 1)
+            before = len(queries)
+            await until(lambda: streams.awake() == 0)
+            assert len(queries) - before < 2 * AWAKE_S / POLL_S
+
+
+async def test_an_event_without_a_notice_appears_soon_if_the_run_is_awake(run: Growing) -> None:
+    async with streaming(run.database, poll_s=60) as streams:
+        cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
+        with streams.watching(cursor, 0) as tail:
+            await until(lambda: tail.last == run.seq)
+            subscriber = Subscriber(tail, run.seq, Filter(), 60)
+            delays = []
+            for _ in range(5):
+                await run.append({}, quietly=True)
+                stored_at = monotonic()
+                assert [frame.seq for frame in await subscriber.next() or []] == [run.seq]
+                delays.append(monotonic() - stored_at)
+        assert min(delays) < 0.1  # the quickest: other processes may have the CPU
+
+
+async def test_a_quiet_run_is_read_at_its_worker_s_notice(run: Growing) -> None:
+    async with streaming(run.database, poll_s=60) as streams:
+        cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
+        with streams.watching(cursor, 0) as tail:
+            await until(lambda: tail.last == run.seq)
+            await until(lambda: not streams.awake())  # after two seconds
+            await run.warn(1)
+            async with asyncio.timeout(30):
+                await until(lambda: tail.last == run.seq)
+
+
+async def test_a_lost_notice_delays_an_event_by_seconds(run: Growing) -> None:
+    assert signature(RunStreams).parameters["poll_s"].default <= 5
+    async with streaming(run.database, poll_s=2.5) as streams:
+        cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
+        with streams.watching(cursor, 0) as tail:
+            await until(lambda: tail.last == run.seq)
+            await until(lambda: not streams.awake())
+            await run.append({}, quietly=True)
+            await until(lambda: tail.last == run.seq)
+
+
+async def test_a_worker_notifies_only_of_runs_that_were_quiet(database: Database) -> None:
+    now = 100.0
+    sent: list[str | None] = []
+    listener = NotifyListener(database.connect)
+    listener.subscribe(CHANNEL, sent.append)
+    notifier = Notifier(database.pool, clock=lambda: now)
+    one, other = uuid4(), uuid4()
+    async with background(listener.run, notifier.run):
+        await until(lambda: sent == [None])
+        for pause in (0, 0.5, QUIET_S - 0.01, 0.1, QUIET_S, 0.3, 60):
+            now += pause
+            notifier.wrote(one)
+            await notifier.sent()
+        notifier.wrote(other)
+        await until(lambda: str(other) in sent)
+    assert sent == [None, *3 * [str(one)], str(other)]
+    assert QUIET_S < AWAKE_S
 
 
 async def test_a_subscriber_behind_the_tail_reads_the_log(run: Growing) -> None:
-    database = run.database
-    listener = NotifyListener(database.connect)
-    wakeups = WakeupFeed(listener)
-    async with background(listener.run):
-        streams = RunStreams(database.pool, wakeups)
+    async with streaming(run.database) as streams:
         cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
         with streams.watching(cursor, 0) as tail:
             early, late = (Subscriber(tail, 0, Filter(), 60) for _ in range(2))
@@ -105,33 +217,34 @@ async def test_a_subscriber_ahead_of_the_tail_gets_no_text_of_finished_calls(
 ) -> None:
     call = {"agent": "coordinator", "data": {"call": 1, "attempt": 1}}
     await run.append({"type": "llm.started", **call})
-    wakeups = WakeupFeed(NotifyListener(run.database.connect))  # never run: no notices
-    streams = RunStreams(run.database.pool, wakeups, poll_s=60)
+    streams = RunStreams(run.database.pool, WakeupFeed(NotifyListener(run.database.connect)))
     with streams.watching(await streams.cursor_of(DEFAULT_TENANT, run.run_id), run.seq) as tail:
         piece = {"id": 1, "task_id": None, "call": 1, "attempt": 1, "at": 0, "text": "Hello"}
         tail.add_text([{**piece, "now": datetime.now(UTC)}])
-        await until(lambda: list(tail.speeches.open()))
+        await tail.show_text()
+        assert list(tail.completions.open())
         await run.append({"type": "llm.completed", **call})
         await run.finish()
         subscriber = Subscriber(tail, 0, Filter(), 60)
-        frames = await subscriber.next() or []
+        frames = await subscriber.next() or []  # read from the log: the tail was not read again
         assert [frame.seq for frame in frames] == list(range(1, run.seq + 1))
         following = asyncio.ensure_future(subscriber.next())
         await asyncio.sleep(0)
-        tail.subscription.notify()
-        assert await following is None
+        async with background(streams.run):
+            assert await following is None
 
 
 async def test_a_failure_reaches_many_subscribers_without_a_longer_traceback(
     run: Growing, owner: asyncpg.Pool
 ) -> None:
     await owner.execute("ALTER TABLE run_events RENAME TO elsewhere")
-    streams = RunStreams(run.database.pool, WakeupFeed(NotifyListener(run.database.connect)))
-    with streams.watching(await streams.cursor_of(DEFAULT_TENANT, run.run_id), 0) as tail:
-        depths = []
-        for _ in range(10):
-            with pytest.raises(asyncpg.UndefinedTableError) as failed:
-                await Subscriber(tail, run.seq, Filter(), 60).next()
-            depths.append(len(failed.traceback))
+    async with streaming(run.database) as streams:
+        cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
+        with streams.watching(cursor, 0) as tail:
+            depths = []
+            for _ in range(10):
+                with pytest.raises(asyncpg.UndefinedTableError) as failed:
+                    await Subscriber(tail, run.seq, Filter(), 60).next()
+                depths.append(len(failed.traceback))
     assert depths[-1] <= depths[1]
     await owner.execute("ALTER TABLE elsewhere RENAME TO run_events")

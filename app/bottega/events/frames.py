@@ -64,9 +64,9 @@ class Filter:
             and (self.depth is None or depth <= self.depth)
         )
 
-    def kinds_of_text(self, agent: str | None, depth: int, *, beside: bool) -> list[str]:
-        """Return the types for live text; ``beside``: of an asynchronous task."""
-        by_name = beside and self.types is not None
+    def kinds_of_text(self, agent: str | None, depth: int, *, is_async: bool) -> list[str]:
+        """Return the types for live text; ``is_async``: of an asynchronous task."""
+        by_name = is_async and self.types is not None
         kinds = (LLM_DELTA, OUTPUT_CHUNK) if by_name else (LLM_DELTA,)
         return [kind for kind in kinds if self.wants(kind, agent, depth)]
 

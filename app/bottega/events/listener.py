@@ -57,7 +57,7 @@ class NotifyListener:
                         await connection.add_listener(channel, self._receive)
                         self._heard.add(channel)
                         self._hand_on(channel, None)
-                if not await _within(self._changed, connection.trust.silence.probe_every_s):
+                if not await happens(self._changed, connection.trust.silence.probe_every_s):
                     await connection.probe()
         finally:
             self._lose(connection)
@@ -74,7 +74,10 @@ class NotifyListener:
             notify(payload)
 
 
-async def _within(event: asyncio.Event, seconds: float) -> bool:
+async def happens(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event for some time; return whether it was set."""
+    if event.is_set():
+        return True
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             return await event.wait()

@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 
 @dataclass(slots=True, eq=False)
 class PartialCompletion:
-    """The live text of one model call; ``beside``: of an asynchronous task.
+    """The live text of one model call; ``is_async``: of an asynchronous task.
 
     Text that replaces other text is a new object.
     """
@@ -33,7 +33,7 @@ class PartialCompletion:
     depth: int
     call: int
     attempt: int
-    beside: bool = False
+    is_async: bool = False
     text: str = ""
     at: datetime | None = None
     _frames: dict[str, tuple[int, int, Frame]] = field(default_factory=dict, repr=False)
@@ -81,7 +81,12 @@ class PartialCompletions:
 
     def open(self) -> Iterable[PartialCompletion]:
         """Return those with text."""
-        return [speech for speech in self._open.values() if speech.at is not None]
+        return [call for call in self._open.values() if call.at is not None]
+
+    @property
+    def any_open(self) -> bool:
+        """True if a call is under way, with text or without."""
+        return bool(self._open)
 
     def see(self, row: Row) -> None:
         """Process an event of the log, in order; it may open or close a call."""
@@ -113,21 +118,21 @@ class PartialCompletions:
 
     def covers(self, rows: Iterable[Row]) -> bool:
         """Return true if all rows of text belong to open calls."""
-        return all((speech := self._open.get(row["task_id"])) and speech.is_of(row) for row in rows)
+        return all((call := self._open.get(row["task_id"])) and call.is_of(row) for row in rows)
 
     def add_rows(self, rows: Iterable[Row]) -> None:
         """Add rows of text, in order. Text of closed calls and older tries is dropped."""
-        room = MAX_CHARACTERS - sum(len(speech.text) for speech in self._open.values())
+        room = MAX_CHARACTERS - sum(len(call.text) for call in self._open.values())
         for row in rows:
-            speech = self._open.get(row["task_id"])
-            if speech is None or not speech.is_of(row) or row["at"] > len(speech.text):
+            call = self._open.get(row["task_id"])
+            if call is None or not call.is_of(row) or row["at"] > len(call.text):
                 continue
-            if row["at"] < len(speech.text):
-                speech = self._again(speech, speech.text[: row["at"]])
+            if row["at"] < len(call.text):
+                call = self._again(call, call.text[: row["at"]])
             if len(row["text"]) <= room:
                 room -= len(row["text"])
-                speech.text += row["text"]
-                speech.at = row["now"]
+                call.text += row["text"]
+                call.at = row["now"]
 
     def _again(self, old: PartialCompletion, text: str) -> PartialCompletion:
         new = PartialCompletion(
@@ -138,7 +143,7 @@ class PartialCompletions:
             old.depth,
             old.call,
             old.attempt,
-            old.beside,
+            old.is_async,
             text,
             old.at,
         )

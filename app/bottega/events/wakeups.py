@@ -7,21 +7,27 @@ for many runs at a time, and never inside a step's transaction.
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from itertools import islice
 from uuid import UUID
 
 import asyncpg
 import structlog
 
+from bottega.clock import monotonic
 from bottega.events.listener import NotifyListener
 from bottega.events.log import is_transient
 
-EVENTS = "bottega_events"
-"""Channel for runs with new events."""
-TEXT = "bottega_text"
-"""Channel for runs with new live text."""
+CHANNEL = "bottega_events"
+"""Channel for ids of runs that began, ended, or have news after a silence."""
+AWAKE_S = 2.0
+"""Seconds for which subscribers poll a run after each of its events and notices."""
+QUIET_S = 0.8
+"""Silence of a run, in seconds, after which its next event needs a notice.
+
+It is shorter than ``AWAKE_S`` by more than the time until a worker knows that its step is stored.
+"""
 _RUNS_PER_NOTICE = 200  # 200 ids of 36 characters and commas fit into NOTIFY's 8,000 bytes
 _RETRY_S = 0.2
 _PATIENCE_S = 3.0
@@ -34,16 +40,27 @@ log = structlog.get_logger(__name__)
 class Notifier:
     """Sender of wake-ups. New ones during a send go with the next."""
 
-    def __init__(self, pool: asyncpg.Pool) -> None:
+    def __init__(self, pool: asyncpg.Pool, *, clock: Callable[[], float] = monotonic) -> None:
         self._pool = pool
-        self._pending: dict[tuple[str, UUID], None] = {}
+        self._clock = clock
+        self._awake: dict[UUID, float] = {}
+        self._pending: dict[UUID, None] = {}
         self._notified = asyncio.Event()
         self._sent = asyncio.Event()
 
-    def wake(self, run_id: UUID, channel: str = EVENTS) -> None:
+    def wake(self, run_id: UUID) -> None:
         """Notify every process that this run has news."""
-        self._pending[channel, run_id] = None
+        self._awake[run_id] = self._clock() + QUIET_S
+        self._pending[run_id] = None
         self._notified.set()
+
+    def wrote(self, run_id: UUID) -> None:
+        """Notify of events or live text just stored, unless the run was not quiet before."""
+        now = self._clock()
+        if self._awake.get(run_id, now) <= now:
+            self.wake(run_id)
+        else:
+            self._awake[run_id] = now + QUIET_S
 
     async def sent(self) -> None:
         """Wait until nothing is pending."""
@@ -65,68 +82,43 @@ class Notifier:
                 if not is_transient(error):
                     log.exception("events.not_notified")
                 await asyncio.sleep(_RETRY_S)
+            now = self._clock()
+            self._awake = {run: until for run, until in self._awake.items() if until > now}
             await asyncio.sleep(_PAUSE_S)
 
     async def _send(self) -> None:
-        channel, _ = next(iter(self._pending))
-        of_channel = (key for key in self._pending if key[0] == channel)
-        batch = list(islice(of_channel, _RUNS_PER_NOTICE))
-        for key in batch:
-            del self._pending[key]
+        batch = list(islice(self._pending, _RUNS_PER_NOTICE))
+        for run_id in batch:
+            del self._pending[run_id]
         try:
-            ids = ",".join(str(run_id) for _, run_id in batch)
-            await self._pool.execute("SELECT pg_notify($1, $2)", channel, ids, timeout=_PATIENCE_S)
+            ids = ",".join(map(str, batch))
+            await self._pool.execute("SELECT pg_notify($1, $2)", CHANNEL, ids, timeout=_PATIENCE_S)
         except Exception:
             self._pending.update(dict.fromkeys(batch))
             raise
-
-
-class Subscription:
-    """Notices about a run since the last :meth:`wait`."""
-
-    def __init__(self) -> None:
-        self._channels: set[str] = set()
-        self._event = asyncio.Event()
-
-    def notify(self, channel: str = EVENTS) -> None:
-        """Add a notice that there may be something new."""
-        self._channels.add(channel)
-        self._event.set()
-
-    async def wait(self, within_s: float) -> set[str]:
-        """Return the channels with notices; none if none came in time."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await self._event.wait()
-        channels, self._channels = self._channels, set()
-        self._event.clear()
-        return channels
 
 
 class WakeupFeed:
     """Receiver of wake-ups, which it hands to the watchers of the run in this process."""
 
     def __init__(self, listener: NotifyListener) -> None:
-        self._watchers: defaultdict[UUID, set[Subscription]] = defaultdict(set)
+        self._watchers: defaultdict[UUID, list[Callable[[], None]]] = defaultdict(list)
         self._closed = asyncio.Event()
-        self._spoken: set[UUID] = set()
-        self._text = asyncio.Event()
-        listener.subscribe(EVENTS, self._on_events)
-        listener.subscribe(TEXT, self._on_text)
+        listener.subscribe(CHANNEL, self._on_notice)
 
-    @contextmanager
-    def watching(
-        self, run_id: UUID, subscription: Subscription | None = None
-    ) -> Iterator[Subscription]:
-        """Notify ``subscription`` when the log of the run may have grown. Start by reading it."""
-        subscription = subscription or Subscription()
-        self._watchers[run_id].add(subscription)
-        try:
-            yield subscription
-        finally:
-            self._watchers[run_id].discard(subscription)
+    def watch(self, run_id: UUID, notify: Callable[[], None]) -> Callable[[], None]:
+        """Call ``notify`` when a run may have news, until the function returned is called.
+
+        Start by reading its log.
+        """
+        self._watchers[run_id].append(notify)
+
+        def end() -> None:
+            self._watchers[run_id].remove(notify)
             if not self._watchers[run_id]:
                 del self._watchers[run_id]
+
+        return end
 
     def watched(self) -> int:
         """Return the number of runs that are watched through this process."""
@@ -140,47 +132,20 @@ class WakeupFeed:
     def close(self) -> None:
         """Wake all watchers for the last time."""
         self._closed.set()
-        self._wake_all()
+        self._on_notice(None)
 
-    def speak(self, run_id: UUID) -> None:
-        """Note that there may be new live text of a run."""
-        self._spoken.add(run_id)
-        self._text.set()
-
-    async def spoken(self) -> set[UUID]:
-        """Wait for new live text; return the runs that it belongs to."""
-        await self._text.wait()
-        self._text.clear()
-        runs, self._spoken = self._spoken, set()
-        return runs
-
-    def _on_events(self, payload: str | None) -> None:
-        for run_id in self._named(payload):
-            self._notify_subscribers(run_id)
-
-    def _on_text(self, payload: str | None) -> None:
-        for run_id in self._named(payload):
-            self.speak(run_id)
-
-    def _named(self, payload: str | None) -> list[UUID]:
-        """Return the watched runs that a notice names; it may have been any of them."""
-        if payload is None:
-            return list(self._watchers)
-        named = []
+    def _on_notice(self, payload: str | None) -> None:
+        if payload is None:  # notices may have been missed
+            for run_id in list(self._watchers):
+                self._wake(run_id)
+            return
         for text in payload.split(",") if self._watchers else ():
             with contextlib.suppress(ValueError):
-                if (run_id := UUID(text)) in self._watchers:
-                    named.append(run_id)
-        return named
+                self._wake(UUID(text))
 
-    def _notify_subscribers(self, run_id: UUID) -> None:
-        for subscription in self._watchers[run_id]:
-            subscription.notify()
-
-    def _wake_all(self) -> None:
-        for run_id in self._watchers:
-            self._notify_subscribers(run_id)
-            self.speak(run_id)
+    def _wake(self, run_id: UUID) -> None:
+        for notify in self._watchers.get(run_id, ()):
+            notify()
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from bottega.errors import BottegaError, FencedError
 from bottega.events import log
 from bottega.events.payloads import warning
 from bottega.events.types import Event, EventType, RunStatus
+from bottega.events.wakeups import Notifier
 from bottega.execution.async_tasks import (
     SubagentRuntime,
     end_all,
@@ -64,7 +65,7 @@ class Executor:
 
     Attributes:
         teams: makes the agents of runs.
-        wake: called with a run's id after each commit to its log.
+        notifier: wakes subscribers.
         max_crashes: a run fails after so many deaths of its worker.
         takeover_s: seconds after which a dead worker's runs are taken over.
         live_text: shows the models' text while it comes in.
@@ -79,7 +80,7 @@ class Executor:
 
     pool: asyncpg.Pool
     teams: Teams
-    wake: Callable[[UUID], None]
+    notifier: Notifier
     max_crashes: int
     takeover_s: float
     live_text: LiveText | None = None
@@ -161,13 +162,17 @@ class Executor:
             raise
         if run is None:
             return  # it is over, was deleted, or another worker has it
-        self.wake(run_id)
+        self.notifier.wake(run_id)
         episode_recorder = None
         if run.memory == "full":
             by_rules = self.sources is None or self.sources.analyst is None
             episode_recorder = EpisodeRecorder(facts_of(run), self.known.text, reflects=by_rules)
         journal = Journal(
-            self.pool, run, episode_recorder=episode_recorder, wake=self.wake, known=self.known
+            self.pool,
+            run,
+            episode_recorder=episode_recorder,
+            wake=self.notifier.wrote,
+            known=self.known,
         )
         entry.recorder = JournalRecorder(
             journal,
@@ -199,6 +204,7 @@ class Executor:
                 raise
         finally:
             entry.held = None
+            self.notifier.wake(run_id)
             await self._settle(entry.recorder)
             await journal.close()
 

@@ -2,8 +2,7 @@
 
 It is only for show: the complete answer comes with ``llm.completed``. So it must cost little. A
 piece is appended to a list. Every 50 ms the new pieces go into the table ``live_text``, with one
-insert and one wake-up for all calls of this worker. If a model answers faster than that, nothing is
-written.
+insert for all calls of this worker. If a model answers faster than that, nothing is written.
 """
 
 import asyncio
@@ -101,14 +100,14 @@ class LiveText:
         self._ended: deque[tuple[float, CallText]] = deque()
         self._any = asyncio.Event()
 
-    def begin(self, speech: CallText) -> None:
-        self._open[speech] = None
+    def begin(self, call: CallText) -> None:
+        self._open[call] = None
         self._any.set()
 
-    def end(self, speech: CallText) -> None:
-        del self._open[speech]
-        if speech.has_rows:
-            self._ended.append((monotonic() + self._keep_s, speech))
+    def end(self, call: CallText) -> None:
+        del self._open[call]
+        if call.has_rows:
+            self._ended.append((monotonic() + self._keep_s, call))
 
     async def run(self) -> None:
         """Write until cancelled. A failed write is repeated with the next one."""
@@ -125,47 +124,47 @@ class LiveText:
                 self._any.clear()
 
     async def _write(self) -> None:
-        said = [(speech, *taken) for speech in self._open if (taken := speech.take())]
+        said = [(call, *taken) for call in self._open if (taken := call.take())]
         if not said:
             return
         rows = [
             (
-                speech.journal.tenant_id,
-                speech.journal.run_id,
-                speech.task_id,
-                speech.parent_task_id,
-                speech.agent,
-                speech.call,
-                speech.journal.attempt,
+                call.journal.tenant_id,
+                call.journal.run_id,
+                call.task_id,
+                call.parent_task_id,
+                call.agent,
+                call.call,
+                call.journal.attempt,
                 at,
                 text,
             )
-            for speech, at, text in said
+            for call, at, text in said
         ]
         try:
             await self._pool.execute(_WRITE, *map(list, zip(*rows, strict=True)))
         except Exception:
-            for speech, at, text in said:
-                speech.give_back(at, text)
+            for call, at, text in said:
+                call.give_back(at, text)
             raise
-        for speech, *_ in said:
-            self._wake(speech.journal.run_id)
+        for call, *_ in said:
+            self._wake(call.journal.run_id)
 
     async def _clear(self) -> None:
         """Delete the text of calls that ended a while ago."""
         now = monotonic()
-        gone = [speech for due, speech in self._ended if due <= now]
+        gone = [call for due, call in self._ended if due <= now]
         if not gone:
             return
         rows = [
             (
-                speech.journal.tenant_id,
-                speech.journal.run_id,
-                speech.task_id,
-                speech.call,
-                speech.journal.attempt,
+                call.journal.tenant_id,
+                call.journal.run_id,
+                call.task_id,
+                call.call,
+                call.journal.attempt,
             )
-            for speech in gone
+            for call in gone
         ]
         await self._pool.execute(_CLEAR, *map(list, zip(*rows, strict=True)))
         for _ in gone:

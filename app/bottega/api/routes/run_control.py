@@ -1,5 +1,6 @@
 """Routes that cancel or retry runs, and cancel tasks."""
 
+import asyncio
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -20,6 +21,7 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 RunId = Annotated[UUID, Path(description="The run's id.")]
 _CONFIRMED_WITHIN_S = 1.0
+_LOOK_EVERY_S = 0.02
 
 
 @router.post(
@@ -66,14 +68,14 @@ async def cancel_task(
     task_id: Annotated[UUID, Path(description="The task's id.")],
     response: Response,
 ) -> Any:
-    with service.wakeups.watching(run_id) as subscription:
-        before = await request_task_cancel(service.database, tenant, run_id, task_id, actor)
-        stopping = {task for task, was_over in before.items() if not was_over}
-        until = monotonic() + _CONFIRMED_WITHIN_S
-        while stopping := stopping - await _over(service, tenant, run_id, stopping):
-            if not await subscription.wait(until - monotonic()):
-                response.status_code = 202
-                break
+    before = await request_task_cancel(service.database, tenant, run_id, task_id, actor)
+    stopping = {task for task, was_over in before.items() if not was_over}
+    until = monotonic() + _CONFIRMED_WITHIN_S
+    while stopping := stopping - await _over(service, tenant, run_id, stopping):
+        if monotonic() >= until:
+            response.status_code = 202
+            break
+        await asyncio.sleep(_LOOK_EVERY_S)
     return {
         "items": [
             {"task_id": task, "status": _cancel_status(task, was_over, stopping)}

@@ -1,6 +1,7 @@
 """A run's events over HTTP: as pages, and as server-sent events."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 from uuid import UUID
@@ -23,7 +24,9 @@ from bottega.db.pages import PageItems
 from bottega.errors import UnauthenticatedError
 from bottega.events import log
 from bottega.events.frames import Frame
-from bottega.events.stream import RunCursor, Subscriber
+from bottega.events.listener import happens
+from bottega.events.reader import RunCursor
+from bottega.events.stream import Subscriber
 from bottega.settings import Settings
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
@@ -40,13 +43,14 @@ async def until_final(service: Service, principal: Principal, run_id: UUID) -> N
     Raises:
         UnauthenticatedError: the caller's key is no longer valid.
     """
-    lost = asyncio.Event()
-    with service.wakeups.watching(run_id) as subscription:
+    lost, news = asyncio.Event(), asyncio.Event()
 
-        def lose() -> None:
-            lost.set()
-            subscription.notify()
+    def lose() -> None:
+        lost.set()
+        news.set()
 
+    with contextlib.ExitStack() as stack:
+        stack.callback(service.wakeups.watch(run_id, news.set))
         with service.keys.watching(principal.identity, lose):
             while not service.wakeups.closed.is_set():
                 if lost.is_set():
@@ -55,9 +59,10 @@ async def until_final(service: Service, principal: Principal, run_id: UUID) -> N
                         "made; the run is accepted",
                         code="bad_key",
                     )
+                news.clear()
                 if (await service.streams.cursor_of(principal.tenant_id, run_id)).over:
                     return
-                await subscription.wait(SLOW_POLL_S)
+                await happens(news, SLOW_POLL_S)
 
 
 class EventQuery(PageQuery, WatchQuery):

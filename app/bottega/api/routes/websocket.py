@@ -27,7 +27,8 @@ from bottega.api.shared.event_filter import WatchQuery
 from bottega.container import Service
 from bottega.errors import BottegaError, InvalidInputError
 from bottega.events.log import is_transient
-from bottega.events.stream import RunCursor, RunStream, Subscriber
+from bottega.events.reader import RunCursor
+from bottega.events.stream import RunStream, Subscriber
 from bottega.runs.control import request_cancel, request_task_cancel
 
 log = structlog.get_logger(__name__)

@@ -40,12 +40,13 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by streams. Return, for each run, at most p_most pieces after the given id.
+-- Called by streams. Return, for each run, at most p_most pieces after the given id; n is the run's
+-- place in the arrays.
 CREATE OR REPLACE FUNCTION read_live_text(
     p_tenants uuid[], p_runs uuid[], p_after bigint[], p_most integer
 ) RETURNS TABLE (
-    run_id uuid, tenant_id uuid, id bigint, task_id uuid, call integer, attempt integer,
-    at integer, text text, now timestamptz
+    n bigint, id bigint, task_id uuid, call integer, attempt integer, at integer, text text,
+    now timestamptz
 ) LANGUAGE plpgsql AS $$
 DECLARE
     v_tenant uuid;
@@ -53,10 +54,10 @@ BEGIN
     FOR v_tenant IN SELECT DISTINCT unnest(p_tenants) LOOP
         PERFORM set_config('bottega.tenant', v_tenant::text, true);
         RETURN QUERY
-        SELECT t.* FROM unnest(p_tenants, p_runs, p_after) AS w(tenant_id, run_id, after)
+        SELECT w.n, t.*
+        FROM unnest(p_tenants, p_runs, p_after) WITH ORDINALITY AS w(tenant_id, run_id, after, n)
         CROSS JOIN LATERAL (
-            SELECT l.run_id, l.tenant_id, l.id, l.task_id, l.call, l.attempt, l.at, l.text,
-                   clock_timestamp()
+            SELECT l.id, l.task_id, l.call, l.attempt, l.at, l.text, clock_timestamp()
             FROM live_text l
             WHERE l.tenant_id = v_tenant AND l.run_id = w.run_id AND l.id > w.after
             ORDER BY l.id LIMIT p_most) AS t

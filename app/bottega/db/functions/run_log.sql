@@ -1,27 +1,48 @@
 -- Reading a run's log.
 
--- Called by streams and by GET events. Return a page of a run's log: at most p_most events, and at
--- most p_bytes of data plus the one event that exceeds them.
-CREATE OR REPLACE FUNCTION read_log(
-    p_tenant uuid, p_run uuid, p_after bigint, p_most integer, p_bytes bigint
+-- Called by streams. Return the events of watched runs after the given seqs: of each run at most
+-- p_most, and p_bytes of data plus the one event that exceeds them; of all together p_total bytes
+-- likewise. n is the run's place in the arrays. A row without seq says that the run was deleted.
+CREATE OR REPLACE FUNCTION read_logs(
+    p_tenants uuid[], p_runs uuid[], p_after bigint[], p_most integer, p_bytes bigint,
+    p_total bigint
 ) RETURNS TABLE (
-    seq bigint, type text, at timestamptz, task_id uuid, parent_task_id uuid, agent text,
+    n bigint, seq bigint, type text, at timestamptz, task_id uuid, parent_task_id uuid, agent text,
     depth smallint, data text
 ) LANGUAGE plpgsql AS $$
+DECLARE
+    v_tenant uuid;
+    v_total bigint := 0;
 BEGIN
-    PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    RETURN QUERY
-    SELECT p.seq, p.type, p.at, p.task_id, p.parent_task_id, p.agent, p.depth, p.data FROM (
-        SELECT n.*, sum(octet_length(n.data)) OVER (
-            ORDER BY n.seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
-        FROM (
-            SELECT e.seq, e.type, e.at, e.task_id, e.parent_task_id, e.agent, e.depth,
-                   e.data::text AS data
-            FROM run_events e
-            WHERE e.tenant_id = p_tenant AND e.run_id = p_run AND e.seq > p_after
-            ORDER BY e.seq LIMIT p_most) AS n) AS p
-    WHERE p.before IS NULL OR p.before < p_bytes
-    ORDER BY p.seq;
+    FOR v_tenant IN SELECT DISTINCT unnest(p_tenants) LOOP
+        PERFORM set_config('bottega.tenant', v_tenant::text, true);
+        FOR n, seq, type, at, task_id, parent_task_id, agent, depth, data IN
+            SELECT w.n, l.*
+            FROM unnest(p_tenants, p_runs, p_after) WITH ORDINALITY
+                AS w(tenant_id, run_id, after, n)
+            LEFT JOIN LATERAL (
+                SELECT p.seq, p.type, p.at, p.task_id, p.parent_task_id, p.agent, p.depth, p.data
+                FROM (
+                    SELECT e.*, sum(octet_length(e.data)) OVER (
+                        ORDER BY e.seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+                    FROM (
+                        SELECT o.seq, o.type, o.at, o.task_id, o.parent_task_id, o.agent, o.depth,
+                               o.data::text AS data
+                        FROM run_events o
+                        WHERE o.tenant_id = v_tenant AND o.run_id = w.run_id AND o.seq > w.after
+                        ORDER BY o.seq LIMIT p_most) AS e) AS p
+                WHERE p.before IS NULL OR p.before < p_bytes
+                ORDER BY p.seq) AS l ON true
+            WHERE w.tenant_id = v_tenant AND (l.seq IS NOT NULL OR NOT EXISTS (
+                SELECT FROM runs r WHERE r.tenant_id = v_tenant AND r.id = w.run_id))
+        LOOP
+            IF v_total >= p_total THEN
+                RETURN;
+            END IF;
+            v_total := v_total + coalesce(octet_length(data), 0);
+            RETURN NEXT;
+        END LOOP;
+    END LOOP;
 END $$;
 
 -- Called by a stream that begins in the middle of a run. Return each task's newest event that

@@ -1,0 +1,173 @@
+"""The watched runs of a process. One loop reads their logs, with one query for all.
+
+A run is *awake* for some seconds after each of its events and notices. Runs that are awake are read
+every few milliseconds; the others at a notice, and every few seconds in case one was lost. Workers
+send notices only for runs that may not be awake (:class:`bottega.events.wakeups.Notifier`).
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from uuid import UUID
+
+import asyncpg
+import structlog
+
+from bottega.clock import monotonic
+from bottega.events.listener import happens
+from bottega.events.log import is_transient
+from bottega.events.reader import LogReader, RunCursor
+from bottega.events.stream import RunStream
+from bottega.events.wakeups import AWAKE_S, WakeupFeed
+
+POLL_S = 0.015
+"""Time between two reads while a run is awake, if they are quick."""
+TEXT_S = 0.05
+"""Shortest time between two reads of live text."""
+_LEAST_S, _MOST_S = 0.002, 0.1
+_PER_WOKEN_S, _TEXT_PER_WATCHER_S = 0.00005, 0.0002
+_RETRY_S = 0.2
+_AT_ONCE = 1000
+
+log = structlog.get_logger(__name__)
+
+
+class RunStreams:
+    """The streams by run.
+
+    Args:
+        poll_s: longest delay of an event by a lost notice, in seconds.
+    """
+
+    def __init__(self, pool: asyncpg.Pool, wakeups: WakeupFeed, *, poll_s: float = 5.0) -> None:
+        self._reader = LogReader(pool, wakeups.closed)
+        self._wakeups = wakeups
+        self._poll_s = poll_s
+        self._streams: dict[tuple[UUID, UUID], RunStream] = {}
+        self._awake: dict[RunStream, float] = {}
+        self._news = asyncio.Event()
+        self._all_at = 0.0
+        self._text_at = 0.0
+        self._woken = 0
+
+    async def cursor_of(self, tenant_id: UUID, run_id: UUID) -> RunCursor:
+        """Find a run to watch.
+
+        Raises:
+            NotFoundError: unknown, or another tenant's.
+        """
+        return await self._reader.cursor_of(tenant_id, run_id)
+
+    def watched(self) -> dict[UUID, int]:
+        """Return the number of subscribers of each run in this process."""
+        return {run_id: stream.watchers for (_, run_id), stream in self._streams.items()}
+
+    def awake(self) -> int:
+        """Return the number of runs that are read every few milliseconds."""
+        return len(self._awake)
+
+    @contextmanager
+    def watching(self, cursor: RunCursor, after: int) -> Iterator[RunStream]:
+        """Yield the run's stream, which lives as long as it has subscribers."""
+        key = cursor.tenant_id, cursor.run_id
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = self._streams[key] = RunStream(self._reader, cursor, after)
+            stream.unwatch = self._wakeups.watch(cursor.run_id, lambda: self._on_notice(stream))
+            self._on_notice(stream)
+        stream.watchers += 1
+        try:
+            yield stream
+        finally:
+            stream.watchers -= 1
+            if not stream.watchers:
+                del self._streams[key]
+                self._awake.pop(stream, None)
+                stream.unwatch()
+
+    def _on_notice(self, stream: RunStream) -> None:
+        if self._reader.closed.is_set():
+            stream.wake()
+        else:
+            self._keep_awake(stream)
+            self._news.set()
+
+    def _keep_awake(self, stream: RunStream) -> None:
+        self._awake[stream] = monotonic() + AWAKE_S
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        took_s = 0.0
+        while True:
+            await self._rest(took_s)
+            began = monotonic()
+            try:
+                await self._read(self._due(began))
+            except Exception as error:
+                if not is_transient(error):
+                    log.exception("events.not_read")
+                self._all_at = 0.0
+                await asyncio.sleep(_RETRY_S)
+            took_s = monotonic() - began
+
+    async def _rest(self, took_s: float) -> None:
+        """Wait for the next read: at least twice as long as the last one took."""
+        least = min(_MOST_S, max(_LEAST_S, 2 * took_s, self._woken * _PER_WOKEN_S))
+        await asyncio.sleep(least)
+        self._woken = 0
+        due_s = POLL_S - least if self._awake else self._all_at - monotonic()
+        await happens(self._news, due_s)
+        self._news.clear()
+
+    def _due(self, now: float) -> list[RunStream]:
+        """Return the streams to read; those awake for long enough are read for the last time."""
+        due = list(self._awake)
+        for stream in due:
+            if self._awake[stream] <= now:
+                del self._awake[stream]
+        if now >= self._all_at:
+            self._all_at = now + self._poll_s
+            due = list(self._streams.values())
+        return [stream for stream in due if not stream.ended]
+
+    async def _read(self, due: Sequence[RunStream]) -> None:
+        for first in range(0, len(due), _AT_ONCE):
+            some = due[first : first + _AT_ONCE]
+            await self._read_text(some)  # first: its calls' beginnings are in the log then
+            await self._read_logs(some)
+            for stream in some:
+                await stream.show_text()
+
+    async def _read_logs(self, due: Sequence[RunStream]) -> None:
+        try:
+            found = await self._reader.logs([(stream.cursor, stream.last) for stream in due])
+        except Exception as error:
+            if is_transient(error):
+                raise
+            if len(due) == 1:
+                due[0].fail(error)
+                return
+            for stream in due:  # keep the others' streams
+                await self._read_logs([stream])
+            return
+        for stream, new in zip(due, found, strict=True):
+            stream.take(new)
+            if new.rows:
+                self._keep_awake(stream)
+                self._woken += stream.watchers
+            if stream.ended:
+                self._awake.pop(stream, None)
+            elif new.more:
+                self._news.set()
+
+    async def _read_text(self, due: Sequence[RunStream]) -> None:
+        streams = [stream for stream in due if stream.may_have_text]
+        if not streams or self._text_at > (now := monotonic()):
+            return
+        watchers = sum(stream.watchers for stream in self._streams.values())
+        self._text_at = now + max(TEXT_S, watchers * _TEXT_PER_WATCHER_S)
+        places = [(stream.cursor, stream.text_id) for stream in streams]
+        for stream, pieces in zip(streams, await self._reader.text(places), strict=True):
+            if pieces:
+                stream.add_text(pieces)
+                self._keep_awake(stream)
