@@ -14,9 +14,9 @@ import statistics
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from uuid import uuid4
 
 import asyncpg
-from pydantic_core import from_json
 
 from benchmarks.harness import temporary_database
 from bottega.db.base import DEFAULT_TENANT
@@ -27,12 +27,7 @@ _NEW = (
     ' "metadata": {}, "memory": "off", "priority": 5}'
 )
 _ACCEPT = "SELECT accept_run($1, $2, '[]', '[]', '[]')::text"
-_TAKE = """
-UPDATE pgqueuer.pgqueuer SET status = 'picked' WHERE id = (
-    SELECT id FROM pgqueuer.pgqueuer WHERE status = 'queued' ORDER BY priority DESC, id LIMIT 1)
-RETURNING payload
-"""
-_CLAIM = "SELECT claim_run($1, $2, 60)"
+_TAKE = "SELECT run FROM take_runs($1, $2, 1, 60, false)"
 _END = """
 SELECT append_step($1, $2, 1, 2, '{run.completed}', '{NULL}', '{NULL}', '{NULL}', '{NULL}',
     ARRAY[jsonb '{}'], '[]', '[]', '{"status": "completed", "tokens": 0}')
@@ -53,6 +48,7 @@ async def measure(url: str, rounds: int, waiting: int) -> tuple[list[float], lis
     posts: list[float] = []
     ends: list[float] = []
     limits = {"concurrent_runs": 100, "queued_runs": 10**9}
+    worker = uuid4()
     async with open_database(url, pool_size=1, limits=limits) as database:
         for _ in range(waiting):
             async with timed(database.pool, []) as connection:
@@ -61,8 +57,7 @@ async def measure(url: str, rounds: int, waiting: int) -> tuple[list[float], lis
             async with timed(database.pool, posts) as connection:
                 await connection.fetchval(_ACCEPT, DEFAULT_TENANT, _NEW)
             async with timed(database.pool, []) as connection:
-                run_id = from_json(await connection.fetchval(_TAKE))["run"]
-                await connection.fetchval(_CLAIM, DEFAULT_TENANT, run_id)
+                run_id = await connection.fetchval(_TAKE, worker, uuid4())
             async with timed(database.pool, ends) as connection:
                 await connection.fetchval(_END, DEFAULT_TENANT, run_id)
     return posts, ends

@@ -3,9 +3,12 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
+
+import asyncpg
 
 from bottega.db.base import DEFAULT_TENANT
+from bottega.execution import queue
 from bottega.execution.claim import ClaimedRun
 
 
@@ -28,6 +31,7 @@ def claim_of(run_id: UUID, **changed: Any) -> ClaimedRun:
         mode="orchestrated",
         input="Write a report.",
         agent="writer",
+        pins=(),
         agents={"writer": {"subagents": None}},
         graph_name=None,
         graph=None,
@@ -42,3 +46,29 @@ def claim_of(run_id: UUID, **changed: Any) -> ClaimedRun:
         assigned_as=run_id,
     )
     return replace(run, **changed)
+
+
+async def claim(
+    connection: asyncpg.Pool | asyncpg.Connection,
+    run_id: UUID,
+    tenant: UUID = DEFAULT_TENANT,
+    *,
+    lease_s: float = 600.0,
+    worker: UUID | None = None,
+) -> ClaimedRun | None:
+    """Claim this run for a worker, as if it was the next in the queue; without definitions."""
+    worker = worker or uuid4()
+    await connection.execute("SELECT begin_lease($1, $2)", worker, lease_s)
+    query = "SELECT attempt, claim FROM claim_runs($1, $2, $3, $4, $5)"
+    row = await connection.fetchrow(query, tenant, [run_id], worker, uuid4(), lease_s)
+    return None if row is None else ClaimedRun.decoded(tenant, run_id, *row)
+
+
+async def end_leases(owner: asyncpg.Pool | asyncpg.Connection) -> None:
+    """End the leases of all workers, as if they had died a while ago."""
+    await owner.execute("UPDATE worker_leases SET leased_until = now() - interval '1 s'")
+
+
+async def sweep(pool: asyncpg.Pool, takeover_s: float = 0.0) -> int:
+    """Sweep as a process does; without ``takeover_s``, dead workers' runs are queued at once."""
+    return await queue.sweep(pool, takeover_s)

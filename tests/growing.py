@@ -10,7 +10,7 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
 from bottega.events import log
 from bottega.events.wakeups import Notifier, background
-from bottega.execution.claim import claim_run
+from tests.claims import claim
 from tests.service import Running
 from tests.team import define, start
 
@@ -83,7 +83,7 @@ async def growing(running: Running, *, defined: bool = False) -> AsyncIterator[G
 @asynccontextmanager
 async def growing_on(database: Database, run_id: str) -> AsyncIterator[Growing]:
     """Claim a queued run for the test."""
-    run = await claim_run(database.pool, DEFAULT_TENANT, UUID(run_id), 600.0)
+    run = await claim(database.pool, UUID(run_id))
     assert run is not None
     notifier = Notifier(database.pool)
     async with background(notifier.run):

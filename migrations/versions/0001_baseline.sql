@@ -239,8 +239,6 @@ CREATE TABLE runs (
     created_at timestamptz NOT NULL DEFAULT now(),
     cancel_requested_at timestamptz,
     started_at timestamptz,
-    -- End of the lease of the worker that executes it.
-    leased_until timestamptz,
     deadline timestamptz,
     ended_at timestamptz,
     token_budget bigint,
@@ -273,7 +271,25 @@ CREATE INDEX ix_runs_session ON runs (tenant_id, session_id, id) WHERE session_i
 CREATE INDEX ix_runs_user ON runs (tenant_id, user_id, id) WHERE user_id IS NOT NULL;
 CREATE INDEX ix_runs_waiting ON runs (tenant_id, priority DESC, id)
     WHERE ended_at IS NULL AND slot IS NULL;
-CREATE UNIQUE INDEX uq_runs_slot ON runs (tenant_id, slot) WHERE ended_at IS NULL;
+CREATE INDEX ix_runs_expiring ON runs
+    (((created_at AT TIME ZONE 'UTC') + make_interval(secs => queue_timeout_s)))
+    WHERE ended_at IS NULL AND slot IS NULL;
+CREATE UNIQUE INDEX uq_runs_slot ON runs (tenant_id, slot)
+    WHERE ended_at IS NULL AND slot IS NOT NULL;
+
+-- The runs that a worker may take, by turn, then by number: those with a slot that none executes.
+CREATE TABLE run_queue (
+    tenant_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    -- -1: it has started before, and goes before all others.
+    turn integer NOT NULL,
+    number bigint GENERATED ALWAYS AS IDENTITY,
+    -- The run's own: it counts among its tenant's runs.
+    priority smallint NOT NULL,
+    due_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_run_queue PRIMARY KEY (tenant_id, run_id)
+);
+CREATE INDEX ix_run_queue_turn ON run_queue (turn, number);
 
 -- The head of each running run's log: the fence.
 -- A claim writes the row; the end and the hand-back delete it. A step of a run changes it only
@@ -427,6 +443,16 @@ CREATE UNLOGGED TABLE workers (
     seen_at timestamptz NOT NULL,
     pool jsonb NOT NULL,
     CONSTRAINT pk_workers PRIMARY KEY (id)
+);
+
+-- The right of a worker to its runs, for a time. A new process is another worker.
+CREATE UNLOGGED TABLE worker_leases (
+    worker_id uuid NOT NULL,
+    leased_until timestamptz NOT NULL,
+    -- When it last named the runs that it executes, as '<run>:<attempt>'.
+    named_at timestamptz NOT NULL,
+    runs text[] NOT NULL,
+    CONSTRAINT pk_worker_leases PRIMARY KEY (worker_id)
 );
 
 -- A worker's load by one tenant. No foreign keys: a heartbeat must not wait for a lock.

@@ -250,7 +250,7 @@ async def test_an_impossible_run_is_refused_and_leaves_no_row(
     answer = await refusing.client.post("/v1/runs", json={"agent": "known", "input": "x"} | change)
     body = problem(answer, 422)
     assert body["code"] == code
-    for table in ("runs", "pgqueuer.pgqueuer"):
+    for table in ("runs", "run_queue"):
         assert await refusing.owner.fetchval(f"SELECT count(*) FROM {table}") == 1  # the known one
 
 
@@ -270,7 +270,7 @@ async def test_a_failed_commit_is_an_error_and_leaves_no_event(
     problem(await client.post("/v1/runs", json={"agent": "a", "input": "x"}), 500)
     problem(await client.post("/v1/agents", json=GOOD | {"name": "b"}), 500)
     problem(await client.put("/v1/agents/a", json={"system_message": "y"}), 500)
-    for table in ("runs", "run_events", "pgqueuer.pgqueuer"):
+    for table in ("runs", "run_events", "run_queue"):
         assert await pool.fetchval(f"SELECT count(*) FROM {table}") == 0
     assert (await client.get("/v1/agents")).json()["items"][0]["version"] == 1
     assert "forced" not in (await client.post("/v1/runs", json={"agent": "a", "input": "x"})).text

@@ -8,8 +8,8 @@ import asyncpg
 import httpx2
 import pytest
 
-from bottega.execution import queue
 from tests.api.test_bad_input import problem
+from tests.claims import sweep
 from tests.service import Running
 from tests.waiting import until
 
@@ -141,7 +141,7 @@ async def test_keys_expire_after_a_day(client: httpx2.AsyncClient, server_: Runn
     """)
 
     async def swept() -> int:
-        await queue.sweep(pool)  # the server's own sweep may hold the lock
+        await sweep(pool)  # the server's own sweep may hold the lock
         return await count(server_, "idempotency_keys")
 
     await until(swept, lambda left: left <= 1)

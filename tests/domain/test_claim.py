@@ -1,17 +1,20 @@
 """The decoded claim of a run."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
 from pydantic_core import to_json
 
 from bottega.db.base import DEFAULT_TENANT
+from bottega.definitions.pinned import Pin
 from bottega.execution.claim import ClaimedRun
 from tests.claims import claim_of
 
 RUN, TASK = UUID(int=7), UUID(int=8)
+PINNED: list[Any] = [("agent", "writer", 4), ("graph", "team", 2)]
 STARTED = datetime(2026, 11, 22, 12, 0, 0, 500, tzinfo=UTC)
 
 
@@ -24,15 +27,20 @@ def test_a_claim_is_decoded_from_the_databases_json() -> None:
         cancelled_tasks=frozenset([TASK]),
         session_base=[{"agent": "writer", "version": 1}],
     )
-    answer = to_json(asdict(run) | {"new_in_a_later_version": 1}).decode()
-    assert ClaimedRun.decoded(DEFAULT_TENANT, RUN, answer) == run
+    pinned = {"agents": {"writer": 4}, "graph": {"name": "team", "version": 2}}
+    values = asdict(run) | {"new_in_a_later_version": 1, "pinned": pinned}
+    found = ClaimedRun.decoded(DEFAULT_TENANT, RUN, 3, to_json(values).decode())
+    writer, team = [Pin(DEFAULT_TENANT, *one) for one in PINNED]
+    assert found == replace(run, pins=(writer, team), agents={})
+    whole = found.with_definitions({writer: {"a": 1}, team: {"b": 2}, team._replace(version=3): {}})
+    assert (whole.agents, whole.graph) == ({"writer": {"a": 1}}, {"b": 2})
 
 
 def test_a_claim_without_a_known_value_is_refused() -> None:
-    values = asdict(claim_of(RUN))
+    values = asdict(claim_of(RUN)) | {"pinned": {}}
     del values["mode"]
     with pytest.raises(KeyError, match="mode"):
-        ClaimedRun.decoded(DEFAULT_TENANT, RUN, to_json(values).decode())
+        ClaimedRun.decoded(DEFAULT_TENANT, RUN, 1, to_json(values).decode())
 
 
 @pytest.mark.parametrize(("remaining_s", "elapsed_s"), [(600, 0.0), (590.5, 9.5), (-3, 603.0)])

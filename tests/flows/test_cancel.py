@@ -8,6 +8,7 @@ import websockets
 from pydantic_core import from_json
 
 from bottega.settings import Settings
+from tests.claims import end_leases
 from tests.fake_model import FakeModel, Reply, calls, gated, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named, says
@@ -206,7 +207,7 @@ async def test_a_run_whose_worker_is_dead_ends_at_once(database_url: str, model:
         victim.kill()
         await victim.process.wait()
         connection = await asyncpg.connect(database_url)
-        await connection.execute("UPDATE runs SET leased_until = now()")  # its lease has expired
+        await end_leases(connection)
         await connection.close()
         answer = await client.post(f"/v1/runs/{run_id}/cancel")
         frames = await watch(api.port, run_id)

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from bottega.execution import queue
 from bottega.llm.stand_ins import GO_ON
 from bottega.settings import Settings
+from tests.claims import sweep
 from tests.fake_model import FakeModel, calls, chunk, gated, http_error, sse, text
 from tests.service import Running, running
 from tests.team import define, start
@@ -183,7 +183,7 @@ async def test_a_run_that_waits_too_long_ends_without_having_started(
         late = await start(bottega.client, queue_timeout_s=0.001)
         patient = await start(bottega.client)
         watching = asyncio.ensure_future(bottega.frames(f"/v1/runs/{late}/ws"))
-        await queue.sweep(bottega.owner)
+        await sweep(bottega.owner)
         frames = await watching
         async with running(configured, database_url, worker=True) as other:
             assert (await other.frames(f"/v1/runs/{patient}/ws"))[-1]["type"] == "run.completed"

@@ -299,7 +299,7 @@ async def test_a_worker_without_notices_writes_nothing(
             for table in ("run_heads", "run_events", "tasks"):
                 await owner.execute(f"DELETE FROM {table} WHERE run_id = $1", UUID(run_id))
             await owner.execute("DELETE FROM runs WHERE id = $1", UUID(run_id))
-            await owner.execute("DELETE FROM pgqueuer.pgqueuer")
+            await owner.execute("DELETE FROM run_queue")
         await owner.close()
         gate.set()
         await until(lambda: any(entry["event"] == "run.fenced" for entry in logs))

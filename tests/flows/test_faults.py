@@ -22,6 +22,7 @@ from bottega.db import migrate
 from bottega.db.engine import open_database
 from bottega.errors import UnavailableError
 from bottega.events.log import is_transient
+from tests.claims import end_leases
 from tests.fake_model import FakeModel, Reply, gated
 from tests.flows.test_processes import environment, gate_call
 from tests.processes import Command, command
@@ -133,28 +134,24 @@ async def test_a_run_goes_on_when_its_database_is_back(folder: Path, model: Fake
     assert len(model.requests) == CALLS
 
 
+_SINCE_START_S = "extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())"
+
+
 async def test_a_lease_survives_an_outage_of_the_database(
     database_url: str, bottega: Running, model: FakeModel
 ) -> None:
     """Check it after an outage longer than the lease: the worker is not considered dead."""
     await define(bottega.client)
     gate_call(model, 1, asyncio.Event())
-    run_id = await start(bottega.client)
+    await start(bottega.client)
     await model.received(1)
-    claim = """
-        WITH lapsed AS (
-            UPDATE runs SET leased_until = now() - interval '1 s'
-            WHERE id = $1 AND status = 'running' RETURNING tenant_id, id)
-        SELECT tenant_id FROM lapsed
-    """
-    ((tenant,),) = await ask(database_url, claim, run_id)
-    since_start_s = "extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())"
-    query = f"SELECT claim_run($1, $2, {since_start_s} %s 30) IS NOT NULL"
-    assert await ask(database_url, query % "+", tenant, run_id) == [(False,)]
-    await ask(database_url, claim, run_id)
-    assert await ask(database_url, "SELECT claim_run($1, $2, 0) IS NOT NULL", tenant, run_id) == [
-        (True,)
-    ]
+    connection = await asyncpg.connect(database_url)
+    async with connection.transaction():
+        await end_leases(connection)
+        query = f"SELECT count(*) FROM abandoned_runs({_SINCE_START_S} + 30)"
+        assert await connection.fetchval(query) == 0
+        assert await connection.fetchval("SELECT count(*) FROM abandoned_runs(0)") == 1
+    await connection.close()
 
 
 async def test_runs_that_crash_together_are_resumed_separately(
@@ -166,17 +163,15 @@ async def test_runs_that_crash_together_are_resumed_separately(
     for _ in range(8):
         await start(bottega.client)
     await model.received(8)
-    died_twice = """
-        UPDATE runs SET attempt = 2, leased_until = now(),
-            attempts = attempts || '[{"number": 2, "cause": "crash"}]'
-    """
-    await ask(database_url, died_twice)
-    lease_s = "0.9 * extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())"
-    await ask(database_url, f"SELECT claim_run(tenant_id, id, {lease_s}) FROM runs")
-    later = await ask(
-        database_url, "SELECT execute_after FROM pgqueuer.pgqueuer WHERE status = 'queued'"
-    )
-    assert len(set(later)) == len(later) >= 4
+    connection = await asyncpg.connect(database_url)
+    async with connection.transaction():
+        await end_leases(connection)
+        died = """UPDATE runs SET attempts = attempts || '[{"number": 2, "cause": "crash"}]'"""
+        await connection.execute(died)
+        await connection.execute(f"SELECT requeue_lost(0.9 * {_SINCE_START_S})")
+        later = await connection.fetch("SELECT due_at FROM run_queue")
+    await connection.close()
+    assert len(set(later)) == len(later) == 8
 
 
 _END_SESSIONS = """
@@ -289,8 +284,6 @@ async def test_a_zombie_writes_nothing_and_cannot_lose_its_run(
             zombie.process.send_signal(signal.SIGCONT)
             zombie_s.set()
             await zombie.says("run.fenced")
-            # The queue lets a zombie delete the row of the run's new owner.
-            await ask(database_url, "DELETE FROM pgqueuer.pgqueuer")
             await kill(owner)
         owner_s.set()
         # the sweep found it, and the former zombie took it

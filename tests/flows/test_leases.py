@@ -5,8 +5,7 @@ import os
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -14,12 +13,13 @@ from pydantic_core import from_json
 from structlog.testing import capture_logs
 
 from bottega.settings import Settings
+from tests.claims import claim
 from tests.fake_model import FakeModel, gated, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_processes import environment
 from tests.flows.test_resume import final
 from tests.processes import command
-from tests.service import Running, running
+from tests.service import running
 from tests.waiting import until
 
 TAKEOVER_S = 1.5
@@ -70,13 +70,6 @@ async def test_a_worker_that_computes_keeps_its_runs(
     assert len(model.requests) == 1
 
 
-async def claim(bottega: Running, run_id: str) -> Any:
-    row = await bottega.owner.fetchrow(
-        "SELECT tenant_id, claim_run(tenant_id, id, 1000) AS claim FROM runs WHERE id = $1", run_id
-    )
-    return row["claim"]
-
-
 async def test_a_leased_run_cannot_be_claimed(
     quick: Settings, database_url: str, model: FakeModel
 ) -> None:
@@ -87,7 +80,7 @@ async def test_a_leased_run_cannot_be_claimed(
         body = {"agent": "solo", "input": "x"}
         run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
         await model.received(1)
-        assert await claim(bottega, run_id) is None
+        assert await claim(bottega.owner, UUID(run_id)) is None
         gate.set()
         run = await final(bottega, run_id)
     assert (run["status"], len(run["attempts"])) == ("completed", 1)
@@ -100,7 +93,7 @@ async def test_a_run_beyond_its_deadline_ends_with_or_without_a_worker(
         await create(bottega, "solo")
         body = {"agent": "solo", "input": "x"}
         run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
-        assert await claim(bottega, run_id) is not None
+        assert await claim(bottega.owner, UUID(run_id)) is not None
         await bottega.owner.execute("UPDATE runs SET deadline = now() - interval '61 s'")
         async with running(quick, database_url):  # no worker runs, but each process sweeps
             run = await final(bottega, run_id)
@@ -114,7 +107,7 @@ async def test_a_returned_run_with_a_cancellation_ends(quick: Settings, database
         await create(bottega, "solo")
         body = {"agent": "solo", "input": "x"}
         run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
-        assert await claim(bottega, run_id) is not None
+        assert await claim(bottega.owner, UUID(run_id)) is not None
         asked = await bottega.client.post(f"/v1/runs/{run_id}/cancel")
         assert (asked.status_code, asked.json()["status"]) == (202, "running")
         await bottega.owner.execute(
@@ -132,7 +125,7 @@ async def test_the_queue_is_empty_in_the_end(
         await create(bottega, "solo")
         body = {"agent": "solo", "input": "x"}
         await bottega.client.post("/v1/runs?wait=30", json=body)
-        rows = await bottega.owner.fetchval("SELECT count(*) FROM pgqueuer.pgqueuer")
+        rows = await bottega.owner.fetchval("SELECT count(*) FROM run_queue")
     assert rows == 0
 
 
@@ -143,15 +136,16 @@ async def test_a_claim_whose_answer_was_lost_may_be_made_again(
         await create(bottega, "solo")
         body = {"agent": "solo", "input": "x"}
         run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
-        query = "SELECT claim_run(tenant_id, id, 1000, $2) FROM runs WHERE id = $1"
-        pool = bottega.owner
-        mine, other = uuid4(), uuid4()
-        first, again = [from_json(await pool.fetchval(query, run_id, mine)) for _ in range(2)]
-        assert await pool.fetchval(query, run_id, other) is None
+        query = "SELECT attempt, claim FROM take_runs($1, $2, 10, 1000, $3)"
+        pool, mine = bottega.service.database.pool, (uuid4(), uuid4())
+        ((attempt, first),) = await pool.fetch(query, *mine, False)
+        ((_, again),) = await pool.fetch(query, *mine, True)
+        assert await pool.fetch(query, mine[0], uuid4(), True) == []
         run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
-    assert first.pop("remaining_s") >= again.pop("remaining_s")
-    assert first == again
-    assert len(run["attempts"]) == first["attempt"] == 1
+    claims = from_json(first), from_json(again)
+    assert claims[0].pop("remaining_s") >= claims[1].pop("remaining_s")
+    assert claims[0] == claims[1]
+    assert len(run["attempts"]) == attempt == 1
 
 
 async def test_a_run_taken_over_by_another_worker_is_dropped_at_once(
@@ -164,8 +158,9 @@ async def test_a_run_taken_over_by_another_worker_is_dropped_at_once(
         body = {"agent": "solo", "input": "x"}
         run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
         await model.received(1)
+        await bottega.owner.execute("SELECT begin_lease($1, 3600)", other := uuid4())
         await bottega.owner.execute(
-            "UPDATE runs SET attempt = attempt + 1, leased_until = now() + interval '1 hour'"
+            "UPDATE run_heads SET attempt = attempt + 1, worker_id = $1", other
         )
         await model.disconnected()
         run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
@@ -194,7 +189,7 @@ class _HeldEnd:
         at = await until(lambda: looker.fetchval(ended, self._run_id))
         renewed = """
             SELECT FROM pg_stat_activity
-            WHERE query LIKE '%renew_leases%' AND pid <> pg_backend_pid()
+            WHERE query LIKE '%renew_lease%' AND pid <> pg_backend_pid()
               AND query_start > $1 AND state = 'idle'
         """
         await until(lambda: looker.fetchrow(renewed, at), lambda seen: seen is not None)
@@ -233,7 +228,7 @@ async def test_a_step_that_is_sent_again_is_stored_once(quick: Settings, databas
         await create(bottega, "solo")
         body = {"agent": "solo", "input": "x"}
         run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
-        assert await claim(bottega, run_id) is not None
+        assert await claim(bottega.owner, UUID(run_id)) is not None
         step = """
             SELECT append_step(tenant_id, id, 1, 2, ARRAY['warning', $2], ARRAY[NULL, NULL]::uuid[],
                 ARRAY[NULL, NULL]::uuid[], ARRAY[NULL, NULL], ARRAY[NULL, NULL]::smallint[],

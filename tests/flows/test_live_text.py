@@ -11,8 +11,8 @@ import websockets
 from pydantic_core import from_json
 
 from bottega.db.base import DEFAULT_TENANT
-from bottega.execution import queue
 from bottega.settings import Settings
+from tests.claims import sweep
 from tests.fake_model import FakeModel, Reply, calls, cut, gated_cut, gated_within, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named
@@ -191,7 +191,7 @@ async def test_the_sweep_deletes_live_text_of_dead_workers(bottega: Running) -> 
     )
 
     async def swept() -> int:
-        await queue.sweep(pool)  # the server's own sweep may hold the lock
+        await sweep(pool)  # the server's own sweep may hold the lock
         left: int = await pool.fetchval("SELECT count(*) FROM live_text")
         return left
 

@@ -140,7 +140,7 @@ async def test_the_sweep_requeues_a_run_without_a_queue_row(
         await define(client)
         run_id = await start(client)
         connection = await asyncpg.connect(database_url)
-        await connection.execute("DELETE FROM pgqueuer.pgqueuer")
+        await connection.execute("DELETE FROM run_queue")
         await connection.close()
         async with command("worker", **with_model):
             frames = await watch(api.port, run_id)
@@ -161,6 +161,6 @@ def gate_call(model: FakeModel, number: int, gate: asyncio.Event) -> None:
 async def left_in_queue(database_url: str) -> int:
     connection = await asyncpg.connect(database_url)
     try:
-        return int(await connection.fetchval("SELECT count(*) FROM pgqueuer.pgqueuer"))
+        return int(await connection.fetchval("SELECT count(*) FROM run_queue"))
     finally:
         await connection.close()

@@ -147,7 +147,7 @@ async def test_of_three_workers_one_starts_the_run(api: Running) -> None:
             assert limits == [2, 50, 60]
     pool = api.owner
     assert await pool.fetchval("SELECT count(*) FROM runs") == 12
-    assert await pool.fetchval("SELECT count(*) FROM pgqueuer.pgqueuer") == 12
+    assert await pool.fetchval("SELECT count(*) FROM run_queue") == 12
 
 
 async def test_missed_times_cause_one_start(api: Running) -> None:

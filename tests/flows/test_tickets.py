@@ -9,8 +9,8 @@ import pytest
 import websockets
 from pydantic_core import from_json
 
-from bottega.execution import queue
 from bottega.settings import Settings
+from tests.claims import sweep
 from tests.growing import growing
 from tests.service import Running, running
 from tests.team import start
@@ -88,7 +88,7 @@ async def test_invalid_tickets_are_refused(ended: Any) -> None:
     await pool.execute("UPDATE ws_tickets SET expires_at = now() - interval '1 s'")
 
     async def swept() -> int:
-        await queue.sweep(pool)  # the server's own sweep may hold the lock
+        await sweep(pool)  # the server's own sweep may hold the lock
         left: int = await pool.fetchval("SELECT count(*) FROM ws_tickets")
         return left
 

@@ -10,8 +10,8 @@ import pytest
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as, open_database
-from bottega.execution import queue
 from bottega.tenants.erase import erase_session
+from tests.claims import claim, sweep
 from tests.stores.test_turns import accept, end, take, tenants
 
 PLACES = 100
@@ -19,7 +19,7 @@ LIMITS = {"concurrent_runs": PLACES, "queued_runs": 100_000}
 READ = """
 SELECT sum(pg_stat_get_xact_tuples_returned(c.oid) + pg_stat_get_xact_tuples_fetched(c.oid))
 FROM pg_class c WHERE c.relkind IN ('r', 'i')
-  AND c.relnamespace IN ('public'::regnamespace, 'pgqueuer'::regnamespace)
+  AND c.relnamespace = 'public'::regnamespace
 """
 WAITING = "SELECT count(*) FROM runs WHERE ended_at IS NULL AND slot IS NULL AND tenant_id = $1"
 COUNTED = "SELECT coalesce(sum(runs), 0) FROM waiting_runs WHERE tenant_id = $1"
@@ -130,7 +130,7 @@ class Moves:
     async def hand_back(self, connection: asyncpg.Connection, tenant: UUID) -> None:
         run_id = await self._some(connection, "slot IS NOT NULL AND status = 'queued'")
         if run_id is not None:
-            await connection.fetchval("SELECT claim_run($1, $2, 60)", tenant, run_id)
+            await claim(connection, run_id, tenant)
             await connection.execute("SELECT hand_back($1, $2, 1)", tenant, run_id)
 
     async def expire(self, connection: asyncpg.Connection, tenant: UUID) -> None:
@@ -166,7 +166,7 @@ async def test_the_counter_equals_the_count_after_random_changes(
         for step in range(15):
             await asyncio.gather(*(moves.make() for _ in range(8)))
             if step % 4 == 3:
-                await queue.sweep(database.pool)
+                await sweep(database.pool)
             await moves.agree()
         highest = await owner.fetchval("SELECT count(*) FROM waiting_runs")
         assert 0 < highest <= 8 * len(ids) + len(ids)  # at most the number of concurrent runs
@@ -174,7 +174,7 @@ async def test_the_counter_equals_the_count_after_random_changes(
             await erase_session(database, tenant, "s", "somebody")
         await moves.agree()
     async with open_database(database_url, limits={"concurrent_runs": 50}) as database:
-        await queue.sweep(database.pool)
+        await sweep(database.pool)
         await moves.agree()
 
 

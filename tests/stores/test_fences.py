@@ -1,17 +1,16 @@
 """The fence: a worker that lost a run changes nothing of it, and the sweep ends expired runs."""
 
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
-from pydantic_core import from_json
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
 from bottega.errors import FencedError
 from bottega.events import log
-from bottega.execution import queue
+from tests.claims import claim, end_leases, sweep
 from tests.stores.test_neighbours import claimed
 
 WARNING: dict[str, Any] = {
@@ -22,17 +21,21 @@ WARNING: dict[str, Any] = {
     "depth": None,
     "data": {},
 }
-ROW = "SELECT status, attempt, leased_until FROM runs"
-CLAIM = "SELECT claim_run($1, $2, 0)"
+QUEUED = "SELECT count(*) FROM run_queue"
+ROW = """
+SELECT r.status, r.attempt, h.worker_id
+FROM runs r LEFT JOIN run_heads h ON h.run_id = r.id
+"""
 
 
 @pytest.fixture
 async def lost(database: Database, owner: asyncpg.Pool) -> UUID:
     """Make a run whose lease ended under its first worker; a second worker claimed it."""
     run_id = (await claimed(database, DEFAULT_TENANT)).run_id
-    await owner.execute("UPDATE runs SET leased_until = now() - interval '1 s'")
-    second = await database.pool.fetchval(CLAIM, DEFAULT_TENANT, run_id)
-    assert from_json(second)["attempt"] == 2
+    await end_leases(owner)
+    second = await claim(database.pool, run_id, lease_s=0)
+    assert second is not None
+    assert second.attempt == 2
     return run_id
 
 
@@ -63,12 +66,16 @@ async def test_worker_that_lost_a_run_does_not_hand_it_back(
 async def test_worker_that_lost_a_run_does_not_extend_its_lease(
     database: Database, owner: asyncpg.Pool, lost: UUID
 ) -> None:
-    before = await owner.fetchrow(ROW)
-    renew = "SELECT renew_leases($1, $2, $3, 600)"
-    assert await database.pool.fetch(renew, [DEFAULT_TENANT], [lost], [1]) == []
-    assert await owner.fetchrow(ROW) == before
-    assert len(await database.pool.fetch(renew, [DEFAULT_TENANT], [lost], [2])) == 1
-    assert (await owner.fetchrow(ROW))["leased_until"] > before["leased_until"]
+    first, second = uuid4(), await owner.fetchval("SELECT worker_id FROM run_heads")
+    renew = "SELECT renew_lease($1, 600, $2, $3, $4)"
+    named = [DEFAULT_TENANT], [lost]
+    assert await database.pool.fetch(renew, first, *named, [1]) == []
+    await sweep(database.pool)
+    assert await owner.fetchval(QUEUED) == 1  # the second one's lease of 0 s is over
+    await owner.execute("DELETE FROM run_queue")
+    assert len(await database.pool.fetch(renew, second, *named, [2])) == 1
+    await sweep(database.pool)
+    assert await owner.fetchval(QUEUED) == 0
 
 
 @pytest.mark.parametrize("passed", ["deadline", "queue_timeout_s"])
@@ -81,7 +88,7 @@ async def test_run_that_began_and_waits_again_ends_by_its_deadline(
         await owner.execute("UPDATE runs SET deadline = now() - interval '1 s'")
     else:
         await owner.execute("UPDATE runs SET created_at = now() - interval '1 hour'")
-    await queue.sweep(database.pool)
+    await sweep(database.pool)
     row = await owner.fetchrow("SELECT status, error ->> 'code' AS code FROM runs")
     over = passed == "deadline"
     assert tuple(row) == (("timeout", "timeout") if over else ("queued", None))
@@ -102,7 +109,7 @@ async def test_head_exists_while_the_run_is_running(
         await log.append_step(
             database.pool, DEFAULT_TENANT, lost, attempt=2, after=4, events=[WARNING]
         )
-    await database.pool.execute(CLAIM, DEFAULT_TENANT, lost)
+    assert await claim(database.pool, lost, lease_s=0) is not None
     assert tuple(await owner.fetchrow(head)) == (3, 5)
     await database.pool.execute("SELECT cancel_run($1, $2)", DEFAULT_TENANT, lost)
     assert await owner.fetchrow(head) is None

@@ -10,8 +10,8 @@ from pydantic_core import from_json
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
-from bottega.execution import queue
 from bottega.execution.heartbeat import Snapshot, alive, any_alive, heartbeats
+from tests.claims import sweep
 from tests.stores.test_turns import tenants
 from tests.waiting import until
 
@@ -152,7 +152,7 @@ async def test_a_worker_without_recent_heartbeats_is_removed(
     async with database.begin(DEFAULT_TENANT) as tx:
         assert [row["id"] for row in await alive(tx, DEFAULT_TENANT)] == [lively]
     assert len(await owner.fetch("SELECT FROM workers")) == 2
-    await queue.sweep(database.pool)
+    await sweep(database.pool)
     for table, column in (("workers", "id"), ("worker_tenants", "worker_id")):
         rows = await owner.fetch(f"SELECT {column} AS id FROM {table}")
         assert [row["id"] for row in rows] == [lively], table

@@ -9,9 +9,6 @@ from typing import Any
 import asyncpg
 import pytest
 from alembic.script import ScriptDirectory
-from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
-from pgqueuer.adapters.persistence.qb import QueryBuilderEnvironment
-from pgqueuer.adapters.persistence.queries import Queries
 from sqlalchemy import (
     Boolean,
     Connection,
@@ -29,7 +26,6 @@ from sqlalchemy.dialects.postgresql import JSONB
 from bottega.db import migrate, sql_files, tables
 from bottega.db.engine import Database, open_database
 from bottega.errors import UnavailableError
-from bottega.execution.queue import ENGINE
 from tests.conftest import at
 from tests.forks import fork
 
@@ -41,7 +37,7 @@ CATALOGUE = {
             SELECT FROM pg_depend d WHERE d.objid = p.oid AND d.deptype = 'e') ORDER BY 1""",
     "tables": """
         SELECT c.oid::regclass::text, c.relacl::text, c.relrowsecurity, c.relforcerowsecurity
-        FROM pg_class c WHERE c.relnamespace IN ('public'::regnamespace, 'pgqueuer'::regnamespace)
+        FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace
         ORDER BY 1""",
     "policies": "SELECT * FROM pg_policies ORDER BY tablename, policyname",
     "triggers": """
@@ -228,13 +224,6 @@ def kind_of(column_type: object) -> str:
     return next((kind.__name__ for kind in kinds if isinstance(column_type, kind)), "other")
 
 
-async def test_the_queue_is_installed_as_its_library_requires(database: Database) -> None:
-    async with database.pool.acquire() as connection:
-        queries = Queries(AsyncpgDriver(connection), QueryBuilderEnvironment(ENGINE))
-        plan = await queries.plan_upgrade()
-    assert list(plan.statements) == []
-
-
 def test_the_newest_migration_is_the_one_in_the_code() -> None:
     script = ScriptDirectory.from_config(migrate.alembic_config("postgresql://"))
     assert script.get_current_head() == migrate.head()
@@ -247,8 +236,8 @@ async def test_the_tenant_leads_every_key(database: Database) -> None:
         JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = c.conkey[1]
         WHERE c.contype IN ('p', 'f') AND c.connamespace = 'public'::regnamespace
           AND c.conrelid::regclass::text NOT IN (
-            'tenants', 'first_key', 'workers', 'alembic_version', 'sql_files', 'deleted_objects',
-            'index_maintenance')
+            'tenants', 'first_key', 'workers', 'worker_leases', 'alembic_version', 'sql_files',
+            'deleted_objects', 'index_maintenance')
     """)
     assert len(rows) >= 18
     assert {row["first"] for row in rows} == {"tenant_id"}

@@ -7,7 +7,8 @@ import asyncpg
 from pydantic_core import to_json
 
 from bottega.db.engine import Database, acting_as
-from bottega.execution.claim import ClaimedRun, claim_run
+from bottega.execution.claim import ClaimedRun
+from tests.claims import claim, end_leases
 from tests.stores.test_turns import NEW, accept, tenants
 
 
@@ -18,32 +19,48 @@ async def impatient(database: Database) -> asyncpg.Connection:
     return connection
 
 
-async def claimed(database: Database, tenant: UUID) -> ClaimedRun:
+async def claimed(database: Database, tenant: UUID, worker: UUID | None = None) -> ClaimedRun:
     """Return a new run of a tenant, claimed by a worker."""
     async with acting_as(database.pool, tenant) as connection:
         run_id = await accept(connection, tenant)
-    run = await claim_run(database.pool, tenant, run_id, 60.0)
+    run = await claim(database.pool, run_id, tenant, worker=worker)
     assert run is not None
     return run
 
 
-async def test_leases_are_renewed_though_a_run_is_being_deleted(
+async def test_a_lease_is_renewed_though_a_run_is_being_deleted(
     database: Database, owner: asyncpg.Pool
 ) -> None:
-    names = await tenants(owner, 2)
-    runs = [(await claimed(database, tenant)).run_id for tenant in names]
-    await owner.execute("UPDATE runs SET leased_until = now()")
+    names, worker = await tenants(owner, 2), uuid4()
+    runs = [(await claimed(database, tenant, worker)).run_id for tenant in names]
+    await end_leases(owner)
     renewing = await impatient(database)
+    query = "SELECT renew_lease($1, 60, $2, $3, $4) AS id"
     async with acting_as(database.pool, names[0]) as deleting:
         await deleting.execute("SELECT FROM runs WHERE id = $1 FOR UPDATE", runs[0])
-        query = "SELECT renew_leases($1, $2, $3, 60) AS id"
-        rows = await renewing.fetch(query, names, runs, [1, 1])
+        await deleting.execute("SELECT FROM run_heads WHERE run_id = $1 FOR UPDATE", runs[0])
+        rows = await renewing.fetch(query, worker, names, runs, [1, 1])
     assert {row["id"] for row in rows} == set(runs)  # this worker still has both
-    renewed = await owner.fetch("SELECT id FROM runs WHERE leased_until > now()")
-    assert [row["id"] for row in renewed] == [runs[1]]
-    rows = await renewing.fetch(query, names, runs, [1, 2])
+    assert await owner.fetchval("SELECT leased_until > now() FROM worker_leases")
+    rows = await renewing.fetch(query, worker, names, runs, [1, 2])
     assert [row["id"] for row in rows] == [runs[0]]
     await renewing.close()
+
+
+async def test_runs_are_taken_though_one_of_them_is_being_deleted(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    runs = []
+    for tenant in (names := await tenants(owner, 2)):
+        async with acting_as(database.pool, tenant) as connection:
+            runs.append(await accept(connection, tenant))
+    taking = await impatient(database)
+    query = "SELECT run FROM take_runs($1, $2, 10, 60, false)"
+    async with acting_as(database.pool, names[0]) as deleting:
+        await deleting.execute("SELECT FROM runs WHERE id = $1 FOR UPDATE", runs[0])
+        assert [row["run"] for row in await taking.fetch(query, uuid4(), uuid4())] == runs[1:]
+    assert [row["run"] for row in await taking.fetch(query, uuid4(), uuid4())] == runs[:1]
+    await taking.close()
 
 
 async def test_live_text_is_cleared_though_another_tenant_s_is_being_deleted(

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -15,6 +15,7 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import APP_ROLE, SYSTEM_ROLE, acting_as, connect, open_database
 from bottega.errors import UnavailableError
 from bottega.settings import Settings
+from tests.claims import claim
 from tests.conftest import at
 from tests.fake_model import FakeModel
 from tests.service import Running, running
@@ -22,7 +23,7 @@ from tests.team import define, start
 from tests.tenants import holder
 
 NEVER_FILLED = {  # by a run that is over
-    *("run_heads", "live_text", "worker_tenants", "waiting_runs", "token_slices"),
+    *("run_heads", "run_queue", "live_text", "worker_tenants", "waiting_runs", "token_slices"),
     *("episodes", "episode_bodies", "episode_reflections", "episode_feedback", "episode_tags"),
     *("episode_state", "episode_search", "episode_vectors", "episode_work", "tenant_memory"),
     *("patterns", "pattern_sources", "pattern_applications", "run_learning", "memory_jobs"),
@@ -217,18 +218,21 @@ async def test_the_audit_log_only_grows(filled: Running) -> None:
                 await mine.execute(change)
 
 
+RENEW = "SELECT renew_lease($1, 60, $2, $3, $4)"
+
+
 async def test_functions_act_as_the_tenant_in_their_argument(filled: Running) -> None:
     """Check that they find nothing if the run is another tenant's."""
     other, pool = await other_tenant(filled.owner), filled.service.database.pool
     run_id = await filled.owner.fetchval("SELECT id FROM runs LIMIT 1")
     assert await pool.fetchval("SELECT cancel_run($1, $2)", other, run_id) is None
-    assert await pool.fetchval("SELECT claim_run($1, $2, 1.0)", other, run_id) is None
+    assert await claim(pool, run_id, other) is None
     found = await pool.fetch(
         "SELECT seq FROM read_logs($1, $2, $3, 10, 1000, 1000)", [other], [run_id], [0]
     )
     assert [row["seq"] for row in found] == [None]
     assert await pool.fetch("SELECT * FROM run_cursor($1, $2)", other, run_id) == []
-    assert await pool.fetch("SELECT renew_leases($1, $2, $3, 1.0)", [other], [run_id], [1]) == []
+    assert await pool.fetch(RENEW, uuid4(), [other], [run_id], [1]) == []
 
 
 # --- Plans -------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from pydantic_core import from_json, to_json
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
 from bottega.events.types import EventType, RunStatus
-from bottega.execution.claim import ClaimedRun, claim_run
+from bottega.execution.claim import ClaimedRun
 from bottega.execution.journal import End, Journal
+from tests.claims import claim, end_leases
 from tests.stores.test_neighbours import claimed
 
 Row = Mapping[str, Any]
@@ -143,7 +144,7 @@ async def test_the_end_of_a_run_without_a_worker_ends_every_task(
     tasks = [uuid4() for _ in range(3)]
     for status, task in zip(("queued", "running", "streaming"), tasks, strict=True):
         await steps.step(task, status)
-    await owner.execute("UPDATE runs SET leased_until = now() - interval '1 min'")
+    await end_leases(owner)
     answer = "SELECT cancel_run($1, $2)"
     assert await database.pool.fetchval(answer, DEFAULT_TENANT, steps.journal.run_id) == "cancelled"
     assert [(await row(owner, task))["status"] for task in tasks] == ["cancelled"] * 3
@@ -173,9 +174,9 @@ async def test_every_unfinished_state_can_be_cancelled(
     wishes = await database.pool.fetch("SELECT * FROM cancel_wishes($1, $2)", [run[0]], [run[1]])
     assert {found["task_id"] for found in wishes} == marked
     await database.pool.execute("SELECT hand_back($1, $2, 1)", *run)
-    claim = await claim_run(database.pool, *run, 60.0)
-    assert claim is not None
-    assert claim.cancelled_tasks == marked
+    again = await claim(database.pool, steps.journal.run_id)
+    assert again is not None
+    assert again.cancelled_tasks == marked
 
 
 async def test_a_repetition_carries_over_all_fields_of_a_task(

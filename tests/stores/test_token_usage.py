@@ -10,9 +10,9 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.errors import BudgetExhaustedError
 from bottega.events import log
-from bottega.execution import queue
 from bottega.execution.budget import DayAccount
 from bottega.subagents.budget import reserved
+from tests.claims import claim, sweep
 from tests.stores.test_neighbours import claimed
 
 ANSWERED = {
@@ -31,20 +31,20 @@ async def test_tokens_of_earlier_attempts_count(
     database: Database, owner: asyncpg.Pool, end: str
 ) -> None:
     pool = database.pool
-    claim = await claimed(database, DEFAULT_TENANT)
-    run_id, seq = claim.run_id, claim.last_seq
+    begun = await claimed(database, DEFAULT_TENANT)
+    run_id, seq = begun.run_id, begun.last_seq
     run = (pool, DEFAULT_TENANT, run_id)
     await log.append_step(*run, attempt=1, after=seq, events=[ANSWERED])
     if end == "abandoned":
         await owner.execute("UPDATE runs SET deadline = now() - interval '2 min'")
-        await queue.sweep(pool)
+        await sweep(pool)
     else:
         await pool.execute("SELECT hand_back($1, $2, 1)", DEFAULT_TENANT, run_id)
     if end == "cancelled while it waits":
         async with acting_as(pool, DEFAULT_TENANT) as connection:
             await connection.execute("SELECT cancel_run($1, $2)", DEFAULT_TENANT, run_id)
     elif end == "crashed too often":
-        await pool.execute("SELECT claim_run($1, $2, 60)", DEFAULT_TENANT, run_id)
+        await claim(pool, run_id)
         final = {**ANSWERED, "type": "run.failed", "data": {}}
         await log.append_step(*run, attempt=2, after=seq + 2, events=[final], outcome=CRASHED)
     assert await owner.fetchval("SELECT ended_at IS NOT NULL FROM runs")

@@ -3,7 +3,7 @@
 import asyncio
 from collections import defaultdict
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -13,7 +13,7 @@ from pydantic_core import from_json, to_json
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import acting_as, open_database
-from bottega.execution import queue
+from tests.claims import sweep
 from tests.examples import examples
 
 NEW: dict[str, Any] = {
@@ -39,18 +39,10 @@ async def accept(
 
 
 async def take(connection: asyncpg.Connection) -> UUID | None:
-    """Take the next run as the engine does, and claim it."""
-    payload = await connection.fetchval("""
-        UPDATE pgqueuer.pgqueuer SET status = 'picked' WHERE id = (
-            SELECT id FROM pgqueuer.pgqueuer WHERE status = 'queued' AND execute_after <= now()
-            ORDER BY priority DESC, id LIMIT 1)
-        RETURNING payload
-    """)
-    if payload is None:
-        return None
-    job = from_json(payload)
-    await connection.fetchval("SELECT claim_run($1, $2, 60)", job["tenant"], job["run"])
-    return UUID(job["run"])
+    """Take the next run, as a worker of its own."""
+    query = "SELECT run FROM take_runs($1, $2, 1, 60, false)"
+    run_id: UUID | None = await connection.fetchval(query, uuid4(), uuid4())
+    return run_id
 
 
 async def end(connection: asyncpg.Connection, tenant: UUID, run_id: UUID) -> None:
@@ -230,10 +222,10 @@ async def test_slots_are_never_given_twice(database_url: str, owner: asyncpg.Poo
 
     async with open_database(database_url, limits={"concurrent_runs": 5}) as database:
         await asyncio.gather(*(one(database.pool) for _ in range(40)))
-        await queue.sweep(database.pool)
-        await queue.sweep(database.pool)
+        await sweep(database.pool)
+        await sweep(database.pool)
     rows = await owner.fetch(
-        "SELECT slot, (SELECT count(*) FROM pgqueuer.pgqueuer WHERE dedupe_key = r.id::text) AS n"
+        "SELECT slot, (SELECT count(*) FROM run_queue WHERE run_id = r.id) AS n"
         " FROM runs r ORDER BY slot"
     )
     assert [tuple(row) for row in rows] == [(n, 1) for n in range(1, 6)] + [(None, 0)] * 35
@@ -253,7 +245,7 @@ async def test_a_changed_limit_takes_effect_as_runs_end(
                 await accept(connection, DEFAULT_TENANT)
         assert await held() == 2
     async with open_database(database_url, limits={"concurrent_runs": 5}) as database:
-        await queue.sweep(database.pool)
+        await sweep(database.pool)
         assert await held() == 5
     async with open_database(database_url, limits={"concurrent_runs": 1}) as database:
         for expected in (4, 3, 2, 1, 1, 1, 1, 1, 0):
@@ -279,12 +271,12 @@ async def test_a_much_higher_limit_is_filled_in_parts(
     held = []
     async with open_database(database_url, limits={"concurrent_runs": 10_000}) as database:
         for _ in range(3):
-            await queue.sweep(database.pool)
+            await sweep(database.pool)
             held.append(await owner.fetchval("SELECT count(slot) FROM runs"))
     assert held == [101, 201, 250]
 
 
-@pytest.mark.parametrize("lost", ["a row of the engine", "a slot that was not assigned"])
+@pytest.mark.parametrize("lost", ["its row in the queue", "a slot that was not assigned"])
 async def test_the_sweep_repairs_lost_turns(
     database_url: str, owner: asyncpg.Pool, lost: str
 ) -> None:
@@ -292,14 +284,14 @@ async def test_the_sweep_repairs_lost_turns(
         for _ in range(4):
             async with acting_as(database.pool, DEFAULT_TENANT) as connection:
                 await accept(connection, DEFAULT_TENANT)
-        if lost == "a row of the engine":
-            await owner.execute("DELETE FROM pgqueuer.pgqueuer")
+        if lost == "its row in the queue":
+            await owner.execute("DELETE FROM run_queue")
         else:
             await owner.execute("DELETE FROM run_events")
             await owner.execute("DELETE FROM runs WHERE slot = 1")
-            await owner.execute("DELETE FROM pgqueuer.pgqueuer")
-        await queue.sweep(database.pool)
-    queued = await owner.fetch("SELECT dedupe_key FROM pgqueuer.pgqueuer")
-    placed = await owner.fetch("SELECT id::text FROM runs WHERE slot IS NOT NULL")
+            await owner.execute("DELETE FROM run_queue")
+        await sweep(database.pool)
+    queued = await owner.fetch("SELECT run_id FROM run_queue")
+    placed = await owner.fetch("SELECT id FROM runs WHERE slot IS NOT NULL")
     assert sorted(row[0] for row in queued) == sorted(row[0] for row in placed)
     assert len(queued) == 2

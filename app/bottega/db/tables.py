@@ -93,7 +93,7 @@ runs = _table(
     json="session_base input pinned output error usage metadata attempts",
     number="priority token_budget carried_seq attempt last_seq slot",
     real="timeout_s queue_timeout_s",
-    time="created_at cancel_requested_at started_at leased_until deadline ended_at",
+    time="created_at cancel_requested_at started_at deadline ended_at",
 )
 tasks = _table(
     "tasks",

@@ -181,7 +181,7 @@ async def append_step(
     database ignores it if it was stored.
 
     Args:
-        attempt: the fence, from :func:`claim_run`.
+        attempt: the fence, from the run's claim.
         after: ``seq`` of the last event stored before this step.
         known: redacts secrets. External text is clean already; this is for other text, such as a
             model server's error that quotes its key.

@@ -1,18 +1,27 @@
-"""The claim of a run: what a worker gets of it, and how it hands the run back."""
+"""Claims: a worker takes runs from the queue, gets all that they need, and hands them back."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from typing import Any, Self
 from uuid import UUID, uuid4
 
 import asyncpg
+import structlog
 from pydantic_core import from_json
 
-from bottega.events import log
+from bottega.definitions.pinned import Pin, PinnedDefinitions
+from bottega.execution.leases import lease_s
 
-_CLAIM = "SELECT claim_run($1, $2, $3, $4)"
+_TAKE = "SELECT * FROM take_runs($1, $2, $3, $4, $5)"
 _HAND_BACK = "SELECT hand_back($1, $2, $3)"
+_GIVE_UP = "SELECT give_up($1, $2, $3, $4)"
+_UNREADABLE = '{"code": "internal", "message": "what the run needs could not be read"}'
+_TAKE_S = 5.0
+"""Longest time of one claim. After that, its connection is half dead."""
+
+logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +43,7 @@ class ClaimedRun:
         mode: ``orchestrated`` or ``dag``.
         input: a text, or messages with ``role`` and ``content``.
         agent: name of the root agent; ``None`` for a DAG.
+        pins: versions of its agents' definitions, and of its graph's.
         agents: pinned definitions of all its agents, by name.
         graph_name, graph: name and pinned definition; ``None``: it has no graph.
         session_id: ``None``: it belongs to no session.
@@ -63,6 +73,7 @@ class ClaimedRun:
     mode: str
     input: str | list[dict[str, str]]
     agent: str | None
+    pins: Sequence[Pin]
     agents: Mapping[str, Mapping[str, Any]]
     graph_name: str | None
     graph: dict[str, Any] | None
@@ -77,18 +88,29 @@ class ClaimedRun:
     assigned_as: UUID
 
     @classmethod
-    def decoded(cls, tenant_id: UUID, run_id: UUID, answer: str) -> Self:
-        """Decode the JSON that the SQL function ``claim_run`` returns."""
-        values = from_json(answer)
+    def decoded(cls, tenant_id: UUID, run_id: UUID, attempt: int, claim: str) -> Self:
+        """Decode the JSON that the SQL function ``take_runs`` returns; definitions are missing."""
+        values = from_json(claim)
         values |= {
             "tenant_id": tenant_id,
             "run_id": run_id,
+            "attempt": attempt,
             "started_at": datetime.fromisoformat(values["started_at"]),
             "cancelled_tasks": frozenset(map(UUID, values["cancelled_tasks"])),
+            "pins": tuple(_pins(tenant_id, values["pinned"])),
+            "agents": {},
+            "graph": None,
         }
         values |= {name: float(values[name]) for name in ("timeout_s", "remaining_s")}
         values |= {name: UUID(values[name]) for name in ("task_root", "salt", "assigned_as")}
         return cls(**{each.name: values[each.name] for each in fields(cls)})
+
+    def with_definitions(self, definitions: Mapping[Pin, dict[str, Any]]) -> Self:
+        """Return it with its own definitions among these."""
+        own = {pin: definitions[pin] for pin in self.pins if pin in definitions}
+        agents = {pin.name: found for pin, found in own.items() if pin.kind == "agent"}
+        graphs = (found for pin, found in own.items() if pin.kind == "graph")
+        return replace(self, agents=agents, graph=next(graphs, None))
 
     @property
     def elapsed_s(self) -> float:
@@ -116,13 +138,56 @@ class ClaimedRun:
         )
 
 
-async def claim_run(
-    pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID, lease_s: float
-) -> ClaimedRun | None:
-    """Claim a queued run; return ``None`` if it is over, deleted, or another worker's."""
-    claim = (tenant_id, run_id, lease_s, uuid4())
-    answer = await log.persist(lambda: pool.fetchval(_CLAIM, *claim))
-    return None if answer is None else ClaimedRun.decoded(tenant_id, run_id, answer)
+class Claims:
+    """The claims of one worker.
+
+    Attributes:
+        worker_id: of this process; a new process is another worker.
+    """
+
+    def __init__(self, pool: asyncpg.Pool, worker_id: UUID, takeover_s: float) -> None:
+        self.worker_id = worker_id
+        self._pool = pool
+        self._lease_s = lease_s(takeover_s)
+        self._definitions = PinnedDefinitions(pool)
+        self._unanswered: UUID | None = None
+
+    async def take(self, most: int) -> tuple[list[ClaimedRun], bool]:
+        """Claim the next runs of the queue; return them, and whether others are waiting.
+
+        A run that cannot be read ends with an error. If this raises, the next call repeats the
+        claim, and returns the runs whose claim was not answered.
+        """
+        again = self._unanswered is not None
+        self._unanswered = self._unanswered or uuid4()
+        claim = self.worker_id, self._unanswered, most, self._lease_s, again
+        async with asyncio.timeout(_TAKE_S):
+            rows = await self._pool.fetch(_TAKE, *claim)
+            taken = await self._read(rows) if rows else []
+        self._unanswered = None
+        return taken, any(row["more"] for row in rows)
+
+    async def _read(self, rows: Sequence[Mapping[str, Any]]) -> list[ClaimedRun]:
+        runs = [run for row in rows if (run := await self._decoded(row)) is not None]
+        definitions = await self._definitions.get({pin for run in runs for pin in run.pins})
+        return [run.with_definitions(definitions) for run in runs]
+
+    async def _decoded(self, row: Mapping[str, Any]) -> ClaimedRun | None:
+        key = row["tenant"], row["run"], row["attempt"]
+        try:
+            return ClaimedRun.decoded(*key, row["claim"])
+        except Exception:  # no other worker could read it, either
+            logger.exception("run.unreadable", run_id=str(row["run"]))
+            await self._pool.execute(_GIVE_UP, *key, _UNREADABLE)
+            return None
+
+
+def _pins(tenant_id: UUID, pinned: Mapping[str, Any]) -> Iterator[Pin]:
+    """Yield the versions that a run is pinned to."""
+    for name, version in (pinned.get("agents") or {}).items():
+        yield Pin(tenant_id, "agent", name, version)
+    if graph := pinned.get("graph"):
+        yield Pin(tenant_id, "graph", graph["name"], graph["version"])
 
 
 async def hand_back(pool: asyncpg.Pool, run: ClaimedRun) -> None:

@@ -24,10 +24,10 @@ from bottega.execution.async_tasks import (
 )
 from bottega.execution.budget import DayBudgets
 from bottega.execution.build_agents import Teams, query_of
-from bottega.execution.claim import ClaimedRun, claim_run, hand_back
+from bottega.execution.claim import ClaimedRun, hand_back
 from bottega.execution.dag import run_dag
 from bottega.execution.journal import End, Journal
-from bottega.execution.leases import Held, lease_s
+from bottega.execution.leases import Held
 from bottega.execution.live_text import LiveText
 from bottega.execution.memory import facts_of, use_memory
 from bottega.execution.recorder import JournalRecorder
@@ -48,14 +48,15 @@ class _UnderWay:
     Attributes:
         cancelled: a client or the worker asked for its end.
         lost: another worker has it.
-        recorder: set once it was claimed.
+        held: ``None`` once it ends or is handed back.
+        recorder: set once it began.
     """
 
     tenant_id: UUID
     task: "asyncio.Task[Any]"
+    held: Held | None
     cancelled: bool = False
     lost: bool = False
-    held: Held | None = None
     recorder: JournalRecorder | None = None
 
 
@@ -67,7 +68,6 @@ class Executor:
         teams: makes the agents of runs.
         notifier: wakes subscribers.
         max_crashes: a run fails after so many deaths of its worker.
-        takeover_s: seconds after which a dead worker's runs are taken over.
         live_text: shows the models' text while it comes in.
         known: redacts secrets from logs.
         runtime: shared state of asynchronous sub-agents; without it, runs that use them fail.
@@ -82,7 +82,6 @@ class Executor:
     teams: Teams
     notifier: Notifier
     max_crashes: int
-    takeover_s: float
     live_text: LiveText | None = None
     known: Redactor = Redactor(())
     runtime: SubagentRuntime | None = None
@@ -98,7 +97,7 @@ class Executor:
         return [held for entry in list(self._under_way.values()) if (held := entry.held)]
 
     def under_way(self) -> list[tuple[UUID, UUID]]:
-        """Return tenant and id of the runs that are claimed or being executed here."""
+        """Return tenant and id of the runs that are being executed here."""
         return [(entry.tenant_id, run_id) for run_id, entry in self._under_way.items()]
 
     def cancel(self, run_id: UUID, task_id: UUID | None = None) -> None:
@@ -130,38 +129,28 @@ class Executor:
     def lose(self, run: Held) -> None:
         """Stop executing a run that another worker has; write nothing more of it."""
         entry = self._under_way.get(run.run_id)
-        if entry is None or entry.held != run or entry.lost:
-            return
-        if entry.recorder is not None and entry.recorder.journal.finishing:
-            return  # it is ending; if it was lost before, the database refuses the end
-        entry.lost = True
-        entry.task.cancel()
+        if entry is not None and entry.held == run:
+            _lose(entry)
 
-    async def execute(self, tenant_id: UUID, run_id: UUID) -> None:
-        """Execute a run to its end, or until another worker takes it away.
+    async def execute(self, run: ClaimedRun) -> None:
+        """Execute a claimed run to its end, or until another worker takes it away.
 
         Cancelling this hands the run back: its journal stays, and the next worker resumes it.
         """
         task = asyncio.current_task()
         assert task is not None
-        entry = self._under_way[run_id] = _UnderWay(tenant_id, task)
+        earlier = self._under_way.get(run.run_id)
+        held = Held(run.tenant_id, run.run_id, run.attempt)
+        entry = self._under_way[run.run_id] = _UnderWay(run.tenant_id, task, held)
         try:
-            with structlog.contextvars.bound_contextvars(run_id=str(run_id)):
-                await self._execute(tenant_id, run_id, entry)
+            with structlog.contextvars.bound_contextvars(run_id=str(run.run_id)):
+                await self._execute(run, entry, earlier)
         finally:
-            del self._under_way[run_id]
+            if self._under_way[run.run_id] is entry:
+                del self._under_way[run.run_id]
 
-    async def _execute(self, tenant_id: UUID, run_id: UUID, entry: _UnderWay) -> None:
-        lease = lease_s(self.takeover_s)
-        claiming = asyncio.ensure_future(claim_run(self.pool, tenant_id, run_id, lease))
-        try:
-            run = await asyncio.shield(claiming)
-        except asyncio.CancelledError:
-            if run := await claiming:  # claimed, but must not start
-                await hand_back(self.pool, run)
-            raise
-        if run is None:
-            return  # it is over, was deleted, or another worker has it
+    async def _execute(self, run: ClaimedRun, entry: _UnderWay, earlier: _UnderWay | None) -> None:
+        tenant_id, run_id = run.tenant_id, run.run_id
         self.notifier.wake(run_id)
         episode_recorder = None
         if run.memory == "full":
@@ -181,9 +170,11 @@ class Executor:
             live_text=self.live_text,
             waits=functools.partial(self._hand_back_if_waiting, entry),
         )
-        entry.held = Held(tenant_id, run_id, run.attempt)
         bound = logger.bind(run_id=str(run_id), attempt=run.attempt)
         try:
+            if earlier is not None:  # this worker had lost the run, and did not know
+                _lose(earlier)
+                await asyncio.wait([earlier.task])
             await self._take_to_its_end(entry.recorder, run, entry)
         except FencedError:
             bound.warning("run.fenced")
@@ -312,6 +303,13 @@ class Executor:
         events = await log.read_all(self.pool, journal.tenant_id, journal.run_id)
         journal.add_earlier_steps(events)
         return events
+
+
+def _lose(entry: _UnderWay) -> None:
+    if entry.lost or (entry.recorder is not None and entry.recorder.journal.finishing):
+        return  # it is ending; if it was lost before, the database refuses the end
+    entry.lost = True
+    entry.task.cancel()
 
 
 def _broken(

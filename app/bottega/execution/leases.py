@@ -1,4 +1,4 @@
-"""Leases: a worker renews those of its runs, and learns which runs it lost.
+"""The lease of a worker: it renews it, names the runs that it executes, and learns which it lost.
 
 This happens in a thread with its own event loop and connection. So a busy main loop (a long fold, a
 tool that computes) does not make runs look abandoned.
@@ -19,7 +19,7 @@ from bottega.events.listener import Connect, keep_connected
 
 log = structlog.get_logger(__name__)
 
-_RENEW = "SELECT id FROM renew_leases($1, $2, $3, $4) AS id"
+_RENEW = "SELECT renew_lease($1, $2, $3, $4, $5) AS id"
 
 
 class Held(NamedTuple):
@@ -38,14 +38,16 @@ def lease_s(takeover_s: float) -> float:
 @asynccontextmanager
 async def leases(
     connect: Connect,
+    worker_id: UUID,
     held: Callable[[], Sequence[Held]],
     lost: Callable[[Held], None],
     takeover_s: float,
 ) -> AsyncIterator[None]:
-    """Renew the leases of the ``held`` runs during the block.
+    """Renew the lease of this worker during the block.
 
     Args:
-        held: called in another thread.
+        worker_id: of this process; a new process is another worker.
+        held: returns the runs that are executed here; called in another thread.
         lost: called with each run that ended or that another worker has.
     """
     ours = asyncio.get_running_loop()
@@ -54,13 +56,14 @@ async def leases(
 
     async def renew(connection: ListenSession) -> None:
         while True:
-            if runs := held():
-                parts = zip(*runs, strict=True)
-                rows = await connection.fetch(_RENEW, *parts, lease_s(takeover_s), timeout=every_s)
-                alive = {row["id"] for row in rows}
-                for run in runs:
-                    if run.run_id not in alive:
-                        ours.call_soon_threadsafe(lost, run)
+            runs = held()
+            parts = [list(part) for part in zip(*runs, strict=True)] or [[], [], []]
+            about = worker_id, lease_s(takeover_s), *parts
+            rows = await connection.fetch(_RENEW, *about, timeout=every_s)
+            alive = {row["id"] for row in rows}
+            for run in runs:
+                if run.run_id not in alive:
+                    ours.call_soon_threadsafe(lost, run)
             await asyncio.sleep(every_s)
 
     loop = asyncio.new_event_loop()

@@ -81,10 +81,6 @@ _SPENT = text("""
     SELECT coalesce(sum(spent_tokens(tenant_id, id)), 0) FROM runs
     WHERE tenant_id = :tenant AND id = ANY(CAST(:runs AS uuid[])) AND ended_at IS NULL
 """)
-_UNQUEUE = text(
-    "DELETE FROM pgqueuer.pgqueuer WHERE dedupe_key = ANY(CAST(:runs AS text[]))"
-    " AND status IN ('queued', 'picked')"
-)
 # Workers stop executing the runs, and their event streams end.
 _NOTIFY = text("SELECT pg_notify('bottega_cancel', ''), pg_notify('bottega_events', :runs)")
 
@@ -237,7 +233,6 @@ async def _erase_runs(
         if each.name not in _NOT_OF_RUNS:
             await _delete(tx, each, of_them, removed)
     await forget_answers(tx, tenant_id, ids, removed)
-    removed["queue"] += (await tx.execute(_UNQUEUE, {"runs": named})).rowcount
     started = and_(schedules.c.tenant_id == tenant_id, schedules.c.last_run_id.in_(ids))
     await tx.execute(update(schedules).where(started).values(last_run_id=None))
     await _delete(tx, runs, and_(runs.c.tenant_id == tenant_id, runs.c.id.in_(ids)), removed)

@@ -1,86 +1,118 @@
 -- What a worker does with a run: claim it, store its steps, keep its lease, hand it back.
 
--- Called by a worker that took a run from the queue. Raise the attempt (the fence), and return all
--- that is needed to execute the run; the same claim again returns the same and changes nothing.
--- NULL if the run is unknown, over or held by a live worker; its queue row is corrected then.
-CREATE OR REPLACE FUNCTION claim_run(
-    p_tenant uuid, p_run uuid, p_lease_s double precision, p_claim uuid DEFAULT NULL
-) RETURNS jsonb LANGUAGE plpgsql AS $$
+-- Called by a worker that has room. Take at most p_most runs from the queue and claim them: raise
+-- their attempts (the fence). Return each with all that is needed to execute it, and whether more
+-- are waiting. p_again: the answer to this claim was lost; return the same runs, if there were any.
+CREATE OR REPLACE FUNCTION take_runs(
+    p_worker uuid, p_claim uuid, p_most integer, p_lease_s double precision, p_again boolean
+) RETURNS TABLE (tenant uuid, run uuid, attempt integer, claim jsonb, more boolean)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
-    r runs%ROWTYPE;
-    v_now timestamptz;
-    v_cause text;
-    v_crashes integer;
+    n record;
+    v_found boolean := false;
 BEGIN
-    PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    SELECT * INTO r FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR UPDATE;
-    IF NOT FOUND OR r.status NOT IN ('queued', 'running') THEN
-        DELETE FROM pgqueuer.pgqueuer
-        WHERE dedupe_key = p_run::text AND status IN ('queued', 'picked');
-        RETURN NULL;
-    ELSIF r.status = 'running' AND r.claimed_by = p_claim THEN
-        SELECT last_seq INTO r.last_seq FROM run_heads
-        WHERE tenant_id = p_tenant AND run_id = p_run;
-        RETURN claimed_run(r);
+    -- A statement whose connection was lost may still be at work.
+    PERFORM pg_advisory_xact_lock(hashtextextended('claim ' || p_claim, 0));
+    PERFORM begin_lease(p_worker, p_lease_s);
+    IF p_again THEN
+        FOR n IN SELECT * FROM held_runs(p_worker) LOOP
+            PERFORM set_config('bottega.tenant', n.tenant_id::text, true);
+            RETURN QUERY
+            SELECT r.tenant_id, r.id, r.attempt, claimed_run(r, h.last_seq), true
+            FROM runs r JOIN run_heads h ON h.tenant_id = r.tenant_id AND h.run_id = r.id
+            WHERE r.tenant_id = n.tenant_id AND r.id = ANY (n.run_ids) AND r.claimed_by = p_claim;
+            IF FOUND THEN
+                v_found := true;
+            END IF;
+        END LOOP;
+        IF v_found THEN
+            RETURN;
+        END IF;
     END IF;
-    v_now := clock_timestamp();
-    -- No lease could be renewed while the database was down: extend all of them after its start.
-    r.leased_until := greatest(
-        r.leased_until, pg_postmaster_start_time() + make_interval(secs => p_lease_s));
-    -- Runs whose worker crashed may share it with the one that crashes it. From the second crash on
-    -- they resume at different times, so that the others are not counted as crashed again.
-    v_crashes := jsonb_array_length(
-        jsonb_path_query_array(r.attempts, '$[*] ? (@.cause == "crash")'));
-    r.leased_until := r.leased_until + make_interval(secs => p_lease_s * least(v_crashes, 2)
-        * (hashtext(p_run::text || r.attempt) & 1023) / 1024.0);
-    IF r.status = 'running' AND r.leased_until > v_now THEN
-        UPDATE pgqueuer.pgqueuer
-        SET status = 'queued', priority = 1, queue_manager_id = NULL, execute_after = r.leased_until
-        WHERE dedupe_key = p_run::text AND status = 'picked';
-        RETURN NULL;
-    END IF;
-    -- A worker that stops in order sets the run to 'queued'; one that dies cannot.
-    v_cause := CASE WHEN r.attempt = 0 THEN 'start'
-                    WHEN r.status = 'queued' THEN 'drain' ELSE 'crash' END;
-    IF v_cause = 'crash' THEN
-        -- The last attempt's real end is unknown; it was before this one.
-        r.attempts := jsonb_set(r.attempts, '{-1,ended_at}', to_jsonb(v_now));
-    END IF;
-    UPDATE runs SET
-        status = 'running',
-        attempt = attempt + 1,
-        attempts = r.attempts || jsonb_build_array(jsonb_build_object(
-            'number', attempt + 1, 'cause', v_cause, 'started_at', v_now, 'ended_at', NULL)),
-        started_at = coalesce(started_at, v_now),
-        leased_until = v_now + make_interval(secs => p_lease_s),
-        claimed_by = p_claim,
-        session_base = coalesce(session_base, CASE WHEN r.session_id IS NULL THEN '[]' ELSE (
-            SELECT coalesce(jsonb_agg(jsonb_build_object(
-                'agent', m.agent, 'version', m.version, 'content', m.content,
-                'details', m.details, 'published_at', m.published_at)), '[]')
-            FROM session_memory m
-            WHERE m.tenant_id = p_tenant AND m.session_id = r.session_id) END),
-        deadline = coalesce(deadline, v_now + make_interval(secs => timeout_s))
-    WHERE tenant_id = p_tenant AND id = p_run
-    RETURNING * INTO r;
-    -- After a crash the old attempt's head is still there, and knows the newest event.
-    INSERT INTO run_heads AS h (tenant_id, run_id, attempt, last_seq, claimed_at)
-    VALUES (p_tenant, p_run, r.attempt, r.last_seq + 1, v_now)
-    ON CONFLICT (tenant_id, run_id) DO UPDATE SET
-        attempt = excluded.attempt, last_seq = h.last_seq + 1, claimed_at = v_now
-    RETURNING h.last_seq INTO r.last_seq;
-    INSERT INTO run_events (tenant_id, run_id, seq, attempt, type, at, data) VALUES (
-        p_tenant, p_run, r.last_seq, r.attempt,
-        CASE WHEN v_cause = 'start' THEN 'run.started' ELSE 'run.resumed' END,
-        v_now, jsonb_build_object('attempt', r.attempt, 'cause', v_cause));
-    IF v_cause <> 'start' THEN
-        DELETE FROM live_text WHERE tenant_id = p_tenant AND run_id = p_run;
-    END IF;
-    RETURN claimed_run(r);
+    FOR n IN SELECT * FROM next_runs(p_most) LOOP
+        RETURN QUERY SELECT c.*, n.more
+        FROM claim_runs(n.tenant_id, n.run_ids, p_worker, p_claim, p_lease_s) c;
+    END LOOP;
 END $$;
 
--- Called by claim_run. Return all that a worker needs to execute a run.
-CREATE OR REPLACE FUNCTION claimed_run(r runs) RETURNS jsonb LANGUAGE plpgsql AS $$
+-- Called by take_runs, which holds the rows of the runs. Those that are over or that a live worker
+-- executes are not claimed; all of them leave the queue.
+CREATE OR REPLACE FUNCTION claim_runs(
+    p_tenant uuid, p_runs uuid[], p_worker uuid, p_claim uuid, p_lease_s double precision
+) RETURNS TABLE (tenant uuid, run uuid, attempt integer, claim jsonb) LANGUAGE plpgsql AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_held uuid[];
+    c record;
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    DELETE FROM run_queue q WHERE q.tenant_id = p_tenant AND q.run_id = ANY (p_runs);
+    v_held := ARRAY(SELECT h.run_id FROM run_heads h
+                    WHERE h.tenant_id = p_tenant AND h.run_id = ANY (p_runs));
+    IF v_held <> '{}' THEN
+        v_held := ARRAY(SELECT unnest(v_held) EXCEPT
+                        SELECT a.run_id FROM abandoned_runs(p_lease_s) a);
+    END IF;
+    FOR c IN
+        WITH claimed AS (
+            UPDATE runs r SET
+                status = 'running',
+                attempt = r.attempt + 1,
+                -- The last attempt's real end is unknown after a crash; it was before this one.
+                attempts = CASE WHEN r.status = 'running'
+                    THEN jsonb_set(r.attempts, '{-1,ended_at}', to_jsonb(v_now))
+                    ELSE r.attempts END || jsonb_build_array(jsonb_build_object(
+                        'number', r.attempt + 1, 'cause', CASE
+                            WHEN r.attempt = 0 THEN 'start'
+                            -- A worker that stops in order queues the run; one that dies cannot.
+                            WHEN r.status = 'queued' THEN 'drain' ELSE 'crash' END,
+                        'started_at', v_now, 'ended_at', NULL)),
+                started_at = coalesce(r.started_at, v_now),
+                claimed_by = p_claim,
+                session_base = coalesce(r.session_base, CASE WHEN r.session_id IS NULL THEN '[]'
+                    ELSE (
+                    SELECT coalesce(jsonb_agg(jsonb_build_object(
+                        'agent', m.agent, 'version', m.version, 'content', m.content,
+                        'details', m.details, 'published_at', m.published_at)), '[]')
+                    FROM session_memory m
+                    WHERE m.tenant_id = p_tenant AND m.session_id = r.session_id) END),
+                deadline = coalesce(r.deadline, v_now + make_interval(secs => r.timeout_s))
+            WHERE r.tenant_id = p_tenant AND r.id = ANY (p_runs)
+              AND r.status IN ('queued', 'running') AND r.id <> ALL (v_held)
+            RETURNING r AS row, r.id, r.attempt, r.last_seq
+        ), head AS (
+            -- After a crash the old attempt's head is still there, and knows the newest event.
+            INSERT INTO run_heads AS h
+                (tenant_id, run_id, attempt, last_seq, worker_id, claimed_at)
+            SELECT p_tenant, o.id, o.attempt, o.last_seq + 1, p_worker, v_now FROM claimed o
+            ON CONFLICT ON CONSTRAINT pk_run_heads DO UPDATE SET
+                attempt = excluded.attempt, last_seq = h.last_seq + 1,
+                worker_id = p_worker, claimed_at = v_now
+            RETURNING h.run_id, h.attempt, h.last_seq
+        ), begun AS (
+            INSERT INTO run_events (tenant_id, run_id, seq, attempt, type, at, data)
+            SELECT p_tenant, o.id, head.last_seq, o.attempt,
+                   CASE o.attempt WHEN 1 THEN 'run.started' ELSE 'run.resumed' END, v_now,
+                   jsonb_build_object('attempt', o.attempt,
+                                      'cause', (o.row).attempts #> '{-1,cause}')
+            FROM claimed o JOIN head ON head.run_id = o.id
+        )
+        SELECT o.row, head.last_seq FROM claimed o JOIN head ON head.run_id = o.id
+    LOOP
+        tenant := p_tenant;
+        run := (c.row).id;
+        attempt := (c.row).attempt;
+        IF attempt > 1 THEN
+            DELETE FROM live_text l WHERE l.tenant_id = p_tenant AND l.run_id = run;
+        END IF;
+        claim := claimed_run(c.row, c.last_seq);
+        RETURN NEXT;
+    END LOOP;
+END $$;
+
+-- Called by take_runs. Return what a worker needs to execute a run, but for the definitions of its
+-- agents: those it may have.
+CREATE OR REPLACE FUNCTION claimed_run(r runs, p_last bigint) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
     RETURN jsonb_build_object(
         'tenant', (SELECT t.name FROM tenants t WHERE t.id = r.tenant_id),
@@ -88,9 +120,9 @@ BEGIN
         'assigned_as', CASE WHEN r.retry_of IS NULL THEN r.id
             ELSE first_try(r.tenant_id, r.id) END,
         'salt', (SELECT salt FROM tenants WHERE id = r.tenant_id),
-        'principal', r.principal,
+        'principal', r.principal, 'pinned', r.pinned,
         'metadata', r.metadata, 'graph_name', r.graph, 'agent', r.agent, 'input', r.input,
-        'attempt', r.attempt, 'last_seq', r.last_seq, 'started_at', r.started_at,
+        'last_seq', p_last, 'started_at', r.started_at,
         'is_cancelled', r.cancel_requested_at IS NOT NULL,
         'session_id', r.session_id, 'user', r.user_id, 'session_base', r.session_base,
         'remaining_s', extract(epoch FROM r.deadline - clock_timestamp()),
@@ -103,16 +135,28 @@ BEGIN
               AND t.cancel_requested_at IS NOT NULL
               AND t.status IN ('queued', 'running', 'streaming', 'cancelled')) END,
         'crashes', jsonb_array_length(jsonb_path_query_array(
-            r.attempts, '$[*] ? (@.cause == "crash")')),
-        'agents', (
-            SELECT coalesce(jsonb_object_agg(v.name, v.definition), '{}')
-            FROM jsonb_each_text(r.pinned -> 'agents') pin
-            JOIN agent_versions v
-              ON v.tenant_id = r.tenant_id AND v.name = pin.key AND v.version = pin.value::integer),
-        'graph', (
-            SELECT v.definition FROM graph_versions v
-            WHERE v.tenant_id = r.tenant_id AND v.name = r.pinned -> 'graph' ->> 'name'
-              AND v.version = (r.pinned -> 'graph' ->> 'version')::integer));
+            r.attempts, '$[*] ? (@.cause == "crash")')));
+END $$;
+
+-- Called by a worker. Return definitions in the order of the arguments; p_kinds: agent or graph.
+CREATE OR REPLACE FUNCTION pinned_definitions(
+    p_tenants uuid[], p_kinds text[], p_names text[], p_versions integer[]
+) RETURNS TABLE (number bigint, definition jsonb) LANGUAGE plpgsql AS $$
+DECLARE
+    v_tenant uuid;
+BEGIN
+    FOR v_tenant IN SELECT DISTINCT unnest(p_tenants) LOOP
+        PERFORM set_config('bottega.tenant', v_tenant::text, true);
+        RETURN QUERY
+        SELECT w.number, CASE w.kind WHEN 'agent' THEN (
+            SELECT v.definition FROM agent_versions v WHERE v.tenant_id = v_tenant
+              AND v.name = w.name AND v.version = w.version) ELSE (
+            SELECT v.definition FROM graph_versions v WHERE v.tenant_id = v_tenant
+              AND v.name = w.name AND v.version = w.version) END
+        FROM unnest(p_tenants, p_kinds, p_names, p_versions)
+            WITH ORDINALITY AS w(tenant_id, kind, name, version, number)
+        WHERE w.tenant_id = v_tenant;
+    END LOOP;
 END $$;
 
 -- Called by a worker for each step of a run. Store its events, tasks, publications and outcome in
@@ -214,8 +258,6 @@ BEGIN
         UPDATE tasks SET status = 'cancelled', ended_at = v_now
         WHERE tenant_id = p_tenant AND run_id = p_run
           AND status IN ('queued', 'running', 'streaming');
-        DELETE FROM pgqueuer.pgqueuer
-        WHERE dedupe_key = p_run::text AND status IN ('queued', 'picked');
         PERFORM assign_slot(p_tenant, v_slot);
         -- A later attempt may not know the tokens of earlier ones: the log does.
         PERFORM count_tokens(p_tenant, CASE p_attempt
@@ -245,36 +287,6 @@ BEGIN
         version = m.version + excluded.version, content = excluded.content,
         details = excluded.details, run_id = excluded.run_id,
         published_at = excluded.published_at;
-END $$;
-
--- Called by the heartbeat of leases. Extend the leases of a worker's runs, and return the runs that
--- are still its own. A row that is locked is not extended this time: other tenants must not wait.
-CREATE OR REPLACE FUNCTION renew_leases(
-    p_tenants uuid[], p_runs uuid[], p_attempts integer[], p_lease_s double precision
-) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
-DECLARE
-    v_tenant uuid;
-BEGIN
-    FOR v_tenant IN SELECT DISTINCT unnest(p_tenants) LOOP
-        PERFORM set_config('bottega.tenant', v_tenant::text, true);
-        RETURN QUERY
-        WITH free AS (
-            SELECT r.id FROM unnest(p_tenants, p_runs, p_attempts) AS mine(tenant_id, id, attempt)
-            JOIN runs r ON r.tenant_id = v_tenant AND r.id = mine.id AND r.attempt = mine.attempt
-            WHERE mine.tenant_id = v_tenant AND r.status = 'running'
-            FOR NO KEY UPDATE OF r SKIP LOCKED
-        ), held AS (
-            UPDATE runs r SET leased_until = clock_timestamp() + make_interval(secs => p_lease_s)
-            FROM free WHERE r.tenant_id = v_tenant AND r.id = free.id
-            RETURNING r.id
-        ), beat AS (
-            UPDATE pgqueuer.pgqueuer SET heartbeat = now()
-            FROM held WHERE dedupe_key = held.id::text AND status = 'picked'
-        )
-        SELECT r.id FROM unnest(p_tenants, p_runs, p_attempts) AS mine(tenant_id, id, attempt)
-        JOIN runs r ON r.tenant_id = v_tenant AND r.id = mine.id AND r.attempt = mine.attempt
-        WHERE mine.tenant_id = v_tenant AND r.status = 'running';
-    END LOOP;
 END $$;
 
 -- Called by a worker. Return, of its runs, those to be cancelled or deleted (task_id NULL), and
@@ -316,15 +328,26 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    UPDATE runs SET status = 'queued', leased_until = NULL, last_seq = v_last,
+    UPDATE runs SET status = 'queued', last_seq = v_last,
         attempts = jsonb_set(attempts, '{-1,ended_at}', to_jsonb(clock_timestamp()))
     WHERE tenant_id = p_tenant AND id = p_run
     RETURNING cancel_requested_at IS NOT NULL INTO v_unwanted;
     IF v_unwanted THEN
         PERFORM end_unclaimed(p_tenant, p_run, 'cancelled', NULL);
     ELSE
-        UPDATE pgqueuer.pgqueuer
-        SET status = 'queued', priority = 1, queue_manager_id = NULL, execute_after = now()
-        WHERE dedupe_key = p_run::text AND status = 'picked';
+        PERFORM requeue_run(p_tenant, p_run, clock_timestamp());
+    END IF;
+END $$;
+
+-- Called by a worker that cannot execute a run that it claimed. End the run.
+CREATE OR REPLACE FUNCTION give_up(p_tenant uuid, p_run uuid, p_attempt integer, p_error jsonb)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR NO KEY UPDATE;
+    PERFORM FROM run_heads
+    WHERE tenant_id = p_tenant AND run_id = p_run AND attempt = p_attempt FOR UPDATE;
+    IF FOUND THEN
+        PERFORM end_unclaimed(p_tenant, p_run, 'failed', p_error);
     END IF;
 END $$;

@@ -30,10 +30,6 @@ EXCEPTION
 END $$;
 
 GRANT USAGE ON SCHEMA public TO bottega_app, bottega_system, bottega_maintenance;
-GRANT USAGE ON SCHEMA pgqueuer TO bottega_app, bottega_system;
-GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgqueuer
-    TO bottega_app, bottega_system;
-GRANT USAGE ON ALL SEQUENCES IN SCHEMA pgqueuer TO bottega_app, bottega_system;
 
 -- Every table with a tenant_id, and tenants itself: a transaction reaches the rows of its tenant.
 -- FORCE binds the table's owner as well.
@@ -68,12 +64,14 @@ REVOKE UPDATE, DELETE ON audit_log, episodes, episode_bodies, episode_reflection
 REVOKE DELETE ON waiting_runs FROM bottega_app;
 
 -- Tables of no single tenant.
-REVOKE ALL ON alembic_version, sql_files, first_key, workers, deleted_objects, index_maintenance
+REVOKE ALL ON
+    alembic_version, sql_files, first_key, workers, worker_leases, deleted_objects,
+    index_maintenance
     FROM bottega_app, bottega_system, bottega_maintenance;
 GRANT SELECT ON alembic_version, sql_files TO bottega_app, bottega_system;
 GRANT SELECT, INSERT ON first_key TO bottega_system;
 GRANT SELECT ON workers TO bottega_app;
-GRANT SELECT, INSERT, UPDATE, DELETE ON workers, deleted_objects TO bottega_system;
+GRANT SELECT, INSERT, UPDATE, DELETE ON workers, worker_leases, deleted_objects TO bottega_system;
 
 -- Analyse and rebuild the indexes of memory.
 GRANT MAINTAIN ON

@@ -30,33 +30,22 @@ BEGIN
 END $$;
 
 -- Queue a run that holds a slot so that tenants take turns: it comes after the tenant's own queued
--- runs, and after those of other tenants with an earlier turn. The queue's priority is minus the
--- turn. Within a tenant a higher priority goes first: lower ones move back by one turn.
+-- runs, and after those of other tenants with an earlier turn. Within a tenant a higher priority
+-- goes first: lower ones move back by one turn.
 CREATE OR REPLACE FUNCTION enqueue_run(p_tenant uuid, p_run uuid, p_priority integer)
 RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_turn integer;
     v_mine integer;
     v_least integer := 0;
-    v_lesser uuid[];
+    v_lesser boolean;
 BEGIN
     LOOP
-        SELECT max(-q.priority) FILTER (WHERE r.priority >= p_priority) + 1,
-               array_agg(r.id) FILTER (WHERE r.priority < p_priority)
+        SELECT max(turn) FILTER (WHERE priority >= p_priority) + 1,
+               bool_or(priority < p_priority)
         INTO v_turn, v_lesser
-        FROM (
-            SELECT id, priority FROM runs
-            WHERE tenant_id = p_tenant AND ended_at IS NULL AND slot IS NOT NULL
-              AND status = 'queued' AND attempt = 0 AND id <> p_run
-            ORDER BY slot OFFSET 0) r
-        CROSS JOIN LATERAL (
-            SELECT e.priority, e.status FROM pgqueuer.pgqueuer e
-            WHERE e.dedupe_key = r.id::text AND e.status IN ('queued', 'picked') LIMIT 1) q
-        WHERE q.status = 'queued';
-        v_turn := greatest(v_least, v_turn, (
-            SELECT -priority FROM pgqueuer.pgqueuer
-            WHERE entrypoint = 'run' AND status = 'queued' AND priority <= 0
-            ORDER BY priority DESC LIMIT 1));
+        FROM run_queue WHERE tenant_id = p_tenant AND run_id <> p_run AND turn >= 0;
+        v_turn := greatest(v_least, v_turn, next_turn());
         EXIT WHEN v_turn = v_mine;  -- no other transaction took the turn meanwhile
         v_least := v_turn;
         IF pg_try_advisory_xact_lock(hashtextextended('turn ' || p_tenant, v_turn)) THEN
@@ -65,16 +54,53 @@ BEGIN
             v_least := v_turn + 1;
         END IF;
     END LOOP;
-    IF v_lesser IS NOT NULL THEN
-        UPDATE pgqueuer.pgqueuer SET priority = priority - 1 WHERE id = ANY (ARRAY(
-            SELECT id FROM pgqueuer.pgqueuer
-            WHERE dedupe_key = ANY (v_lesser::text[]) AND status = 'queued'
+    IF v_lesser THEN
+        UPDATE run_queue SET turn = turn + 1 WHERE tenant_id = p_tenant AND run_id = ANY (ARRAY(
+            SELECT run_id FROM run_queue
+            WHERE tenant_id = p_tenant AND turn >= 0 AND priority < p_priority
             FOR UPDATE SKIP LOCKED));
     END IF;
-    INSERT INTO pgqueuer.pgqueuer (priority, entrypoint, payload, status, dedupe_key)
-    VALUES (-v_turn, 'run', convert_to(
-        json_build_object('tenant', p_tenant, 'run', p_run)::text, 'UTF8'), 'queued', p_run::text)
-    ON CONFLICT DO NOTHING;
+    INSERT INTO run_queue (tenant_id, run_id, turn, priority)
+    VALUES (p_tenant, p_run, v_turn, p_priority) ON CONFLICT DO NOTHING;
+    PERFORM pg_notify('bottega_queue', '');
+END $$;
+
+-- Called by enqueue_run. Return the turn that is next, of all tenants.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION next_turn() RETURNS integer
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT turn FROM run_queue WHERE turn >= 0 ORDER BY turn LIMIT 1
+$$;
+
+-- Queue a run that has started before: it goes before all others, from p_due on.
+CREATE OR REPLACE FUNCTION requeue_run(p_tenant uuid, p_run uuid, p_due timestamptz)
+RETURNS void LANGUAGE sql AS $$
+    INSERT INTO run_queue (tenant_id, run_id, turn, priority, due_at)
+    VALUES (p_tenant, p_run, -1, 0, p_due) ON CONFLICT DO NOTHING;
+    SELECT pg_notify('bottega_queue', '')
+$$;
+
+-- Called by take_runs. Choose the next runs by turn, then by number, and lock them, with their rows
+-- in the queue, until the transaction ends; no more than a worker's share, so that all workers get
+-- some. more: there are others. It never waits: a row that somebody else holds is left out.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION next_runs(p_most integer)
+RETURNS TABLE (tenant_id uuid, run_ids uuid[], more boolean)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_workers bigint := greatest(1, (
+        SELECT count(*) FROM worker_leases WHERE leased_until > clock_timestamp()));
+    v_queued bigint := (
+        SELECT count(*) FROM (SELECT FROM run_queue LIMIT p_most * v_workers) AS q);
+    v_share bigint := least(p_most, (v_queued + v_workers - 1) / v_workers);
+BEGIN
+    RETURN QUERY
+    SELECT n.tenant_id, array_agg(n.run_id), v_queued > v_share FROM (
+        SELECT q.tenant_id, q.run_id
+        FROM run_queue q JOIN runs r ON r.tenant_id = q.tenant_id AND r.id = q.run_id
+        WHERE q.due_at <= clock_timestamp()
+        ORDER BY q.turn, q.number LIMIT v_share FOR NO KEY UPDATE SKIP LOCKED) n
+    GROUP BY n.tenant_id;
 END $$;
 
 -- Called when a run ends. Give its slot to the tenant's waiting run with the highest priority,
@@ -153,19 +179,27 @@ CREATE OR REPLACE TRIGGER count_waiting_run_out AFTER DELETE ON runs FOR EACH RO
 WHEN (OLD.ended_at IS NULL AND OLD.slot IS NULL) EXECUTE FUNCTION count_waiting_run();
 
 -- Called by the sweep. End runs that waited longer than their time limit, and those whose deadline
--- passed 60 s ago without a worker ending them; at most a page of them.
-CREATE OR REPLACE FUNCTION expire_queued() RETURNS bigint LANGUAGE plpgsql AS $$
+-- passed 60 s ago without a worker ending them; at most a page of them. It reads those that hold a
+-- slot, and of the waiting ones those that are over.
+CREATE OR REPLACE FUNCTION expire_runs() RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
 DECLARE
-    v_count bigint := 0;
     r record;
 BEGIN
     FOR r IN
         SELECT tenant_id, id, attempt, queue_timeout_s, timeout_s FROM runs
-        WHERE ended_at IS NULL AND CASE
-            WHEN status = 'running' THEN deadline + interval '60 s'
-            WHEN attempt > 0 THEN deadline
-            ELSE created_at + make_interval(secs => queue_timeout_s) END < now()
-        LIMIT 500 FOR UPDATE SKIP LOCKED
+        WHERE (tenant_id, id) IN (
+            (SELECT tenant_id, id FROM runs
+             WHERE ended_at IS NULL AND slot IS NULL
+               AND (created_at AT TIME ZONE 'UTC') + make_interval(secs => queue_timeout_s)
+                   < now() AT TIME ZONE 'UTC' LIMIT 500)
+            UNION ALL
+            (SELECT tenant_id, id FROM runs
+             WHERE ended_at IS NULL AND slot IS NOT NULL AND CASE
+                 WHEN status = 'running' THEN deadline + interval '60 s'
+                 WHEN attempt > 0 THEN deadline
+                 ELSE created_at + make_interval(secs => queue_timeout_s) END < now() LIMIT 500))
+        FOR UPDATE SKIP LOCKED
     LOOP
         PERFORM end_unclaimed(r.tenant_id, r.id, 'timeout', CASE WHEN r.attempt = 0
             THEN jsonb_build_object('code', 'queue_timeout', 'message',
@@ -173,16 +207,49 @@ BEGIN
                        r.queue_timeout_s))
             ELSE jsonb_build_object('code', 'timeout', 'message',
                 format('the run took longer than its timeout_s of %s s', r.timeout_s)) END);
+    END LOOP;
+END $$;
+
+-- Called by the sweep. Queue runs that no worker executes though they hold a slot: those without a
+-- row in the queue, and those whose worker is gone or executes them no more. Return their count, at
+-- most a page.
+CREATE OR REPLACE FUNCTION requeue_lost(p_lease_s double precision) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_count bigint;
+    r record;
+BEGIN
+    WITH lost AS (
+        SELECT o.tenant_id, o.id, o.priority FROM runs o
+        WHERE o.ended_at IS NULL AND o.slot IS NOT NULL AND o.status = 'queued'
+          AND NOT EXISTS (SELECT FROM run_queue q
+                          WHERE q.tenant_id = o.tenant_id AND q.run_id = o.id)
+        ORDER BY o.tenant_id, o.id LIMIT 1000)
+    SELECT count(enqueue_run(tenant_id, id, priority)::text) INTO v_count FROM lost;
+    FOR r IN
+        SELECT a.tenant_id, a.run_id, a.attempt, jsonb_array_length(
+            jsonb_path_query_array(o.attempts, '$[*] ? (@.cause == "crash")')) AS crashes
+        FROM abandoned_runs(p_lease_s) a
+        JOIN runs o ON o.tenant_id = a.tenant_id AND o.id = a.run_id
+        WHERE NOT EXISTS (SELECT FROM run_queue q
+                          WHERE q.tenant_id = a.tenant_id AND q.run_id = a.run_id)
+        LIMIT 1000
+    LOOP
+        -- A run that crashed its worker may have taken others along: from the second crash on they
+        -- come at different times, so that the others are not counted as crashed again.
+        PERFORM requeue_run(r.tenant_id, r.run_id, clock_timestamp() + make_interval(
+            secs => p_lease_s * least(r.crashes, 2)
+                * (hashtext(r.run_id::text || r.attempt) & 1023) / 1024.0));
         v_count := v_count + 1;
     END LOOP;
     RETURN v_count;
 END $$;
 
 -- Called by each worker every few seconds; one at a time does it, the others get NULL. End expired
--- runs, queue runs without a queue row, fill free slots, and delete expired keys, tickets, live
--- text and workers, each at most a page. Return the count of runs that had lost their queue row.
+-- runs, queue lost ones, fill free slots, and delete expired keys, tickets, live text and workers,
+-- each at most a page. Return the count of runs that were lost.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION sweep() RETURNS bigint
+CREATE OR REPLACE FUNCTION sweep(p_lease_s double precision) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     v_found bigint;
@@ -192,13 +259,16 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(4871019202) THEN
         RETURN NULL;
     END IF;
-    PERFORM expire_queued();
+    PERFORM expire_runs();
     DELETE FROM worker_tenants WHERE (tenant_id, worker_id) IN (
         SELECT tenant_id, worker_id FROM worker_tenants
         WHERE seen_at < now() - interval '30 seconds' FOR UPDATE SKIP LOCKED);
     DELETE FROM workers WHERE id IN (
         SELECT id FROM workers
         WHERE seen_at < now() - interval '30 seconds' FOR UPDATE SKIP LOCKED);
+    DELETE FROM worker_leases WHERE worker_id IN (
+        SELECT worker_id FROM worker_leases
+        WHERE leased_until < now() - interval '30 seconds' FOR UPDATE SKIP LOCKED);
     DELETE FROM live_text WHERE ctid = ANY (ARRAY(
         SELECT l.ctid FROM live_text l
         LEFT JOIN runs r ON r.tenant_id = l.tenant_id AND r.id = l.run_id
@@ -209,15 +279,7 @@ BEGIN
     DELETE FROM ws_tickets WHERE (tenant_id, ticket_hash) IN (
         SELECT tenant_id, ticket_hash FROM ws_tickets WHERE expires_at < now()
         ORDER BY expires_at LIMIT 5000 FOR UPDATE SKIP LOCKED);
-    DELETE FROM pgqueuer.pgqueuer_log WHERE created < now() - interval '1 hour';
-    WITH lost AS (
-        SELECT r.tenant_id, r.id, r.priority FROM runs r
-        WHERE r.ended_at IS NULL AND r.slot IS NOT NULL
-          AND (r.status = 'queued' OR r.leased_until < now())
-          AND NOT EXISTS (SELECT FROM pgqueuer.pgqueuer q
-                          WHERE q.dedupe_key = r.id::text AND q.status IN ('queued', 'picked'))
-        ORDER BY r.tenant_id, r.id LIMIT 1000)
-    SELECT count(enqueue_run(tenant_id, id, priority)::text) INTO v_found FROM lost;
+    v_found := requeue_lost(p_lease_s);
     FOR v_tenant IN
         WITH RECURSIVE waiting(tenant_id) AS (
             (SELECT tenant_id FROM runs WHERE ended_at IS NULL AND slot IS NULL
@@ -234,11 +296,3 @@ BEGIN
     END LOOP;
     RETURN v_found;
 END $$;
-
--- pgqueuer notifies workers of every change of its table, three times a run. Only a row that can be
--- taken concerns them.
-CREATE OR REPLACE TRIGGER tg_pgqueuer_changed AFTER INSERT OR TRUNCATE ON pgqueuer.pgqueuer
-EXECUTE FUNCTION pgqueuer.fn_pgqueuer_changed();
-
-CREATE OR REPLACE TRIGGER tg_pgqueuer_requeued AFTER UPDATE OF status ON pgqueuer.pgqueuer
-FOR EACH ROW WHEN (NEW.status = 'queued') EXECUTE FUNCTION pgqueuer.fn_pgqueuer_changed();

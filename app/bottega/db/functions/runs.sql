@@ -155,11 +155,9 @@ CREATE OR REPLACE FUNCTION cancel_run(p_tenant uuid, p_run uuid)
 RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     v_status text;
-    v_alive boolean;
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    SELECT status, leased_until > clock_timestamp() INTO v_status, v_alive
-    FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR UPDATE;
+    SELECT status INTO v_status FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR UPDATE;
     IF NOT FOUND THEN
         RETURN NULL;
     ELSIF v_status NOT IN ('queued', 'running') THEN
@@ -167,7 +165,9 @@ BEGIN
     END IF;
     UPDATE runs SET cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp())
     WHERE tenant_id = p_tenant AND id = p_run;
-    IF v_status = 'running' AND v_alive THEN
+    IF v_status = 'running' AND NOT EXISTS (
+        SELECT FROM abandoned_runs(0) a WHERE a.tenant_id = p_tenant AND a.run_id = p_run)
+    THEN
         PERFORM pg_notify('bottega_cancel', p_run::text);
         RETURN 'requested';
     END IF;
@@ -262,8 +262,7 @@ BEGIN
     END IF;
     INSERT INTO run_events (tenant_id, run_id, seq, attempt, type, at, data)
     VALUES (p_tenant, p_run, r.last_seq, r.attempt, 'run.' || p_status, v_now, v_data);
-    DELETE FROM pgqueuer.pgqueuer
-    WHERE dedupe_key = p_run::text AND status IN ('queued', 'picked');
+    DELETE FROM run_queue WHERE tenant_id = p_tenant AND run_id = p_run;
     PERFORM pg_notify('bottega_events', p_run::text);
     PERFORM assign_slot(p_tenant, r.slot);
     IF r.attempt > 0 THEN

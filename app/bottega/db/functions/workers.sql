@@ -1,4 +1,4 @@
--- Heartbeats of workers.
+-- Heartbeats and leases of workers.
 
 -- Called by each worker's heartbeat. Store that the worker is alive and how busy it is, in total
 -- and for each tenant. Tenants that no longer exist are skipped.
@@ -23,4 +23,59 @@ CREATE OR REPLACE FUNCTION worker_left(p_worker uuid) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
     DELETE FROM worker_tenants WHERE worker_id = p_worker;
     DELETE FROM workers WHERE id = p_worker;
+$$;
+
+-- Called by each worker regularly. Extend its lease, name the runs that it executes, and return
+-- those that are still its own.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION renew_lease(
+    p_worker uuid, p_lease_s double precision, p_tenants uuid[], p_runs uuid[], p_attempts integer[]
+) RETURNS SETOF uuid LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    INSERT INTO worker_leases (worker_id, leased_until, named_at, runs)
+    VALUES (
+        p_worker, clock_timestamp() + make_interval(secs => p_lease_s), clock_timestamp(),
+        ARRAY(SELECT m.run_id || ':' || m.attempt
+              FROM unnest(p_runs, p_attempts) AS m(run_id, attempt)))
+    ON CONFLICT (worker_id) DO UPDATE SET leased_until = excluded.leased_until,
+        named_at = excluded.named_at, runs = excluded.runs;
+    SELECT h.run_id FROM unnest(p_tenants, p_runs, p_attempts) AS m(tenant_id, run_id, attempt)
+    JOIN run_heads h USING (tenant_id, run_id, attempt);
+$$;
+
+-- Called by take_runs. Extend a worker's lease if it is over: what it takes must be its own before
+-- the next renewal. It has named no runs then.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION begin_lease(p_worker uuid, p_lease_s double precision) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+BEGIN
+    PERFORM FROM worker_leases WHERE worker_id = p_worker AND leased_until > clock_timestamp();
+    IF NOT FOUND THEN
+        INSERT INTO worker_leases (worker_id, leased_until, named_at, runs)
+        VALUES (p_worker, clock_timestamp() + make_interval(secs => p_lease_s), '-infinity', '{}')
+        ON CONFLICT (worker_id) DO UPDATE SET leased_until = excluded.leased_until;
+    END IF;
+END $$;
+
+-- Return running runs without a live worker: its lease is over, or it named its runs 5 s or more
+-- after the claim, and this was not one of them (the answer to the claim was lost, or a hand-back).
+-- No lease could be renewed while the database was down: all count from its start.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION abandoned_runs(p_lease_s double precision)
+RETURNS TABLE (tenant_id uuid, run_id uuid, attempt integer)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT h.tenant_id, h.run_id, h.attempt FROM run_heads h
+    LEFT JOIN worker_leases w
+        ON w.worker_id = h.worker_id AND w.leased_until > clock_timestamp()
+    WHERE pg_postmaster_start_time() + make_interval(secs => p_lease_s) < clock_timestamp()
+      AND (w.worker_id IS NULL OR (h.claimed_at < w.named_at - interval '5 seconds'
+                                   AND h.run_id || ':' || h.attempt <> ALL (w.runs)))
+$$;
+
+-- Called by take_runs. Return the runs that a worker has claimed.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION held_runs(p_worker uuid)
+RETURNS TABLE (tenant_id uuid, run_ids uuid[])
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT h.tenant_id, array_agg(h.run_id) FROM run_heads h WHERE h.worker_id = p_worker
+    GROUP BY h.tenant_id
 $$;

@@ -1,0 +1,57 @@
+"""Definitions that runs are pinned to. A version never changes, so a worker keeps those it read."""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Set
+from typing import Any, Literal, NamedTuple
+from uuid import UUID
+
+import asyncpg
+from pydantic_core import from_json
+
+_CHARACTERS = 16_000_000
+_READ = "SELECT * FROM pinned_definitions($1, $2, $3, $4)"
+
+
+class Pin(NamedTuple):
+    """One version of an agent or a graph."""
+
+    tenant_id: UUID
+    kind: Literal["agent", "graph"]
+    name: str
+    version: int
+
+
+class PinnedDefinitions:
+    """Definitions by version; the last used ones are kept."""
+
+    def __init__(self, pool: asyncpg.Pool, characters: int = _CHARACTERS) -> None:
+        """Create it.
+
+        Args:
+            characters: limit of the JSON texts of the definitions that are kept.
+        """
+        self._pool = pool
+        self._room = characters
+        self._kept: OrderedDict[Pin, tuple[dict[str, Any], int]] = OrderedDict()
+
+    async def get(self, pins: Set[Pin]) -> Mapping[Pin, dict[str, Any]]:
+        """Return the definitions of those that exist; read all that are missing at once."""
+        found = {}
+        for pin in pins & self._kept.keys():
+            self._kept.move_to_end(pin)
+            found[pin] = self._kept[pin][0]
+        if missing := list(pins - found.keys()):
+            rows = await self._pool.fetch(_READ, *map(list, zip(*missing, strict=True)))
+            for row in rows:
+                if (text := row["definition"]) is not None:
+                    pin = missing[row["number"] - 1]
+                    found[pin] = from_json(text)
+                    self._keep(pin, found[pin], len(text))
+        return found
+
+    def _keep(self, pin: Pin, definition: dict[str, Any], size: int) -> None:
+        self._kept[pin] = definition, size
+        self._room -= size
+        while self._room < 0:
+            _, (_, left) = self._kept.popitem(last=False)
+            self._room += left
