@@ -107,7 +107,7 @@ def create_app(service: Service) -> FastAPI:
     ):
         # `include_router` would build each route again, and match each request twice.
         app.router.routes.extend(routes.router.routes)
-    app.add_api_websocket_route("/{path:path}", websocket.nowhere)
+    app.router.add_websocket_route("/{path:path}", websocket.nowhere)
     app.router.middleware_stack = RouteIndex(app.router)
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
     return app

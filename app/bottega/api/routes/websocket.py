@@ -56,8 +56,7 @@ PING_LIMIT = (
 _KNOWN = 'known frames: {"type":"ping"} and {"type":"cancel"} (one task: task_id)'
 
 
-@router.websocket("/{run_id}/ws")
-async def watch(socket: WebSocket, run_id: str) -> None:
+async def watch(socket: WebSocket) -> None:
     """Send the run's events as JSON text frames, then close with 1000.
 
     A refusal is an HTTP response before the upgrade. The client may send ``{"type": "ping"}`` and
@@ -65,7 +64,11 @@ async def watch(socket: WebSocket, run_id: str) -> None:
     task. Every frame but ``cancel`` counts as a ping.
     """
     with contextlib.suppress(ClientDisconnected):  # during the handshake or a refusal
-        await _watch(socket, run_id)
+        await _watch(socket)
+
+
+# FastAPI's own routes solve dependencies, of which there are none.
+router.add_websocket_route(f"{router.prefix}/{{run_id}}/ws", watch)
 
 
 async def nowhere(socket: WebSocket) -> None:
@@ -75,11 +78,12 @@ async def nowhere(socket: WebSocket) -> None:
         await socket.send_denial_response(problem_response(404, "not_found", detail))
 
 
-async def _watch(socket: WebSocket, run_id: str) -> None:
+async def _watch(socket: WebSocket) -> None:
     service: Service = socket.app.state.service
     try:
         query = WatchQuery.model_validate(dict(socket.query_params))
-        cursor = await service.streams.cursor_of(socket.state.principal.tenant_id, UUID(run_id))
+        run_id = UUID(socket.path_params["run_id"])
+        cursor = await service.streams.cursor_of(socket.state.principal.tenant_id, run_id)
     except Exception as error:
         await socket.send_denial_response(_refusal(error))
         return

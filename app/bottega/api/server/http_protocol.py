@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any
 
 from starlette.responses import Response
@@ -80,17 +80,14 @@ class Addresses:
     def _is_trusted(self, client: tuple[str, int] | None) -> bool:
         if client is None:  # not a network address
             return True
-        address = ip_address(client[0])
-        return any(address in network for network in self.trusted)
+        return any(ip_address(client[0]) in network for network in self.trusted)
 
 
 def _place(client: tuple[str, int] | None) -> str:
     if client is None:
         return ""
-    address = ip_address(client[0])
-    if isinstance(address, IPv6Address):
-        return str(ip_network((address, 64), strict=False))
-    return client[0]
+    host = client[0]
+    return str(ip_network((host, 64), strict=False)) if ":" in host else host
 
 
 class _RefusedError(Exception):
