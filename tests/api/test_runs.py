@@ -1,5 +1,6 @@
 """The fields of runs, and the filters of their list."""
 
+import json
 from typing import Any
 
 import httpx2
@@ -143,3 +144,44 @@ async def test_runs_are_found_by_their_creation_time(
         "UPDATE runs SET created_at = created_at - interval '30 min' WHERE id = $1", runs[4]["id"]
     )
     assert await found(client, created_before=times[0]) == ["4"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("input", "y"),
+        ("input", 7),
+        ("priority", 11),
+        ("unknown", 1),
+        ("metadata", {"a": [1.5, None]}),
+    ],
+)
+async def test_a_plain_request_gets_the_answer_of_any_other(
+    client: httpx2.AsyncClient, field: str, value: Any
+) -> None:
+    await client.post("/v1/agents", json=AGENT)
+    body = json.dumps(RUN | {field: value})
+    plain, other = [
+        await client.post("/v1/runs", content=body, headers={"content-type": kind})
+        for kind in ("application/json", "application/json; charset=utf-8")
+    ]
+    assert plain.status_code == other.status_code
+    assert plain.headers["content-type"] == other.headers["content-type"]
+    if plain.is_success:
+        assert plain.headers["location"] == f"/v1/runs/{plain.json()['id']}"
+        stored = (await client.get(plain.headers["location"])).json()
+        assert plain.json() == stored
+    own = ("id", "created_at")
+    assert {**plain.json(), **dict.fromkeys(own)} == {**other.json(), **dict.fromkeys(own)}
+
+
+@pytest.mark.parametrize("body", [b"{", b"", b"[]", b'{"agent": "a", "input": "\xff"}', b"NaN"])
+async def test_a_plain_request_that_is_not_json_gets_the_answer_of_any_other(
+    client: httpx2.AsyncClient, body: bytes
+) -> None:
+    answers = [
+        await client.post(path, content=body, headers={"content-type": "application/json"})
+        for path in ("/v1/runs", "/v1/runs?wait=0")
+    ]
+    assert answers[0].status_code in (400, 422)
+    assert answers[0].json() == answers[1].json()

@@ -142,8 +142,13 @@ class Database:
         Raises:
             TimeoutError: the wait was too long.
         """
-        slots = self._slots.setdefault(tenant_id, asyncio.Semaphore(self.each))
-        async with asyncio.timeout(self.patience_s):
+        slots = self._slots.get(tenant_id)
+        if slots is None:
+            slots = self._slots[tenant_id] = asyncio.Semaphore(self.each)
+        if slots.locked():
+            async with asyncio.timeout(self.patience_s):
+                await slots.acquire()
+        else:
             await slots.acquire()
         try:
             yield

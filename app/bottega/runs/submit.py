@@ -4,7 +4,7 @@ All is stored in one transaction, so a run is queued exactly if the client's req
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 from uuid import UUID
 
@@ -77,9 +77,12 @@ class NewRun:
         """
         limits = {"timeout_s": timeout_s, "queue_timeout_s": queue_timeout_s}
         asked = {**asked, "memory": stricter(memory, asked.get("memory") or memory)}
-        known = [field.name for field in fields(cls)]  # a stored body may have other fields
-        given = {name: asked[name] for name in known if asked.get(name) is not None}
-        return cls(**{**dict.fromkeys(known), **limits, **given, "principal": principal})
+        # a stored body may have other fields
+        given = {name: asked[name] for name in _FIELDS if asked.get(name) is not None}
+        return cls(**{**dict.fromkeys(_FIELDS), **limits, **given, "principal": principal})
+
+
+_FIELDS = tuple(field.name for field in fields(NewRun))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,8 @@ async def submit(
     while True:
         found = await pins.find(driver, tenant_id, new.agent, new.graph)
         memory = stricter(new.memory, found.memory)
-        values = {**asdict(new), "pinned": found.pinned, "memory": memory}
+        values = {name: getattr(new, name) for name in _FIELDS}
+        values |= {"pinned": found.pinned, "memory": memory}
         sent = to_json(values).decode()
         answer = from_json(await driver.fetchval(_SUBMIT, tenant_id, sent, found.epoch))
         if answer.get("refused") != "stale":

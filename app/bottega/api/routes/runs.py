@@ -1,14 +1,15 @@
 """Routes of runs."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
-import asyncpg
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator, Field, StringConstraints
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from bottega.api.auth import Principal
 from bottega.api.errors import headers, problems
 from bottega.api.routes.stream import until_final
 from bottega.api.schemas.base import NAME_PATTERN, Page, PlaceInTime, UserName, check_storable
@@ -26,6 +27,8 @@ from bottega.api.schemas.runs import (
 from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant, Transaction
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, PageQuery, ViewQuery
+from bottega.api.shared.plain import plain_route
+from bottega.container import Service
 from bottega.db.driver import driver_of
 from bottega.errors import InvalidInputError
 from bottega.events.log import is_transient
@@ -117,19 +120,38 @@ async def check_webhook(
         raise InvalidInputError(error.detail, code=error.code, pointer=pointer) from None
 
 
-@router.post(
-    "",
-    operation_id="create_run",
-    summary="Start a run",
-    description=(
-        "Stores and queues the run, and responds at once. With `wait` it responds when the run "
-        "has ended, or when the wait is over; the status shows which. With a repeated "
-        "`Idempotency-Key` it returns, and waits for, the existing run."
-    ),
-    status_code=202,
-    response_model=Run,
-    responses={**problems(400, 404, 409, 413, 415), 202: headers(Location="Path of the run.")},
-)
+async def _checked(service: Service, principal: Principal, body: NewRun) -> submitting.NewRun:
+    if body.webhook_url is not None:
+        async with service.database.begin(principal.tenant_id) as tx:
+            await check_webhook(tx, principal.tenant_id, service.settings, body.webhook_url)
+    return submitting.NewRun.of(
+        body.model_dump(),
+        timeout_s=service.settings.run_timeout_s,
+        queue_timeout_s=service.settings.queue_timeout_s,
+        memory=service.settings.memory,
+        principal=principal.actor,
+    )
+
+
+async def _submit(service: Service, principal: Principal, body: NewRun) -> dict[str, Any]:
+    new = await _checked(service, principal, body)
+    database, tenant = service.database, principal.tenant_id
+    async with database.turn(tenant):
+        return await submitting.submit(database.pool, service.pins, tenant, new)
+
+
+def _path(run: Mapping[str, Any]) -> str:
+    return f"{router.prefix}/{run['id']}"
+
+
+async def _create_plain(request: Request, body: NewRun) -> Response:
+    principal: Principal = request.scope["state"]["principal"]
+    principal.need("run")
+    run = await _submit(request.scope["app"].state.service, principal, body)
+    content = Run.model_validate(run).model_dump_json()
+    return Response(content, 202, {"Location": _path(run)}, "application/json")
+
+
 async def create(
     once: OnceDep,
     service: ServiceDep,
@@ -141,28 +163,19 @@ async def create(
         float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the end.")
     ] = 0,
 ) -> Any:
-    new = submitting.NewRun.of(
-        body.model_dump(),
-        timeout_s=service.settings.run_timeout_s,
-        queue_timeout_s=service.settings.queue_timeout_s,
-        memory=service.settings.memory,
-        principal=principal.actor,
-    )
-    database = service.database
-
-    async def accept(driver: asyncpg.Pool | asyncpg.Connection) -> dict[str, Any]:
-        run = await submitting.submit(driver, service.pins, tenant, new)
-        response.headers["Location"] = f"/v1/runs/{run['id']}"
-        return run
-
-    if once.key is None and body.webhook_url is None:
-        async with database.turn(tenant):
-            run = await accept(database.pool)
+    if once.key is None:
+        run = await _submit(service, principal, body)
+        response.headers["Location"] = _path(run)
     else:
-        async with database.begin(tenant) as tx:
-            await check_webhook(tx, tenant, service.settings, body.webhook_url)
-            driver = await driver_of(tx)
-            run = await once(tx, response, Run, lambda: accept(driver))
+        new = await _checked(service, principal, body)
+        async with service.database.begin(tenant) as tx:
+
+            async def accept() -> dict[str, Any]:
+                run = await submitting.submit(await driver_of(tx), service.pins, tenant, new)
+                response.headers["Location"] = _path(run)
+                return run
+
+            run = await once(tx, response, Run, accept)
     if not wait:
         return run
     run_id = UUID(str(run["id"]))
@@ -177,6 +190,24 @@ async def create(
         return run  # the run is accepted, though it cannot be watched now
     async with service.database.begin(tenant) as tx:
         return await read.get(tx, tenant, run_id)
+
+
+router.add_api_route(
+    "",
+    create,
+    methods=["POST"],
+    route_class_override=plain_route(NewRun, _create_plain),
+    operation_id="create_run",
+    summary="Start a run",
+    description=(
+        "Stores and queues the run, and responds at once. With `wait` it responds when the run "
+        "has ended, or when the wait is over; the status shows which. With a repeated "
+        "`Idempotency-Key` it returns, and waits for, the existing run."
+    ),
+    status_code=202,
+    response_model=Run,
+    responses={**problems(400, 404, 409, 413, 415), 202: headers(Location="Path of the run.")},
+)
 
 
 @router.get(
