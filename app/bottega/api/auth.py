@@ -4,11 +4,11 @@ import re
 from dataclasses import dataclass
 from uuid import UUID
 
-from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.api.errors import database_unavailable, for_error, problem_response
+from bottega.api.server.headers import sent
 from bottega.api.server.middleware import refuse
 from bottega.db.base import DEFAULT_TENANT
 from bottega.errors import BottegaError, ForbiddenError, UnauthenticatedError
@@ -21,7 +21,7 @@ SHORTEST, LONGEST = 32, 256
 
 _PUBLIC = frozenset(("/", "/healthz", "/readyz", "/docs", "/openapi.json", "/asyncapi.json"))
 _ASSETS = "/docs-assets/"
-_BEARER = re.compile(rf"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{{{SHORTEST},{LONGEST}}}) *")
+_BEARER = re.compile(rf"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{{{SHORTEST},{LONGEST}}}) *".encode())
 _NO_SOCKET = "there is no WebSocket at this path: a run's is /v1/runs/{id}/ws"
 TICKET = "ticket."
 """Prefix of the "subprotocol" that carries a browser's ticket."""
@@ -96,7 +96,7 @@ async def _principal_or_refusal(scope: Scope, key_cache: KeyCache) -> Principal 
             return await _by_ticket(key_cache, ticket, scope["path"])
         if await key_cache.is_open():
             return LOCAL
-        return await _by_key(key_cache, Headers(scope=scope).getlist("authorization"))
+        return await _by_key(key_cache, sent(scope, b"authorization"))
     except BottegaError as error:
         return for_error(error)
     except Exception as error:
@@ -105,11 +105,11 @@ async def _principal_or_refusal(scope: Scope, key_cache: KeyCache) -> Principal 
         raise
 
 
-async def _by_key(key_cache: KeyCache, sent: list[str]) -> Principal:
-    if not (sent and sent[0][:7].lower() == "bearer "):
+async def _by_key(key_cache: KeyCache, keys_sent: list[bytes]) -> Principal:
+    if not (keys_sent and keys_sent[0][:7].lower() == b"bearer "):
         raise UnauthenticatedError("send an API key: 'Authorization: Bearer <key>'")
-    match = _BEARER.fullmatch(sent[0]) if len(sent) == 1 else None
-    key = await key_cache.find(match[1]) if match else None
+    match = _BEARER.fullmatch(keys_sent[0]) if len(keys_sent) == 1 else None
+    key = await key_cache.find(match[1].decode()) if match else None
     if key is None:
         raise UnauthenticatedError("this API key is unknown, or was revoked", code="bad_key")
     if key_cache.expired(key):

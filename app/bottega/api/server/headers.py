@@ -1,31 +1,35 @@
 """Security headers of every response."""
 
 from base64 import b64encode
-from collections.abc import Iterator
 from hashlib import sha256
 
 from fastapi import FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 ASSETS = "/docs-assets"
-_ALWAYS = {
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
+RawHeader = tuple[bytes, bytes]
+"""Name, in lower case, and value: a header in ASGI's form."""
+_ALWAYS: tuple[RawHeader, ...] = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
     # Responses are not pages: one that a browser shows anyway may load and run nothing. Pages
     # set their own policy.
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-}
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+)
+_OF_API: tuple[RawHeader, ...] = (*_ALWAYS, (b"cache-control", b"no-store"))
 
 
-def for_path(path: str) -> Iterator[tuple[str, str]]:
-    """Yield the default headers of a response at ``path``."""
-    yield from _ALWAYS.items()
-    if path.startswith("/v1/"):
-        yield "Cache-Control", "no-store"
+def for_path(path: str) -> tuple[RawHeader, ...]:
+    """Return the default headers of a response at ``path``."""
+    return _OF_API if path.startswith("/v1/") else _ALWAYS
+
+
+def sent(scope: Scope, name: bytes) -> list[bytes]:
+    """Return the values of a request's header; ``name`` is in lower case."""
+    return [value for each, value in scope["headers"] if each == name]
 
 
 class SecurityHeaders:
@@ -37,10 +41,10 @@ class SecurityHeaders:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
-                message.setdefault("headers", [])
-                headers = MutableHeaders(scope=message)
-                for name, value in for_path(scope["path"]):
-                    headers.setdefault(name, value)
+                own = list(message.get("headers", ()))
+                named = {name for name, _ in own}
+                added = (each for each in for_path(scope["path"]) if each[0] not in named)
+                message["headers"] = [*own, *added]
             await send(message)
 
         await self.app(scope, receive, send_with_headers)

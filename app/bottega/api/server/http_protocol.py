@@ -307,7 +307,7 @@ def raw_answer(answer: Response, more: Iterable[tuple[bytes, bytes]] = ()) -> by
     phrase = HTTPStatus(answer.status_code).phrase
     fields = [
         *more,
-        *((name.lower().encode(), value.encode()) for name, value in for_path("")),
+        *for_path(""),
         *answer.raw_headers,
         (b"connection", b"close"),
     ]

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from urllib.parse import parse_qs
 from uuid import UUID
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bottega.api.errors import problem_response
+from bottega.api.server.headers import sent
 from bottega.api.server.middleware import refuse
 from bottega.clock import monotonic
 from bottega.tenants.ratelimit import Decision, Rate, RateLimits
@@ -46,7 +46,7 @@ class LimitTenants:
         self.open: Counter[UUID] = Counter()
         self.limits = RateLimits(Rate.of(per_s), clock)
         rate = self.limits.rate
-        self.policy = f'"requests";q={rate.burst};w={math.ceil(rate.window_s)}'
+        self.policy = f'"requests";q={rate.burst};w={math.ceil(rate.window_s)}'.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         principal = scope.get("state", {}).get("principal")
@@ -58,10 +58,11 @@ class LimitTenants:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] in _STARTS:
-                message.setdefault("headers", [])
-                headers = MutableHeaders(scope=message)
-                headers["RateLimit-Policy"] = self.policy
-                headers["RateLimit"] = _left(decision)
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"ratelimit-policy", self.policy),
+                    (b"ratelimit", _left(decision)),
+                ]
             await send(message)
 
         if not decision.allowed:
@@ -103,12 +104,13 @@ def _is_stream(scope: Scope) -> bool:
         return True
     if scope["path"] == "/v1/runs":
         return "wait" in parse_qs(scope.get("query_string", b"").decode("latin-1"))
-    asked = Headers(scope=scope).get("accept", "")
-    return "text/event-stream" in asked and scope["path"].endswith("/events")
+    if not scope["path"].endswith("/events"):
+        return False
+    return any(b"text/event-stream" in value for value in sent(scope, b"accept")[:1])
 
 
-def _left(decision: Decision) -> str:
-    return f'"requests";r={decision.remaining};t={math.ceil(decision.whole_s)}'
+def _left(decision: Decision) -> bytes:
+    return f'"requests";r={decision.remaining};t={math.ceil(decision.whole_s)}'.encode()
 
 
 async def _refuse(

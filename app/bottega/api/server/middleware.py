@@ -13,6 +13,7 @@ from starlette.websockets import WebSocket
 from uvicorn.protocols.utils import ClientDisconnected
 
 from bottega.api.errors import problem_response
+from bottega.api.server.headers import sent
 
 
 class RefuseLongBody:
@@ -29,7 +30,7 @@ class RefuseLongBody:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        declared = Headers(scope=scope).get("content-length", "")
+        declared = next(iter(sent(scope, b"content-length")), b"")
         if declared.isdigit() and (len(declared) > 18 or int(declared) > self.max_bytes):
             await self._refusal()(scope, receive, send)
             return

@@ -164,6 +164,7 @@ def _refuse(status: int, text: str) -> Response:
     """Return a problem, where :meth:`ServerProtocol.reject` returns plain text."""
     code = "internal" if status == HTTPStatus.INTERNAL_SERVER_ERROR else "bad_handshake"
     problem = problem_response(status, code, text.strip())
-    fields = [*problem.headers.items(), *for_path(""), ("Connection", "close")]
+    added = ((name.decode(), value.decode()) for name, value in for_path(""))
+    fields = [*problem.headers.items(), *added, ("Connection", "close")]
     phrase = HTTPStatus(status).phrase
     return Response(status, phrase, Headers(fields), bytes(problem.body))
