@@ -5,19 +5,32 @@
 CREATE OR REPLACE FUNCTION change_definitions() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'DELETE' THEN  -- the tenant may be on its way out
-        UPDATE definition_epochs SET epoch = gen_random_uuid() WHERE tenant_id = OLD.tenant_id;
+        UPDATE definition_epochs SET epoch = gen_random_uuid()
+        WHERE tenant_id IN (SELECT tenant_id FROM changed);
     ELSE
-        INSERT INTO definition_epochs (tenant_id) VALUES (NEW.tenant_id)
+        INSERT INTO definition_epochs (tenant_id) SELECT DISTINCT tenant_id FROM changed
         ON CONFLICT (tenant_id) DO UPDATE SET epoch = gen_random_uuid();
     END IF;
     RETURN NULL;
 END $$;
 
-CREATE OR REPLACE TRIGGER change_definitions AFTER INSERT OR UPDATE OR DELETE ON agents
-FOR EACH ROW EXECUTE FUNCTION change_definitions();
+CREATE OR REPLACE TRIGGER change_definitions_in AFTER INSERT ON agents
+REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
 
-CREATE OR REPLACE TRIGGER change_definitions AFTER INSERT OR UPDATE OR DELETE ON graphs
-FOR EACH ROW EXECUTE FUNCTION change_definitions();
+CREATE OR REPLACE TRIGGER change_definitions_change AFTER UPDATE ON agents
+REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
+CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE ON agents
+REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
+CREATE OR REPLACE TRIGGER change_definitions_in AFTER INSERT ON graphs
+REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
+CREATE OR REPLACE TRIGGER change_definitions_change AFTER UPDATE ON graphs
+REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
+CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE ON graphs
+REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
 
 -- Called for a run whose versions this process does not know. Return what it pins: the graph, every
 -- reachable agent, and the epoch of both.
