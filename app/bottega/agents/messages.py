@@ -7,7 +7,7 @@ later model calls.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
@@ -154,13 +154,11 @@ class Message(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict)
 
     __slots__ = ("_encoded",)  # cheaper than a private attribute: no work for each new message
-    if TYPE_CHECKING:
-        _encoded: tuple[str, Any]
 
     def encoded(self, dialect: str, encode: Callable[[Self], T]) -> T:
         """Return the wire form of this message in ``dialect``; computed once, then cached."""
-        try:
-            cached: tuple[str, T] = self._encoded
+        try:  # not self._encoded: Pydantic's search for a missing field is slow
+            cached: tuple[str, T] = object.__getattribute__(self, "_encoded")
         except AttributeError:  # never encoded; a copy is not either
             pass
         else:

@@ -105,7 +105,7 @@ class SubAgentWrapper(ToolBase):
                 an error of the recorder. The model must not see it.
         """
         try:
-            arguments = _Arguments.model_validate(tool_call.arguments)
+            _Arguments.model_validate(tool_call.arguments)
         except ValidationError as error:
             return error_result(tool_call, explain(error))
         call = current_call.get()
@@ -113,7 +113,7 @@ class SubAgentWrapper(ToolBase):
             return error_result(
                 tool_call, f"sub-agents may be nested {MAX_DEPTH} deep, and this would be deeper"
             )
-        text = question_of(arguments.model_dump())
+        text = question_of(tool_call.arguments)
         async with self._turn():
             agent = self.agent.copy_for_call() if self.stateless else self.agent
             if call is None:

@@ -174,8 +174,11 @@ async def execute_tool(tool: ToolBase | None, call: ToolCall, tools: Toolbox) ->
         return error_result(call, f"the arguments are not a JSON object: {call.malformed[:200]}")
     limit = asyncio.timeout(tool.timeout_s)
     try:
-        async with limit:
+        if tool.timeout_s is None:
             result: object = await tool.execute(call)
+        else:
+            async with limit:
+                result = await tool.execute(call)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():

@@ -128,7 +128,8 @@ class Journal:
         depth: int | None = None,
     ) -> int:
         """Add an event to the current step; return its ``seq``, old or new."""
-        if known := self.replay.seen.get(key_of(event_type, task_id, data)):
+        seen = self.replay.seen
+        if seen and (known := seen.get(key_of(event_type, task_id, data))):
             return known
         if event_type not in _STARTS:
             self._binding = True

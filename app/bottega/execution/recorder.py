@@ -1,8 +1,7 @@
 """The recorder of a run: the agent core's port, backed by the run's journal."""
 
-import contextlib
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
@@ -30,7 +29,7 @@ from bottega.execution.budget import DayAccount
 from bottega.execution.claim import ClaimedRun
 from bottega.execution.journal import Journal
 from bottega.execution.live_text import CallText, LiveText
-from bottega.execution.replay import Key, usage_of
+from bottega.execution.replay import Key, data_of, usage_of
 from bottega.execution.retrieval import ToolFailure
 from bottega.execution.task_rows import CANCELLED, Tasks, name_of
 from bottega.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
@@ -85,9 +84,10 @@ class JournalRecorder(Recorder):
         self.day = day
         self._of_run = TokenAccount("the run's token_budget", run.token_budget)
         self.accounts = (self._of_run,) if day is None else (self._of_run, day)
+        self._is_limited = any(account.limit is not None for account in self.accounts)
         self.tasks = Tasks(journal, run.task_root, run.cancelled_tasks)
         self._live_text = live_text
-        self._speeches: dict[Query, CallText] = {}
+        self._texts: dict[Query, CallText] = {}
         self._failed_tries: dict[Query, int] = {}
         self._pauses: dict[Query, float] = {}  # by query: when the wait of its model call ends
         self._acting = 0  # calls under way of tools with outside effects
@@ -168,6 +168,8 @@ class JournalRecorder(Recorder):
         """Reserve the call's tokens. A task reserves them itself, from its own budget too."""
         if query.task is not None:
             return query.admission()
+        if not self._is_limited:
+            return nullcontext()
         return reserved(self.accounts, estimate(query))
 
     async def _ask(
@@ -177,19 +179,20 @@ class JournalRecorder(Recorder):
         await self.journal.settle()
         about = {"call": call, "attempt": self.journal.attempt}
         # The live text of an asynchronous task is also its output.
-        beside = {"beside": True} if query.task and not query.tool_call else {}
+        output = {"beside": True} if query.task and not query.tool_call else {}
         memory = {"memory": dict(query.composed)} if query.composed else {}
-        started = self.tasks.add(query, EventType.LLM_STARTED, about | beside | memory)
+        started = self.tasks.add(query, EventType.LLM_STARTED, about | output | memory)
         began = self._pauses[query] = monotonic()
+        self._begin_text(query, started)
         try:
-            with self._overheard(query, started):
-                message = await invoke()
+            message = await invoke()
         except ModelError as error:
             data = llm_failed(call, self.journal.attempt, code=error.code, message=error.detail)
             self.tasks.add(query, EventType.LLM_FAILED, data)
             raise
         finally:
             tries = self._failed_tries.pop(query, 0) + 1
+            self._end_text(query)
             del self._pauses[query]
         self.tasks.add(
             query,
@@ -197,9 +200,7 @@ class JournalRecorder(Recorder):
             {
                 **about,
                 "try": tries,
-                "message": message.model_dump(
-                    mode="json", exclude_defaults=True, exclude={"usage", "timestamp", "state"}
-                ),
+                "message": data_of(message),
                 # As text, so that the server gets its keys back in the same order.
                 **({STATE: to_json(message.state).decode()} if message.state else {}),
                 "usage": message.usage.to_dict(),
@@ -212,28 +213,26 @@ class JournalRecorder(Recorder):
         self.spent += usage_of(message)
         return message
 
-    @contextlib.contextmanager
-    def _overheard(self, query: Query, started: int) -> Iterator[None]:
-        """Show the text of a model call while it comes in."""
+    def _begin_text(self, query: Query, started: int) -> None:
+        """Show the text of a model call from now on, while it comes in."""
         if self._live_text is None:
-            yield
             return
         task = self.tasks.id_of(query)
         parent = None if query.parent is None else self.tasks.id_of(query.parent)
-        speech = CallText(
+        text = CallText(
             self.journal, task, parent, name_of(query.agent), query.model_calls, started
         )
-        self._live_text.begin(speech)
-        self._speeches[query] = speech
-        try:
-            yield
-        finally:
-            del self._speeches[query]
-            self._live_text.end(speech)
+        self._live_text.begin(text)
+        self._texts[query] = text
+
+    def _end_text(self, query: Query) -> None:
+        text = self._texts.pop(query, None)
+        if text is not None and self._live_text is not None:
+            self._live_text.end(text)
 
     def delta_listener(self, query: Query) -> OnDelta | None:
-        speech = self._speeches.get(query)
-        return None if speech is None else speech.listener
+        text = self._texts.get(query)
+        return None if text is None else text.listener
 
     def _pay(self, tokens: int) -> None:
         """Count tokens that the run paid for, in any attempt."""
@@ -247,8 +246,8 @@ class JournalRecorder(Recorder):
 
     def model_try_failed(self, query: Query, failed: FailedTry) -> None:
         self._failed_tries[query] = failed.number
-        if query in self._speeches:
-            self._speeches[query].restart()
+        if query in self._texts:
+            self._texts[query].restart()
         data = llm_failed(
             query.model_calls,
             self.journal.attempt,

@@ -7,6 +7,7 @@ they end and publish as before.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -14,7 +15,7 @@ from uuid import UUID
 
 from pydantic_core import from_json
 
-from bottega.agents.messages import AgentUsage, AssistantMessage, ToolResult, ToolStatus
+from bottega.agents.messages import AgentUsage, AssistantMessage, ToolCall, ToolResult, ToolStatus
 from bottega.errors import ModelError
 from bottega.events.payloads import (
     ContextReceived,
@@ -139,6 +140,27 @@ def _fold_shared_memory(
             given[event.task_id].add(ContextReceived.of(event.data).source)
         case EventType.LLM_STARTED:
             folded.sources.setdefault(event.task_id, frozenset(given[event.task_id]))
+
+
+def data_of(message: AssistantMessage) -> dict[str, Any]:
+    """Return a model's answer without its usage and state, for :func:`answer_of`."""
+    data: dict[str, Any] = {}
+    if message.content:
+        data["content"] = message.content
+    if message.metadata:
+        data["metadata"] = dict(message.metadata)
+    if message.tool_calls:
+        data["tool_calls"] = [_data_of_call(call) for call in message.tool_calls]
+    return data
+
+
+def _data_of_call(call: ToolCall) -> dict[str, Any]:
+    data: dict[str, Any] = {"id": call.id, "name": call.name}
+    if call.arguments:
+        data["arguments"] = deepcopy(call.arguments)  # a tool or hook may change them
+    if call.malformed is not None:
+        data["malformed"] = call.malformed
+    return data
 
 
 def answer_of(completed: LlmCompleted) -> AssistantMessage:

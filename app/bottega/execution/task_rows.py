@@ -100,6 +100,7 @@ class Tasks:
         self.cancelled = set(cancelled)
         self.open: dict[Query, None] = {}
         self._ids: dict[Path, UUID | None] = {(): None}
+        self._places: dict[Path, TaskPlace] = {}
         self._asked: dict[UUID, asyncio.Future[Any]] = {}
 
     def id_of(self, query: Query) -> UUID | None:
@@ -113,8 +114,12 @@ class Tasks:
 
     def place_at(self, path: Path, agent: str) -> TaskPlace:
         """Return the place of the task at a path."""
-        depth = len(path) - 1 if path else None
-        return TaskPlace(self.id_at(path), self.id_at(path[:-1]), agent, depth)
+        place = self._places.get(path)
+        if place is None or place.agent != agent:
+            depth = len(path) - 1 if path else None
+            place = TaskPlace(self.id_at(path), self.id_at(path[:-1]), agent, depth)
+            self._places[path] = place
+        return place
 
     def add(self, query: Query, event_type: EventType, data: dict[str, Any]) -> int:
         """Write an event of a query, and change its task's row; return the event's ``seq``."""
