@@ -185,32 +185,6 @@ CREATE OR REPLACE FUNCTION episode_rank(
     FROM unnest(p_weights, p_classes) AS c(weight, words)
 $$;
 
--- Return SQL conditions on columns that episode_search and episode_vectors share.
-CREATE OR REPLACE FUNCTION episode_conditions(p_where jsonb) RETURNS text
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT coalesce(string_agg(CASE key
-        WHEN 'outcomes' THEN format(' AND outcome = ANY (%L)',
-            ARRAY(SELECT jsonb_array_elements_text(value)))
-        WHEN 'after' THEN format(' AND at > %L', value #>> '{}')
-        WHEN 'before' THEN format(' AND at < %L', value #>> '{}')
-        ELSE format(' AND %I = %L', key, value #>> '{}') END, ''), '')
-    FROM jsonb_each(p_where)
-    WHERE key IN ('domain', 'task_type', 'session_id', 'outcomes', 'after', 'before')
-$$;
-
--- Return SQL conditions on columns that only episode_search (alias s) has.
-CREATE OR REPLACE FUNCTION episode_further_conditions(p_where jsonb) RETURNS text
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT coalesce(string_agg(CASE key
-        WHEN 'failure_signature' THEN format(' AND s.failure_signature = %L', value #>> '{}')
-        WHEN 'min_trust' THEN format(' AND s.trust >= %L', value #>> '{}')
-        ELSE (SELECT string_agg(format(
-                  ' AND EXISTS (SELECT FROM episode_tags t WHERE t.tenant_id = s.tenant_id'
-                  ' AND t.tag = %L AND t.episode_id = s.episode_id)', tag), '')
-              FROM jsonb_array_elements_text(value) AS tag) END, ''), '')
-    FROM jsonb_each(p_where) WHERE key IN ('failure_signature', 'min_trust', 'tags')
-$$;
-
 -- Return the planner's estimate of the rows of episode_search that meet the conditions.
 CREATE OR REPLACE FUNCTION episode_estimate(p_tenant uuid, p_conditions text)
 RETURNS double precision
@@ -310,8 +284,7 @@ CREATE OR REPLACE FUNCTION episode_candidates(
 ) RETURNS TABLE (
     episode_id uuid, at timestamptz, outcome text, domain text, access_count integer,
     cosine double precision, lexical real, telling boolean
-) LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp
-SET plan_cache_mode = force_generic_plan AS $$
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     v_tenant uuid := current_setting('bottega.tenant')::uuid;
@@ -380,4 +353,25 @@ BEGIN
     WHERE s.tenant_id = v_tenant AND s.episode_id = ANY (v_near || v_named)
       AND (s.at >= p_aged_before OR CASE WHEN vector_dims(v.task) = vector_dims(v_vector)
            THEN 1 - (v.task <=> v_vector) >= p_aged_cosine END);
+END $$;
+
+-- Called by every search of a client or a run. Do the same in a transaction of one statement. Raise
+-- SQLSTATE BT003 if the tenant's queries use another embedder.
+CREATE OR REPLACE FUNCTION search_episodes(
+    p_scope jsonb, p_query text, p_vector real[], p_embedder text, p_by text, p_where jsonb,
+    p_aged_before timestamptz, p_aged_cosine double precision, p_most integer, p_tenant uuid
+) RETURNS TABLE (
+    episode_id uuid, at timestamptz, outcome text, domain text, access_count integer,
+    cosine double precision, lexical real, telling boolean
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    IF p_tenant IS NOT NULL THEN
+        PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    END IF;
+    IF (SELECT i.embedder <> p_embedder FROM tenant_memory i WHERE i.tenant_id = p_tenant) THEN
+        RAISE EXCEPTION 'queries use another embedder' USING ERRCODE = 'BT003';
+    END IF;
+    RETURN QUERY SELECT * FROM episode_candidates(
+        p_scope, p_query, p_vector, p_embedder, p_by, p_where, p_aged_before, p_aged_cosine,
+        p_most);
 END $$;

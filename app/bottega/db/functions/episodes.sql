@@ -137,7 +137,9 @@ BEGIN
 END $$;
 
 -- Return episodes within the scope with everything but their bodies.
-CREATE OR REPLACE FUNCTION read_episodes(p_scope jsonb, p_ids uuid[]) RETURNS TABLE (
+CREATE OR REPLACE FUNCTION read_episodes(
+    p_scope jsonb, p_ids uuid[], p_tenant uuid DEFAULT NULL
+) RETURNS TABLE (
     id uuid, kind text, run_id uuid, session_id text, user_id text, agent text, at timestamptz,
     outcome text, domain text, task_type text, failure_signature text, trust smallint,
     origin jsonb, task jsonb, execution jsonb, result jsonb, metadata jsonb, summary jsonb,
@@ -147,7 +149,7 @@ CREATE OR REPLACE FUNCTION read_episodes(p_scope jsonb, p_ids uuid[]) RETURNS TA
 ) LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
-    v_tenant uuid := current_setting('bottega.tenant')::uuid;
+    v_tenant uuid := coalesce(p_tenant, current_setting('bottega.tenant')::uuid);
 BEGIN
     RETURN QUERY
     SELECT e.id, e.kind, e.run_id, e.session_id, e.user_id, e.agent, e.at, e.outcome, e.domain,
@@ -191,6 +193,32 @@ BEGIN
         ORDER BY s.at DESC, s.episode_id DESC'
     USING current_setting('bottega.tenant')::uuid, p_domain, p_most;
 END $$;
+
+-- Return SQL conditions on columns that episode_search and episode_vectors share.
+CREATE OR REPLACE FUNCTION episode_conditions(p_where jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(string_agg(CASE key
+        WHEN 'outcomes' THEN format(' AND outcome = ANY (%L)',
+            ARRAY(SELECT jsonb_array_elements_text(value)))
+        WHEN 'after' THEN format(' AND at > %L', value #>> '{}')
+        WHEN 'before' THEN format(' AND at < %L', value #>> '{}')
+        ELSE format(' AND %I = %L', key, value #>> '{}') END, ''), '')
+    FROM jsonb_each(p_where)
+    WHERE key IN ('domain', 'task_type', 'session_id', 'outcomes', 'after', 'before')
+$$;
+
+-- Return SQL conditions on columns that only episode_search (alias s) has.
+CREATE OR REPLACE FUNCTION episode_further_conditions(p_where jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(string_agg(CASE key
+        WHEN 'failure_signature' THEN format(' AND s.failure_signature = %L', value #>> '{}')
+        WHEN 'min_trust' THEN format(' AND s.trust >= %L', value #>> '{}')
+        ELSE (SELECT string_agg(format(
+                  ' AND EXISTS (SELECT FROM episode_tags t WHERE t.tenant_id = s.tenant_id'
+                  ' AND t.tag = %L AND t.episode_id = s.episode_id)', tag), '')
+              FROM jsonb_array_elements_text(value) AS tag) END, ''), '')
+    FROM jsonb_each(p_where) WHERE key IN ('failure_signature', 'min_trust', 'tags')
+$$;
 
 -- Called by the list of episodes. Return ids by conditions within a scope, ordered by time, after a
 -- given position. Row-level security applies.

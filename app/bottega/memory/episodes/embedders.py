@@ -72,16 +72,9 @@ class Embedders:
                 self._believed.popitem(last=False)
         return self.named(name)
 
-    async def still(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> bool:
-        """Return true if the tenant's queries still use the embedder ``name``.
-
-        After a switch the old vectors are soon deleted; :meth:`of_queries` then returns the new
-        embedder at once."""
-        known = await connection.fetchval(_OF_QUERIES, tenant_id)
-        if known in (None, name):
-            return True
-        self._believed[tenant_id] = (known, self._clock() + _BELIEVED_S)
-        return False
+    def forget(self, tenant_id: UUID) -> None:
+        """Read the choice again at the next query: it has changed."""
+        self._believed.pop(tenant_id, None)
 
 
 _OPENS_AFTER = 3

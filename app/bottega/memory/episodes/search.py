@@ -1,6 +1,7 @@
 """Search of episodes: by meaning and words, by their fields, by time.
 
-Functions run in a transaction of the tenant's (:func:`bottega.db.engine.acting_as`).
+Functions run in a transaction of the tenant's (:func:`bottega.db.engine.acting_as`), unless they
+name the tenant.
 """
 
 import json
@@ -26,9 +27,10 @@ ANY = EpisodeFilter()
 LONGEST_QUERY = 4_000
 """Characters of a query that the search by words reads."""
 
+_ANOTHER_EMBEDDER = "BT003"
 _LIST = "SELECT episode_id FROM episode_list($1::jsonb, $2::jsonb, $3, $4, $5, $6) AS episode_id"
 _CANDIDATES = """
-SELECT * FROM episode_candidates($1::jsonb, $2, $3::real[], $4, $5, $6::jsonb, $7, $8, $9)
+SELECT * FROM search_episodes($1::jsonb, $2, $3::real[], $4, $5, $6::jsonb, $7, $8, $9, $10)
 """
 
 # Samples a hundred episodes from each of twenty points in time, because topics change with time.
@@ -61,8 +63,12 @@ RETURNING sampled_rows
 """
 
 
+class AnotherEmbedderError(Exception):
+    """The tenant's queries use another embedder than this one."""
+
+
 async def candidates(
-    connection: asyncpg.Connection,
+    connection: asyncpg.Connection | asyncpg.Pool,
     scope: Scope,
     query: str,
     vector: "NDArray[np.float32] | None",
@@ -73,6 +79,7 @@ async def candidates(
     by: By = "task",
     limit: int = 20,
     aged_cosine: float = 0.8,
+    tenant_id: UUID | None = None,
 ) -> list[Candidate]:
     """Return the candidates for a query among the episodes within the scope, in no order.
 
@@ -84,8 +91,12 @@ async def candidates(
         embedder: the vector's embedder; vectors of others are ignored.
         aged_before: episodes that ended earlier need a cosine of at least ``aged_cosine``.
         by: the text whose cosine is returned. The nearest are found by the task's vector.
+        tenant_id: with it, the search is a transaction of its own, and checks the embedder.
+
+    Raises:
+        AnotherEmbedderError: the tenant's queries use another one; only with ``tenant_id``.
     """
-    rows = await connection.fetch(
+    found = connection.fetch(
         _CANDIDATES,
         scope.document,
         query[:LONGEST_QUERY].replace("\x00", " "),
@@ -96,8 +107,14 @@ async def candidates(
         aged_before,
         aged_cosine,
         limit,
+        tenant_id,
     )
-    return [Candidate(*row) for row in rows]
+    try:
+        return [Candidate(*row) for row in await found]
+    except asyncpg.PostgresError as error:
+        if error.sqlstate != _ANOTHER_EMBEDDER:
+            raise
+        raise AnotherEmbedderError from error
 
 
 def _conditions(where: EpisodeFilter) -> str:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -25,8 +26,8 @@ from bottega.memory.episodes.lifecycle import AgeStage
 from bottega.memory.episodes.objects import Objects
 from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope
-from bottega.memory.episodes.scoring import Parts, score
-from bottega.memory.episodes.search import ANY, By, Place
+from bottega.memory.episodes.scoring import Candidate, Parts, score
+from bottega.memory.episodes.search import ANY, AnotherEmbedderError, By, Place
 
 if TYPE_CHECKING:  # numpy is slow to import
     import numpy as np
@@ -191,10 +192,36 @@ class EpisodicMemory:
         """
         if scope.reach is Reach.RUN:
             return Found([], by_meaning=False)
-        now, options = self.clock(), self._options
-        async with self._asking(tenant_id, query) as (connection, vector, embedder):
-            candidates = await search.candidates(
-                connection,
+        now = self.clock()
+        found, by_meaning = await self._candidates(tenant_id, scope, query, k, where, by, now)
+        best = score(found, self._options.scoring, now, domain)[:k]
+        ids = [each.candidate.episode_id for each in best]
+        loaded = await rows.load_found(self._pool, tenant_id, ids) if ids else {}
+        self.accesses.count(tenant_id, loaded)
+        hits = [
+            Hit(loaded[each.candidate.episode_id], each.score, each.parts)
+            for each in best
+            if each.candidate.episode_id in loaded
+        ]
+        return Found(hits, by_meaning=by_meaning)
+
+    async def _candidates(
+        self,
+        tenant_id: UUID,
+        scope: Scope,
+        query: str,
+        k: int,
+        where: EpisodeFilter,
+        by: By,
+        now: datetime,
+    ) -> tuple[list[Candidate], bool]:
+        """Return the candidates for a query, and true if they were compared by vectors."""
+        options = self._options
+
+        async def ask() -> tuple[list[Candidate], bool]:
+            vector, embedder = await self._embedded(tenant_id, query)
+            found = await search.candidates(
+                self._pool,
                 scope,
                 query,
                 vector,
@@ -204,17 +231,15 @@ class EpisodicMemory:
                 by=by,
                 limit=max(k, options.candidates),
                 aged_cosine=options.aged_cosine,
+                tenant_id=tenant_id,
             )
-            best = score(candidates, options.scoring, now, domain)[:k]
-            ids = [each.candidate.episode_id for each in best]
-            loaded = await rows.load(connection, scope, ids)
-        self.accesses.count(tenant_id, loaded)
-        hits = [
-            Hit(loaded[each.candidate.episode_id], each.score, each.parts)
-            for each in best
-            if each.candidate.episode_id in loaded
-        ]
-        return Found(hits, by_meaning=vector is not None)
+            return found, vector is not None
+
+        try:
+            return await ask()
+        except AnotherEmbedderError:
+            self._embedders.forget(tenant_id)
+            return await ask()
 
     async def semantic_search(
         self,
@@ -329,20 +354,6 @@ class EpisodicMemory:
     ) -> list[Episode]:
         loaded = await rows.load(connection, scope, ids)
         return [loaded[each] for each in ids if each in loaded]
-
-    @asynccontextmanager
-    async def _asking(
-        self, tenant_id: UUID, query: str
-    ) -> "AsyncIterator[tuple[asyncpg.Connection, Vector | None, str | None]]":
-        """Open a transaction of the tenant; yield it with the query's vector and embedder."""
-        vector, embedder = await self._embedded(tenant_id, query)
-        async with acting_as(self._pool, tenant_id) as connection:
-            if embedder is None or await self._embedders.still(connection, tenant_id, embedder):
-                yield connection, vector, embedder
-                return
-        vector, embedder = await self._embedded(tenant_id, query)
-        async with acting_as(self._pool, tenant_id) as connection:
-            yield connection, vector, embedder
 
     async def _embedded(self, tenant_id: UUID, query: str) -> "tuple[Vector | None, str | None]":
         """Return the query's vector and its embedder's name, or nothing if embedding fails."""
