@@ -112,12 +112,14 @@ class BaseAgent:
         """
         if isinstance(tool, type):
             tool = tool()
-        if any(known is tool for known in self.registered_tools):
-            return
-        if any(known.name == tool.name for known in self.registered_tools):
-            raise InvalidInputError(
-                f"{self.agent_name} has another tool '{tool.name}' already", code="duplicate_tool"
-            )
+        for known in self.registered_tools:
+            if known is tool:
+                return
+            if known.name == tool.name:
+                raise InvalidInputError(
+                    f"{self.agent_name} has another tool '{tool.name}' already",
+                    code="duplicate_tool",
+                )
         self.registered_tools.append(tool)
 
     def register_agent(
