@@ -640,8 +640,10 @@ CREATE TABLE episode_vectors (
 CREATE INDEX ix_episode_vectors_task_768 ON episode_vectors
     USING hnsw ((task::halfvec(768)) halfvec_cosine_ops)
     WHERE vector_dims(task) = 768;
--- Searches read only this vector: it stays in the row.
-ALTER TABLE episode_vectors ALTER COLUMN task SET STORAGE MAIN;
+-- Searches read only this vector: it stays in the row. The others are compressed: those of short
+-- texts are mostly zeros.
+ALTER TABLE episode_vectors ALTER COLUMN task SET STORAGE MAIN,
+    ALTER COLUMN result SET STORAGE EXTENDED, ALTER COLUMN whole SET STORAGE EXTENDED;
 
 -- Pending background work.
 CREATE TABLE episode_work (
@@ -656,7 +658,6 @@ CREATE TABLE episode_work (
     CONSTRAINT ck_episode_work_work CHECK (work IN ('embed', 'offload'))
 );
 CREATE INDEX ix_episode_work_due ON episode_work (work, tenant_id, next_at, episode_id);
-CREATE INDEX ix_episode_work_next ON episode_work (next_at);
 
 CREATE TABLE tenant_memory (
     tenant_id uuid NOT NULL,
