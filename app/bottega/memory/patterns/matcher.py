@@ -276,6 +276,8 @@ class _Group:
         Args:
             excluded: places to skip; the caller may add places during the iteration.
         """
+        if not self.patterns:
+            return
         known = [name for name, value in features.items() if value is not None]
         places = self._possible(features, known)
         if categories is not None:
