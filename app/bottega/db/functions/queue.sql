@@ -33,7 +33,7 @@ END $$;
 -- runs, and after those of other tenants with an earlier turn. Within a tenant a higher priority
 -- goes first: lower ones move back by one turn.
 CREATE OR REPLACE FUNCTION enqueue_run(p_tenant uuid, p_run uuid, p_priority integer)
-RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
+RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_turn integer;
     v_mine integer;
@@ -97,9 +97,11 @@ BEGIN
     RETURN QUERY
     SELECT n.tenant_id, array_agg(n.run_id), v_queued > v_share FROM (
         SELECT q.tenant_id, q.run_id
-        FROM run_queue q JOIN runs r ON r.tenant_id = q.tenant_id AND r.id = q.run_id
+        FROM run_queue q CROSS JOIN LATERAL (
+            SELECT FROM runs r WHERE r.tenant_id = q.tenant_id AND r.id = q.run_id
+            FOR NO KEY UPDATE SKIP LOCKED) r
         WHERE q.due_at <= clock_timestamp()
-        ORDER BY q.turn, q.number LIMIT v_share FOR NO KEY UPDATE SKIP LOCKED) n
+        ORDER BY q.turn, q.number LIMIT v_share FOR UPDATE OF q SKIP LOCKED) n
     GROUP BY n.tenant_id;
 END $$;
 
