@@ -29,8 +29,9 @@ _NEW = (
 _ACCEPT = "SELECT accept_run($1, $2, '[]', '[]', '[]')::text"
 _TAKE = "SELECT run FROM take_runs($1, $2, 1, 60, false)"
 _END = """
-SELECT append_step($1, $2, 1, 2, '{run.completed}', '{NULL}', '{NULL}', '{NULL}', '{NULL}',
-    ARRAY[jsonb '{}'], '[]', '[]', '{"status": "completed", "tokens": 0}')
+SELECT append_steps(ARRAY[$1::uuid], ARRAY[$2::uuid], '{1}', '{2}', '{1}',
+    ARRAY['{"type":"run.completed","data":{}}'], '{NULL}', '{NULL}', '{NULL}',
+    ARRAY[jsonb '{"status": "completed", "tokens": 0}'])
 """
 
 

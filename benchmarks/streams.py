@@ -32,6 +32,7 @@ from bottega.cli.demo.scenarios import SOFTWARE
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import open_database
 from bottega.events import log
+from bottega.events.steps import Step
 from bottega.events.types import EventType
 from bottega.events.wakeups import Notifier, background
 from bottega.execution.claim import ClaimedRun, Claims
@@ -252,8 +253,7 @@ async def _write(pool: Any, notifier: Notifier, run: ClaimedRun, lasts_s: float)
     for number in range(EVENTS // STEP + 1):
         last = number == EVENTS // STEP
         events = [end] if last else [warning] * STEP
-        await log.append_step(
-            pool,
+        step = Step.of(
             DEFAULT_TENANT,
             run.run_id,
             attempt=run.attempt,
@@ -261,6 +261,7 @@ async def _write(pool: Any, notifier: Notifier, run: ClaimedRun, lasts_s: float)
             events=events,
             outcome={"status": "completed", "output": None, "usage": None} if last else None,
         )
+        await log.append_step(pool, step)
         seq += len(events)
         notifier.wrote(run.run_id)
         due = began + lasts_s * (number + 1) / (EVENTS // STEP)

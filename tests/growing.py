@@ -8,10 +8,10 @@ from uuid import UUID
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
-from bottega.events import log
 from bottega.events.wakeups import Notifier, background
 from tests.claims import claim
 from tests.service import Running
+from tests.steps import append
 from tests.team import define, start
 
 
@@ -46,7 +46,7 @@ class Growing:
         """
         blank = dict.fromkeys(("task_id", "parent_task_id", "depth"))
         blank |= {"type": "warning", "agent": "coordinator"}
-        await log.append_step(
+        await append(
             self.database.pool,
             DEFAULT_TENANT,
             self.run_id,

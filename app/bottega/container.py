@@ -187,6 +187,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     from bottega.execution.heartbeat import heartbeats
     from bottega.execution.leases import leases
     from bottega.execution.live_text import LiveText
+    from bottega.execution.step_writer import StepWriter
     from bottega.runs.control import CancelWatch
     from bottega.tools.builtin import ToolDeps
     from bottega.tools.egress import Egress
@@ -206,6 +207,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
         dependencies = _agent_dependencies(settings, providers, ToolDeps(egress, known=known))
         executor = Executor(
             pool=database.pool,
+            writer=StepWriter(database.pool),
             teams=Teams(dependencies, runtime.registry),
             notifier=notifier,
             max_crashes=settings.max_crashes,

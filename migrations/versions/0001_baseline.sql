@@ -348,24 +348,43 @@ CREATE TABLE tasks (
 );
 CREATE INDEX ix_tasks_cancelled ON tasks (tenant_id, run_id) WHERE cancel_requested_at IS NOT NULL;
 
--- The event log of runs.
+-- The event log of runs, in rows of consecutive events, one JSON object a line (see steps.sql).
 -- No foreign key, as for all that steps write: the head proves that the run exists. Code that
 -- deletes a run deletes its head first, and then these rows.
-CREATE TABLE run_events (
+CREATE TABLE run_steps (
     tenant_id uuid NOT NULL,
     run_id uuid NOT NULL,
-    seq bigint NOT NULL,
+    first_seq bigint NOT NULL,
+    last_seq bigint NOT NULL,
     attempt integer NOT NULL,
-    type text NOT NULL,
-    task_id uuid,
-    parent_task_id uuid,
-    agent text,
     at timestamptz NOT NULL,
-    data jsonb NOT NULL,
-    -- Depth of the task; null: the root's.
-    depth smallint,
-    CONSTRAINT pk_run_events PRIMARY KEY (tenant_id, run_id, seq)
+    events text NOT NULL,
+    CONSTRAINT pk_run_steps PRIMARY KEY (tenant_id, run_id, last_seq)
 );
+
+-- One row per event. A reader of a part of a long log restricts and orders by step (the last seq of
+-- an event's row), which has the index, and then by seq.
+CREATE VIEW run_events WITH (security_invoker = true) AS
+SELECT s.tenant_id, s.run_id, s.last_seq AS step, s.first_seq + e.n - 1 AS seq, s.attempt,
+       split_part(e.line, '"', 4) AS type,
+       (h.head ->> 'task_id')::uuid AS task_id,
+       (h.head ->> 'parent_task_id')::uuid AS parent_task_id,
+       h.head ->> 'agent' AS agent,
+       (h.head ->> 'depth')::smallint AS depth,
+       s.at, h.body, h.body::jsonb AS data
+FROM run_steps s
+CROSS JOIN LATERAL string_to_table(s.events, E'\n') WITH ORDINALITY AS e(line, n)
+CROSS JOIN LATERAL (
+    SELECT (split_part(e.line, ',"data":', 1) || '}')::jsonb AS head,
+           left(substr(e.line, strpos(e.line, ',"data":') + 8), -1) AS body) AS h;
+
+DO $$
+BEGIN
+    IF 'lz4' = ANY (SELECT unnest(enumvals) FROM pg_settings
+                    WHERE name = 'default_toast_compression') THEN
+        ALTER TABLE run_steps ALTER events SET COMPRESSION lz4;
+    END IF;
+END $$;
 
 CREATE TABLE graph_snapshots (
     tenant_id uuid NOT NULL,

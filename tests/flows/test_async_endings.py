@@ -162,7 +162,8 @@ async def test_a_task_that_is_not_dispatched_again_ends(
                 await bottega.owner.execute("UPDATE runs SET cancel_requested_at = now()")
             case "parent out of time":
                 await bottega.owner.execute(
-                    "UPDATE run_events SET at = at - interval '1 hour' WHERE agent = 'lead'"
+                    """UPDATE run_steps SET at = at - interval '1 hour'
+                       WHERE events LIKE '%"agent":"lead"%'"""
                 )
     asked = len(model.requests)
     last = configured(max_crashes=0) if why == "run crashed too often" else configured()

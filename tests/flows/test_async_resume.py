@@ -273,8 +273,8 @@ async def test_a_wait_continues_without_a_worker(
         await swarm.start(bottega.client)
         await swarm.until(database_url, started, "await_subagent")
     async with running(configured, database_url) as bottega:
-        past = "UPDATE run_events SET at = at - interval '1 hour' WHERE type = ANY($1)"
-        await bottega.owner.execute(past, ["tool.started", "subagent.dispatched"])
+        past = "UPDATE run_steps SET at = at - interval '1 hour' WHERE events ~ $1"
+        await bottega.owner.execute(past, '"(tool.started|subagent.dispatched)"')
     async with running(configured, database_url, worker=True) as bottega:
         await swarm.until(
             database_url, "SELECT EXISTS (SELECT FROM run_events WHERE data ->> 'prompt' = 'new')"

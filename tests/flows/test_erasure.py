@@ -296,7 +296,7 @@ async def test_a_worker_without_notices_writes_nothing(
         async with owner.transaction():
             # A step that is stored just now comes before or after, not between.
             await owner.execute("SELECT FROM runs WHERE id = $1 FOR UPDATE", UUID(run_id))
-            for table in ("run_heads", "run_events", "tasks"):
+            for table in ("run_heads", "run_steps", "tasks"):
                 await owner.execute(f"DELETE FROM {table} WHERE run_id = $1", UUID(run_id))
             await owner.execute("DELETE FROM runs WHERE id = $1", UUID(run_id))
             await owner.execute("DELETE FROM run_queue")

@@ -5,6 +5,7 @@ import os
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -12,6 +13,8 @@ import pytest
 from pydantic_core import from_json
 from structlog.testing import capture_logs
 
+from bottega.db.base import DEFAULT_TENANT
+from bottega.errors import FencedError
 from bottega.settings import Settings
 from tests.claims import claim
 from tests.fake_model import FakeModel, gated, text
@@ -20,6 +23,7 @@ from tests.flows.test_processes import environment
 from tests.flows.test_resume import final
 from tests.processes import command
 from tests.service import running
+from tests.steps import append
 from tests.waiting import until
 
 TAKEOVER_S = 1.5
@@ -182,7 +186,7 @@ class _HeldEnd:
             await holder.execute("LOCK TABLE episodes IN SHARE MODE")  # stored with the end
             self.locked.set()
             waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND %s"
-            await until(lambda: looker.fetchval(waiting % "query LIKE '%append_step%'"))
+            await until(lambda: looker.fetchval(waiting % "query LIKE '%append_steps%'"))
             self.wanted.set()
             self.released.wait()
         ended = "SELECT ended_at FROM runs WHERE id = $1 AND status = 'completed'"
@@ -229,15 +233,16 @@ async def test_a_step_that_is_sent_again_is_stored_once(quick: Settings, databas
         body = {"agent": "solo", "input": "x"}
         run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
         assert await claim(bottega.owner, UUID(run_id)) is not None
-        step = """
-            SELECT append_step(tenant_id, id, 1, 2, ARRAY['warning', $2], ARRAY[NULL, NULL]::uuid[],
-                ARRAY[NULL, NULL]::uuid[], ARRAY[NULL, NULL], ARRAY[NULL, NULL]::smallint[],
-                ARRAY['{}', '{}']::jsonb[], NULL, NULL, NULL) FROM runs WHERE id = $1
-        """
-        pool = bottega.owner
+        nobody = dict.fromkeys(("task_id", "parent_task_id", "agent", "depth"))
+
+        async def store(*types: str) -> None:
+            events: list[dict[str, Any]] = [{**nobody, "type": each, "data": {}} for each in types]
+            pool, run = bottega.service.database.pool, UUID(run_id)
+            await append(pool, DEFAULT_TENANT, run, attempt=1, after=2, events=events)
+
         for _ in range(2):
-            await pool.execute(step, run_id, "warning")
-        with pytest.raises(asyncpg.PostgresError, match="not at attempt 1"):
-            await pool.execute(step, run_id, "llm.started")
+            await store("warning", "warning")
+        with pytest.raises(FencedError, match="not at attempt 1"):
+            await store("warning", "llm.started")
         page = (await bottega.client.get(f"/v1/runs/{run_id}/events")).json()["items"]
     assert [event["type"] for event in page[2:]] == ["warning", "warning"]

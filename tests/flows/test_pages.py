@@ -27,10 +27,14 @@ LARGER = [
     "UPDATE schedules SET run = jsonb_set(run, '{metadata,k}', to_jsonb(repeat('x', 400000)))",
     "UPDATE patterns SET document = document || jsonb_build_object('detail', repeat('x', 400000))",
     "UPDATE runs SET metadata = jsonb_build_object('k', repeat('x', 400000))",
-    """UPDATE run_events SET data = jsonb_set(data, '{output}', to_jsonb(repeat('x', 400000)))
-       WHERE data ? 'output'""",
-    """UPDATE run_events SET data = jsonb_set(data, '{message,content}',
-       to_jsonb(repeat('x', 400000))) WHERE data ? 'message' AND type = 'llm.completed'""",
+    *(
+        f"""UPDATE run_steps SET events = (
+           SELECT string_agg(split_part(line, ',"data":', 1) || ',"data":' || jsonb_set(
+               (line::jsonb) -> 'data', '{path}', to_jsonb(repeat('x', 400000)), {added}) || '}}',
+               E'\\n' ORDER BY n)
+           FROM string_to_table(events, E'\\n') WITH ORDINALITY AS e(line, n))"""
+        for path, added in (("{output}", "false"), ("{message,content}", "true"))
+    ),
 ]
 
 

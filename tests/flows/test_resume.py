@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bottega.execution import journal
+from bottega.execution import step_writer
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, calls, chunk, gated, sse, text
 from tests.flows.test_agent_data import create
@@ -69,7 +69,7 @@ async def test_a_source_expires_at_the_same_time_after_a_crash(
         run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
         await model.received(2)
     async with running(configured(settings, model), database_url) as bottega:
-        await bottega.owner.execute("UPDATE run_events SET at = at - interval '1 hour'")
+        await bottega.owner.execute("UPDATE run_steps SET at = at - interval '1 hour'")
     gate.set()
     async with running(configured(settings, model), database_url, worker=True) as bottega:
         assert (await final(bottega, run_id))["status"] == "completed"
@@ -232,7 +232,7 @@ async def test_a_step_that_the_database_refuses_ends_the_run_at_once(
     bottega: Running, model: FakeModel
 ) -> None:
     await bottega.owner.execute(
-        "ALTER TABLE run_events ADD CHECK (data -> 'message' ->> 'content' <> 'poison')"
+        """ALTER TABLE run_steps ADD CHECK (events NOT LIKE '%"content":"poison"%')"""
     )
     await create(bottega, "solo")
     model.script(text("poison"))
@@ -391,7 +391,7 @@ async def test_answer_that_is_not_stored_yet_is_stored_when_the_run_is_handed_ba
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Agent ``a`` answered and ``b`` is asked when the worker stops; only ``b`` is asked again."""
-    monkeypatch.setattr(journal, "SHOW_AFTER_S", 3600.0)
+    monkeypatch.setattr(step_writer, "SHOW_AFTER_S", 3600.0)
     plugin("heard")
     monkeypatch.delitem(sys.modules, "plugin_heard", raising=False)
     gate = asyncio.Event()

@@ -54,8 +54,8 @@ async def test_the_final_event_and_the_episode_are_stored_atomically(
     await bottega.owner.execute("""
         CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN RAISE EXCEPTION 'not at all'; END $$;
-        CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON run_events DEFERRABLE INITIALLY DEFERRED
-        FOR EACH ROW WHEN (NEW.type = 'run.completed') EXECUTE FUNCTION refuse();
+        CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON run_steps DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW WHEN (NEW.events LIKE '%"run.completed"%') EXECUTE FUNCTION refuse();
     """)
     await define(bottega.client)
     run_id = await start(bottega.client)
@@ -161,7 +161,7 @@ async def test_a_later_run_gets_memory_of_an_earlier_one(
     assert len(roots) == 4  # each call of the coordinator, and no other
     assert all(len(systems(request)) == 3 for request in roots)  # own, awareness, memory
     # It is stored with the first model call: nothing waited for it.
-    steps = "SELECT count(DISTINCT xmin::text) FROM run_events WHERE run_id = $1 AND seq = ANY($2)"
+    steps = "SELECT count(DISTINCT step) FROM run_events WHERE run_id = $1 AND seq = ANY($2)"
     asked = next(frame for frame in frames if frame["type"] == "llm.started")
     seqs = [given["seq"], asked["seq"]]
     assert await bottega.owner.fetchval(steps, UUID(second), seqs) == 1

@@ -5,11 +5,11 @@ import sys
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
-from bottega.events import log
 from bottega.redaction import Redactor
 from bottega.settings import Settings
 from tests.growing import growing
 from tests.service import running
+from tests.steps import append
 
 KEY = 'sk-1234567890/"x'
 LOGGING = f"""
@@ -37,7 +37,7 @@ async def test_a_run_s_log_holds_no_known_secret(
         blank = dict.fromkeys(("task_id", "parent_task_id", "depth"))
         outcome = {"status": "completed", "output": f"it is {KEY}", "usage": None}
         final = {**blank, "type": "run.completed", "agent": None, "data": {"error": KEY}}
-        await log.append_step(
+        await append(
             database.pool,
             DEFAULT_TENANT,
             run.run_id,

@@ -9,8 +9,8 @@ import pytest
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
 from bottega.errors import FencedError
-from bottega.events import log
 from tests.claims import claim, end_leases, sweep
+from tests.steps import append
 from tests.stores.test_neighbours import claimed
 
 WARNING: dict[str, Any] = {
@@ -45,11 +45,11 @@ async def test_step_of_an_older_attempt_is_refused_though_the_newer_stored_its_e
     """Both attempts write a warning after the same event, as a replay does."""
     run = (database.pool, DEFAULT_TENANT, lost)
     after = await owner.fetchval("SELECT last_seq FROM run_heads")
-    await log.append_step(*run, attempt=2, after=after, events=[WARNING])
-    await log.append_step(*run, attempt=2, after=after, events=[WARNING])
+    await append(*run, attempt=2, after=after, events=[WARNING])
+    await append(*run, attempt=2, after=after, events=[WARNING])
     for seq in (after, after + 1):
         with pytest.raises(FencedError):
-            await log.append_step(*run, attempt=1, after=seq, events=[WARNING])
+            await append(*run, attempt=1, after=seq, events=[WARNING])
     assert await owner.fetchval("SELECT count(*) FROM run_events") == after + 1
 
 
@@ -101,14 +101,12 @@ async def test_head_exists_while_the_run_is_running(
     head = "SELECT attempt, last_seq FROM run_heads"
     last = "SELECT max(seq) FROM run_events"
     assert tuple(await owner.fetchrow(head)) == (2, await owner.fetchval(last))
-    await log.append_step(database.pool, DEFAULT_TENANT, lost, attempt=2, after=3, events=[WARNING])
+    await append(database.pool, DEFAULT_TENANT, lost, attempt=2, after=3, events=[WARNING])
     await database.pool.execute("SELECT hand_back($1, $2, 2)", DEFAULT_TENANT, lost)
     assert await owner.fetchrow(head) is None
     assert await owner.fetchval("SELECT last_seq FROM runs") == 4
     with pytest.raises(FencedError):
-        await log.append_step(
-            database.pool, DEFAULT_TENANT, lost, attempt=2, after=4, events=[WARNING]
-        )
+        await append(database.pool, DEFAULT_TENANT, lost, attempt=2, after=4, events=[WARNING])
     assert await claim(database.pool, lost, lease_s=0) is not None
     assert tuple(await owner.fetchrow(head)) == (3, 5)
     await database.pool.execute("SELECT cancel_run($1, $2)", DEFAULT_TENANT, lost)

@@ -10,6 +10,7 @@ from bottega.db.engine import Database
 from bottega.events.wakeups import background
 from bottega.execution.journal import Journal
 from bottega.execution.live_text import CallText, LiveText
+from bottega.execution.step_writer import StepWriter
 from tests.claims import claim_of
 from tests.waiting import until
 
@@ -30,7 +31,7 @@ class Woken:
 
 def speech(database: Database, *, call: int, started: int = 5) -> CallText:
     run = claim_of(uuid4(), last_seq=5)
-    journal = Journal(database.pool, run, wake=lambda run_id: None)
+    journal = Journal(StepWriter(database.pool), run, wake=lambda run_id: None)
     return CallText(journal, None, None, "a", call, started)
 
 

@@ -289,7 +289,7 @@ async def test_a_run_and_its_log_are_found_by_their_keys(
     places = "ARRAY[$1::uuid], ARRAY[$2::uuid], ARRAY[3::bigint]"
     read = f"SELECT * FROM read_logs({places}, 500, 100000, 100000)"
     for query, index in (
-        (read, "pk_run_events"),
+        (read, "pk_run_steps"),
         ("SELECT * FROM run_cursor($1, $2)", "pk_runs"),
     ):
         asked = (query, DEFAULT_TENANT, run_id)

@@ -13,6 +13,7 @@ from bottega.db.engine import Database
 from bottega.events.types import EventType, RunStatus
 from bottega.execution.claim import ClaimedRun
 from bottega.execution.journal import End, Journal
+from bottega.execution.step_writer import StepWriter
 from tests.claims import claim, end_leases
 from tests.stores.test_neighbours import claimed
 
@@ -26,7 +27,7 @@ class Steps:
     """A run's journal with steps written by a test."""
 
     def __init__(self, database: Database, run: ClaimedRun) -> None:
-        self.journal = Journal(database.pool, run, wake=lambda run_id: None)
+        self.journal = Journal(StepWriter(database.pool), run, wake=lambda run_id: None)
 
     async def step(self, task_id: UUID, *states: str, **fields: Any) -> None:
         """Write one step in which the task takes the states in turn."""

@@ -9,10 +9,10 @@ import pytest
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.errors import BudgetExhaustedError
-from bottega.events import log
 from bottega.execution.budget import DayAccount
 from bottega.subagents.budget import reserved
 from tests.claims import claim, sweep
+from tests.steps import append
 from tests.stores.test_neighbours import claimed
 
 ANSWERED = {
@@ -34,7 +34,7 @@ async def test_tokens_of_earlier_attempts_count(
     begun = await claimed(database, DEFAULT_TENANT)
     run_id, seq = begun.run_id, begun.last_seq
     run = (pool, DEFAULT_TENANT, run_id)
-    await log.append_step(*run, attempt=1, after=seq, events=[ANSWERED])
+    await append(*run, attempt=1, after=seq, events=[ANSWERED])
     if end == "abandoned":
         await owner.execute("UPDATE runs SET deadline = now() - interval '2 min'")
         await sweep(pool)
@@ -46,7 +46,7 @@ async def test_tokens_of_earlier_attempts_count(
     elif end == "crashed too often":
         await claim(pool, run_id)
         final = {**ANSWERED, "type": "run.failed", "data": {}}
-        await log.append_step(*run, attempt=2, after=seq + 2, events=[final], outcome=CRASHED)
+        await append(*run, attempt=2, after=seq + 2, events=[final], outcome=CRASHED)
     assert await owner.fetchval("SELECT ended_at IS NOT NULL FROM runs")
     assert await owner.fetchval("SELECT tokens FROM token_usage") == 100
 

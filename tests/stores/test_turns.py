@@ -287,7 +287,7 @@ async def test_the_sweep_repairs_lost_turns(
         if lost == "its row in the queue":
             await owner.execute("DELETE FROM run_queue")
         else:
-            await owner.execute("DELETE FROM run_events")
+            await owner.execute("DELETE FROM run_steps")
             await owner.execute("DELETE FROM runs WHERE slot = 1")
             await owner.execute("DELETE FROM run_queue")
         await sweep(database.pool)

@@ -106,8 +106,8 @@ tasks = _table(
 run_events = _table(
     "run_events",
     uuid="tenant_id run_id task_id parent_task_id",
-    number="seq attempt depth",
-    text="type agent",
+    number="step seq attempt depth",
+    text="type agent body",
     time="at",
     json="data",
 )

@@ -38,11 +38,10 @@ WITH RECURSIVE up AS (
     SELECT up.task, t.parent_id FROM up JOIN tasks t ON t.id = up.parent_id
     WHERE t.tenant_id = $1 AND t.run_id = $2
 )
-SELECT t.id, t.status, t.error, t.duration_ms, e.data ->> 'output' AS output,
-       e.data ->> 'stop_reason' AS stop_reason,
+SELECT t.id, t.status, t.error, t.duration_ms, answer.data ->> 'output' AS output,
+       answer.data ->> 'stop_reason' AS stop_reason,
        coalesce(t.usage, '{}') AS usage
-FROM tasks t LEFT JOIN run_events e
-  ON e.tenant_id = t.tenant_id AND e.run_id = t.run_id AND e.seq = t.answer_seq
+FROM tasks t CROSS JOIN LATERAL event_data(t.tenant_id, t.run_id, t.answer_seq) AS answer(data)
 WHERE t.tenant_id = $1 AND t.run_id = $2
   AND t.id IN (SELECT up.task FROM up WHERE up.parent_id IS NOT DISTINCT FROM $4)
 """

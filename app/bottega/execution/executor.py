@@ -33,6 +33,7 @@ from bottega.execution.memory import facts_of, use_memory
 from bottega.execution.recorder import JournalRecorder
 from bottega.execution.replay import fold
 from bottega.execution.retrieval import MemorySources
+from bottega.execution.step_writer import StepWriter
 from bottega.memory.learning.episode_recorder import EpisodeRecorder
 from bottega.redaction import Redactor
 
@@ -65,6 +66,7 @@ class Executor:
     """The execution of runs in this worker.
 
     Attributes:
+        writer: of the steps of all its runs.
         teams: makes the agents of runs.
         notifier: wakes subscribers.
         max_crashes: a run fails after so many deaths of its worker.
@@ -79,6 +81,7 @@ class Executor:
     """
 
     pool: asyncpg.Pool
+    writer: StepWriter
     teams: Teams
     notifier: Notifier
     max_crashes: int
@@ -157,7 +160,7 @@ class Executor:
             by_rules = self.sources is None or self.sources.analyst is None
             episode_recorder = EpisodeRecorder(facts_of(run), self.known.text, reflects=by_rules)
         journal = Journal(
-            self.pool,
+            self.writer,
             run,
             episode_recorder=episode_recorder,
             wake=self.notifier.wrote,

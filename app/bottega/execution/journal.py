@@ -5,7 +5,7 @@ A step is all events since the last commit, stored by one statement. Steps are c
 - before anything outside happens because of them (a model call after an answer or a result, a tool
   that is no sub-agent),
 - at the end of the run,
-- and after :data:`SHOW_AFTER_S` at the latest, so that people see it.
+- and after ``SHOW_AFTER_S`` at the latest, so that people see it.
 """
 
 import asyncio
@@ -22,17 +22,18 @@ from bottega.agents.messages import AgentUsage
 from bottega.clock import monotonic
 from bottega.events import log
 from bottega.events.payloads import EventError, warning
+from bottega.events.steps import Step
 from bottega.events.types import FINAL_EVENT, Event, EventType, RunStatus
 from bottega.execution.claim import ClaimedRun
 from bottega.execution.replay import Replay, key_of
+from bottega.execution.step_writer import StepWriter
 from bottega.memory.learning.episode_recorder import EpisodeRecorder
 from bottega.redaction import Redactor
 
 logger = structlog.get_logger(__name__)
 
-SHOW_AFTER_S = 0.05
 EPISODE_NOT_STORED = "episode_not_stored"
-"""Code of the warning in place of ``episode.stored`` (SQL's ``append_step`` uses it too)."""
+"""Code of the warning in place of ``episode.stored`` (SQL uses it too)."""
 
 _STARTS = frozenset(
     (
@@ -69,6 +70,7 @@ class Journal:
 
     Args:
         episode_recorder: builds the run's episode at its end; ``None``: no episode is stored.
+        writer: stores the steps of all runs of this worker.
         wake: called after each commit.
         known: redacts secrets before they are stored.
 
@@ -81,7 +83,7 @@ class Journal:
 
     def __init__(
         self,
-        pool: asyncpg.Pool,
+        writer: StepWriter,
         run: ClaimedRun,
         *,
         episode_recorder: EpisodeRecorder | None = None,
@@ -93,9 +95,10 @@ class Journal:
         self.replay = Replay()
         self.tokens = 0
         self.broken: list[tuple[str, str]] = []
-        self._pool = pool
+        self._writer = writer
         self.tenant_id = run.tenant_id
         self._wake = wake
+        self._session = run.session_id
         self._known = known
         self._began = monotonic() - run.elapsed_s
         self.episode_recorder = episode_recorder
@@ -105,7 +108,7 @@ class Journal:
         self._stored = run.last_seq
         self._in_flight = 0
         self._writing = asyncio.Lock()
-        self._timer: asyncio.TimerHandle | None = None
+        self._unshown = False
         self._shower: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self.finishing = False
@@ -147,8 +150,9 @@ class Journal:
             self.broken.append((agent or "", EventError.of(data).message or ""))
         if self.episode_recorder is not None:
             self.episode_recorder.hear(event_type, task_id, agent, data)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SHOW_AFTER_S, self._show)
+        if not self._unshown:
+            self._unshown = True
+            self._writer.show_later(self._show)
         return self._stored + self._in_flight + len(self._events)
 
     @property
@@ -210,9 +214,7 @@ class Journal:
         async with self._writing:
             if self._failure is not None:
                 raise self._failure
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+            self._stop_showing()
             if not self._events and outcome is None:
                 return
             writing = asyncio.ensure_future(self._append(outcome))
@@ -231,18 +233,19 @@ class Journal:
         self._clear()
         self._in_flight = len(events)
         try:
-            await log.append_step(
-                self._pool,
+            step = Step.of(
                 self.tenant_id,
                 self.run_id,
                 attempt=self.attempt,
                 after=self._stored,
                 events=events,
                 tasks=list(tasks.values()),
+                session=self._session,
                 publications=publications,
                 outcome=outcome,
                 known=self._known,
             )
+            await self._writer.store(step)
         except Exception as error:
             self._failure = error
             raise
@@ -251,8 +254,13 @@ class Journal:
 
     def _show(self) -> None:
         """Store the step in the background, because it has waited long enough."""
-        self._timer = None
+        self._unshown = False
         self._shower = asyncio.ensure_future(self._show_now())
+
+    def _stop_showing(self) -> None:
+        if self._unshown:
+            self._unshown = False
+            self._writer.shown(self._show)
 
     async def _show_now(self) -> None:
         with contextlib.suppress(Exception):  # the next commit raises it
@@ -260,8 +268,7 @@ class Journal:
 
     async def close(self) -> None:
         """Stop the background commit. Uncommitted events are dropped."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_showing()
         if self._shower is not None:
             await asyncio.gather(self._shower, return_exceptions=True)
 

@@ -16,7 +16,8 @@ import structlog
 
 from bottega.agents.provider import OnDelta
 from bottega.clock import monotonic
-from bottega.events.log import is_transient, storable
+from bottega.events.log import is_transient
+from bottega.events.steps import storable
 from bottega.execution.journal import Journal
 
 FLUSH_S = 0.05

@@ -1,8 +1,8 @@
 """The queue: assigns runs to workers. It never holds a run's state.
 
 Its rows, in ``run_queue``, are the runs that a worker may take. The statements that change a run's
-state also change its row (``accept_run``, ``take_runs``, ``append_step``, ``hand_back``). The sweep
-finds runs that no worker executes and that have no row.
+state also change its row (``accept_run``, ``take_runs``, ``append_steps``, ``hand_back``). The
+sweep finds runs that no worker executes and that have no row.
 """
 
 import asyncio

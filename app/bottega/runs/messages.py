@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, select, true
+from sqlalchemy import ColumnElement, Select, and_, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.messages import AssistantMessage
@@ -20,6 +20,7 @@ from bottega.db.pages import PAGE_BYTES, PageItems, fetch_page
 from bottega.db.tables import run_events, tasks
 from bottega.errors import NotFoundError
 from bottega.events.payloads import ContextReceived, LlmCompleted, ToolEnded
+from bottega.events.steps import STEP_EVENTS
 from bottega.events.types import EventType
 from bottega.execution.replay import result_of
 from bottega.runs import read
@@ -97,9 +98,9 @@ async def page(
     if task_id is not None:
         parent = await _parent_of(connection, tenant_id, run_id, task_id)
     first = EventType.RUN_QUEUED if task_id is None else EventType.AGENT_STARTED
-    seq = run_events.c.seq
     query = _conversation(tenant_id, run_id, task_id, (first, *_TOLD))
-    query = query.order_by(seq.desc() if descending else seq)
+    places = (run_events.c.step, run_events.c.seq)
+    query = query.order_by(*(place.desc() if descending else place for place in places))
     question: Sequence[Mapping[str, str]] = _input(run)
     asked_by_agent = task_id is not None and (parent is not None or run["mode"] == "orchestrated")
     found: list[dict[str, Any]] = []
@@ -130,9 +131,12 @@ def _beyond(after: tuple[int, int] | None, descending: bool) -> ColumnElement[bo
     if after is None:
         return true()
     seq, part = after
-    if part in (-1, _LAST):
-        return run_events.c.seq < seq if descending else run_events.c.seq > seq
-    return run_events.c.seq <= seq if descending else run_events.c.seq >= seq
+    if descending:
+        last = seq - 1 if part == -1 else seq
+        step = run_events.c.step < last + STEP_EVENTS
+        return and_(run_events.c.seq <= last, step)
+    first = seq + 1 if part == _LAST else seq
+    return and_(run_events.c.seq >= first, run_events.c.step >= first)
 
 
 def _fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> PageItems[dict[str, Any]]:

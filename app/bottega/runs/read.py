@@ -9,9 +9,9 @@ from uuid import UUID
 
 from pydantic_core import from_json, to_json
 from sqlalchemy import (
-    Column,
     ColumnElement,
     DateTime,
+    FromClause,
     Select,
     Text,
     Uuid,
@@ -22,7 +22,7 @@ from sqlalchemy import (
     text,
     tuple_,
 )
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.pages import PageItems, fetch_page
@@ -219,20 +219,9 @@ async def tasks_page(
 ) -> PageItems[dict[str, Any]]:
     """List a run's tasks in the order of their creation, each with its accepted answer."""
     await require(connection, tenant_id, run_id)
-    answer = run_events.alias("answer")
-    query = (
-        select(tasks, answer.c.data["output"].astext.label("output"))
-        .join_from(
-            tasks,
-            answer,
-            and_(
-                answer.c.tenant_id == tasks.c.tenant_id,
-                answer.c.run_id == tasks.c.run_id,
-                answer.c.seq == tasks.c.answer_seq,
-            ),
-            isouter=True,
-        )
-        .where(tasks.c.tenant_id == tenant_id, tasks.c.run_id == run_id)
+    output = event_data(tasks, tasks.c.answer_seq)["output"].astext
+    query = select(tasks, output.label("output")).where(
+        tasks.c.tenant_id == tenant_id, tasks.c.run_id == run_id
     )
     columns = (tasks.c.created_at, tasks.c.id)
     if after is not None:
@@ -268,25 +257,11 @@ async def graph(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> d
             )
         )
     ).scalar_one()
-    published = (
-        select(
-            *(column for column in graph_snapshots.c if column.name != "content"),
-            func.coalesce(graph_snapshots.c.content, run_events.c.data["output"].astext).label(
-                "content"
-            ),
-        )
-        .join_from(
-            graph_snapshots,
-            run_events,
-            and_(
-                run_events.c.tenant_id == graph_snapshots.c.tenant_id,
-                run_events.c.run_id == graph_snapshots.c.run_id,
-                run_events.c.seq == graph_snapshots.c.answer_seq,
-            ),
-            isouter=True,
-        )
-        .where(graph_snapshots.c.tenant_id == tenant_id, graph_snapshots.c.run_id == run_id)
-    )
+    answer = event_data(graph_snapshots, graph_snapshots.c.answer_seq)["output"].astext
+    published = select(
+        *(column for column in graph_snapshots.c if column.name != "content"),
+        func.coalesce(graph_snapshots.c.content, answer).label("content"),
+    ).where(graph_snapshots.c.tenant_id == tenant_id, graph_snapshots.c.run_id == run_id)
     rows: dict[str, Any] = {
         item["agent"]: {**item, "task_id": None} for item in run["session_base"] or ()
     }
@@ -313,19 +288,15 @@ async def published_graph(
     return {"nodes": nodes, "edges": found["edges"], "ttl_s": None}, versions
 
 
-def with_answers(*columns: Column[Any]) -> Select[Any]:
+def event_data(of: FromClause, seq: ColumnElement[Any]) -> ColumnElement[Any]:
+    """Return the data of a log's event, NULL without it; ``of``: a table of parts of runs."""
+    return func.event_data(of.c.tenant_id, of.c.run_id, seq, type_=JSONB)
+
+
+def with_answers(*columns: ColumnElement[Any]) -> Select[Any]:
     """Select events, each with the ``output`` of the answer event that it refers to."""
-    answer = run_events.alias("answer")
-    return select(*columns, answer.c.data["output"].astext.label("output")).join_from(
-        run_events,
-        answer,
-        and_(
-            answer.c.tenant_id == run_events.c.tenant_id,
-            answer.c.run_id == run_events.c.run_id,
-            answer.c.seq == run_events.c.data["answer_seq"].as_integer(),
-        ),
-        isouter=True,
-    )
+    answer = event_data(run_events, run_events.c.data["answer_seq"].as_integer())
+    return select(*columns, answer["output"].astext.label("output"))
 
 
 async def context(
@@ -347,7 +318,7 @@ async def context(
             run_events.c.type.in_((EventType.MEMORY_INJECTED, EventType.CONTEXT_RECALLED)),
             run_events.c.agent == agent,
         )
-        .order_by(run_events.c.seq)
+        .order_by(run_events.c.step, run_events.c.seq)
     )
     found = []
     for row in await connection.execute(query):

@@ -36,14 +36,14 @@ _LONGEST = 40_000  # characters read of a result; more than fit into its section
 _EXCERPT_TOKENS = 60
 
 _TEXT = """
-    coalesce(a.data ->> 'output', e.data ->> 'output',
+    coalesce(
+        event_data(e.tenant_id, e.run_id, CAST(e.data ->> 'answer_seq' AS bigint)) ->> 'output',
+        e.data ->> 'output',
              'Error: ' || coalesce(e.data #>> '{error,message}', e.data ->> 'error'),
              e.data ->> 'result', '')
 """
 _OF_RUN = """
-FROM run_events e LEFT JOIN run_events a
-  ON a.tenant_id = e.tenant_id AND a.run_id = e.run_id
- AND a.seq = CAST(e.data ->> 'answer_seq' AS bigint)
+FROM run_events e
 WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id
 """
 _ROOT = text(f"""
@@ -51,12 +51,12 @@ SELECT e.seq, e.type, CAST(e.data ->> 'call' AS integer) AS call, e.data ->> 'to
        e.data ->> 'name' AS name, octet_length({_TEXT}) AS size,
        jsonb_path_query_array(e.data, '$.message.tool_calls[*].id') AS ids
 {_OF_RUN} AND e.task_id IS NULL AND e.type IN ('llm.completed', 'tool.completed', 'tool.failed')
-ORDER BY e.seq
+ORDER BY e.step, e.seq
 """)
 _NODES = text(f"""
 SELECT e.seq, e.type, 0 AS call, e.agent AS id, e.agent AS name, octet_length({_TEXT}) AS size
 {_OF_RUN} AND e.depth = 0 AND e.type IN ('agent.completed', 'agent.failed')
-ORDER BY e.seq
+ORDER BY e.step, e.seq
 """)
 _TEXTS = text(f"""
 SELECT e.seq, left({_TEXT}, {_LONGEST}) AS text
@@ -67,13 +67,13 @@ SELECT e.data ->> 'source' AS source, e.data ->> 'content' AS content FROM run_e
 WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.task_id IS NULL
   AND e.type = 'context.recalled' AND e.data ->> 'content' <> ''
   AND (starts_with(e.data ->> 'source', :episode) OR starts_with(e.data ->> 'source', :pattern))
-ORDER BY e.seq
+ORDER BY e.step, e.seq
 """)
 _PLAN = text("""
 SELECT e.data -> 'arguments' FROM run_events e
 WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.task_id IS NULL
   AND e.type = 'tool.started' AND e.data ->> 'name' = :name
-ORDER BY e.seq DESC LIMIT 1
+ORDER BY e.step DESC, e.seq DESC LIMIT 1
 """).columns(arguments=JSONB)
 _SPENT = text("""
 SELECT count(*) AS calls, CAST(coalesce(sum(
@@ -86,7 +86,7 @@ _PROMPT = text("""
 SELECT e.data -> 'memory' FROM run_events e
 WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.task_id IS NULL
   AND e.type = 'llm.started'
-ORDER BY e.seq DESC LIMIT 1
+ORDER BY e.step DESC, e.seq DESC LIMIT 1
 """).columns(memory=JSONB)
 
 

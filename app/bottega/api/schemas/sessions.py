@@ -42,6 +42,6 @@ class Erased(Answer):
         dict[str, int],
         Field(
             description="Number of rows by table.",
-            examples=[{"sessions": 1, "session_memory": 2, "runs": 1, "run_events": 31}],
+            examples=[{"sessions": 1, "session_memory": 2, "runs": 1, "run_steps": 31}],
         ),
     ]

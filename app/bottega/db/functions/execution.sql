@@ -1,4 +1,4 @@
--- What a worker does with a run: claim it, store its steps, keep its lease, hand it back.
+-- What a worker does with a run: claim it, keep its lease, hand it back.
 
 -- Called by a worker that has room. Take at most p_most runs from the queue and claim them: raise
 -- their attempts (the fence). Return each with all that is needed to execute it, and whether more
@@ -90,11 +90,11 @@ BEGIN
                 worker_id = p_worker, claimed_at = v_now
             RETURNING h.run_id, h.attempt, h.last_seq
         ), begun AS (
-            INSERT INTO run_events (tenant_id, run_id, seq, attempt, type, at, data)
-            SELECT p_tenant, o.id, head.last_seq, o.attempt,
-                   CASE o.attempt WHEN 1 THEN 'run.started' ELSE 'run.resumed' END, v_now,
-                   jsonb_build_object('attempt', o.attempt,
-                                      'cause', (o.row).attempts #> '{-1,cause}')
+            INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events)
+            SELECT p_tenant, o.id, head.last_seq, head.last_seq, o.attempt, v_now, event_line(
+                CASE o.attempt WHEN 1 THEN 'run.started' ELSE 'run.resumed' END,
+                jsonb_build_object('attempt', o.attempt,
+                                   'cause', (o.row).attempts #> '{-1,cause}'))
             FROM claimed o JOIN head ON head.run_id = o.id
         )
         SELECT o.row, head.last_seq FROM claimed o JOIN head ON head.run_id = o.id
@@ -157,136 +157,6 @@ BEGIN
             WITH ORDINALITY AS w(tenant_id, kind, name, version, number)
         WHERE w.tenant_id = v_tenant;
     END LOOP;
-END $$;
-
--- Called by a worker for each step of a run. Store its events, tasks, publications and outcome in
--- one transaction. p_after is the last seq that the caller saw: a step that is stored already
--- changes nothing, and a caller that lost the run gets SQLSTATE BT001.
-CREATE OR REPLACE FUNCTION append_step(
-    p_tenant uuid, p_run uuid, p_attempt integer, p_after bigint,
-    p_types text[], p_task_ids uuid[], p_parents uuid[], p_agents text[], p_depths smallint[],
-    p_data jsonb[], p_tasks jsonb, p_publications jsonb, p_outcome jsonb
-) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_count integer := cardinality(p_types);
-    v_slot integer;
-    v_now timestamptz;
-BEGIN
-    PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    v_now := clock_timestamp();
-    IF p_outcome IS NULL THEN
-        UPDATE run_heads SET last_seq = p_after + v_count
-        WHERE tenant_id = p_tenant AND run_id = p_run
-          AND attempt = p_attempt AND last_seq = p_after;
-    ELSE
-        PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR NO KEY UPDATE;
-        DELETE FROM run_heads
-        WHERE tenant_id = p_tenant AND run_id = p_run
-          AND attempt = p_attempt AND last_seq = p_after;
-    END IF;
-    IF NOT FOUND THEN
-        PERFORM FROM run_events WHERE tenant_id = p_tenant AND run_id = p_run
-            AND seq = p_after + v_count AND attempt = p_attempt AND type = p_types[v_count];
-        IF FOUND THEN
-            RETURN;
-        END IF;
-        RAISE EXCEPTION 'run % is not at attempt %, event % any more', p_run, p_attempt, p_after
-            USING ERRCODE = 'BT001';
-    END IF;
-    INSERT INTO run_events
-        (tenant_id, run_id, seq, attempt, type, task_id, parent_task_id, agent, depth, at, data)
-    SELECT p_tenant, p_run, p_after + e.position, p_attempt, e.type, e.task_id, e.parent, e.agent,
-           e.depth, v_now, e.data
-    FROM unnest(p_types, p_task_ids, p_parents, p_agents, p_depths, p_data)
-        WITH ORDINALITY AS e(type, task_id, parent, agent, depth, data, position);
-    IF p_outcome IS NOT NULL THEN
-        UPDATE runs SET
-            last_seq = p_after + v_count,
-            status = p_outcome ->> 'status', output = nullif(p_outcome -> 'output', 'null'),
-            stop_reason = p_outcome ->> 'stop_reason',
-            error = nullif(p_outcome -> 'error', 'null'), usage = p_outcome -> 'usage',
-            attempts = jsonb_set(attempts, '{-1,ended_at}', to_jsonb(v_now)), ended_at = v_now
-        WHERE tenant_id = p_tenant AND id = p_run
-        RETURNING slot INTO v_slot;
-    END IF;
-    IF p_outcome IS NOT NULL AND p_outcome -> 'episode' <> 'null' THEN
-        BEGIN
-            PERFORM store_episode(
-                p_tenant, p_outcome -> 'episode' || jsonb_build_object('at', v_now));
-        EXCEPTION WHEN OTHERS THEN  -- an episode never keeps a run from ending
-            UPDATE run_events SET type = 'warning', data = jsonb_build_object(
-                'code', 'episode_not_stored', 'message', 'its episode was not stored: ' || SQLERRM)
-            WHERE tenant_id = p_tenant AND run_id = p_run AND seq = p_after + v_count - 1
-              AND type = 'episode.stored';
-        END;
-    END IF;
-    IF p_tasks IS NOT NULL THEN
-        INSERT INTO tasks AS o (
-            tenant_id, run_id, id, parent_id, agent, depth, status, mode, priority, timeout_ms,
-            attempt, answer_seq, error, usage, duration_ms, metadata, created_at, started_at,
-            ended_at)
-        SELECT p_tenant, p_run, t.* FROM task_rows(p_tasks, v_now) t
-        ON CONFLICT (tenant_id, run_id, id) DO UPDATE SET
-            status = excluded.status,
-            priority = coalesce(excluded.priority, o.priority),
-            timeout_ms = coalesce(excluded.timeout_ms, o.timeout_ms),
-            attempt = coalesce(excluded.attempt, o.attempt),
-            answer_seq = coalesce(excluded.answer_seq, o.answer_seq),
-            error = coalesce(excluded.error, o.error),
-            usage = coalesce(excluded.usage, o.usage),
-            duration_ms = coalesce(excluded.duration_ms, o.duration_ms),
-            metadata = coalesce(excluded.metadata, o.metadata),
-            started_at = coalesce(o.started_at, excluded.started_at),
-            ended_at = excluded.ended_at;
-    END IF;
-    IF p_publications IS NOT NULL THEN
-        INSERT INTO graph_snapshots
-            (tenant_id, run_id, agent, version, task_id, answer_seq, content, published_at)
-        SELECT DISTINCT ON (p.agent) p_tenant, p_run, p.agent, p.version, p.task_id, p.answer_seq,
-               CASE WHEN p.answer_seq IS NULL THEN p.content END, v_now
-        FROM jsonb_to_recordset(p_publications) AS p(
-            agent text, version integer, task_id uuid, answer_seq bigint, content text)
-        ORDER BY p.agent, p.version DESC
-        ON CONFLICT (tenant_id, run_id, agent) DO UPDATE SET
-            version = excluded.version, task_id = excluded.task_id, content = excluded.content,
-            answer_seq = excluded.answer_seq, published_at = excluded.published_at;
-        PERFORM publish_to_session(p_tenant, p_run, r.session_id, p_publications, v_now)
-        FROM runs r
-        WHERE r.tenant_id = p_tenant AND r.id = p_run AND r.session_id IS NOT NULL;
-    END IF;
-    IF p_outcome IS NOT NULL THEN
-        UPDATE tasks SET status = 'cancelled', ended_at = v_now
-        WHERE tenant_id = p_tenant AND run_id = p_run
-          AND status IN ('queued', 'running', 'streaming');
-        PERFORM assign_slot(p_tenant, v_slot);
-        -- A later attempt may not know the tokens of earlier ones: the log does.
-        PERFORM count_tokens(p_tenant, CASE p_attempt
-            WHEN 1 THEN (p_outcome ->> 'tokens')::bigint
-            ELSE spent_tokens(p_tenant, p_run) END);
-    END IF;
-END $$;
-
--- Called by append_step. Store published answers in the run's session, unless it was deleted. Rows
--- are written in a fixed order, so that two runs of one session wait for each other, not deadlock.
-CREATE OR REPLACE FUNCTION publish_to_session(
-    p_tenant uuid, p_run uuid, p_session text, p_publications jsonb, p_now timestamptz
-) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    UPDATE sessions SET updated_at = p_now WHERE tenant_id = p_tenant AND id = p_session;
-    IF NOT FOUND THEN
-        RETURN;
-    END IF;
-    INSERT INTO session_memory AS m
-        (tenant_id, session_id, agent, version, content, details, run_id, published_at)
-    SELECT DISTINCT ON (p.agent) p_tenant, p_session, p.agent,
-           count(*) OVER (PARTITION BY p.agent), p.content, p.details, p_run, p_now
-    FROM jsonb_to_recordset(p_publications) AS p(
-        agent text, version integer, content text, details jsonb)
-    ORDER BY p.agent, p.version DESC
-    ON CONFLICT (tenant_id, session_id, agent) DO UPDATE SET
-        version = m.version + excluded.version, content = excluded.content,
-        details = excluded.details, run_id = excluded.run_id,
-        published_at = excluded.published_at;
 END $$;
 
 -- Called by a worker. Return, of its runs, those to be cancelled or deleted (task_id NULL), and

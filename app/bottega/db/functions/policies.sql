@@ -63,6 +63,9 @@ REVOKE INSERT, UPDATE, DELETE ON tenants FROM bottega_app;
 REVOKE UPDATE, DELETE ON audit_log, episodes, episode_bodies, episode_reflections FROM bottega_app;
 REVOKE DELETE ON waiting_runs FROM bottega_app;
 
+-- Its rows are those of run_steps.
+GRANT SELECT ON run_events TO bottega_app, bottega_system;
+
 -- Tables of no single tenant.
 REVOKE ALL ON
     alembic_version, sql_files, first_key, workers, worker_leases, deleted_objects,

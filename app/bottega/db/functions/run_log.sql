@@ -27,10 +27,11 @@ BEGIN
                         ORDER BY e.seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
                     FROM (
                         SELECT o.seq, o.type, o.at, o.task_id, o.parent_task_id, o.agent, o.depth,
-                               o.data::text AS data
+                               o.body AS data
                         FROM run_events o
-                        WHERE o.tenant_id = v_tenant AND o.run_id = w.run_id AND o.seq > w.after
-                        ORDER BY o.seq LIMIT p_most) AS e) AS p
+                        WHERE o.tenant_id = v_tenant AND o.run_id = w.run_id
+                          AND o.step > w.after AND o.seq > w.after
+                        ORDER BY o.step, o.seq LIMIT p_most) AS e) AS p
                 WHERE p.before IS NULL OR p.before < p_bytes
                 ORDER BY p.seq) AS l ON true
             WHERE w.tenant_id = v_tenant AND (l.seq IS NOT NULL OR NOT EXISTS (
@@ -57,8 +58,9 @@ BEGIN
     SELECT DISTINCT ON (e.task_id) e.type, e.task_id, e.parent_task_id, e.agent, e.depth, e.data
     FROM run_events e
     WHERE e.tenant_id = p_tenant AND e.run_id = p_run AND e.seq <= p_last
-      AND NOT e.data ? 'retry_in_ms' AND e.type IN (
+      AND e.type IN (
         'llm.started', 'llm.completed', 'llm.failed', 'agent.completed', 'agent.failed')
+      AND NOT e.data ? 'retry_in_ms'
       AND e.seq > coalesce((
         SELECT max(r.seq) FROM run_events r WHERE r.tenant_id = p_tenant AND r.run_id = p_run
           AND r.seq <= p_last AND r.type = 'run.resumed'), 0)
@@ -74,3 +76,13 @@ BEGIN
     LEFT JOIN run_heads h ON h.tenant_id = r.tenant_id AND h.run_id = r.id
     WHERE r.tenant_id = p_tenant AND r.id = p_run;
 END $$;
+
+-- Return the data of one event; NULL without it.
+CREATE OR REPLACE FUNCTION event_data(p_tenant uuid, p_run uuid, p_seq bigint) RETURNS jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT data FROM run_events
+    WHERE tenant_id = p_tenant AND run_id = p_run AND seq = p_seq
+      AND step = (SELECT last_seq FROM run_steps
+                  WHERE tenant_id = p_tenant AND run_id = p_run AND last_seq >= p_seq
+                  ORDER BY last_seq LIMIT 1)
+$$;

@@ -46,17 +46,17 @@ BEGIN
         queue_timeout_s double precision, token_budget bigint, webhook_url text, metadata jsonb,
         retry_of uuid, task_root uuid, memory text, principal text)
     RETURNING * INTO r;
-    INSERT INTO run_events (tenant_id, run_id, seq, attempt, type, at, data) VALUES (
-        p_tenant, r.id, 1, 0, 'run.queued', r.created_at, jsonb_build_object(
+    INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events) VALUES (
+        p_tenant, r.id, 1, 1, 0, r.created_at, event_line('run.queued', jsonb_build_object(
             'mode', r.mode, 'agent', r.agent, 'graph', r.graph, 'session_id', r.session_id,
-            'priority', r.priority, 'retry_of', r.retry_of));
+            'priority', r.priority, 'retry_of', r.retry_of)));
     IF v_carried > 0 THEN
-        INSERT INTO run_events
-            (tenant_id, run_id, seq, attempt, type, task_id, parent_task_id, agent, depth, at, data)
-        SELECT p_tenant, r.id, 1 + e.position, 0, e.value ->> 'type',
-               (e.value ->> 'task_id')::uuid, (e.value ->> 'parent_task_id')::uuid,
-               e.value ->> 'agent', (e.value ->> 'depth')::smallint, r.created_at, e.value -> 'data'
-        FROM jsonb_array_elements(p_carried) WITH ORDINALITY AS e(value, position);
+        PERFORM put_events(p_tenant, r.id, 0, 1, r.created_at, ARRAY(
+            SELECT event_line(e.value ->> 'type', e.value -> 'data', (e.value ->> 'task_id')::uuid,
+                              (e.value ->> 'parent_task_id')::uuid, e.value ->> 'agent',
+                              (e.value ->> 'depth')::smallint)
+            FROM jsonb_array_elements(p_carried) WITH ORDINALITY AS e(value, position)
+            ORDER BY e.position));
         INSERT INTO tasks (
             tenant_id, run_id, id, parent_id, agent, depth, status, mode, priority, timeout_ms,
             attempt, answer_seq, error, usage, duration_ms, metadata, created_at, started_at,
@@ -183,10 +183,9 @@ CREATE OR REPLACE FUNCTION end_unclaimed(
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     r runs%ROWTYPE;
-    v_count integer;
     v_last bigint;
-    v_type text;
-    v_told jsonb;
+    v_lines text[];
+    v_episode jsonb;
     v_why jsonb := '{"code": "cancelled", "message": "parent-ended"}';
     v_now timestamptz := clock_timestamp();
     v_data jsonb := jsonb_build_object(
@@ -195,7 +194,6 @@ BEGIN
     DELETE FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run
     RETURNING last_seq INTO v_last;
     UPDATE runs SET status = p_status, ended_at = v_now, error = p_error,
-        last_seq = coalesce(v_last, last_seq) + 1,
         stop_reason = v_data ->> 'stop_reason',
         attempts = CASE status WHEN 'running'
             THEN jsonb_set(attempts, '{-1,ended_at}', to_jsonb(v_now)) ELSE attempts END
@@ -220,48 +218,40 @@ BEGIN
         WHERE e.tenant_id = p_tenant AND e.run_id = p_run AND e.type = 'llm.completed'
         GROUP BY e.task_id
     )
-    INSERT INTO run_events
-        (tenant_id, run_id, seq, attempt, type, task_id, parent_task_id, agent, depth, at, data)
-    SELECT p_tenant, p_run, r.last_seq - 1 + row_number() OVER (
-               ORDER BY t.depth DESC, t.created_at, t.id, e.position),
-           r.attempt, e.type, t.id, t.parent_id, t.agent, t.depth, v_now,
-           CASE e.position
+    SELECT array_agg(event_line(e.type, CASE e.position
                WHEN 1 THEN jsonb_build_object(
                    'attempt', coalesce(t.attempt, 1), 'from', t.was, 'to', 'cancelled')
                ELSE jsonb_build_object(
                    'duration_ms', t.duration_ms, 'error', v_why,
                    'token_usage', coalesce(s.usage, '{"input": 0, "output": 0, "cached": 0,
-                       "reasoning": 0, "estimated": false}')) END
+                       "reasoning": 0, "estimated": false}')) END,
+           t.id, t.parent_id, t.agent, t.depth)
+        ORDER BY t.depth DESC, t.created_at, t.id, e.position)
+    INTO v_lines
     FROM ended t LEFT JOIN spent s ON s.task_id = t.id
     CROSS JOIN (VALUES (1, 'subagent.status_changed'), (2, 'subagent.cancelled'))
         AS e(position, type)
     WHERE t.mode = 'async';
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    IF v_count > 0 THEN
-        UPDATE runs SET last_seq = last_seq + v_count
-        WHERE tenant_id = p_tenant AND id = p_run RETURNING last_seq INTO r.last_seq;
-    END IF;
     IF r.memory = 'full' THEN
         BEGIN
-            v_type := 'episode.stored';
-            v_told := unclaimed_episode(r);
-            v_told := jsonb_build_object('episode_id', store_episode(p_tenant, v_told),
-                                         'outcome', v_told ->> 'outcome');
+            v_episode := unclaimed_episode(r);
+            v_lines := v_lines || event_line('episode.stored', jsonb_build_object(
+                'episode_id', store_episode(p_tenant, v_episode),
+                'outcome', v_episode ->> 'outcome'));
         EXCEPTION WHEN OTHERS THEN  -- an episode never keeps a run from ending
-            v_type := 'warning';
-            v_told := jsonb_build_object(
-                'code', 'episode_not_stored', 'message', 'its episode was not stored: ' || SQLERRM);
+            v_lines := v_lines || event_line('warning', jsonb_build_object(
+                'code', 'episode_not_stored',
+                'message', 'its episode was not stored: ' || SQLERRM));
         END;
-        INSERT INTO run_events (tenant_id, run_id, seq, attempt, type, at, data)
-        VALUES (p_tenant, p_run, r.last_seq, r.attempt, v_type, v_now, v_told);
-        UPDATE runs SET last_seq = last_seq + 1
-        WHERE tenant_id = p_tenant AND id = p_run RETURNING last_seq INTO r.last_seq;
     END IF;
     IF p_error IS NOT NULL THEN
         v_data := v_data || jsonb_build_object('error', p_error);
     END IF;
-    INSERT INTO run_events (tenant_id, run_id, seq, attempt, type, at, data)
-    VALUES (p_tenant, p_run, r.last_seq, r.attempt, 'run.' || p_status, v_now, v_data);
+    v_lines := v_lines || event_line('run.' || p_status, v_data);
+    v_last := coalesce(v_last, r.last_seq);
+    PERFORM put_events(p_tenant, p_run, r.attempt, v_last, v_now, v_lines);
+    UPDATE runs SET last_seq = v_last + cardinality(v_lines)
+    WHERE tenant_id = p_tenant AND id = p_run;
     DELETE FROM run_queue WHERE tenant_id = p_tenant AND run_id = p_run;
     PERFORM pg_notify('bottega_events', p_run::text);
     PERFORM assign_slot(p_tenant, r.slot);

@@ -1,6 +1,6 @@
 -- Tasks of runs.
 
--- Called by append_step and accept_run. Turn the tasks in a step into rows. A task that the step
+-- Called by append_steps and accept_run. Turn the tasks in a step into rows. A task that the step
 -- only ends also began in it, unless it was cancelled. Times differ by a microsecond to keep the
 -- order.
 CREATE OR REPLACE FUNCTION task_rows(p_tasks jsonb, p_now timestamptz) RETURNS TABLE (

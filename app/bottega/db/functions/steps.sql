@@ -1,0 +1,253 @@
+-- Writing a run's log. Each row of run_steps holds consecutive events, one JSON object a line:
+-- {"type":…,"task_id":…,"parent_task_id":…,"agent":…,"depth":…,"data":…}, without NULLs.
+
+-- Return an event as a line of run_steps.
+CREATE OR REPLACE FUNCTION event_line(
+    p_type text, p_data jsonb, p_task uuid DEFAULT NULL, p_parent uuid DEFAULT NULL,
+    p_agent text DEFAULT NULL, p_depth smallint DEFAULT NULL
+) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT '{"type":"' || p_type || '"' || coalesce(',"task_id":"' || p_task || '"', '')
+        || coalesce(',"parent_task_id":"' || p_parent || '"', '')
+        || coalesce(',"agent":' || to_json(p_agent), '') || coalesce(',"depth":' || p_depth, '')
+        || ',"data":' || p_data::text || '}'
+$$;
+
+-- Store events after those of the run so far, in rows of at most 100 events and 64 KiB, or one
+-- larger event. All readers rely on the 100.
+CREATE OR REPLACE FUNCTION put_events(
+    p_tenant uuid, p_run uuid, p_attempt integer, p_after bigint, p_at timestamptz, p_lines text[]
+) RETURNS void LANGUAGE sql AS $$
+    INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events)
+    SELECT p_tenant, p_run, p_after + min(n), p_after + max(n), p_attempt, p_at,
+           string_agg(line, E'\n' ORDER BY n)
+    FROM (SELECT line, n, sum(octet_length(line)) OVER (ORDER BY n) / 65536 AS part
+          FROM unnest(p_lines) WITH ORDINALITY AS l(line, n)) AS lines
+    GROUP BY part, (n - 1) / 100
+$$;
+
+-- Called by workers. Store steps of several runs, at most one of each run, in one transaction.
+-- Answer each: stored, repeated (it was stored before), refused (the run belongs to a newer attempt
+-- or is over), or busy: its rows are locked, and it waits for them if it is sent alone.
+CREATE OR REPLACE FUNCTION append_steps(
+    p_tenants uuid[], p_runs uuid[], p_attempts integer[], p_after bigint[], p_counts integer[],
+    p_events text[], p_tasks jsonb[], p_sessions text[], p_publications jsonb[], p_outcomes jsonb[]
+) RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_all integer := cardinality(p_runs);
+    v_answers text[] := array_fill(NULL::text, ARRAY[v_all]);
+    v_done integer[] := '{}';
+    v_stored integer[];
+    v_tenant uuid;
+    i integer;
+BEGIN
+    -- Locks are taken in one order: runs that end, heads, then sessions, then the tenants' tokens.
+    -- None delays others for long.
+    PERFORM set_config('lock_timeout', CASE v_all WHEN 1 THEN '1s' ELSE '100ms' END, true);
+    FOR v_tenant IN SELECT DISTINCT t FROM unnest(p_tenants) AS t ORDER BY t LOOP
+        PERFORM set_config('bottega.tenant', v_tenant::text, true);
+        IF v_all = 1 THEN
+            IF p_outcomes[1] IS NOT NULL THEN
+                PERFORM FROM runs WHERE tenant_id = v_tenant AND id = p_runs[1] FOR NO KEY UPDATE;
+            END IF;
+            PERFORM FROM run_heads WHERE tenant_id = v_tenant AND run_id = p_runs[1]
+            FOR NO KEY UPDATE;
+        END IF;
+        v_stored := store_events(v_tenant, p_tenants, p_runs, p_attempts, p_after, p_counts,
+                                 p_events, p_outcomes, v_now);
+        v_done := v_done || v_stored;
+        INSERT INTO tasks AS o (
+            tenant_id, run_id, id, parent_id, agent, depth, status, mode, priority, timeout_ms,
+            attempt, answer_seq, error, usage, duration_ms, metadata, created_at, started_at,
+            ended_at)
+        SELECT v_tenant, p_runs[n], t.* FROM unnest(v_stored) AS n
+        CROSS JOIN LATERAL task_rows(p_tasks[n], v_now) t
+        ON CONFLICT (tenant_id, run_id, id) DO UPDATE SET
+            status = excluded.status,
+            priority = coalesce(excluded.priority, o.priority),
+            timeout_ms = coalesce(excluded.timeout_ms, o.timeout_ms),
+            attempt = coalesce(excluded.attempt, o.attempt),
+            answer_seq = coalesce(excluded.answer_seq, o.answer_seq),
+            error = coalesce(excluded.error, o.error),
+            usage = coalesce(excluded.usage, o.usage),
+            duration_ms = coalesce(excluded.duration_ms, o.duration_ms),
+            metadata = coalesce(excluded.metadata, o.metadata),
+            started_at = coalesce(o.started_at, excluded.started_at),
+            ended_at = excluded.ended_at;
+        INSERT INTO graph_snapshots
+            (tenant_id, run_id, agent, version, task_id, answer_seq, content, published_at)
+        SELECT DISTINCT ON (n, p.agent) v_tenant, p_runs[n], p.agent, p.version, p.task_id,
+               p.answer_seq, CASE WHEN p.answer_seq IS NULL THEN p.content END, v_now
+        FROM unnest(v_stored) AS n
+        CROSS JOIN LATERAL jsonb_to_recordset(p_publications[n]) AS p(
+            agent text, version integer, task_id uuid, answer_seq bigint, content text)
+        ORDER BY n, p.agent, p.version DESC
+        ON CONFLICT (tenant_id, run_id, agent) DO UPDATE SET
+            version = excluded.version, task_id = excluded.task_id, content = excluded.content,
+            answer_seq = excluded.answer_seq, published_at = excluded.published_at;
+        FOR i IN 1..v_all LOOP
+            IF p_tenants[i] = v_tenant THEN
+                v_answers[i] := CASE WHEN i = ANY (v_stored) THEN 'stored' ELSE why_not_stored(
+                    v_tenant, p_runs[i], p_attempts[i], p_after[i], p_counts[i], p_events[i]) END;
+            END IF;
+        END LOOP;
+    END LOOP;
+    FOR i IN SELECT n FROM unnest(v_done) AS n
+             WHERE p_sessions[n] IS NOT NULL AND p_publications[n] IS NOT NULL
+             ORDER BY p_tenants[n], p_sessions[n], n
+    LOOP
+        PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
+        PERFORM publish_to_session(
+            p_tenants[i], p_runs[i], p_sessions[i], p_publications[i], v_now);
+    END LOOP;
+    FOR i IN SELECT n FROM unnest(v_done) AS n WHERE p_outcomes[n] IS NOT NULL
+             ORDER BY p_tenants[n], p_runs[n]
+    LOOP
+        PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
+        PERFORM end_run(
+            p_tenants[i], p_runs[i], p_after[i] + p_counts[i], p_outcomes[i], v_now);
+    END LOOP;
+    FOR v_tenant IN
+        SELECT DISTINCT p_tenants[n] AS tenant FROM unnest(v_done) AS n
+        WHERE p_outcomes[n] IS NOT NULL ORDER BY tenant
+    LOOP
+        PERFORM set_config('bottega.tenant', v_tenant::text, true);
+        -- A later attempt may not know the tokens of earlier ones: the log does.
+        PERFORM count_tokens(v_tenant, sum(CASE p_attempts[n]
+            WHEN 1 THEN (p_outcomes[n] ->> 'tokens')::bigint
+            ELSE spent_tokens(v_tenant, p_runs[n]) END)::bigint)
+        FROM unnest(v_done) AS n WHERE p_tenants[n] = v_tenant AND p_outcomes[n] IS NOT NULL;
+    END LOOP;
+    RETURN v_answers;
+END $$;
+
+-- Called by append_steps. Store the events of a tenant's steps whose heads are as the caller knows
+-- them, and not locked; for a run that ends, neither may its row be locked. Return their numbers.
+CREATE OR REPLACE FUNCTION store_events(
+    p_tenant uuid, p_tenants uuid[], p_runs uuid[], p_attempts integer[], p_after bigint[],
+    p_counts integer[], p_events text[], p_outcomes jsonb[], p_now timestamptz
+) RETURNS integer[] LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_ending uuid[];
+    v_large integer[];
+    v_stored integer[];
+    i integer;
+BEGIN
+    v_ending := ARRAY(
+        SELECT r.id FROM unnest(p_runs) WITH ORDINALITY AS s(run_id, n)
+        JOIN runs r ON r.tenant_id = p_tenant AND r.id = s.run_id
+        WHERE p_tenants[s.n] = p_tenant AND p_outcomes[s.n] IS NOT NULL
+        ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED);
+    WITH free AS (
+        SELECT h.run_id, s.n::integer AS n
+        FROM unnest(p_tenants, p_runs, p_attempts, p_after)
+            WITH ORDINALITY AS s(tenant_id, run_id, attempt, after, n)
+        JOIN run_heads h ON h.tenant_id = p_tenant AND h.run_id = s.run_id
+             AND h.attempt = s.attempt AND h.last_seq = s.after
+        WHERE s.tenant_id = p_tenant
+          AND (p_outcomes[s.n] IS NULL OR s.run_id = ANY (v_ending))
+        ORDER BY h.run_id FOR NO KEY UPDATE OF h SKIP LOCKED
+    ), moved AS (
+        UPDATE run_heads h SET last_seq = h.last_seq + p_counts[f.n]
+        FROM free f WHERE h.tenant_id = p_tenant AND h.run_id = f.run_id
+        RETURNING f.n
+    ), put AS (
+        INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events)
+        SELECT p_tenant, p_runs[n], p_after[n] + 1, p_after[n] + p_counts[n], p_attempts[n], p_now,
+               p_events[n]
+        FROM moved WHERE p_counts[n] <= 100 AND octet_length(p_events[n]) <= 65536
+    )
+    SELECT coalesce(array_agg(n), '{}'), array_agg(n) FILTER (
+        WHERE p_counts[n] > 100 OR octet_length(p_events[n]) > 65536)
+    INTO v_stored, v_large FROM moved;
+    FOREACH i IN ARRAY coalesce(v_large, '{}') LOOP
+        PERFORM put_events(p_tenant, p_runs[i], p_attempts[i], p_after[i], p_now,
+                           string_to_array(p_events[i], E'\n'));
+    END LOOP;
+    RETURN v_stored;
+END $$;
+
+-- Called by append_steps. Tell why a step was not stored. Its last line tells it from another one
+-- of this attempt, such as the end by a cancellation.
+CREATE OR REPLACE FUNCTION why_not_stored(
+    p_tenant uuid, p_run uuid, p_attempt integer, p_after bigint, p_count integer, p_events text
+) RETURNS text LANGUAGE sql AS $$
+    SELECT CASE
+        WHEN EXISTS (
+            SELECT FROM run_steps WHERE tenant_id = p_tenant AND run_id = p_run
+              AND last_seq = p_after + p_count AND attempt = p_attempt
+              AND split_part(events, E'\n', -1) = split_part(p_events, E'\n', -1)) THEN 'repeated'
+        WHEN EXISTS (
+            SELECT FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run
+              AND attempt = p_attempt AND last_seq = p_after) THEN 'busy'
+        ELSE 'refused' END
+$$;
+
+-- Called by append_steps with the run's row locked. Store the outcome of a run whose final event is
+-- stored: its row, tasks and episode; then give its slot to the next run.
+CREATE OR REPLACE FUNCTION end_run(
+    p_tenant uuid, p_run uuid, p_last bigint, p_outcome jsonb, p_now timestamptz
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_slot integer;
+BEGIN
+    DELETE FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run;
+    UPDATE runs SET
+        last_seq = p_last,
+        status = p_outcome ->> 'status', output = nullif(p_outcome -> 'output', 'null'),
+        stop_reason = p_outcome ->> 'stop_reason',
+        error = nullif(p_outcome -> 'error', 'null'), usage = p_outcome -> 'usage',
+        attempts = jsonb_set(attempts, '{-1,ended_at}', to_jsonb(p_now)), ended_at = p_now
+    WHERE tenant_id = p_tenant AND id = p_run
+    RETURNING slot INTO v_slot;
+    IF p_outcome -> 'episode' <> 'null' THEN
+        BEGIN
+            PERFORM store_episode(
+                p_tenant, p_outcome -> 'episode' || jsonb_build_object('at', p_now));
+        EXCEPTION WHEN OTHERS THEN  -- an episode never keeps a run from ending
+            PERFORM warn_of_episode(p_tenant, p_run, p_last, SQLERRM);
+        END;
+    END IF;
+    UPDATE tasks SET status = 'cancelled', ended_at = p_now
+    WHERE tenant_id = p_tenant AND run_id = p_run
+      AND status IN ('queued', 'running', 'streaming');
+    PERFORM assign_slot(p_tenant, v_slot);
+END $$;
+
+-- Called by end_run. Replace the event episode.stored, which is the last but one, by a warning.
+CREATE OR REPLACE FUNCTION warn_of_episode(
+    p_tenant uuid, p_run uuid, p_last bigint, p_error text
+) RETURNS void LANGUAGE sql AS $$
+    UPDATE run_steps s SET events = (
+        SELECT string_agg(CASE
+            WHEN s.first_seq + l.n = p_last AND starts_with(l.line, '{"type":"episode.stored"')
+            THEN event_line('warning', jsonb_build_object('code', 'episode_not_stored',
+                'message', 'its episode was not stored: ' || p_error))
+            ELSE l.line END, E'\n' ORDER BY l.n)
+        FROM string_to_table(s.events, E'\n') WITH ORDINALITY AS l(line, n))
+    WHERE s.tenant_id = p_tenant AND s.run_id = p_run AND s.first_seq < p_last
+      AND s.last_seq BETWEEN p_last - 1 AND p_last
+$$;
+
+-- Called by append_steps. Store published answers in the run's session, unless it was deleted. Rows
+-- are written in a fixed order, so that two runs of one session wait for each other, not deadlock.
+CREATE OR REPLACE FUNCTION publish_to_session(
+    p_tenant uuid, p_run uuid, p_session text, p_publications jsonb, p_now timestamptz
+) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE sessions SET updated_at = p_now WHERE tenant_id = p_tenant AND id = p_session;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    INSERT INTO session_memory AS m
+        (tenant_id, session_id, agent, version, content, details, run_id, published_at)
+    SELECT DISTINCT ON (p.agent) p_tenant, p_session, p.agent,
+           count(*) OVER (PARTITION BY p.agent), p.content, p.details, p_run, p_now
+    FROM jsonb_to_recordset(p_publications) AS p(
+        agent text, version integer, content text, details jsonb)
+    ORDER BY p.agent, p.version DESC
+    ON CONFLICT (tenant_id, session_id, agent) DO UPDATE SET
+        version = m.version + excluded.version, content = excluded.content,
+        details = excluded.details, run_id = excluded.run_id,
+        published_at = excluded.published_at;
+END $$;
