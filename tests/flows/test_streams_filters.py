@@ -163,11 +163,11 @@ async def test_a_failing_server_names_the_position_to_resume(quick: Running) -> 
             while from_json(await socket.recv())["seq"] != run.seq:
                 pass
             pool = quick.owner
-            await pool.execute("ALTER TABLE run_events RENAME TO elsewhere")
+            await pool.execute("ALTER TABLE run_steps RENAME TO elsewhere")
             run.notifier.wake(run.run_id)
             async for _ in suppressed(socket):
                 pass
-        await pool.execute("ALTER TABLE elsewhere RENAME TO run_events")
+        await pool.execute("ALTER TABLE elsewhere RENAME TO run_steps")
         assert socket.close_code == 1011
         assert socket.close_reason == f"internal error; resume after={run.seq}"
 

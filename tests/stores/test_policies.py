@@ -228,9 +228,9 @@ async def test_functions_act_as_the_tenant_in_their_argument(filled: Running) ->
     assert await pool.fetchval("SELECT cancel_run($1, $2)", other, run_id) is None
     assert await claim(pool, run_id, other) is None
     found = await pool.fetch(
-        "SELECT seq FROM read_logs($1, $2, $3, 10, 1000, 1000)", [other], [run_id], [0]
+        "SELECT events FROM read_logs($1, $2, $3, 10, 1000, 1000)", [other], [run_id], [0]
     )
-    assert [row["seq"] for row in found] == [None]
+    assert [row["events"] for row in found] == [None]
     assert await pool.fetch("SELECT * FROM run_cursor($1, $2)", other, run_id) == []
     assert await pool.fetch(RENEW, uuid4(), [other], [run_id], [1]) == []
 

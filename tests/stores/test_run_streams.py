@@ -237,7 +237,7 @@ async def test_a_subscriber_ahead_of_the_tail_gets_no_text_of_finished_calls(
 async def test_a_failure_reaches_many_subscribers_without_a_longer_traceback(
     run: Growing, owner: asyncpg.Pool
 ) -> None:
-    await owner.execute("ALTER TABLE run_events RENAME TO elsewhere")
+    await owner.execute("ALTER TABLE run_steps RENAME TO elsewhere")
     async with streaming(run.database) as streams:
         cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
         with streams.watching(cursor, 0) as tail:
@@ -247,4 +247,4 @@ async def test_a_failure_reaches_many_subscribers_without_a_longer_traceback(
                     await Subscriber(tail, run.seq, Filter(), 60).next()
                 depths.append(len(failed.traceback))
     assert depths[-1] <= depths[1]
-    await owner.execute("ALTER TABLE elsewhere RENAME TO run_events")
+    await owner.execute("ALTER TABLE elsewhere RENAME TO run_steps")

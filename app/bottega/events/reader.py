@@ -10,6 +10,7 @@ import asyncpg
 
 from bottega.errors import NotFoundError
 from bottega.events.log import is_transient
+from bottega.events.steps import split_step
 
 PAGE = 500
 """Events of a run that one query returns."""
@@ -42,23 +43,32 @@ class NewEvents:
     """A run's events after a place.
 
     Attributes:
-        rows: in order.
+        after: that place.
+        rows: in order; their ``data`` is JSON.
         more: whether there may be more of them.
         gone: whether the run was deleted.
     """
 
+    after: int
     rows: list[Row] = field(default_factory=list)
     more: bool = False
     gone: bool = False
+    _events: int = 0
     _bytes: int = 0
 
-    def add(self, row: Row) -> None:
-        if row["seq"] is None:
+    def add(self, step: Row) -> None:
+        """Add the events of a row of the log."""
+        if step["events"] is None:
             self.gone = True
             return
-        self.rows.append(row)
-        self._bytes += len(row["data"])
-        self.more = len(self.rows) == PAGE or self._bytes >= PAGE_BYTES
+        self.rows += split_step(step, self.after)
+        self._events += step["events"].count("\n") + 1
+        self._bytes += _size(step)
+        self.more = self._events >= PAGE or self._bytes >= PAGE_BYTES
+
+
+def _size(step: Row) -> int:
+    return len((step["events"] or "").encode())
 
 
 class LogReader:
@@ -88,7 +98,7 @@ class LogReader:
 
         The size is bounded; the last runs may get less than they have, and then have ``more``.
         """
-        found = [NewEvents() for _ in places]
+        found = [NewEvents(after) for _, after in places]
         total = 0
         for row in await self._pool.fetch(
             _READ,
@@ -100,7 +110,7 @@ class LogReader:
             _TOTAL_BYTES,
         ):
             found[row["n"] - 1].add(row)
-            total += len(row["data"] or "")
+            total += _size(row)
         if total >= _TOTAL_BYTES:
             for each in found:
                 each.more = not each.gone

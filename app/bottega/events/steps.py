@@ -17,6 +17,8 @@ STEP_EVENTS = 100
 """Most events in a row; SQL has the same number."""
 
 _KEYS = ("type", "task_id", "parent_task_id", "agent", "depth", "data")
+_DATA = ',"data":'
+"""The place in a line where its data begin: in a string before it, the quotes are escaped."""
 _MAX_DEPTH = 100
 _TOO_DEEP = "(nested too deeply to be stored)"
 
@@ -98,6 +100,24 @@ def events_of(run_id: UUID, rows: Sequence[Any]) -> Iterator[Event]:
                 agent=event.get("agent"),
                 data=event["data"],
             )
+
+
+def split_step(step: Mapping[str, Any], after: int) -> Iterator[dict[str, Any]]:
+    """Yield a row's events after a ``seq``, with ``data`` as JSON that is not parsed."""
+    for seq, line in enumerate(step["events"].split("\n"), step["first_seq"]):
+        if seq > after:
+            head, _, data = line.partition(_DATA)
+            event = from_json(head + "}")
+            yield {
+                "seq": seq,
+                "type": event["type"],
+                "at": step["at"],
+                "task_id": _id(event.get("task_id")),
+                "parent_task_id": _id(event.get("parent_task_id")),
+                "agent": event.get("agent"),
+                "depth": event.get("depth"),
+                "data": data[:-1],
+            }
 
 
 def _id(value: str | None) -> UUID | None:

@@ -1,46 +1,43 @@
 -- Reading a run's log.
 
--- Called by streams. Return the events of watched runs after the given seqs: of each run at most
--- p_most, and p_bytes of data plus the one event that exceeds them; of all together p_total bytes
--- likewise. n is the run's place in the arrays. A row without seq says that the run was deleted.
+-- Called by streams. Return the steps of watched runs with events after the given seqs: of each run
+-- one more than fit into p_most events and p_bytes, of all together likewise for p_total bytes.
+-- n is the run's place in the arrays. A row without events says that the run was deleted.
 CREATE OR REPLACE FUNCTION read_logs(
     p_tenants uuid[], p_runs uuid[], p_after bigint[], p_most integer, p_bytes bigint,
     p_total bigint
-) RETURNS TABLE (
-    n bigint, seq bigint, type text, at timestamptz, task_id uuid, parent_task_id uuid, agent text,
-    depth smallint, data text
-) LANGUAGE plpgsql AS $$
+) RETURNS TABLE (n bigint, first_seq bigint, at timestamptz, events text) LANGUAGE plpgsql AS $$
 DECLARE
     v_tenant uuid;
     v_total bigint := 0;
 BEGIN
     FOR v_tenant IN SELECT DISTINCT unnest(p_tenants) LOOP
         PERFORM set_config('bottega.tenant', v_tenant::text, true);
-        FOR n, seq, type, at, task_id, parent_task_id, agent, depth, data IN
-            SELECT w.n, l.*
+        FOR n, first_seq, at, events IN
+            SELECT w.n, l.first_seq, l.at, l.events
             FROM unnest(p_tenants, p_runs, p_after) WITH ORDINALITY
                 AS w(tenant_id, run_id, after, n)
             LEFT JOIN LATERAL (
-                SELECT p.seq, p.type, p.at, p.task_id, p.parent_task_id, p.agent, p.depth, p.data
-                FROM (
-                    SELECT e.*, sum(octet_length(e.data)) OVER (
-                        ORDER BY e.seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+                SELECT p.* FROM (
+                    SELECT s.first_seq, s.last_seq, s.at, s.events,
+                           sum(octet_length(s.events)) OVER earlier AS bytes,
+                           sum(s.last_seq - s.first_seq + 1) OVER earlier AS count
                     FROM (
-                        SELECT o.seq, o.type, o.at, o.task_id, o.parent_task_id, o.agent, o.depth,
-                               o.body AS data
-                        FROM run_events o
+                        SELECT o.first_seq, o.last_seq, o.at, o.events FROM run_steps o
                         WHERE o.tenant_id = v_tenant AND o.run_id = w.run_id
-                          AND o.step > w.after AND o.seq > w.after
-                        ORDER BY o.step, o.seq LIMIT p_most) AS e) AS p
-                WHERE p.before IS NULL OR p.before < p_bytes
-                ORDER BY p.seq) AS l ON true
-            WHERE w.tenant_id = v_tenant AND (l.seq IS NOT NULL OR NOT EXISTS (
+                          AND o.last_seq > w.after
+                        ORDER BY o.last_seq LIMIT p_most) AS s
+                    WINDOW earlier AS (
+                        ORDER BY s.last_seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS p
+                WHERE p.bytes IS NULL OR (p.bytes < p_bytes AND p.count < p_most)
+                ORDER BY p.last_seq) AS l ON true
+            WHERE w.tenant_id = v_tenant AND (l.events IS NOT NULL OR NOT EXISTS (
                 SELECT FROM runs r WHERE r.tenant_id = v_tenant AND r.id = w.run_id))
         LOOP
             IF v_total >= p_total THEN
                 RETURN;
             END IF;
-            v_total := v_total + coalesce(octet_length(data), 0);
+            v_total := v_total + coalesce(octet_length(events), 0);
             RETURN NEXT;
         END LOOP;
     END LOOP;
