@@ -1,6 +1,7 @@
 """``bottega serve --workers N --api M``: processes below one parent, some of them killed."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from typing import Any
@@ -19,8 +20,12 @@ from tests.waiting import until
 
 def children(parent: Command, word: str) -> set[int]:
     """Return the pids of the parent's running children with a word in their command line."""
-    found = psutil.Process(parent.process.pid).children()
-    return {child.pid for child in found if word in child.cmdline() and child.is_running()}
+    found = set()
+    for child in psutil.Process(parent.process.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends at this moment
+            if word in child.cmdline() and child.is_running():
+                found.add(child.pid)
+    return found
 
 
 def with_model(database_url: str, model: FakeModel) -> dict[str, str]:
