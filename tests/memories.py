@@ -66,11 +66,13 @@ async def remember(
     pool: asyncpg.Pool, *episodes: Episode, tenant: UUID = DEFAULT_TENANT, embedded: bool = True
 ) -> list[UUID]:
     """Store episodes, and their vectors."""
-    ids: list[UUID] = []
+    texts = [json.dumps(episode.to_row(), default=str) for episode in episodes]
     async with acting_as(pool, tenant) as connection:
-        for episode in episodes:
-            row = json.dumps(episode.to_row(), default=str)
-            ids.append(await connection.fetchval("SELECT store_episode($1, $2)", tenant, row))
+        found = await connection.fetch(
+            "SELECT store_episode($1, row::jsonb) AS id FROM unnest($2::text[]) AS row",
+            *(tenant, texts),
+        )
+    ids = [row["id"] for row in found]
     if embedded:
         await embed(pool, ids, tenant=tenant)
     return ids
@@ -88,22 +90,20 @@ async def embed(
         rows = await connection.fetch(
             "SELECT id, summary FROM episodes WHERE id = ANY ($1) ORDER BY id", ids
         )
-        for row in rows:
-            summary = Summary(**json.loads(row["summary"]))
-            vectors = await EMBEDDER.embed([summary.task, summary.result, summary.whole])
-            texts = [str([float(value) for value in vector]) for vector in vectors]
-            await connection.execute(
-                """
-                INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome, domain,
-                                             task_type, session_id, user_id, agent, task, result,
-                                             whole)
-                SELECT tenant_id, episode_id, $2, at, outcome, domain, task_type, session_id,
-                       user_id, agent,
-                       $3::text::halfvec, $4::text::halfvec, $5::text::halfvec
-                FROM episode_search WHERE episode_id = $1
-                """,
-                *(row["id"], name, *texts),
-            )
+        summaries = [Summary(**json.loads(row["summary"])) for row in rows]
+        whole = [text for each in summaries for text in (each.task, each.result, each.whole)]
+        vectors = (await EMBEDDER.embed(whole)).reshape(len(rows), 3, -1).tolist()
+        await connection.executemany(
+            """
+            INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome, domain,
+                                         task_type, session_id, user_id, agent, task, result,
+                                         whole)
+            SELECT tenant_id, episode_id, $2, at, outcome, domain, task_type, session_id,
+                   user_id, agent, $3::real[]::halfvec, $4::real[]::halfvec, $5::real[]::halfvec
+            FROM episode_search WHERE episode_id = $1
+            """,
+            [(row["id"], name, *three) for row, three in zip(rows, vectors, strict=True)],
+        )
         await connection.execute(
             "DELETE FROM episode_work WHERE work = 'embed' AND episode_id = ANY ($1)", ids
         )
