@@ -93,10 +93,10 @@ def server() -> Iterator[str]:
 
 
 @contextmanager
-def cloned(server: str) -> Iterator[str]:
-    """Clone the template, and drop the clone afterwards."""
+def cloned(server: str, template: str = "template_bottega") -> Iterator[str]:
+    """Clone a database that nobody uses, and drop the clone afterwards."""
     name = f"test_{uuid.uuid4().hex}"
-    _execute(server, f"CREATE DATABASE {name} TEMPLATE template_bottega STRATEGY FILE_COPY")
+    _execute(server, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
     yield at(server, name)
     _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
 
@@ -150,6 +150,11 @@ def _settings(monkeypatch: pytest.MonkeyPatch, data_dir: Path) -> Settings:
 def at(url: str, name: str) -> str:
     """Return the URL of another database on the same server."""
     return url.replace("/postgres?", f"/{name}?")
+
+
+def name_of(url: str) -> str:
+    """Return the name of the database of a URL."""
+    return url.partition("?")[0].rpartition("/")[2]
 
 
 def _execute(url: str, *statements: str) -> None:

@@ -1,8 +1,9 @@
 """A whole maintenance job: repeated, or killed at any point, it has the same result as once."""
 
+import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -37,6 +38,7 @@ from bottega.memory.patterns.pattern import (
     Pattern,
     PatternState,
 )
+from tests.conftest import cloned, name_of
 from tests.memories import EMBEDDER, Folder, day, make_episode, remember, rows, states
 from tests.pattern_changes import add
 from tests.waiting import until
@@ -173,11 +175,28 @@ def _known(match: re.Match[str]) -> str:
     return match[0] if 0xE0000 <= number <= 0xE1000 else "made up"
 
 
+@pytest.fixture(scope="module")
+def filled(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The name of a database with something to do for every stage; the tests get clones of it."""
+
+    async def work(url: str) -> None:
+        async with open_database(url) as database:
+            await fill(Looked(database, tmp_path_factory.mktemp("objects")))
+
+    with cloned(server) as url:
+        asyncio.run(work(url))
+        yield name_of(url)
+
+
+@pytest.fixture
+def database_url(server: str, filled: str) -> Iterator[str]:
+    with cloned(server, template=filled) as url:
+        yield url
+
+
 @pytest.fixture
 async def looked(database: Database, tmp_path: Path) -> Looked:
-    made = Looked(database, tmp_path / "objects")
-    await fill(made)
-    return made
+    return Looked(database, tmp_path / "objects")
 
 
 async def test_each_stage_works_and_is_reported(owner: asyncpg.Pool, looked: Looked) -> None:
@@ -295,42 +314,16 @@ async def trip_once(owner: asyncpg.Pool, place: str, nth: int, what: str) -> Non
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> dict[str, Any]:
-    """Return the content after an undisturbed job; computed once."""
-    return {}
+def expected(server: str, filled: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The content after an undisturbed job."""
 
-
-@pytest.fixture
-async def expected(
-    undisturbed: dict[str, Any],
-    other_database: Callable[[], Awaitable[str]],
-    tmp_path: Path,
-) -> Any:
-    if not undisturbed:
-        url = await other_database()
+    async def work(url: str) -> Any:
         async with open_database(url) as database, asyncpg.create_pool(url, min_size=0) as owner:
-            looked = Looked(database, tmp_path / "undisturbed")
-            await fill(looked)
-            await looked.look()
-            undisturbed["content"] = await content(owner)
-    return undisturbed["content"]
+            await Looked(database, tmp_path_factory.mktemp("undisturbed")).look()
+            return await content(owner)
 
-
-@pytest.fixture
-async def other_database(server: str) -> Any:
-    """Makes another migrated database."""
-    from tests.conftest import at
-
-    name = f"test_other_{id(server)}"
-    admin = await asyncpg.connect(server)
-
-    async def make() -> str:
-        await admin.execute(f"CREATE DATABASE {name} TEMPLATE template_bottega STRATEGY FILE_COPY")
-        return at(server, name)
-
-    yield make
-    await admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-    await admin.close()
+    with cloned(server, template=filled) as url:
+        return asyncio.run(work(url))
 
 
 @pytest.mark.parametrize(
