@@ -16,6 +16,7 @@ import pytest
 import structlog
 from hypothesis import settings as hypothesis_settings
 
+from bottega.container import settle
 from bottega.db import embedded, migrate
 from bottega.db.engine import Database, open_database
 from bottega.settings import Settings
@@ -33,6 +34,15 @@ structlog.configure(
         structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
     ]
 )
+
+
+def pytest_collection_finish() -> None:
+    """Tell the garbage collector what stays, as the service does.
+
+    Only once: what a closed service leaves behind must still be collected.
+    """
+    gc.collect()
+    settle()
 
 
 @pytest.fixture(scope="session")

@@ -129,9 +129,13 @@ async def open_service(
                 stack.callback(service.wakeups.close)
             if worker:
                 await stack.enter_async_context(_worker(service, memory_services))
-            gc.freeze()  # these objects stay: exclude them from collections
-            gc.set_threshold(*GC_THRESHOLD)
             yield service
+
+
+def settle() -> None:
+    """Tell the garbage collector that this process's objects stay; call it when all is open."""
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLD)
 
 
 def _agent_dependencies(

@@ -46,7 +46,7 @@ from bottega.api.server.middleware import Cors, OnlyFromHere, RefuseLongBody
 from bottega.api.server.route_index import RouteIndex
 from bottega.api.server.websocket_protocol import WebSocketProtocol
 from bottega.api.shared.drawings import Drawings
-from bottega.container import Service, open_service
+from bottega.container import Service, open_service, settle
 from bottega.errors import InvalidInputError, UnavailableError
 from bottega.settings import Settings
 from bottega.tenants import operator
@@ -227,6 +227,7 @@ async def _serve_on(
 ) -> None:
     async with open_service(settings, url, api=True, worker=worker) as service:
         server = _Server(server_config(create_app(service)), on_listening)
+        settle()
 
         def stop() -> None:
             # Streams end first: the server waits for its connections before it stops.

@@ -4,7 +4,7 @@ import asyncio
 import signal
 from collections.abc import Callable
 
-from bottega.container import open_service
+from bottega.container import open_service, settle
 from bottega.settings import Settings
 
 
@@ -19,5 +19,6 @@ async def work(settings: Settings, url: str, on_ready: Callable[[], None] = lamb
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, service.stop_working.set)
+        settle()
         on_ready()
         await service.stop_working.wait()
