@@ -113,6 +113,28 @@ async def test_an_end_waits_for_the_run_s_row_too(
     assert await owner.fetchval("SELECT sum(tokens) FROM token_usage") == 3
 
 
+async def test_an_episode_that_must_wait_for_a_lock_is_stored_later(
+    database: Database, owner: asyncpg.Pool, runs: list[ClaimedRun]
+) -> None:
+    run, other, _ = runs
+    episode = {
+        "id": str(UUID(int=7)),
+        "run_id": str(run.run_id),
+        "outcome": "SUCCESS",
+        "trust": 3,
+        "task": {},
+        "summary": {},
+    }
+    outcome = {"status": "completed", "usage": None, "tokens": 1, "episode": episode}
+    steps = [step(run, "a", outcome=outcome), step(other, "b")]
+    async with owner.acquire() as holder, holder.transaction():
+        await holder.execute("LOCK TABLE episodes")
+        with pytest.raises(asyncpg.LockNotAvailableError):
+            await log.append_steps(database.pool, steps)
+    assert await log.append_steps(database.pool, steps) == ["stored", "stored"]
+    assert await owner.fetchval("SELECT run_id FROM episodes") == run.run_id
+
+
 async def test_a_group_whose_answer_was_lost_is_repeated_whole(
     database: Database, owner: asyncpg.Pool, runs: list[ClaimedRun]
 ) -> None:

@@ -238,10 +238,12 @@ BEGIN
             v_lines := v_lines || event_line('episode.stored', jsonb_build_object(
                 'episode_id', store_episode(p_tenant, v_episode),
                 'outcome', v_episode ->> 'outcome'));
-        EXCEPTION WHEN OTHERS THEN  -- an episode never keeps a run from ending
-            v_lines := v_lines || event_line('warning', jsonb_build_object(
-                'code', 'episode_not_stored',
-                'message', 'its episode was not stored: ' || SQLERRM));
+        EXCEPTION
+            WHEN lock_not_available OR deadlock_detected THEN RAISE;  -- the caller tries again
+            WHEN OTHERS THEN  -- an episode never keeps a run from ending
+                v_lines := v_lines || event_line('warning', jsonb_build_object(
+                    'code', 'episode_not_stored',
+                    'message', 'its episode was not stored: ' || SQLERRM));
         END;
     END IF;
     IF p_error IS NOT NULL THEN

@@ -204,8 +204,10 @@ BEGIN
         BEGIN
             PERFORM store_episode(
                 p_tenant, p_outcome -> 'episode' || jsonb_build_object('at', p_now));
-        EXCEPTION WHEN OTHERS THEN  -- an episode never keeps a run from ending
-            PERFORM warn_of_episode(p_tenant, p_run, p_last, SQLERRM);
+        EXCEPTION
+            WHEN lock_not_available OR deadlock_detected THEN RAISE;  -- the caller tries again
+            WHEN OTHERS THEN  -- an episode never keeps a run from ending
+                PERFORM warn_of_episode(p_tenant, p_run, p_last, SQLERRM);
         END;
     END IF;
     UPDATE tasks SET status = 'cancelled', ended_at = p_now
