@@ -148,10 +148,10 @@ async def test_a_new_pattern_is_a_candidate(
     ],
 )
 async def test_an_invalid_pattern_is_refused_with_a_pointer(
-    client: httpx2.AsyncClient, changes: dict[str, Any], pointer: str
+    refusing: Running, changes: dict[str, Any], pointer: str
 ) -> None:
     body = {"name": "divide", "category": "strategic", "content": HEURISTIC} | changes
-    refused = problem(await client.post("/v1/patterns", json=body), 422)
+    refused = problem(await refusing.client.post("/v1/patterns", json=body), 422)
     assert pointer in [error["pointer"] for error in refused["errors"]], refused
 
 
@@ -201,10 +201,8 @@ async def test_patterns_about_failures_match_failures_only(
 
 
 @pytest.mark.parametrize("body", [{}, {"features": {}, "task": "x"}, {"features": {}, "k": 51}])
-async def test_a_match_needs_features_or_a_task(
-    client: httpx2.AsyncClient, body: dict[str, Any]
-) -> None:
-    problem(await client.post("/v1/patterns/match", json=body), 422)
+async def test_a_match_needs_features_or_a_task(refusing: Running, body: dict[str, Any]) -> None:
+    problem(await refusing.client.post("/v1/patterns/match", json=body), 422)
 
 
 async def test_the_list_has_filters_and_pages(client: httpx2.AsyncClient) -> None:
@@ -353,7 +351,8 @@ async def test_pruning_lists_the_removed_patterns(client: httpx2.AsyncClient) ->
     assert await post(client, "prune") == {"ids": []}
 
 
-async def test_an_unknown_pattern_is_not_found(client: httpx2.AsyncClient) -> None:
+async def test_an_unknown_pattern_is_not_found(refusing: Running) -> None:
+    client = refusing.client
     path = f"/v1/patterns/{uuid4()}"
     answers = [
         await client.get(path),

@@ -8,6 +8,7 @@ import httpx2
 import pytest
 
 from tests.api.test_bad_input import GOOD, problem
+from tests.service import Running
 
 UUID = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 
@@ -53,8 +54,9 @@ def bomb(start: int, count: int) -> list[str]:
     ],
 )
 async def test_too_large_patterns_are_refused_at_once(
-    client: httpx2.AsyncClient, tools: list[list[str]], pointer: str
+    refusing: Running, tools: list[list[str]], pointer: str
 ) -> None:
+    client = refusing.client
     sent = asyncio.ensure_future(client.post("/v1/agents", json=agent(*tools)))
     assert await longest_gap(sent) < 0.2
     body = problem(await sent, 422)

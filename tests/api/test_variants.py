@@ -1,7 +1,7 @@
 """Bodies with fields that depend on each other: the server and the OpenAPI document agree."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -10,6 +10,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from bottega.api.documents.variants import VARIANTS
+from bottega.settings import Settings
+from tests.service import running
 
 ABSENT = object()
 EPISODE = {"outcome": "SUCCESS", "task": {"original_input": "x"}}
@@ -75,15 +77,20 @@ def bodies(fields: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
         }
 
 
-@pytest.fixture
-async def defined(client: httpx2.AsyncClient) -> None:
-    """A server with the agents and graphs that the bodies and the document's examples name."""
-    for name in ("a", "b", "coordinator"):
-        agent = {"name": name, "description": "x", "system_message": "x"}
-        assert (await client.post("/v1/agents", json=agent)).status_code == 201
-    for graph in ("g", "software"):
-        body = {"name": graph, "edges": [{"source": "a", "target": "b"}]}
-        assert (await client.post("/v1/graphs", json=body)).status_code == 201
+@pytest.fixture(scope="module")
+async def client(
+    module_settings: Settings, module_database_url: str
+) -> AsyncIterator[httpx2.AsyncClient]:
+    """Of a server with the agents and graphs that the bodies and the document's examples name."""
+    async with running(module_settings, module_database_url) as server:
+        client = server.client
+        for name in ("a", "b", "coordinator"):
+            agent = {"name": name, "description": "x", "system_message": "x"}
+            assert (await client.post("/v1/agents", json=agent)).status_code == 201
+        for graph in ("g", "software"):
+            body = {"name": graph, "edges": [{"source": "a", "target": "b"}]}
+            assert (await client.post("/v1/graphs", json=body)).status_code == 201
+        yield client
 
 
 def test_every_body_with_variants_is_tried() -> None:
@@ -91,7 +98,6 @@ def test_every_body_with_variants_is_tried() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.usefixtures("defined")
 async def test_the_server_refuses_what_the_schema_refuses(
     client: httpx2.AsyncClient, name: str
 ) -> None:
