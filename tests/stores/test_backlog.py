@@ -58,7 +58,10 @@ async def rows_read(url: str) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("analysed", ["while it was empty", "never", "now"])
+@pytest.mark.parametrize(
+    "analysed",
+    ["while it was empty", *(pytest.param(n, marks=pytest.mark.deep) for n in ("never", "now"))],
+)
 async def test_the_cost_of_a_run_does_not_grow_with_the_backlog(
     database_url: str, owner: asyncpg.Pool, analysed: str
 ) -> None:
@@ -155,7 +158,7 @@ class Moves:
                 assert counted == await connection.fetchval(WAITING, tenant)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.deep) for n in (1, 2))])
 async def test_the_counter_equals_the_count_after_random_changes(
     database_url: str, owner: asyncpg.Pool, seed: int
 ) -> None:

@@ -286,18 +286,18 @@ class TestCommonWords:
                     'id', md5(n::text)::uuid, 'at', $2::timestamptz - n * interval '1 minute',
                     'outcome', 'SUCCESS', 'summary', jsonb_build_object('task',
                         'report' || CASE n % 10 WHEN 0 THEN ' weekly' ELSE '' END)))
-                FROM generate_series(1, 3000) AS n
+                FROM generate_series(1, 1000) AS n
                 """,
                 *(mine.tenant, NOW),
             )
-            assert await search.refresh_common(connection, mine.tenant) == 3000
+            assert await search.refresh_common(connection, mine.tenant) == 1000
 
     async def test_common_words_are_found_by_sampling(self, mine: Episodes) -> None:
         await self.fill(mine)
         async with mine.acting() as connection:
             row = await connection.fetchrow("SELECT * FROM tenant_memory")
         assert row is not None
-        assert (row["common"], row["sampled_rows"]) == (["report", "week"], 3000)
+        assert (row["common"], row["sampled_rows"]) == (["report", "week"], 1000)
         assert row["shares"] == pytest.approx([1.0, 0.1])
 
     async def test_rarer_words_find_episodes_and_all_words_rank_them(self, mine: Episodes) -> None:
