@@ -5,6 +5,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.service import Running
+
 
 def agent(name: str, *children: str, **fields: Any) -> dict[str, Any]:
     body = {"name": name, "system_message": f"You are {name}.", "description": name, **fields}
@@ -64,21 +66,20 @@ async def test_a_second_post_is_refused_and_changes_nothing(client: httpx2.Async
     assert (await client.get("/v1/agents/a")).json()["description"] == "a"
 
 
-async def test_put_of_an_unknown_name_is_not_found(client: httpx2.AsyncClient) -> None:
-    answer = await client.put("/v1/agents/nobody", json={"system_message": "x"})
+async def test_put_of_an_unknown_name_is_not_found(refusing: Running) -> None:
+    answer = await refusing.client.put("/v1/agents/nobody", json={"system_message": "x"})
     assert answer.status_code == 404
 
 
-@pytest.mark.parametrize("tag", ['"7"', "nonsense", '"0"'])
-async def test_a_stale_if_match_is_refused(client: httpx2.AsyncClient, tag: str) -> None:
+async def test_a_stale_if_match_is_refused(client: httpx2.AsyncClient) -> None:
     await create(client, agent("a"))
-    answer = await client.put(
-        "/v1/agents/a", json={"system_message": "x"}, headers={"If-Match": tag}
-    )
-    assert answer.status_code == 412
-    assert answer.json()["code"] == "version_conflict"
-    assert (await client.get("/v1/agents/a")).json()["version"] == 1
-    assert (await client.delete("/v1/agents/a", headers={"If-Match": tag})).status_code == 412
+    for tag in ('"7"', "nonsense", '"0"'):
+        stale = {"If-Match": tag}
+        answer = await client.put("/v1/agents/a", json={"system_message": "x"}, headers=stale)
+        assert answer.status_code == 412
+        assert answer.json()["code"] == "version_conflict"
+        assert (await client.get("/v1/agents/a")).json()["version"] == 1
+        assert (await client.delete("/v1/agents/a", headers=stale)).status_code == 412
     assert (await client.delete("/v1/agents/a", headers={"If-Match": '"1"'})).status_code == 204
 
 
@@ -116,10 +117,8 @@ async def test_lists_come_in_pages_that_join_without_gaps(client: httpx2.AsyncCl
 
 
 @pytest.mark.parametrize("query", ["cursor=nonsense", "cursor=WzFd", "limit=0", "limit=x", "no=1"])
-async def test_bad_list_parameters_are_refused_with_a_hint(
-    client: httpx2.AsyncClient, query: str
-) -> None:
-    answer = await client.get(f"/v1/agents?{query}")
+async def test_bad_list_parameters_are_refused_with_a_hint(refusing: Running, query: str) -> None:
+    answer = await refusing.client.get(f"/v1/agents?{query}")
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"
 
