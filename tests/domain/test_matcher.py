@@ -47,7 +47,7 @@ def ids(matches: list[Match]) -> list[int]:
     patience=st.integers(0, 4),
     categories=st.none() | st.sets(st.sampled_from(Category), min_size=1),
 )
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(100))
 def test_matcher_agrees_with_a_full_scan(
     patterns: list[Pattern], features: Any, k: int, patience: int, categories: Any
 ) -> None:
