@@ -65,6 +65,19 @@ async def test_connections_that_are_not_needed_are_closed(
             assert (await tx.exec_driver_sql("SELECT 1")).scalar() == 1
 
 
+async def test_connections_in_use_are_closed_once_they_are_not_needed(
+    database_url: str, owner: asyncpg.Pool
+) -> None:
+    async with open_database(database_url, pool_size=4, idle_s=0.2) as database:
+        for _ in range(2):
+            async with database.engine.connect() as used:
+                async with database.engine.connect(), database.engine.connect():
+                    pass
+                await used.exec_driver_sql("SELECT 1")
+                await until(lambda: owner.fetchval(_COUNT), lambda count: count <= 2)
+        await until(lambda: owner.fetchval(_COUNT), lambda count: count <= 1)
+
+
 @pytest.mark.parametrize("worker", [False, True])
 async def test_a_process_at_rest_has_few_connections(
     settings: Settings, database_url: str, owner: asyncpg.Pool, model: FakeModel, *, worker: bool

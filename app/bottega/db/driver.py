@@ -3,10 +3,24 @@
 from typing import Any
 
 import asyncpg
-from sqlalchemy import Connection
+from sqlalchemy import AsyncAdaptedQueuePool, Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.sessions import ListenSession
+
+
+class ShrinkingPool(AsyncAdaptedQueuePool):
+    """SQLAlchemy's pool, which can close connections that nobody uses.
+
+    ``dispose()`` would make a new pool, and those in use would return to the old one and stay open.
+    """
+
+    def shrink(self, most: int) -> None:
+        """Close idle connections until there are at most ``most``, or all are in use."""
+        while self.checkedin() and self.checkedin() + self.checkedout() > most:
+            idle = self._pool.get(block=False)
+            self._dec_overflow()  # first, so that nobody waits for this connection
+            idle.close()
 
 
 async def driver_of(connection: AsyncConnection) -> asyncpg.Connection:

@@ -19,9 +19,9 @@ import asyncpg
 from sqlalchemy import event, text
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.util import greenlet_spawn
 
-from bottega.db.driver import session_of
+from bottega.db.driver import ShrinkingPool, session_of
 from bottega.db.sessions import SERVER_OPTIONS, ListenSession, Silence, Trust
 from bottega.errors import InvalidInputError, UnavailableError
 
@@ -337,6 +337,7 @@ async def open_database(
     engine = create_async_engine(
         "postgresql+asyncpg://",
         async_creator=lambda: connected(_LONGEST_STATEMENT_S),
+        poolclass=ShrinkingPool,
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=patience_s,
@@ -363,20 +364,16 @@ async def open_database(
 
 async def _close_idle(engine: AsyncEngine, every_s: float) -> None:
     """Close the engine's idle connections when it needed fewer for a while; until cancelled."""
+    pool = engine.sync_engine.pool
+    assert isinstance(pool, ShrinkingPool)
     most = 0
-
-    def pool() -> QueuePool:
-        current = engine.sync_engine.pool  # a new one after each dispose()
-        assert isinstance(current, QueuePool)
-        return current
 
     def count(*_: object) -> None:
         nonlocal most
-        most = max(most, pool().checkedout())
+        most = max(most, pool.checkedout())
 
     event.listen(engine.sync_engine, "checkout", count)
     while True:
-        most = pool().checkedout()
+        most = pool.checkedout()
         await asyncio.sleep(every_s)
-        if pool().checkedin() and pool().checkedin() + pool().checkedout() > most:
-            await engine.dispose()
+        await greenlet_spawn(pool.shrink, most)
