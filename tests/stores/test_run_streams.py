@@ -15,9 +15,10 @@ import pytest
 from bottega.clock import monotonic
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import APP_ROLE, Database
+from bottega.events import reader
 from bottega.events.frames import Filter, Frame
 from bottega.events.listener import NotifyListener
-from bottega.events.reader import RunCursor
+from bottega.events.reader import LogReader, RunCursor
 from bottega.events.run_streams import POLL_S, TEXT_S, RunStreams
 from bottega.events.stream import RING_EVENTS, Subscriber
 from bottega.events.wakeups import (
@@ -160,6 +161,28 @@ async def test_a_lost_notice_delays_an_event_by_seconds(run: Growing) -> None:
             await until(lambda: tail.last == run.seq)
 
 
+async def test_runs_for_which_a_read_had_no_room_are_read_next(
+    settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_TOTAL_BYTES", 1000)
+    async with (
+        running(settings, database_url) as server,
+        growing(server) as one,
+        growing(server, defined=True) as other,
+        streaming(one.database, poll_s=3) as streams,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        tails = []
+        for run in (one, other):
+            cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
+            tails.append(stack.enter_context(streams.watching(cursor, run.seq)))
+        await until(lambda: not streams.awake())
+        for run in (one, other):
+            await run.append({"data": {"message": "x" * 1000}}, quietly=True)
+        await until(lambda: tails[0].last == one.seq)
+        assert tails[1].last == other.seq or streams.awake() == 2
+
+
 async def test_a_worker_notifies_only_of_runs_that_were_quiet(database: Database) -> None:
     now = 100.0
     sent: list[str | None] = []
@@ -210,6 +233,15 @@ async def test_a_page_of_big_events_is_short(run: Growing) -> None:
         frames = await tail.page(2)
         assert 1 < len(frames) < 5
         assert frames[0].seq == 3
+
+
+async def test_a_page_that_ends_early_says_so_whatever_its_characters(run: Growing) -> None:
+    await run.append(*[{"data": {"message": "\N{CJK UNIFIED IDEOGRAPH-4E00}" * 30_000}}] * 5)
+    log = LogReader(run.database.pool, asyncio.Event())
+    cursor = await log.cursor_of(DEFAULT_TENANT, run.run_id)
+    (found,) = await log.logs([(cursor, 2)])
+    assert found.rows[-1]["seq"] < run.seq
+    assert found.more
 
 
 async def test_a_subscriber_ahead_of_the_tail_gets_no_text_of_finished_calls(

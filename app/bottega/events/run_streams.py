@@ -158,7 +158,7 @@ class RunStreams:
             if stream.ended:
                 self._awake.pop(stream, None)
             elif new.more:
-                self._news.set()
+                self._on_notice(stream)
 
     async def _read_text(self, due: Sequence[RunStream]) -> None:
         streams = [stream for stream in due if stream.may_have_text]
