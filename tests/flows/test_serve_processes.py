@@ -2,14 +2,18 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
 from typing import Any
 
 import httpx2
 import psutil
 import pytest
 
+from bottega.cli.processes import Child, Supervisor
 from tests import forks
 from tests.fake_model import FakeModel, gated
 from tests.processes import Command, command
@@ -80,6 +84,27 @@ def test_a_child_that_cannot_start_ends_the_command() -> None:
     ended = forks.run(["serve", "--workers", "1", "--port", "0"], nowhere)
     assert ended.returncode == 1
     assert "cannot reach PostgreSQL" in ended.stderr
+
+
+async def test_a_child_that_cannot_be_forked_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = "import os, sys; os.write(int(sys.argv[1]), b'.'); os.read(0, 1)"
+    spawn, left = asyncio.create_subprocess_exec, [DEVNULL, None, PIPE]
+
+    async def fake(*command: str, stdin: int, **options: Any) -> asyncio.subprocess.Process:
+        kind = left.pop(0)
+        if kind is None:
+            raise BlockingIOError(errno.EAGAIN, "no process left")
+        if not left:
+            asyncio.get_running_loop().call_later(1, signal.raise_signal, signal.SIGTERM)
+        return await spawn(sys.executable, "-c", script, command[-1], stdin=kind, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fake)
+    ready: list[bool] = []
+    assert await Supervisor({}).run([Child("one", ())], lambda: ready.append(True)) == 0
+    assert not left
+    assert ready == [True]
 
 
 def hold_answers(model: FakeModel, gate: asyncio.Event) -> None:

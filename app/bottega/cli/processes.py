@@ -5,6 +5,7 @@ other end is closed, so that no child outlives a killed parent.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -76,7 +77,7 @@ class Supervisor:
     def _stop(self) -> None:
         self._stopping.set()
         for process in self._running.values():
-            process.terminate()
+            _terminate(process)
 
     async def _keep(self, child: Child, ready: asyncio.Future[None]) -> None:
         """Start a child again each time it ends, until this process is to stop."""
@@ -96,35 +97,46 @@ class Supervisor:
             log.warning(
                 "process.restarted", process=child.name, status=status, after_s=round(pause_s, 1)
             )
-            await self._sleep(pause_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
         if not ready.done():
             ready.cancel()
-
-    async def _sleep(self, seconds: float) -> None:
-        await asyncio.wait([asyncio.ensure_future(self._stopping.wait())], timeout=seconds)
 
     async def _run_once(self, child: Child, ready: asyncio.Future[None]) -> int:
         """Run a child until it ends; return its status, negative for a signal."""
         ours, theirs = socket.socketpair()
         with ours:
-            with theirs:
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "bottega.cli.commands"),
-                    *(*child.arguments, "--parent", str(theirs.fileno())),
-                    env={**os.environ, **self.environment},
-                    stdin=asyncio.subprocess.DEVNULL,
-                    pass_fds=(*child.descriptors, theirs.fileno()),
-                    start_new_session=True,  # a terminal's Ctrl-C is for the parent alone
-                )
+            try:
+                with theirs:
+                    process = await self._start(child, theirs.fileno())
+            except OSError as error:  # too many processes, or too little memory
+                log.error("process.not_started", process=child.name, error=error.strerror)
+                return 1
             self._running[child.name] = process
             if self._stopping.is_set():
-                process.terminate()
+                _terminate(process)
             ours.setblocking(False)
             if await asyncio.get_running_loop().sock_recv(ours, 1) and not ready.done():
                 ready.set_result(None)
             status = await process.wait()
             del self._running[child.name]
             return status
+
+    async def _start(self, child: Child, link: int) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "bottega.cli.commands"),
+            *(*child.arguments, "--parent", str(link)),
+            env={**os.environ, **self.environment},
+            stdin=asyncio.subprocess.DEVNULL,
+            pass_fds=(*child.descriptors, link),
+            start_new_session=True,  # a terminal's Ctrl-C is for the parent alone
+        )
+
+
+def _terminate(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+        process.terminate()
 
 
 class ParentLink:
