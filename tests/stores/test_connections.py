@@ -2,13 +2,18 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 from uuid import uuid4
 
 import pytest
 
+from bottega import container
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import open_database
 from bottega.events.log import is_transient
+from bottega.settings import Settings
+from tests.service import running
+from tests.team import define
 
 
 async def test_a_tenant_s_many_transactions_leave_connections_to_others(database_url: str) -> None:
@@ -39,3 +44,17 @@ async def test_waiting_for_a_connection_has_a_timeout(database_url: str) -> None
                 pass
     assert not ours.expired()
     assert is_transient(refused.value)
+
+
+async def test_a_request_for_a_run_waits_for_a_connection_with_a_timeout(
+    settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container, "open_database", partial(open_database, patience_s=0.1))
+    async with running(settings, database_url) as server, AsyncExitStack() as held:
+        await define(server.client)
+        pool = server.service.database.pool
+        for _ in range(pool.get_max_size()):
+            await held.enter_async_context(pool.acquire())
+        run = {"agent": "coordinator", "input": "x"}
+        refused = await server.client.post("/v1/runs", json=run)
+        assert refused.status_code == 503

@@ -136,8 +136,11 @@ async def _checked(service: Service, principal: Principal, body: NewRun) -> subm
 async def _submit(service: Service, principal: Principal, body: NewRun) -> dict[str, Any]:
     new = await _checked(service, principal, body)
     database, tenant = service.database, principal.tenant_id
-    async with database.turn(tenant):
-        return await submitting.submit(database.pool, service.pins, tenant, new)
+    async with (
+        database.turn(tenant),
+        database.pool.acquire(timeout=database.patience_s) as connection,
+    ):
+        return await submitting.submit(connection, service.pins, tenant, new)
 
 
 def _path(run: Mapping[str, Any]) -> str:
