@@ -67,8 +67,11 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     LEFT JOIN worker_leases w
         ON w.worker_id = h.worker_id AND w.leased_until > clock_timestamp()
     WHERE pg_postmaster_start_time() + make_interval(secs => p_lease_s) < clock_timestamp()
-      AND (w.worker_id IS NULL OR (h.claimed_at < w.named_at - interval '5 seconds'
-                                   AND h.run_id || ':' || h.attempt <> ALL (w.runs)))
+      AND (w.worker_id IS NULL OR (
+          h.claimed_at < w.named_at - interval '5 seconds'
+          -- Hashed once; a search in each run's array would be quadratic.
+          AND (h.worker_id, h.run_id || ':' || h.attempt) NOT IN (
+              SELECT worker_id, unnest(runs) FROM worker_leases)))
 $$;
 
 -- Called by take_runs. Return the runs that a worker has claimed.
