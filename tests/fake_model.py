@@ -27,7 +27,7 @@ from bottega.llm.demo_model.decide import decide as demo_decide
 from bottega.llm.demo_model.embeddings import answering
 from bottega.llm.demo_model.server import create_app
 from bottega.memory.text.embeddings import BuiltinEmbedder
-from tests.waiting import until
+from tests.waiting import deadline, until
 
 _HANG_UP = "fake_model.hang_up"
 
@@ -237,16 +237,16 @@ class FakeModel:
 
     async def received(self, count: int = 1) -> dict[str, Any]:
         """Wait until ``count`` requests have arrived; return the last of them."""
-        await self._until(lambda: len(self.requests) >= count)
+        await self._until(lambda: len(self.requests), count, "requests")
         return self.requests[count - 1]
 
     async def asked_for_vectors(self, count: int = 1) -> None:
         """Wait until ``count`` requests for embeddings have arrived."""
-        await self._until(lambda: len(self.embedded) >= count)
+        await self._until(lambda: len(self.embedded), count, "requests for embeddings")
 
     async def disconnected(self, count: int = 1) -> None:
         """Wait until ``count`` clients have hung up."""
-        await self._until(lambda: self.disconnects >= count)
+        await self._until(lambda: self.disconnects, count, "disconnects")
 
     async def __aenter__(self) -> Self:
         listener = socket.create_server(("127.0.0.1", self.port))
@@ -292,11 +292,12 @@ class FakeModel:
         self.disconnects += 1
         self._changed.set()
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            self._check()
-            self._changed.clear()
-            await self._changed.wait()
+    async def _until(self, number: Callable[[], int], wanted: int, what: str) -> None:
+        async with deadline(lambda: f"{number()} of {wanted} {what}"):
+            while number() < wanted:
+                self._check()
+                self._changed.clear()
+                await self._changed.wait()
 
 
 @asynccontextmanager

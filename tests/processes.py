@@ -12,6 +12,7 @@ from functools import partial
 from resource import RLIMIT_NOFILE, setrlimit
 
 from tests.forks import Forked, fork
+from tests.waiting import deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,10 @@ class Command:
 
     async def says(self, text: str) -> None:
         """Wait until it has written a line with ``text`` to its log."""
-        while not any(text in line for line in self.log):
-            self._more.clear()
-            await self._more.wait()
+        async with deadline(lambda: f"no {text!r} in {''.join(self.log[-20:])}"):
+            while not any(text in line for line in self.log):
+                self._more.clear()
+                await self._more.wait()
 
     async def read_on(self, stream: asyncio.StreamReader) -> None:
         """Read its log until it ends."""

@@ -17,7 +17,7 @@ from bottega.container import Service, open_service
 from bottega.db.sessions import Silence
 from bottega.main import create_app, server_config
 from bottega.settings import Settings
-from tests.waiting import until
+from tests.waiting import deadline, until
 
 _TRUSTS_NOBODY = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For clients that use no TLS: their default loads the system's certificates, which takes 40 ms."""
@@ -49,8 +49,11 @@ async def frames(port: int | None, path: str) -> list[dict[str, Any]]:
 
     Leaves out live text and heartbeats, which depend on timing.
     """
-    received = []
-    async with websockets.connect(f"ws://127.0.0.1:{port}{path}") as socket:
+    received: list[dict[str, Any]] = []
+    async with (
+        deadline(lambda: received[-20:]),
+        websockets.connect(f"ws://127.0.0.1:{port}{path}") as socket,
+    ):
         async for message in socket:
             received.append(from_json(message))
     assert socket.close_code == 1000

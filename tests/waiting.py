@@ -3,7 +3,8 @@
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar, overload
 
 Seen = TypeVar("Seen")
@@ -55,6 +56,24 @@ def until_now(look: Callable[[], Seen], *, within: float = 30) -> Seen:
         assert time.monotonic() < deadline, f"not within {within:g} s; last seen: {seen!r}"
         time.sleep(pause)
     raise AssertionError("unreachable")
+
+
+@asynccontextmanager
+async def deadline(seen: Callable[[], object], *, within: float = 60) -> AsyncIterator[None]:
+    """Limit a block that is woken when the state changes, and so needs no look at times.
+
+    Args:
+        seen: returns what there is so far, which the failure shows.
+        within: seconds; after them the test fails.
+    """
+    limit = asyncio.timeout(within)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise AssertionError(f"not within {within:g} s; last seen: {seen()!r}") from None
 
 
 def _pauses() -> Iterator[float]:
