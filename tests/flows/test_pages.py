@@ -9,7 +9,9 @@ import asyncpg
 import httpx2
 import pytest
 
+from bottega.db import pages as bottega_pages
 from bottega.db.pages import PAGE_BYTES
+from bottega.runs import messages
 from tests.api.test_episodes import remember
 from tests.api.test_patterns import add
 from tests.fake_model import FakeModel
@@ -19,18 +21,20 @@ from tests.team import define, start
 
 SMALL = {"list_sessions", "list_keys", "list_audit_log", "list_memory_reports"}
 """Lists whose items are always small: 200 of them fit in a page."""
+SMALL_PAGE = PAGE_BYTES // 8
+"""Limit in the test that reads all lists several times, whose items are of half its size."""
 LARGER = [
     """UPDATE agent_versions SET definition = definition
-       || jsonb_build_object('metadata', jsonb_build_object('k', repeat('x', 400000)))""",
+       || jsonb_build_object('metadata', jsonb_build_object('k', repeat('x', 50000)))""",
     """UPDATE graph_versions SET definition = definition
-       || jsonb_build_object('ttl_s', 5, 'x', repeat('x', 400000))""",
-    "UPDATE schedules SET run = jsonb_set(run, '{metadata,k}', to_jsonb(repeat('x', 400000)))",
-    "UPDATE patterns SET document = document || jsonb_build_object('detail', repeat('x', 400000))",
-    "UPDATE runs SET metadata = jsonb_build_object('k', repeat('x', 400000))",
+       || jsonb_build_object('ttl_s', 5, 'x', repeat('x', 50000))""",
+    "UPDATE schedules SET run = jsonb_set(run, '{metadata,k}', to_jsonb(repeat('x', 50000)))",
+    "UPDATE patterns SET document = document || jsonb_build_object('detail', repeat('x', 50000))",
+    "UPDATE runs SET metadata = jsonb_build_object('k', repeat('x', 50000))",
     *(
         f"""UPDATE run_steps SET events = (
            SELECT string_agg(split_part(line, ',"data":', 1) || ',"data":' || jsonb_set(
-               (line::jsonb) -> 'data', '{path}', to_jsonb(repeat('x', 400000)), {added}) || '}}',
+               (line::jsonb) -> 'data', '{path}', to_jsonb(repeat('x', 50000)), {added}) || '}}',
                E'\\n' ORDER BY n)
            FROM string_to_table(events, E'\\n') WITH ORDINALITY AS e(line, n))"""
         for path, added in (("{output}", "false"), ("{message,content}", "true"))
@@ -58,7 +62,7 @@ async def fill(server: Running) -> dict[str, str]:
         await add(client, name=f"p{number}")
     await client.delete("/v1/agents/a0")
     for _ in range(20):
-        task = {"original_input": "x", "context": {"k": "y" * 60_000}}
+        task = {"original_input": "x", "context": {"k": "y" * 7_500}}
         await remember(client, task=task)
     assert (await client.post("/v1/memory/maintenance")).is_success
     for statement in LARGER:
@@ -83,7 +87,9 @@ async def fill(server: Running) -> dict[str, str]:
     }
 
 
-async def pages(client: httpx2.AsyncClient, path: str, **query: str) -> list[list[Any]]:
+async def pages(
+    client: httpx2.AsyncClient, path: str, limit_bytes: int = PAGE_BYTES, **query: str
+) -> list[list[Any]]:
     """Return all pages of a list, following Link headers, after checking their size."""
     found = []
     params: dict[str, Any] = query
@@ -91,7 +97,7 @@ async def pages(client: httpx2.AsyncClient, path: str, **query: str) -> list[lis
         answer = await client.get(path, params=params)
         assert answer.status_code == 200, answer.text
         body = answer.json()
-        assert len(answer.content) <= PAGE_BYTES or len(body["items"]) == 1
+        assert len(answer.content) <= limit_bytes or len(body["items"]) == 1
         found.append(body["items"])
         if body["next_cursor"] is None:
             assert "link" not in answer.headers
@@ -122,7 +128,11 @@ def peak(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
-async def test_every_list_comes_in_pages_of_a_megabyte(bottega: Running, model: FakeModel) -> None:
+async def test_every_list_comes_in_pages_of_limited_bytes(
+    bottega: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (bottega_pages, messages):
+        monkeypatch.setattr(module, "PAGE_BYTES", SMALL_PAGE)
     paths = await fill(bottega)
     document = (await bottega.client.get("/openapi.json")).json()
     lists = {
@@ -136,13 +146,13 @@ async def test_every_list_comes_in_pages_of_a_megabyte(bottega: Running, model: 
         views = ("summary", "full") if "view" in lists[name] else ("",)
         for view in views:
             query = {"view": view} if view else {}
-            many = await pages(bottega.client, path, limit="200", **query)
-            back = await pages(bottega.client, path, limit="200", order="desc", **query)
+            many = await pages(bottega.client, path, SMALL_PAGE, limit="200", **query)
+            back = await pages(bottega.client, path, SMALL_PAGE, limit="200", order="desc", **query)
             assert told(many) == told(back)[::-1], name
             assert name in SMALL or len(many) > 1, name
             assert many[0] or name == "list_keys", name
             if view == views[-1]:
-                single = await pages(bottega.client, path, limit="1", **query)
+                single = await pages(bottega.client, path, SMALL_PAGE, limit="1", **query)
                 assert told(many) == told(single), name
                 assert all(len(page) <= 1 for page in single)
 
@@ -181,7 +191,7 @@ async def test_a_long_question_comes_in_pages(bottega: Running, model: FakeModel
     said.append({"role": "user", "content": "Build it."})
     run_id = await start(bottega.client, agent="solo", graph=None, input=said)
     await bottega.frames(f"/v1/runs/{run_id}/ws")
-    await bottega.owner.execute(LARGER[-1])
+    await bottega.owner.execute(LARGER[-1].replace("50000", "400000"))
     path = f"/v1/runs/{run_id}/messages"
     first, *others = await pages(bottega.client, path)
     assert first == await _messages(bottega.client, path, limit="3")
