@@ -266,6 +266,32 @@ async def test_a_subscriber_ahead_of_the_tail_gets_no_text_of_finished_calls(
             assert await following is None
 
 
+async def test_text_that_cannot_be_shown_ends_the_stream_of_its_run_only(
+    settings: Settings, database_url: str, owner: asyncpg.Pool
+) -> None:
+    async with (
+        running(settings, database_url) as server,
+        growing(server) as one,
+        growing(server, defined=True) as other,
+        streaming(one.database) as streams,
+    ):
+        with contextlib.ExitStack() as stack:
+            tails = []
+            for run, data in (one, {}), (other, {"call": 1, "attempt": 1}):
+                await run.append({"type": "llm.started", "data": data})
+                await owner.execute(
+                    "INSERT INTO live_text (tenant_id, run_id, call, attempt, at, text)"
+                    " VALUES ($1, $2, 1, 1, 0, 'Hello')",
+                    DEFAULT_TENANT,
+                    run.run_id,
+                )
+                cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
+                tails.append(stack.enter_context(streams.watching(cursor, run.seq)))
+            async with asyncio.timeout(20):
+                await until(lambda: list(tails[1].completions.open()))
+                await until(lambda: tails[0].ended)
+
+
 async def test_a_failure_reaches_many_subscribers_without_a_longer_traceback(
     run: Growing, owner: asyncpg.Pool
 ) -> None:

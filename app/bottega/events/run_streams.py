@@ -136,7 +136,12 @@ class RunStreams:
             await self._read_text(some)  # first: its calls' beginnings are in the log then
             await self._read_logs(some)
             for stream in some:
-                await stream.show_text()
+                try:
+                    await stream.show_text()
+                except Exception as error:
+                    if is_transient(error):
+                        raise
+                    stream.fail(error)
 
     async def _read_logs(self, due: Sequence[RunStream]) -> None:
         try:
