@@ -154,7 +154,7 @@ async def test_streams_of_an_invalid_key_end(
         watched(closed, run, over, other.headers) as going_on,
     ):
         await quietly(owner, statement, held.key_id)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(10):
             assert "revoked" in await ended()
         still = asyncio.ensure_future(going_on())
         await run.warn(1)
@@ -174,7 +174,7 @@ async def test_the_first_key_closes_a_server_that_was_open(
             await owner.execute("DROP TRIGGER announce_keys ON api_keys")
             await owner.execute("INSERT INTO first_key DEFAULT VALUES")
         held = await holder(database_url)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(10):
             assert await refused(server.client) == "unauthenticated"
         async with held.client(server) as client:
             assert (await client.get("/v1/runs")).status_code == 200
