@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.cli.demo.scenarios import SOFTWARE
 from bottega.llm.demo_model import wire
-from bottega.llm.demo_model.conversation import text_of
+from bottega.llm.demo_model.conversation import read
 from bottega.llm.demo_model.decide import decide
 from bottega.llm.demo_model.server import create_app
 
@@ -121,9 +121,8 @@ class CountingModel:
 
 
 def step_of(body: dict[str, Any]) -> Step:
-    """Return a request's step, from the marker in its text."""
-    messages = body["messages"]
-    asked = " ".join(text_of(message) for message in messages if message["role"] == "user")
-    marker = _MARKER.search(asked)
-    answers = sum(message["role"] == "assistant" for message in messages)
-    return marker[0] if marker else "", _AGENTS[text_of(messages[0])], answers + 1
+    """Return a request's step, from the marker in its query (its context may have other ones)."""
+    conversation = read(body)
+    marker = _MARKER.search(conversation.asked)
+    answers = sum(message["role"] == "assistant" for message in body["messages"])
+    return marker[0] if marker else "", _AGENTS[conversation.own], answers + 1
