@@ -14,7 +14,9 @@ from bottega.db.engine import Database, acting_as, open_database
 from bottega.errors import FencedError
 from bottega.events import log
 from bottega.events.steps import Step
+from bottega.events.types import EventType, RunStatus
 from bottega.execution.claim import ClaimedRun
+from bottega.execution.journal import End, Journal
 from bottega.execution.step_writer import StepWriter
 from tests.claims import claim, end_leases
 from tests.stores.test_neighbours import claimed
@@ -155,6 +157,29 @@ async def test_a_step_that_the_database_cannot_store_fails_alone(
     stored = await asyncio.gather(*map(writer.store, steps), return_exceptions=True)
     assert [type(each) for each in stored] == [type(None), asyncpg.CheckViolationError, type(None)]
     assert [len(await log_of(owner, run)) for run in runs] == [3, 2, 3]
+
+
+async def test_a_background_commit_that_waits_stores_the_end_whole(
+    database: Database, owner: asyncpg.Pool, runs: list[ClaimedRun]
+) -> None:
+    """Let the run end while one commit is under way and another one waits for it."""
+    journal = Journal(StepWriter(database.pool), runs[0], wake=lambda _: None)
+    journal.add(EventType.WARNING, {"message": "a"})
+    async with owner.acquire() as holder, holder.transaction():
+        await holder.execute("SELECT FROM run_heads FOR UPDATE")
+        first = asyncio.ensure_future(journal.commit())
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        await until(lambda: owner.fetchval(waits))
+        journal.add(EventType.WARNING, {"message": "b"})
+        second = asyncio.ensure_future(journal.commit())
+        await asyncio.sleep(0)
+        ending = asyncio.ensure_future(journal.finish(End(RunStatus.COMPLETED)))
+        await asyncio.sleep(0)
+    await asyncio.gather(first, second, ending)
+    events = ["run.queued", "run.started", "warning", "warning", "run.completed"]
+    assert await log_of(owner, runs[0]) == events
+    status = "SELECT status FROM runs WHERE id = $1"
+    assert await owner.fetchval(status, runs[0].run_id) == "completed"
 
 
 async def test_tenants_in_one_group_stay_apart(database: Database, owner: asyncpg.Pool) -> None:

@@ -119,6 +119,7 @@ class Journal:
         self._events: list[dict[str, Any]] = []
         self._tasks: dict[UUID, dict[str, Any]] = {}
         self._publications: list[dict[str, Any]] = []
+        self._outcome: dict[str, Any] | None = None
 
     def add(
         self,
@@ -204,7 +205,7 @@ class Journal:
         if self._binding or self._writing.locked() or self._failure is not None:
             await self.commit()
 
-    async def commit(self, outcome: dict[str, Any] | None = None) -> None:
+    async def commit(self) -> None:
         """Store all that was written so far.
 
         Raises:
@@ -215,9 +216,9 @@ class Journal:
             if self._failure is not None:
                 raise self._failure
             self._stop_showing()
-            if not self._events and outcome is None:
+            if not self._events:
                 return
-            writing = asyncio.ensure_future(self._append(outcome))
+            writing = asyncio.ensure_future(self._append())
             try:
                 await asyncio.shield(writing)
             finally:
@@ -228,8 +229,9 @@ class Journal:
                 writing.exception()  # retrieved, in case the caller was cancelled
                 self._wake(self.run_id)
 
-    async def _append(self, outcome: dict[str, Any] | None) -> None:
+    async def _append(self) -> None:
         events, tasks, publications = self._events, self._tasks, self._publications
+        outcome = self._outcome
         self._clear()
         self._in_flight = len(events)
         try:
@@ -292,17 +294,17 @@ class Journal:
             about = {"episode_id": episode["id"], "outcome": episode["outcome"]}
             self.add(EventType.EPISODE_STORED, about)
         self.add(FINAL_EVENT[end.status], data)
-        await self.commit(
-            {
-                "episode": episode,
-                "status": end.status,
-                "output": end.output,
-                "stop_reason": end.stop_reason,
-                "error": end.error,
-                "usage": usage,
-                "tokens": self.tokens,
-            }
-        )
+        # Whichever commit stores the final event stores the outcome: another one may be waiting.
+        self._outcome = {
+            "episode": episode,
+            "status": end.status,
+            "output": end.output,
+            "stop_reason": end.stop_reason,
+            "error": end.error,
+            "usage": usage,
+            "tokens": self.tokens,
+        }
+        await self.commit()
         if end.error is not None:
             logger.warning("run.failed", run_id=str(self.run_id), **end.error)
 
