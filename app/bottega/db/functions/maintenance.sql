@@ -38,8 +38,16 @@ $$;
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION next_episode_work_s(p_work text) RETURNS double precision
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT extract(epoch FROM min(next_at) - clock_timestamp())
-    FROM episode_work WHERE work = p_work
+    WITH RECURSIVE first AS (
+        (SELECT p.tenant_id, p.next_at FROM episode_work p WHERE p.work = p_work
+         ORDER BY p.tenant_id, p.next_at LIMIT 1)
+        UNION ALL
+        SELECT n.tenant_id, n.next_at FROM first f CROSS JOIN LATERAL (
+            SELECT p.tenant_id, p.next_at FROM episode_work p
+            WHERE p.work = p_work AND p.tenant_id > f.tenant_id
+            ORDER BY p.tenant_id, p.next_at LIMIT 1) n
+    )
+    SELECT extract(epoch FROM min(next_at) - clock_timestamp()) FROM first
 $$;
 
 -- Called by workers. Return tenants whose vectors are, in part or in whole, from another embedder.
