@@ -74,7 +74,10 @@ async def test_a_tenant_finds_all_its_episodes(loaded: Loaded, tenant: int, name
 
 
 ALL = """'{"reach": "everything"}'"""
-BY_VECTOR = f"SELECT * FROM episode_candidates({ALL}, '', $1, $2, 'task', '{{}}', $3, 0.8, $4)"
+BY_VECTOR = f"""
+SELECT * FROM episode_candidates(
+    {ALL}, '', $1::real[]::halfvec, $2, 'task', '{{}}', $3, 0.8, $4)
+"""
 AGED_BEFORE = NOW - timedelta(days=180)
 PLAIN = f"""
 SELECT episode_id FROM episode_vectors WHERE vector_dims(task) = 768

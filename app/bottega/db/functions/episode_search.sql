@@ -279,7 +279,7 @@ END $$;
 -- close.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION episode_candidates(
-    p_scope jsonb, p_query text, p_vector real[], p_embedder text, p_by text, p_where jsonb,
+    p_scope jsonb, p_query text, p_vector halfvec, p_embedder text, p_by text, p_where jsonb,
     p_aged_before timestamptz, p_aged_cosine double precision, p_most integer
 ) RETURNS TABLE (
     episode_id uuid, at timestamptz, outcome text, domain text, access_count integer,
@@ -288,7 +288,6 @@ CREATE OR REPLACE FUNCTION episode_candidates(
 #variable_conflict use_column
 DECLARE
     v_tenant uuid := current_setting('bottega.tenant')::uuid;
-    v_vector halfvec := p_vector::halfvec;
     v_scope text := episode_scope(p_scope);
     v_where text := v_scope;
     v_further text := '';
@@ -312,8 +311,8 @@ BEGIN
         v_where := v_where || episode_conditions(p_where);
         v_further := episode_further_conditions(p_where);
     END IF;
-    IF v_vector IS NOT NULL THEN
-        v_near := episode_nearest(v_tenant, p_embedder, v_vector, v_where, v_further,
+    IF p_vector IS NOT NULL THEN
+        v_near := episode_nearest(v_tenant, p_embedder, p_vector, v_where, v_further,
                                   p_aged_before, 1 - p_aged_cosine, p_most, v_rows);
     END IF;
     IF p_query <> '' THEN
@@ -342,8 +341,8 @@ BEGIN
     END LOOP;
     RETURN QUERY
     SELECT s.episode_id, s.at, s.outcome, s.domain, st.access_count,
-           CASE WHEN vector_dims(v.task) = vector_dims(v_vector) THEN 1 - (CASE p_by
-               WHEN 'result' THEN v.result WHEN 'whole' THEN v.whole ELSE v.task END <=> v_vector)
+           CASE WHEN vector_dims(v.task) = vector_dims(p_vector) THEN 1 - (CASE p_by
+               WHEN 'result' THEN v.result WHEN 'whole' THEN v.whole ELSE v.task END <=> p_vector)
            END,
            episode_rank(s.terms, v_weights, v_classes)::real, coalesce(s.terms @@ v_telling, false)
     FROM episode_search s
@@ -351,14 +350,14 @@ BEGIN
     LEFT JOIN episode_vectors v ON v.tenant_id = v_tenant AND v.episode_id = s.episode_id
         AND v.embedder = p_embedder
     WHERE s.tenant_id = v_tenant AND s.episode_id = ANY (v_near || v_named)
-      AND (s.at >= p_aged_before OR CASE WHEN vector_dims(v.task) = vector_dims(v_vector)
-           THEN 1 - (v.task <=> v_vector) >= p_aged_cosine END);
+      AND (s.at >= p_aged_before OR CASE WHEN vector_dims(v.task) = vector_dims(p_vector)
+           THEN 1 - (v.task <=> p_vector) >= p_aged_cosine END);
 END $$;
 
 -- Called by every search of a client or a run. Do the same in a transaction of one statement. Raise
 -- SQLSTATE BT003 if the tenant's queries use another embedder.
 CREATE OR REPLACE FUNCTION search_episodes(
-    p_scope jsonb, p_query text, p_vector real[], p_embedder text, p_by text, p_where jsonb,
+    p_scope jsonb, p_query text, p_vector halfvec, p_embedder text, p_by text, p_where jsonb,
     p_aged_before timestamptz, p_aged_cosine double precision, p_most integer, p_tenant uuid
 ) RETURNS TABLE (
     episode_id uuid, at timestamptz, outcome text, domain text, access_count integer,

@@ -5,7 +5,7 @@ the time of the next try, embeds the summaries outside of any transaction, then 
 and deletes the pending work in one transaction. If it dies, another worker retries at that time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -19,6 +19,7 @@ from bottega.errors import ModelError, UnavailableError
 from bottega.leased_work import Blame, LeasedWork, Outage
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Summary
+from bottega.memory.episodes.search import vector_text
 from bottega.memory.text.embeddings import DIMENSION, Embedder, Vectors
 
 POLL_S = 5.0
@@ -51,13 +52,15 @@ JOIN episodes e ON e.tenant_id = s.tenant_id AND e.id = s.episode_id
 LEFT JOIN tenant_memory i ON i.tenant_id = s.tenant_id
 WHERE s.tenant_id = $1 AND s.episode_id = ANY ($2)
 """
-# Skips episodes no longer searched; the row lock makes changes of them wait.
+# Skips episodes no longer searched; the row locks make changes of them wait.
 _INSERT = """
 INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome, domain, task_type,
                              session_id, user_id, agent, task, result, whole)
-SELECT tenant_id, episode_id, $3, at, outcome, domain, task_type, session_id, user_id, agent,
-       $4::real[]::halfvec, $5::real[]::halfvec, $6::real[]::halfvec
-FROM episode_search WHERE tenant_id = $1 AND episode_id = $2 FOR SHARE
+SELECT tenant_id, episode_id, $2, at, outcome, domain, task_type, session_id, user_id, agent,
+       made.task::halfvec, made.result::halfvec, made.whole::halfvec
+FROM unnest($3::uuid[], $4::text[], $5::text[], $6::text[]) AS made(id, task, result, whole)
+JOIN episode_search s ON s.tenant_id = $1 AND s.episode_id = made.id
+ORDER BY episode_id FOR SHARE OF s
 ON CONFLICT DO NOTHING
 """
 _DONE = """
@@ -181,9 +184,8 @@ class EmbeddingWorker:
         found = [_texts(row["id"], Summary(**from_json(row["summary"]))) for row in rows]
         made = await self._all_made(rows[0]["embedder"], found) if found else {}
         inserts = [
-            (tenant_id, each.id, name, *(row.tolist() for row in vectors[place]))
+            (tenant_id, name, [each.id for each in found], *_columns(vectors))
             for name, vectors in made.items()
-            for place, each in enumerate(found)
         ]
         async with acting_as(self._pool, tenant_id) as connection:
             if made:
@@ -276,6 +278,11 @@ class EmbeddingWorker:
 
 def _texts(episode_id: UUID, summary: Summary) -> _Texts:
     return _Texts(episode_id, summary.task, summary.result, summary.whole)
+
+
+def _columns(vectors: Vectors) -> Iterator[list[str]]:
+    """Return the texts of all episodes' first vectors, then those of the second and third ones."""
+    return ([vector_text(row) for row in vectors[:, part]] for part in range(vectors.shape[1]))
 
 
 def _blamed(error: Exception) -> Blame | None:

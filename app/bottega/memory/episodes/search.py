@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 import asyncpg
+from pydantic_core import to_json
 
 from bottega.memory.episodes.episode import EpisodeFilter
 from bottega.memory.episodes.scope import Scope
@@ -30,7 +31,7 @@ LONGEST_QUERY = 4_000
 _ANOTHER_EMBEDDER = "BT003"
 _LIST = "SELECT episode_id FROM episode_list($1::jsonb, $2::jsonb, $3, $4, $5, $6) AS episode_id"
 _CANDIDATES = """
-SELECT * FROM search_episodes($1::jsonb, $2, $3::real[], $4, $5, $6::jsonb, $7, $8, $9, $10)
+SELECT * FROM search_episodes($1::jsonb, $2, $3::text::halfvec, $4, $5, $6::jsonb, $7, $8, $9, $10)
 """
 
 # Samples a hundred episodes from each of twenty points in time, because topics change with time.
@@ -100,7 +101,7 @@ async def candidates(
         _CANDIDATES,
         scope.document,
         query[:LONGEST_QUERY].replace("\x00", " "),
-        None if vector is None or embedder is None else vector.tolist(),
+        None if vector is None or embedder is None else vector_text(vector),
         embedder,
         by,
         _conditions(where),
@@ -115,6 +116,14 @@ async def candidates(
         if error.sqlstate != _ANOTHER_EMBEDDER:
             raise
         raise AnotherEmbedderError from error
+
+
+def vector_text(vector: "NDArray[np.float32]") -> str:
+    """Return a vector as PostgreSQL reads it.
+
+    The driver checks the type of each item of an array, which takes longer than this text.
+    """
+    return to_json(vector.tolist()).decode()
 
 
 def _conditions(where: EpisodeFilter) -> str:
