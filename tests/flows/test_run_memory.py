@@ -116,7 +116,7 @@ async def test_a_run_that_no_worker_ended_leaves_an_episode(
         assert frames[1]["data"]["episode_id"] == str(episode["id"])
         # A run that waited too long.
         late = await start(bottega.client, queue_timeout_s=0.001, input="long " * 1000)
-        await bottega.owner.execute("SELECT sweep()")
+        await bottega.owner.execute("SELECT sweep(5)")
         frames = await ended(bottega, late)
         assert [frame["type"] for frame in frames[-2:]] == ["episode.stored", "run.timeout"]
         part = "SELECT part FROM episode_bodies WHERE episode_id = $1"
