@@ -26,7 +26,7 @@ _NEW = (
     '{"mode": "dag", "input": "x", "pinned": {}, "timeout_s": 60, "queue_timeout_s": 86400,'
     ' "metadata": {}, "memory": "off", "priority": 5}'
 )
-_ACCEPT = "SELECT accept_run($1, $2, '[]', '[]', '[]')::text"
+_ACCEPT = "SELECT accept_run($1, $2, '[]', '[]')::text"
 _TAKE = "SELECT run FROM take_runs($1, $2, 1, 60, false)"
 _END = """
 SELECT append_steps(ARRAY[$1::uuid], ARRAY[$2::uuid], '{1}', '{2}', '{1}',

@@ -386,19 +386,6 @@ BEGIN
     END IF;
 END $$;
 
-CREATE TABLE graph_snapshots (
-    tenant_id uuid NOT NULL,
-    run_id uuid NOT NULL,
-    agent text NOT NULL,
-    version integer NOT NULL,
-    task_id uuid,
-    -- The publication is the answer in the log's event with this seq, or else the content.
-    answer_seq bigint,
-    content text,
-    published_at timestamptz NOT NULL,
-    CONSTRAINT pk_graph_snapshots PRIMARY KEY (tenant_id, run_id, agent)
-);
-
 -- Text of unfinished answers, for live streams; deleted when the answer is stored.
 CREATE UNLOGGED TABLE live_text (
     tenant_id uuid NOT NULL,

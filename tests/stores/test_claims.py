@@ -156,7 +156,7 @@ async def pinned(database: Database, owner: asyncpg.Pool, tenant: UUID, *version
         await owner.execute(f"{insert} VALUES ($1, 'a', $2, $3)", tenant, version, definition)
         new: dict[str, Any] = {**NEW, "priority": 5, "pinned": {"agents": {"a": version}}}
         async with acting_as(database.pool, tenant) as connection:
-            accepted = "SELECT accept_run($1, $2, '[]', '[]', '[]')"
+            accepted = "SELECT accept_run($1, $2, '[]', '[]')"
             await connection.execute(accepted, tenant, to_json(new).decode())
 
 
@@ -175,7 +175,7 @@ async def test_definitions_are_read_once_by_each_worker(
     for tenant in names:
         new = to_json({**NEW, "priority": 5, "pinned": {"agents": {"a": 2, "b": 1}}}).decode()
         async with acting_as(database.pool, tenant) as connection:
-            accepted = "SELECT accept_run($1, $2, '[]', '[]', '[]')"
+            accepted = "SELECT accept_run($1, $2, '[]', '[]')"
             await connection.execute(accepted, tenant, new)
     again, _ = await worker.take(4)
     assert [run.agents["a"]["version"] for run in again] == [2, 2]

@@ -201,7 +201,7 @@ async def test_a_repetition_carries_over_all_fields_of_a_task(
             "SELECT set_config('bottega.tenant', $1, true)", str(DEFAULT_TENANT)
         )
         await connection.execute(
-            "SELECT accept_run($1, $2, $3, $4, '[]')",
+            "SELECT accept_run($1, $2, $3, $4)",
             DEFAULT_TENANT,
             *(to_json(part).decode() for part in (new, [event], [given, stopped, cut_off])),
         )

@@ -33,7 +33,7 @@ async def accept(
     await connection.execute("SELECT set_config('bottega.tenant', $1, true)", str(tenant))
     new = to_json({**NEW, "priority": priority, "session_id": session}).decode()
     answer = from_json(
-        await connection.fetchval("SELECT accept_run($1, $2, '[]', '[]', '[]')", tenant, new)
+        await connection.fetchval("SELECT accept_run($1, $2, '[]', '[]')", tenant, new)
     )
     return UUID(answer["id"])
 

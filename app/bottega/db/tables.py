@@ -111,13 +111,6 @@ run_events = _table(
     time="at",
     json="data",
 )
-graph_snapshots = _table(
-    "graph_snapshots",
-    uuid="tenant_id run_id task_id",
-    text="agent content",
-    number="version answer_seq",
-    time="published_at",
-)
 webhooks = _table(
     "webhooks",
     uuid="tenant_id run_id",

@@ -197,7 +197,7 @@ class Journal:
         row.update(fields)
 
     def publication(self, **fields: Any) -> None:
-        """Add a publication to the run's graph with the current step."""
+        """Store a publication in the run's session with the current step."""
         self._publications.append(fields)
 
     async def settle(self) -> None:

@@ -138,17 +138,14 @@ class JournalRecorder(Recorder):
         seq = self.tasks.add(
             query, EventType.MEMORY_PUBLISHED, {"version": published.version, **text}
         )
-        if not self.journal.is_new(seq):
+        if not self._in_session or not self.journal.is_new(seq):
             return  # a resumed run repeats it; others may have published since
-        if self._in_session:
-            kept = published.to_dict()
-            details = {key: kept[key] for key in ("tool_results", "messages")}
-            text |= {"content": published.content, "details": details}
+        kept = published.to_dict()
         self.journal.publication(
             agent=published.agent_id,
             version=published.version,
-            task_id=self.tasks.id_of(query),
-            **text,
+            content=published.content,
+            details={key: kept[key] for key in ("tool_results", "messages")},
         )
 
     async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:

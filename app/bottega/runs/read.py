@@ -22,11 +22,11 @@ from sqlalchemy import (
     text,
     tuple_,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.pages import PageItems, fetch_page
-from bottega.db.tables import graph_snapshots, run_events, run_learning, runs, tasks, webhooks
+from bottega.db.tables import run_events, run_learning, runs, tasks, webhooks
 from bottega.definitions import store
 from bottega.errors import NotFoundError
 from bottega.events.payloads import ContextReceived
@@ -257,17 +257,37 @@ async def graph(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> d
             )
         )
     ).scalar_one()
-    answer = event_data(graph_snapshots, graph_snapshots.c.answer_seq)["output"].astext
-    published = select(
-        *(column for column in graph_snapshots.c if column.name != "content"),
-        func.coalesce(graph_snapshots.c.content, answer).label("content"),
-    ).where(graph_snapshots.c.tenant_id == tenant_id, graph_snapshots.c.run_id == run_id)
     rows: dict[str, Any] = {
         item["agent"]: {**item, "task_id": None} for item in run["session_base"] or ()
     }
-    rows |= {row["agent"]: row for row in (await connection.execute(published)).mappings()}
+    published = await connection.execute(_published(tenant_id, run_id))
+    rows |= {row["agent"]: row for row in published.mappings()}
     nodes = [{**node, "published": rows.get(node["agent"])} for node in definition["nodes"]]
     return {**pinned, "nodes": nodes, "edges": definition["edges"]}
+
+
+def _published(tenant_id: UUID, run_id: UUID) -> Select[Any]:
+    """Select the last publication of each agent of a run's graph, from its log."""
+    version = run_events.c.data["version"].as_integer()
+    last = (
+        select(run_events, version.label("version"))
+        .where(
+            run_events.c.tenant_id == tenant_id,
+            run_events.c.run_id == run_id,
+            run_events.c.type == EventType.MEMORY_PUBLISHED,
+        )
+        .ext(distinct_on(run_events.c.agent))
+        .order_by(run_events.c.agent, version.desc())
+        .subquery()
+    )
+    answer = event_data(last, last.c.data["answer_seq"].as_integer())["output"]
+    return select(
+        last.c.agent,
+        last.c.version,
+        last.c.task_id,
+        last.c.at.label("published_at"),
+        func.coalesce(last.c.data["content"].astext, answer.astext).label("content"),
+    )
 
 
 async def published_graph(

@@ -17,7 +17,6 @@ from bottega.events.payloads import (
     ContextReceived,
     EventError,
     LlmCompleted,
-    MemoryPublished,
     call_of,
     is_repeated,
     tool_call_of,
@@ -130,7 +129,7 @@ def carry_over(events: Sequence[Event], task_root: UUID) -> Carried:
     ]
     numbers = {event.seq: new for new, event in enumerate(kept, start=2)}
     rows = [_row(event, numbers, parents) for event in kept]
-    return Carried(rows, _tasks(kept, rows), _publications(rows))
+    return Carried(rows, _tasks(kept, rows))
 
 
 def _is_of_run(event: Event) -> bool:
@@ -336,13 +335,3 @@ def _tasks(events: Sequence[Event], rows: Sequence[Mapping[str, Any]]) -> list[d
             del change["status"]  # without an end, it is as it was before: queued if asynchronous
         task |= change
     return list(tasks.values())
-
-
-def _publications(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the last publication of each agent of the graph."""
-    published = [row for row in rows if row["type"] == EventType.MEMORY_PUBLISHED]
-    published.sort(key=lambda row: MemoryPublished.of(row["data"]).version)
-    last = {row["agent"]: row for row in published}
-    return [
-        {"agent": agent, "task_id": row["task_id"], **row["data"]} for agent, row in last.items()
-    ]

@@ -25,8 +25,8 @@ _REFUSALS = {
 _SUBMIT = "SELECT submit_run($1, $2, $3)::text"
 _ACCEPT = text("""
 SELECT CAST(accept_run(
-    :tenant, CAST(:new AS jsonb), CAST(:carried AS jsonb), CAST(:tasks AS jsonb),
-    CAST(:publications AS jsonb)) AS text)
+    :tenant, CAST(:new AS jsonb), CAST(:carried AS jsonb), CAST(:tasks AS jsonb)
+) AS text)
 """)
 
 
@@ -91,12 +91,11 @@ class Carried:
 
     Attributes:
         events: of the log, from ``seq`` 2 on.
-        tasks, publications: rows that result from the events.
+        tasks: rows that result from the events.
     """
 
     events: Sequence[Mapping[str, Any]] = ()
     tasks: Sequence[Mapping[str, Any]] = ()
-    publications: Sequence[Mapping[str, Any]] = ()
 
 
 async def submit(
@@ -146,7 +145,6 @@ async def accept(
         "new": to_json(new).decode(),
         "carried": to_json(carried.events).decode(),
         "tasks": to_json(carried.tasks).decode(),
-        "publications": to_json(carried.publications).decode(),
     }
     return _accepted(from_json(await connection.scalar(_ACCEPT, values)), new)
 

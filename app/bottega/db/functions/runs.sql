@@ -4,7 +4,7 @@
 -- and queue it if its tenant has a free slot; otherwise it waits. Return the row as JSON, or
 -- {"refused": reason} (a limit, or the session belongs to another user).
 CREATE OR REPLACE FUNCTION accept_run(
-    p_tenant uuid, p_new jsonb, p_carried jsonb, p_tasks jsonb, p_publications jsonb
+    p_tenant uuid, p_new jsonb, p_carried jsonb, p_tasks jsonb
 ) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     r runs%ROWTYPE;
@@ -63,11 +63,6 @@ BEGIN
             ended_at, cancel_requested_at)
         SELECT p_tenant, r.id, t.*, CASE WHEN t.status = 'cancelled' THEN t.ended_at END
         FROM task_rows(p_tasks, r.created_at) t;
-        INSERT INTO graph_snapshots
-            (tenant_id, run_id, agent, version, task_id, answer_seq, content, published_at)
-        SELECT p_tenant, r.id, p.agent, p.version, p.task_id, p.answer_seq, p.content, r.created_at
-        FROM jsonb_to_recordset(p_publications) AS p(
-            agent text, version integer, task_id uuid, answer_seq bigint, content text);
     END IF;
     IF v_slot IS NOT NULL THEN
         PERFORM enqueue_run(p_tenant, r.id, r.priority);
@@ -82,7 +77,7 @@ RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
     IF p_epoch = (SELECT epoch FROM definition_epochs WHERE tenant_id = p_tenant) THEN
-        RETURN accept_run(p_tenant, p_new, '[]', '[]', '[]');
+        RETURN accept_run(p_tenant, p_new, '[]', '[]');
     END IF;
     RETURN '{"refused": "stale"}';
 END $$;

@@ -74,17 +74,6 @@ BEGIN
             metadata = coalesce(excluded.metadata, o.metadata),
             started_at = coalesce(o.started_at, excluded.started_at),
             ended_at = excluded.ended_at;
-        INSERT INTO graph_snapshots
-            (tenant_id, run_id, agent, version, task_id, answer_seq, content, published_at)
-        SELECT DISTINCT ON (n, p.agent) v_tenant, p_runs[n], p.agent, p.version, p.task_id,
-               p.answer_seq, CASE WHEN p.answer_seq IS NULL THEN p.content END, v_now
-        FROM unnest(v_stored) AS n
-        CROSS JOIN LATERAL jsonb_to_recordset(p_publications[n]) AS p(
-            agent text, version integer, task_id uuid, answer_seq bigint, content text)
-        ORDER BY n, p.agent, p.version DESC
-        ON CONFLICT (tenant_id, run_id, agent) DO UPDATE SET
-            version = excluded.version, task_id = excluded.task_id, content = excluded.content,
-            answer_seq = excluded.answer_seq, published_at = excluded.published_at;
         FOR i IN 1..v_all LOOP
             IF p_tenants[i] = v_tenant THEN
                 v_answers[i] := CASE WHEN i = ANY (v_stored) THEN 'stored' ELSE why_not_stored(
@@ -93,7 +82,7 @@ BEGIN
         END LOOP;
     END LOOP;
     FOR i IN SELECT n FROM unnest(v_done) AS n
-             WHERE p_sessions[n] IS NOT NULL AND p_publications[n] IS NOT NULL
+             WHERE p_publications[n] IS NOT NULL
              ORDER BY p_tenants[n], p_sessions[n], n
     LOOP
         PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
