@@ -56,24 +56,26 @@ BEGIN
         v_stored := store_events(v_tenant, p_tenants, p_runs, p_attempts, p_after, p_counts,
                                  p_events, p_outcomes, v_now);
         v_done := v_done || v_stored;
-        INSERT INTO tasks AS o (
-            tenant_id, run_id, id, parent_id, agent, depth, status, mode, priority, timeout_ms,
-            attempt, answer_seq, error, usage, duration_ms, metadata, created_at, started_at,
-            ended_at)
-        SELECT v_tenant, p_runs[n], t.* FROM unnest(v_stored) AS n
-        CROSS JOIN LATERAL task_rows(p_tasks[n], v_now) t
-        ON CONFLICT (tenant_id, run_id, id) DO UPDATE SET
-            status = excluded.status,
-            priority = coalesce(excluded.priority, o.priority),
-            timeout_ms = coalesce(excluded.timeout_ms, o.timeout_ms),
-            attempt = coalesce(excluded.attempt, o.attempt),
-            answer_seq = coalesce(excluded.answer_seq, o.answer_seq),
-            error = coalesce(excluded.error, o.error),
-            usage = coalesce(excluded.usage, o.usage),
-            duration_ms = coalesce(excluded.duration_ms, o.duration_ms),
-            metadata = coalesce(excluded.metadata, o.metadata),
-            started_at = coalesce(o.started_at, excluded.started_at),
-            ended_at = excluded.ended_at;
+        IF num_nonnulls(VARIADIC p_tasks) > 0 THEN
+            INSERT INTO tasks AS o (
+                tenant_id, run_id, id, parent_id, agent, depth, status, mode, priority, timeout_ms,
+                attempt, answer_seq, error, usage, duration_ms, metadata, created_at, started_at,
+                ended_at)
+            SELECT v_tenant, p_runs[n], t.* FROM unnest(v_stored) AS n
+            CROSS JOIN LATERAL task_rows(p_tasks[n], v_now) t
+            ON CONFLICT (tenant_id, run_id, id) DO UPDATE SET
+                status = excluded.status,
+                priority = coalesce(excluded.priority, o.priority),
+                timeout_ms = coalesce(excluded.timeout_ms, o.timeout_ms),
+                attempt = coalesce(excluded.attempt, o.attempt),
+                answer_seq = coalesce(excluded.answer_seq, o.answer_seq),
+                error = coalesce(excluded.error, o.error),
+                usage = coalesce(excluded.usage, o.usage),
+                duration_ms = coalesce(excluded.duration_ms, o.duration_ms),
+                metadata = coalesce(excluded.metadata, o.metadata),
+                started_at = coalesce(o.started_at, excluded.started_at),
+                ended_at = excluded.ended_at;
+        END IF;
         FOR i IN 1..v_all LOOP
             IF p_tenants[i] = v_tenant THEN
                 v_answers[i] := CASE WHEN i = ANY (v_stored) THEN 'stored' ELSE why_not_stored(
@@ -81,14 +83,19 @@ BEGIN
             END IF;
         END LOOP;
     END LOOP;
-    FOR i IN SELECT n FROM unnest(v_done) AS n
-             WHERE p_publications[n] IS NOT NULL
-             ORDER BY p_tenants[n], p_sessions[n], n
-    LOOP
-        PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
-        PERFORM publish_to_session(
-            p_tenants[i], p_runs[i], p_sessions[i], p_publications[i], v_now);
-    END LOOP;
+    IF num_nonnulls(VARIADIC p_publications) > 0 THEN
+        FOR i IN SELECT n FROM unnest(v_done) AS n
+                 WHERE p_publications[n] IS NOT NULL
+                 ORDER BY p_tenants[n], p_sessions[n], n
+        LOOP
+            PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
+            PERFORM publish_to_session(
+                p_tenants[i], p_runs[i], p_sessions[i], p_publications[i], v_now);
+        END LOOP;
+    END IF;
+    IF num_nonnulls(VARIADIC p_outcomes) = 0 THEN
+        RETURN v_answers;
+    END IF;
     FOR i IN SELECT n FROM unnest(v_done) AS n WHERE p_outcomes[n] IS NOT NULL
              ORDER BY p_tenants[n], p_runs[n]
     LOOP
