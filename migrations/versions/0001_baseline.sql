@@ -458,6 +458,8 @@ CREATE UNLOGGED TABLE worker_leases (
     -- When it last named the runs that it executes, as '<run>:<attempt>'.
     named_at timestamptz NOT NULL,
     runs text[] NOT NULL,
+    -- Their number.
+    load integer NOT NULL DEFAULT 0,
     CONSTRAINT pk_worker_leases PRIMARY KEY (worker_id)
 );
 

@@ -60,9 +60,11 @@ async def test_eight_workers_at_once_take_each_run_once(
 
 
 async def test_waiting_runs_are_shared_by_the_workers(database: Database) -> None:
-    waiting = await wait_in_line(database, 10)
     first, second = new_worker(database), new_worker(database)
+    await database.pool.fetch(RENEW, first.worker_id, [], [], [])
+    waiting = await wait_in_line(database, 10)
     assert [len((await worker.take(20))[0]) for worker in (first, second)] == [10, 0]
+    await database.pool.fetch(RENEW, second.worker_id, [], [], [])
     more = await wait_in_line(database, 10)
     taken = [await worker.take(20) for worker in (first, second)]
     assert [(len(runs), others) for runs, others in taken] == [(5, True), (3, True)]

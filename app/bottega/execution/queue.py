@@ -3,6 +3,9 @@
 Its rows, in ``run_queue``, are the runs that a worker may take. The statements that change a run's
 state also change its row (``accept_run``, ``take_runs``, ``append_steps``, ``hand_back``). The
 sweep finds runs that no worker executes and that have no row.
+
+A notice of a queued run names one worker, which takes it at once. The others look a little later,
+in case that one is full or dead. So a run costs one take, however many workers there are.
 """
 
 import asyncio
@@ -14,7 +17,7 @@ from uuid import UUID
 import asyncpg
 import structlog
 
-from bottega.events.listener import NotifyListener
+from bottega.events.listener import NotifyListener, happens
 from bottega.events.log import is_transient
 from bottega.events.wakeups import background
 from bottega.execution.claim import ClaimedRun, Claims
@@ -22,6 +25,8 @@ from bottega.execution.leases import lease_s
 
 CHANNEL = "bottega_queue"
 _BATCH = 20
+_LOOK_S = 0.25
+"""Longest time until a worker looks for runs that another one was to take."""
 
 log = structlog.get_logger(__name__)
 
@@ -72,7 +77,7 @@ async def work(
         poll_s: longest time between two looks into the queue; notices are faster.
     """
     taker = _Taker(claims, execute, concurrency, poll_s, stop)
-    listener.subscribe(CHANNEL, taker.wake)
+    listener.subscribe(CHANNEL, taker.notice)
     async with background(taker.stop_waiting):
         while not stop.is_set():
             try:
@@ -107,6 +112,8 @@ class _Taker:
         self._concurrency = concurrency
         self._poll_s = poll_s
         self._stop = stop
+        self._wanted = False
+        self._timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
 
     async def stop_waiting(self) -> None:
@@ -114,24 +121,41 @@ class _Taker:
         await self._stop.wait()
         self._wake.set()
 
-    def wake(self, payload: str | None) -> None:
-        """Look for runs, because of a notification."""
+    def notice(self, payload: str | None) -> None:
+        """Look for runs: at once, or a little later if the notice names another worker."""
+        if payload in (None, "", str(self._claims.worker_id)):
+            self._look()
+        elif self._timer is None:
+            # Jitter, so that workers do not look at the same time.
+            wait_s = _LOOK_S * random.uniform(0.8, 1)  # noqa: S311
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+
+    def _look(self) -> None:
+        self._wanted = True
         self._wake.set()
 
     async def take(self) -> None:
         """Take runs until ``stop`` is set."""
+        self._look()
         while not self._stop.is_set():
             self._wake.clear()
-            more = False
-            if (room := self._concurrency - len(self.executing)) > 0:
+            room = self._concurrency - len(self.executing)
+            if self._wanted and room > 0:
+                self._look_now()
                 runs, more = await self._claims.take(min(_BATCH, room))
+                if more:
+                    self._look()
                 for run in runs:
                     self._begin(run)
-            if not more or len(self.executing) >= self._concurrency:
-                with contextlib.suppress(TimeoutError):
-                    # Jitter, so that workers do not poll at the same time.
-                    async with asyncio.timeout(self._poll_s * random.uniform(0.5, 1)):  # noqa: S311
-                        await self._wake.wait()
+            elif not await happens(self._wake, self._poll_s * random.uniform(0.5, 1)):  # noqa: S311
+                self._wanted = True
+
+    def _look_now(self) -> None:
+        """Answer all notices so far by the look that follows."""
+        self._wanted = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _begin(self, run: ClaimedRun) -> None:
         key = run.run_id, run.attempt
@@ -139,7 +163,7 @@ class _Taker:
         task.add_done_callback(lambda done: self._ended(key, done))
 
     def _ended(self, key: tuple[UUID, int], task: asyncio.Task[None]) -> None:
-        if len(self.executing) >= self._concurrency:
+        if self._wanted:
             self._wake.set()
         del self.executing[key]
         if task.cancelled() or (error := task.exception()) is None:

@@ -11,6 +11,9 @@ DECLARE
     n record;
     v_found boolean := false;
 BEGIN
+    IF NOT (p_again OR any_due()) THEN
+        RETURN;
+    END IF;
     -- A statement whose connection was lost may still be at work.
     PERFORM pg_advisory_xact_lock(hashtextextended('claim ' || p_claim, 0));
     PERFORM begin_lease(p_worker, p_lease_s);

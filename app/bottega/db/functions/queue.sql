@@ -39,6 +39,7 @@ DECLARE
     v_mine integer;
     v_least integer := 0;
     v_lesser boolean;
+    v_number bigint;
 BEGIN
     LOOP
         SELECT max(turn) FILTER (WHERE priority >= p_priority) + 1,
@@ -61,9 +62,23 @@ BEGIN
             FOR UPDATE SKIP LOCKED));
     END IF;
     INSERT INTO run_queue (tenant_id, run_id, turn, priority)
-    VALUES (p_tenant, p_run, v_turn, p_priority) ON CONFLICT DO NOTHING;
-    PERFORM pg_notify('bottega_queue', '');
+    VALUES (p_tenant, p_run, v_turn, p_priority) ON CONFLICT DO NOTHING
+    RETURNING number INTO v_number;
+    PERFORM pg_notify('bottega_queue', worker_for(v_number));
 END $$;
+
+-- Called when a run is queued. Return the worker that is to take it, as text, or '' if none is
+-- alive. Workers take turns by the run's number, but for those that were busier than most when they
+-- renewed their lease.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION worker_for(p_number bigint) RETURNS text
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT coalesce((
+        SELECT (array_agg(worker_id ORDER BY worker_id))[1 + p_number % count(*)]::text
+        FROM (SELECT worker_id, load, avg(load) OVER () AS usual FROM worker_leases
+              WHERE leased_until > clock_timestamp()) AS alive
+        WHERE load <= usual + 4), '')
+$$;
 
 -- Called by enqueue_run. Return the turn that is next, of all tenants.
 -- owner: bottega_system, execute: bottega_app
@@ -75,9 +90,17 @@ $$;
 -- Queue a run that has started before: it goes before all others, from p_due on.
 CREATE OR REPLACE FUNCTION requeue_run(p_tenant uuid, p_run uuid, p_due timestamptz)
 RETURNS void LANGUAGE sql AS $$
-    INSERT INTO run_queue (tenant_id, run_id, turn, priority, due_at)
-    VALUES (p_tenant, p_run, -1, 0, p_due) ON CONFLICT DO NOTHING;
-    SELECT pg_notify('bottega_queue', '')
+    WITH queued AS (
+        INSERT INTO run_queue (tenant_id, run_id, turn, priority, due_at)
+        VALUES (p_tenant, p_run, -1, 0, p_due) ON CONFLICT DO NOTHING RETURNING number)
+    SELECT pg_notify('bottega_queue', worker_for(number)) FROM queued
+$$;
+
+-- Called by take_runs. Return whether a worker could take any run now.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION any_due() RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT EXISTS (SELECT FROM run_queue WHERE due_at <= clock_timestamp())
 $$;
 
 -- Called by take_runs. Choose the next runs by turn, then by number, and lock them, with their rows

@@ -31,13 +31,14 @@ $$;
 CREATE OR REPLACE FUNCTION renew_lease(
     p_worker uuid, p_lease_s double precision, p_tenants uuid[], p_runs uuid[], p_attempts integer[]
 ) RETURNS SETOF uuid LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    INSERT INTO worker_leases (worker_id, leased_until, named_at, runs)
+    INSERT INTO worker_leases (worker_id, leased_until, named_at, runs, load)
     VALUES (
         p_worker, clock_timestamp() + make_interval(secs => p_lease_s), clock_timestamp(),
         ARRAY(SELECT m.run_id || ':' || m.attempt
-              FROM unnest(p_runs, p_attempts) AS m(run_id, attempt)))
+              FROM unnest(p_runs, p_attempts) AS m(run_id, attempt)),
+        cardinality(p_runs))
     ON CONFLICT (worker_id) DO UPDATE SET leased_until = excluded.leased_until,
-        named_at = excluded.named_at, runs = excluded.runs;
+        named_at = excluded.named_at, runs = excluded.runs, load = excluded.load;
     SELECT h.run_id FROM unnest(p_tenants, p_runs, p_attempts) AS m(tenant_id, run_id, attempt)
     JOIN run_heads h USING (tenant_id, run_id, attempt);
 $$;

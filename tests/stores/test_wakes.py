@@ -1,0 +1,142 @@
+"""Wake-ups of workers: each queued run has one; the other workers look a little later."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database, open_database
+from bottega.events.listener import NotifyListener
+from bottega.events.wakeups import background
+from bottega.execution import queue
+from bottega.execution.claim import ClaimedRun, Claims
+from tests.stores.test_claims import TAKEOVER_S, wait_in_line
+from tests.waiting import until
+
+NEVER_S = 3600.0
+HEARD = "SELECT pg_notify('bottega_queue', $1)"
+
+
+class Worker(Claims):
+    """A worker that counts its looks into the queue; its runs last until it stops."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database.pool, uuid4(), TAKEOVER_S)
+        self.looks = 0
+        self.runs: list[UUID] = []
+
+    async def take(self, most: int) -> tuple[list[ClaimedRun], bool]:
+        taken = await super().take(most)
+        self.looks += 1
+        return taken
+
+    async def execute(self, run: ClaimedRun) -> None:
+        self.runs.append(run.run_id)
+        await asyncio.Event().wait()
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    async with open_database(database_url, pool_size=8) as database:
+        yield database
+
+
+@asynccontextmanager
+async def working(database: Database, *workers: Worker, room: int = 100) -> AsyncIterator[None]:
+    """Let workers take runs that notices announce, and never poll."""
+    listener, stop = NotifyListener(database.connect), asyncio.Event()
+
+    def work(worker: Worker) -> asyncio.Task[None]:
+        limits = {"concurrency": room, "poll_s": NEVER_S, "grace_s": 0.0}
+        return asyncio.create_task(
+            queue.work(listener, worker, worker.execute, stop=stop, **limits)  # type: ignore[arg-type]
+        )
+
+    async with background(listener.run):
+        tasks = [work(worker) for worker in workers]
+        try:
+            await until(lambda: listener.hears(queue.CHANNEL) and all(w.looks for w in workers))
+            yield
+        finally:
+            stop.set()
+            await asyncio.gather(*tasks)
+
+
+async def lease(database: Database, *workers: UUID, load: int = 0) -> None:
+    """Let workers be alive."""
+    for worker in workers:
+        runs = [DEFAULT_TENANT] * load, [uuid4() for _ in range(load)], [1] * load
+        await database.pool.fetch("SELECT renew_lease($1, 600, $2, $3, $4)", worker, *runs)
+
+
+async def test_a_run_that_was_meant_for_a_dead_worker_is_taken_by_another(
+    database: Database,
+) -> None:
+    worker = Worker(database)
+    await lease(database, uuid4())
+    async with working(database, worker):
+        runs = await wait_in_line(database, 1)
+        await until(lambda: worker.runs == runs)
+
+
+async def test_a_run_that_was_meant_for_a_full_worker_is_taken_by_another(
+    database: Database,
+) -> None:
+    full, other = Worker(database), Worker(database)
+    await lease(database, full.worker_id)
+    async with working(database, full, room=1):
+        runs = await wait_in_line(database, 1)
+        await until(lambda: full.runs == runs)
+        async with working(database, other):
+            looks = full.looks
+            runs = await wait_in_line(database, 1)
+            await until(lambda: other.runs == runs)
+            assert full.looks == looks
+
+
+async def test_a_burst_is_spread_over_the_workers(database: Database) -> None:
+    workers = [Worker(database) for _ in range(8)]
+    await lease(database, *(worker.worker_id for worker in workers))
+    async with working(database, *workers):
+        runs = await wait_in_line(database, 40)
+        await until(lambda: sum(len(worker.runs) for worker in workers) == 40)
+    assert sorted(run for worker in workers for run in worker.runs) == sorted(runs)
+    assert max(len(worker.runs) for worker in workers) <= 20
+
+
+async def test_runs_wake_the_workers_in_turn_but_not_busy_ones(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    idle, busy = sorted(uuid4() for _ in range(3)), uuid4()
+    await lease(database, *idle)
+    await lease(database, busy, load=50)
+    query = "SELECT worker_for(n) FROM generate_series(3, 8) AS n"
+    named = [row["worker_for"] for row in await database.pool.fetch(query)]
+    assert named == [str(worker) for worker in idle * 2]
+    await owner.execute("UPDATE worker_leases SET leased_until = now()")
+    assert await database.pool.fetchval("SELECT worker_for(3)") == ""
+
+
+async def test_notices_for_other_workers_cost_few_looks(database: Database) -> None:
+    workers = [Worker(database) for _ in range(8)]
+    loop = asyncio.get_running_loop()
+    async with working(database, *workers):
+        for worker in workers:
+            worker.looks = 0
+        began = loop.time()
+        for _ in range(100):
+            await database.pool.execute(HEARD, str(uuid4()))
+        await until(lambda: all(worker.looks for worker in workers))
+        most = 1 + (loop.time() - began) / 0.2
+    assert max(worker.looks for worker in workers) <= most
+
+
+async def test_a_look_that_finds_nothing_writes_nothing(database: Database) -> None:
+    async with database.pool.acquire() as connection, connection.transaction():
+        look = "SELECT * FROM take_runs($1, $2, 20, 60, false)"
+        assert await connection.fetch(look, uuid4(), uuid4()) == []
+        assert await connection.fetchval("SELECT pg_current_xact_id_if_assigned()") is None
