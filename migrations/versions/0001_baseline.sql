@@ -463,6 +463,14 @@ CREATE UNLOGGED TABLE worker_leases (
     CONSTRAINT pk_worker_leases PRIMARY KEY (worker_id)
 );
 
+-- When a process last swept: one row.
+CREATE UNLOGGED TABLE last_sweep (
+    one boolean NOT NULL DEFAULT true,
+    at timestamptz NOT NULL,
+    CONSTRAINT pk_last_sweep PRIMARY KEY (one),
+    CONSTRAINT ck_last_sweep_one CHECK (one)
+);
+
 -- A worker's load by one tenant. No foreign keys: a heartbeat must not wait for a lock.
 CREATE UNLOGGED TABLE worker_tenants (
     tenant_id uuid NOT NULL,

@@ -14,6 +14,7 @@ from bottega.events.listener import NotifyListener
 from bottega.events.wakeups import background
 from bottega.execution import queue
 from bottega.execution.claim import ClaimedRun, Claims
+from tests.claims import sweep
 from tests.stores.test_claims import TAKEOVER_S, wait_in_line
 from tests.waiting import until
 
@@ -140,3 +141,16 @@ async def test_a_look_that_finds_nothing_writes_nothing(database: Database) -> N
         look = "SELECT * FROM take_runs($1, $2, 20, 60, false)"
         assert await connection.fetch(look, uuid4(), uuid4()) == []
         assert await connection.fetchval("SELECT pg_current_xact_id_if_assigned()") is None
+
+
+async def test_processes_share_one_sweep(database: Database, owner: asyncpg.Pool) -> None:
+    await wait_in_line(database, 1)
+    assert await sweep(database.pool, NEVER_S) == 0
+    await owner.execute("DELETE FROM run_queue")
+    assert await sweep(database.pool, NEVER_S) == 0  # another process has just swept
+    later = f"UPDATE last_sweep SET at = now() - interval '{NEVER_S / 8 + 1} s'"
+    await owner.execute(later)
+    assert await sweep(database.pool, NEVER_S) == 1
+    await owner.execute("DELETE FROM run_queue")
+    await owner.execute("UPDATE last_sweep SET at = now() + interval '1 h'")  # its clock was wrong
+    assert await sweep(database.pool, NEVER_S) == 1

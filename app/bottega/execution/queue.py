@@ -38,7 +38,7 @@ async def sweep(pool: asyncpg.Pool, takeover_s: float) -> int:
     """Queue unfinished runs again that no live worker executes; return their number.
 
     It also ends runs that waited too long, fills free slots and deletes old rows, a page at a time.
-    Only one process sweeps at a time; the others return 0.
+    Return 0 if another process is sweeping or has just swept.
     """
     lost: int = await pool.fetchval("SELECT sweep($1)", lease_s(takeover_s)) or 0
     if lost:

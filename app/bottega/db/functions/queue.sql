@@ -270,9 +270,9 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Called by each worker every few seconds; one at a time does it, the others get NULL. End expired
--- runs, queue lost ones, fill free slots, and delete expired keys, tickets, live text and workers,
--- each at most a page. Return the count of runs that were lost.
+-- Called by each process every few seconds. One at a time does it, and then none for a quarter of a
+-- lease; the others get NULL. End expired runs, queue lost ones, fill free slots, and delete
+-- expired keys, tickets, live text and workers, each at most a page. Return the count of lost runs.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION sweep(p_lease_s double precision) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -281,9 +281,14 @@ DECLARE
     v_tenant uuid;
     v_filled integer := 0;
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(4871019202) THEN
+    IF EXISTS (SELECT FROM last_sweep
+               WHERE at BETWEEN now() - make_interval(secs => p_lease_s / 4) AND now())
+        OR NOT pg_try_advisory_xact_lock(4871019202)
+    THEN
         RETURN NULL;
     END IF;
+    INSERT INTO last_sweep (at) VALUES (now())
+    ON CONFLICT (one) DO UPDATE SET at = excluded.at;
     PERFORM expire_runs();
     DELETE FROM worker_tenants WHERE (tenant_id, worker_id) IN (
         SELECT tenant_id, worker_id FROM worker_tenants
