@@ -301,7 +301,7 @@ CREATE TABLE run_heads (
     attempt integer NOT NULL,
     last_seq bigint NOT NULL,
     -- The process that claimed it.
-    worker_id uuid,
+    worker_id uuid NOT NULL,
     claimed_at timestamptz NOT NULL,
     CONSTRAINT pk_run_heads PRIMARY KEY (tenant_id, run_id)
 ) WITH (fillfactor=10);  -- every step updates the row: leave room beside it

@@ -125,8 +125,13 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         tenant,
     )
     await owner.execute(
-        "INSERT INTO run_heads (tenant_id, run_id, attempt, last_seq, claimed_at)"
-        " SELECT tenant_id, id, 1, 1, now() FROM runs WHERE id = $1",
+        "INSERT INTO run_heads (tenant_id, run_id, attempt, last_seq, worker_id, claimed_at)"
+        " SELECT tenant_id, id, 1, 1, gen_random_uuid(), now() FROM runs WHERE id = $1",
+        run["id"],
+    )
+    await owner.execute(
+        "INSERT INTO run_queue (tenant_id, run_id, turn, priority, due_at)"
+        " SELECT tenant_id, id, 0, 5, now() + interval '1 day' FROM runs WHERE id = $1",
         run["id"],
     )
     # Last, because a sweep deletes it.
@@ -160,7 +165,6 @@ async def test_no_table_keeps_rows_of_a_deleted_tenant(
         removed = await operator.delete_tenant(database_url, "gone")
 
         assert removed.pop("tenants") == 1
-        assert removed.pop("queue", 0) == 0
         assert removed == {table: count for table, count in before.items() if count}
         rows = await every_row(database_url)
         assert [table for table, found in rows.items() if tenant_id in str(found)] == []
@@ -188,7 +192,7 @@ async def test_runs_are_cut_off_and_subscribers_informed(
         removed = await operator.delete_tenant(database_url, "gone")
         await model.disconnected(2)
     assert (await watching)[1] in (4010, 4001)
-    assert removed["runs"] == removed["queue"] == 2
+    assert removed["runs"] == removed["run_heads"] == 2
     rows = await every_row(database_url)
     assert [table for table, found in rows.items() if waiting["id"] in str(found)] == []
 

@@ -24,6 +24,7 @@ from tests.waiting import until
 
 TAKEOVER_S = 1200.0
 QUEUED = "SELECT run_id FROM run_queue"
+CANCEL = "SELECT cancel_run($1, $2)"
 RENEW = "SELECT renew_lease($1, 600, $2, $3, $4)"
 
 
@@ -194,3 +195,22 @@ async def test_only_so_many_definitions_are_kept(database: Database, owner: asyn
     await cache.get({three})
     await owner.execute("DELETE FROM agent_versions")
     assert (await cache.get({one, two, three})).keys() == {one, three}
+
+
+async def test_a_crash_of_the_server_takes_no_runs_from_live_workers(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    """Empty the table of leases, as a crash of a server's process does."""
+    live, dead = uuid4(), uuid4()
+    own = await claimed(database, DEFAULT_TENANT, live)
+    lost = await claimed(database, DEFAULT_TENANT, dead)
+    await owner.execute("TRUNCATE worker_leases")
+    assert await database.pool.fetchval(CANCEL, DEFAULT_TENANT, own.run_id) == "requested"
+    assert await sweep(database.pool, 0.2) == 0
+    await database.pool.fetch(RENEW, live, [DEFAULT_TENANT], [own.run_id], [1])
+    await until(lambda: sweep(database.pool, 0.2), lambda found: found == 1)
+    assert [row["run_id"] for row in await owner.fetch(QUEUED)] == [lost.run_id]
+    await owner.execute("UPDATE worker_leases SET leased_until = now() - interval '1 min'")
+    await sweep(database.pool, 60.0)
+    (run,), _ = await Claims(database.pool, uuid4(), 0.0).take(1)
+    assert (run.run_id, run.attempt) == (lost.run_id, 2)

@@ -297,8 +297,11 @@ BEGIN
         SELECT id FROM workers
         WHERE seen_at < now() - interval '30 seconds' FOR UPDATE SKIP LOCKED);
     DELETE FROM worker_leases WHERE worker_id IN (
-        SELECT worker_id FROM worker_leases
-        WHERE leased_until < now() - interval '30 seconds' FOR UPDATE SKIP LOCKED);
+        SELECT w.worker_id FROM worker_leases w
+        WHERE w.leased_until < now() - interval '30 seconds'
+          AND NOT EXISTS (SELECT FROM run_heads h WHERE h.worker_id = w.worker_id)
+        FOR UPDATE SKIP LOCKED);
+    PERFORM restore_leases(p_lease_s);
     DELETE FROM live_text WHERE ctid = ANY (ARRAY(
         SELECT l.ctid FROM live_text l
         LEFT JOIN runs r ON r.tenant_id = l.tenant_id AND r.id = l.run_id

@@ -64,15 +64,25 @@ END $$;
 CREATE OR REPLACE FUNCTION abandoned_runs(p_lease_s double precision)
 RETURNS TABLE (tenant_id uuid, run_id uuid, attempt integer)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT h.tenant_id, h.run_id, h.attempt FROM run_heads h
-    LEFT JOIN worker_leases w
-        ON w.worker_id = h.worker_id AND w.leased_until > clock_timestamp()
+    SELECT h.tenant_id, h.run_id, h.attempt
+    FROM run_heads h JOIN worker_leases w ON w.worker_id = h.worker_id
     WHERE pg_postmaster_start_time() + make_interval(secs => p_lease_s) < clock_timestamp()
-      AND (w.worker_id IS NULL OR (
+      AND (w.leased_until <= clock_timestamp() OR (
           h.claimed_at < w.named_at - interval '5 seconds'
           -- Hashed once; a search in each run's array would be quadratic.
           AND (h.worker_id, h.run_id || ':' || h.attempt) NOT IN (
               SELECT worker_id, unnest(runs) FROM worker_leases)))
+$$;
+
+-- Called by the sweep. Give a lease to each worker of running runs that has none: a crash of the
+-- server removes them all.
+CREATE OR REPLACE FUNCTION restore_leases(p_lease_s double precision) RETURNS void
+LANGUAGE sql AS $$
+    INSERT INTO worker_leases (worker_id, leased_until, named_at, runs)
+    SELECT h.worker_id, clock_timestamp() + make_interval(secs => p_lease_s), '-infinity', '{}'
+    FROM run_heads h LEFT JOIN worker_leases w ON w.worker_id = h.worker_id
+    WHERE w.worker_id IS NULL GROUP BY h.worker_id
+    ON CONFLICT DO NOTHING
 $$;
 
 -- Called by take_runs. Return the runs that a worker has claimed.
