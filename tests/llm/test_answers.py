@@ -18,6 +18,7 @@ from bottega.agents.messages import (
     Usage,
 )
 from bottega.agents.provider import ToolSchema
+from bottega.clock import monotonic
 from bottega.errors import HistoryError
 from bottega.llm.opaque import origin_of
 from bottega.llm.turns import Piece
@@ -69,6 +70,19 @@ async def test_deltas_come_before_the_answer_is_complete(model: FakeModel) -> No
         slow.script(text("one two three four"))
         await asking("hi")
         assert len(asking.deltas) > 1
+
+
+async def test_pieces_that_come_fast_are_read_together() -> None:
+    words = " ".join(f"word{number}" for number in range(100))
+    async with FakeModel(token_delay_s=0.002) as quick, provider_for(quick) as asking:
+        quick.script(text(words), text(words))
+        for _ in range(2):  # the second on the same connection
+            asking.deltas.clear()
+            began = monotonic()
+            answer = await asking("hi")
+            took_s = monotonic() - began
+            assert answer.content == "".join(asking.deltas) == words
+            assert len(asking.deltas) < 10 + took_s / 0.02
 
 
 async def test_the_request_holds_the_conversation(model: FakeModel, asking: Asking) -> None:

@@ -32,6 +32,7 @@ _DIALECTS: Mapping[str, NewDialect] = {
     "chat_completions": chat_completions,
     "responses": responses,
 }
+_COLLECT_S = 0.025
 _DRAIN_S = 0.1
 _LONGEST_ANSWER = 64 * 1024 * 1024
 _MOST_BROKEN = 5
@@ -220,6 +221,7 @@ class OpenAIProvider:
         reader = _Whole(builder) if "json" in content_type else _Events(builder)
         failure: ModelError | None = None
         length = 0
+        began = asyncio.get_running_loop().time()
         while not builder.complete:
             try:
                 piece = await response.content.readany()
@@ -232,6 +234,8 @@ class OpenAIProvider:
             if failure is not None or not piece:
                 break
             await _notify(on_delta, reader.feed(piece))
+            if not builder.finished:
+                _collect(response, began)
         if failure is not None and not builder.finished:
             raise failure
         if failure is None:
@@ -239,6 +243,24 @@ class OpenAIProvider:
         if not builder.finished:
             await _notify(on_delta, reader.finish())
         return builder.finish(self._clock(), self._new_id)
+
+
+def _collect(response: aiohttp.ClientResponse, began: float) -> None:
+    """Leave what arrives next in the socket for a while, since each read costs the same.
+
+    So an answer's end waits at most as long as the answer has taken, and ``_COLLECT_S``.
+    """
+    transport = response.connection and response.connection.transport
+    if not transport or transport.is_closing():
+        return
+    loop = asyncio.get_running_loop()
+    transport.pause_reading()
+    loop.call_later(min(_COLLECT_S, loop.time() - began), _read_again, transport)
+
+
+def _read_again(transport: asyncio.Transport) -> None:
+    if not transport.is_closing():
+        transport.resume_reading()
 
 
 async def _drain(response: aiohttp.ClientResponse) -> None:
