@@ -2,7 +2,8 @@
 
 It is only for show: the complete answer comes with ``llm.completed``. So it must cost little. A
 piece is appended to a list. Every 50 ms the new pieces go into the table ``live_text``, with one
-insert for all calls of this worker. If a model answers faster than that, nothing is written.
+insert for all calls of this worker; those of one call every 100 ms, its first at once. If a model
+answers faster than that, nothing is written.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from bottega.events.steps import storable
 from bottega.execution.journal import Journal
 
 FLUSH_S = 0.05
+PER_CALL_S = 0.09
 KEEP_S = 1.0
 MAX_CHARACTERS = 200_000
 """Characters of live text per call; the rest is shown with the complete answer."""
@@ -47,6 +49,7 @@ class CallText:
     call: int
     started: int
     has_rows: bool = False
+    _written_at: float = 0.0
     _at: int = 0
     _void: bool = False
     _pieces: list[str] = field(default_factory=list)
@@ -62,15 +65,18 @@ class CallText:
         self._at = 0
         self._void = self.has_rows
 
-    def take(self) -> tuple[int, str] | None:
+    def take(self, now: float) -> tuple[int, str] | None:
         """Return the text to write and the offset of its first character, if there is any."""
-        if not (self._pieces or self._void) or not self.journal.is_stored(self.started):
+        if not (self._pieces or self._void) or now < self._written_at + PER_CALL_S:
+            return None
+        if not self.journal.is_stored(self.started):
             return None
         at, text = self._at, storable("".join(self._pieces))
         self._pieces.clear()
         if at >= MAX_CHARACTERS:
             return None
         self._at += len(text)
+        self._written_at = now
         self._void = False
         self.has_rows = True
         return at, text
@@ -125,7 +131,8 @@ class LiveText:
                 self._any.clear()
 
     async def _write(self) -> None:
-        said = [(call, *taken) for call in self._open if (taken := call.take())]
+        now = monotonic()
+        said = [(call, *taken) for call in self._open if (taken := call.take(now))]
         if not said:
             return
         rows = [
