@@ -1,8 +1,9 @@
 """The watched runs of a process. One loop reads their logs, with one query for all.
 
 A run is *awake* for some seconds after each of its events and notices. Runs that are awake are read
-every few milliseconds; the others at a notice, and every few seconds in case one was lost. Workers
-send notices only for runs that may not be awake (:class:`bottega.events.wakeups.Notifier`).
+every few milliseconds, less often the more of them wait for a model; the others every few seconds,
+in case a notice was lost. At a notice its run alone is read. Workers send notices only for runs
+that may not be awake (:class:`bottega.events.wakeups.Notifier`).
 """
 
 import asyncio
@@ -20,12 +21,12 @@ from bottega.events.reader import LogReader, RunCursor
 from bottega.events.stream import RunStream
 from bottega.events.wakeups import AWAKE_S, WakeupFeed
 
-POLL_S = 0.015
-"""Time between two reads while a run is awake, if they are quick."""
-TEXT_S = 0.05
-"""Shortest time between two reads of live text."""
-_LEAST_S, _MOST_S = 0.002, 0.1
-_PER_WOKEN_S, _TEXT_PER_WATCHER_S = 0.00005, 0.0002
+POLL_S, LONGEST_POLL_S = 0.015, 0.1
+"""Time between two reads of the runs that are awake: least and most, if they are quick."""
+TEXT_S, QUIET_TEXT_S = 0.05, 0.08
+"""Shortest time between two reads of a run's live text, after one with text and one without."""
+_LEAST_S, _MOST_S, _QUIET_S = 0.002, 0.1, 0.05
+_PER_WOKEN_S, _PER_QUIET_S, _TEXT_PER_WATCHER_S = 0.00005, 0.0008, 0.0002
 _RETRY_S = 0.2
 _AT_ONCE = 1000
 
@@ -45,9 +46,10 @@ class RunStreams:
         self._poll_s = poll_s
         self._streams: dict[tuple[UUID, UUID], RunStream] = {}
         self._awake: dict[RunStream, float] = {}
+        self._noticed: dict[RunStream, None] = {}
         self._news = asyncio.Event()
+        self._awake_at = 0.0
         self._all_at = 0.0
-        self._text_at = 0.0
         self._woken = 0
 
     async def cursor_of(self, tenant_id: UUID, run_id: UUID) -> RunCursor:
@@ -83,6 +85,7 @@ class RunStreams:
             if not stream.watchers:
                 del self._streams[key]
                 self._awake.pop(stream, None)
+                self._noticed.pop(stream, None)
                 stream.unwatch()
 
     def _on_notice(self, stream: RunStream) -> None:
@@ -90,10 +93,14 @@ class RunStreams:
             stream.wake()
         else:
             self._keep_awake(stream)
-            self._news.set()
+            self._read_soon(stream)
 
     def _keep_awake(self, stream: RunStream) -> None:
         self._awake[stream] = monotonic() + AWAKE_S
+
+    def _read_soon(self, stream: RunStream) -> None:
+        self._noticed[stream] = None
+        self._news.set()
 
     async def run(self) -> None:
         """Read until cancelled."""
@@ -115,19 +122,21 @@ class RunStreams:
         least = min(_MOST_S, max(_LEAST_S, 2 * took_s, self._woken * _PER_WOKEN_S))
         await asyncio.sleep(least)
         self._woken = 0
-        due_s = POLL_S - least if self._awake else self._all_at - monotonic()
-        await happens(self._news, due_s)
+        due_at = self._awake_at if self._awake else self._all_at
+        await happens(self._news, due_at - monotonic())
         self._news.clear()
 
     def _due(self, now: float) -> list[RunStream]:
         """Return the streams to read; those awake for long enough are read for the last time."""
-        due = list(self._awake)
-        for stream in due:
-            if self._awake[stream] <= now:
-                del self._awake[stream]
+        due, self._noticed = dict(self._noticed), {}
+        if now >= self._awake_at:
+            due |= dict.fromkeys(self._awake)
+            quiet = sum(end < now + AWAKE_S - _QUIET_S for end in self._awake.values())
+            self._awake_at = now + min(LONGEST_POLL_S, POLL_S + quiet * _PER_QUIET_S)
+            self._awake = {stream: end for stream, end in self._awake.items() if end > now}
         if now >= self._all_at:
             self._all_at = now + self._poll_s
-            due = list(self._streams.values())
+            due |= dict.fromkeys(self._streams.values())
         return [stream for stream in due if not stream.ended]
 
     async def _read(self, due: Sequence[RunStream]) -> None:
@@ -166,13 +175,15 @@ class RunStreams:
                 self._on_notice(stream)
 
     async def _read_text(self, due: Sequence[RunStream]) -> None:
-        streams = [stream for stream in due if stream.may_have_text]
-        if not streams or self._text_at > (now := monotonic()):
+        now = monotonic()
+        streams = [each for each in due if each.may_have_text and each.text_at <= now]
+        if not streams:
             return
+        found = await self._reader.text([(stream.cursor, stream.text_id) for stream in streams])
         watchers = sum(stream.watchers for stream in self._streams.values())
-        self._text_at = now + max(TEXT_S, watchers * _TEXT_PER_WATCHER_S)
-        places = [(stream.cursor, stream.text_id) for stream in streams]
-        for stream, pieces in zip(streams, await self._reader.text(places), strict=True):
+        for stream, pieces in zip(streams, found, strict=True):
+            least_s = TEXT_S if pieces else QUIET_TEXT_S
+            stream.text_at = now + max(least_s, watchers * _TEXT_PER_WATCHER_S)
             if pieces:
                 stream.add_text(pieces)
                 self._keep_awake(stream)

@@ -35,6 +35,7 @@ class RunStream:
         watchers: number of subscribers.
         completions: live text of the model calls under way, in step with the events here.
         text_id: id of the newest piece of live text added.
+        text_at: time from which the next live text is read.
         unwatch: ends the notices about this run.
     """
 
@@ -49,6 +50,7 @@ class RunStream:
         self.watchers = 0
         self.completions = PartialCompletions(cursor.run_id)
         self.text_id = 0
+        self.text_at = 0.0
         self.unwatch: Callable[[], None] = lambda: None
         self._has_calls = self.last == 0
         self._is_behind = False
