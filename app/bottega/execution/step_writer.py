@@ -98,8 +98,15 @@ class StepWriter:
     async def _send_again(self, group: list[_Waiting]) -> None:
         """Repeat a group while the database is away: it is unknown if it was stored."""
         steps = [each.step for each in group]
+
+        async def send() -> list[str]:
+            try:
+                return await log.append_steps(self._pool, steps)
+            except asyncpg.LockNotAvailableError:
+                return ["busy"] * len(steps)
+
         try:
-            answers = await log.persist(lambda: log.append_steps(self._pool, steps))
+            answers = await log.persist(send)
         except Exception:
             self._each_alone(group)
         else:
