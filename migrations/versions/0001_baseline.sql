@@ -214,51 +214,52 @@ CREATE TABLE session_memory (
 CREATE TABLE runs (
     tenant_id uuid NOT NULL,
     id uuid NOT NULL DEFAULT uuidv7(),
-    status text NOT NULL DEFAULT 'queued',
-    mode text NOT NULL,
-    agent text,
-    graph text,
-    session_id text,
-    -- The session's memory when the run first started: a resumed run must see the same.
-    session_base jsonb,
-    input jsonb NOT NULL,
-    -- {"agents": {name: version}, "graph": {"name", "version"} | null}
-    pinned jsonb NOT NULL,
-    output jsonb,
-    stop_reason text,
-    error jsonb,
-    usage jsonb,
-    priority smallint NOT NULL DEFAULT '5',
-    timeout_s double precision NOT NULL,
-    metadata jsonb NOT NULL DEFAULT '{}',
-    -- Number of claims: each increases it.
-    attempt integer NOT NULL DEFAULT 0,
-    attempts jsonb NOT NULL DEFAULT '[]',
-    -- Of the newest event; while the run is running, its head has it.
-    last_seq bigint NOT NULL DEFAULT '0',
     created_at timestamptz NOT NULL DEFAULT now(),
-    cancel_requested_at timestamptz,
-    started_at timestamptz,
-    deadline timestamptz,
-    ended_at timestamptz,
-    token_budget bigint,
+    timeout_s double precision NOT NULL,
     queue_timeout_s double precision NOT NULL DEFAULT '86400',
-    webhook_url text,
+    token_budget bigint,
     -- A retry from the last step takes over events 2 to carried_seq of the earlier run. Its task
     -- ids therefore derive from that run, or from the first of a chain of retries.
     retry_of uuid,
-    -- The claim of this attempt, so that a repeated claim succeeds.
-    claimed_by uuid,
-    task_root uuid,
     carried_seq bigint NOT NULL DEFAULT '0',
-    -- The tenant's slot that it holds until it ends; null: it waits for one.
-    slot integer,
+    task_root uuid,
+    priority smallint NOT NULL DEFAULT '5',
+    mode text NOT NULL,
     -- Permitted use of memory: the strictest of the run's and its agents' settings.
     memory text NOT NULL DEFAULT 'off',
-    -- Its starter: ``key:<prefix>``, ``local``, ``cli`` or ``schedule:<name>``.
-    principal text,
+    agent text,
+    graph text,
+    session_id text,
     -- The integrator's name for the end user; that of the session, if it has one.
     user_id text,
+    -- Its starter: ``key:<prefix>``, ``local``, ``cli`` or ``schedule:<name>``.
+    principal text,
+    input jsonb NOT NULL,
+    -- {"agents": {name: version}, "graph": {"name", "version"} | null}
+    pinned jsonb NOT NULL,
+    metadata jsonb NOT NULL DEFAULT '{}',
+    webhook_url text,
+    -- What changes after the start comes last: an update's log entry spans the changed columns.
+    -- The session's memory when the run first started: a resumed run must see the same.
+    session_base jsonb,
+    -- The tenant's slot that it holds until it ends; null: it waits for one.
+    slot integer,
+    status text NOT NULL DEFAULT 'queued',
+    -- Number of claims: each increases it.
+    attempt integer NOT NULL DEFAULT 0,
+    -- The claim of this attempt, so that a repeated claim succeeds.
+    claimed_by uuid,
+    started_at timestamptz,
+    deadline timestamptz,
+    cancel_requested_at timestamptz,
+    attempts jsonb NOT NULL DEFAULT '[]',
+    -- Of the newest event; while the run is running, its head has it.
+    last_seq bigint NOT NULL DEFAULT '0',
+    ended_at timestamptz,
+    stop_reason text,
+    usage jsonb,
+    error jsonb,
+    output jsonb,
     CONSTRAINT pk_runs PRIMARY KEY (tenant_id, id),
     CONSTRAINT fk_runs_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
     CONSTRAINT ck_runs_memory CHECK (memory IN ('off', 'read', 'full')),
