@@ -17,7 +17,7 @@ async def rows(url: str, *, without: tuple[str, ...] = ()) -> set[tuple[str, str
         tables = await connection.fetch(
             "SELECT table_name AS name FROM information_schema.tables"
             " WHERE table_schema = 'public' AND table_type = 'BASE TABLE'"
-            " AND table_name <> ALL($1)",
+            " AND table_name <> 'last_sweep' AND table_name <> ALL($1)",
             without,
         )
         return {

@@ -112,6 +112,8 @@ async def test_every_reader_gets_exactly_the_episodes_in_its_scope(
         for left in LEFT:
             said = f"Pay the invoice with the card {left.secret}"
             await run(client, left.agent, said, **left.named)
+        embedded = "SELECT NOT EXISTS (SELECT FROM episode_work)"
+        await until(lambda: bottega.owner.fetchval(embedded))
         version = {}
         for scope in SCOPES:
             body = {"system_message": "You are clerk.", "tools": TOOLS, "memory_scope": scope}
