@@ -7,10 +7,8 @@ from uuid import uuid4
 import httpx2
 import pytest
 
-from bottega.tenants.keys import Scope
 from tests.service import Running
-from tests.tenants import Holder, holder
-from tests.waiting import until
+from tests.tenants import holder
 
 TASK = "Export the invoices of March."
 ERROR = {"type": "TimeoutError", "message": "no answer within 30 s", "tool": "fetch"}
@@ -245,22 +243,15 @@ async def test_a_forgotten_episode_disappears_at_once(client: httpx2.AsyncClient
     assert (await client.delete(f"/v1/episodes/{uuid4()}")).status_code == 404
 
 
-async def first_key(server: Running, database_url: str, scope: Scope) -> Holder:
-    """Make a key, and wait until the server needs one."""
-    key = await holder(database_url, "acme", scope)
-    await until(lambda: server.client.get("/v1/agents"), lambda answer: answer.status_code == 401)
-    return key
-
-
 async def test_an_import_names_the_key_that_made_it(server_: Running, database_url: str) -> None:
-    key = await first_key(server_, database_url, "run")
+    key = await holder(database_url, "acme", "run")
     async with key.client(server_) as client:
         made = await remember(client)
     assert made["origin"]["principal"] == f"key:{key.prefix}"
 
 
 async def test_a_read_key_may_search(server_: Running, database_url: str) -> None:
-    key = await first_key(server_, database_url, "read")
+    key = await holder(database_url, "acme", "read")
     async with key.client(server_) as client:
         assert ids(await search(client, query="x")) == []
         body: dict[str, Any] = {"failure_signature": "e"}

@@ -164,6 +164,18 @@ async def test_streams_of_an_invalid_key_end(
         await asyncio.gather(still, return_exceptions=True)
 
 
+async def test_the_first_key_counts_before_the_server_needs_one(
+    settings: Settings, database_url: str, owner: asyncpg.Pool
+) -> None:
+    async with running(settings, database_url) as server:
+        unknown = {"Authorization": f"Bearer {'x' * 56}"}
+        assert (await server.client.get("/v1/runs", headers=unknown)).status_code == 200
+        await owner.execute("DROP TRIGGER announce_keys ON api_keys")
+        held = await holder(database_url, "acme", "read")
+        async with held.client(server) as client:
+            assert (await client.delete("/v1/agents/a")).status_code == 403
+
+
 @pytest.mark.parametrize("lost", ["nothing", "notification"])
 async def test_the_first_key_closes_a_server_that_was_open(
     settings: Settings, database_url: str, owner: asyncpg.Pool, lost: str

@@ -94,9 +94,11 @@ async def _principal_or_refusal(scope: Scope, key_cache: KeyCache) -> Principal 
     try:
         if ticket := _ticket(scope):
             return await _by_ticket(key_cache, ticket, scope["path"])
-        if await key_cache.is_open():
+        keys_sent = sent(scope, b"authorization")
+        # A first key counts at once, even before this process learns that keys are needed.
+        if await key_cache.is_open() and await _find(key_cache, keys_sent) is None:
             return LOCAL
-        return await _by_key(key_cache, sent(scope, b"authorization"))
+        return await _by_key(key_cache, keys_sent)
     except BottegaError as error:
         return for_error(error)
     except Exception as error:
@@ -108,8 +110,7 @@ async def _principal_or_refusal(scope: Scope, key_cache: KeyCache) -> Principal 
 async def _by_key(key_cache: KeyCache, keys_sent: list[bytes]) -> Principal:
     if not (keys_sent and keys_sent[0][:7].lower() == b"bearer "):
         raise UnauthenticatedError("send an API key: 'Authorization: Bearer <key>'")
-    match = _BEARER.fullmatch(keys_sent[0]) if len(keys_sent) == 1 else None
-    key = await key_cache.find(match[1].decode()) if match else None
+    key = await _find(key_cache, keys_sent)
     if key is None:
         raise UnauthenticatedError("this API key is unknown, or was revoked", code="bad_key")
     if key_cache.expired(key):
@@ -118,6 +119,12 @@ async def _by_key(key_cache: KeyCache, keys_sent: list[bytes]) -> Principal:
             code="key_expired",
         )
     return Principal(key.tenant_id, key.scope, f"key:{key.prefix}", key.id)
+
+
+async def _find(key_cache: KeyCache, keys_sent: list[bytes]) -> keys.Key | None:
+    """Look up the key that a request sends, if it sends one."""
+    match = _BEARER.fullmatch(keys_sent[0]) if len(keys_sent) == 1 else None
+    return await key_cache.find(match[1].decode()) if match else None
 
 
 def _ticket(scope: Scope) -> str | None:
