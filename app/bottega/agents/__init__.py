@@ -19,6 +19,7 @@ from bottega.agents.messages import (
     ToolStatus,
     Usage,
 )
+from bottega.agents.params import ModelParams, NamedTool
 from bottega.agents.policy import ToolRequirement
 from bottega.agents.provider import LLMProvider, ModelOptions, ToolSchema, set_default_provider
 from bottega.agents.query import PromptMemory, Query, Recorder
@@ -62,6 +63,8 @@ __all__ = [
     "MemoryItem",
     "ModelError",
     "ModelOptions",
+    "ModelParams",
+    "NamedTool",
     "NoProviderError",
     "PromptMemory",
     "PropagationPolicy",

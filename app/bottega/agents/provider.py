@@ -1,12 +1,13 @@
 """Port to a model. ``bottega.llm`` implements it."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bottega.agents.messages import AssistantMessage, StandardMessage
+from bottega.agents.params import ModelParams
 from bottega.errors import ModelError, NoProviderError
 
 OnDelta = Callable[[str], Awaitable[None] | None]
@@ -44,7 +45,11 @@ class ModelOptions:
     Attributes:
         model: name of the model; ``None``: the provider's default.
         on_failed_try: called after each failed try, before the next one.
-        max_output_tokens: limit of output tokens; ``None``: no bound.
+        max_output_tokens: limit of output tokens, from a budget; ``None``: no bound. The smaller of
+            this and the parameter of that name holds.
+        params: parameters of the model; ``None``: its defaults.
+        output_schema: JSON Schema of the answer. The provider sends it in the server's form, and
+            returns the answer's JSON as the message's text; the caller validates it.
         asked: the user message that began the query; ``None``: the newest one. Context of the query
             goes into that message's turn, so the start of the prompt stays the same in each call.
     """
@@ -52,6 +57,8 @@ class ModelOptions:
     model: str | None = None
     on_failed_try: Callable[[FailedTry], None] | None = None
     max_output_tokens: int | None = None
+    params: ModelParams | None = None
+    output_schema: Mapping[str, Any] | None = field(default=None, hash=False)
     asked: StandardMessage | None = None
 
 

@@ -1,0 +1,108 @@
+"""Parameters of model calls, by the names that all dialects share. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Self
+
+from bottega.errors import InvalidInputError
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
+ToolChoiceScope = Literal["first", "all"]
+"""The model calls of a query that a ``tool_choice`` holds for."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTool:
+    """The choice of one tool, which the model must call."""
+
+    name: str
+
+
+ToolChoice = Literal["required", "none"] | NamedTool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParams:
+    """Parameters of a model call; ``None``: the model's own default.
+
+    Equal parameters give equal requests, so providers may cache by them.
+
+    Attributes:
+        max_output_tokens: limit of output tokens; a budget may set a lower one.
+        stop: texts that end the answer.
+        tool_choice: ``required``: the model must call a tool; ``none``: it must not.
+        extra_body: fields of the request that have no parameter here, under the server's names.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    max_output_tokens: int | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] | None = None
+    parallel_tool_calls: bool | None = None
+    tool_choice: ToolChoice | None = None
+    service_tier: str | None = None
+    extra_body: Mapping[str, Any] | None = field(default=None, hash=False)
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Self:
+        """Build parameters from JSON, in which null means the default.
+
+        Raises:
+            InvalidInputError: ``unknown_param``, or ``tool_choice`` has another form.
+        """
+        values = {name: value for name, value in given.items() if value is not None}
+        if unknown := sorted(values.keys() - PARAMETERS):
+            raise InvalidInputError(
+                f"there is no parameter '{unknown[0]}'; put it into extra_body if the model's "
+                "server knows it",
+                code="unknown_param",
+                pointer=f"/{unknown[0]}",
+            )
+        if "stop" in values:
+            values["stop"] = tuple(values["stop"])
+        if "tool_choice" in values:
+            values["tool_choice"] = _tool_choice(values["tool_choice"])
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the parameters that are set, as JSON."""
+        values = {name: getattr(self, name) for name in self.given}
+        if self.stop is not None:
+            values["stop"] = list(self.stop)
+        if isinstance(self.tool_choice, NamedTool):
+            values["tool_choice"] = {"name": self.tool_choice.name}
+        return values
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Names of the parameters that are set."""
+        return tuple(name for name in PARAMETERS if getattr(self, name) is not None)
+
+    def without_tool_choice(self) -> Self:
+        """Return the parameters of a query's later calls."""
+        return self if self.tool_choice is None else replace(self, tool_choice=None)
+
+
+PARAMETERS = {each.name: None for each in fields(ModelParams)}.keys()
+"""Names of all parameters."""
+
+
+def _tool_choice(value: Any) -> ToolChoice:
+    match value:
+        case "required" | "none" | NamedTool():
+            return value
+        case {"name": str(name)}:
+            return NamedTool(name)
+    raise InvalidInputError(
+        "tool_choice must be 'required', 'none' or {'name': TOOL}", pointer="/tool_choice"
+    )
+
+
+def merged(given: Mapping[str, Any] | None, overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Merge two JSON objects of parameters per key; a null takes the first one's value away."""
+    values = {**(given or {}), **(overrides or {})}
+    return {name: value for name, value in values.items() if value is not None}
