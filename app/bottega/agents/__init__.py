@@ -20,6 +20,7 @@ from bottega.agents.messages import (
     Usage,
 )
 from bottega.agents.params import ModelParams, NamedTool
+from bottega.agents.parts import FileContent, FileLoader, Part
 from bottega.agents.policy import ToolRequirement
 from bottega.agents.provider import LLMProvider, ModelOptions, ToolSchema, set_default_provider
 from bottega.agents.query import PromptMemory, Query, Recorder
@@ -53,6 +54,8 @@ __all__ = [
     "BaseAgent",
     "CycleError",
     "EventContract",
+    "FileContent",
+    "FileLoader",
     "HistoryError",
     "Hook",
     "HookContractError",
@@ -66,6 +69,7 @@ __all__ = [
     "ModelParams",
     "NamedTool",
     "NoProviderError",
+    "Part",
     "PromptMemory",
     "PropagationPolicy",
     "Publication",

@@ -56,6 +56,7 @@ class QueryLoop:
         self._options = ModelOptions(
             on_failed_try=partial(query.recorder.model_try_failed, query),
             asked=next(each for each in query.messages if isinstance(each, HumanMessage)),
+            files=query.recorder.files,
         )
 
     async def run(self) -> AssistantResponse:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from bottega.agents.parts import Part, text_of
 from bottega.clock import utcnow
 from bottega.graph.rendering import as_text
 
@@ -126,7 +127,11 @@ class ToolCall(BaseModel):
 
 
 class ToolResult(BaseModel):
-    """The answer to one :class:`ToolCall`."""
+    """The answer to one :class:`ToolCall`.
+
+    Attributes:
+        parts: images and other content beside ``result``.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -135,6 +140,7 @@ class ToolResult(BaseModel):
     status: ToolStatus = ToolStatus.SUCCESS
     result: Any = None
     error: str | None = None
+    parts: tuple[Part, ...] = ()
 
     @property
     def text(self) -> str:
@@ -145,15 +151,26 @@ class ToolResult(BaseModel):
 
 
 class Message(BaseModel):
-    """Base of all messages. Use the subclasses."""
+    """Base of all messages. Use the subclasses.
+
+    Attributes:
+        content: the text; with ``parts`` that of the parts which are text, joined.
+        parts: the whole content, in order, if it is not only text; else empty.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     content: str = ""
+    parts: tuple[Part, ...] = ()
     timestamp: AwareDatetime = Field(default_factory=utcnow)
     metadata: dict[str, Any] = Field(default_factory=dict)
 
     __slots__ = ("_encoded",)  # cheaper than a private attribute: no work for each new message
+
+    @classmethod
+    def of(cls, *parts: Part, **fields: Any) -> Self:
+        """Return a message with content that is not only text."""
+        return cls(content=text_of(parts), parts=parts, **fields)
 
     def encoded(self, dialect: str, encode: Callable[[Self], T]) -> T:
         """Return the wire form of this message in ``dialect``; computed once, then cached."""
@@ -201,6 +218,14 @@ class ToolMessage(Message):
 
     role: Literal["tool"] = "tool"
     tool_results: tuple[ToolResult, ...] = ()
+
+    @classmethod
+    def answering(cls, result: ToolResult) -> Self:
+        """Return the message with a result for the model; its parts follow the result's text."""
+        if not result.parts:
+            return cls(content=result.text, tool_results=(result,))
+        said = Part("text", text=result.text)
+        return cls.of(said, *result.parts, tool_results=(result,))
 
 
 StandardMessage = Annotated[

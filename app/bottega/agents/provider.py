@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from bottega.agents.messages import AssistantMessage, StandardMessage
 from bottega.agents.params import ModelParams
+from bottega.agents.parts import FileLoader
 from bottega.errors import ModelError, NoProviderError
 
 OnDelta = Callable[[str], Awaitable[None] | None]
@@ -52,6 +53,7 @@ class ModelOptions:
             returns the answer's JSON as the message's text; the caller validates it.
         asked: the user message that began the query; ``None``: the newest one. Context of the query
             goes into that message's turn, so the start of the prompt stays the same in each call.
+        files: loads the parts that are stored files; ``None``: there are none.
     """
 
     model: str | None = None
@@ -60,6 +62,7 @@ class ModelOptions:
     params: ModelParams | None = None
     output_schema: Mapping[str, Any] | None = field(default=None, hash=False)
     asked: StandardMessage | None = None
+    files: FileLoader | None = None
 
 
 class LLMProvider(Protocol):

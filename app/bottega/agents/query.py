@@ -24,6 +24,7 @@ from bottega.agents.messages import (
     ToolResult,
     Usage,
 )
+from bottega.agents.parts import FileLoader
 from bottega.agents.policy import ToolRequirement
 from bottega.agents.provider import FailedTry, LLMProvider, OnDelta, ToolSchema
 from bottega.agents.tools import AgentState, ToolBase
@@ -172,9 +173,11 @@ class Recorder:
 
     Attributes:
         swarm: the run's ``Swarm`` of asynchronous sub-agents, if it exists already.
+        files: loads the run's stored files; ``None``: there are none.
     """
 
     swarm: object = None
+    files: FileLoader | None = None
 
     def query_started(self, query: Query) -> None:
         """Record a query's start: its messages are in the history, no model call was made."""

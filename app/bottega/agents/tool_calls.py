@@ -144,9 +144,7 @@ class _Calls:
 
     def _append(self, result: ToolResult) -> None:
         self.appended.append(result)
-        self.query.agent.conversation_history.append(
-            ToolMessage(content=result.text, tool_results=(result,))
-        )
+        self.query.agent.conversation_history.append(ToolMessage.answering(result))
 
     def close(self) -> None:
         """Append an answer for each call left open by an error or a cancellation."""

@@ -181,7 +181,7 @@ def _note(task: _Task, event: Event, *, is_paid: bool) -> None:
             ended = ToolEnded.of(data)
             if ended.answer_seq is None:
                 result = result_of(ended)
-                task.said.append(ToolMessage(content=result.text, tool_results=(result,)))
+                task.said.append(ToolMessage.answering(result))
         case kind if kind in ENDS:
             task.ended = event
 

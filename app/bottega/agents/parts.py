@@ -1,0 +1,144 @@
+"""Parts of a message that are not only text: images, audio, documents and other files."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self, get_args
+
+from pydantic import ConfigDict
+
+from bottega.agents.tokens import estimated_tokens, tokens_in
+from bottega.errors import InvalidInputError
+
+PartType = Literal["text", "image", "audio", "document", "file"]
+
+_SOURCES = ("text", "url", "data", "file")
+_TOKENS_OF_URL = {"image": 1600, "audio": 2000, "document": 20_000, "file": 20_000}
+"""Nothing is known of a URL's content: a large image, a minute of speech, ten pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a message's content, with exactly one source.
+
+    Attributes:
+        text: of a part of the type ``text``, and of no other.
+        url: passed on to the model's server, which fetches it.
+        data: the bytes; needs ``media_type``.
+        file: id of a stored file; :attr:`ModelOptions.files` loads it.
+        media_type: such as ``image/png``; optional with ``url`` and ``file``.
+        name: file name, for the model.
+        size_tokens: estimate of its tokens in a prompt, made when a file was stored.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        ser_json_bytes="base64", val_json_bytes="base64"
+    )
+
+    type: PartType
+    text: str | None = None
+    url: str | None = None
+    data: bytes | None = None
+    file: str | None = None
+    media_type: str | None = None
+    name: str | None = None
+    size_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in _SOURCES if getattr(self, name) is not None]
+        if self.type not in get_args(PartType):
+            raise InvalidInputError(f"there is no part of the type '{self.type}'", pointer="/type")
+        if len(given) != 1:
+            raise InvalidInputError(
+                f"a part needs exactly one of {', '.join(_SOURCES)}, found {len(given)}"
+            )
+        if (self.type == "text") != (given == ["text"]):
+            raise InvalidInputError(
+                "a part of the type 'text' has a text, and no other part has one",
+                pointer=f"/{given[0]}",
+            )
+        if self.data is not None and self.media_type is None:
+            raise InvalidInputError("data needs its media_type", pointer="/media_type")
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Build a part from the result of :meth:`to_dict`."""
+        return cls(**data)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields that are set, as JSON if there is no ``data``."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in fields.items() if value is not None}
+
+    @property
+    def tokens(self) -> int:
+        """Estimate its tokens in a prompt; see :func:`content_tokens`."""
+        if self.text is not None:
+            return estimated_tokens(self.text)
+        if self.size_tokens is not None:
+            return self.size_tokens
+        if self.data is not None and self.media_type is not None:
+            return content_tokens(self.media_type, len(self.data))
+        return _TOKENS_OF_URL[self.type]
+
+
+def text_of(parts: Iterable[Part]) -> str:
+    """Join the texts of parts, each on its own lines."""
+    return "\n".join(part.text for part in parts if part.text is not None)
+
+
+def parts_tokens(parts: Sequence[Part]) -> int:
+    """Estimate the tokens of parts in a prompt, without those of their texts."""
+    return sum(part.tokens for part in parts if part.text is None)
+
+
+@dataclass(frozen=True, slots=True)
+class FileContent:
+    """A loaded file."""
+
+    data: bytes
+    media_type: str
+    name: str | None = None
+
+
+FileLoader = Callable[[str], Awaitable[FileContent]]
+"""Function that loads a file by id.
+
+Raises:
+    InvalidInputError: ``unknown_file``: there is no such file, or it is deleted.
+    UnavailableError: the store of files does not answer.
+"""
+
+_LARGEST_IMAGE = 1600
+_SMALLEST_IMAGE = 85
+_PIXELS_PER_TOKEN = 750
+_TOKENS_PER_PAGE = 2000
+_BYTES_PER_PAGE = 50_000
+_BYTES_PER_AUDIO_TOKEN = 500
+_BYTES_PER_VIDEO_TOKEN = 1000
+
+
+def content_tokens(
+    media_type: str, size: int, *, pixels: int | None = None, pages: int | None = None
+) -> int:
+    """Estimate the tokens of a file in a prompt. Pure.
+
+    The estimate is the largest of the vendors' published rules:
+
+    - image: a token per 750 pixels, 85 to 1600 (Anthropic; OpenAI and Gemini count less);
+    - PDF: 2000 per page as text and image; a page per 50 KB if their number is unknown;
+    - audio: 32 tokens per second (Gemini), at 16 KB per second;
+    - video: 263 tokens per second (Gemini), at 256 KB per second;
+    - others: as text, at 4 bytes per token.
+    """
+    kind = media_type.partition("/")[0]
+    if kind == "image":
+        if pixels is None:
+            return _LARGEST_IMAGE
+        return max(_SMALLEST_IMAGE, min(_LARGEST_IMAGE, -(-pixels // _PIXELS_PER_TOKEN)))
+    if media_type == "application/pdf":
+        return _TOKENS_PER_PAGE * (pages or -(-size // _BYTES_PER_PAGE))
+    if kind == "audio":
+        return -(-size // _BYTES_PER_AUDIO_TOKEN)
+    if kind == "video":
+        return -(-size // _BYTES_PER_VIDEO_TOKEN)
+    return tokens_in(size)
