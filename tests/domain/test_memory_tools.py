@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bottega.agents.messages import ToolCall, ToolStatus
-from bottega.memory.working.sections import Part
+from bottega.memory.working.sections import Area
 from bottega.memory.working.tools import LONGEST_STEP, MOST_STEPS, SearchMemory, SetPlan, plan_of
 from bottega.memory.working.working_memory import WorkingMemory
 
@@ -20,7 +20,7 @@ async def test_plan_is_in_the_working_memory_and_the_last_one_counts() -> None:
     await tool.execute(call("set_plan", steps=["look", "act"]))
     result = await tool.execute(call("set_plan", steps=["look", "ask", " act "]))
     assert result.status is ToolStatus.SUCCESS
-    assert working.compose(Part.TASK).endswith("Plan:\n- look\n- ask\n- act")
+    assert working.compose(Area.TASK).endswith("Plan:\n- look\n- ask\n- act")
 
 
 async def test_plan_from_a_recorded_answer_is_restored() -> None:
@@ -51,7 +51,7 @@ async def test_invalid_plan_is_refused_and_changes_nothing(steps: Any) -> None:
     assert result.status is ToolStatus.ERROR
     assert "list of 1 to 50 texts" in (result.error or "")
     assert plan_of({"steps": steps}) is None
-    assert not working.holds(Part.TASK)
+    assert not working.holds(Area.TASK)
 
 
 async def test_search_passes_on_its_query_and_scope() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bottega.agents.tokens import estimated_tokens
 from bottega.memory.working.archive import RECENT
-from bottega.memory.working.sections import Budgets, Part
+from bottega.memory.working.sections import Area, Budgets
 from bottega.memory.working.working_memory import Retrieved, WorkingMemory
 from tests.examples import examples
 
@@ -81,11 +81,11 @@ def test_working_memory_never_exceeds_its_limit(
     memory = WorkingMemory(limits, count=count)
     for step in done:
         do(memory, step)
-        assert all(memory.tokens_of(part) <= limits.of(part) for part in Part)
+        assert all(memory.tokens_of(part) <= limits.of(part) for part in Area)
         assert memory.tokens <= limits.total
     text = memory.compose()
     assert count(text) <= limits.total
-    assert all(count(memory.compose(part)) <= limits.of(part) for part in Part)
+    assert all(count(memory.compose(part)) <= limits.of(part) for part in Area)
     assert memory.tokens <= limits.total
 
 
@@ -142,7 +142,7 @@ def test_old_results_are_pruned_first_and_recent_ones_stay() -> None:
     outputs = [f"result {index} " + "x" * 400 for index in range(12)]
     references = [memory.add_intermediate(f"step{i}", text) for i, text in enumerate(outputs)]
     assert references[:2] == ["m1", "m2"]
-    shown = memory.compose(Part.INTERMEDIATE)
+    shown = memory.compose(Area.INTERMEDIATE)
     assert outputs[11] in shown
     assert outputs[7] in shown
     assert outputs[0] not in shown
@@ -157,7 +157,7 @@ def test_result_of_recent_subtasks_stays_where_older_ones_give_room() -> None:
     for index in range(RECENT - 1):
         memory.add_intermediate(f"s{index}", "short")
     memory.add_intermediate("last", "z" * 1_900)
-    shown = memory.compose(Part.INTERMEDIATE)
+    shown = memory.compose(Area.INTERMEDIATE)
     assert "older " + "y" * 1_200 not in shown
     assert "edge " + "y" * 1_200 in shown
 
@@ -167,14 +167,14 @@ def test_content_that_later_results_refer_to_stays() -> None:
     memory.add_intermediate("first", "needed " + "y" * 400)
     for index in range(9):
         memory.add_intermediate(f"s{index}", "z" * 400, refers_to=["m1"])
-    assert "needed " + "y" * 400 in memory.compose(Part.INTERMEDIATE)
+    assert "needed " + "y" * 400 in memory.compose(Area.INTERMEDIATE)
 
 
 def test_traces_become_a_summary() -> None:
     memory = WorkingMemory(Budgets(state=300))
     for index in range(40):
         memory.push_state("building", subtask=f"part {index}", completed=[f"{index}"])
-    shown = memory.compose(Part.STATE)
+    shown = memory.compose(Area.STATE)
     assert "now: building: part 39" in shown
     assert "earlier steps (shortened)" in shown
     assert "building: part 1\n" in (memory.recall("v1") or "")
@@ -186,7 +186,7 @@ def test_unread_retrieved_episodes_are_dropped_and_read_ones_stay() -> None:
     memory.compose()
     memory.retrieve_from_episodic([Retrieved("e2", "unread")])
     memory.prune()
-    shown = memory.compose(Part.RETRIEVED)
+    shown = memory.compose(Area.RETRIEVED)
     assert "e1: read it" in shown
     assert "e2" not in shown
 
@@ -218,7 +218,7 @@ def test_variable_may_change_its_kind() -> None:
     assert memory.get("key") is None
     assert memory.get("cost") == 3
     assert memory.get("calls", "metadata") == ["a", "b"]
-    assert "calls += a, b" in memory.compose(Part.STATE)
+    assert "calls += a, b" in memory.compose(Area.STATE)
 
 
 def test_kinds_of_variables() -> None:
@@ -233,7 +233,7 @@ def test_kinds_of_variables() -> None:
     assert memory.get("tries", "execution") == 2
     assert memory.get("library", "intermediate", subtask="one") == "PyJWT"
     assert memory.get("library", "intermediate", subtask="two", default="none") == "none"
-    assert "files += a.py, b.py" in memory.compose(Part.TASK)
+    assert "files += a.py, b.py" in memory.compose(Area.TASK)
     memory.push_state("work", subtask="two")
     assert memory.get("tries", "execution") is None
     assert memory.get("library", "intermediate", subtask="one") == "PyJWT"

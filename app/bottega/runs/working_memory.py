@@ -24,7 +24,7 @@ from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.task_analysis import analyse
 from bottega.memory.text.summaries import summary_of
 from bottega.memory.working.prompts import RECALL
-from bottega.memory.working.sections import Budgets, Part
+from bottega.memory.working.sections import Area, Budgets
 from bottega.memory.working.tools import SET_PLAN, plan_of
 from bottega.memory.working.variables import VariableScope
 from bottega.memory.working.working_memory import Retrieved, WorkingMemory
@@ -150,7 +150,7 @@ def fold_working(
                 "tokens": memory.tokens_of(part),
                 "content": memory.compose(part).partition("\n")[2],  # without its title
             }
-            for part in Part
+            for part in Area
         ],
         "variables": {scope.value: memory.variables(scope) for scope in VariableScope},
         "results": len(results),

@@ -31,7 +31,7 @@ from bottega.memory.working.blocks import (
     schema_tokens,
     tokens_of,
 )
-from bottega.memory.working.sections import Part
+from bottega.memory.working.sections import Area
 from bottega.memory.working.working_memory import WorkingMemory
 
 RECALL = "recall_memory"
@@ -121,7 +121,7 @@ class RunMemory:
             self._schemas, self._schema_tokens = schemas, schema_tokens(schemas, count)
         if self.working.revision != self._revision:
             self._revision = self.working.revision
-            self._base = self.working.compose(Part.TASK, Part.RETRIEVED, description=False)
+            self._base = self.working.compose(Area.TASK, Area.RETRIEVED, description=False)
         note = self._noting(self._base, self._index)
         if self._with(note) > self.limit:
             self._prune()
@@ -312,7 +312,7 @@ class RunMemory:
 
     def _fitting(self) -> SystemMessage | None:
         """Return the fenced message with as many parts as fit, or ``None``."""
-        task = self.working.compose(Part.TASK, description=False)
+        task = self.working.compose(Area.TASK, description=False)
         for parts in ((self._base, self._index), (task, self._index), (self._index,), (task,)):
             note = self._noting(*parts)
             if note is not None and self._with(note) <= self.limit:

@@ -12,7 +12,7 @@ GIST_TOKENS = 48
 LABEL_BYTES = 48  # room for "episode:" and an id
 
 
-class Part(StrEnum):
+class Area(StrEnum):
     """The sections, in their order in prompts."""
 
     SYSTEM = "system"
@@ -36,7 +36,7 @@ class Budgets:
     def total(self) -> int:
         return sum(getattr(self, field.name) for field in fields(self))
 
-    def of(self, part: Part) -> int:
+    def of(self, part: Area) -> int:
         tokens: int = getattr(self, part.value)
         return tokens
 

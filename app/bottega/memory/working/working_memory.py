@@ -12,7 +12,7 @@ from typing import Any
 from bottega.agents.tokens import estimated_tokens
 from bottega.memory.text.summaries import TokenCounter, summary_of
 from bottega.memory.working.archive import Archive, NotifyListener
-from bottega.memory.working.sections import Budgets, Entry, Key, Kind, Part, Section, label_of
+from bottega.memory.working.sections import Area, Budgets, Entry, Key, Kind, Section, label_of
 from bottega.memory.working.variables import (
     KIND_IN,
     Place,
@@ -25,18 +25,18 @@ from bottega.memory.working.variables import (
 
 _DESCRIPTION = ("note", "description")
 _TITLES = {
-    Part.SYSTEM: "System",
-    Part.TASK: "Task",
-    Part.STATE: "State of the work",
-    Part.INTERMEDIATE: "Intermediate results",
-    Part.RETRIEVED: "From earlier runs",
+    Area.SYSTEM: "System",
+    Area.TASK: "Task",
+    Area.STATE: "State of the work",
+    Area.INTERMEDIATE: "Intermediate results",
+    Area.RETRIEVED: "From earlier runs",
 }
 _PART_OF = {
-    VariableScope.GLOBAL: Part.TASK,
-    VariableScope.TASK: Part.TASK,
-    VariableScope.EXECUTION: Part.STATE,
-    VariableScope.INTERMEDIATE: Part.INTERMEDIATE,
-    VariableScope.METADATA: Part.STATE,
+    VariableScope.GLOBAL: Area.TASK,
+    VariableScope.TASK: Area.TASK,
+    VariableScope.EXECUTION: Area.STATE,
+    VariableScope.INTERMEDIATE: Area.INTERMEDIATE,
+    VariableScope.METADATA: Area.STATE,
 }
 
 
@@ -81,7 +81,7 @@ class WorkingMemory:
 
     def _empty(self) -> None:
         self._sections = {
-            part: Section(_TITLES[part], self.budgets.of(part), self.count) for part in Part
+            part: Section(_TITLES[part], self.budgets.of(part), self.count) for part in Area
         }
         self._archive = Archive(self.count, self._listener)
         self._control: set[Place] = set()
@@ -95,7 +95,7 @@ class WorkingMemory:
         """Reset the memory for another task, with the agent's system text and metadata."""
         self._variables.clear()
         self._empty()
-        self._note(Part.SYSTEM, "system", system, hot=True)
+        self._note(Area.SYSTEM, "system", system, hot=True)
         for key, value in metadata.items():
             self.set(key, value, VariableScope.METADATA)
 
@@ -115,7 +115,7 @@ class WorkingMemory:
             criteria: of success.
             plan: steps; these are warm entries, all others hot.
         """
-        self._note(Part.TASK, _DESCRIPTION[-1], task, hot=True)
+        self._note(Area.TASK, _DESCRIPTION[-1], task, hot=True)
         self._list("Goals", goals, hot=True)
         self._list("Success criteria", criteria, hot=True)
         self._list("Constraints", constraints, hot=True)
@@ -200,13 +200,13 @@ class WorkingMemory:
         self._states += 1
         when = f"{at.isoformat(timespec='seconds')} " if at else ""
         self._put(
-            Part.STATE, ("state", str(self._states)), Kind.TRACE, f"step {self._states}", when + now
+            Area.STATE, ("state", str(self._states)), Kind.TRACE, f"step {self._states}", when + now
         )
         for name in completed:
-            self._put(Part.STATE, ("ended", name), Kind.NOTE, name, f"completed: {name}")
+            self._put(Area.STATE, ("ended", name), Kind.NOTE, name, f"completed: {name}")
         for name, error in (failed or {}).items():
-            self._put(Part.STATE, ("ended", name), Kind.NOTE, name, f"failed: {name}: {error}")
-        self._put(Part.STATE, ("now",), Kind.NOTE, "now", f"now: {now}", hot=True)
+            self._put(Area.STATE, ("ended", name), Kind.NOTE, name, f"failed: {name}: {error}")
+        self._put(Area.STATE, ("now",), Kind.NOTE, "now", f"now: {now}", hot=True)
         if subtask != self._subtask:
             self._subtask = subtask
             for place in self._control:
@@ -230,7 +230,7 @@ class WorkingMemory:
         self._archive.turn = self._results
         label = label_of(subtask)
         line = f"{reference} {label}: {text}"
-        self._put(Part.INTERMEDIATE, ("result", reference), Kind.RESULT, label, line)
+        self._put(Area.INTERMEDIATE, ("result", reference), Kind.RESULT, label, line)
         return reference
 
     def skip(self, results: int) -> None:
@@ -238,12 +238,12 @@ class WorkingMemory:
         if results > 0:
             self._results += results
             gone = (results, "m1", f"m{self._results}")
-            self._sections[Part.INTERMEDIATE].gone = gone
+            self._sections[Area.INTERMEDIATE].gone = gone
 
     def retrieve_from_episodic(self, found: Iterable[Retrieved]) -> None:
         """Store retrieved episodes, best first, each shortened to an equal share. Earlier ones that
         no prompt contained make room."""
-        section = self._sections[Part.RETRIEVED]
+        section = self._sections[Area.RETRIEVED]
         items = list(found)
         share = section.room // max(len(items), 1)
         new: list[tuple[Key, str, str]] = []
@@ -259,7 +259,7 @@ class WorkingMemory:
                 break
             section.remove(key)
         for key, label, line in new:
-            self._put(Part.RETRIEVED, key, Kind.EPISODE, label, line)
+            self._put(Area.RETRIEVED, key, Kind.EPISODE, label, line)
 
     # Output
 
@@ -272,7 +272,7 @@ class WorkingMemory:
         """All references, in the order of creation."""
         return list(self._archive.texts)
 
-    def compose(self, *parts: Part, description: bool = True) -> str:
+    def compose(self, *parts: Area, description: bool = True) -> str:
         """Render sections (default: all) for a prompt, and mark their entries as accessed.
 
         Args:
@@ -280,7 +280,7 @@ class WorkingMemory:
         """
         without = () if description else _DESCRIPTION
         lines: list[str] = []
-        for part in parts or Part:
+        for part in parts or Area:
             section = self._sections[part]
             for entry in section.entries.values():
                 entry.accessed = True
@@ -294,11 +294,11 @@ class WorkingMemory:
         """Tokens of all sections; never more than ``budgets.total``."""
         return sum(section.tokens for section in self._sections.values())
 
-    def tokens_of(self, part: Part) -> int:
+    def tokens_of(self, part: Area) -> int:
         """Return a section's tokens; never more than its budget."""
         return self._sections[part].tokens
 
-    def holds(self, part: Part) -> bool:
+    def holds(self, part: Area) -> bool:
         return self._sections[part].tokens > 0
 
     def variables(self, scope: VariableScope | str) -> dict[str, Any]:
@@ -335,7 +335,7 @@ class WorkingMemory:
     def snapshot(self) -> dict[str, Any]:
         """Return a JSON-compatible copy of everything, archive included."""
         return {
-            "budgets": [self.budgets.of(part) for part in Part],
+            "budgets": [self.budgets.of(part) for part in Area],
             "sections": {part.value: each.snapshot() for part, each in self._sections.items()},
             "variables": [
                 [*place, each.copied(), each.kind.value] for place, each in self._variables.items()
@@ -366,13 +366,13 @@ class WorkingMemory:
 
     # Internals
 
-    def _note(self, part: Part, name: str, text: str, *, hot: bool) -> None:
+    def _note(self, part: Area, name: str, text: str, *, hot: bool) -> None:
         if text:
             self._put(part, ("note", name), Kind.NOTE, name, text, hot=hot)
 
     def _list(self, title: str, lines: Iterable[str], *, hot: bool) -> None:
         text = "\n".join(f"- {line}" for line in lines)
-        self._note(Part.TASK, title, f"{title}:\n{text}" if text else "", hot=hot)
+        self._note(Area.TASK, title, f"{title}:\n{text}" if text else "", hot=hot)
 
     def _show(self, place: Place, variable: Variable) -> None:
         part, label = _PART_OF[VariableScope(place[0])], label_of(place[2])
@@ -380,12 +380,12 @@ class WorkingMemory:
         self._put(part, ("variable", *place), Kind.VARIABLE, label, line)
 
     def _put(
-        self, part: Part, key: Key, kind: Kind, label: str, text: str, *, hot: bool = False
+        self, part: Area, key: Key, kind: Kind, label: str, text: str, *, hot: bool = False
     ) -> None:
         size = self.count(text) + 1  # one for the end of line
         self._sections[part].put(key, Entry(kind, label, text, size, self._archive.turn, hot))
         self._changed(part)
 
-    def _changed(self, part: Part) -> None:
-        self.revision += part in (Part.TASK, Part.RETRIEVED)
+    def _changed(self, part: Area) -> None:
+        self.revision += part in (Area.TASK, Area.RETRIEVED)
         self._archive.make_room(self._sections[part])
