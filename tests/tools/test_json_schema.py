@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import InvalidInputError
-from bottega.tools.json_schema import MAX_VALUES, MAX_WORK, ArgumentSchema, argument_schema
+from bottega.json_schema.arguments import BOUNDS, ArgumentSchema, argument_schema
 
 
 def of(**properties: Any) -> ArgumentSchema:
@@ -188,7 +188,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"properties": {"a": {"$dynamicRef": "#a"}}}, "is not supported"),
         ({"properties": {"a": {"nullable": True}}}, "'nullable' is not supported"),
         ({"properties": {"a": nested(20)}}, "nested deeper"),
-        ({"properties": {"a": {"enum": [str(n) for n in range(MAX_VALUES)]}}}, "more than"),
+        ({"properties": {"a": {"enum": [str(n) for n in range(BOUNDS.values)]}}}, "more than"),
     ],
 )
 def test_invalid_or_unsupported_schema_is_refused(schema: dict[str, Any], reason: str) -> None:
@@ -206,7 +206,7 @@ def test_arguments_that_are_expensive_to_check_are_refused() -> None:
     schema = of(a={"type": "array", "uniqueItems": True, "items": {"type": ["object", "string"]}})
     assert accepts(schema, a=[{"n": n} for n in range(1000)])
     with pytest.raises(InvalidInputError, match="too many values"):
-        schema.check({"a": ["x"] * MAX_WORK})
+        schema.check({"a": ["x"] * BOUNDS.work})
 
 
 def test_huge_numbers_do_not_crash() -> None:

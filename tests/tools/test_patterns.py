@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import InvalidInputError
-from bottega.tools.patterns import MOST_CACHED_BYTES, check_patterns, compiled, size_of
-from bottega.tools.sized_cache import sized_cache
+from bottega.json_schema.patterns import MOST_CACHED_BYTES, check_patterns, compiled, size_of
+from bottega.json_schema.sized_cache import sized_cache
 
 UUID = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
 

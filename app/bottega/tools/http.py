@@ -19,11 +19,11 @@ from pydantic import (
 from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.tools import ToolBase, error_result, success_result
 from bottega.errors import InvalidInputError, UnavailableError
+from bottega.json_schema.arguments import ArgumentSchema, argument_schema
+from bottega.json_schema.values import WHOLE
 from bottega.redaction import Redactor
 from bottega.tools.egress import Egress, Reply
 from bottega.tools.headers import carries_credentials, check_header
-from bottega.tools.json_schema import ArgumentSchema, argument_schema
-from bottega.tools.json_values import WHOLE
 from bottega.tools.replies import (
     body_of,
     content_type,

@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx2
 
+from bottega.json_schema.values import depth_of
 from bottega.tools.egress import EgressRefusedError, Reply, checked_url
-from bottega.tools.json_values import depth_of
 
 MAX_DEPTH = 64
 _EXCERPT = 1000

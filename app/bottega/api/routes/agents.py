@@ -10,8 +10,8 @@ from bottega.api.schemas.agents import Agent, AgentContent, AgentSummary, NewAge
 from bottega.api.shared.definitions import definition_router
 from bottega.definitions.agents import refuse_circle
 from bottega.definitions.store import AGENTS
+from bottega.json_schema.patterns import check_patterns
 from bottega.tools.http import HttpToolDefinition
-from bottega.tools.patterns import check_patterns
 
 
 async def _prepare(

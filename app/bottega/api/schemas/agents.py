@@ -18,9 +18,9 @@ from pydantic_core import PydanticCustomError
 
 from bottega.agents.endings import OnLength
 from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
+from bottega.json_schema.values import WHOLE
 from bottega.memory.episodes.scope import MemoryScope
 from bottega.tools.http import HttpToolDefinition
-from bottega.tools.json_values import WHOLE
 
 TASK_TOOLS = (
     *("dispatch_subagent", "poll_subagent", "await_subagent"),

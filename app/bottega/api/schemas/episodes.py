@@ -17,7 +17,7 @@ from bottega.api.schemas.recorded import (
     RecordedTask,
 )
 from bottega.api.schemas.runs import SessionName
-from bottega.tools.json_values import WHOLE
+from bottega.json_schema.values import WHOLE
 
 MAX_CORE_BYTES = 65_536
 """Limit on an episode's JSON without its input, output and trace."""

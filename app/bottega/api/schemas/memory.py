@@ -15,7 +15,7 @@ from bottega.api.schemas.episodes import (
     Label,
     NewEpisode,
 )
-from bottega.tools.json_values import WHOLE
+from bottega.json_schema.values import WHOLE
 
 Term = Annotated[str, StringConstraints(min_length=1, max_length=100)]
 Id = Annotated[UUID, Field(strict=False)]

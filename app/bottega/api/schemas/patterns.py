@@ -8,8 +8,8 @@ from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import Body
 from bottega.api.schemas.episodes import Moment, Object
+from bottega.json_schema.values import WHOLE
 from bottega.memory.patterns.conditions import MAX_DEPTH, MAX_LIST, MAX_TESTS, MAX_TEXT
-from bottega.tools.json_values import WHOLE
 
 CategoryName = Literal[
     "strategic",

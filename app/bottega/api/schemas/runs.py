@@ -17,8 +17,8 @@ from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name, UserName
 from bottega.errors import InvalidInputError
+from bottega.json_schema.values import WHOLE
 from bottega.tools.egress import checked_url
-from bottega.tools.json_values import WHOLE
 
 Status = Literal["queued", "running", "completed", "failed", "timeout", "cancelled"]
 LearningStatus = Literal["pending", "done", "failed"]

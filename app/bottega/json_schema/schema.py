@@ -1,34 +1,32 @@
-"""Validation of a tool's arguments with a user's JSON Schema. Pure.
+"""Users' JSON Schemas (2020-12): checked, and applied to values. Pure.
 
 A schema must not cost the service much: its size is bounded, ``$ref`` stays within it and must not
-form a cycle, :mod:`bottega.tools.patterns` bounds patterns, and unsupported keywords are refused.
+form a cycle, :mod:`bottega.json_schema.patterns` bounds patterns, and unsupported keywords are
+refused.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import wraps
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import jsonschema
 
 from bottega.errors import InvalidInputError
-from bottega.tools.json_values import count_values, depth_of
-from bottega.tools.patterns import compiled
-from bottega.tools.sized_cache import sized_cache
+from bottega.json_schema.patterns import compiled
+from bottega.json_schema.values import count_values, depth_of
 
-MAX_DEPTH = 16
-MAX_VALUES = 1000
-MAX_WORK = 100_000
-"""Values of a schema times values of the arguments that it checks."""
 MAX_MATCHING = 4_000_000
-"""States of patterns times bytes that a call matches with them: up to 0.2 s."""
+"""States of patterns times bytes that a check matches with them: up to 0.2 s."""
+MAX_STEPS = 100_000
+"""Keywords that a check applies to values: up to 2 s."""
+SCHEMA_BYTES = 20
+"""Bytes of a checked schema per character of its text."""
 
-_SCHEMA_BYTES = 20
-"""Bytes of a compiled schema per character of its text."""
-_MOST_CACHED_BYTES = 64_000_000
-_left_to_match: ContextVar[int] = ContextVar("left_to_match")
 _LONGEST_PROBLEM = 300
 _MOST_PROBLEMS = 5
 
@@ -41,6 +39,7 @@ _DEFINITIONS = frozenset({"$defs", "definitions"})
 _ABOUT = frozenset(
     {"$comment", "$schema", "default", "deprecated", "description", "examples", "title"}
     | {"contentEncoding", "contentMediaType", "format", "readOnly", "writeOnly"}
+    | {"discriminator"}  # of OpenAPI, from Pydantic; beside a oneOf that says the same
 )
 _RULES = frozenset(
     {"const", "enum", "type", "pattern", "minLength", "maxLength", "multipleOf"}
@@ -50,96 +49,114 @@ _RULES = frozenset(
 )
 
 Schema = dict[str, Any] | bool
+_Keyword = Callable[[Any, Any, Any, Any], Iterable[jsonschema.ValidationError] | None]
 
 
-class ArgumentSchema:
-    """A JSON Schema (2020-12) of an object, ready to check arguments.
+@dataclass(slots=True)
+class _Allowance:
+    """Work that one check may still do."""
+
+    matching: int = MAX_MATCHING
+    steps: int = MAX_STEPS
+
+
+_left: ContextVar[_Allowance] = ContextVar("left")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Limits of a schema and its use.
 
     Attributes:
-        schema: as shown to the model. Unless it sets ``additionalProperties``, unknown arguments
-            are refused.
+        depth: levels of its nesting.
+        values: values in it, with every ``$ref`` replaced by its target.
+        work: values of the schema times values of what it checks.
+    """
+
+    depth: int
+    values: int
+    work: int
+
+
+class Problem(NamedTuple):
+    """A violation of a schema; ``path`` leads to the wrong value."""
+
+    path: tuple[str | int, ...]
+    message: str
+
+    @property
+    def pointer(self) -> str:
+        """The path as a JSON Pointer (RFC 6901)."""
+        return "".join(f"/{escaped(str(name))}" for name in self.path)
+
+    def __str__(self) -> str:
+        place = ".".join(map(str, self.path))
+        return f"{place}: {self.message}" if place else self.message
+
+
+class CheckedSchema:
+    """A schema that is checked, and ready to check values.
+
+    Attributes:
         patterns: its patterns by JSON Pointer, not yet checked: see
-            :func:`bottega.tools.patterns.check_patterns`.
+            :func:`bottega.json_schema.patterns.check_patterns`.
+        size: number of its values, with every ``$ref`` replaced by its target.
 
     Raises:
         InvalidInputError: it is not a valid schema, or exceeds a bound.
     """
 
-    def __init__(self, schema: Mapping[str, Any]) -> None:
-        self.schema: dict[str, Any] = {"type": "object", "properties": {}, **schema}
-        self.schema.setdefault("additionalProperties", False)
-        if self.schema["type"] != "object":
-            raise InvalidInputError("the parameters must be a schema of type 'object'")
-        _check_bounds(self.schema)
-        _check_form(self.schema)
-        inlining = _Inlined(self.schema)
-        inlined = inlining.schema
+    def __init__(self, schema: dict[str, Any], bounds: Bounds) -> None:
+        if depth_of(schema) > bounds.depth:
+            raise InvalidInputError(f"the schema is nested deeper than {bounds.depth} levels")
+        if count_values(schema) > bounds.values:
+            raise InvalidInputError(f"the schema holds more than {bounds.values} values")
+        _check_form(schema)
+        inlining = _Inlined(schema, bounds)
         self.patterns: Mapping[str, str] = inlining.patterns
-        self._size = count_values(inlined)
-        self._validator = _Validator(inlined)
+        self.size = count_values(inlining.schema)
+        self._work = bounds.work
+        self._validator = _Validator(inlining.schema)
 
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(self.schema["properties"])
+    def problems(self, value: Any) -> list[Problem]:
+        """Return the first violations; ``[]``: the value is valid.
 
-    @property
-    def required(self) -> frozenset[str]:
-        return frozenset(self.schema.get("required", ()))
-
-    def check(self, arguments: Mapping[str, Any]) -> None:
-        """Check a call's arguments.
-
-        With patterns this may take 0.2 s, and longer the first time, when it compiles them.
-
-        Raises:
-            InvalidInputError: lists the problems for the model.
+        This may take seconds for large values. With patterns it takes up to 0.2 s more, and longer
+        the first time, when it compiles them.
         """
-        _left_to_match.set(MAX_MATCHING)
-        if count_values(arguments) * self._size > MAX_WORK:
-            raise InvalidInputError("invalid arguments: too many values")
+        _left.set(_Allowance())
+        if count_values(value) * self.size > self._work:
+            return [Problem((), "too many values")]
         try:
-            errors = self._validator.iter_errors(arguments)
-            problems = [_describe(error) for error in islice(errors, _MOST_PROBLEMS)]
+            errors = self._validator.iter_errors(value)
+            return [_problem(error) for error in islice(errors, _MOST_PROBLEMS)]
         except (ArithmeticError, RecursionError, ValueError):
-            problems = ["numbers too large or nesting too deep to be checked"]
-        if problems:
-            raise InvalidInputError(f"invalid arguments: {'; '.join(problems)}")
-
-
-@sized_cache(_MOST_CACHED_BYTES, size=lambda text, _: _SCHEMA_BYTES * len(text))
-def argument_schema(text: str) -> ArgumentSchema:
-    """Parse a schema from JSON text; cached, since runs build their tools repeatedly."""
-    return ArgumentSchema(json.loads(text))
-
-
-def _check_bounds(schema: dict[str, Any]) -> None:
-    if depth_of(schema) > MAX_DEPTH:
-        raise InvalidInputError(f"the schema is nested deeper than {MAX_DEPTH} levels")
-    if count_values(schema) > MAX_VALUES:
-        raise InvalidInputError(f"the schema holds more than {MAX_VALUES} values")
+            return [Problem((), "numbers too large or nesting too deep to be checked")]
+        except InvalidInputError as error:
+            return [Problem((), error.detail)]
 
 
 def _check_form(schema: Any) -> None:
     try:
         _Validator.check_schema(schema, format_checker=jsonschema.FormatChecker(()))
     except jsonschema.SchemaError as error:
-        raise InvalidInputError(f"this is not a valid JSON Schema: {_describe(error)}") from None
+        raise InvalidInputError(f"this is not a valid JSON Schema: {_problem(error)}") from None
 
 
-def _describe(error: jsonschema.ValidationError | jsonschema.SchemaError) -> str:
-    place = ".".join(map(str, error.absolute_path))
+def _problem(error: jsonschema.ValidationError | jsonschema.SchemaError) -> Problem:
     message = error.message
     if len(message) > _LONGEST_PROBLEM:
         message = f"{message[:_LONGEST_PROBLEM]}…"
-    return f"{place}: {message}" if place else message
+    return Problem(tuple(error.absolute_path), message)
 
 
 class _Inlined:
     """A schema with every ``$ref`` replaced by its target, so that its size is its cost."""
 
-    def __init__(self, root: dict[str, Any]) -> None:
+    def __init__(self, root: dict[str, Any], bounds: Bounds) -> None:
         self._root = root
-        self._left = MAX_VALUES
+        self._left = bounds.values
+        self._depth = bounds.depth
         self._open: list[tuple[str, ...]] = []
         self._known: dict[tuple[str, ...], Schema] = {}
         self.patterns: dict[str, str] = {}
@@ -159,7 +176,7 @@ class _Inlined:
                 ]
             elif keyword in _NAMED:
                 inlined[keyword] = {
-                    name: self._of(item, f"{place}/{keyword}/{_escaped(name)}")
+                    name: self._of(item, f"{place}/{keyword}/{escaped(name)}")
                     for name, item in value.items()
                 }
             elif keyword in _RULES:
@@ -181,7 +198,7 @@ class _Inlined:
 
     def _spend(self, values: int) -> None:
         self._left -= values
-        if self._left < 0 or len(self._open) > MAX_DEPTH:
+        if self._left < 0 or len(self._open) > self._depth:
             raise InvalidInputError("the schema is too large with its $refs resolved")
 
     def _target(self, reference: str) -> Schema:
@@ -195,7 +212,7 @@ class _Inlined:
             self._known[path] = self._found(path)
         self._open.append(path)
         try:
-            return self._of(self._known[path], "".join(f"/{_escaped(name)}" for name in path))
+            return self._of(self._known[path], "".join(f"/{escaped(name)}" for name in path))
         finally:
             self._open.pop()
 
@@ -209,7 +226,8 @@ class _Inlined:
         return place
 
 
-def _escaped(name: str) -> str:
+def escaped(name: str) -> str:
+    """Escape a name for a JSON Pointer (RFC 6901)."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
@@ -219,10 +237,10 @@ def _matches(
     if not isinstance(instance, str):
         return
     wanted = compiled(pattern)
-    left = _left_to_match.get() - wanted.size.states * len(instance.encode(errors="replace"))
-    if left < 0:
-        raise InvalidInputError("invalid arguments: too much text to be matched with patterns")
-    _left_to_match.set(left)
+    left = _left.get()
+    left.matching -= wanted.size.states * len(instance.encode(errors="replace"))
+    if left.matching < 0:
+        raise InvalidInputError("too much text to be matched with patterns")
     if not wanted.found_in(instance):
         yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
 
@@ -232,6 +250,7 @@ def _unique(
 ) -> Iterator[jsonschema.ValidationError]:
     """Check ``uniqueItems`` in linear time; the library compares all pairs."""
     if wanted and isinstance(instance, list):
+        _spend(count_values(instance))
         seen = {json.dumps(_canonical(item), sort_keys=True) for item in instance}
         if len(seen) < len(instance):
             yield jsonschema.ValidationError("has non-unique elements")
@@ -248,6 +267,28 @@ def _canonical(value: Any) -> Any:
     return value
 
 
+def _spend(steps: int) -> None:
+    left = _left.get()
+    left.steps -= steps
+    if left.steps < 0:
+        raise InvalidInputError("too many values")
+
+
+def _counted(keyword: _Keyword) -> _Keyword:
+    """Count each use of a keyword."""
+
+    @wraps(keyword)
+    def apply(
+        validator: Any, wanted: Any, instance: Any, schema: Any
+    ) -> Iterable[jsonschema.ValidationError] | None:
+        _spend(1)
+        return keyword(validator, wanted, instance, schema)
+
+    return apply
+
+
+_OWN: dict[str, _Keyword] = {"pattern": _matches, "uniqueItems": _unique}
+_KEYWORDS = {**jsonschema.Draft202012Validator.VALIDATORS, **_OWN}
 _Validator = jsonschema.validators.extend(  # type: ignore[no-untyped-call]
-    jsonschema.Draft202012Validator, {"pattern": _matches, "uniqueItems": _unique}
+    jsonschema.Draft202012Validator, {name: _counted(one) for name, one in _KEYWORDS.items()}
 )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
 from bottega.errors import InvalidInputError
-from bottega.tools.sized_cache import sized_cache
+from bottega.json_schema.sized_cache import sized_cache
 
 LONGEST = 1000
 """Characters of a pattern."""

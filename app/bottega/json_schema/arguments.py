@@ -1,0 +1,56 @@
+"""Validation of a tool's arguments with a user's JSON Schema. Pure."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from bottega.errors import InvalidInputError
+from bottega.json_schema.schema import SCHEMA_BYTES, Bounds, CheckedSchema
+from bottega.json_schema.sized_cache import sized_cache
+
+BOUNDS = Bounds(depth=16, values=1000, work=100_000)
+_MOST_CACHED_BYTES = 64_000_000
+
+
+class ArgumentSchema:
+    """A JSON Schema (2020-12) of an object, ready to check arguments.
+
+    Attributes:
+        schema: as shown to the model. Unless it sets ``additionalProperties``, unknown arguments
+            are refused.
+        patterns: its patterns by JSON Pointer, not yet checked.
+
+    Raises:
+        InvalidInputError: it is not a valid schema, or exceeds a bound.
+    """
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self.schema: dict[str, Any] = {"type": "object", "properties": {}, **schema}
+        self.schema.setdefault("additionalProperties", False)
+        if self.schema["type"] != "object":
+            raise InvalidInputError("the parameters must be a schema of type 'object'")
+        self._checked = CheckedSchema(self.schema, BOUNDS)
+        self.patterns = self._checked.patterns
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self.schema["properties"])
+
+    @property
+    def required(self) -> frozenset[str]:
+        return frozenset(self.schema.get("required", ()))
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Check a call's arguments; see :meth:`CheckedSchema.problems` for the time it takes.
+
+        Raises:
+            InvalidInputError: lists the problems for the model.
+        """
+        if problems := self._checked.problems(arguments):
+            raise InvalidInputError(f"invalid arguments: {'; '.join(map(str, problems))}")
+
+
+@sized_cache(_MOST_CACHED_BYTES, size=lambda text, _: SCHEMA_BYTES * len(text))
+def argument_schema(text: str) -> ArgumentSchema:
+    """Parse a schema from JSON text; cached, since runs build their tools repeatedly."""
+    return ArgumentSchema(json.loads(text))
