@@ -2,7 +2,7 @@
 
 import asyncio
 
-from bottega.llm.stand_ins import GO_ON
+from bottega.llm.dialects.stand_ins import GO_ON
 from bottega.settings import Settings
 from tests.claims import sweep
 from tests.fake_model import FakeModel, calls, chunk, gated, http_error, sse, text

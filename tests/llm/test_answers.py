@@ -20,8 +20,8 @@ from bottega.agents.messages import (
 from bottega.agents.provider import ToolSchema
 from bottega.clock import monotonic
 from bottega.errors import HistoryError
-from bottega.llm.opaque import origin_of
-from bottega.llm.turns import Piece
+from bottega.llm.dialects.opaque import origin_of
+from bottega.llm.dialects.turns import Piece
 from tests.fake_model import FakeModel, calls, chunk, http_reply, sse, text
 from tests.llm.conftest import Asking, provider_for
 
@@ -49,7 +49,7 @@ async def test_text_streams_and_adds_up(model: FakeModel, asking: Asking) -> Non
     assert answer.content == "one two\n three"
     assert "".join(asking.deltas) == answer.content
     assert answer.tool_calls == ()
-    assert answer.metadata == {"finish_reason": "stop"}
+    assert answer.metadata == {"model": "some-model", "finish_reason": "stop"}
     assert answer.timestamp.utcoffset() is not None
 
 
@@ -331,7 +331,7 @@ async def test_a_refusal_is_the_answer(model: FakeModel, asking: Asking) -> None
     answer = await asking("hi")
 
     assert answer.content == "I cannot."
-    assert answer.metadata == {"finish_reason": "stop", "refusal": True}
+    assert answer.metadata == {"model": "some-model", "finish_reason": "stop", "refusal": True}
     assert "".join(asking.deltas) == "I cannot."
 
 

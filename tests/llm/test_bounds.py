@@ -7,7 +7,7 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.errors import ModelError
-from bottega.llm.answer import MAX_CALLS, MAX_CHARACTERS
+from bottega.llm.dialects.answer import MAX_CALLS, MAX_CHARACTERS
 from tests.fake_model import FakeModel, calls, text
 from tests.llm.conftest import Asking
 

@@ -15,7 +15,7 @@ from bottega.agents.messages import (
     ToolResult,
 )
 from bottega.errors import ModelError
-from bottega.llm.opaque import state_of, take
+from bottega.llm.dialects.opaque import state_of, take
 from tests.fake_model import FakeModel, calls, chunk, http_reply, sse, text
 from tests.llm.conftest import Asking, provider_for
 from tests.llm.vendors.stateful import DeepSeek, Gemini, OpenRouter, StatefulModel

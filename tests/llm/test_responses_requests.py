@@ -20,9 +20,9 @@ from bottega.agents.messages import (
 )
 from bottega.agents.provider import ToolSchema
 from bottega.errors import HistoryError, InvalidInputError
-from bottega.llm.opaque import origin_of
+from bottega.llm.dialects.opaque import origin_of
+from bottega.llm.dialects.turns import Piece
 from bottega.llm.openai_provider import OpenAIProvider
-from bottega.llm.turns import Piece
 from tests.fake_responses import FakeResponses, answer, call, say, thought
 from tests.llm.conftest import KEY, Asking, provider_for
 
@@ -170,9 +170,9 @@ async def test_another_model_keeps_api_and_connections(
 ) -> None:
     other = asking.provider.for_model("other")
     await other.invoke([HumanMessage(content="hi")])
-    assert other.api == "responses"
+    assert other.spec.dialect == "responses"
     assert model.requests[0]["model"] == "other"
-    assert "api='responses'" in repr(other)
+    assert "dialect='responses'" in repr(other)
 
 
 async def test_reasoning_returns_in_its_place(model: FakeResponses, asking: Asking) -> None:

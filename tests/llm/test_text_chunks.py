@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bottega.clock import utcnow
 from bottega.errors import ModelError
-from bottega.llm.chat import ChatAnswer
+from bottega.llm.dialects.chat import ChatAnswer
 from bottega.llm.errors import ErrorMapper
 
 TEXTS = st.lists(

@@ -17,15 +17,16 @@ from bottega.agents.messages import (
     ToolMessage,
     ToolResult,
 )
-from bottega.llm.chat import chat_completions
-from bottega.llm.dialect import Dialect
-from bottega.llm.responses import responses
-from bottega.llm.wire import strict_id
+from bottega.llm.dialects.chat import chat
+from bottega.llm.dialects.dialect import Dialect
+from bottega.llm.dialects.responses import responses
+from bottega.llm.dialects.wire import strict_id
+from bottega.llm.server import ServerSpec
 from tests.llm.vendors.strict import refusal
 
 TEXT = st.sampled_from(["", " \n", "one", 'zwei ü"\\ %b {x}', "\ud83d", "tré\nquattro"])
-CHAT = chat_completions("m", {}, "http://a/v1")
-RESPONSES = responses("m", {}, "http://a/v1")
+CHAT = chat(ServerSpec(), "m", "http://a/v1")
+RESPONSES = responses(ServerSpec(dialect="responses"), "m", "http://a/v1")
 
 
 def shared(text: str, **marks: Any) -> SystemMessage:

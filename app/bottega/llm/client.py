@@ -1,34 +1,36 @@
-"""The connection to a model's server: the SDK's settings and headers, sent by aiohttp.
-
-The SDK reads key, address and organisation, and makes the headers, once for each server. Its own
-calls walk the whole history and build URL and headers each time.
-"""
+"""The connection to a model's server, by aiohttp."""
 
 import asyncio
-import os
+import socket
 import ssl
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import cache
 from ipaddress import ip_address, ip_network
+from typing import Any
 from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
 import aiohttp
 import httpx2
-from openai import AsyncOpenAI, Omit, OpenAIError
 from pydantic_core import from_json
 from yarl import URL
 
 from bottega.clock import Clock
-from bottega.errors import InvalidInputError, ModelError
-from bottega.llm.errors import ErrorMapper
-
-NO_KEY = "none"
-"""Placeholder key for a server that needs none; it is not a secret."""
+from bottega.errors import BottegaError, InvalidInputError, ModelError
+from bottega.llm.errors import ErrorMapper, places_of
+from bottega.llm.params import ANTHROPIC_VERSION, VERSION_HEADER
+from bottega.llm.server import VENDORS, ServerSpec
 
 NETWORK_ERRORS = (aiohttp.ClientError, ssl.SSLError, OSError, TimeoutError)
 """Errors of sending a request and reading its answer."""
 
+_KEY_HEADERS: Mapping[str, tuple[str, str]] = {
+    "chat": ("Authorization", "Bearer {}"),
+    "responses": ("Authorization", "Bearer {}"),
+    "anthropic": ("x-api-key", "{}"),
+    "gemini": ("x-goog-api-key", "{}"),
+}
+_NOT_A_URL = "a model's base URL must be an http(s) URL such as https://host/v1"
 _CONNECT_TIMEOUT_S = 10.0
 _KEPT_S = 5.0
 _MOST_CONNECTIONS = 1000
@@ -37,29 +39,31 @@ _LONGEST_ERROR_S = 10.0
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
+class AddressRefusedError(OSError):
+    """The guard refused the address of a connection; its text says why."""
+
+
 class ModelClient:
     """Sends requests to one server, with one pool of connections per event loop.
-
-    Args:
-        api_key: ``None`` takes ``OPENAI_API_KEY``.
-        base_url: ``None`` takes ``OPENAI_BASE_URL``, then OpenAI's own.
-        timeout_s: longest silence of the server, in seconds.
 
     Attributes:
         address: the server's URL without credentials.
         report: makes errors that do not show the key.
 
     Raises:
-        InvalidInputError: there is no key, or an argument is invalid.
+        InvalidInputError: the address is not one.
     """
 
-    def __init__(self, api_key: str | None, base_url: str | None, timeout_s: float) -> None:
-        sdk = _sdk_client(_checked_key(api_key), base_url)  # now: wrong settings fail at the start
-        self.address = _address(sdk.base_url)
-        self.report = ErrorMapper(self.address, "" if sdk.api_key == NO_KEY else sdk.api_key)
-        self._base = sdk.base_url
-        self._headers = _headers(sdk)
-        self._proxy = _proxy(sdk.base_url)
+    def __init__(self, spec: ServerSpec) -> None:
+        self._base = _base(spec)
+        self.address = _address(self._base)
+        self.report = ErrorMapper(self.address, spec.api_key or "", places_of(spec))
+        self._headers = _headers(spec)
+        self._guard = spec.guard
+        # A redirect may lead to another host: aiohttp takes only the header Authorization away.
+        self._follows = spec.guard is None and spec.dialect in ("chat", "responses")
+        self._proxy = None if spec.guard else _proxy(self._base)
+        timeout_s = spec.timeout_s
         self._timeout = aiohttp.ClientTimeout(
             total=None,
             connect=timeout_s,  # with the wait for a free connection
@@ -81,12 +85,16 @@ class ModelClient:
         """
         url = self._urls.get(path)
         if url is None:
-            raw_path = self._base.raw_path + path.lstrip("/").encode()
+            raw_path = self._base.raw_path.rstrip(b"/") + path.encode()
             url = self._urls[path] = URL(str(self._base.copy_with(raw_path=raw_path)), encoded=True)
         try:
             # Not the session's headers: aiohttp sends those, with the key, to a proxy too.
             return await self._session().post(
-                url, data=body, headers=self._headers, proxy=self._proxy
+                url,
+                data=body,
+                headers=self._headers,
+                proxy=self._proxy,
+                allow_redirects=self._follows,
             )
         except ValueError as error:  # a header, or a host of a redirect, that cannot be used
             raise aiohttp.ClientError("the request cannot be sent") from error
@@ -115,7 +123,10 @@ class ModelClient:
         if session is None:
             session = self._sessions[loop] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    limit=_MOST_CONNECTIONS, keepalive_timeout=_KEPT_S, ssl=_certificates()
+                    limit=_MOST_CONNECTIONS,
+                    keepalive_timeout=_KEPT_S,
+                    ssl=certificates(),
+                    socket_factory=_guarded(self._guard) if self._guard else None,
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=self._timeout,
@@ -133,27 +144,39 @@ async def pieces_of(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, N
         yield piece
 
 
-def _sdk_client(api_key: str | None, base_url: str | None) -> AsyncOpenAI:
-    """Make the SDK's client, which resolves settings; no request goes through it."""
-    unused = httpx2.AsyncClient(trust_env=False, verify=_certificates())
+def _base(spec: ServerSpec) -> httpx2.URL:
     try:
-        return AsyncOpenAI(api_key=api_key, base_url=base_url, http_client=unused)
-    except OpenAIError:
-        raise InvalidInputError(
-            "there is no API key for the model: set OPENAI_API_KEY, or pass api_key=…; if the "
-            f"server needs none, use any text, such as '{NO_KEY}'",
-            code="model_unauthorized",
-        ) from None
+        return httpx2.URL(spec.base_url or VENDORS[spec.dialect])
+    except (httpx2.InvalidURL, TypeError):
+        raise InvalidInputError(f"{_NOT_A_URL}: {spec.base_url!r}") from None
 
 
-def _headers(sdk: AsyncOpenAI) -> dict[str, str]:
-    """Return the SDK's headers, without those that describe this machine."""
-    headers = {**sdk.auth_headers, **sdk.default_headers}
-    return {
-        name: value
-        for name, value in headers.items()
-        if not isinstance(value, Omit) and not name.startswith("X-Stainless")
-    }
+def _headers(spec: ServerSpec) -> dict[str, str]:
+    """Return all headers of a request; the server's own replace those of the dialect."""
+    own = {"Accept": "application/json", "Content-Type": "application/json"}
+    if spec.dialect == "anthropic":
+        own[VERSION_HEADER] = ANTHROPIC_VERSION
+    if spec.api_key is not None:
+        name, template = _KEY_HEADERS[spec.dialect]
+        own[name] = template.format(spec.api_key)
+    given = {name.lower() for name in spec.headers}
+    return {name: value for name, value in own.items() if name.lower() not in given} | dict(
+        spec.headers
+    )
+
+
+def _guarded(guard: Callable[[str], None]) -> Callable[[Any], socket.socket]:
+    """Return a maker of sockets that checks the address just before the connection is opened."""
+
+    def connect(found: Any) -> socket.socket:
+        family, kind, proto, _, address = found
+        try:
+            guard(str(address[0]))
+        except BottegaError as error:
+            raise AddressRefusedError(error.detail) from None
+        return socket.socket(family=family, type=kind, proto=proto)
+
+    return connect
 
 
 def _proxy(url: httpx2.URL) -> str | None:
@@ -186,28 +209,15 @@ def _decoded(body: bytes | bytearray) -> object:
 
 
 @cache
-def _certificates() -> ssl.SSLContext:
+def certificates() -> ssl.SSLContext:
     """Load the trusted certificates once for all clients: it takes 20 ms."""
     return httpx2.create_ssl_context()
-
-
-def _checked_key(api_key: str | None) -> str | None:
-    """Return the key without surrounding blanks, such as the line end of a file."""
-    if api_key is None:
-        api_key = os.environ.get("OPENAI_API_KEY")
-    key = api_key.strip() if api_key is not None else None
-    if key and not (key.isascii() and key.isprintable()):
-        raise InvalidInputError(
-            "the API key contains invalid characters; copy it again",
-            code="model_unauthorized",
-        )
-    return key
 
 
 def _address(url: httpx2.URL) -> str:
     """Return the URL without credentials and query."""
     if url.scheme not in ("http", "https") or not url.host:
-        raise InvalidInputError("OPENAI_BASE_URL must be an http(s) URL such as https://host/v1")
+        raise InvalidInputError(_NOT_A_URL)
     port = f":{url.port}" if url.port else ""
     host = f"[{url.host}]" if ":" in url.host else url.host
     return f"{url.scheme}://{host}{port}{url.path.rstrip('/')}"

@@ -9,9 +9,10 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from bottega.errors import ModelError
+from bottega.llm.server import DEFAULT, ServerSpec
 
 _LONGEST_QUOTE = 300
 
@@ -55,10 +56,9 @@ _REFINING = frozenset(
 )
 
 _ADVICE = {
-    "model_unauthorized": "refused the API key; check OPENAI_API_KEY",
+    "model_unauthorized": "refused the API key; check {key}",
     "model_forbidden": "does not allow this key to do that; check its permissions",
-    "model_not_found": "does not know this model or address; check the model's name and "
-    "OPENAI_BASE_URL (most end in /v1)",
+    "model_not_found": "does not know this model or address; check the model's name and {base_url}",
     "model_bad_request": "rejected the request",
     "model_context_too_long": "got more text than the model can read; shorten the conversation",
     "model_filtered": "blocked the answer by its content filter; rephrase the request",
@@ -66,13 +66,37 @@ _ADVICE = {
     "model_rate_limited": "received more requests than it allows; lower the concurrency",
     "model_timeout": "took too long",
     "model_unavailable": "is down or overloaded",
-    "model_bad_response": "sent a response that is not a model's answer; check "
-    "OPENAI_BASE_URL (most end in /v1)",
+    "model_bad_response": "sent a response that is not a model's answer; check {base_url}",
 }
 
 
 STREAM_BROKEN = "model_stream_broken"
 """Code of an answer that broke off or is not readable."""
+
+
+class Places(NamedTuple):
+    """Texts that say where the key and the base URL of a server are set."""
+
+    key: str
+    base_url: str
+
+
+_PLACES = {
+    "chat": Places("OPENAI_API_KEY", "OPENAI_BASE_URL (most end in /v1)"),
+    "responses": Places("OPENAI_API_KEY", "OPENAI_BASE_URL (most end in /v1)"),
+    "anthropic": Places("ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL (without /v1)"),
+    "gemini": Places("GEMINI_API_KEY", "GOOGLE_GEMINI_BASE_URL (it ends in /v1beta)"),
+}
+
+
+def places_of(spec: ServerSpec) -> Places:
+    if spec.name == DEFAULT:
+        return _PLACES[spec.dialect]
+    hint = _PLACES[spec.dialect].base_url.partition(" ")[2]
+    return Places(
+        f"the key of the provider '{spec.name}'",
+        f"the base_url of the provider '{spec.name}' {hint}",
+    )
 
 
 class ErrorMapper:
@@ -81,10 +105,12 @@ class ErrorMapper:
     Args:
         address: the server's URL, without credentials.
         secret: the key to keep out of errors; empty if there is none.
+        places: where key and base URL are set, for advice.
     """
 
-    def __init__(self, address: str, secret: str) -> None:
+    def __init__(self, address: str, secret: str, places: Places | None = None) -> None:
         self._address = address
+        self._places = places or _PLACES["chat"]
         # With word boundaries, since a short key may be part of ordinary words.
         pattern = rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])" if secret else r"(?!)"
         self._secret = re.compile(pattern)
@@ -112,7 +138,7 @@ class ErrorMapper:
             return self._error("model_timeout", "no answer in time", None)
         return ModelError(
             f"cannot reach the model's API at {self._address} ({_kind(error)}); check "
-            "OPENAI_BASE_URL, the network, and that the server is running",
+            f"{self._places.base_url}, the network, and that the server is running",
             code="model_unavailable",
             retryable=True,
         )
@@ -138,7 +164,8 @@ class ErrorMapper:
     def _error(
         self, code: str, what: str, body: object, retry_after: float | None = None
     ) -> ModelError:
-        detail = f"the model's API at {self._address} {_ADVICE[code]} ({what})"
+        advice = _ADVICE[code].format(key=self._places.key, base_url=self._places.base_url)
+        detail = f"the model's API at {self._address} {advice} ({what})"
         if said := self._quote(body):
             detail = f"{detail}. It said: {said}"
         return ModelError(

@@ -19,6 +19,8 @@ from bottega.clock import Clock, utcnow
 from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.backoff import delay_s
 from bottega.llm.client import NETWORK_ERRORS, ModelClient, is_success, pieces_of
+from bottega.llm.environment import with_openai
+from bottega.llm.server import ServerSpec
 
 Vectors = NDArray[np.float32]
 
@@ -89,7 +91,9 @@ class OpenAIEmbedder:
         self._known: OrderedDict[bytes, Vectors] = OrderedDict()
         self._under_way: dict[bytes, asyncio.Task[Mapping[bytes, Vectors]]] = {}
         self._slots = asyncio.Semaphore(_CALLS_AT_ONCE)
-        self._client = ModelClient(api_key, base_url, timeout_s)
+        self._client = ModelClient(
+            with_openai(ServerSpec(api_key=api_key, base_url=base_url, timeout_s=timeout_s))
+        )
         self._report = self._client.report
 
     def __repr__(self) -> str:

@@ -80,9 +80,9 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
     ] = None
     model: Annotated[str, Field(description="Default model of agents.")] = "gpt-5-mini"
     model_api: Annotated[
-        Literal["chat_completions", "responses"],
+        Literal["chat", "responses"],
         Field(description="Default API of agents' models."),
-    ] = "chat_completions"
+    ] = "chat"
     model_timeout_s: Annotated[
         float, Field(gt=0, description="Longest silence of a model's stream, in seconds.")
     ] = 120.0

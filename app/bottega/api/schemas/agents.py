@@ -191,7 +191,7 @@ class AgentContent(Body):
         Field(description="Name of the model; null takes the server's default."),
     ] = None
     provider: Annotated[
-        Literal["chat_completions", "responses"] | None,
+        Literal["chat", "responses"] | None,
         Field(description="API of the model's server; null takes the server's default."),
     ] = None
     model_patience_s: Annotated[
@@ -310,7 +310,7 @@ class AgentSummary(Answer):
     version: int
     description: str
     model: str | None
-    provider: Literal["chat_completions", "responses"] | None
+    provider: Literal["chat", "responses"] | None
     model_patience_s: float | None = None
     max_iterations: int
     stateless: bool

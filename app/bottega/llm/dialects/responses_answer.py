@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bottega.agents.messages import ToolCall
-from bottega.llm.answer import AnswerBuilder, PartialCall
+from bottega.llm.dialects.answer import AnswerBuilder, PartialCall
+from bottega.llm.dialects.opaque import state_of
 from bottega.llm.errors import ErrorMapper
-from bottega.llm.opaque import state_of
 
 _REASONS = {"max_output_tokens": "length", None: "incomplete"}
 _ENDS = frozenset({"completed", "incomplete", "failed"})

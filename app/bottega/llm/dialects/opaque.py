@@ -13,7 +13,7 @@ from hashlib import blake2s
 from typing import Any
 
 from bottega.agents.messages import AssistantMessage
-from bottega.llm.wire import encode_json, without_lone_surrogates
+from bottega.llm.dialects.wire import encode_json, without_lone_surrogates
 
 # Fields that a later piece replaces. Other texts of a stream are joined.
 _REPLACED = frozenset({"type", "id", "index", "format", "name", "signature", "thought_signature"})

@@ -7,13 +7,14 @@ from typing import Any
 
 from bottega.agents.messages import AssistantMessage, StandardMessage, ToolCall, ToolMessage
 from bottega.agents.provider import ToolSchema
-from bottega.llm.answer import AnswerBuilder, PartialCall, decode_arguments
-from bottega.llm.dialect import Dialect
+from bottega.llm.dialects.answer import AnswerBuilder, PartialCall, decode_arguments
+from bottega.llm.dialects.dialect import Dialect
+from bottega.llm.dialects.opaque import origin_of, size_of_fields, state_for, state_of, take
+from bottega.llm.dialects.text_chunks import TextChunks
+from bottega.llm.dialects.turns import Piece, piece_of
+from bottega.llm.dialects.wire import encode_head, encode_json, function_of, strict_id, tool_outputs
 from bottega.llm.errors import ErrorMapper
-from bottega.llm.opaque import origin_of, size_of_fields, state_for, state_of, take
-from bottega.llm.text_chunks import TextChunks
-from bottega.llm.turns import Piece, piece_of
-from bottega.llm.wire import encode_head, encode_json, function_of, strict_id, tool_outputs
+from bottega.llm.server import ServerSpec
 
 KEY = "chat"
 
@@ -24,27 +25,29 @@ _KNOWN = frozenset(
 _SAID = frozenset(("role", "content"))
 _KNOWN_OF_CALL = frozenset(("id", "index", "type", "function"))
 
-OWN_FIELDS = frozenset({"model", "messages", "tools", "stream", "stream_options"})
-"""Fields of the body that the provider sets by itself."""
 
-
-def chat_completions(model: str, extra: Mapping[str, Any], address: str) -> Dialect:
+def chat(spec: ServerSpec, model: str, address: str) -> Dialect:
     """Return the dialect for ``model`` behind Chat Completions at ``address``.
 
     Raises:
         InvalidInputError: ``extra`` holds a reserved field, or a value that is not JSON.
     """
     origin = origin_of(KEY, address)
-    fields = {"model": model, **extra, "stream": True, "stream_options": {"include_usage": True}}
+    fields = {
+        "model": model,
+        **spec.extra_body,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     return Dialect(
         path="/chat/completions",
-        head=encode_head(fields, OWN_FIELDS, extra) + b',"messages":[',
+        head=encode_head(fields, spec) + b',"messages":[',
         messages_key=f"{KEY} {origin}",  # other servers' state is not sent here
         encode_message=partial(encode_message, origin=origin),
         spoken=b'{"role":"%b","content":"%b"}',
         tools_key=KEY,
         encode_tool=encode_tool,
-        most_key=b"max_completion_tokens",
+        most_key=spec.max_tokens_field.encode(),
         new_answer=partial(ChatAnswer, origin=origin),
     )
 

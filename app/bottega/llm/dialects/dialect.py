@@ -3,15 +3,15 @@
 A message is encoded once, when it is first sent. Later bodies reuse its bytes.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from bottega.agents.messages import StandardMessage
 from bottega.agents.provider import ToolSchema
-from bottega.llm.answer import AnswerBuilder
+from bottega.llm.dialects.answer import AnswerBuilder
+from bottega.llm.dialects.turns import Piece, arranged
 from bottega.llm.errors import ErrorMapper
-from bottega.llm.turns import Piece, arranged
+from bottega.llm.server import ServerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,5 @@ class Dialect:
         return encoded
 
 
-NewDialect = Callable[[str, Mapping[str, Any], str], Dialect]
-"""Makes a model's dialect from its name, extra fields of every request and the server's address.
-"""
+NewDialect = Callable[[ServerSpec, str, str], Dialect]
+"""Makes the dialect of a server's model; the last argument is the server's address."""

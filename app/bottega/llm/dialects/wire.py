@@ -1,4 +1,4 @@
-"""Encoding shared by both dialects of OpenAI's API: JSON, names, arguments, tool outputs."""
+"""Encoding shared by the dialects: JSON, names, arguments, tool outputs."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,9 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from bottega.agents.messages import ToolCall, ToolMessage
 from bottega.errors import HistoryError, InvalidInputError
-from bottega.llm.stand_ins import EMPTY
+from bottega.llm.dialects.stand_ins import EMPTY
+from bottega.llm.params import reserved_in
+from bottega.llm.server import ServerSpec
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 _MAX_NAME = 64
@@ -24,19 +26,17 @@ def encode_json(value: Any) -> bytes:
         return to_json(without_lone_surrogates(value), inf_nan_mode="null", fallback=str)
 
 
-def encode_head(fields: Mapping[str, Any], own: frozenset[str], extra: Mapping[str, Any]) -> bytes:
+def encode_head(fields: Mapping[str, Any], spec: ServerSpec) -> bytes:
     """Return the start of a request's body: an object that is still open.
 
     Args:
-        fields: all fields, including ``extra``.
-        own: reserved fields.
-        extra: the caller's fields.
+        fields: all fields, including those of the server's ``extra_body``.
 
     Raises:
-        InvalidInputError: ``extra`` holds a reserved field, or a value that is not JSON.
+        InvalidInputError: ``extra_body`` holds a reserved field, or a value that is not JSON.
     """
-    if taken := own & extra.keys():
-        raise InvalidInputError(f"extra_body must not set: {', '.join(sorted(taken))}")
+    if taken := reserved_in(spec.dialect, spec.extra_body):
+        raise InvalidInputError(f"extra_body must not set: {', '.join(taken)}")
     try:
         return to_json(fields, inf_nan_mode="null")[:-1]
     except PydanticSerializationError as error:

@@ -21,8 +21,8 @@ from bottega.agents.messages import (
     SystemMessage,
     ToolMessage,
 )
-from bottega.llm.stand_ins import GO_ON, UNDERSTOOD
-from bottega.llm.wire import encode_json
+from bottega.llm.dialects.stand_ins import GO_ON, UNDERSTOOD
+from bottega.llm.dialects.wire import encode_json
 
 _JOINT = b"\\n\\n"  # in JSON
 

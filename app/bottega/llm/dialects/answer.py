@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from pydantic_core import from_json
 
 from bottega.agents.messages import AssistantMessage, ToolCall, Usage
+from bottega.llm.dialects.wire import encode_json, without_lone_surrogates
 from bottega.llm.errors import ErrorMapper
-from bottega.llm.wire import encode_json, without_lone_surrogates
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BROKEN = frozenset(("error", "insufficient_system_resource"))  # the latter is DeepSeek's
@@ -171,7 +171,7 @@ class AnswerBuilder(ABC):
 
     @abstractmethod
     def _state(self, calls: Sequence[ToolCall]) -> dict[str, Any]:
-        """Return the fields to send back with the message; see :mod:`bottega.llm.opaque`."""
+        """Return the fields to send back with the message; see :mod:`.opaque`."""
 
     def _tool_calls(self, new_id: Callable[[], str]) -> tuple[ToolCall, ...]:
         calls = []

@@ -4,51 +4,37 @@ Each request holds the whole conversation (``store: false``). For a message's st
 :class:`ResponsesAnswer`.
 """
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from bottega.agents.messages import AssistantMessage, StandardMessage, ToolMessage
 from bottega.agents.provider import ToolSchema
-from bottega.llm.dialect import Dialect
-from bottega.llm.opaque import origin_of, state_for
-from bottega.llm.responses_answer import ResponsesAnswer
-from bottega.llm.turns import Piece, piece_of
-from bottega.llm.wire import encode_head, encode_json, function_of, tool_outputs
+from bottega.llm.dialects.dialect import Dialect
+from bottega.llm.dialects.opaque import origin_of, state_for
+from bottega.llm.dialects.responses_answer import ResponsesAnswer
+from bottega.llm.dialects.turns import Piece, piece_of
+from bottega.llm.dialects.wire import encode_head, encode_json, function_of, tool_outputs
+from bottega.llm.server import ServerSpec
 
 KEY = "responses"
 
-OWN_FIELDS = frozenset(
-    {
-        "model",
-        "input",
-        "tools",
-        "stream",
-        "store",
-        # These would make the server keep the conversation.
-        "background",
-        "conversation",
-        "previous_response_id",
-    }
-)
-"""Fields of the body that the provider sets itself, or that contradict it."""
 
-
-def responses(model: str, extra: Mapping[str, Any], address: str) -> Dialect:
+def responses(spec: ServerSpec, model: str, address: str) -> Dialect:
     """Return the dialect for ``model`` behind the Responses API at ``address``.
 
     Args:
-        extra: may set ``include``, since some models without reasoning refuse the default.
+        spec: its ``extra_body`` may set ``include``, since some models without reasoning refuse the
+            default.
 
     Raises:
         InvalidInputError: ``extra`` holds a reserved field, or a value that is not JSON.
     """
     include = {"include": ["reasoning.encrypted_content"]}
     origin = origin_of(KEY, address, model)  # another model cannot read the reasoning
-    fields = {"model": model, **include, **extra, "store": False, "stream": True}
+    fields = {"model": model, **include, **spec.extra_body, "store": False, "stream": True}
     return Dialect(
         path="/responses",
-        head=encode_head(fields, OWN_FIELDS, extra) + b',"input":[',
+        head=encode_head(fields, spec) + b',"input":[',
         messages_key=f"{KEY} {origin}",
         encode_message=partial(encode_message, origin=origin),
         spoken=b'{"type":"message","role":"%b","content":"%b"}',

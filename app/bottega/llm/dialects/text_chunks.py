@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from bottega.llm.wire import encode_json
+from bottega.llm.dialects.wire import encode_json
 
 _TRIES = 4
 _NAMES = (b'"content":', b'"content": ')

@@ -1,0 +1,196 @@
+"""A model behind an API, in any dialect."""
+
+import asyncio
+import copy
+import random
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from bottega.agents.messages import AssistantMessage, StandardMessage, ToolMessage
+from bottega.agents.provider import FailedTry, ModelOptions, OnDelta, ToolSchema
+from bottega.clock import Clock, monotonic, utcnow
+from bottega.errors import InvalidInputError, ModelError
+from bottega.llm.backoff import next_delay_s, out_of_patience
+from bottega.llm.client import NETWORK_ERRORS, ModelClient, is_success
+from bottega.llm.dialects.answer import AnswerBuilder
+from bottega.llm.dialects.chat import chat
+from bottega.llm.dialects.dialect import Dialect, NewDialect
+from bottega.llm.dialects.responses import responses
+from bottega.llm.errors import STREAM_BROKEN
+from bottega.llm.reading import read
+from bottega.llm.server import DialectName, ServerSpec
+from bottega.llm.usage import with_usage
+
+_DIALECTS: Mapping[DialectName, NewDialect] = {"chat": chat, "responses": responses}
+_MOST_BROKEN = 5
+"""Most broken answers of one call: each may cost as much as a complete one."""
+
+_DEFAULTS = ModelOptions()
+
+
+def new_call_id() -> str:
+    return f"call_{uuid.uuid4().hex}"
+
+
+class ModelProvider:
+    """Calls the models of one server, always streaming. The server stores nothing between calls.
+
+    Connections open at the first call and belong to its event loop; another loop gets its own.
+    After :meth:`aclose` the provider stays usable and opens new connections.
+
+    Args:
+        model: default model, for calls whose options name none.
+        clock, now, sleep, random_unit, new_id: time and randomness; ``now`` is monotonic, in
+            seconds; ``random_unit`` is in [0, 1).
+
+    Raises:
+        InvalidInputError: the server's description is invalid.
+    """
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        model: str,
+        *,
+        clock: Clock = utcnow,
+        now: Callable[[], float] = monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        random_unit: Callable[[], float] = random.random,
+        new_id: Callable[[], str] = new_call_id,
+    ) -> None:
+        if spec.timeout_s <= 0 or spec.patience_s < 0:
+            raise InvalidInputError("timeout_s must be positive and patience_s not negative")
+        if spec.dialect not in _DIALECTS:
+            raise InvalidInputError(f"the dialect must be one of: {', '.join(_DIALECTS)}")
+        self.model = model
+        self.spec = spec
+        self._clock = clock
+        self._now = now
+        self._sleep = sleep
+        self._random_unit = random_unit
+        self._new_id = new_id
+        self._dialects: dict[str, Dialect] = {}
+        self._client = ModelClient(spec)
+        self._report = self._client.report
+        self._dialect(model)  # now: wrong fields fail at the start
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.model!r}, dialect={self.spec.dialect!r}, "
+            f"base_url={self._client.address!r})"
+        )
+
+    def for_model(self, model: str, patience_s: float | None = None) -> "ModelProvider":
+        """Copy the provider for another default model; both share (and close) the connections.
+
+        Args:
+            patience_s: ``None``: that of this provider.
+        """
+        patience_s = self.spec.patience_s if patience_s is None else patience_s
+        if (model, patience_s) == (self.model, self.spec.patience_s):
+            return self
+        other = copy.copy(self)
+        other.model, other.spec = model, replace(self.spec, patience_s=patience_s)
+        return other
+
+    async def aclose(self) -> None:
+        """Close the connections. Open calls fail."""
+        await self._client.aclose()
+
+    async def invoke(
+        self,
+        messages: Sequence[StandardMessage],
+        tools: Sequence[ToolSchema] = (),
+        *,
+        options: ModelOptions = _DEFAULTS,
+        on_delta: OnDelta | None = None,
+    ) -> AssistantMessage:
+        """Request the next message.
+
+        Args:
+            on_delta: gets the text in pieces. A new try starts from the beginning:
+                ``options.on_failed_try`` then reports that the text so far is void.
+
+        Returns:
+            The message. Its metadata holds ``model`` (the one asked for), ``finish_reason``
+            (``length``: cut off), and ``refusal: True`` if its content is the model's refusal. Its
+            ``state`` goes back to this server with the message.
+
+        Raises:
+            ModelError: the call failed for good.
+            HistoryError: a message cannot be sent.
+        """
+        model = options.model or self.model
+        dialect = self._dialect(model)
+        body = dialect.body(messages, tools, options.max_output_tokens, options.asked)
+        after_results = bool(messages) and isinstance(messages[-1], ToolMessage)
+        begin = partial(dialect.new_answer, self._report, after_results)
+        patience_s = self.spec.patience_s
+        number, broken, failed_at = 1, 0, None
+        while True:
+            answer = await self._try(dialect.path, body, begin, on_delta)
+            if isinstance(answer, AssistantMessage):
+                answer.metadata["model"] = model
+                return answer
+            broken += answer.code == STREAM_BROKEN
+            if not answer.retryable or patience_s == 0 or broken == _MOST_BROKEN:
+                raise answer
+            now = self._now()
+            failed_at = now if failed_at is None else failed_at
+            left_s = failed_at + patience_s - now
+            pause_s = next_delay_s(number, answer, self._random_unit(), left_s)
+            if pause_s is None:
+                raise out_of_patience(number, answer, patience_s)
+            if options.on_failed_try is not None:
+                options.on_failed_try(FailedTry(number, answer, pause_s))
+            await self._sleep(pause_s)
+            number += 1
+
+    def _dialect(self, model: str) -> Dialect:
+        dialect = self._dialects.get(model)
+        if dialect is None:
+            dialect = _DIALECTS[self.spec.dialect](self.spec, model, self._client.address)
+            self._dialects[model] = dialect
+        return dialect
+
+    async def _try(
+        self,
+        path: str,
+        body: bytes,
+        begin: Callable[[], AnswerBuilder],
+        on_delta: OnDelta | None,
+    ) -> AssistantMessage | ModelError:
+        """Make one try and return its error instead of raising it.
+
+        An error raised while the transport's is handled would carry it as context, and that may
+        quote the request with the key.
+        """
+        try:
+            response = await self._client.post(path, body)
+        except NETWORK_ERRORS as error:
+            return self._report.unreachable(error)
+        try:
+            if not is_success(response):
+                return await self._client.refusal(response, self._clock)
+            builder = begin()
+            await read(response, builder, self._report, on_delta)
+            message = builder.finish(self._clock(), self._new_id)
+            return with_usage(message, len(body), builder.hidden_size)
+        except ModelError as error:
+            return error
+        finally:
+            response.close()  # closes the connection of an unread stream
+
+
+def open_provider(spec: ServerSpec, model: str) -> ModelProvider:
+    """Return a provider for a server's models; nothing is taken from the environment.
+
+    Args:
+        model: default model, for calls whose options name none.
+
+    Raises:
+        InvalidInputError: the server's description is invalid.
+    """
+    return ModelProvider(spec, model)
