@@ -20,16 +20,10 @@ from bottega.api.documents import asyncapi, openapi
 from bottega.api.routes import (
     agents,
     audit,
-    episodes,
     graphs,
     keys,
-    maintenance,
-    memory,
     operations,
-    pattern_lifecycle,
-    patterns,
     run_control,
-    run_memory,
     runs,
     scheduler,
     schedules,
@@ -38,6 +32,14 @@ from bottega.api.routes import (
     tickets,
     webhook_secrets,
     websocket,
+)
+from bottega.api.routes.memory import (
+    episodes,
+    learning,
+    maintenance,
+    pattern_lifecycle,
+    patterns,
+    run_memory,
 )
 from bottega.api.server.headers import ASSETS, SecurityHeaders, add_docs
 from bottega.api.server.http_protocol import Addresses, Bounds, HttpProtocol
@@ -95,7 +97,7 @@ def create_app(service: Service) -> FastAPI:
         schedules,
         sessions,
         episodes,
-        memory,
+        learning,
         maintenance,
         keys,
         webhook_secrets,

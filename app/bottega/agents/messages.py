@@ -6,6 +6,7 @@ later model calls.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -27,9 +28,13 @@ class ToolStatus(StrEnum):
     ERROR = "error"
 
 
+CURRENCY = "USD"
+_ZERO = Decimal(0)
+
+
 @dataclass(slots=True, unsafe_hash=True)
 class Usage:
-    """Tokens of model calls. Adds up with ``+``; never changes.
+    """Tokens of model calls, and their cost. Adds up with ``+``; never changes.
 
     Not ``frozen``: each model call makes several, and freezing doubles their cost.
 
@@ -37,6 +42,8 @@ class Usage:
         cached: input tokens that the server had cached.
         reasoning: output tokens of the model's reasoning.
         estimated: true if any part is our estimate because the server did not report it.
+        cost: in US dollars; ``None``: no price is known for any of the tokens.
+        part_unpriced: true if ``cost`` lacks tokens without a known price.
     """
 
     input: int = 0
@@ -44,20 +51,33 @@ class Usage:
     cached: int = 0
     reasoning: int = 0
     estimated: bool = False
+    cost: Decimal | None = None
+    part_unpriced: bool = False
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Build usage from the result of :meth:`to_dict`."""
-        return cls(**data)
+        usage = cls(**{name: value for name, value in data.items() if name != "cost"})
+        if (cost := data.get("cost")) is None:
+            return usage
+        amount = Decimal(cost["amount"])
+        if amount or (cost["complete"] and usage.total_tokens):
+            usage.cost, usage.part_unpriced = amount, not cost["complete"]
+        return usage
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON."""
+        """Return the fields as JSON; the amount of the cost is a decimal in a string."""
         return {
             "input": self.input,
             "output": self.output,
             "cached": self.cached,
             "reasoning": self.reasoning,
             "estimated": self.estimated,
+            "cost": {
+                "amount": decimal_text(self.cost) if self.cost else "0",
+                "currency": CURRENCY,
+                "complete": self.is_priced,
+            },
         }
 
     def __add__(self, other: "Usage") -> "Usage":
@@ -67,12 +87,28 @@ class Usage:
             self.cached + other.cached,
             self.reasoning + other.reasoning,
             self.estimated or other.estimated,
+            *self._cost_with(other),
         )
 
     @property
     def total_tokens(self) -> int:
         """Input plus output; these include cached and reasoning tokens."""
         return self.input + self.output
+
+    @property
+    def is_priced(self) -> bool:
+        """True if ``cost`` is that of all tokens."""
+        if self.cost is None:
+            return not (self.input or self.output)
+        return not self.part_unpriced
+
+    def _cost_with(self, other: "Usage") -> tuple[Decimal | None, bool]:
+        """Return ``cost`` and ``part_unpriced`` of both together."""
+        if self.cost is None and other.cost is None:
+            return None, False
+        cost = (self.cost or _ZERO) + (other.cost or _ZERO)
+        is_priced = self.is_priced and other.is_priced
+        return (cost, not is_priced) if cost or is_priced else (None, False)
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -84,8 +120,16 @@ class AgentUsage(Usage):
 
     @property
     def tokens(self) -> Usage:
-        """The tokens, without the calls."""
-        return Usage(self.input, self.output, self.cached, self.reasoning, self.estimated)
+        """The tokens and their cost, without the calls."""
+        return Usage(
+            self.input,
+            self.output,
+            self.cached,
+            self.reasoning,
+            self.estimated,
+            self.cost,
+            self.part_unpriced,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         data = Usage.to_dict(self)
@@ -101,6 +145,7 @@ class AgentUsage(Usage):
             self.cached + tokens.cached,
             self.reasoning + tokens.reasoning,
             self.estimated or tokens.estimated,
+            *self._cost_with(tokens),
             self.model_calls + model_calls,
             self.tool_calls + tool_calls,
         )
@@ -109,6 +154,12 @@ class AgentUsage(Usage):
         if isinstance(other, AgentUsage):
             return self.plus(other, other.model_calls, other.tool_calls)
         return self.plus(other)
+
+
+def decimal_text(amount: Decimal) -> str:
+    """Return an amount without exponent and trailing zeros."""
+    text = format(amount, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 class ToolCall(BaseModel):

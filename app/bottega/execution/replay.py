@@ -15,7 +15,14 @@ from uuid import UUID
 
 from pydantic_core import from_json
 
-from bottega.agents.messages import AgentUsage, AssistantMessage, ToolCall, ToolResult, ToolStatus
+from bottega.agents.messages import (
+    AgentUsage,
+    AssistantMessage,
+    ToolCall,
+    ToolResult,
+    ToolStatus,
+    Usage,
+)
 from bottega.errors import ModelError
 from bottega.events.payloads import (
     ContextReceived,
@@ -165,7 +172,9 @@ def _data_of_call(call: ToolCall) -> dict[str, Any]:
 
 def answer_of(completed: LlmCompleted) -> AssistantMessage:
     state = {} if completed.state is None else {"state": from_json(completed.state)}
-    return AssistantMessage.model_validate({**completed.message, "usage": completed.usage, **state})
+    return AssistantMessage.model_validate(
+        {**completed.message, "usage": Usage.from_dict(completed.usage), **state}
+    )
 
 
 def result_of(ended: ToolEnded, answer: str | None = None) -> ToolResult:

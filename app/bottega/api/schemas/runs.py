@@ -218,8 +218,20 @@ class Webhook(Answer):
     ended_at: datetime | None
 
 
+class Cost(Answer):
+    """The price of model calls, from the provider's own prices or public price lists."""
+
+    amount: Annotated[
+        str, Field(description="A decimal number.", examples=["0.00195"], pattern=r"^\d+(\.\d+)?$")
+    ]
+    currency: Literal["USD"]
+    complete: Annotated[
+        bool, Field(description="False: the amount lacks tokens of models without a known price.")
+    ]
+
+
 class Usage(Answer):
-    """Tokens of model calls."""
+    """Tokens of model calls, and their cost."""
 
     input: int
     output: int
@@ -229,6 +241,7 @@ class Usage(Answer):
         bool,
         Field(description="Some of it was not reported, and is estimated at 4 bytes per token."),
     ]
+    cost: Cost
 
 
 class AgentUsage(Usage):

@@ -208,7 +208,11 @@ BEGIN
             'output', sum((e.data #>> '{usage,output}')::bigint),
             'cached', sum((e.data #>> '{usage,cached}')::bigint),
             'reasoning', sum((e.data #>> '{usage,reasoning}')::bigint),
-            'estimated', bool_or((e.data #>> '{usage,estimated}')::boolean)) AS usage
+            'estimated', bool_or((e.data #>> '{usage,estimated}')::boolean),
+            'cost', jsonb_build_object(
+                'amount', trim_scale(sum((e.data #>> '{usage,cost,amount}')::numeric))::text,
+                'currency', 'USD',
+                'complete', bool_and((e.data #>> '{usage,cost,complete}')::boolean))) AS usage
         FROM run_events e JOIN ended ON ended.id = e.task_id AND ended.mode = 'async'
         WHERE e.tenant_id = p_tenant AND e.run_id = p_run AND e.type = 'llm.completed'
         GROUP BY e.task_id
@@ -219,7 +223,8 @@ BEGIN
                ELSE jsonb_build_object(
                    'duration_ms', t.duration_ms, 'error', v_why,
                    'token_usage', coalesce(s.usage, '{"input": 0, "output": 0, "cached": 0,
-                       "reasoning": 0, "estimated": false}')) END,
+                       "reasoning": 0, "estimated": false,
+                       "cost": {"amount": "0", "currency": "USD", "complete": true}}')) END,
            t.id, t.parent_id, t.agent, t.depth)
         ORDER BY t.depth DESC, t.created_at, t.id, e.position)
     INTO v_lines

@@ -1,0 +1,109 @@
+"""Prices of model calls: the provider's own, else those of the public lists in ``genai-prices``.
+
+The lists are data inside the package, matched by the server's address and the model's name. A
+server at an address that they do not know, such as one at home, has no price.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from bottega.agents.messages import Usage
+
+if TYPE_CHECKING:
+    from genai_prices.types import ModelInfo, Provider
+
+_MILLION = Decimal(1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrices:
+    """A model's prices, in US dollars per million tokens.
+
+    Attributes:
+        cached: of input tokens that the server had cached.
+        written: of input tokens that the server put into its cache.
+    """
+
+    input: Decimal
+    cached: Decimal
+    written: Decimal
+    output: Decimal
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "TokenPrices":
+        """Build prices from ``input``, ``output`` and perhaps ``cached``: numbers or texts."""
+        given = {name: Decimal(str(value)) for name, value in data.items() if value is not None}
+        price = given["input"]
+        return cls(price, given.get("cached", price), price, given["output"])
+
+    def cost(self, usage: Usage, written: int = 0) -> Decimal:
+        """Return the price of one call, in US dollars."""
+        cached = min(usage.cached, usage.input)
+        written = min(written, usage.input - cached)
+        total = (
+            (usage.input - cached - written) * self.input
+            + cached * self.cached
+            + written * self.written
+            + usage.output * self.output
+        )
+        return total / _MILLION
+
+
+@dataclass(frozen=True, slots=True)
+class _StepPrices:
+    """Prices that change with the length of the input or the time of day; slow to compute."""
+
+    provider: "Provider"
+    model: "ModelInfo"
+
+    def cost(self, usage: Usage, written: int = 0) -> Decimal:
+        from genai_prices import Usage as Reported
+
+        cached = min(usage.cached, usage.input)
+        reported = Reported(
+            input_tokens=usage.input,
+            cache_read_tokens=cached,
+            cache_write_tokens=min(written, usage.input - cached),
+            output_tokens=usage.output,
+        )
+        price: Decimal = self.model.calc_price(reported, self.provider).total_price
+        return price
+
+
+OwnPrices = Mapping[str, TokenPrices]
+"""A provider's own prices, by model."""
+
+
+def prices_of(
+    model: str, address: str, own: OwnPrices | None = None
+) -> TokenPrices | _StepPrices | None:
+    """Return a model's prices; ``None``: none are known.
+
+    Args:
+        address: the server's URL.
+        own: prices that replace the public ones.
+    """
+    return (own or {}).get(model) or _listed(model, address)
+
+
+@lru_cache(maxsize=1000)
+def _listed(model: str, address: str) -> TokenPrices | _StepPrices | None:
+    """Find a model in the public lists. Loading them takes half a second, once."""
+    from genai_prices.data_snapshot import get_snapshot
+    from genai_prices.types import ModelPrice
+
+    try:
+        provider, found = get_snapshot().find_provider_model(model, None, None, address)
+    except LookupError:
+        return None
+    listed = found.prices
+    if not isinstance(listed, ModelPrice):
+        return _StepPrices(provider, found)
+    rates = vars(listed)
+    price, output = rates.get("input_mtok"), rates.get("output_mtok") or Decimal(0)
+    read, written = (rates.get(f"cache_{each}_mtok") or price for each in ("read", "write"))
+    flat = [each for each in (price, read, written, output) if isinstance(each, Decimal)]
+    return TokenPrices(*flat) if len(flat) == 4 else _StepPrices(provider, found)
