@@ -1,0 +1,349 @@
+"""Routes of episodes."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import timedelta
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import AfterValidator
+
+from bottega.api.auth import Principal
+from bottega.api.errors import headers, problems
+from bottega.api.schemas.base import Page, PlaceInTime, UserName, check_storable
+from bottega.api.schemas.episodes import (
+    WITHIN,
+    Episode,
+    EpisodeFailure,
+    EpisodeFilters,
+    EpisodeSearch,
+    EpisodesFound,
+    Label,
+    NewEpisode,
+    SimilarFailures,
+    Within,
+)
+from bottega.api.schemas.feedback import OutcomeName
+from bottega.api.schemas.runs import SessionName
+from bottega.api.shared.deps import Actor, PrincipalDep, ReadTenant, ServiceDep, Tenant, Turn
+from bottega.api.shared.idempotency import OnceDep
+from bottega.api.shared.pages import LINK, PageQuery
+from bottega.container import Service
+from bottega.db.driver import driver_of
+from bottega.db.pages import PageItems
+from bottega.errors import InvalidInputError
+from bottega.memory.episodes import episode as memory
+from bottega.memory.episodes import rows
+from bottega.memory.episodes.episode import EpisodeFilter, Outcome
+from bottega.memory.episodes.importing import imported
+from bottega.memory.episodes.scope import EVERYTHING, Scope, scope_of_search
+from bottega.memory.text.signature import failure_signature
+from bottega.runs.sessions import user_of
+from bottega.tenants import audit, erase
+
+router = APIRouter(prefix="/v1/episodes", tags=["memory"])
+
+EpisodeId = Annotated[UUID, Path(description="The episode's id.")]
+CLOCK_SKEW = timedelta(minutes=5)
+"""Tolerance for a client's clock that runs ahead."""
+
+
+def _storable(text: str) -> str:
+    check_storable(text)
+    return text
+
+
+Known = Annotated[Label, AfterValidator(_storable)]
+_OF_USER = "Only this user's; without `user` and `session_id`, those of no user."
+
+
+def within(
+    principal: Principal, user: str | None, session_id: str | None, scope: Within | None
+) -> Scope:
+    """Return the scope that a client asks for.
+
+    Raises:
+        ForbiddenError: the whole tenant, without the scope ``admin``.
+    """
+    if scope == "tenant":
+        principal.need("admin")
+    return scope_of_search(user, session_id, everything=scope == "tenant")
+
+
+class EpisodeQuery(PageQuery):
+    """Query parameters of the list of episodes."""
+
+    domain: Known | None = None
+    task_type: Known | None = None
+    outcome: Annotated[
+        OutcomeName | None,
+        Query(description="From feedback, else from the run."),
+    ] = None
+    user: Annotated[UserName | None, AfterValidator(_storable), Query(description=_OF_USER)] = None
+    session_id: SessionName | None = None
+    scope: Annotated[Within | None, Query(description=WITHIN)] = None
+    tag: Known | None = None
+    after: Annotated[PlaceInTime | None, Query(description="Ended later than this.")] = None
+    before: Annotated[PlaceInTime | None, Query(description="Ended earlier than this.")] = None
+
+    def wanted(self) -> EpisodeFilter:
+        return EpisodeFilter(
+            domain=self.domain,
+            task_type=self.task_type,
+            outcomes=() if self.outcome is None else (Outcome(self.outcome),),
+            tags=() if self.tag is None else (self.tag,),
+            after=self.after,
+            before=self.before,
+        )
+
+
+def _wanted(filters: EpisodeFilters) -> EpisodeFilter:
+    outcomes = tuple(Outcome(each) for each in filters.outcomes)
+    return EpisodeFilter(
+        **filters.model_dump(exclude={"outcomes", "tags"}),
+        outcomes=outcomes,
+        tags=tuple(filters.tags),
+    )
+
+
+def to_response(episode: memory.Episode) -> dict[str, Any]:
+    """Return an episode as response body."""
+    state = episode.state
+    task, result = dict(episode.task), dict(episode.result)
+    metadata = dict(episode.metadata)
+    one_of_many = metadata.pop("consolidated", None) if episode.kind == "consolidated" else None
+    if episode.input is not None:
+        task["original_input"] = episode.input
+    if episode.output is not None:
+        result["output"] = episode.output
+    return {
+        **{name: getattr(episode, name) for name in _SAME},
+        "user": episode.user_id,
+        "outcome": episode.judged,
+        "task": task,
+        "execution": {**episode.execution, "trace": episode.trace},
+        "result": result,
+        "metadata": metadata,
+        "consolidated": one_of_many,
+        "state": state,
+        "feedback": state.feedback,
+        "bodies": [
+            {
+                "part": body.part,
+                "bytes": body.bytes,
+                "storage": "database" if body.object_key is None else "objects",
+            }
+            for body in state.bodies
+        ],
+    }
+
+
+_SAME = (
+    "id",
+    "kind",
+    "at",
+    "run_id",
+    "session_id",
+    "agent",
+    "domain",
+    "task_type",
+    "tags",
+    "failure_signature",
+    "trust",
+    "origin",
+    "reflection",
+    "summary",
+    "instances",
+)
+
+
+@router.post(
+    "",
+    operation_id="import_episode",
+    summary="Store an episode of another system",
+    description=(
+        "Runs store their episodes themselves; this stores one of another system. Searches find "
+        "it by its words at once, and by its meaning soon after. It has the lowest trust "
+        "(`trust` 1). It never changes; if it is wrong, delete it."
+    ),
+    status_code=201,
+    response_model=Episode,
+    responses={
+        **problems(400, 409, 413, 415),
+        201: headers(Location="Path of the new episode."),
+    },
+)
+async def create(
+    once: OnceDep,
+    service: ServiceDep,
+    tenant: Tenant,
+    actor: Actor,
+    body: NewEpisode,
+    response: Response,
+) -> Any:
+    now = service.memory.clock()
+    if body.at is not None and body.at > now + CLOCK_SKEW:
+        raise InvalidInputError("this is in the future: say when it ended", pointer="/at")
+    episode = imported(body.model_dump(), principal=actor, now=now)
+    async with service.database.begin(tenant) as tx:
+        driver = await driver_of(tx)
+
+        async def store() -> dict[str, Any]:
+            user = await user_of(tx, tenant, body.session_id, body.user)
+            owned = replace(episode, user_id=user)
+            stored = await service.memory.store(tenant, owned, on=driver)
+            response.headers["Location"] = f"/v1/episodes/{stored}"
+            kept = (await rows.load(driver, EVERYTHING, [stored]))[stored]
+            bodies = {part: getattr(episode, part) for part in ("trace", "input", "output")}
+            return to_response(replace(kept, **bodies))
+
+        return await once(tx, response, Episode, store)
+
+
+@router.get(
+    "",
+    operation_id="list_episodes",
+    summary="List episodes by their end",
+    description="Without archived episodes, and without those that a consolidated one replaces.",
+    response_model=Page[Episode],
+    responses={**problems(), 200: headers(Link=LINK)},
+    dependencies=[Turn],
+)
+async def list_(
+    service: ServiceDep,
+    principal: PrincipalDep,
+    tenant: Tenant,
+    query: Annotated[EpisodeQuery, Query()],
+    request: Request,
+    response: Response,
+) -> Any:
+    found = await service.memory.page(
+        tenant,
+        within(principal, query.user, query.session_id, query.scope),
+        query.wanted(),
+        after=query.place(tuple[PlaceInTime, UUID]),
+        descending=query.descending,
+        limit=query.limit,
+    )
+    items = PageItems(map(to_response, found), more=found.more)
+    return query.page(request, response, items, lambda item: [item["at"], item["id"]])
+
+
+@router.get(
+    "/{episode_id:uuid}",
+    operation_id="get_episode",
+    summary="Read an episode",
+    description=(
+        "`body=false` omits the parts that are stored separately: the trace, and long inputs and "
+        "outputs. Those of old episodes come from slower storage."
+    ),
+    response_model=Episode,
+    responses=problems(404),
+    dependencies=[Turn],
+)
+async def get(
+    service: ServiceDep,
+    tenant: Tenant,
+    episode_id: EpisodeId,
+    body: Annotated[bool, Query(description="With separately stored parts.")] = True,
+) -> Any:
+    return to_response(await service.memory.get(tenant, EVERYTHING, episode_id, bodies=body))
+
+
+@router.delete(
+    "/{episode_id:uuid}",
+    operation_id="delete_episode",
+    summary="Delete an episode",
+    description=(
+        "It can no longer be found or read. Its rows are removed later, after 30 days unless the "
+        "operator chose otherwise."
+    ),
+    status_code=204,
+    responses=problems(404),
+)
+async def delete(service: ServiceDep, tenant: Tenant, actor: Actor, episode_id: EpisodeId) -> None:
+    async with service.database.begin(tenant) as tx:
+        driver = await driver_of(tx)
+        if await service.memory.mark_deleted(tenant, episode_id, on=driver):
+            await erase.forget_answers(tx, tenant, [episode_id], Counter())
+            await audit.note(tx, tenant, actor, "episode.delete", str(episode_id))
+
+
+@router.post(
+    "/search",
+    operation_id="search_episodes",
+    summary="Find episodes",
+    description=(
+        "By query (`semantic`, `hybrid`), by attributes (`structured`), by time (`temporal`), or "
+        "by failure (`failures`). All filters apply in every mode. Returns up to `k` episodes."
+    ),
+    response_model=EpisodesFound,
+    responses=problems(400, 413, 415),
+    dependencies=[Turn],
+)
+async def search(
+    service: ServiceDep, principal: PrincipalDep, tenant: ReadTenant, body: EpisodeSearch
+) -> Any:
+    where = _wanted(body.filters)
+    session_id = body.session_id or body.filters.session_id
+    scope = within(principal, body.user, session_id, body.scope)
+    if body.query is not None:
+        found = await service.memory.search(
+            tenant, scope, body.query, k=body.k, where=where, by=body.by, domain=body.domain
+        )
+        hits = [
+            {
+                "episode": to_response(hit.episode),
+                "score": hit.score,
+                "parts": asdict(hit.parts) if body.explain else None,
+            }
+            for hit in found.hits
+        ]
+        return {"items": hits, "by_meaning": found.by_meaning}
+    if body.mode == "temporal":
+        episodes = await service.memory.recent(tenant, scope, body.k, where)
+    elif body.mode == "failures":
+        episodes = await _alike(service, tenant, scope, body.failure, where, body.k)
+    else:
+        episodes = await service.memory.structured_search(tenant, scope, where, limit=body.k)
+    return _unranked(episodes)
+
+
+@router.post(
+    "/similar-failures",
+    operation_id="find_similar_failures",
+    summary="Find episodes with the same failure",
+    description=(
+        "Episodes with the same failure signature (the error's type, the shape of its message, "
+        "the tool), latest first."
+    ),
+    response_model=EpisodesFound,
+    responses=problems(400, 413, 415),
+    dependencies=[Turn],
+)
+async def similar_failures(
+    service: ServiceDep, principal: PrincipalDep, tenant: ReadTenant, body: SimilarFailures
+) -> Any:
+    scope = within(principal, body.user, body.session_id, body.scope)
+    where = EpisodeFilter(failure_signature=body.failure_signature)
+    return _unranked(await _alike(service, tenant, scope, body.error, where, body.k))
+
+
+async def _alike(
+    service: Service,
+    tenant: UUID,
+    scope: Scope,
+    error: EpisodeFailure | None,
+    where: EpisodeFilter,
+    k: int,
+) -> list[memory.Episode]:
+    signature = where.failure_signature
+    if error is not None:
+        signature = failure_signature(error.type, error.message, error.tool)
+    return await service.memory.similar_failures(tenant, scope, signature or "", k, where)
+
+
+def _unranked(episodes: Sequence[memory.Episode]) -> dict[str, Any]:
+    return {"items": [{"episode": to_response(episode)} for episode in episodes]}

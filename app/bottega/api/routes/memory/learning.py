@@ -1,0 +1,167 @@
+"""Routes that find memory for a task, and that learn from episodes."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Response
+
+from bottega.api.errors import headers, problems
+from bottega.api.routes.memory.episodes import CLOCK_SKEW, to_response, within
+from bottega.api.schemas.memory import ContextFound, ContextQuery, Learnt, NewLearning
+from bottega.api.shared.deps import Actor, PrincipalDep, ReadTenant, ServiceDep, Tenant, Turn
+from bottega.api.shared.idempotency import OnceDep
+from bottega.container import Service
+from bottega.db.driver import driver_of
+from bottega.errors import InvalidInputError
+from bottega.memory.episodes.episode import Episode
+from bottega.memory.episodes.importing import imported
+from bottega.memory.learning.context import Lesson, ReportedOutcome, TaskMemory
+from bottega.memory.patterns.pattern import Category, Pattern
+from bottega.memory.text.signature import failure_signature
+from bottega.runs.sessions import user_of
+from bottega.tenants import audit
+
+if TYPE_CHECKING:  # it imports numpy, which only matching needs
+    from bottega.memory.patterns.matcher import Match
+
+router = APIRouter(prefix="/v1/memory", tags=["memory"])
+
+
+def _memory(service: Service) -> TaskMemory:
+    return TaskMemory(service.database.pool, service.memory, service.patterns)
+
+
+def _known(pattern: Pattern) -> dict[str, Any]:
+    """Return the parts of a pattern that are needed to apply it."""
+    evidence = pattern.evidence
+    same = ("id", "version", "name", "category", "state", "trust", "summary")
+    return {name: getattr(pattern, name) for name in same} | {
+        "uses": pattern.content.uses,
+        "confidence": evidence.confidence,
+        "success_rate": evidence.success_rate,
+        "applications": evidence.applications,
+    }
+
+
+def _matched(found: "Sequence[Match]") -> list[dict[str, Any]]:
+    return [
+        {"pattern": _known(each.pattern), "score": each.score, "quality": each.quality}
+        for each in found
+    ]
+
+
+@router.post(
+    "/context",
+    operation_id="find_context",
+    summary="Find memory for a task",
+    description=(
+        "Patterns that apply, similar episodes, and knowledge of the task's domain. There is no "
+        "experiment here: candidates are left out, and no validated pattern is withheld."
+    ),
+    response_model=ContextFound,
+    responses=problems(400, 413, 415),
+    dependencies=[Turn],
+)
+async def context(
+    service: ServiceDep, principal: PrincipalDep, tenant: ReadTenant, body: ContextQuery
+) -> Any:
+    known: dict[str, Any] = {
+        name: value
+        for name in ("complexity", "tools_required")
+        if (value := getattr(body, name)) is not None
+    }
+    signature = None
+    if (error := body.error) is not None:
+        signature = failure_signature(error.type, error.message, error.tool)
+        known |= {"error_type": error.type} | ({"tool": error.tool} if error.tool else {})
+    found = await _memory(service).context_for_task(
+        tenant,
+        within(principal, body.user, body.session_id, body.scope),
+        body.task,
+        domain=body.domain,
+        task_type=body.task_type,
+        capabilities=body.capabilities,
+        known=known,
+        failure_signature=signature,
+        k=body.k,
+    )
+    goals = found.goals
+    return {
+        "goals": goals.goals,
+        "constraints": goals.constraints,
+        "criteria": goals.criteria,
+        "features": found.features,
+        "patterns": _matched(found.patterns),
+        "episodes": [
+            {"episode": to_response(hit.episode), "score": hit.score} for hit in found.episodes.hits
+        ],
+        "by_meaning": found.episodes.by_meaning,
+        "knowledge": {
+            "patterns": _matched(found.knowledge),
+            "insights": [asdict(each) for each in found.insights],
+        },
+    }
+
+
+@router.post(
+    "/learn",
+    operation_id="learn_from_episode",
+    summary="Learn from an episode",
+    description=(
+        "From a stored episode, or from one of another system, which is stored too. Its insights "
+        "become candidates of the lowest trust, which runs get on trial. If the episode names a "
+        "user or a session, its insights stay with it, since runs of all users share patterns. "
+        "A repetition changes nothing, except that an `episode` in the body is stored again."
+    ),
+    response_model=Learnt,
+    responses={
+        **problems(400, 404, 409, 413, 415),
+        200: headers(Location="Path of the episode."),
+    },
+)
+async def learn(
+    once: OnceDep,
+    service: ServiceDep,
+    tenant: Tenant,
+    actor: Actor,
+    body: NewLearning,
+    response: Response,
+) -> Any:
+    now = service.memory.clock()
+    if (new := body.episode) is not None and new.at is not None and new.at > now + CLOCK_SKEW:
+        raise InvalidInputError("this is in the future: say when it ended", pointer="/episode/at")
+    episode = None if new is None else imported(new.model_dump(), principal=actor, now=now)
+    lessons = [
+        Lesson(each.text, each.name, Category(each.category), tuple(each.uses))
+        for each in body.insights
+    ]
+    outcomes = [ReportedOutcome(**each.model_dump()) for each in body.outcomes]
+    async with service.database.begin(tenant) as tx:
+        driver = await driver_of(tx)
+
+        async def create() -> dict[str, Any]:
+            known: Episode | UUID | None = body.episode_id
+            if episode is not None:
+                user = await user_of(tx, tenant, episode.session_id, episode.user_id)
+                known = replace(episode, user_id=user)
+            assert known is not None, "the body has one of them"
+            learned = await _memory(service).learn_from_episode(
+                tenant, known, lessons, outcomes, principal=actor, on=driver
+            )
+            response.headers["Location"] = f"/v1/episodes/{learned.episode_id}"
+            details = {
+                "candidates": [str(each.key) for each in learned.candidates],
+                "outcomes": {str(each.pattern_id): each.good for each in outcomes},
+            }
+            where = str(learned.episode_id)
+            await audit.note(tx, tenant, actor, "memory.learn", where, details)
+            return {
+                "episode_id": learned.episode_id,
+                "reflection": learned.reflection,
+                "candidates": [_known(each) for each in learned.candidates],
+                "applications": learned.applications,
+            }
+
+        return await once(tx, response, Learnt, create)
