@@ -232,3 +232,8 @@ class BudgetExhaustedError(BottegaError):
 
 class FencedError(BottegaError):
     code = "fenced"
+
+
+def is_internal(error: Exception) -> bool:
+    """Return true for an internal error of Bottega, false for a failure of the model."""
+    return isinstance(error, BottegaError) and error.kind is ErrorKind.INTERNAL

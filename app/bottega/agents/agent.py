@@ -2,14 +2,16 @@
 
 import asyncio
 import copy
-from collections.abc import Iterable, Sequence
-from typing import Self, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self, get_args
 
 from bottega.agents.endings import OnLength
 from bottega.agents.history import QueryInput, query_messages
 from bottega.agents.hooks import AgentEvent, Hook
 from bottega.agents.loop import QueryLoop
 from bottega.agents.messages import AgentUsage, AssistantResponse, StandardMessage, SystemMessage
+from bottega.agents.output import answer_schema
+from bottega.agents.params import ModelParams, ToolChoiceScope
 from bottega.agents.policy import ToolRequirement
 from bottega.agents.provider import LLMProvider, collecting_providers, default_provider, using
 from bottega.agents.query import PromptMemory, Query, Recorder, take_next_query
@@ -36,12 +38,18 @@ class BaseAgent:
             its tool calls are the answer.
         on_length: policy for a text cut off at the model's limit: ``continue`` asks once for the
             rest, ``fail`` fails the query, ``accept`` takes the text as the answer.
+        params: parameters of its model calls; ``None``: the model's defaults.
+        tool_choice_scope: the calls of a query that its ``tool_choice`` holds for: ``first`` or
+            ``all``.
+        output_schema: JSON Schema of its answers. An answer that does not fit goes back to the
+            model, twice at most; then the query fails with ``output_invalid``.
 
     Attributes:
         conversation_history: the live history; starts with the system message.
         first_history: the history before the first query; ``None`` before that query.
         hooks: hooks by event; only events with hooks.
         memory_graph, agent_id: the shared memory, and the agent's name in it; ``None`` without.
+        output: the schema of its answers, checked.
         recall: adds publications of indirect ancestors; needs ``memory_graph`` and ``agent_id``.
         memory: selects the part of the history for the prompt; copies of the agent have none.
         usage: usage of all queries, sub-agents included.
@@ -59,6 +67,9 @@ class BaseAgent:
         exit_on_success: Iterable[str] | None = None,
         agent_comment: bool = True,
         on_length: OnLength = "continue",
+        params: ModelParams | None = None,
+        tool_choice_scope: ToolChoiceScope = "first",
+        output_schema: Mapping[str, Any] | None = None,
     ) -> None:
         if max_iterations < 1:
             raise InvalidInputError(f"max_iterations must be at least 1, not {max_iterations}")
@@ -75,6 +86,9 @@ class BaseAgent:
         self.exit_on_success = list(exit_on_success or ())
         self.agent_comment = agent_comment
         self.on_length = on_length
+        self.params = params
+        self.tool_choice_scope = tool_choice_scope
+        self.output = answer_schema(output_schema)
         self.conversation_history: list[StandardMessage] = [system_message]
         self.first_history: tuple[StandardMessage, ...] | None = None
         self.registered_tools: list[ToolBase] = []

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,16 +14,15 @@ from bottega.agents.messages import (
     AssistantResponse,
     HumanMessage,
     StandardMessage,
-    ToolResult,
-    ToolStatus,
 )
+from bottega.agents.output import OUTPUT_INVALID, Objection, OutputCheck
 from bottega.agents.policy import unmet
-from bottega.agents.provider import LLMProvider, ModelOptions, OnDelta, ToolSchema
-from bottega.agents.query import QueriedAgent, Query, QueryFailed, fire
+from bottega.agents.provider import LLMProvider, ModelOptions, ToolSchema
+from bottega.agents.query import Query, QueryFailed, delta_listener, fire
 from bottega.agents.shared_memory import inject_shared_memory, publish_answer
-from bottega.agents.tool_calls import answer_calls
+from bottega.agents.tool_calls import answer_calls, tool_ending
 from bottega.agents.tools import ToolBase
-from bottega.errors import BottegaError, ErrorKind, ModelError
+from bottega.errors import BottegaError, ModelError, is_internal
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +52,12 @@ class QueryLoop:
         self._toolbox: dict[str, ToolBase] = {}
         self._schemas: tuple[ToolSchema, ...] = ()
         self._messages: Sequence[StandardMessage] = ()
+        self._output = OutputCheck(self.agent.output)
         self._options = ModelOptions(
             on_failed_try=partial(query.recorder.model_try_failed, query),
             asked=next(each for each in query.messages if isinstance(each, HumanMessage)),
+            params=self.agent.params,
+            output_schema=None if self.agent.output is None else self.agent.output.schema,
             files=query.recorder.files,
         )
 
@@ -224,6 +226,8 @@ class QueryLoop:
 
     async def _invoke(self, most: int | None) -> AssistantMessage:
         options = self._options
+        if options.params is not None and not self._keeps_tool_choice():
+            options = replace(options, params=options.params.without_tool_choice())
         if most is not None:
             options = replace(options, max_output_tokens=most)
         try:
@@ -231,7 +235,7 @@ class QueryLoop:
                 self._messages,
                 self._schemas,
                 options=options,
-                on_delta=self._listener(),
+                on_delta=delta_listener(self.query),
             )
         except Exception as error:
             if isinstance(error, ModelError) or is_internal(error):
@@ -245,21 +249,10 @@ class QueryLoop:
             )
         return message
 
-    def _listener(self) -> OnDelta | None:
-        """Return a listener that passes text deltas to the recorder and the query's task."""
-        query = self.query
-        recorded = query.recorder.delta_listener(query)
-        if query.task is None:
-            return recorded
-        on_text = partial(query.task.on_text, query)
-        if recorded is None:
-            return on_text
-
-        def both(text: str) -> Awaitable[None] | None:
-            on_text(text)
-            return recorded(text)
-
-        return both
+    def _keeps_tool_choice(self) -> bool:
+        """Return true if the agent's choice of tools holds for this call; it needs tools."""
+        is_meant = self.query.model_calls == 1 or self.agent.tool_choice_scope == "all"
+        return is_meant and bool(self._schemas)
 
     async def _settle(
         self,
@@ -270,15 +263,11 @@ class QueryLoop:
         last: bool,
     ) -> AssistantResponse | None:
         """Accept an answer as final, or reject it and return ``None``."""
-        query, agent = self.query, self.agent
-        if agent.tool_policy and (missing := unmet(agent.tool_policy, query.tool_results)):
+        agent = self.agent
+        if (objection := await self._objection(message.content, last=last)) is not None:
             if reason in _SAID:
                 self._send_back(message, deferred)
-            if last:
-                raise QueryFailed(missing, "tool_policy")
-            agent.conversation_history.append(
-                HumanMessage(content=missing, metadata={"tool_policy": True})
-            )
+            self._object(objection, message)
             return None
         if AgentEvent.BEFORE_FINAL_RESPONSE in agent.hooks:
             outcome = await self._reviewed(AgentEvent.BEFORE_FINAL_RESPONSE, message, deferred)
@@ -289,6 +278,28 @@ class QueryLoop:
             if outcome.decision is HookDecision.STOP:
                 reason = HOOK_STOP
         return await self._finish(message, reason, deferred)
+
+    async def _objection(self, text: str, *, last: bool) -> Objection | None:
+        """Return the reason why an answer is rejected; ``None``: it is accepted."""
+        query, agent = self.query, self.agent
+        if agent.tool_policy and (missing := unmet(agent.tool_policy, query.tool_results)):
+            return Objection("tool_policy", missing, missing, is_final=last)
+        found = await self._output.objection(text)
+        return found and found._replace(is_final=found.is_final or last)
+
+    def _object(self, objection: Objection, message: AssistantMessage) -> None:
+        """Tell the model why its answer is rejected.
+
+        Raises:
+            QueryFailed: it gets no other chance.
+        """
+        code, error, told, is_final = objection
+        self.query.recorder.answer_rejected(self.query, code, error)
+        if is_final and code == OUTPUT_INVALID:
+            raise QueryFailed(error, code, code, message.content)
+        if is_final:
+            raise QueryFailed(error, code)
+        self.agent.conversation_history.append(HumanMessage(content=told, metadata={code: True}))
 
     async def _unfinished(
         self,
@@ -304,6 +315,9 @@ class QueryLoop:
             QueryFailed: the answer is refused.
         """
         history, on_length = self.agent.conversation_history, self.agent.on_length
+        if self._output.schema is not None:  # half of a JSON value cannot be continued
+            accepts = on_length == "accept" and await self._output.accepts(message.content)
+            on_length = "accept" if accepts else "fail"
         if ending is Ending.LENGTH and on_length == "accept" and message.content.strip():
             if not message.tool_calls:
                 return await self._settle(self._whole(message), str(ending), deferred, last=last)
@@ -334,7 +348,13 @@ class QueryLoop:
     async def _finish(
         self, message: AssistantMessage, reason: str, deferred: Sequence[StandardMessage] = ()
     ) -> AssistantResponse:
-        """Publish an answer, and return the query's response."""
+        """Publish an answer, and return the query's response.
+
+        Raises:
+            QueryFailed: a hook's answer does not fit the schema.
+        """
+        if (objection := await self._output.objection(message.content)) is not None:
+            raise QueryFailed(objection.error, OUTPUT_INVALID, OUTPUT_INVALID, message.content)
         message = without_calls(message)
         history = self.agent.conversation_history
         if reason in _SAID:
@@ -347,6 +367,7 @@ class QueryLoop:
             )
         return AssistantResponse(
             content=message.content,
+            output_json=self._output.value,
             tool_results=self.query.tool_results,
             usage=self.query.usage,
             stop_reason=reason,
@@ -358,6 +379,9 @@ class QueryLoop:
             if outcome.decision is HookDecision.STOP:
                 return await self._finish(outcome.value, HOOK_STOP)
         text = f"no final answer within {self.agent.max_iterations} iteration(s)"
+        if self._reached and not await self._output.accepts(self._reached):
+            text += ", and the text so far does not fit the schema of the answer"
+            return self._failed(QueryFailed(text, OUTPUT_INVALID, OUTPUT_INVALID, self._reached))
         return self._failed(QueryFailed(text, MAX_ITERATIONS, MAX_ITERATIONS, self._reached))
 
     def _failed(self, failure: QueryFailed) -> AssistantResponse:
@@ -369,23 +393,3 @@ class QueryLoop:
             usage=self.query.usage,
             stop_reason=failure.reason,
         )
-
-
-def tool_ending(agent: QueriedAgent, results: Sequence[ToolResult]) -> tuple[str, str] | None:
-    """Return (content, stop reason) if these tool results end the query, else ``None``.
-
-    Results with an error never end it: the model may correct the call.
-    """
-    if any(result.status is ToolStatus.ERROR for result in results):
-        return None
-    for result in results:
-        if result.tool_name in agent.exit_on_success:
-            return result.text, "exit_on_success"
-    if not agent.agent_comment:
-        return "\n".join(result.text for result in results), "tool_results"
-    return None
-
-
-def is_internal(error: Exception) -> bool:
-    """Return true for an internal error of Bottega, false for a failure of the model."""
-    return isinstance(error, BottegaError) and error.kind is ErrorKind.INTERNAL

@@ -289,20 +289,23 @@ class AssistantResponse(BaseModel):
 
     Attributes:
         content: the accepted answer; after a failure the partial text, which may be empty.
+        output_json: the accepted answer, parsed, if the agent has a schema for it.
         tool_results: results of the query's tool calls, in order.
         error: text of the failure; ``None`` on success.
         error_code: stable code of the failure: ``max_iterations``, ``tool_policy``,
-            ``hook_failed``, ``model_length``, ``model_empty``, ``model_refused``,
-            ``model_filtered``, or the code of the :class:`~bottega.errors.ModelError`.
+            ``hook_failed``, ``output_invalid``, ``model_length``, ``model_empty``,
+            ``model_refused``, ``model_filtered``, or the code of the
+            :class:`~bottega.errors.ModelError`.
         usage: usage of this query, sub-agents included.
         stop_reason: ``final_answer``, ``tool_results``, ``exit_on_success``, ``hook_stop``,
             ``max_iterations``, ``length`` (cut off at the model's limit), ``content_filter``,
-            ``refusal``, ``empty`` or ``error``.
+            ``refusal``, ``empty``, ``output_invalid`` or ``error``.
     """
 
     model_config = ConfigDict(frozen=True)
 
     content: str = ""
+    output_json: Any = None
     tool_results: tuple[ToolResult, ...] = ()
     error: str | None = None
     error_code: str | None = None

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Protocol
 from uuid import UUID, uuid5
 
@@ -24,6 +25,8 @@ from bottega.agents.messages import (
     ToolResult,
     Usage,
 )
+from bottega.agents.output import AnswerSchema
+from bottega.agents.params import ModelParams, ToolChoiceScope
 from bottega.agents.parts import FileLoader
 from bottega.agents.policy import ToolRequirement
 from bottega.agents.provider import FailedTry, LLMProvider, OnDelta, ToolSchema
@@ -106,6 +109,9 @@ class QueriedAgent(AgentState, Protocol):
     exit_on_success: list[str]
     agent_comment: bool
     on_length: OnLength
+    params: ModelParams | None
+    tool_choice_scope: ToolChoiceScope
+    output: AnswerSchema | None
     hooks: dict[AgentEvent, list[Hook]]
     memory: PromptMemory | None
 
@@ -234,6 +240,13 @@ class Recorder:
     def published(self, query: Query, publication: Publication) -> None:
         """Record the publication of the query's accepted answer to the graph."""
 
+    def answer_rejected(self, query: Query, code: str, message: str) -> None:
+        """Record that the answer of the last model call is sent back, or fails the query.
+
+        Args:
+            code: ``tool_policy`` or ``output_invalid``.
+        """
+
     def warning(self, query: Query, code: str, message: str) -> None:
         """Record a warning for users; it does not fail the query."""
 
@@ -275,6 +288,22 @@ async def fire(query: Query, event: AgentEvent, value: Any = None, **fields: Any
         )
         raise QueryFailed(text, "hook_failed")
     return outcome
+
+
+def delta_listener(query: Query) -> OnDelta | None:
+    """Return a listener that passes text deltas to the recorder and the query's task."""
+    recorded = query.recorder.delta_listener(query)
+    if query.task is None:
+        return recorded
+    on_text = partial(query.task.on_text, query)
+    if recorded is None:
+        return on_text
+
+    def both(text: str) -> Awaitable[None] | None:
+        on_text(text)
+        return recorded(text)
+
+    return both
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,14 @@ from bottega.agents.messages import (
     ToolResult,
     ToolStatus,
 )
-from bottega.agents.query import CurrentCall, Query, QueryFailed, current_call, fire
+from bottega.agents.query import (
+    CurrentCall,
+    QueriedAgent,
+    Query,
+    QueryFailed,
+    current_call,
+    fire,
+)
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.agents.tools import ToolBase, error_result
 from bottega.errors import FencedError, HistoryError, HookContractError
@@ -271,3 +278,18 @@ async def _stop(tasks: Sequence[asyncio.Task[None]]) -> None:
     for task in tasks:
         if not task.cancelled():
             task.exception()  # retrieve it, so that asyncio does not log it
+
+
+def tool_ending(agent: QueriedAgent, results: Sequence[ToolResult]) -> tuple[str, str] | None:
+    """Return (content, stop reason) if these tool results end the query, else ``None``.
+
+    Results with an error never end it: the model may correct the call.
+    """
+    if any(result.status is ToolStatus.ERROR for result in results):
+        return None
+    for result in results:
+        if result.tool_name in agent.exit_on_success:
+            return result.text, "exit_on_success"
+    if not agent.agent_comment:
+        return "\n".join(result.text for result in results), "tool_results"
+    return None

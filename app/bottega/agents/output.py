@@ -1,0 +1,105 @@
+"""Validation of a query's answer against its agent's schema."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from bottega.agents.threads import run_in_thread
+
+OUTPUT_INVALID = "output_invalid"
+"""Code and stop reason of a query whose answer does not fit its schema."""
+MOST_CORRECTIONS = 2
+"""Answers of one query that are sent back."""
+_CORRECT = (
+    "Your answer does not fit the required JSON Schema. Answer again, with all of the JSON and "
+    "nothing else. What is wrong, by JSON Pointer:"
+)
+
+
+class _Problem(Protocol):
+    @property
+    def pointer(self) -> str:
+        """The place of the wrong value, as a JSON Pointer."""
+
+    @property
+    def message(self) -> str:
+        """The violation."""
+
+
+class AnswerSchema(Protocol):
+    """The schema of an answer; ``bottega.json_schema.output`` has the class."""
+
+    schema: dict[str, Any]
+
+    def is_quick(self, text: str) -> bool:
+        """Return true if :meth:`read` takes few milliseconds."""
+
+    def read(self, text: str) -> tuple[Any, list[Any]]:
+        """Parse an answer; return it with its violations."""
+
+
+class Objection(NamedTuple):
+    """The reason why an answer is rejected.
+
+    Attributes:
+        error: for people.
+        told: for the model.
+        is_final: the query fails, instead of going on.
+    """
+
+    code: str
+    error: str
+    told: str
+    is_final: bool
+
+
+def answer_schema(schema: Mapping[str, Any] | None) -> AnswerSchema | None:
+    """Check a JSON Schema of an agent's answer.
+
+    Raises:
+        InvalidInputError: it is not a valid schema, or exceeds a bound.
+    """
+    if schema is None:
+        return None
+    # Here, because most agents have no schema, and the library takes long to load.
+    from bottega.json_schema.output import output_schema
+
+    return output_schema(schema)
+
+
+class OutputCheck:
+    """The validation of one query's answers.
+
+    Attributes:
+        value: the last valid answer, parsed.
+    """
+
+    def __init__(self, schema: AnswerSchema | None) -> None:
+        self.schema = schema
+        self.value: Any = None
+        self._valid: str | None = None
+        self._rejected = 0
+
+    async def accepts(self, text: str) -> bool:
+        """Check a text without rejecting it."""
+        return not await self._problems(text)
+
+    async def objection(self, text: str) -> Objection | None:
+        """Reject an answer that does not fit; return ``None`` for one that does."""
+        problems = await self._problems(text)
+        if not problems:
+            return None
+        self._rejected += 1
+        lines = [f"{each.pointer or 'the whole answer'}: {each.message}" for each in problems]
+        error = f"the answer does not fit its output_schema: {'; '.join(lines)}"
+        told = "\n".join((_CORRECT, *lines))
+        return Objection(OUTPUT_INVALID, error, told, self._rejected > MOST_CORRECTIONS)
+
+    async def _problems(self, text: str) -> list[Any]:
+        if self.schema is None or text == self._valid:
+            return []
+        read = partial(self.schema.read, text)
+        value, problems = read() if self.schema.is_quick(text) else await run_in_thread(read)
+        if not problems:
+            self.value, self._valid = value, text
+        return problems
