@@ -125,7 +125,7 @@ CREATE UNIQUE INDEX uq_webhook_secrets_current ON webhook_secrets (tenant_id)
 -- The tenant of a server without keys.
 INSERT INTO tenants (id, name) VALUES ('00000000-0000-7000-8000-000000000001', 'default');
 
--- --- Agents and graphs as users edit them --------------------------------------------------------
+-- --- Agents, graphs and providers as users edit them --------------------------------------------
 
 CREATE TABLE agents (
     tenant_id uuid NOT NULL,
@@ -171,7 +171,30 @@ CREATE TABLE graph_versions (
         FOREIGN KEY (tenant_id, name) REFERENCES graphs (tenant_id, name)
 );
 
--- A value per tenant that every change of its agents and graphs replaces.
+-- Model servers.
+CREATE TABLE providers (
+    tenant_id uuid NOT NULL,
+    name text NOT NULL,
+    version integer NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    updated_at timestamptz NOT NULL DEFAULT now(),
+    deleted_at timestamptz,
+    CONSTRAINT pk_providers PRIMARY KEY (tenant_id, name),
+    CONSTRAINT fk_providers_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+);
+
+CREATE TABLE provider_versions (
+    tenant_id uuid NOT NULL,
+    name text NOT NULL,
+    version integer NOT NULL,
+    definition jsonb NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_provider_versions PRIMARY KEY (tenant_id, name, version),
+    CONSTRAINT fk_provider_versions_tenant_id_name_providers
+        FOREIGN KEY (tenant_id, name) REFERENCES providers (tenant_id, name)
+);
+
+-- A value per tenant that every change of its agents, graphs and providers replaces.
 CREATE TABLE definition_epochs (
     tenant_id uuid NOT NULL,
     epoch uuid NOT NULL DEFAULT gen_random_uuid(),
@@ -235,7 +258,7 @@ CREATE TABLE runs (
     -- Its starter: ``key:<prefix>``, ``local``, ``cli`` or ``schedule:<name>``.
     principal text,
     input jsonb NOT NULL,
-    -- {"agents": {name: version}, "graph": {"name", "version"} | null}
+    -- {"agents": {name: version}, "graph": {"name", "version"} | null, "providers": {name: version}}
     pinned jsonb NOT NULL,
     metadata jsonb NOT NULL DEFAULT '{}',
     webhook_url text,

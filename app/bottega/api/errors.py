@@ -50,6 +50,8 @@ _CODES = {
     429: "limited",
     503: "unavailable",
 }
+_SPOKEN = frozenset(("secret_in_clear",))
+"""Types of invalid fields that have a code of their own."""
 
 
 class FieldProblem(BaseModel):
@@ -178,7 +180,8 @@ async def _on_invalid(request: Request, error: RequestValidationError) -> Respon
     where = first.pointer if first.pointer is not None else first.parameter
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     detail = f"{where or 'the body'}: {first.detail}{more}"
-    return problem_response(422, "invalid", detail, errors)
+    code = next((item["type"] for item in found if item["type"] in _SPOKEN), "invalid")
+    return problem_response(422, code, detail, errors)
 
 
 async def _on_http(request: Request, error: HTTPException) -> Response:

@@ -72,6 +72,21 @@ graph_versions = _table(
     json="definition",
     time="created_at",
 )
+providers = _table(
+    "providers",
+    uuid="tenant_id",
+    text="name",
+    number="version",
+    time="created_at updated_at deleted_at",
+)
+provider_versions = _table(
+    "provider_versions",
+    uuid="tenant_id",
+    text="name",
+    number="version",
+    json="definition",
+    time="created_at",
+)
 sessions = _table(
     "sessions",
     uuid="tenant_id",

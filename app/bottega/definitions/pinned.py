@@ -13,10 +13,10 @@ _READ = "SELECT * FROM pinned_definitions($1, $2, $3, $4)"
 
 
 class Pin(NamedTuple):
-    """One version of an agent or a graph."""
+    """One version of an agent, a graph or a provider."""
 
     tenant_id: UUID
-    kind: Literal["agent", "graph"]
+    kind: Literal["agent", "graph", "provider"]
     name: str
     version: int
 

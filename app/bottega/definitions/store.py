@@ -1,6 +1,6 @@
-"""Storage of users' agents and graphs, by name, with all versions.
+"""Storage of users' agents, graphs and providers, by name, with all versions.
 
-Both kinds share these functions; checks of one kind are in :mod:`bottega.definitions.agents` and
+All kinds share these functions; checks of one kind are in :mod:`bottega.definitions.agents` and
 :mod:`bottega.definitions.graphs`.
 """
 
@@ -39,21 +39,30 @@ class DefinitionKind:
 
     Attributes:
         bodies: large fields, which only a full view includes.
+        audited: every change is noted in the audit log; otherwise only the delete.
     """
 
     noun: str
     table: Table
     versions: Table
     bodies: tuple[str, ...]
+    audited: bool = False
 
 
 AGENTS = DefinitionKind("agent", tables.agents, tables.agent_versions, ("system_message", "tools"))
 GRAPHS = DefinitionKind("graph", tables.graphs, tables.graph_versions, ("nodes", "edges"))
+PROVIDERS = DefinitionKind(
+    "provider",
+    tables.providers,
+    tables.provider_versions,
+    ("headers", "models", "prices"),
+    audited=True,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One version of an agent or a graph. ``content`` is the dump of the API's schema."""
+    """One version of a name. ``content`` is the dump of the API's schema."""
 
     name: str
     version: int

@@ -5,7 +5,7 @@ import os
 import re
 from base64 import b64decode
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 from urllib.parse import unquote
 
 from dotenv import dotenv_values
@@ -17,10 +17,10 @@ from bottega.redaction import Redactor
 from bottega.settings.episodes import EpisodeSettings
 from bottega.settings.learning import LearningSettings
 from bottega.settings.memory import MemorySettings
+from bottega.settings.models import ModelSettings
 from bottega.settings.subagents import SubagentSettings
 from bottega.tools.secrets import TenantSecrets
 
-DEMO_MODEL_NAME = "demo"
 _LOGIN = re.compile(r"//([^/:?#\s]*):([^?\s]*)@")
 """User and password of a URL."""
 _OPTION = re.compile(r"\b(user|\w*password)\s*=\s*(?:'((?:[^'\\]|\\.)*)|([^&'\s]+))")
@@ -34,7 +34,7 @@ _OF_OBJECT_STORES = (
 _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
 
-class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettings):
+class Settings(ModelSettings, MemorySettings, LearningSettings, EpisodeSettings, SubagentSettings):
     """Environment variables with the prefix ``BOTTEGA_`` (and a ``.env`` file).
 
     Without the prefix are names shared with other tools: ``DATABASE_URL``, ``OPENAI_API_KEY``,
@@ -58,14 +58,6 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
             description="URL or key=value form of your own PostgreSQL. Unset: the embedded one.",
         ),
     ] = None
-    openai_api_key: Annotated[
-        SecretStr | None,
-        Field(validation_alias="OPENAI_API_KEY", description="Key for the model's API."),
-    ] = None
-    openai_base_url: Annotated[
-        str | None,
-        Field(validation_alias="OPENAI_BASE_URL", description="Base URL of the model's API."),
-    ] = None
     data_dir: Annotated[
         Path | None,
         Field(description="Folder of the embedded database. Unset: the platform's data folder."),
@@ -78,26 +70,6 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
         SecretStr | None,
         Field(description="Admin key of the tenant default; `bottega migrate` stores it."),
     ] = None
-    model: Annotated[str, Field(description="Default model of agents.")] = "gpt-5-mini"
-    model_api: Annotated[
-        Literal["chat", "responses"],
-        Field(description="Default API of agents' models."),
-    ] = "chat"
-    model_timeout_s: Annotated[
-        float, Field(gt=0, description="Longest silence of a model's stream, in seconds.")
-    ] = 120.0
-    model_patience_s: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=604800,
-            description="Seconds from a call's first failure for which a run waits for a model "
-            "that is down; 0: no wait. Agents may set their own.",
-        ),
-    ] = 600.0
-    demo_latency_ms: Annotated[
-        float, Field(ge=0, le=60_000, description="Milliseconds before the demo model answers.")
-    ] = 250.0
     worker_concurrency: Annotated[
         int, Field(ge=2, le=1000, description="Concurrent runs of one worker process.")
     ] = 50
@@ -321,15 +293,6 @@ class Settings(MemorySettings, LearningSettings, EpisodeSettings, SubagentSettin
             "tokens_per_day": self.tokens_per_day,
             "memory_inline_bytes": self.memory_inline_bytes,
         }
-
-    @property
-    def uses_demo_model(self) -> bool:
-        """True if neither a key nor a base URL of a model is set."""
-        return self.openai_api_key is None and self.openai_base_url is None
-
-    @property
-    def default_model(self) -> str:
-        return DEMO_MODEL_NAME if self.uses_demo_model else self.model
 
 
 def secrets() -> TenantSecrets:

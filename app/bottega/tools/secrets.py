@@ -17,7 +17,12 @@ _NAMED = re.compile(f"(?:(?P<tenant>{_WORDS})__)?(?P<name>{_WORDS})", re.ASCII)
 
 def variable(tenant: str, name: str) -> str:
     """Return the name of the environment variable of a tenant's secret."""
-    return PREFIX + (name if tenant == DEFAULT else f"{_spelled(tenant)}__{name}")
+    return PREFIX + of_tenant(tenant, name)
+
+
+def of_tenant(tenant: str, name: str) -> str:
+    """Return a secret's name among those of all tenants."""
+    return name if tenant == DEFAULT else f"{_spelled(tenant)}__{name}"
 
 
 def _spelled(tenant: str) -> str:

@@ -4,12 +4,17 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import Query, Request, Response
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.errors import problems
 from bottega.api.schemas.base import NAME_PATTERN
 from bottega.api.schemas.graphs import Edge, Graph, GraphContent, GraphSummary, NewGraph, Order
-from bottega.api.shared.definitions import DefinitionName, IfMatch, answer, definition_router
+from bottega.api.shared.definitions import (
+    Caller,
+    DefinitionName,
+    IfMatch,
+    answer,
+    definition_router,
+)
 from bottega.api.shared.deps import ServiceDep, Tenant, Transaction
 from bottega.api.shared.drawings import Drawings
 from bottega.api.shared.etags import if_match_version
@@ -21,9 +26,7 @@ from bottega.runs import read
 NodeName = Annotated[str, Query(pattern=NAME_PATTERN)]
 
 
-async def _prepare(
-    tx: AsyncConnection, tenant: UUID, name: str, body: GraphContent
-) -> dict[str, Any]:
+async def _prepare(caller: Caller, name: str, body: GraphContent) -> dict[str, Any]:
     return normalised(body.model_dump(exclude={"name"}))
 
 

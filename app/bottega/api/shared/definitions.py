@@ -1,19 +1,22 @@
-"""Routes that agents and graphs share: create, list, read, replace, delete, versions."""
+"""Routes that agents, graphs and providers share: create, list, read, replace, delete, versions."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from bottega.api.auth import Principal
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import NAME_PATTERN, Page
-from bottega.api.shared.deps import Actor, Tenant, Transaction
+from bottega.api.shared.deps import Actor, PrincipalDep, ServiceDep, Tenant, Transaction
 from bottega.api.shared.etags import if_match_version
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, ViewQuery
+from bottega.container import Service
 from bottega.db.pages import PageItems
 from bottega.definitions import store
 from bottega.definitions.store import Definition, DefinitionKind
@@ -29,8 +32,30 @@ IfMatch = Annotated[
 _ETAG = "The version, for `If-Match`."
 
 ContentT = TypeVar("ContentT", bound=BaseModel)
-Prepare = Callable[[AsyncConnection, UUID, str, Any], Awaitable[dict[str, Any]]]
-"""Function (transaction, tenant, name, body) → content to store; raises for invalid bodies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The caller of a route, and its transaction."""
+
+    service: Service
+    tx: AsyncConnection
+    tenant: UUID
+    principal: Principal
+
+
+async def _caller(
+    service: ServiceDep, tx: Transaction, tenant: Tenant, principal: PrincipalDep
+) -> Caller:
+    return Caller(service, tx, tenant, principal)
+
+
+CallerDep = Annotated[Caller, Depends(_caller, scope="function")]
+
+Prepare = Callable[[Caller, str, Any], Awaitable[dict[str, Any]]]
+"""Function (caller, name, body) → content to store; raises for invalid bodies."""
+Show = Callable[[Caller, str, Response], Awaitable[dict[str, Any]]]
+"""Function (caller, name, response) → the body of GET."""
 
 
 def answer(definition: Definition, response: Response | None = None) -> dict[str, Any]:
@@ -53,6 +78,7 @@ def definition_router(
     output: type[BaseModel],
     summary: type[BaseModel],
     prepare: Prepare,
+    show: Show | None = None,
 ) -> APIRouter:
     """Return the routes of one kind under ``/v1/{noun}s``.
 
@@ -61,12 +87,14 @@ def definition_router(
         content: schema of PUT.
         output: schema of responses.
         summary: schema of list items, without bodies.
+        show: makes the body of GET, if it is more than the definition.
     """
     noun = kind.noun
     router = APIRouter(prefix=f"/v1/{noun}s", tags=[f"{noun}s"])
     _add_create(router, kind, new, output, prepare)
     _add_changes(router, kind, content, output, prepare)
-    _add_reads(router, kind, output, summary)
+    _add_list(router, kind, output, summary)
+    _add_get(router, kind, output, show)
     _add_versions(router, kind, output, summary)
     return router
 
@@ -93,20 +121,20 @@ def _add_create(
     )
     async def create(
         once: OnceDep,
-        tx: Transaction,
-        tenant: Tenant,
+        caller: CallerDep,
         body: new,  # type: ignore[valid-type]
         response: Response,
     ) -> Any:
         name: str = body.name  # type: ignore[attr-defined]
 
         async def define() -> dict[str, Any]:
-            prepared = await prepare(tx, tenant, name, body)
-            definition = await store.create(tx, kind, tenant, name, prepared)
+            prepared = await prepare(caller, name, body)
+            definition = await store.create(caller.tx, kind, caller.tenant, name, prepared)
+            await _note(caller, kind, "create", definition)
             response.headers["Location"] = f"/v1/{noun}s/{name}"
             return answer(definition, response)
 
-        return await once(tx, response, output, define)
+        return await once(caller.tx, response, output, define)
 
 
 def _add_changes(
@@ -126,16 +154,16 @@ def _add_changes(
         responses={**problems(400, 404, 409, 412, 413, 415), 200: headers(ETag=_ETAG)},
     )
     async def replace(
-        tx: Transaction,
-        tenant: Tenant,
+        caller: CallerDep,
         name: DefinitionName,
         body: content,  # type: ignore[valid-type]
         response: Response,
         if_match: IfMatch = None,
     ) -> Any:
-        prepared = await prepare(tx, tenant, name, body)
+        prepared = await prepare(caller, name, body)
         expected = if_match_version(if_match)
-        definition = await store.replace(tx, kind, tenant, name, prepared, expected)
+        definition = await store.replace(caller.tx, kind, caller.tenant, name, prepared, expected)
+        await _note(caller, kind, "replace", definition)
         return answer(definition, response)
 
     @router.delete(
@@ -157,7 +185,14 @@ def _add_changes(
         await audit.note(tx, tenant, actor, f"{noun}.delete", name)
 
 
-def _add_reads(
+async def _note(caller: Caller, kind: DefinitionKind, verb: str, definition: Definition) -> None:
+    if kind.audited:
+        about = {"version": definition.version}
+        actor, action = caller.principal.actor, f"{kind.noun}.{verb}"
+        await audit.note(caller.tx, caller.tenant, actor, action, definition.name, about)
+
+
+def _add_list(
     router: APIRouter, kind: DefinitionKind, output: type[BaseModel], summary: type[BaseModel]
 ) -> None:
     noun = kind.noun
@@ -184,6 +219,12 @@ def _add_reads(
         items = PageItems(map(answer, found), more=found.more)
         return query.page(request, response, items, lambda item: item["name"])
 
+
+def _add_get(
+    router: APIRouter, kind: DefinitionKind, output: type[BaseModel], show: Show | None
+) -> None:
+    noun = kind.noun
+
     @router.get(
         "/{name}",
         operation_id=f"get_{noun}",
@@ -191,8 +232,10 @@ def _add_reads(
         response_model=output,
         responses={**problems(404), 200: headers(ETag=_ETAG)},
     )
-    async def get(tx: Transaction, tenant: Tenant, name: DefinitionName, response: Response) -> Any:
-        return answer(await store.get(tx, kind, tenant, name), response)
+    async def get(caller: CallerDep, name: DefinitionName, response: Response) -> Any:
+        if show is not None:
+            return await show(caller, name, response)
+        return answer(await store.get(caller.tx, kind, caller.tenant, name), response)
 
 
 def _add_versions(

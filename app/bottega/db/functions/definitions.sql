@@ -1,7 +1,7 @@
--- Versions of agents and graphs, for runs that pin them.
+-- Versions of agents, graphs and providers, for runs that pin them.
 
--- Trigger on agents and graphs. Give the tenant's definitions a new epoch, so that versions read
--- before are read again. Random: an epoch never comes back, even from a backup.
+-- Trigger on agents, graphs and providers. Give the tenant's definitions a new epoch, so that
+-- versions read before are read again. Random: an epoch never comes back, even from a backup.
 CREATE OR REPLACE FUNCTION change_definitions() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'DELETE' THEN  -- the tenant may be on its way out
@@ -32,8 +32,18 @@ REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_defi
 CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE ON graphs
 REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
 
+CREATE OR REPLACE TRIGGER change_definitions_in AFTER INSERT ON providers
+REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
+CREATE OR REPLACE TRIGGER change_definitions_change AFTER UPDATE ON providers
+REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
+CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE ON providers
+REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
 -- Called for a run whose versions this process does not know. Return what it pins: the graph, every
--- reachable agent, and the epoch of both.
+-- reachable agent, the tenant's providers that these may name as the first part of a model, and the
+-- epoch of all.
 CREATE OR REPLACE FUNCTION read_pins(p_tenant uuid, p_agent text, p_graph text) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -66,6 +76,18 @@ BEGIN
             'agents', (SELECT coalesce(jsonb_object_agg(name, jsonb_build_object(
                 'version', version, 'undescribed', definition ->> 'description' = '',
                 'memory', coalesce(definition ->> 'memory', 'full'),
+                'model', definition -> 'model',
                 'children', coalesce(nullif(definition #> '{subagents,names}', 'null'), '[]'))),
-                '{}') FROM reached)));
+                '{}') FROM reached),
+            'providers', (
+                SELECT coalesce(jsonb_object_agg(p.name, jsonb_build_object(
+                    'version', p.version, 'dialect', v.definition ->> 'dialect',
+                    'models', v.definition -> 'models')), '{}')
+                FROM providers p JOIN provider_versions v
+                  ON v.tenant_id = p.tenant_id AND v.name = p.name AND v.version = p.version
+                WHERE p.tenant_id = p_tenant AND p.deleted_at IS NULL AND p.name IN (
+                    SELECT 'default' UNION
+                    SELECT substring(model FROM '^[^/:]*') FROM reached
+                    CROSS JOIN jsonb_path_query(definition, 'lax $.model[*]') AS named(value)
+                    CROSS JOIN LATERAL (SELECT named.value #>> '{}') AS text(model)))));
 END $$;

@@ -141,7 +141,8 @@ BEGIN
             r.attempts, '$[*] ? (@.cause == "crash")')));
 END $$;
 
--- Called by a worker. Return definitions in the order of the arguments; p_kinds: agent or graph.
+-- Called by a worker. Return definitions in the order of the arguments; p_kinds: agent, graph or
+-- provider.
 CREATE OR REPLACE FUNCTION pinned_definitions(
     p_tenants uuid[], p_kinds text[], p_names text[], p_versions integer[]
 ) RETURNS TABLE (number bigint, definition jsonb) LANGUAGE plpgsql AS $$
@@ -153,8 +154,10 @@ BEGIN
         RETURN QUERY
         SELECT w.number, CASE w.kind WHEN 'agent' THEN (
             SELECT v.definition FROM agent_versions v WHERE v.tenant_id = v_tenant
-              AND v.name = w.name AND v.version = w.version) ELSE (
+              AND v.name = w.name AND v.version = w.version) WHEN 'graph' THEN (
             SELECT v.definition FROM graph_versions v WHERE v.tenant_id = v_tenant
+              AND v.name = w.name AND v.version = w.version) ELSE (
+            SELECT v.definition FROM provider_versions v WHERE v.tenant_id = v_tenant
               AND v.name = w.name AND v.version = w.version) END
         FROM unnest(p_tenants, p_kinds, p_names, p_versions)
             WITH ORDINALITY AS w(tenant_id, kind, name, version, number)

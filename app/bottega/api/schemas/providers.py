@@ -1,0 +1,53 @@
+"""Providers (model servers) on the wire."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from bottega.api.schemas.base import Answer, Body, Name
+from bottega.settings.providers import Dialect, ModelPrice, ProviderContent
+from bottega.tools.http import SecretHeader
+
+
+class ProviderBody(ProviderContent, Body):
+    """A provider's definition; its name may be repeated."""
+
+    name: Annotated[Name | None, Field(description="Null, or the name in the path.")] = None
+
+
+class NewProvider(ProviderBody):
+    """A provider to create."""
+
+    name: Name
+
+
+class ProviderSummary(Answer):
+    """One version of a provider, without its headers, models and prices."""
+
+    name: str
+    version: Annotated[int, Field(description="0: it is the operator's.")]
+    owner: Annotated[
+        Literal["tenant", "operator"],
+        Field(description="The operator's are for all tenants; their settings are not shown."),
+    ] = "tenant"
+    dialect: Dialect
+    base_url: str | None
+    key: SecretHeader | None
+    max_concurrent: int | None
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    timeout_s: float | None
+    structured_output: Literal["native", "tool", "prompt"] | None
+    max_tokens_field: Literal["max_completion_tokens", "max_tokens"] | None
+    created_at: Annotated[
+        datetime | None, Field(description="Time at which this version was stored.")
+    ]
+
+
+class Provider(ProviderSummary):
+    """One version of a provider."""
+
+    headers: dict[str, str | SecretHeader]
+    models: list[str] | None
+    prices: dict[str, ModelPrice] | None

@@ -1,0 +1,178 @@
+"""Model servers as tenants and the operator define them."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import httpx2
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+)
+from pydantic_core import PydanticCustomError
+
+from bottega.errors import InvalidInputError
+from bottega.json_schema.values import WHOLE
+from bottega.tools.headers import check_header
+from bottega.tools.http import SecretHeader
+
+Dialect = Literal["chat", "responses", "anthropic", "gemini"]
+IN_CLEAR = "secret_in_clear"
+"""Error type of a secret that is written out instead of named."""
+_SECRET_NAMES = re.compile("auth|cookie|credential|key|password|secret|token", re.IGNORECASE)
+_HARMLESS = frozenset(("idempotency-key", "x-idempotency-key"))
+_HINT = 'set it as BOTTEGA_SECRET_NAME on the server and refer to it by {"secret": "NAME"}'
+_LONGEST_URL = 2000
+
+ModelId = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+_Count = Annotated[int, Field(ge=1, le=10**9), WHOLE]
+_Price = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+
+
+def in_clear(what: str) -> PydanticCustomError:
+    """Make the error of a secret in clear text."""
+    return PydanticCustomError(IN_CLEAR, "{what} is a secret: " + _HINT, {"what": what})
+
+
+def _named(key: Any) -> Any:
+    if isinstance(key, str) or (isinstance(key, Mapping) and "secret" not in key and key):
+        raise in_clear("the key")
+    return key
+
+
+def _is_address(url: str) -> str:
+    try:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        raise PydanticCustomError("url", "not a valid URL: {why}", {"why": str(error)}) from None
+    if parsed.userinfo:
+        raise in_clear("the user or password in the URL")
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise PydanticCustomError("url", "must have the form http(s)://host/path")
+    if parsed.query or parsed.fragment or "?" in url or "#" in url:
+        raise PydanticCustomError("url", "must have no query and no fragment")
+    return url.rstrip("/")
+
+
+def _may_be_sent(headers: dict[str, str | SecretHeader]) -> dict[str, str | SecretHeader]:
+    if len({name.lower() for name in headers}) < len(headers):
+        raise PydanticCustomError("headers", "a header is given twice")
+    for name, value in headers.items():
+        try:
+            check_header(name, value if isinstance(value, str) else "secret")
+        except InvalidInputError as error:
+            raise PydanticCustomError("headers", "{why}", {"why": error.detail}) from None
+        if isinstance(value, str) and is_credential(name):
+            raise in_clear(f"the value of {name}")
+        if name.lower() == "content-type":
+            raise PydanticCustomError("headers", "the body's type is fixed: leave content-type out")
+    return headers
+
+
+def is_credential(name: str) -> bool:
+    """Return true if a header of this name probably holds a secret."""
+    return bool(_SECRET_NAMES.search(name)) and name.lower() not in _HARMLESS
+
+
+class ModelPrice(BaseModel):
+    """Prices of a model, in USD per million tokens."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    input: _Price
+    cached: Annotated[_Price | None, Field(description="Null: as `input`.")] = None
+    output: _Price
+
+
+class ProviderContent(BaseModel):
+    """A model server: its address, dialect and limits, without its name."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        hide_input_in_errors=True,
+        json_schema_extra={
+            "examples": [
+                {
+                    "dialect": "anthropic",
+                    "base_url": "https://api.anthropic.com",
+                    "key": {"secret": "ANTHROPIC_KEY"},
+                    "max_concurrent": 20,
+                }
+            ]
+        },
+    )
+
+    dialect: Annotated[Dialect, Field(description="API that the server speaks.")]
+    base_url: Annotated[
+        str,
+        StringConstraints(min_length=1, max_length=_LONGEST_URL),
+        AfterValidator(_is_address),
+        Field(
+            description="As the vendor's own SDK has it: `chat` and `responses` end in `/v1`, "
+            "`gemini` in `/v1beta`, `anthropic` has neither."
+        ),
+    ]
+    key: Annotated[
+        SecretHeader | None,
+        BeforeValidator(_named),
+        Field(description='API key: `{"secret": "NAME"}`; null: the server needs none.'),
+    ] = None
+    headers: Annotated[
+        dict[str, str | SecretHeader],
+        AfterValidator(_may_be_sent),
+        Field(max_length=50, description='Sent with each request: text or `{"secret": "NAME"}`.'),
+    ] = Field(default_factory=dict)
+    models: Annotated[
+        list[ModelId] | None,
+        Field(
+            min_length=1,
+            max_length=1000,
+            description="The models that agents may name; the first is the provider's default. "
+            "Null: any.",
+        ),
+    ] = None
+    max_concurrent: Annotated[
+        _Count | None, Field(description="Calls at the same time, of all workers together.")
+    ] = None
+    requests_per_minute: Annotated[
+        _Count | None, Field(description="Calls within any minute, of all workers together.")
+    ] = None
+    tokens_per_minute: Annotated[
+        _Count | None, Field(description="Tokens within any minute, of all workers together.")
+    ] = None
+    timeout_s: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=3600,
+            allow_inf_nan=False,
+            description="Longest silence of the server, in seconds; null: the operator's default.",
+        ),
+    ] = None
+    structured_output: Annotated[
+        Literal["native", "tool", "prompt"] | None,
+        Field(
+            description="How it gets an `output_schema`: natively, as a tool or as an instruction; "
+            "null: as the dialect's own server does."
+        ),
+    ] = None
+    max_tokens_field: Annotated[
+        Literal["max_completion_tokens", "max_tokens"] | None,
+        Field(description="Name of the limit of output tokens; only of the dialect `chat`."),
+    ] = None
+    prices: Annotated[
+        dict[ModelId, ModelPrice] | None,
+        Field(max_length=1000, description="Prices by model; null: the list prices, where known."),
+    ] = None
+
+
+class OperatorProvider(ProviderContent):
+    """A provider of the operator's, for all tenants (``BOTTEGA_PROVIDERS``)."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
