@@ -31,6 +31,7 @@ from bottega.api.routes import (
     sessions,
     stream,
     tickets,
+    usage,
     webhook_secrets,
     websocket,
 )
@@ -104,6 +105,7 @@ def create_app(service: Service) -> FastAPI:
         keys,
         webhook_secrets,
         audit,
+        usage,
         scheduler,
         operations,
         patterns,

@@ -281,6 +281,8 @@ CREATE TABLE runs (
     ended_at timestamptz,
     stop_reason text,
     usage jsonb,
+    -- Of the model calls that the run paid for: [{"agent", "model", and what usage has}].
+    spent jsonb NOT NULL DEFAULT '[]',
     error jsonb,
     output jsonb,
     CONSTRAINT pk_runs PRIMARY KEY (tenant_id, id),

@@ -23,7 +23,7 @@ ANSWERED = {
     "depth": None,
     "data": {"call": 1, "usage": {"input": 70, "output": 30}},
 }
-CRASHED = {"status": "failed", "error": {"code": "crashed", "message": "x"}, "tokens": 0}
+CRASHED = {"status": "failed", "error": {"code": "crashed", "message": "x"}, "spent": []}
 
 
 @pytest.mark.parametrize("end", ["cancelled while it waits", "abandoned", "crashed too often"])

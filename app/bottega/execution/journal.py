@@ -18,7 +18,7 @@ from uuid import UUID
 import asyncpg
 import structlog
 
-from bottega.agents.messages import AgentUsage
+from bottega.agents.messages import AgentUsage, Usage
 from bottega.clock import monotonic
 from bottega.events import log
 from bottega.events.payloads import EventError, warning
@@ -76,7 +76,7 @@ class Journal:
 
     Attributes:
         replay: the record of earlier attempts; set before the run resumes.
-        tokens: paid for by the run, in all its attempts.
+        spent: by this attempt, by agent and model.
         broken: names and errors of asynchronous tasks that failed and were not yet handled.
         finishing: whether the run's end is being stored, or is stored.
     """
@@ -93,7 +93,7 @@ class Journal:
         self.run_id = run.run_id
         self.attempt = run.attempt
         self.replay = Replay()
-        self.tokens = 0
+        self.spent: dict[tuple[str, str], Usage] = {}
         self.broken: list[tuple[str, str]] = []
         self._writer = writer
         self.tenant_id = run.tenant_id
@@ -195,6 +195,11 @@ class Journal:
         if row.get("status") not in (None, RunStatus.QUEUED, RunStatus.CANCELLED):
             row["began"] = True  # the row keeps only the step's last status
         row.update(fields)
+
+    def spend(self, agent: str, model: str, usage: Usage) -> None:
+        """Count the usage of a model call of this attempt."""
+        so_far = self.spent.get((agent, model))
+        self.spent[agent, model] = usage if so_far is None else so_far + usage
 
     def publication(self, **fields: Any) -> None:
         """Store a publication in the run's session with the current step."""
@@ -302,7 +307,10 @@ class Journal:
             "stop_reason": end.stop_reason,
             "error": end.error,
             "usage": usage,
-            "tokens": self.tokens,
+            "spent": [
+                {"agent": agent, "model": model, **usage.to_dict()}
+                for (agent, model), usage in self.spent.items()
+            ],
         }
         await self.commit()
         if end.error is not None:

@@ -153,7 +153,7 @@ class JournalRecorder(Recorder):
         key = (self.tasks.id_of(query), call)
         if recorded := self.journal.replay.answers.get(key):
             if key not in self.journal.replay.carried:  # otherwise another run paid
-                self._pay(recorded.usage.total_tokens)
+                self._of_run.spent += recorded.usage.total_tokens
             self.spent += usage_of(recorded)
             return recorded
         if failure := self.journal.replay.failures.get(key):
@@ -204,7 +204,8 @@ class JournalRecorder(Recorder):
                 "duration_ms": round((monotonic() - began) * 1000),
             },
         )
-        self._pay(message.usage.total_tokens)
+        self.journal.spend(name_of(query.agent), message.metadata.get("model", ""), message.usage)
+        self._of_run.spent += message.usage.total_tokens
         if self.day is not None:
             self.day.spent += message.usage.total_tokens
         self.spent += usage_of(message)
@@ -231,14 +232,9 @@ class JournalRecorder(Recorder):
         text = self._texts.get(query)
         return None if text is None else text.listener
 
-    def _pay(self, tokens: int) -> None:
-        """Count tokens that the run paid for, in any attempt."""
-        self._of_run.spent += tokens
-        self.journal.tokens += tokens
-
     def repeat(self, usage: AgentUsage, paid: int) -> None:
         """Count the usage of tasks that do not run again; this run paid ``paid`` tokens of it."""
-        self._pay(paid)
+        self._of_run.spent += paid
         self.spent += usage
 
     def model_try_failed(self, query: Query, failed: FailedTry) -> None:

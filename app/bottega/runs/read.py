@@ -34,7 +34,7 @@ from bottega.events.types import EventType
 
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
 _BODIES = ("input", "output")
-_HIDDEN = ("pinned", "session_base")
+_HIDDEN = ("pinned", "session_base", "spent")
 """Columns that lists leave out; some are large."""
 
 
@@ -68,7 +68,8 @@ SELECT runs_by_metadata(CAST(CAST(:conditions AS text[]) AS jsonb[]), :status, :
     *(bindparam(name, type_=DateTime(timezone=True)) for name in ("after", "before")),
     *(bindparam(name, type_=Uuid) for name in ("first", "last")),
 )
-_MOST_SKEW = timedelta(hours=1)
+MOST_SKEW = timedelta(hours=1)
+"""Most by which a run's id is younger than its ``created_at``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dic
     Raises:
         NotFoundError: unknown, or another tenant's.
     """
-    query = _runs().where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
+    query = _runs("spent").where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
         raise NotFoundError(f"there is no run {run_id}")
@@ -150,9 +151,9 @@ def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
     # A run's id (UUIDv7) begins with a time within the transaction that starts at created_at.
     # So the primary key can serve as the index for both bounds.
     if (moment := wanted.created_after) is not None:
-        yield and_(runs.c.created_at > moment, runs.c.id >= _first_id(moment))
+        yield and_(runs.c.created_at > moment, runs.c.id >= first_id(moment))
     if (moment := wanted.created_before) is not None:
-        yield and_(runs.c.created_at < moment, runs.c.id < _first_id(moment + _MOST_SKEW))
+        yield and_(runs.c.created_at < moment, runs.c.id < first_id(moment + MOST_SKEW))
 
 
 async def _with_metadata(
@@ -170,9 +171,9 @@ async def _with_metadata(
     first = [] if after is None or descending else [after]
     last = [after] if after is not None and descending else []
     if wanted.created_after is not None:  # see _conditions; no run has exactly this id
-        first.append(_first_id(wanted.created_after))
+        first.append(first_id(wanted.created_after))
     if wanted.created_before is not None:
-        last.append(_first_id(wanted.created_before + _MOST_SKEW))
+        last.append(first_id(wanted.created_before + MOST_SKEW))
     values = {
         "conditions": [
             to_json([{key: spelled} for spelled in _spelled(value)]).decode()
@@ -192,7 +193,7 @@ async def _with_metadata(
     return (await connection.scalars(_BY_METADATA, values)).all()
 
 
-def _first_id(moment: datetime) -> UUID:
+def first_id(moment: datetime) -> UUID:
     """Return a lower bound for the UUIDv7s of a moment and later."""
     return UUID(int=int(moment.timestamp() * 1000) << 80)
 

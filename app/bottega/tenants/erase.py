@@ -78,7 +78,7 @@ ORDER BY c.relname
 _NOT_OF_RUNS = {"run_heads", "episodes", "session_memory"}
 # The tokens of removed runs still count against the budget.
 _SPENT = text("""
-    SELECT coalesce(sum(spent_tokens(tenant_id, id)), 0) FROM runs
+    SELECT coalesce(sum(tokens_in(spent_by(tenant_id, id))), 0) FROM runs
     WHERE tenant_id = :tenant AND id = ANY(CAST(:runs AS uuid[])) AND ended_at IS NULL
 """)
 # Workers stop executing the runs, and their event streams end.

@@ -67,7 +67,7 @@ BEGIN
     IF v_slot IS NOT NULL THEN
         PERFORM enqueue_run(p_tenant, r.id, r.priority);
     END IF;
-    RETURN to_jsonb(r) - '{pinned,session_base,slot,principal}'::text[];
+    RETURN to_jsonb(r) - '{pinned,session_base,slot,principal,spent}'::text[];
 END $$;
 
 -- Called when a run is submitted. Accept it, unless the tenant's definitions have another epoch
@@ -203,16 +203,7 @@ BEGIN
           AND t.status IN ('queued', 'running', 'streaming')
         RETURNING t.*, old.status AS was
     ), spent AS (
-        SELECT e.task_id, jsonb_build_object(
-            'input', sum((e.data #>> '{usage,input}')::bigint),
-            'output', sum((e.data #>> '{usage,output}')::bigint),
-            'cached', sum((e.data #>> '{usage,cached}')::bigint),
-            'reasoning', sum((e.data #>> '{usage,reasoning}')::bigint),
-            'estimated', bool_or((e.data #>> '{usage,estimated}')::boolean),
-            'cost', jsonb_build_object(
-                'amount', trim_scale(sum((e.data #>> '{usage,cost,amount}')::numeric))::text,
-                'currency', 'USD',
-                'complete', bool_and((e.data #>> '{usage,cost,complete}')::boolean))) AS usage
+        SELECT e.task_id, sum_usage(array_agg(e.data -> 'usage')) AS usage
         FROM run_events e JOIN ended ON ended.id = e.task_id AND ended.mode = 'async'
         WHERE e.tenant_id = p_tenant AND e.run_id = p_run AND e.type = 'llm.completed'
         GROUP BY e.task_id
@@ -222,9 +213,7 @@ BEGIN
                    'attempt', coalesce(t.attempt, 1), 'from', t.was, 'to', 'cancelled')
                ELSE jsonb_build_object(
                    'duration_ms', t.duration_ms, 'error', v_why,
-                   'token_usage', coalesce(s.usage, '{"input": 0, "output": 0, "cached": 0,
-                       "reasoning": 0, "estimated": false,
-                       "cost": {"amount": "0", "currency": "USD", "complete": true}}')) END,
+                   'token_usage', coalesce(s.usage, sum_usage('{}'))) END,
            t.id, t.parent_id, t.agent, t.depth)
         ORDER BY t.depth DESC, t.created_at, t.id, e.position)
     INTO v_lines
@@ -258,7 +247,9 @@ BEGIN
     PERFORM pg_notify('bottega_events', p_run::text);
     PERFORM assign_slot(p_tenant, r.slot);
     IF r.attempt > 0 THEN
-        PERFORM count_tokens(p_tenant, spent_tokens(p_tenant, p_run));
+        UPDATE runs SET spent = spent_by(p_tenant, p_run)
+        WHERE tenant_id = p_tenant AND id = p_run;
+        PERFORM count_tokens(p_tenant, tokens_in(spent_by(p_tenant, p_run)));
     END IF;
 END $$;
 

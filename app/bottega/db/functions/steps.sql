@@ -108,11 +108,9 @@ BEGIN
         WHERE p_outcomes[n] IS NOT NULL ORDER BY tenant
     LOOP
         PERFORM set_config('bottega.tenant', v_tenant::text, true);
-        -- A later attempt may not know the tokens of earlier ones: the log does.
-        PERFORM count_tokens(v_tenant, sum(CASE p_attempts[n]
-            WHEN 1 THEN (p_outcomes[n] ->> 'tokens')::bigint
-            ELSE spent_tokens(v_tenant, p_runs[n]) END)::bigint)
-        FROM unnest(v_done) AS n WHERE p_tenants[n] = v_tenant AND p_outcomes[n] IS NOT NULL;
+        PERFORM count_tokens(v_tenant, sum(tokens_in(r.spent))::bigint)
+        FROM unnest(v_done) AS n JOIN runs r ON r.tenant_id = v_tenant AND r.id = p_runs[n]
+        WHERE p_tenants[n] = v_tenant AND p_outcomes[n] IS NOT NULL;
     END LOOP;
     RETURN v_answers;
 END $$;
@@ -193,6 +191,9 @@ BEGIN
         status = p_outcome ->> 'status', output = nullif(p_outcome -> 'output', 'null'),
         stop_reason = p_outcome ->> 'stop_reason',
         error = nullif(p_outcome -> 'error', 'null'), usage = p_outcome -> 'usage',
+        -- A later attempt may not know what earlier ones spent: the log does.
+        spent = CASE attempt WHEN 1 THEN coalesce(p_outcome -> 'spent', '[]')
+                ELSE spent_by(p_tenant, p_run) END,
         attempts = jsonb_set(attempts, '{-1,ended_at}', to_jsonb(p_now)), ended_at = p_now
     WHERE tenant_id = p_tenant AND id = p_run
     RETURNING slot INTO v_slot;

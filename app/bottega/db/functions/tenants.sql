@@ -5,19 +5,8 @@ CREATE OR REPLACE FUNCTION bottega_limit(p_name text, p_default bigint) RETURNS 
 LANGUAGE sql STABLE AS
 $$ SELECT coalesce(nullif(current_setting('bottega.' || p_name, true), '')::bigint, p_default) $$;
 
--- Called when a run ends, and when one is deleted. Sum up the tokens of all its attempts from its
--- log, without those carried over from another run.
-CREATE OR REPLACE FUNCTION spent_tokens(p_tenant uuid, p_run uuid) RETURNS bigint
-LANGUAGE sql STABLE AS $$
-    SELECT coalesce(sum((e.data #>> '{usage,input}')::bigint
-                        + (e.data #>> '{usage,output}')::bigint), 0)::bigint
-    FROM run_events e JOIN runs r ON r.tenant_id = e.tenant_id AND r.id = e.run_id
-    WHERE e.tenant_id = p_tenant AND e.run_id = p_run AND e.type = 'llm.completed'
-      AND e.seq > r.carried_seq
-$$;
-
--- Called when a run ends; last in its transaction, since all ends of a tenant's runs lock this row.
--- Add tokens to the tenant's day. Does nothing if the day has a limit: workers report through
+-- Called when runs end; last in its transaction, since all ends of a tenant's runs lock this row.
+-- Add their tokens to the tenant's day. Does nothing if the day has a limit: workers report through
 -- draw_tokens.
 CREATE OR REPLACE FUNCTION count_tokens(p_tenant uuid, p_tokens bigint) RETURNS void
 LANGUAGE sql AS $$

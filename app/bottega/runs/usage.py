@@ -1,0 +1,56 @@
+"""What a tenant's runs spent, summed up by one of their properties."""
+
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.agents.messages import CURRENCY
+from bottega.db.pages import PageItems, fetch_page
+from bottega.runs.read import MOST_SKEW, first_id
+
+UsageBy = Literal["agent", "model", "session", "day", "key", "user"]
+
+_SUMS = ("input", "output", "cached", "reasoning", "estimated")
+_COLUMNS = ("name", *_SUMS, "amount", "complete", "runs")
+
+
+async def page(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    by: UsageBy,
+    *,
+    since: datetime,
+    until: datetime,
+    after: str | None,
+    descending: bool,
+    limit: int,
+) -> PageItems[dict[str, object]]:
+    """List sums of ended runs that were created in a time, by name, after the name ``after``.
+
+    The name is under the key ``by``; ``None``: of runs without a session, or without a user.
+    """
+    bounds = since, until, first_id(since), first_id(until + MOST_SKEW)
+    sums = func.usage_by(tenant_id, by, *bounds).table_valued(*_COLUMNS)
+    query = select(sums)
+    if after is not None:
+        query = query.where(sums.c.name < after if descending else sums.c.name > after)
+    query = query.order_by(sums.c.name.desc() if descending else sums.c.name)
+    rows = await fetch_page(connection, query, limit)
+    return PageItems(
+        (
+            {
+                by: row["name"] or None,
+                **{name: row[name] for name in (*_SUMS, "runs")},
+                "cost": {
+                    "amount": row["amount"],
+                    "currency": CURRENCY,
+                    "complete": row["complete"],
+                },
+            }
+            for row in rows
+        ),
+        more=rows.more,
+    )

@@ -1,0 +1,63 @@
+"""Sums of what runs spent, over HTTP."""
+
+from typing import Any
+
+from tests.fake_model import FakeModel, calls, chunk, sse
+from tests.service import Running
+from tests.team import define, start
+
+MODEL = "gpt-5-mini"
+REPORTED = {"prompt_tokens": 70, "completion_tokens": 30}
+
+
+async def sums(bottega: Running, by: str, **query: Any) -> list[dict[str, Any]]:
+    answer = await bottega.client.get("/v1/usage", params={"by": by, **query})
+    assert answer.status_code == 200, answer.text
+    items: list[dict[str, Any]] = answer.json()["items"]
+    return items
+
+
+async def ended(bottega: Running, **changes: Any) -> dict[str, Any]:
+    run_id = await start(bottega.client, **changes)
+    await bottega.frames(f"/v1/runs/{run_id}/ws")
+    run: dict[str, Any] = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
+    return run
+
+
+async def test_sums_by_each_property_agree_with_the_runs(bottega: Running, model: FakeModel) -> None:
+    await define(bottega.client)
+    answer = sse(chunk("R", finish_reason="stop"), {"choices": [], "usage": REPORTED})
+    model.script(calls(("requirements", {"query": "x"})), answer, answer, answer, answer)
+    runs = [
+        await ended(bottega, session_id="s", user="u"),
+        await ended(bottega, session_id="t"),
+    ]
+    names = {
+        "agent": ["coordinator", "requirements"],
+        "model": [MODEL],
+        "session": ["s", "t"],
+        "user": [None, "u"],
+        "key": ["local"],
+        "day": [runs[0]["created_at"][:10]],
+    }
+    for by, expected in names.items():
+        items = await sums(bottega, by)
+        assert [item[by] for item in items] == expected
+        assert {len(item) for item in items} == {8}, "one name in each item"
+        for name in ("input", "output", "cached", "reasoning"):
+            assert sum(item[name] for item in items) == sum(run["usage"][name] for run in runs)
+        assert all(item["cost"]["complete"] is False for item in items)
+
+
+async def test_pages_and_times_bound_the_sums(bottega: Running, model: FakeModel) -> None:
+    await define(bottega.client)
+    model.script(*[sse(chunk("R", finish_reason="stop"))] * 3)
+    for session in "abc":
+        await ended(bottega, session_id=session)
+    first = (await bottega.client.get("/v1/usage?by=session&limit=2")).json()
+    assert [item["session"] for item in first["items"]] == ["a", "b"]
+    rest = await sums(bottega, "session", cursor=first["next_cursor"], limit=2)
+    assert [item["session"] for item in rest] == ["c"]
+    assert await sums(bottega, "session", until="2026-01-01T00:00:00Z") == []
+    for wrong in ("by=colour", "since=2020-01-01T00:00:00Z"):
+        assert (await bottega.client.get(f"/v1/usage?{wrong}")).status_code == 422
