@@ -24,7 +24,9 @@ async def ended(bottega: Running, **changes: Any) -> dict[str, Any]:
     return run
 
 
-async def test_sums_by_each_property_agree_with_the_runs(bottega: Running, model: FakeModel) -> None:
+async def test_sums_by_each_property_agree_with_the_runs(
+    bottega: Running, model: FakeModel
+) -> None:
     await define(bottega.client)
     answer = sse(chunk("R", finish_reason="stop"), {"choices": [], "usage": REPORTED})
     model.script(calls(("requirements", {"query": "x"})), answer, answer, answer, answer)

@@ -4,8 +4,12 @@ from decimal import Decimal
 
 import pytest
 
-from bottega.agents.messages import Usage
+from bottega.agents.messages import HumanMessage, Usage
+from bottega.agents.provider import ModelOptions
 from bottega.llm.prices import TokenPrices, prices_of
+from bottega.llm.provider import open_provider
+from bottega.llm.server import ServerSpec
+from tests.fake_model import FakeModel, chunk, sse
 
 OPENAI = "https://api.openai.com/v1"
 ANTHROPIC = "https://api.anthropic.com"
@@ -73,3 +77,17 @@ def test_costs_add_up_and_say_if_a_part_is_unknown() -> None:
 )
 def test_usage_comes_back_from_its_stored_form(usage: Usage) -> None:
     assert Usage.from_dict(usage.to_dict()) == usage
+
+
+async def test_an_answer_costs_what_the_prices_of_its_server_say(model: FakeModel) -> None:
+    usage = {"prompt_tokens": 1_000_000, "completion_tokens": 200_000}
+    answer = sse(chunk("hi", finish_reason="stop"), {"choices": [], "usage": usage})
+    model.script(answer, answer)
+    prices = {"known": TokenPrices.from_dict({"input": "0.5", "output": 2})}
+    spec = ServerSpec(base_url=model.base_url, prices=prices)
+    provider = open_provider(spec, "known")
+    asked = [HumanMessage(content="hello")]
+    assert (await provider.invoke(asked)).usage.cost == Decimal("0.9")
+    options = ModelOptions(model="unknown")
+    assert (await provider.invoke(asked, options=options)).usage.cost is None
+    await provider.aclose()

@@ -104,7 +104,7 @@ async def test_a_step_of_a_locked_run_waits_alone(
 async def test_an_end_waits_for_the_run_s_row_too(
     database: Database, owner: asyncpg.Pool, runs: list[ClaimedRun]
 ) -> None:
-    outcome = {"status": "completed", "usage": None, "spent": []}
+    outcome: dict[str, Any] = {"status": "completed", "usage": None, "spent": []}
     steps = [step(run, "a", outcome=outcome) for run in runs]
     async with owner.acquire() as holder, holder.transaction():
         await holder.execute("SELECT FROM runs WHERE id = $1 FOR UPDATE", runs[1].run_id)
@@ -127,7 +127,12 @@ async def test_an_episode_that_must_wait_for_a_lock_is_stored_later(
         "task": {},
         "summary": {},
     }
-    outcome = {"status": "completed", "usage": None, "spent": [], "episode": episode}
+    outcome: dict[str, Any] = {
+        "status": "completed",
+        "usage": None,
+        "spent": [],
+        "episode": episode,
+    }
     steps = [step(run, "a", outcome=outcome), step(other, "b")]
     async with owner.acquire() as holder, holder.transaction():
         await holder.execute("LOCK TABLE episodes")

@@ -19,6 +19,7 @@ from bottega.clock import Clock
 from bottega.errors import BottegaError, InvalidInputError, ModelError
 from bottega.llm.errors import ErrorMapper, places_of
 from bottega.llm.params import ANTHROPIC_VERSION, VERSION_HEADER
+from bottega.llm.prices import LOOPBACK
 from bottega.llm.server import VENDORS, ServerSpec
 
 NETWORK_ERRORS = (aiohttp.ClientError, ssl.SSLError, OSError, TimeoutError)
@@ -36,7 +37,6 @@ _KEPT_S = 5.0
 _MOST_CONNECTIONS = 1000
 _LONGEST_ERROR = 65_536
 _LONGEST_ERROR_S = 10.0
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class AddressRefusedError(OSError):
@@ -183,7 +183,7 @@ def _proxy(url: httpx2.URL) -> str | None:
     """Return the environment's proxy for a server; none for this machine."""
     proxies = getproxies()
     direct = (name.strip() for name in proxies.get("no", "").split(","))
-    if url.host in _LOOPBACK or any(_is_named(url, name) for name in direct):
+    if url.host in LOOPBACK or any(_is_named(url, name) for name in direct):
         return None
     if proxy_bypass(url.host) or proxy_bypass(f"{url.host}:{url.port}"):
         return None

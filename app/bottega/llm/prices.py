@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from bottega.agents.messages import Usage
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, Provider
 
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _MILLION = Decimal(1_000_000)
 
 
@@ -77,20 +79,25 @@ OwnPrices = Mapping[str, TokenPrices]
 """A provider's own prices, by model."""
 
 
-def prices_of(
-    model: str, address: str, own: OwnPrices | None = None
-) -> TokenPrices | _StepPrices | None:
-    """Return a model's prices; ``None``: none are known.
+ModelPrices = TokenPrices | _StepPrices
+
+
+def prices_of(model: str, address: str, own: OwnPrices | None = None) -> ModelPrices | None:
+    """Return a model's prices; ``None``: none are known. The first call may take half a second.
 
     Args:
         address: the server's URL.
         own: prices that replace the public ones.
     """
-    return (own or {}).get(model) or _listed(model, address)
+    if own and (prices := own.get(model)):
+        return prices
+    if urlsplit(address).hostname in LOOPBACK:
+        return None  # without loading the lists
+    return _listed(model, address)
 
 
 @lru_cache(maxsize=1000)
-def _listed(model: str, address: str) -> TokenPrices | _StepPrices | None:
+def _listed(model: str, address: str) -> ModelPrices | None:
     """Find a model in the public lists. Loading them takes half a second, once."""
     from genai_prices.data_snapshot import get_snapshot
     from genai_prices.types import ModelPrice

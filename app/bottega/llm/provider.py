@@ -6,9 +6,10 @@ import random
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from functools import partial
 
-from bottega.agents.messages import AssistantMessage, StandardMessage, ToolMessage
+from bottega.agents.messages import AssistantMessage, StandardMessage, ToolMessage, Usage
 from bottega.agents.provider import FailedTry, ModelOptions, OnDelta, ToolSchema
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.errors import InvalidInputError, ModelError
@@ -19,6 +20,7 @@ from bottega.llm.dialects.chat import chat
 from bottega.llm.dialects.dialect import Dialect, NewDialect
 from bottega.llm.dialects.responses import responses
 from bottega.llm.errors import STREAM_BROKEN
+from bottega.llm.prices import ModelPrices, prices_of
 from bottega.llm.reading import read
 from bottega.llm.server import DialectName, ServerSpec
 from bottega.llm.usage import with_usage
@@ -72,6 +74,7 @@ class ModelProvider:
         self._random_unit = random_unit
         self._new_id = new_id
         self._dialects: dict[str, Dialect] = {}
+        self._prices: dict[str, ModelPrices | None] = {}
         self._client = ModelClient(spec)
         self._report = self._client.report
         self._dialect(model)  # now: wrong fields fail at the start
@@ -133,6 +136,7 @@ class ModelProvider:
             answer = await self._try(dialect.path, body, begin, on_delta)
             if isinstance(answer, AssistantMessage):
                 answer.metadata["model"] = model
+                answer.usage.cost = await self._cost(answer.usage, model)
                 return answer
             broken += answer.code == STREAM_BROKEN
             if not answer.retryable or patience_s == 0 or broken == _MOST_BROKEN:
@@ -154,6 +158,15 @@ class ModelProvider:
             dialect = _DIALECTS[self.spec.dialect](self.spec, model, self._client.address)
             self._dialects[model] = dialect
         return dialect
+
+    async def _cost(self, usage: Usage, model: str) -> Decimal | None:
+        """Return what a call cost; ``None``: no price is known."""
+        if model not in self._prices:
+            find = partial(prices_of, model, self._client.address, self.spec.prices)
+            # The first search loads the public lists.
+            self._prices[model] = await asyncio.to_thread(find)
+        prices = self._prices[model]
+        return None if prices is None else prices.cost(usage)
 
     async def _try(
         self,

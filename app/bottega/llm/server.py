@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from bottega.llm.prices import OwnPrices
+
 DialectName = Literal["chat", "responses", "anthropic", "gemini"]
 StructuredOutput = Literal["native", "tool", "prompt"]
 """How a schema is sent: as the server's own structured output, as a tool, as an instruction."""
@@ -35,6 +37,7 @@ class ServerSpec:
         structured_output: a schema that ``native`` cannot take is sent as a tool.
         max_tokens_field: the field of Chat Completions that limits output tokens.
         extra_body: extra fields of every request.
+        prices: the server's own, by model; they replace public ones.
         guard: checks the address of each connection, as text, and raises to refuse it. With a guard
             no proxy is used and no redirect followed.
     """
@@ -49,4 +52,5 @@ class ServerSpec:
     structured_output: StructuredOutput = "native"
     max_tokens_field: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
     extra_body: Mapping[str, Any] = field(default_factory=dict)
+    prices: OwnPrices = field(default_factory=dict)
     guard: Callable[[str], None] | None = field(default=None, repr=False, compare=False)

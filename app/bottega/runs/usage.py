@@ -1,6 +1,6 @@
-"""What a tenant's runs spent, summed up by one of their properties."""
+"""Sums of what a tenant's runs spent, by one of their properties."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 from uuid import UUID
 
@@ -9,10 +9,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.messages import CURRENCY
 from bottega.db.pages import PageItems, fetch_page
+from bottega.errors import InvalidInputError
 from bottega.runs.read import MOST_SKEW, first_id
 
 UsageBy = Literal["agent", "model", "session", "day", "key", "user"]
 
+_USUAL = timedelta(days=30)
+_LONGEST = timedelta(days=366)
 _SUMS = ("input", "output", "cached", "reasoning", "estimated")
 _COLUMNS = ("name", *_SUMS, "amount", "complete", "runs")
 
@@ -22,8 +25,8 @@ async def page(
     tenant_id: UUID,
     by: UsageBy,
     *,
-    since: datetime,
-    until: datetime,
+    since: datetime | None,
+    until: datetime | None,
     after: str | None,
     descending: bool,
     limit: int,
@@ -31,7 +34,22 @@ async def page(
     """List sums of ended runs that were created in a time, by name, after the name ``after``.
 
     The name is under the key ``by``; ``None``: of runs without a session, or without a user.
+
+    Args:
+        until: ``None``: now.
+        since: ``None``: 30 days before ``until``.
+
+    Raises:
+        InvalidInputError: the time is longer than a year.
     """
+    until = until or await connection.scalar(select(func.now()))
+    assert until is not None
+    since = since or until - _USUAL
+    if until - since > _LONGEST:
+        raise InvalidInputError(
+            f"from since to until there are more than {_LONGEST.days} days: ask for less",
+            pointer="/since",
+        )
     bounds = since, until, first_id(since), first_id(until + MOST_SKEW)
     sums = func.usage_by(tenant_id, by, *bounds).table_valued(*_COLUMNS)
     query = select(sums)

@@ -1,6 +1,5 @@
 """The route that sums up what runs spent."""
 
-from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -11,17 +10,13 @@ from bottega.api.schemas.base import Page, PlaceInTime
 from bottega.api.schemas.runs import Usage
 from bottega.api.shared.deps import Tenant, Transaction
 from bottega.api.shared.pages import LINK, PageQuery
-from bottega.clock import utcnow
-from bottega.errors import InvalidInputError
 from bottega.runs import usage
 
 router = APIRouter(prefix="/v1/usage", tags=["operations"])
 
-_LONGEST = timedelta(days=366)
-
 
 class UsageSum(Usage):
-    """What runs spent together. One of the names is set, by the parameter `by`."""
+    """Sum of what runs spent. One of the names is set, by the parameter `by`."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -45,7 +40,8 @@ class UsageSum(Usage):
     session: Annotated[str | None, Field(description="Null: of runs without a session.")] = None
     day: Annotated[str | None, Field(description="In UTC.", examples=["2026-11-02"])] = None
     key: Annotated[
-        str | None, Field(description="`key:` and its prefix, `local`, or `schedule:` and its name.")
+        str | None,
+        Field(description="`key:` and its prefix, `local`, or `schedule:` and its name."),
     ] = None
     user: Annotated[str | None, Field(description="Null: of runs without a user.")] = None
     runs: int
@@ -62,21 +58,6 @@ class UsageQuery(PageQuery):
     until: Annotated[
         PlaceInTime | None, Field(description="Of runs created before; by default now.")
     ] = None
-
-    def bounds(self) -> tuple[datetime, datetime]:
-        """Return the time of the runs.
-
-        Raises:
-            InvalidInputError: it is longer than a year.
-        """
-        until = self.until or utcnow() + timedelta(minutes=1)
-        since = self.since or until - timedelta(days=30)
-        if until - since > _LONGEST:
-            raise InvalidInputError(
-                f"from since to until there are more than {_LONGEST.days} days: ask for less",
-                pointer="/since",
-            )
-        return since, until
 
 
 @router.get(
@@ -98,13 +79,12 @@ async def sum_usage(
     request: Request,
     response: Response,
 ) -> Any:
-    since, until = query.bounds()
     found = await usage.page(
         tx,
         tenant,
         query.by,
-        since=since,
-        until=until,
+        since=query.since,
+        until=query.until,
         after=query.place(str),
         descending=query.descending,
         limit=query.limit,

@@ -1,6 +1,7 @@
 -- What runs spent: tokens and money, by agent and model.
 
--- Return the sum of usages: objects {"input", "output", "cached", "reasoning", "estimated", "cost"}.
+-- Return the sum of usages, which are objects with input, output, cached, reasoning, estimated and
+-- cost.
 CREATE OR REPLACE FUNCTION sum_usage(p_parts jsonb[]) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
     SELECT jsonb_build_object(
         'input', coalesce(sum((u ->> 'input')::bigint), 0),
