@@ -7,6 +7,7 @@ import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
@@ -18,6 +19,7 @@ from bottega.events.listener import NotifyListener
 from bottega.events.run_streams import RunStreams
 from bottega.events.wakeups import Notifier, WakeupFeed, background
 from bottega.execution import queue
+from bottega.files.store import FileQuota, FileStore
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory_services import MemoryServices, builtin, keeping, open_memory_services
@@ -53,6 +55,7 @@ class Service:
         keys: authentication.
         memory: episodes of earlier runs.
         patterns: learned from them.
+        files: of users and tools.
         descriptors: file descriptor limits of this process.
         pins: versions of agents and graphs that new runs pin.
         working: whether this process executes runs too.
@@ -66,6 +69,7 @@ class Service:
     keys: KeyCache
     memory: EpisodicMemory
     patterns: PatternCache
+    files: FileStore
     descriptors: Descriptors
     working: bool = False
     pins: PinCache = field(default_factory=PinCache)
@@ -119,6 +123,7 @@ async def open_service(
                 key_cache,
                 memory_services.memory,
                 memory_services.patterns,
+                _files(settings, database, memory_services),
                 descriptors,
                 working=worker,
             )
@@ -130,6 +135,11 @@ async def open_service(
             if worker:
                 await stack.enter_async_context(_worker(service, memory_services))
             yield service
+
+
+def _files(settings: Settings, database: Database, services: MemoryServices) -> FileStore:
+    quota = FileQuota(settings.files_bytes, settings.files_count)
+    return FileStore(database, services.objects, quota)
 
 
 def settle() -> None:
@@ -299,7 +309,8 @@ async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[Non
     """Start scheduled runs and send webhooks during the block."""
     from bottega.background.schedules import Limits, Ticker
     from bottega.background.webhooks import Webhooks
-    from bottega.leased_work import wake_on_notify
+    from bottega.files.retention import FileRetention
+    from bottega.leased_work import WorkLoop, wake_on_notify
 
     settings, database = service.settings, service.database
     limits = Limits(settings.run_timeout_s, settings.queue_timeout_s, settings.memory)
@@ -307,7 +318,9 @@ async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[Non
     secret = None if first is None else first.get_secret_value()
     workers = (Ticker(database, limits), Webhooks(database.pool, egress, secret))
     wake_on_notify(service.listener, *(worker.loop for worker in workers))
-    async with background(*(worker.run for worker in workers)):
+    retention = FileRetention(database.pool, timedelta(days=settings.files_days))
+    expiry = WorkLoop("files", retention.delete_unused, poll_s=3600.0)
+    async with background(*(worker.run for worker in workers), expiry.run):
         yield
 
 

@@ -20,6 +20,7 @@ from bottega.api.documents import asyncapi, openapi
 from bottega.api.routes import (
     agents,
     audit,
+    files,
     graphs,
     keys,
     operations,
@@ -43,6 +44,7 @@ from bottega.api.routes.memory import (
     patterns,
     run_memory,
 )
+from bottega.api.server import http_protocol
 from bottega.api.server.headers import ASSETS, SecurityHeaders, add_docs
 from bottega.api.server.http_protocol import Addresses, Bounds, HttpProtocol
 from bottega.api.server.limits import LimitTenants
@@ -50,11 +52,15 @@ from bottega.api.server.middleware import Cors, OnlyFromHere, RefuseLongBody
 from bottega.api.server.route_index import RouteIndex
 from bottega.api.server.websocket_protocol import WebSocketProtocol
 from bottega.api.shared.drawings import Drawings
+from bottega.api.shared.uploads import UploadTurns
 from bottega.container import Service, open_service, settle
 from bottega.errors import InvalidInputError, UnavailableError
+from bottega.files.store import MOST_BYTES
 from bottega.settings import Settings
 from bottega.tenants import operator
 
+_AROUND_A_FILE = 64 * 1024
+"""Bytes of a multipart body beside its file."""
 _DESCRIPTION = """
 Teams of LLM agents on Postgres. Define agents and a graph of their dependencies, start runs, and
 watch every sub-agent live (`GET /v1/runs/{id}/events` as server-sent events, or the WebSocket
@@ -79,9 +85,11 @@ def create_app(service: Service) -> FastAPI:
     add_docs(app)
     app.state.service = service
     app.state.drawings = Drawings()
+    app.state.uploads = UploadTurns()
     settings = service.settings
     # The middleware that is added last runs first.
-    app.add_middleware(RefuseLongBody, max_bytes=settings.max_body_bytes)
+    longer = {http_protocol.UPLOADS: MOST_BYTES + _AROUND_A_FILE}
+    app.add_middleware(RefuseLongBody, max_bytes=settings.max_body_bytes, longer=longer)
     app.add_middleware(LimitTenants, per_s=settings.requests_per_s, streams=settings.max_streams)
     app.add_middleware(Authenticate)
     app.add_middleware(OnlyFromHere, host=settings.host, origins=settings.cors_origins)
@@ -99,6 +107,7 @@ def create_app(service: Service) -> FastAPI:
         tickets,
         schedules,
         sessions,
+        files,
         episodes,
         learning,
         maintenance,

@@ -736,6 +736,37 @@ CREATE TABLE index_maintenance (
     CONSTRAINT pk_index_maintenance PRIMARY KEY (name)
 );
 
+-- --- Files ---------------------------------------------------------------------------------------
+
+-- Files for models, from users and tools. The bytes are in the object store.
+CREATE TABLE files (
+    tenant_id uuid NOT NULL,
+    id uuid NOT NULL DEFAULT uuidv7(),
+    -- Its session, with which it is deleted. There may be no such session yet.
+    session_id text,
+    -- The run whose tool made it, with which it is deleted.
+    run_id uuid,
+    name text,
+    media_type text NOT NULL,
+    size bigint NOT NULL,
+    sha256 text NOT NULL,
+    -- Estimate of its tokens in a prompt.
+    tokens integer NOT NULL,
+    -- Its pieces in order, each of this size except the last.
+    object_keys text[] NOT NULL,
+    piece_bytes integer NOT NULL,
+    created_at timestamptz NOT NULL,
+    -- Time of its last use in a run's input.
+    used_at timestamptz NOT NULL,
+    CONSTRAINT pk_files PRIMARY KEY (tenant_id, id),
+    CONSTRAINT fk_files_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
+    CONSTRAINT fk_files_tenant_id_run_id_runs
+        FOREIGN KEY (tenant_id, run_id) REFERENCES runs (tenant_id, id)
+);
+CREATE INDEX ix_files_session ON files (tenant_id, session_id) WHERE session_id IS NOT NULL;
+CREATE INDEX ix_files_run ON files (tenant_id, run_id) WHERE run_id IS NOT NULL;
+CREATE INDEX ix_files_used_at ON files (used_at);
+
 -- --- Patterns, learning and maintenance of memory ------------------------------------------------
 
 CREATE TABLE patterns (

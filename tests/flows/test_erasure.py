@@ -84,6 +84,9 @@ async def test_deleting_a_session_deletes_all_its_data(
     kept = await finished(bottega.client, session_id="other", input="another question")
     alone = await finished(bottega.client, session_id=None, input="another question")
     ids = [run["id"] for run in gone] + [again]
+    for session in ("s", "other"):
+        sent = {"files": {"file": b"secret bytes"}, "data": {"session_id": session}}
+        assert (await bottega.client.post("/v1/files", **sent)).status_code == 201
     for run_id in (ids[0], kept["id"]):
         await bottega.client.post("/v1/ws-tickets", json={"run_id": run_id})
     # Until the background work has ended.
@@ -103,6 +106,7 @@ async def test_deleting_a_session_deletes_all_its_data(
     assert removed["runs"] == 3
     assert removed["sessions"] == removed["ws_tickets"] == 1
     assert removed["session_memory"] == 2
+    assert removed["files"] == 1
     assert removed["idempotency_keys"] == 3
     assert await holding(database_url, *ids, "secret", '"s"') == {}
     assert await holding(database_url, kept["id"], alone["id"]) == others

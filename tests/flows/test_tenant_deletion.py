@@ -70,6 +70,7 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
     await client.post("/v1/ws-tickets", json={"run_id": run["id"]})
     schedule = {"name": "s", "cron": "0 8 * * *", "timezone": "UTC", "run": body}
     assert (await client.post("/v1/schedules", json=schedule)).status_code == 201
+    assert (await client.post("/v1/files", files={"file": b"x"})).status_code == 201
     owner = await asyncpg.connect(url)
     await owner.execute(
         "INSERT INTO webhooks (tenant_id, run_id, url, status)"
@@ -170,6 +171,9 @@ async def test_no_table_keeps_rows_of_a_deleted_tenant(
         assert removed.pop("tenants") == 1
         assert removed == {table: count for table, count in before.items() if count}
         rows = await every_row(database_url)
+        assert (
+            len(rows.pop("public.deleted_objects")) == 1
+        )  # of its file, deleted some minutes later
         assert [table for table, found in rows.items() if tenant_id in str(found)] == []
         assert "of gone" not in str(rows)
         assert await counts(database_url, "kept") == others

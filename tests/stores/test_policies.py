@@ -65,6 +65,7 @@ async def fill(server: Running, url: str) -> None:
     assert (await client.post("/v1/webhook-secret")).status_code == 201
     server_at = {"name": "p", "dialect": "chat", "base_url": "https://203.0.114.1/v1"}
     assert (await client.post("/v1/providers", json=server_at)).status_code == 201
+    assert (await client.post("/v1/files", files={"file": b"x"})).status_code == 201
     run = {"session_id": "s", "webhook_url": "https://example.com/"}
     run_id = await start(client, **run)
     await server.frames(f"/v1/runs/{run_id}/ws")

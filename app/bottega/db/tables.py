@@ -101,6 +101,13 @@ session_memory = _table(
     json="details",
     time="published_at",
 )
+files = _table(
+    "files",
+    uuid="tenant_id id run_id",
+    text="session_id name media_type sha256",
+    number="size tokens",
+    time="created_at used_at",
+)
 runs = _table(
     "runs",
     uuid="tenant_id id retry_of task_root claimed_by",

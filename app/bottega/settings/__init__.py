@@ -15,6 +15,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from bottega.errors import InvalidInputError
 from bottega.redaction import Redactor
 from bottega.settings.episodes import EpisodeSettings
+from bottega.settings.files import FileSettings
 from bottega.settings.learning import LearningSettings
 from bottega.settings.memory import MemorySettings
 from bottega.settings.models import ModelSettings
@@ -34,7 +35,9 @@ _OF_OBJECT_STORES = (
 _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
 
-class Settings(ModelSettings, MemorySettings, LearningSettings, EpisodeSettings, SubagentSettings):
+class Settings(
+    ModelSettings, FileSettings, MemorySettings, LearningSettings, EpisodeSettings, SubagentSettings
+):
     """Environment variables with the prefix ``BOTTEGA_`` (and a ``.env`` file).
 
     Without the prefix are names shared with other tools: ``DATABASE_URL``, ``OPENAI_API_KEY``,

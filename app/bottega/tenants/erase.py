@@ -39,6 +39,7 @@ from bottega.db.engine import Database, name_tenant
 from bottega.db.tables import (
     api_keys,
     episodes,
+    files,
     idempotency_keys,
     run_heads,
     runs,
@@ -116,7 +117,7 @@ async def erase_session(
 async def _erase_memory(
     tx: AsyncConnection, tenant_id: UUID, session_id: str, removed: Removed
 ) -> bool:
-    """Remove a session's memory, episodes and row; return false if rows or runs remain."""
+    """Remove a session's memory, episodes, files and row; return false if rows or runs remain."""
     # A run that is being accepted locks the session until its row is visible; later ones wait.
     # The lock order is runs, then session, here and wherever a run publishes.
     own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
@@ -130,6 +131,8 @@ async def _erase_memory(
     of_session = episodes.c.session_id == session_id
     if await _erase_episodes(tx, tenant_id, of_session, removed) == ROWS_AT_ONCE:
         return False
+    of_files = and_(files.c.tenant_id == tenant_id, files.c.session_id == session_id)
+    await _delete(tx, files, of_files, removed)
     await _delete(tx, session_memory, memory, removed)
     await _delete(tx, sessions, own, removed)
     return True

@@ -18,6 +18,8 @@ from bottega.api.server.headers import for_path
 
 DROP = "bottega.drop"
 """Scope extension: ``drop(code, reason)`` of a WebSocket, ``drop()`` of a request."""
+UPLOADS = ("POST", "/v1/files")
+"""Method and path of requests whose body may take longer: only their silence is limited."""
 MAX_URL_BYTES = 8000
 MAX_FIELDS = 100
 MAX_FIELD_BYTES = 8000
@@ -35,7 +37,8 @@ class Bounds:
     """Limits on clients.
 
     Attributes:
-        patience_s: seconds for a request's head to arrive, and again for its body.
+        patience_s: seconds for a request's head to arrive, and again for its body; of an upload,
+            the longest silence.
         slow_reader_s: seconds that a client may read nothing of a response.
         connections: of all clients together.
         trusted: proxies, exempt from the limit per address.
@@ -108,6 +111,7 @@ class HttpProtocol(HttpToolsProtocol):
     _in_head = False
     _in_body = False
     _upgraded = False
+    _is_upload = False
     _fields = 0
     _head_bytes = 0
     _unfinished = 0
@@ -193,10 +197,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_waiting()
         self._wait()
         super().on_headers_complete()
+        self._is_upload = (self.scope["method"], self.scope.get("path")) == UPLOADS
 
     def on_body(self, body: bytes) -> None:
         self._unfinished = 0
         super().on_body(body)
+        if self._is_upload and self._answering:
+            self._stop_waiting()
+            self._wait()
 
     def on_message_complete(self) -> None:
         self._unfinished = 0
@@ -269,6 +277,9 @@ class HttpProtocol(HttpToolsProtocol):
     def _too_slow(self) -> None:
         if not (self._in_head or self._in_body):  # no request has begun
             self.transport.close()
+            return
+        if self._in_body and self._is_upload and self._answering and self.flow.read_paused:
+            self._wait()  # the client may not send: the server still stores what it sent
             return
         part = "body" if self._in_body else "head"
         detail = f"the request's {part} did not arrive within {self._bounds.patience_s:g} seconds"

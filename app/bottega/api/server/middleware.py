@@ -1,7 +1,7 @@
 """Middleware: size limit of bodies, CORS, and access while there are no keys."""
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -20,19 +20,28 @@ class RefuseLongBody:
     """Middleware that answers 413 to a body over the limit (FastAPI's own limit: plain text).
 
     It checks the declared length, then counts the received bytes.
+
+    Args:
+        longer: limits of requests that may be longer, by method and path.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, longer: Mapping[tuple[str, str], int] = {}
+    ) -> None:
         self.app = app
         self.max_bytes = max_bytes
+        self.longer = longer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        most = self.longer.get((scope["method"], scope["path"]), self.max_bytes)
         declared = next(iter(sent(scope, b"content-length")), b"")
-        if declared.isdigit() and (len(declared) > 18 or int(declared) > self.max_bytes):
-            await self._refusal()(scope, receive, send)
+        if declared.isdigit() and (len(declared) > 18 or int(declared) > most):
+            detail = f"the body is longer than this server's limit of {most} bytes"
+            refusal = problem_response(413, "body_too_large", detail)
+            await refusal(scope, receive, send)
             return
         received = 0
 
@@ -40,15 +49,11 @@ class RefuseLongBody:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > self.max_bytes:
+            if received > most:
                 raise HTTPException(413)
             return message
 
         await self.app(scope, counted, send)
-
-    def _refusal(self) -> ASGIApp:
-        detail = f"the body is longer than this server's limit of {self.max_bytes} bytes"
-        return problem_response(413, "body_too_large", detail)
 
 
 class Cors(CORSMiddleware):

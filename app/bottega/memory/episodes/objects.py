@@ -49,10 +49,10 @@ class CorruptObjectError(BottegaError):
     code = "object_corrupt"
 
 
-def new_key(tenant_id: UUID, episode_id: UUID, part: str) -> str:
-    """Return ``<tenant>/<episode>/<part>-<random>``. No key is used twice: a pending deletion never
+def new_key(tenant_id: UUID, owner_id: UUID, part: str) -> str:
+    """Return ``<tenant>/<owner>/<part>-<random>``. No key is used twice: a pending deletion never
     hits a newer object."""
-    return f"{tenant_id}/{episode_id}/{part}-{uuid4().hex[:12]}"
+    return f"{tenant_id}/{owner_id}/{part}-{uuid4().hex[:12]}"
 
 
 class Objects:
@@ -100,8 +100,11 @@ class Objects:
                 f"BOTTEGA_OBJECTS_URL is invalid: {_first_line(error)}"
             ) from None
 
-    async def put(self, key: str, body: bytes) -> None:
+    async def put(self, key: str, body: bytes, *, level: int = _LEVEL) -> None:
         """Write an object. It appears as a whole or not at all.
+
+        Args:
+            level: of the compression, 0 (none) to 9.
 
         Raises:
             InvalidInputError: the key is malformed, or the body too long.
@@ -110,7 +113,7 @@ class Objects:
         _check(key)
         if len(body) > MAX_BYTES:
             raise InvalidInputError(f"a body may have {MAX_BYTES >> 20} MB at most")
-        packed = await asyncio.to_thread(pack, body)
+        packed = await asyncio.to_thread(pack, body, level)
         async with self._asking():
             # In one piece: an interrupted multipart upload leaves its parts behind.
             await self._opened().put_async(key, packed, use_multipart=False)
@@ -190,9 +193,9 @@ class _MissingError(Exception):
     """The store has no such object."""
 
 
-def pack(body: bytes) -> bytes:
+def pack(body: bytes, level: int = _LEVEL) -> bytes:
     """Return a stored body: format, checksum, compressed bytes. Pure."""
-    return _FORM + _digest(body) + zlib.compress(body, _LEVEL)
+    return _FORM + _digest(body) + zlib.compress(body, level)
 
 
 def unpack(key: str, packed: bytes) -> bytes:

@@ -1,0 +1,62 @@
+-- Files of users. Their bytes are in the object store, in pieces; see episode_lifecycle.sql for how
+-- an object that no row names is deleted.
+
+-- Called after the upload of a file's pieces, whose keys were claimed. Insert the file's row, and
+-- return null; or return the limit that it would exceed. Uploads of a tenant wait for each other.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION add_file(p_file jsonb, p_most_bytes bigint, p_most_files bigint)
+RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_tenant uuid := current_setting('bottega.tenant')::uuid;
+    v_keys text[];
+    v_bytes bigint;
+    v_files bigint;
+    v_count integer;
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended('files ' || v_tenant, 0));
+    SELECT coalesce(sum(f.size), 0) + (p_file->>'size')::bigint, count(*) + 1
+    INTO v_bytes, v_files FROM files f WHERE f.tenant_id = v_tenant;
+    IF v_bytes > p_most_bytes THEN
+        RETURN 'file_bytes';
+    ELSIF v_files > p_most_files THEN
+        RETURN 'files';
+    END IF;
+    SELECT coalesce(array_agg(key), '{}') INTO v_keys
+    FROM jsonb_array_elements_text(p_file->'object_keys') AS key
+    WHERE starts_with(key, v_tenant || '/');
+    DELETE FROM deleted_objects WHERE object_key = ANY (v_keys) AND at > now();
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF v_count <> jsonb_array_length(p_file->'object_keys') THEN
+        RAISE EXCEPTION 'objects that were claimed too long ago are trash by now';
+    END IF;
+    INSERT INTO files
+    SELECT * FROM jsonb_populate_record(NULL::files, p_file || jsonb_build_object(
+        'tenant_id', v_tenant, 'created_at', now(), 'used_at', now()));
+    RETURN NULL;
+END $$;
+
+-- Trigger on files. When rows are deleted, register their objects for deletion.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION note_deleted_files() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+BEGIN
+    INSERT INTO deleted_objects (object_key)
+    SELECT unnest(object_keys) FROM gone ON CONFLICT DO NOTHING;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER note_deleted_files AFTER DELETE ON files
+REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION note_deleted_files();
+
+-- Called by workers. Return files of all tenants that no run has used since p_before, and that
+-- belong to no session: at most p_most.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION unused_files(p_before timestamptz, p_most integer)
+RETURNS TABLE (tenant_id uuid, id uuid)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT f.tenant_id, f.id FROM files f
+    WHERE f.used_at < p_before AND NOT EXISTS (
+        SELECT FROM sessions s WHERE s.tenant_id = f.tenant_id AND s.id = f.session_id)
+    ORDER BY f.used_at LIMIT p_most
+$$;

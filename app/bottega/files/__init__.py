@@ -1,0 +1,1 @@
+"""Files for models: from users, from run inputs and from tools."""

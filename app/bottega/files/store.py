@@ -1,0 +1,291 @@
+"""Files of tenants: rows in the database, bytes in the object store.
+
+A file's bytes are objects of one size, its pieces. So an upload needs the memory of one piece, and
+a part of a file can be read alone. The keys of pieces are claimed before they are written: those
+that no row names an hour later are deleted, even if the process was killed.
+"""
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+from pydantic_core import to_json
+
+from bottega.agents.parts import FileContent, content_tokens
+from bottega.db.engine import Database, acting_as
+from bottega.errors import InvalidInputError, LimitedError, NotFoundError, UnavailableError
+from bottega.memory.episodes.objects import Objects, new_key
+from bottega.tools.media import HEAD_BYTES, PageCount, media_type_of, pixels_of
+
+MOST_BYTES = 100_000_000
+"""Largest file."""
+LARGEST_IN_PROMPT = 32_000_000
+"""Largest file that is sent to a model, in bytes; servers refuse larger requests."""
+PIECE_BYTES = 1 << 20
+_CLAIMED_AT_ONCE = 16
+_CACHED_BYTES = 64_000_000
+_LEVEL = 1
+"""Of the compression: most files are compressed already."""
+
+_COLUMNS = "id, session_id, name, media_type, size, sha256, tokens, created_at"
+_FIND = f"SELECT {_COLUMNS}, object_keys, piece_bytes FROM files WHERE tenant_id = $1 AND id = $2"  # noqa: S608
+_USE = f"""
+UPDATE files SET used_at = now() WHERE tenant_id = $1 AND id = ANY ($2) RETURNING {_COLUMNS}
+"""  # noqa: S608
+_RETRY_AFTER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class FileQuota:
+    """Limits of a tenant's files together."""
+
+    bytes: int = 10_000_000_000
+    count: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class FileOrigin:
+    """The origin of a file.
+
+    Attributes:
+        session_id: the session with which it is deleted.
+        run_id: the run whose tool made it.
+        name: as the sender calls it.
+        media_type: as the sender declares it.
+    """
+
+    session_id: str | None = None
+    run_id: UUID | None = None
+    name: str | None = None
+    media_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileStore:
+    """The files of all tenants."""
+
+    database: Database
+    objects: Objects
+    quota: FileQuota = FileQuota()
+    _cache: "OrderedDict[tuple[UUID, str], FileContent]" = field(default_factory=OrderedDict)
+
+    async def add(self, tenant_id: UUID, data: bytes, origin: FileOrigin) -> dict[str, Any]:
+        """Store a file that is in memory; return its row. Raises as :meth:`FileWriter.finish`."""
+        async with self.writing(tenant_id) as writer:
+            await writer.write(data)
+            return await writer.finish(origin)
+
+    @asynccontextmanager
+    async def writing(self, tenant_id: UUID) -> "AsyncIterator[FileWriter]":
+        """Yield a writer of a new file; what it wrote is removed unless it finished."""
+        async with self._acting(tenant_id) as connection:
+            file_id: UUID = await connection.fetchval("SELECT uuidv7()")
+        writer = FileWriter(self, tenant_id, file_id)
+        try:
+            yield writer
+        finally:
+            if not writer.kept:
+                # If this fails, they are deleted when their claim is over.
+                with suppress(UnavailableError):
+                    await self.objects.delete(writer.keys)
+
+    async def find(self, tenant_id: UUID, file_id: UUID) -> Mapping[str, Any]:
+        """Return a file's row.
+
+        Raises:
+            NotFoundError: unknown, or another tenant's.
+        """
+        async with self._acting(tenant_id) as connection:
+            row = await connection.fetchrow(_FIND, tenant_id, file_id)
+        if row is None:
+            raise NotFoundError(f"there is no file {file_id}")
+        return dict(row)
+
+    async def use(self, tenant_id: UUID, ids: list[UUID]) -> dict[UUID, Mapping[str, Any]]:
+        """Note that a run uses some files; return the rows of those that exist, by id."""
+        async with self._acting(tenant_id) as connection:
+            rows = await connection.fetch(_USE, tenant_id, sorted(set(ids)))
+        return {row["id"]: dict(row) for row in rows}
+
+    async def read(
+        self, row: Mapping[str, Any], start: int = 0, end: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """Yield the bytes from ``start`` to before ``end`` of a file, piece by piece.
+
+        Args:
+            row: from :meth:`find`.
+
+        Raises:
+            NotFoundError: it was deleted meanwhile.
+            CorruptObjectError, UnavailableError: see :meth:`Objects.get`.
+        """
+        size = row["piece_bytes"]
+        end = row["size"] if end is None else end
+        for number in range(start // size, -(-end // size)):
+            piece = await self.objects.get(row["object_keys"][number])
+            begin = number * size
+            yield piece[max(0, start - begin) : end - begin]
+
+    async def load(self, tenant_id: UUID, file: str) -> FileContent:
+        """Return a whole file, from a cache if it was used lately; the loader of a run's files.
+
+        Raises:
+            InvalidInputError: ``unknown_file``, or ``file_too_large`` for a model.
+            UnavailableError: the object store is unreachable.
+        """
+        key = tenant_id, file
+        if (known := self._cache.get(key)) is not None:
+            self._cache.move_to_end(key)
+            return known
+        try:
+            row = await self.find(tenant_id, UUID(file))
+            check_size(row)
+            data = b"".join([piece async for piece in self.read(row)])
+        except (NotFoundError, ValueError):
+            raise unknown_file(file) from None
+        content = self._cache[key] = FileContent(data, row["media_type"], row["name"])
+        held = sum(len(each.data) for each in self._cache.values())
+        while held > _CACHED_BYTES:
+            _, gone = self._cache.popitem(last=False)
+            held -= len(gone.data)
+        return content
+
+    @asynccontextmanager
+    async def _acting(self, tenant_id: UUID) -> AsyncIterator[asyncpg.Connection]:
+        async with (
+            self.database.turn(tenant_id),
+            acting_as(self.database.pool, tenant_id) as connection,
+        ):
+            yield connection
+
+
+class FileWriter:
+    """Writer of one new file; :meth:`FileStore.writing` makes it.
+
+    Attributes:
+        size: bytes so far.
+        keys: claimed keys; a piece may be at each.
+        kept: true once the file may have its row.
+    """
+
+    def __init__(self, store: FileStore, tenant_id: UUID, file_id: UUID) -> None:
+        self.size = 0
+        self.keys: list[str] = []
+        self.kept = False
+        self._store = store
+        self._tenant_id = tenant_id
+        self._id = file_id
+        self._written = 0
+        self._waiting = bytearray()
+        self._head = b""
+        self._pixels: int | None = None
+        self._pages = PageCount()
+        self._hash = sha256()
+
+    async def write(self, data: bytes) -> None:
+        """Add bytes.
+
+        Raises:
+            InvalidInputError: ``file_too_large``.
+            UnavailableError: the object store is unreachable.
+        """
+        self.size += len(data)
+        if self.size > MOST_BYTES:
+            raise InvalidInputError(
+                f"the file is larger than {MOST_BYTES // 10**6} MB", code="file_too_large"
+            )
+        self._hash.update(data)
+        self._waiting += data
+        while len(self._waiting) >= PIECE_BYTES:
+            piece = bytes(self._waiting[:PIECE_BYTES])
+            del self._waiting[:PIECE_BYTES]
+            await self._put(piece)
+
+    async def finish(self, origin: FileOrigin) -> dict[str, Any]:
+        """Store the file's row, and return it.
+
+        Raises:
+            LimitedError: ``file_quota``.
+            UnavailableError: the object store is unreachable.
+        """
+        if self._waiting:
+            await self._put(bytes(self._waiting))
+        media_type = media_type_of(self._head, origin.media_type)
+        pages = self._pages.pages or None
+        new = {
+            "id": self._id,
+            "session_id": origin.session_id,
+            "run_id": origin.run_id,
+            "name": origin.name,
+            "media_type": media_type,
+            "size": self.size,
+            "sha256": self._hash.hexdigest(),
+            "tokens": content_tokens(media_type, self.size, pixels=self._pixels, pages=pages),
+            "object_keys": self.keys[: self._written],
+            "piece_bytes": PIECE_BYTES,
+        }
+        quota = self._store.quota
+        sent = to_json(new).decode()
+        self.kept = True  # also if the answer to the commit is lost
+        async with self._store._acting(self._tenant_id) as connection:
+            over = await connection.fetchval(
+                "SELECT add_file($1, $2, $3)", sent, quota.bytes, quota.count
+            )
+            if over is not None:
+                self.kept = False
+                raise _over(over, quota)
+            row = await connection.fetchrow(_FIND, self._tenant_id, self._id)
+        return dict(row)
+
+    async def _put(self, piece: bytes) -> None:
+        if not self._written:
+            self._head = piece[:HEAD_BYTES]
+            self._pixels = pixels_of(piece)
+        if self._head.startswith(b"%PDF-"):
+            self._pages.feed(piece)
+        if self._written == len(self.keys):
+            await self._claim()
+        await self._store.objects.put(self.keys[self._written], piece, level=_LEVEL)
+        self._written += 1
+
+    async def _claim(self) -> None:
+        first = len(self.keys)
+        more = range(first, first + _CLAIMED_AT_ONCE)
+        keys = [new_key(self._tenant_id, self._id, f"p{number}") for number in more]
+        async with self._store._acting(self._tenant_id) as connection:
+            await connection.execute("SELECT claim_objects($1)", keys)
+        self.keys += keys
+
+
+def _over(limit: str, quota: FileQuota) -> LimitedError:
+    what = f"{quota.count} files" if limit == "files" else f"{quota.bytes} bytes of files"
+    return LimitedError(
+        f"a tenant may have {what}: delete some first",
+        code="file_quota",
+        retry_after_s=_RETRY_AFTER_S,
+    )
+
+
+def unknown_file(file: str, pointer: str | None = None) -> InvalidInputError:
+    """Return the error for a file that does not exist, or is another tenant's."""
+    return InvalidInputError(f"there is no file {file}", code="unknown_file", pointer=pointer)
+
+
+def check_size(row: Mapping[str, Any], pointer: str | None = None) -> None:
+    """Refuse a file that is too large for a prompt.
+
+    Raises:
+        InvalidInputError: ``file_too_large``.
+    """
+    if row["size"] > LARGEST_IN_PROMPT:
+        raise InvalidInputError(
+            f"file {row['id']} is larger than the {LARGEST_IN_PROMPT // 10**6} MB that can be "
+            "sent to a model",
+            code="file_too_large",
+            pointer=pointer,
+        )
