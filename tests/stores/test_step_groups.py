@@ -26,6 +26,8 @@ from tests.waiting import until
 NOBODY = dict.fromkeys(("task_id", "parent_task_id", "agent", "depth"))
 LOG = "SELECT seq, type FROM run_events WHERE run_id = $1 ORDER BY seq"
 
+SPENT = [{"agent": "a", "model": "m", "input": 1, "output": 0}]
+
 
 def warnings(*messages: str) -> list[dict[str, Any]]:
     return [{**NOBODY, "type": "warning", "data": {"message": each}} for each in messages]
@@ -104,7 +106,7 @@ async def test_a_step_of_a_locked_run_waits_alone(
 async def test_an_end_waits_for_the_run_s_row_too(
     database: Database, owner: asyncpg.Pool, runs: list[ClaimedRun]
 ) -> None:
-    outcome: dict[str, Any] = {"status": "completed", "usage": None, "spent": []}
+    outcome: dict[str, Any] = {"status": "completed", "usage": None, "spent": SPENT}
     steps = [step(run, "a", outcome=outcome) for run in runs]
     async with owner.acquire() as holder, holder.transaction():
         await holder.execute("SELECT FROM runs WHERE id = $1 FOR UPDATE", runs[1].run_id)
