@@ -10,12 +10,22 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from bottega.memory.patterns.matcher import Matcher, brute_force
+from bottega.memory.patterns.conditions import kind_of
+from bottega.memory.patterns.matcher import (
+    ALWAYS,
+    Match,
+    Matcher,
+    decay,
+    freshness,
+    lasting,
+    needed,
+    spoken_of,
+)
 from bottega.memory.patterns.pattern import (
     Applicability,
     Category,
@@ -169,6 +179,108 @@ def patterns(
     ]
 
 
+def is_same(one: Any, other: Any) -> bool:
+    """Return true for equal values of one kind; lists are never the same."""
+    kind = kind_of(one)
+    return kind not in (None, "list") and kind == kind_of(other) and bool(one == other)
+
+
+def holds(condition: Condition, features: Features) -> bool:
+    """Evaluate a checked condition for a task; never raises."""
+    if "all" in condition:
+        return all(holds(each, features) for each in condition["all"])
+    if "any" in condition:
+        return any(holds(each, features) for each in condition["any"])
+    if "not" in condition:
+        return not holds(condition["not"], features)
+    feature = features.get(condition["feature"])
+    if feature is None:
+        return False
+    return _TESTS[condition["op"]](feature, condition.get("value"))
+
+
+def _differs(feature: Any, value: Any) -> bool:
+    kind = kind_of(feature)
+    return kind not in (None, "list") and kind == kind_of(value) and bool(feature != value)
+
+
+def _contains(feature: Any, value: Any) -> bool:
+    """Return true if a list has the value as a member, or a text has it as a part."""
+    if isinstance(feature, str):
+        return isinstance(value, str) and value in feature
+    return isinstance(feature, (list, tuple)) and any(is_same(each, value) for each in feature)
+
+
+def _ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    def test(feature: Any, value: Any) -> bool:
+        return kind_of(feature) == kind_of(value) == "number" and compare(feature, value)
+
+    return test
+
+
+_TESTS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "eq": is_same,
+    "ne": _differs,
+    "in": lambda feature, values: any(is_same(feature, each) for each in values),
+    "not_in": lambda feature, values: all(_differs(feature, each) for each in values),
+    "lt": _ordered(lambda one, other: bool(one < other)),
+    "le": _ordered(lambda one, other: bool(one <= other)),
+    "gt": _ordered(lambda one, other: bool(one > other)),
+    "ge": _ordered(lambda one, other: bool(one >= other)),
+    "contains": _contains,
+    "exists": lambda feature, value: True,
+}
+
+
+def applies(pattern: Pattern, features: Features) -> bool:
+    """Return true if a pattern applies to a task. Its state does not matter."""
+    applicability = pattern.applicability
+    return all(holds(each, features) for each in needed(applicability)) and not any(
+        holds(each, features) for each in applicability.anti_conditions
+    )
+
+
+def quality(pattern: Pattern, features: Features) -> float:
+    """Return the quality of a match; see :class:`Match`."""
+    known = {name for name, value in features.items() if value is not None}
+    spoken = spoken_of(pattern.applicability)
+    of = len(known & (ALWAYS | spoken))
+    return len(known & spoken) / of if of else 0.0
+
+
+def score(pattern: Pattern, features: Features, now: datetime) -> float:
+    """Return the score of a match; see :class:`Match`."""
+    fresh = min(freshness(pattern) * decay(now), 1.0)
+    return lasting(pattern) + 0.1 * fresh + 0.05 * quality(pattern, features)
+
+
+def brute_force(
+    patterns: Iterable[Pattern],
+    features: Features,
+    *,
+    now: datetime,
+    k: int = 5,
+    categories: Collection[Category] | None = None,
+) -> list[Match]:
+    """Return the result of :meth:`Matcher.find`, by testing every pattern."""
+    found = [
+        Match(each, score(each, features, now), quality(each, features))
+        for each in patterns
+        if each.state is PatternState.VALIDATED
+        and (categories is None or each.category in categories)
+        and applies(each, features)
+    ]
+    taken: list[Match] = []
+    for match in sorted(found, key=lambda each: (-each.score, each.pattern.key)):
+        if len(taken) < k and not any(contradict(match.pattern, each.pattern) for each in taken):
+            taken.append(match)
+    return taken
+
+
+def contradict(one: Pattern, other: Pattern) -> bool:
+    return other.id in one.relations.contradicts or one.id in other.relations.contradicts
+
+
 def times_ms(find: Callable[[Features], object], tasks: Sequence[Features]) -> list[float]:
     took = []
     for each in tasks:
@@ -185,7 +297,7 @@ def percentile(took: Sequence[float], share: float) -> float:
 def measure(shape: str, size: int, finds: int) -> None:
     made, tasks = SHAPES[shape](size, random.Random(size))
     began = time.perf_counter()
-    matcher = Matcher(made).warm()
+    matcher = Matcher(made)
     built_ms = (time.perf_counter() - began) * 1000
     for each in tasks[:3]:
         assert matcher.find(each, now=NOW) == brute_force(made, each, now=NOW)

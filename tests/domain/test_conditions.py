@@ -6,14 +6,23 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from benchmarks.patterns import holds as scanned
 from bottega.errors import InvalidInputError
-from bottega.memory.patterns.conditions import MAX_TESTS, check, check_applicability, holds
+from bottega.memory.patterns.condition_circuit import ConditionCircuit
+from bottega.memory.patterns.conditions import MAX_TESTS, check, check_applicability
 from bottega.memory.patterns.pattern import Applicability
 from tests.domain.patterns import CONDITIONS, FEATURES
 
 
 def test(feature: str, op: str, value: Any = None) -> dict[str, Any]:
     return {"feature": feature, "op": op} | ({} if op == "exists" else {"value": value})
+
+
+def holds(condition: Any, features: Any) -> bool:
+    """Evaluate a condition by the circuit, and compare with a simple evaluation."""
+    [found] = ConditionCircuit([([condition], ())]).truth(features).tolist()
+    assert found is scanned(condition, features)
+    return bool(found)
 
 
 test.__test__ = False  # type: ignore[attr-defined]

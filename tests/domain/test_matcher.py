@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.patterns import SHAPES
-from bottega.memory.patterns.conditions import holds
-from bottega.memory.patterns.matcher import Match, Matcher, applies, brute_force, score
+from benchmarks.patterns import SHAPES, applies, brute_force, holds, score
+from bottega.memory.patterns.matcher import Match, Matcher
 from bottega.memory.patterns.pattern import (
     Applicability,
     Category,
@@ -44,14 +43,13 @@ def ids(matches: list[Match]) -> list[int]:
     patterns=pattern_lists(),
     features=FEATURES,
     k=st.integers(1, 8),
-    patience=st.integers(0, 4),
     categories=st.none() | st.sets(st.sampled_from(Category), min_size=1),
 )
 @settings(max_examples=examples(100))
 def test_matcher_agrees_with_a_full_scan(
-    patterns: list[Pattern], features: Any, k: int, patience: int, categories: Any
+    patterns: list[Pattern], features: Any, k: int, categories: Any
 ) -> None:
-    matcher = Matcher(patterns, patience=patience)
+    matcher = Matcher(patterns)
     found = matcher.find(features, now=NOW, k=k, categories=categories)
     assert found == brute_force(patterns, features, now=NOW, k=k, categories=categories)
     assert {each.pattern.id for each in matcher.candidates(features, now=NOW)} == {
@@ -66,10 +64,9 @@ def test_matcher_agrees_with_a_full_scan(
 def test_matcher_agrees_with_a_full_scan_at_every_size_and_shape(shape: str, size: int) -> None:
     chance = random.Random(f"{shape}{size}")
     patterns, tasks = SHAPES[shape](size, chance)
-    for patience in (0, 16):
-        matcher = Matcher(patterns, patience=patience)
-        for features in tasks[:5]:
-            assert matcher.find(features, now=NOW) == brute_force(patterns, features, now=NOW)
+    matcher = Matcher(patterns)
+    for features in tasks[:5]:
+        assert matcher.find(features, now=NOW) == brute_force(patterns, features, now=NOW)
 
 
 def test_score_has_the_documented_weights() -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.patterns import applies, holds
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns.conditions import check, holds
-from bottega.memory.patterns.matcher import applies
+from bottega.memory.patterns.conditions import check
 from bottega.memory.patterns.pattern import (
     Applicability,
     Category,

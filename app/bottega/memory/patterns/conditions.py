@@ -2,16 +2,17 @@
 
 A condition is ``{feature, op, value}``, ``{all | any: [condition, …]}`` or ``{not: condition}``.
 A test of an absent feature is false for every operator; so is a comparison of different kinds, such
-as a number with a text or a truth value. :func:`holds` never raises.
+as a number with a text or a truth value.
+:class:`bottega.memory.patterns.condition_circuit.ConditionCircuit` evaluates them.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bottega.errors import InvalidInputError
-from bottega.memory.patterns.pattern import Applicability, Condition, Features
+from bottega.memory.patterns.pattern import Applicability, Condition
 
 MAX_DEPTH = 5
 """Depth of nested conditions."""
@@ -47,29 +48,6 @@ def kind_of(value: Any) -> str | None:
     return "list" if isinstance(value, (list, tuple)) else None
 
 
-def is_same(one: Any, other: Any) -> bool:
-    """Return true for equal values of one kind; lists are never the same."""
-    kind = kind_of(one)
-    return kind not in (None, "list") and kind == kind_of(other) and bool(one == other)
-
-
-# --- Evaluation ------------------------------------------------------------------------------
-
-
-def holds(condition: Condition, features: Features) -> bool:
-    """Evaluate a checked condition for a task."""
-    if "all" in condition:
-        return all(holds(each, features) for each in condition["all"])
-    if "any" in condition:
-        return any(holds(each, features) for each in condition["any"])
-    if "not" in condition:
-        return not holds(condition["not"], features)
-    feature = features.get(condition["feature"])
-    if feature is None:
-        return False
-    return _TESTS[condition["op"]](feature, condition.get("value"))
-
-
 def named(condition: Condition) -> Iterator[str]:
     """Yield the features in a checked condition, with repetitions."""
     if "feature" in condition:
@@ -79,38 +57,6 @@ def named(condition: Condition) -> Iterator[str]:
     for each in inner:
         yield from named(each)
 
-
-def _differs(feature: Any, value: Any) -> bool:
-    kind = kind_of(feature)
-    return kind not in (None, "list") and kind == kind_of(value) and bool(feature != value)
-
-
-def _contains(feature: Any, value: Any) -> bool:
-    """Return true if a list has the value as a member, or a text has it as a part."""
-    if isinstance(feature, str):
-        return isinstance(value, str) and value in feature
-    return isinstance(feature, (list, tuple)) and any(is_same(each, value) for each in feature)
-
-
-def _ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    def test(feature: Any, value: Any) -> bool:
-        return kind_of(feature) == kind_of(value) == "number" and compare(feature, value)
-
-    return test
-
-
-_TESTS: Mapping[str, Callable[[Any, Any], bool]] = {
-    "eq": is_same,
-    "ne": _differs,
-    "in": lambda feature, values: any(is_same(feature, each) for each in values),
-    "not_in": lambda feature, values: all(_differs(feature, each) for each in values),
-    "lt": _ordered(lambda one, other: bool(one < other)),
-    "le": _ordered(lambda one, other: bool(one <= other)),
-    "gt": _ordered(lambda one, other: bool(one > other)),
-    "ge": _ordered(lambda one, other: bool(one >= other)),
-    "contains": _contains,
-    "exists": lambda feature, value: True,
-}
 
 # --- Validation ------------------------------------------------------------------------------
 

@@ -1,25 +1,21 @@
 """Matching: find the patterns that apply to a task, and order them by score. Pure.
 
-:func:`brute_force` defines the result. :class:`Matcher` returns the same from ten thousand patterns
-in a few milliseconds: a decision tree preselects patterns, an inverted index drops those that need
-an unknown feature, the rest is scored and verified from the best down. After :data:`PATIENCE`
-patterns a circuit evaluates all conditions at once.
+A circuit evaluates the conditions of all patterns at once, in less than a millisecond for ten
+thousand. Those that hold are scored together.
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bottega.memory.patterns.condition_circuit import ConditionCircuit
-from bottega.memory.patterns.conditions import holds, named
-from bottega.memory.patterns.decision_tree import answers, grow, reached, tests
+from bottega.memory.patterns.conditions import named
 from bottega.memory.patterns.pattern import (
     Applicability,
     Category,
@@ -31,8 +27,6 @@ from bottega.memory.patterns.pattern import (
 
 ALWAYS = frozenset(("task_type", "domain", "complexity", "capabilities"))
 """Features that always count in the quality of a match, beside those that conditions name."""
-PATIENCE = 16
-"""Number of patterns that are verified one by one."""
 
 _FADING_DAYS = 90.0
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -45,16 +39,15 @@ class Match:
     """A pattern that applies.
 
     Attributes:
-        score: 0 to 1; see :func:`score`.
-        quality: share of the known features that the pattern names, 0 to 1; see :func:`quality`.
+        score: 0 to 1: 0.4 confidence + 0.3 success rate + 0.15 min(ln(1 + uses)/10, 1)
+            + 0.1 exp(-days since validation/90) (0 without a validation) + 0.05 quality.
+        quality: share of the task's known features that the pattern names, 0 to 1. Only features
+            that the pattern names or that are in :data:`ALWAYS` count; 0 if there are none.
     """
 
     pattern: Pattern
     score: float
     quality: float
-
-
-# --- Definition ------------------------------------------------------------------------------
 
 
 def needed(applicability: Applicability) -> list[Condition]:
@@ -75,37 +68,10 @@ def _test(feature: str, op: str, value: object) -> Condition:
     return {"feature": feature, "op": op, "value": value}
 
 
-def applies(pattern: Pattern, features: Features) -> bool:
-    """Return true if a pattern applies to a task. Its state does not matter."""
-    applicability = pattern.applicability
-    return all(holds(each, features) for each in needed(applicability)) and not any(
-        holds(each, features) for each in applicability.anti_conditions
-    )
-
-
 def spoken_of(applicability: Applicability) -> frozenset[str]:
     """Return the features that a pattern names."""
     conditions = [*needed(applicability), *applicability.anti_conditions]
     return frozenset(name for each in conditions for name in named(each))
-
-
-def quality(pattern: Pattern, features: Features) -> float:
-    """Return the share of a task's known features that a pattern names, 0 to 1. Only features that
-    the pattern names or that are in :data:`ALWAYS` count; 0 if there are none."""
-    known = {name for name, value in features.items() if value is not None}
-    spoken = spoken_of(pattern.applicability)
-    of = len(known & (ALWAYS | spoken))
-    return len(known & spoken) / of if of else 0.0
-
-
-def score(pattern: Pattern, features: Features, now: datetime) -> float:
-    """Return the score that matches are ordered by.
-
-    0.4 confidence + 0.3 success rate + 0.15 min(ln(1 + uses)/10, 1)
-    + 0.1 exp(-days since validation/90) (0 without a validation) + 0.05 quality
-    """
-    fresh = min(_freshness(pattern) * _decay(now), 1.0)
-    return _lasting(pattern) + 0.1 * fresh + 0.05 * quality(pattern, features)
 
 
 def score_parts(match: Match, now: datetime) -> dict[str, float]:
@@ -113,38 +79,11 @@ def score_parts(match: Match, now: datetime) -> dict[str, float]:
     parts = {
         "confidence": 0.4 * evidence.confidence,
         "success_rate": 0.3 * (evidence.success_rate or 0.0),
-        "freshness": 0.1 * min(_freshness(match.pattern) * _decay(now), 1.0),
+        "freshness": 0.1 * min(freshness(match.pattern) * decay(now), 1.0),
         "quality": 0.05 * match.quality,
     }
-    uses = _lasting(match.pattern) - parts["confidence"] - parts["success_rate"]
+    uses = lasting(match.pattern) - parts["confidence"] - parts["success_rate"]
     return parts | {"uses": max(0.0, uses)}
-
-
-def brute_force(
-    patterns: Iterable[Pattern],
-    features: Features,
-    *,
-    now: datetime,
-    k: int = 5,
-    categories: Collection[Category] | None = None,
-) -> list[Match]:
-    """Return the result of :meth:`Matcher.find`, by testing every pattern."""
-    found = [
-        Match(each, score(each, features, now), quality(each, features))
-        for each in patterns
-        if each.state is PatternState.VALIDATED
-        and (categories is None or each.category in categories)
-        and applies(each, features)
-    ]
-    taken: list[Match] = []
-    for match in sorted(found, key=lambda each: (-each.score, each.pattern.key)):
-        if len(taken) < k and not any(_contradict(match.pattern, each.pattern) for each in taken):
-            taken.append(match)
-    return taken
-
-
-def _contradict(one: Pattern, other: Pattern) -> bool:
-    return other.id in one.relations.contradicts or one.id in other.relations.contradicts
 
 
 # Python and numpy may differ in the last bit of exp and log, and scores must be equal to the last
@@ -152,19 +91,19 @@ def _contradict(one: Pattern, other: Pattern) -> bool:
 # first one depends on the pattern only.
 
 
-def _lasting(pattern: Pattern) -> float:
+def lasting(pattern: Pattern) -> float:
     """Return the part of a score that depends on neither time nor task."""
     used = min(math.log1p(pattern.lifecycle.uses) / 10.0, 1.0)
     rate = pattern.evidence.success_rate or 0.0
     return 0.4 * pattern.evidence.confidence + 0.3 * rate + 0.15 * used
 
 
-def _freshness(pattern: Pattern) -> float:
+def freshness(pattern: Pattern) -> float:
     at = pattern.evidence.validated_at
     return 0.0 if at is None else math.exp(_fadings(at))
 
 
-def _decay(now: datetime) -> float:
+def decay(now: datetime) -> float:
     return math.exp(-_fadings(now))
 
 
@@ -173,31 +112,18 @@ def _fadings(at: datetime) -> float:
     return max(-_FARTHEST, min(_FARTHEST, fadings))
 
 
-# --- Fast matching ---------------------------------------------------------------------------
-
-
 class Matcher:
-    """An index of VALIDATED and CANDIDATE patterns; it ignores others.
+    """An index of VALIDATED and CANDIDATE patterns; it ignores others."""
 
-    Args:
-        patience: number of patterns that are verified one by one before the circuit is used.
-    """
-
-    def __init__(self, patterns: Iterable[Pattern], *, patience: int = PATIENCE) -> None:
+    def __init__(self, patterns: Iterable[Pattern]) -> None:
         by_state: defaultdict[PatternState, list[Pattern]] = defaultdict(list)
         for each in patterns:
             by_state[each.state].append(each)
-        self._validated = _Group(by_state[PatternState.VALIDATED], patience)
-        self._candidates = _Group(by_state[PatternState.CANDIDATE], patience)
+        self._validated = _Group(by_state[PatternState.VALIDATED])
+        self._candidates = _Group(by_state[PatternState.CANDIDATE])
 
     def __len__(self) -> int:
         return len(self._validated.patterns) + len(self._candidates.patterns)
-
-    def warm(self) -> "Matcher":
-        """Build now the parts that are otherwise built on first use. Return itself."""
-        self._validated.warm()
-        self._candidates.warm()
-        return self
 
     def find(
         self,
@@ -218,11 +144,12 @@ class Matcher:
         group = self._validated
         taken: list[Match] = []
         excluded: set[int] = set()
-        for place, match in group.ranked(features, now, categories, excluded):
+        for place, match in group.ranked(features, now, categories):
             if len(taken) >= k:
                 break
-            taken.append(match)
-            excluded |= group.contradicting.get(place, frozenset())
+            if place not in excluded:
+                taken.append(match)
+                excluded |= group.contradicting.get(place, frozenset())
         return taken
 
     def candidates(
@@ -234,87 +161,46 @@ class Matcher:
         most: int | None = None,
     ) -> list[Match]:
         """Return the first ``most`` CANDIDATE patterns that apply, ordered as by :meth:`find`."""
-        ranked = self._candidates.ranked(features, now, categories, frozenset())
+        ranked = self._candidates.ranked(features, now, categories)
         return [match for _, match in islice(ranked, most)]
 
 
 class _Group:
     """Patterns of one state; a place is an index into them in the order of ids."""
 
-    def __init__(self, patterns: Iterable[Pattern], patience: int) -> None:
+    def __init__(self, patterns: Iterable[Pattern]) -> None:
         self.patterns: Sequence[Pattern] = sorted(patterns, key=lambda each: each.key)
-        self._patience = patience
-        must = [needed(each.applicability) for each in self.patterns]
-        self._tree = grow([answers(each) for each in must])
-        self._needing = _postings({test["feature"] for test in tests(each)} for each in must)
-        self._speaking = _postings(spoken_of(each.applicability) for each in self.patterns)
-        needs = Counter(place for places in self._needing.values() for place in places.tolist())
-        self._needs = np.array([needs[each] for each in range(len(must))], np.int16)
-        self._lasting = np.array([_lasting(each) for each in self.patterns], np.float64)
-        self._freshness = np.array([_freshness(each) for each in self.patterns], np.float64)
+        applicability = [each.applicability for each in self.patterns]
+        self._circuit = ConditionCircuit(
+            (needed(each), each.anti_conditions) for each in applicability
+        )
+        self._speaking = _postings(spoken_of(each) for each in applicability)
+        self._lasting = np.array([lasting(each) for each in self.patterns], np.float64)
+        self._freshness = np.array([freshness(each) for each in self.patterns], np.float64)
         order = list(Category)
         self._category = np.array([order.index(each.category) for each in self.patterns], np.int8)
         self.contradicting = _contradictions(self.patterns)
 
-    @cached_property
-    def _circuit(self) -> ConditionCircuit:
-        applicability = [each.applicability for each in self.patterns]
-        return ConditionCircuit((needed(each), each.anti_conditions) for each in applicability)
-
-    def warm(self) -> None:
-        _ = self._circuit
-
     def ranked(
-        self,
-        features: Features,
-        now: datetime,
-        categories: Collection[Category] | None,
-        excluded: Collection[int],
+        self, features: Features, now: datetime, categories: Collection[Category] | None
     ) -> Iterator[tuple[int, Match]]:
-        """Yield the patterns that apply by score, then id, with their places.
-
-        Args:
-            excluded: places to skip; the caller may add places during the iteration.
-        """
-        if not self.patterns:
-            return
-        known = [name for name, value in features.items() if value is not None]
-        places = self._possible(features, known)
+        """Yield the patterns that apply by score, then id, with their places."""
+        applies = self._circuit.truth(features)
         if categories is not None:
             order = list(Category)
             wanted = np.array([order.index(each) for each in categories], np.int8)
-            places = places[np.isin(self._category[places], wanted)]
-        qualities = self._qualities(known, places)
-        fresh = np.minimum(self._freshness[places] * _decay(now), 1.0)
+            applies &= np.isin(self._category, wanted)
+        places = np.flatnonzero(applies)
+        qualities = self._qualities(features, places)
+        fresh = np.minimum(self._freshness[places] * decay(now), 1.0)
         scores = self._lasting[places] + 0.1 * fresh + 0.05 * qualities
-        best_first = np.argsort(-scores, kind="stable")
-
-        def match(at: int) -> Match:
-            return Match(self.patterns[places[at]], float(scores[at]), float(qualities[at]))
-
-        for at in best_first[: self._patience].tolist():
+        for at in np.argsort(-scores, kind="stable").tolist():
             place = int(places[at])
-            if place not in excluded and applies(self.patterns[place], features):
-                yield place, match(at)
-        rest = best_first[self._patience :]
-        if len(rest):
-            rest = rest[self._circuit.truth(features)[places[rest]]]
-        for at, place in zip(rest.tolist(), places[rest].tolist(), strict=True):
-            if place not in excluded:
-                yield place, match(at)
+            yield place, Match(self.patterns[place], float(scores[at]), float(qualities[at]))
 
-    def _possible(self, features: Features, known: Iterable[str]) -> NDArray[np.intp]:
-        """Return the places of patterns that the tree reaches and that need no unknown feature."""
-        places = reached(self._tree, features)
-        met = np.zeros(len(self.patterns), np.int16)
-        for name in known:
-            if name in self._needing:
-                met[self._needing[name]] += 1
-        possible: NDArray[np.intp] = places[met[places] == self._needs[places]]
-        return possible
-
-    def _qualities(self, known: Collection[str], places: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Return the :func:`quality` of each pattern."""
+    def _qualities(self, features: Features, places: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Return the quality of the match of each pattern; see :class:`Match`."""
+        known = [name for name, value in features.items() if value is not None]
         always = np.zeros(len(self.patterns), np.int32)
         others = np.zeros(len(self.patterns), np.int32)
         for name in known:

@@ -137,7 +137,7 @@ class MatcherCache:
 def _built(rows: list[asyncpg.Record]) -> "Matcher":
     from bottega.memory.patterns.matcher import Matcher
 
-    return Matcher([pattern_rows.pattern(row) for row in rows]).warm()
+    return Matcher([pattern_rows.pattern(row) for row in rows])
 
 
 class _RecentPatterns:
