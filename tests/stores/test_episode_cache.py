@@ -120,7 +120,7 @@ async def test_the_hit_rate_is_high(moves: bool, least: float) -> None:
         if place == 30_000:
             hot.counts.hits = hot.counts.misses = 0
         if await hot.get(TENANT, UUID(int=number)) is None:
-            hot._keep((TENANT, UUID(int=number)), made)
+            hot._own.put((TENANT, UUID(int=number)), made)
 
     assert hot.counts.rate > least
 

@@ -189,7 +189,7 @@ async def test_the_cache_is_bounded_and_separate_for_each_tenant(
     async with hearing(database) as matchers:
         for pattern_id in ids:
             await matchers.pattern(DEFAULT_TENANT, pattern_id, partial(one, pattern_id))
-        assert len(matchers._recent._entries) <= CACHED_PATTERNS
+        assert len(matchers._recent) <= CACHED_PATTERNS
         before = reads
         await matchers.pattern(uuid4(), ids[0], partial(one, ids[0]))
         assert reads == before + 1

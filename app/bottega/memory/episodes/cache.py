@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
 from pydantic import TypeAdapter
@@ -25,7 +25,9 @@ TTL_S = 300.0
 MAX_BYTES = 65_536
 """Bytes of an episode as JSON with its bodies; larger ones are not cached."""
 
+T = TypeVar("T")
 Key = tuple[UUID, UUID]
+"""Tenant, and id of the value."""
 
 
 @dataclass(slots=True)
@@ -61,6 +63,63 @@ class SharedCache(Protocol):
         """Close the connections."""
 
 
+class RecentCache(Generic[T]):
+    """Values of tenants in this process, the most read ones (W-TinyLFU).
+
+    Args:
+        capacity: most values.
+        ttl_s: seconds that a value stays.
+    """
+
+    def __init__(self, capacity: int, ttl_s: float, clock: Callable[[], float]) -> None:
+        self._core = TlfuCore(capacity)
+        self._entries: dict[int, tuple[Key, T, float]] = {}
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._swept_at = clock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: Key) -> T | None:
+        """Return the value of a key, if it is cached."""
+        place = _place(key)
+        entry = self._entries.get(place)
+        if entry is None or entry[0] != key or entry[2] <= self._clock():
+            return None
+        self._core.access([place])
+        return entry[1]
+
+    def put(self, key: Key, value: T) -> None:
+        """Cache a value; the cache may decline or evict it."""
+        now = self._clock()
+        if now - self._swept_at >= self._ttl_s:
+            self._swept_at = now
+            for old in [key for key, _, until in self._entries.values() if until <= now]:
+                self.drop(old)
+        place = _place(key)
+        self._entries[place] = (key, value, now + self._ttl_s)
+        for evicted in self._core.set([(place, 0)]):
+            self._entries.pop(evicted, None)
+
+    def drop(self, key: Key) -> None:
+        place = _place(key)
+        if self._entries.pop(place, None) is not None:
+            self._core.remove(place)
+
+    def drop_tenant(self, tenant_id: UUID) -> None:
+        for key in [key for key, _, _ in self._entries.values() if key[0] == tenant_id]:
+            self.drop(key)
+
+    def clear(self) -> None:
+        for key in [key for key, _, _ in self._entries.values()]:
+            self.drop(key)
+
+
+def _place(key: Key) -> int:
+    return spread(hash(key))
+
+
 class EpisodeCache:
     """Cache of the most read episodes, by tenant and id. None of its methods raises.
 
@@ -80,30 +139,25 @@ class EpisodeCache:
     ) -> None:
         self.counts = CacheCounts()
         self._shared = shared
-        self._core = TlfuCore(capacity)
-        self._entries: dict[int, tuple[Key, Episode, float]] = {}
+        self._own = RecentCache[Episode](capacity, ttl_s, clock)
         self._ttl_s = ttl_s
-        self._clock = clock
-        self._swept_at = clock()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._own)
 
     async def get(self, tenant_id: UUID, episode_id: UUID) -> Episode | None:
         """Return the cached episode, if a level has it."""
         key = (tenant_id, episode_id)
-        place = _place(key)
-        entry = self._entries.get(place)
-        if entry is not None and entry[0] == key and entry[2] > self._clock():
-            self._core.access([place])
+        found = self._own.get(key)
+        if found is not None:
             self.counts.hits += 1
-            return entry[1]
+            return found
         self.counts.misses += 1
         if self._shared is None:
             return None
         found = await self._shared.get(key, self.counts)
         if found is not None:
-            self._keep(key, found)
+            self._own.put(key, found)
         return found
 
     async def put(self, tenant_id: UUID, episode: Episode) -> None:
@@ -112,39 +166,20 @@ class EpisodeCache:
         if raw is None or episode.id is None:
             return
         key = (tenant_id, episode.id)
-        self._keep(key, episode)
+        self._own.put(key, episode)
         if self._shared is not None:
             await self._shared.put(key, raw, math.ceil(self._ttl_s), self.counts)
 
     async def drop(self, tenant_id: UUID, episode_id: UUID) -> None:
         """Drop an episode here and in Redis; other processes drop it within ``ttl_s``."""
         key = (tenant_id, episode_id)
-        self._forget(_place(key))
+        self._own.drop(key)
         if self._shared is not None:
             await self._shared.drop(key, self.counts)
 
     async def aclose(self) -> None:
         if self._shared is not None:
             await self._shared.aclose()
-
-    def _keep(self, key: Key, episode: Episode) -> None:
-        self._sweep()
-        place = _place(key)
-        self._entries[place] = (key, episode, self._clock() + self._ttl_s)
-        for evicted in self._core.set([(place, 0)]):
-            self._entries.pop(evicted, None)
-
-    def _sweep(self) -> None:
-        """Remove expired entries once per ``ttl_s``; :meth:`get` ignores them before."""
-        now = self._clock()
-        if now - self._swept_at >= self._ttl_s:
-            self._swept_at = now
-            for place in [place for place, entry in self._entries.items() if entry[2] <= now]:
-                self._forget(place)
-
-    def _forget(self, place: int) -> None:
-        if self._entries.pop(place, None) is not None:
-            self._core.remove(place)
 
 
 @cache
@@ -170,7 +205,3 @@ def decoded(raw: bytes, key: Key) -> Episode | None:
     except ValueError:
         return None
     return found if found.id == key[1] else None
-
-
-def _place(key: Key) -> int:
-    return spread(hash(key))

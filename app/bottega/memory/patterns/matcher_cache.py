@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import asyncpg
-from theine_core import TlfuCore, spread
 
 from bottega.clock import monotonic
 from bottega.db.engine import acting_as
 from bottega.events.listener import NotifyListener
+from bottega.memory.episodes.cache import RecentCache
 from bottega.memory.patterns import rows as pattern_rows
 from bottega.memory.patterns.pattern import Pattern
 
@@ -59,7 +59,7 @@ class MatcherCache:
         self._listener = listener
         self._kept: OrderedDict[UUID, Matcher] = OrderedDict()
         self._loading: dict[UUID, asyncio.Future[Matcher]] = {}
-        self._recent = _RecentPatterns(clock)
+        self._recent = RecentCache[Pattern](CACHED_PATTERNS, BELIEVED_S, clock)
         self._changes = 0
         listener.subscribe(pattern_rows.CHANNEL, self._on_change)
 
@@ -85,12 +85,12 @@ class MatcherCache:
         self, tenant_id: UUID, pattern_id: UUID, read: Callable[[], Awaitable[Pattern]]
     ) -> Pattern:
         """Return a cached pattern, or read it and offer it to the cache."""
-        if self.is_listening and (found := self._recent.get(tenant_id, pattern_id)) is not None:
+        if self.is_listening and (found := self._recent.get((tenant_id, pattern_id))) is not None:
             return found
         before = self._changes
         found = await read()
         if self.is_listening and before == self._changes:
-            self._recent.put(tenant_id, found)
+            self._recent.put((tenant_id, pattern_id), found)
         return found
 
     def forget(self, tenant_id: UUID) -> None:
@@ -98,13 +98,14 @@ class MatcherCache:
         self._changes += 1
         self._kept.pop(tenant_id, None)
         self._loading.pop(tenant_id, None)
-        self._recent.forget(tenant_id)
+        self._recent.drop_tenant(tenant_id)
 
     def forget_all(self) -> None:
         """Drop what is cached of all tenants."""
-        for tenant_id in [*self._kept, *self._loading, *self._recent.tenants()]:
-            self.forget(tenant_id)
         self._changes += 1
+        self._kept.clear()
+        self._loading.clear()
+        self._recent.clear()
 
     def _on_change(self, payload: str | None) -> None:
         if payload is None:
@@ -138,44 +139,3 @@ def _built(rows: list[asyncpg.Record]) -> "Matcher":
     from bottega.memory.patterns.matcher import Matcher
 
     return Matcher([pattern_rows.pattern(row) for row in rows])
-
-
-class _RecentPatterns:
-    """Cache of the most read patterns (W-TinyLFU, as for episodes)."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._core = TlfuCore(CACHED_PATTERNS)
-        self._entries: dict[int, tuple[UUID, Pattern, float]] = {}
-        self._clock = clock
-
-    def get(self, tenant_id: UUID, pattern_id: UUID) -> Pattern | None:
-        place = _place(tenant_id, pattern_id)
-        entry = self._entries.get(place)
-        if entry is None or (entry[0], entry[1].id) != (tenant_id, pattern_id):
-            return None
-        if entry[2] <= self._clock():
-            self._drop(place)
-            return None
-        self._core.access([place])
-        return entry[1]
-
-    def put(self, tenant_id: UUID, pattern: Pattern) -> None:
-        place = _place(tenant_id, pattern.key)
-        self._entries[place] = (tenant_id, pattern, self._clock() + BELIEVED_S)
-        for evicted in self._core.set([(place, 0)]):
-            self._entries.pop(evicted, None)
-
-    def tenants(self) -> set[UUID]:
-        return {entry[0] for entry in self._entries.values()}
-
-    def forget(self, tenant_id: UUID) -> None:
-        for place in [at for at, entry in self._entries.items() if entry[0] == tenant_id]:
-            self._drop(place)
-
-    def _drop(self, place: int) -> None:
-        if self._entries.pop(place, None) is not None:
-            self._core.remove(place)
-
-
-def _place(tenant_id: UUID, pattern_id: UUID) -> int:
-    return spread(hash((tenant_id, pattern_id)))
