@@ -4,14 +4,13 @@ from collections.abc import Collection, Mapping
 from typing import Any
 from uuid import UUID
 
-from bottega.memory.patterns import store
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import Pattern
 
 
 async def add(cache: PatternCache, tenant_id: UUID, new: Pattern) -> Pattern:
-    async with cache.changing(tenant_id) as connection:
-        return await store.add(connection, tenant_id, new, cache.options, cache.clock())
+    async with cache.changing(tenant_id) as store:
+        return await store.add(new)
 
 
 async def update(
@@ -21,10 +20,8 @@ async def update(
     version: int,
     changes: Mapping[str, Any],
 ) -> Pattern:
-    async with cache.changing(tenant_id) as connection:
-        return await store.update(
-            connection, tenant_id, pattern_id, version, changes, cache.clock()
-        )
+    async with cache.changing(tenant_id) as store:
+        return await store.update(pattern_id, version, changes)
 
 
 async def deprecate(
@@ -34,12 +31,10 @@ async def deprecate(
     reason: str,
     replaced_by: UUID | None = None,
 ) -> Pattern:
-    async with cache.changing(tenant_id) as connection:
-        return await store.deprecate(
-            connection, tenant_id, pattern_id, reason, cache.clock(), replaced_by
-        )
+    async with cache.changing(tenant_id) as store:
+        return await store.deprecate(pattern_id, reason, replaced_by)
 
 
 async def merge(cache: PatternCache, tenant_id: UUID, ids: Collection[UUID]) -> Pattern:
-    async with cache.changing(tenant_id) as connection:
-        return await store.merge(connection, tenant_id, ids, cache.options, cache.clock())
+    async with cache.changing(tenant_id) as store:
+        return await store.merge(ids)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import asyncpg
+from pydantic_core import from_json
 from sqlalchemy import AsyncAdaptedQueuePool, Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -35,6 +36,11 @@ def session_of(adapter: Any) -> ListenSession:
     """Return the session of a pooled connection, as SQLAlchemy gives it to its events."""
     session: ListenSession = adapter.driver_connection
     return session
+
+
+def decoded(value: Any) -> Any:
+    """Decode JSON of a row; the connections of SQLAlchemy's engine have decoded it already."""
+    return from_json(value) if isinstance(value, str) else value
 
 
 def run_script(connection: Connection, sql: str) -> None:

@@ -184,8 +184,17 @@ async def name_tenant(connection: AsyncConnection, tenant_id: UUID) -> None:
 
 
 @asynccontextmanager
-async def acting_as(pool: asyncpg.Pool, tenant_id: UUID) -> AsyncIterator[asyncpg.Connection]:
-    """Begin a transaction like :meth:`Database.begin`, on an asyncpg pool."""
+async def acting_as(
+    pool: asyncpg.Pool, tenant_id: UUID, on: asyncpg.Connection | None = None
+) -> AsyncIterator[asyncpg.Connection]:
+    """Begin a transaction like :meth:`Database.begin`, on an asyncpg pool.
+
+    Args:
+        on: a transaction of the tenant that has begun; it is used instead.
+    """
+    if on is not None:
+        yield on
+        return
     async with pool.acquire() as connection, connection.transaction():
         query = f"SELECT {_BE_APP}, set_config('bottega.tenant', $1, true)"
         await connection.execute(query, str(tenant_id))

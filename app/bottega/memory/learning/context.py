@@ -11,14 +11,13 @@ import asyncpg
 from pydantic_core import to_json
 
 from bottega.clock import Clock, utcnow
+from bottega.db.driver import decoded
 from bottega.db.engine import acting_as
 from bottega.errors import NotFoundError
 from bottega.memory.episodes import rows
 from bottega.memory.episodes.episode import IMPORTED, Episode
 from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope
 from bottega.memory.episodes.store import EpisodicMemory, Found
-from bottega.memory.learning.jobs import decoded
-from bottega.memory.patterns import store
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.owners import owner_of
 from bottega.memory.patterns.pattern import (
@@ -232,12 +231,9 @@ class TaskMemory:
         if loaded is None:
             raise NotFoundError(f"there is no episode {episode}")
         private = owner_of(loaded.user_id, loaded.session_id) != ""
-        options, now = self._patterns.options, self._patterns.clock()
-        kept = [
-            await store.add(on, tenant_id, _candidate(each, loaded, principal), options, now)
-            for each in lessons
-            if not private
-        ]
+        store = self._patterns.store(on, tenant_id)
+        told = () if private else lessons
+        kept = [await store.add(_candidate(each, loaded, principal)) for each in told]
         counted = await self._count(tenant_id, loaded, outcomes, on)
         reflection = await _reflected(on, tenant_id, loaded, lessons, principal)
         return Learned(episode, reflection, kept, counted)

@@ -22,7 +22,6 @@ from bottega.memory.episodes.objects import CorruptObjectError, Objects
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.learning.call_trace import Observed, observed
 from bottega.memory.learning.mining import mine
-from bottega.memory.patterns import store
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import Pattern, PatternState
 
@@ -78,9 +77,8 @@ class Discovery:
         new = 0
         for pattern in found:
             try:
-                async with self.patterns.changing(tenant_id) as connection:
-                    options, now = self.patterns.options, self.patterns.clock()
-                    kept = await store.add(connection, tenant_id, pattern, options, now)
+                async with self.patterns.changing(tenant_id) as store:
+                    kept = await store.add(pattern)
             except InvalidInputError as error:
                 log.warning("pattern.not_kept", name=pattern.name, error=error.detail)
                 continue

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import structlog
 
 from bottega.errors import InvalidInputError, NotFoundError
-from bottega.memory.patterns import application_rows, rows, store, validate
+from bottega.memory.patterns import application_rows, rows, validate
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.evidence import falling
 from bottega.memory.patterns.pattern import Pattern, PatternState
 from bottega.memory.patterns.refinement import mergeable, narrowed, narrowing, said
 from bottega.memory.patterns.rows import PatternFilter
+from bottega.memory.patterns.store import PatternStore
 
 _NAMED = 100
 """Patterns of each kind that a report names; its counts include all."""
@@ -75,8 +75,8 @@ async def refine(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
     ends: dict[str, list[UUID]] = {"narrowed": [], "on_trial": [], "deprecated": []}
     async for page in cache.pages(tenant_id, None, _IN_REVIEW):
         for pattern_id in page:
-            async with cache.acting(tenant_id) as connection:
-                end = await _review(connection, cache, tenant_id, pattern_id)
+            async with cache.changing(tenant_id) as store:
+                end = await _review(store, pattern_id)
             if end is not None:
                 ends[end].append(pattern_id)
     merged = await _merge_alike(cache, tenant_id)
@@ -85,43 +85,32 @@ async def refine(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
     return {name: _named(ids) for name, ids in counts.items()}
 
 
-async def _review(
-    connection: asyncpg.Connection, cache: PatternCache, tenant_id: UUID, pattern_id: UUID
-) -> str | None:
+async def _review(store: PatternStore, pattern_id: UUID) -> str | None:
     """End a review: narrow the pattern, or put it on trial again, or deprecate it.
 
     It goes on trial again if nothing but a lack of evidence speaks against it."""
-    now, options = cache.clock(), cache.options
-    held = await rows.hold(connection, tenant_id, [pattern_id])
-    if pattern_id not in held or held[pattern_id].state is not PatternState.IN_REVIEW:
+    connection, tenant_id, options = store.connection, store.tenant_id, store.options
+    was = (await rows.hold(connection, tenant_id, [pattern_id])).get(pattern_id)
+    if was is None or was.state is not PatternState.IN_REVIEW:
         return None
-    was = held[pattern_id]
     applied = await application_rows.applied(connection, tenant_id, was, _APPLICATIONS)
     by = narrowing(applied, options)
     applicability = by and narrowed(was.applicability, by)
     if by is not None and applicability is not None:
         changes = {"applicability": applicability}
         try:
-            await store.update(
-                connection, tenant_id, pattern_id, was.version, changes, now, reason=by.reason
-            )
+            await store.update(pattern_id, was.version, changes, reason=by.reason)
         except InvalidInputError as error:  # the narrowed conditions would exceed a limit
             log.info("pattern.not_narrowed", pattern_id=str(pattern_id), error=error.detail)
         else:
             return "narrowed"
-    [weighed] = (await validate.weighed(connection, tenant_id, [pattern_id], options, now)).values()
+    evidence = await validate.weighed(connection, tenant_id, [pattern_id], options, store.now)
+    weighed = evidence[pattern_id]
     if falling(weighed, options) is None and weighed.given.rate >= options.min_rate:
-        why = f"on trial again: {was.lifecycle.reason}"
-        await store.start_over(connection, tenant_id, was, why, now)
+        await store.start_over(was, f"on trial again: {was.lifecycle.reason}")
         return "on_trial"
     why = was.lifecycle.reason or "reviewed"
-    await store.deprecate(
-        connection,
-        tenant_id,
-        pattern_id,
-        f"{why}; no condition separates success from failure",
-        now,
-    )
+    await store.deprecate(pattern_id, f"{why}; no condition separates success from failure")
     return "deprecated"
 
 
@@ -135,11 +124,8 @@ async def _merge_alike(cache: PatternCache, tenant_id: UUID) -> list[UUID]:
     for patterns in alike.values():
         for group in _groups(patterns):
             try:
-                async with cache.changing(tenant_id) as connection:
-                    ids = [each.key for each in group]
-                    one = await store.merge(
-                        connection, tenant_id, ids, cache.options, cache.clock()
-                    )
+                async with cache.changing(tenant_id) as store:
+                    one = await store.merge([each.key for each in group])
                 made.append(one.key)
             except (InvalidInputError, NotFoundError) as error:  # leave them unchanged
                 log.info("patterns.not_merged", tenant_id=str(tenant_id), error=error.detail)

@@ -12,7 +12,7 @@ from bottega.clock import Clock
 from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns import application_rows, baselines, rows, store
+from bottega.memory.patterns import application_rows, baselines, rows
 from bottega.memory.patterns import validate as judging
 from bottega.memory.patterns.evidence import Validation
 from bottega.memory.patterns.matcher_cache import MatcherCache
@@ -27,6 +27,7 @@ from bottega.memory.patterns.pattern import (
 )
 from bottega.memory.patterns.refinement import Similar, likeness
 from bottega.memory.patterns.rows import EVERY_PATTERN, PatternFilter
+from bottega.memory.patterns.store import PatternStore, all_of
 
 if TYPE_CHECKING:  # numpy is slow to import, and only matching needs it
     from bottega.memory.patterns.matcher import Match
@@ -41,8 +42,7 @@ _KEPT = (PatternState.CANDIDATE, PatternState.VALIDATED, PatternState.IN_REVIEW)
 class PatternCache:
     """The patterns of all tenants.
 
-    A method with ``on`` can join a transaction of the tenant's. The functions of :mod:`.store`
-    change patterns.
+    A method with ``on`` can join a transaction of the tenant's.
 
     Args:
         matchers: find the patterns that apply.
@@ -86,9 +86,9 @@ class PatternCache:
         Raises:
             NotFoundError: one of them is unknown, or another tenant's.
         """
-        async with self.acting(tenant_id, on) as connection:
+        async with acting_as(self._pool, tenant_id, on) as connection:
             found = await rows.load(connection, tenant_id, ids)
-        store.all_of(found, ids)
+        all_of(found, ids)
         return found
 
     async def page(
@@ -108,11 +108,15 @@ class PatternCache:
             return await rows.load_page(connection, tenant_id, ids, limit=limit)
 
     @asynccontextmanager
-    async def changing(self, tenant_id: UUID) -> AsyncIterator[asyncpg.Connection]:
-        """Begin a transaction for changes (:mod:`.store`); at its end, reload the patterns here."""
+    async def changing(self, tenant_id: UUID) -> AsyncIterator[PatternStore]:
+        """Begin a transaction for changes; at its end, reload the patterns here."""
         async with acting_as(self._pool, tenant_id) as connection:
-            yield connection
+            yield self.store(connection, tenant_id)
         self.forget(tenant_id)
+
+    def store(self, connection: asyncpg.Connection, tenant_id: UUID) -> PatternStore:
+        """Return the changes in a transaction of the tenant's; call :meth:`forget` after it."""
+        return PatternStore(connection, tenant_id, self.options, self.clock())
 
     def forget(self, tenant_id: UUID) -> None:
         """Reload a tenant's patterns in this process now, without waiting for the notification."""
@@ -184,7 +188,7 @@ class PatternCache:
         on: asyncpg.Connection | None = None,
     ) -> dict[UUID, Baseline]:
         """Return the known success rate of similar tasks without each of the patterns."""
-        async with self.acting(tenant_id, on) as connection:
+        async with acting_as(self._pool, tenant_id, on) as connection:
             return await baselines.of(connection, tenant_id, patterns, features)
 
     # --- Evidence -----------------------------------------------------------------------------
@@ -208,7 +212,7 @@ class PatternCache:
         }
         if not of:
             return 0
-        async with self.acting(tenant_id, on) as connection:
+        async with acting_as(self._pool, tenant_id, on) as connection:
             ids = {each.pattern_id for each in of.values()}
             held = await rows.hold(connection, tenant_id, ids)
             touched = await application_rows.record(connection, tenant_id, [*of.values()])
@@ -234,7 +238,7 @@ class PatternCache:
                     connection, tenant_id, page, self.options, self.clock()
                 )
             if ids is not None:
-                store.all_of({each.pattern_id for each in judged}, page)
+                all_of({each.pattern_id for each in judged}, page)
             found += judged
         return found
 
@@ -262,7 +266,7 @@ class PatternCache:
         pruned: list[UUID] = []
         async for page in self.pages(tenant_id, None):
             async with acting_as(self._pool, tenant_id) as connection:
-                pruned += await store.prune(connection, tenant_id, page, self.options, self.clock())
+                pruned += await self.store(connection, tenant_id).prune(page)
         return pruned
 
     # --- Rows ---------------------------------------------------------------------------------
@@ -283,17 +287,6 @@ class PatternCache:
                 return
             yield page
             after = page[-1]
-
-    @asynccontextmanager
-    async def acting(
-        self, tenant_id: UUID, on: asyncpg.Connection | None = None
-    ) -> AsyncIterator[asyncpg.Connection]:
-        """Yield the given connection, or one with a transaction of its own."""
-        if on is not None:
-            yield on
-        else:
-            async with acting_as(self._pool, tenant_id) as connection:
-                yield connection
 
 
 def _asked(

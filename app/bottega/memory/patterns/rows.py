@@ -9,8 +9,9 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
+from bottega.db.driver import decoded
 from bottega.db.pages import PageItems, fetch_rows
 from bottega.memory.patterns.pattern import (
     APPLIED,
@@ -209,14 +210,14 @@ async def write(
 
 def pattern(row: Mapping[str, Any]) -> Pattern:
     """Build a pattern from a row with :data:`COLUMNS`, and perhaps its evidence's episodes."""
-    baseline = _decoded(row["baseline"])
+    baseline = decoded(row["baseline"])
     measured = {name: row[name] for name in _MEASURED}
     measured |= {name: tuple(row[name]) for name in _EPISODES if name in row.keys()}  # noqa: SIM118
     return Pattern.from_document(
-        _decoded(row["document"]),
+        decoded(row["document"]),
         **{name: row[name] for name in _PLAIN},
         category=Category(row["category"]),
-        origin=_decoded(row["origin"]),
+        origin=decoded(row["origin"]),
         evidence=Evidence(
             **measured,
             baseline=Baseline(**baseline) if baseline else Baseline(),
@@ -244,8 +245,3 @@ _EPISODES = ("mined_from", "supporting", "contrary")
 
 def _json(value: Any) -> str:
     return to_json(value, fallback=dict).decode()  # the fallback is for `EMPTY` mappings
-
-
-def _decoded(value: Any) -> Any:
-    """Decode JSON; connections of the engine do it themselves."""
-    return from_json(value) if isinstance(value, str) else value

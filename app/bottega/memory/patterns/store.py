@@ -1,11 +1,11 @@
 """Changes of patterns: add, update, deprecate, merge, prune.
 
-All functions run in a transaction of the tenant, and lock the rows that they change. After it,
-:meth:`bottega.memory.patterns.cache.PatternCache.forget` reloads the patterns in this process.
+After the transaction :meth:`bottega.memory.patterns.cache.PatternCache.forget` reloads the patterns
+in this process.
 """
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -29,190 +29,183 @@ _FEWEST, _MOST = 2, 20
 """Patterns in one merge."""
 
 
-async def add(
-    connection: asyncpg.Connection,
-    tenant_id: UUID,
-    pattern: Pattern,
-    options: LearningOptions,
-    now: datetime,
-) -> Pattern:
-    """Store a new pattern as a candidate of version 1. Return the stored one.
+@dataclass(frozen=True, slots=True)
+class PatternStore:
+    """Changes of a tenant's patterns in one transaction; they lock the rows that they change.
 
-    If its fingerprint exists, nothing changes. But one that was deprecated without a replacement
-    gets a next version, if enough of the new source episodes ended after that.
-
-    Raises:
-        InvalidInputError: a condition is invalid; the pointer locates it.
-        ConflictError: ``too_many`` patterns that were not mined.
+    Attributes:
+        connection: acts as the tenant.
+        now: the time of the changes.
     """
-    check_applicability(pattern.applicability)
-    if pattern.fingerprint is None and await rows.given(connection, tenant_id) >= MOST_GIVEN:
-        raise ConflictError(
-            f"a tenant may have at most {MOST_GIVEN} patterns that were not mined: change one of "
-            "those instead",
-            code="too_many",
-        )
-    stored = await rows.insert(connection, tenant_id, pattern, now)
-    if stored is not None:
-        await rows.notify_change(connection, tenant_id)
-        return await _read(connection, tenant_id, stored)
-    assert pattern.fingerprint is not None, "only an existing fingerprint prevents an insert"
-    stored = await rows.same(connection, tenant_id, pattern.fingerprint)
-    assert stored is not None, "patterns are never removed"
-    was = (await rows.hold(connection, tenant_id, [stored]))[stored]
-    if was.state is PatternState.DEPRECATED and was.lifecycle.replaced_by is None:
-        found_in = pattern.evidence.mined_from
-        assert was.updated_at is not None
-        since = await baselines.ended_after(connection, tenant_id, found_in, was.updated_at)
-        if len(since) >= options.min_applications:
-            await rows.add_sources(connection, tenant_id, stored, found_in)
-            await _write(connection, tenant_id, started_over(was), now)
-    return await _read(connection, tenant_id, stored)
 
+    connection: asyncpg.Connection
+    tenant_id: UUID
+    options: LearningOptions
+    now: datetime
 
-async def update(
-    connection: asyncpg.Connection,
-    tenant_id: UUID,
-    pattern_id: UUID,
-    version: int,
-    changes: Mapping[str, Any],
-    now: datetime,
-    *,
-    reason: str | None = None,
-) -> Pattern:
-    """Change a pattern, as a new version; without a real change the version stays.
+    async def add(self, pattern: Pattern) -> Pattern:
+        """Store a new pattern as a candidate of version 1. Return the stored one.
 
-    If the advice or its wording changes, the new version is a candidate without evidence.
+        If its fingerprint exists, nothing changes. But one that was deprecated without a
+        replacement gets a next version, if enough of the new source episodes ended after that.
 
-    Args:
-        version: the version that the changes are based on.
-        changes: by field of :class:`Pattern`; only those of ``CHANGEABLE``.
-        reason: stored if the pattern starts over as a candidate.
-
-    Raises:
-        NotFoundError: unknown, or another tenant's.
-        ConflictError: ``stale_version``: it was changed meanwhile.
-        InvalidInputError: a condition is invalid; the pointer locates it.
-    """
-    assert changes.keys() <= CHANGEABLE, f"cannot change {changes.keys() - CHANGEABLE}"
-    if "applicability" in changes:
-        check_applicability(changes["applicability"])
-    was = (await _held(connection, tenant_id, [pattern_id]))[pattern_id]
-    if was.version != version:
-        raise ConflictError(
-            f"pattern {pattern_id} has version {was.version} now, not {version}: read it again "
-            "and repeat the change",
-            code="stale_version",
-        )
-    new = {name: value for name, value in changes.items() if getattr(was, name) != value}
-    over = bool(_SAYS & new.keys())
-    if over:
-        again = started_over(was)
-        life = replace(again.lifecycle, reason=reason)
-        await _write(connection, tenant_id, again.but(lifecycle=life, **new), now)
-    elif new:
-        await _write(connection, tenant_id, was.but(version=version + 1, **new), now)
-        await application_rows.carry(connection, tenant_id, pattern_id, version, version + 1)
-    return await _read(connection, tenant_id, pattern_id)
-
-
-async def start_over(
-    connection: asyncpg.Connection, tenant_id: UUID, pattern: Pattern, reason: str, now: datetime
-) -> None:
-    """Make a locked pattern a candidate again, with unchanged content."""
-    again = started_over(pattern)
-    life = replace(again.lifecycle, reason=reason)
-    await _write(connection, tenant_id, again.but(lifecycle=life), now)
-
-
-async def deprecate(
-    connection: asyncpg.Connection,
-    tenant_id: UUID,
-    pattern_id: UUID,
-    reason: str,
-    now: datetime,
-    replaced_by: UUID | None = None,
-) -> Pattern:
-    """Deprecate a pattern: it stays stored, and is never used again.
-
-    Raises:
-        NotFoundError: it or its replacement is unknown, or another tenant's.
-        InvalidInputError: the replacement is the pattern itself, or deprecated.
-    """
-    ids = [pattern_id, *([] if replaced_by is None else [replaced_by])]
-    held = await _held(connection, tenant_id, ids)
-    if replaced_by is not None and (
-        replaced_by == pattern_id or held[replaced_by].state is PatternState.DEPRECATED
-    ):
-        raise InvalidInputError(
-            "a pattern can only be replaced by another one that is not deprecated",
-            pointer="/replaced_by",
-        )
-    given_up = _given_up(held[pattern_id], reason, replaced_by)
-    if given_up != held[pattern_id]:
-        await _write(connection, tenant_id, given_up, now)
-    return await _read(connection, tenant_id, pattern_id)
-
-
-async def merge(
-    connection: asyncpg.Connection,
-    tenant_id: UUID,
-    ids: Collection[UUID],
-    options: LearningOptions,
-    now: datetime,
-) -> Pattern:
-    """Merge several patterns of one category into a new one, judge it, and deprecate them.
-
-    It has the advice of the best-known one, and applies wherever one of them did. Its evidence is
-    theirs, each episode once, but for episodes that one of them was found in.
-
-    Raises:
-        NotFoundError: one of them is unknown, or another tenant's.
-        InvalidInputError: too few or too many, of several categories, one is deprecated, or the
-            merged condition would exceed the limits of one pattern.
-    """
-    ids = sorted(set(ids))
-    if not _FEWEST <= len(ids) <= _MOST:
-        raise InvalidInputError(
-            f"{_FEWEST} to {_MOST} different patterns can be merged", pointer="/ids"
-        )
-    held = await _held(connection, tenant_id, ids)
-    if len({each.category for each in held.values()}) > 1:
-        raise InvalidInputError("only patterns of one category can be merged", pointer="/ids")
-    for each in held.values():
-        if each.state is PatternState.DEPRECATED:
-            raise InvalidInputError(
-                f"pattern {each.key} is deprecated: leave it out", pointer="/ids"
+        Raises:
+            InvalidInputError: a condition is invalid; the pointer locates it.
+            ConflictError: ``too_many`` patterns that were not mined.
+        """
+        connection, tenant_id = self.connection, self.tenant_id
+        check_applicability(pattern.applicability)
+        if pattern.fingerprint is None and await rows.given(connection, tenant_id) >= MOST_GIVEN:
+            raise ConflictError(
+                f"a tenant may have at most {MOST_GIVEN} patterns that were not mined: change one "
+                "of those instead",
+                code="too_many",
             )
-    whole = await rows.load(connection, tenant_id, ids)
-    one = merged([whole[each] for each in ids])
-    check_applicability(one.applicability)
-    stored = await rows.insert(connection, tenant_id, one, now)
-    assert stored is not None, "a merged pattern has no fingerprint"
-    await application_rows.pool(connection, tenant_id, ids, stored)
-    for each in held.values():
-        given_up = _given_up(each, f"merged into {stored}", stored)
-        await rows.write(connection, tenant_id, given_up, now)
-    await validate.judge(connection, tenant_id, [stored], options, now)
-    await rows.notify_change(connection, tenant_id)
-    return await _read(connection, tenant_id, stored)
+        stored = await rows.insert(connection, tenant_id, pattern, self.now)
+        if stored is not None:
+            await rows.notify_change(connection, tenant_id)
+            return await self._read(stored)
+        assert pattern.fingerprint is not None, "only an existing fingerprint prevents an insert"
+        stored = await rows.same(connection, tenant_id, pattern.fingerprint)
+        assert stored is not None, "patterns are never removed"
+        was = (await self._held([stored]))[stored]
+        if was.state is PatternState.DEPRECATED and was.lifecycle.replaced_by is None:
+            found_in = pattern.evidence.mined_from
+            assert was.updated_at is not None
+            since = await baselines.ended_after(connection, tenant_id, found_in, was.updated_at)
+            if len(since) >= self.options.min_applications:
+                await rows.add_sources(connection, tenant_id, stored, found_in)
+                await self._write(started_over(was))
+        return await self._read(stored)
 
+    async def update(
+        self,
+        pattern_id: UUID,
+        version: int,
+        changes: Mapping[str, Any],
+        *,
+        reason: str | None = None,
+    ) -> Pattern:
+        """Change a pattern, as a new version; without a real change the version stays.
 
-async def prune(
-    connection: asyncpg.Connection,
-    tenant_id: UUID,
-    ids: Sequence[UUID],
-    options: LearningOptions,
-    now: datetime,
-) -> list[UUID]:
-    """Deprecate patterns of low value; return their ids."""
-    pruned = []
-    for each in (await rows.hold(connection, tenant_id, ids)).values():
-        why = of_low_value(each, now, options)
-        if why is not None:
-            await _write(connection, tenant_id, _given_up(each, why), now)
-            pruned.append(each.key)
-    return pruned
+        If the advice or its wording changes, the new version is a candidate without evidence.
+
+        Args:
+            version: the version that the changes are based on.
+            changes: by field of :class:`Pattern`; only those of ``CHANGEABLE``.
+            reason: stored if the pattern starts over as a candidate.
+
+        Raises:
+            NotFoundError: unknown, or another tenant's.
+            ConflictError: ``stale_version``: it was changed meanwhile.
+            InvalidInputError: a condition is invalid; the pointer locates it.
+        """
+        assert changes.keys() <= CHANGEABLE, f"cannot change {changes.keys() - CHANGEABLE}"
+        if "applicability" in changes:
+            check_applicability(changes["applicability"])
+        was = (await self._held([pattern_id]))[pattern_id]
+        if was.version != version:
+            raise ConflictError(
+                f"pattern {pattern_id} has version {was.version} now, not {version}: read it again "
+                "and repeat the change",
+                code="stale_version",
+            )
+        new = {name: value for name, value in changes.items() if getattr(was, name) != value}
+        if _SAYS & new.keys():
+            await self.start_over(was.but(**new), reason)
+        elif new:
+            await self._write(was.but(version=version + 1, **new))
+            await application_rows.carry(
+                self.connection, self.tenant_id, pattern_id, version, version + 1
+            )
+        return await self._read(pattern_id)
+
+    async def start_over(self, pattern: Pattern, reason: str | None) -> None:
+        """Make a locked pattern a candidate without evidence, in a next version."""
+        again = started_over(pattern)
+        await self._write(again.but(lifecycle=replace(again.lifecycle, reason=reason)))
+
+    async def deprecate(
+        self, pattern_id: UUID, reason: str, replaced_by: UUID | None = None
+    ) -> Pattern:
+        """Deprecate a pattern: it stays stored, and is never used again.
+
+        Raises:
+            NotFoundError: it or its replacement is unknown, or another tenant's.
+            InvalidInputError: the replacement is the pattern itself, or deprecated.
+        """
+        held = await self._held([pattern_id, *([] if replaced_by is None else [replaced_by])])
+        if replaced_by is not None and (
+            replaced_by == pattern_id or held[replaced_by].state is PatternState.DEPRECATED
+        ):
+            raise InvalidInputError(
+                "a pattern can only be replaced by another one that is not deprecated",
+                pointer="/replaced_by",
+            )
+        given_up = _given_up(held[pattern_id], reason, replaced_by)
+        if given_up != held[pattern_id]:
+            await self._write(given_up)
+        return await self._read(pattern_id)
+
+    async def merge(self, ids: Collection[UUID]) -> Pattern:
+        """Merge several patterns of one category into a new one, judge it, and deprecate them.
+
+        It has the advice of the best-known one, and applies wherever one of them did. Its evidence
+        is theirs, each episode once, but for episodes that one of them was found in.
+
+        Raises:
+            NotFoundError: one of them is unknown, or another tenant's.
+            InvalidInputError: too few or too many, of several categories, one is deprecated, or the
+                merged condition would exceed the limits of one pattern.
+        """
+        connection, tenant_id = self.connection, self.tenant_id
+        ids = sorted(set(ids))
+        if not _FEWEST <= len(ids) <= _MOST:
+            raise InvalidInputError(
+                f"{_FEWEST} to {_MOST} different patterns can be merged", pointer="/ids"
+            )
+        held = await self._held(ids)
+        if len({each.category for each in held.values()}) > 1:
+            raise InvalidInputError("only patterns of one category can be merged", pointer="/ids")
+        for each in held.values():
+            if each.state is PatternState.DEPRECATED:
+                raise InvalidInputError(
+                    f"pattern {each.key} is deprecated: leave it out", pointer="/ids"
+                )
+        whole = await rows.load(connection, tenant_id, ids)
+        one = merged([whole[each] for each in ids])
+        check_applicability(one.applicability)
+        stored = await rows.insert(connection, tenant_id, one, self.now)
+        assert stored is not None, "a merged pattern has no fingerprint"
+        await application_rows.pool(connection, tenant_id, ids, stored)
+        for each in held.values():
+            given_up = _given_up(each, f"merged into {stored}", stored)
+            await rows.write(connection, tenant_id, given_up, self.now)
+        await validate.judge(connection, tenant_id, [stored], self.options, self.now)
+        await rows.notify_change(connection, tenant_id)
+        return await self._read(stored)
+
+    async def prune(self, ids: Sequence[UUID]) -> list[UUID]:
+        """Deprecate patterns of low value; return their ids."""
+        pruned = []
+        for each in (await rows.hold(self.connection, self.tenant_id, ids)).values():
+            why = of_low_value(each, self.now, self.options)
+            if why is not None:
+                await self._write(_given_up(each, why))
+                pruned.append(each.key)
+        return pruned
+
+    async def _held(self, ids: Sequence[UUID]) -> dict[UUID, Pattern]:
+        held = await rows.hold(self.connection, self.tenant_id, ids)
+        all_of(held, ids)
+        return held
+
+    async def _read(self, pattern_id: UUID) -> Pattern:
+        return (await rows.load(self.connection, self.tenant_id, [pattern_id]))[pattern_id]
+
+    async def _write(self, changed: Pattern) -> None:
+        await rows.write(self.connection, self.tenant_id, changed, self.now)
+        await rows.notify_change(self.connection, self.tenant_id)
 
 
 def all_of(found: Container[UUID], ids: Iterable[UUID]) -> None:
@@ -220,25 +213,6 @@ def all_of(found: Container[UUID], ids: Iterable[UUID]) -> None:
     for each in ids:
         if each not in found:
             raise NotFoundError(f"there is no pattern {each}")
-
-
-async def _held(
-    connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
-) -> dict[UUID, Pattern]:
-    held = await rows.hold(connection, tenant_id, ids)
-    all_of(held, ids)
-    return held
-
-
-async def _read(connection: asyncpg.Connection, tenant_id: UUID, pattern_id: UUID) -> Pattern:
-    return (await rows.load(connection, tenant_id, [pattern_id]))[pattern_id]
-
-
-async def _write(
-    connection: asyncpg.Connection, tenant_id: UUID, changed: Pattern, now: datetime
-) -> None:
-    await rows.write(connection, tenant_id, changed, now)
-    await rows.notify_change(connection, tenant_id)
 
 
 def _given_up(pattern: Pattern, reason: str, replaced_by: UUID | None = None) -> Pattern:

@@ -20,7 +20,6 @@ from bottega.api.shared.idempotency import OnceDep
 from bottega.db.driver import driver_of
 from bottega.errors import ConflictError, InvalidInputError
 from bottega.memory.patterns import pattern as memory
-from bottega.memory.patterns import store
 from bottega.memory.patterns.pattern import Application, Arm, Baseline
 from bottega.tenants import audit
 
@@ -135,11 +134,8 @@ async def deprecate(
     response: Response,
 ) -> Any:
     async with service.database.begin(tenant) as tx:
-        driver = await driver_of(tx)
-        now = service.patterns.clock()
-        given_up = await store.deprecate(
-            driver, tenant, pattern_id, body.reason, now, body.replaced_by
-        )
+        store = service.patterns.store(await driver_of(tx), tenant)
+        given_up = await store.deprecate(pattern_id, body.reason, body.replaced_by)
         details = {"replaced_by": None if body.replaced_by is None else str(body.replaced_by)}
         await audit.note(tx, tenant, actor, "pattern.deprecate", str(pattern_id), details)
     service.patterns.forget(tenant)
@@ -173,8 +169,7 @@ async def merge(
         driver = await driver_of(tx)
 
         async def make_one() -> Any:
-            options, now = service.patterns.options, service.patterns.clock()
-            one = await store.merge(driver, tenant, set(body.ids), options, now)
+            one = await service.patterns.store(driver, tenant).merge(set(body.ids))
             details = {"ids": sorted(map(str, set(body.ids)))}
             await audit.note(tx, tenant, actor, "pattern.merge", str(one.key), details)
             response.headers["Location"] = f"/v1/patterns/{one.key}"

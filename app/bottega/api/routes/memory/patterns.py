@@ -24,7 +24,7 @@ from bottega.api.shared.pages import LINK, PageQuery
 from bottega.db.driver import driver_of
 from bottega.errors import InvalidInputError, VersionConflictError
 from bottega.memory.patterns import pattern as memory
-from bottega.memory.patterns import store, task_analysis
+from bottega.memory.patterns import task_analysis
 from bottega.memory.patterns.pattern import Category, PatternState
 from bottega.memory.patterns.rows import PatternFilter
 from bottega.tenants import audit
@@ -97,8 +97,7 @@ async def create(
 
         async def add() -> Any:
             new = memory.Pattern(**told, trust=GIVEN_BY_HAND)
-            options, now = service.patterns.options, service.patterns.clock()
-            added = await store.add(driver, tenant, new, options, now)
+            added = await service.patterns.store(driver, tenant).add(new)
             await audit.note(tx, tenant, actor, "pattern.create", str(added.key))
             response.headers["Location"] = f"/v1/patterns/{added.key}"
             return tagged(added, response)
@@ -248,9 +247,8 @@ async def change(
             details = {"version": now.version + 1, "fields": sorted(given)}
             await audit.note(tx, tenant, actor, "pattern.change", str(pattern_id), details)
         based_on = now.version if version is None else version
-        changed = await store.update(
-            driver, tenant, pattern_id, based_on, changes, service.patterns.clock()
-        )
+        store = service.patterns.store(driver, tenant)
+        changed = await store.update(pattern_id, based_on, changes)
     service.patterns.forget(tenant)
     return tagged(changed, response)
 
