@@ -178,12 +178,12 @@ def _maintenance(
     from bottega.memory.learning import indexes
     from bottega.memory.learning.discovery import Discovery
     from bottega.memory.learning.maintenance import Maintenance, Nights
-    from bottega.memory.learning.pipeline import Pipeline
+    from bottega.memory.learning.pipeline import stages_of
     from bottega.memory.learning.reports import Reports
 
     cron = settings.memory_cron
     as_maintenance = functools.partial(connect, database.url, role=indexes.ROLE, longest_s=None)
-    pipeline = Pipeline(
+    stages = stages_of(
         database.pool,
         parts.memory,
         episode_maintenance,
@@ -196,7 +196,7 @@ def _maintenance(
         previous=lambda until: previous_tick(cron, until),
         next=lambda after: next_tick(cron, "UTC", after),
     )
-    return Maintenance(database.pool, pipeline.stages(), nights=nights)
+    return Maintenance(database.pool, stages, nights=nights)
 
 
 @functools.cache

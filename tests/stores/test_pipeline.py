@@ -24,7 +24,7 @@ from bottega.memory.learning.discovery import Discovery
 from bottega.memory.learning.indexes import IndexMaintenance
 from bottega.memory.learning.jobs import Job
 from bottega.memory.learning.maintenance import Maintenance
-from bottega.memory.learning.pipeline import Pipeline
+from bottega.memory.learning.pipeline import stages_of
 from bottega.memory.learning.reports import Reports
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.matcher_cache import MatcherCache
@@ -68,7 +68,7 @@ class Looked:
         )
         matchers = MatcherCache(pool, NotifyListener(database.connect))
         self.patterns = PatternCache(pool, matchers=matchers, clock=lambda: NOW)
-        pipeline = Pipeline(
+        stages = stages_of(
             pool,
             self.memory,
             EpisodeMaintenance(pool, self.store),
@@ -78,7 +78,7 @@ class Looked:
             Reports(pool, self.hot, now=lambda: NOW),
             now=lambda: NOW,
         )
-        self.maintenance = Maintenance(pool, pipeline.stages(), first_pause_s=0.0)
+        self.maintenance = Maintenance(pool, stages, first_pause_s=0.0)
 
     async def as_maintenance(self) -> asyncpg.Connection:
         return await connect(self.database.url, role=indexes.ROLE, longest_s=None)
@@ -269,11 +269,11 @@ async def test_a_second_job_changes_nothing(owner: asyncpg.Pool, looked: Looked)
 async def test_traces_in_the_object_store_are_mined_too(
     owner: asyncpg.Pool, looked: Looked
 ) -> None:
-    from bottega.memory.episodes.objects import TRACE, copied
+    from bottega.memory.episodes.objects import copied
 
     ids = [numbered(n) for n in range(8)]
     pool = looked.database.pool
-    moved = await copied(pool, looked.store, DEFAULT_TENANT, ids, TRACE)
+    moved = await copied(pool, looked.store, DEFAULT_TENANT, ids, ("trace",))
     async with acting_as(pool, DEFAULT_TENANT) as connection:
         await connection.execute("SELECT move_bodies($1, $2)", ids, json.dumps(moved))
     assert (await looked.look()).progress["mining"]["away"] == 0

@@ -11,8 +11,10 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
+from bottega.db.driver import decoded
+from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_rows
 from bottega.errors import ConflictError, NotFoundError
 from bottega.memory.episodes.rows import CHANNEL
@@ -49,7 +51,8 @@ UPDATE memory_jobs SET stage = $4, progress = progress || $5::jsonb, error = NUL
 WHERE {_MINE} RETURNING true
 """  # noqa: S608
 _END = f"""
-UPDATE memory_jobs SET status = $4, error = $5, report = $6::jsonb, ended_at = clock_timestamp()
+UPDATE memory_jobs SET status = $4, error = $5, report = $6::jsonb,
+    stage = coalesce($7, stage), progress = progress || $8::jsonb, ended_at = clock_timestamp()
 WHERE {_MINE} RETURNING true
 """  # noqa: S608
 _LATER = f"""
@@ -151,17 +154,14 @@ async def page(
     return PageItems((_job(tenant_id, row) for row in rows), more=rows.more)
 
 
-async def renew(connection: asyncpg.Connection, job: Job, lease_s: float) -> bool:
+async def renew(pool: asyncpg.Pool, job: Job, lease_s: float) -> bool:
     """Extend the lease; return false if another worker holds the job."""
-    return bool(await connection.fetchval(_RENEW, *_fence(job), lease_s))
+    async with acting_as(pool, job.tenant_id) as connection:
+        return bool(await connection.fetchval(_RENEW, *_fence(job), lease_s))
 
 
 async def carry_on(
-    connection: asyncpg.Connection,
-    job: Job,
-    stage: int,
-    progress: Mapping[str, Any],
-    lease_s: float,
+    pool: asyncpg.Pool, job: Job, stage: int, progress: Mapping[str, Any], lease_s: float
 ) -> None:
     """Store the progress of a job and extend its lease.
 
@@ -171,16 +171,20 @@ async def carry_on(
     Raises:
         LostJobError: another worker holds the job.
     """
-    if not await connection.fetchval(_PROGRESS, *_fence(job), stage, _json(progress), lease_s):
-        raise LostJobError
+    async with acting_as(pool, job.tenant_id) as connection:
+        values = (stage, _json(progress), lease_s)
+        if not await connection.fetchval(_PROGRESS, *_fence(job), *values):
+            raise LostJobError
 
 
 async def end(
-    connection: asyncpg.Connection,
+    pool: asyncpg.Pool,
     job: Job,
     *,
     error: str | None = None,
     report: Mapping[str, Any] | None = None,
+    stage: int | None = None,
+    progress: Mapping[str, Any] | None = None,
 ) -> None:
     """Mark a job as done, or as failed if there is an error; delete surplus old jobs.
 
@@ -188,18 +192,19 @@ async def end(
         LostJobError: another worker holds the job.
     """
     status = "done" if error is None else "failed"
-    cut = error and error[:_LONGEST_ERROR]
     raw = None if report is None else _json(report)
-    if not await connection.fetchval(_END, *_fence(job), status, cut, raw):
-        raise LostJobError
-    await connection.execute(_FORGET, job.tenant_id, _KEPT)
+    values = (status, error and error[:_LONGEST_ERROR], raw, stage, _json(progress or {}))
+    async with acting_as(pool, job.tenant_id) as connection:
+        if not await connection.fetchval(_END, *_fence(job), *values):
+            raise LostJobError
+        await connection.execute(_FORGET, job.tenant_id, _KEPT)
 
 
-async def put_off(
-    connection: asyncpg.Connection, job: Job, seconds: float, error: str | None
-) -> None:
+async def put_off(pool: asyncpg.Pool, job: Job, seconds: float, error: str | None) -> None:
     """Release a job until it is due again in so many seconds."""
-    await connection.fetchval(_LATER, *_fence(job), seconds, error and error[:_LONGEST_ERROR])
+    async with acting_as(pool, job.tenant_id) as connection:
+        values = (seconds, error and error[:_LONGEST_ERROR])
+        await connection.fetchval(_LATER, *_fence(job), *values)
 
 
 def _fence(job: Job) -> tuple[UUID, UUID, int]:
@@ -213,8 +218,3 @@ def _json(value: Any) -> str:
 def _job(tenant_id: UUID, row: Mapping[str, Any]) -> Job:
     said = {name: decoded(row[name]) for name in ("progress", "report")}
     return Job(tenant_id=tenant_id, **{**row, **said})
-
-
-def decoded(value: Any) -> Any:
-    """Decode JSON of a row; the engine's connections have decoded it already."""
-    return from_json(value) if isinstance(value, str) else value

@@ -132,7 +132,7 @@ class Maintenance:
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(_HAND_BACK_S):
-                    await self._put_off(job, 0.0, job.error)
+                    await jobs.put_off(self._pool, job, 0.0, job.error)
             raise
         except Exception as error:
             known = isinstance(error, (BottegaError, OSError, asyncpg.PostgresError))
@@ -146,18 +146,20 @@ class Maintenance:
     async def _do(self, job: Job) -> None:
         """Do the remaining stages of a job."""
         if job.tries > _MOST_TRIES:  # each worker that held it died
-            await self._end(job, job.error or "each worker that held the job died")
+            error = job.error or "each worker that held the job died"
+            await jobs.end(self._pool, job, error=error)
             return
         for number in range(job.stage, len(self._stages)):
             stage = self._stages[number]
             began = self._clock()
             counts = await self._held(job, stage)
-            spent = {"ms": round(1000 * (self._clock() - began))}
+            spent: dict[str, Any] = {"ms": round(1000 * (self._clock() - began))}
             if number + 1 == len(self._stages):
-                await self._end(job, None, counts, number + 1, {stage.name: spent})
+                progress = {stage.name: spent}
+                await jobs.end(self._pool, job, report=counts, stage=number + 1, progress=progress)
             else:
                 progress = {stage.name: {**counts, **spent}}
-                await self._carry_on(job, number + 1, progress)
+                await jobs.carry_on(self._pool, job, number + 1, progress, self._lease_s)
                 job = replace(job, stage=number + 1, progress={**job.progress, **progress})
 
     async def _held(self, job: Job, stage: MaintenanceStage) -> Counts:
@@ -169,41 +171,19 @@ class Maintenance:
                 if done:
                     return working.result()
                 with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                    async with acting_as(self._pool, job.tenant_id) as connection:
-                        held = await jobs.renew(connection, job, self._lease_s)
+                    held = await jobs.renew(self._pool, job, self._lease_s)
                     if not held:
                         raise LostJobError
         finally:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
 
-    async def _carry_on(self, job: Job, stage: int, progress: Mapping[str, Any]) -> None:
-        async with acting_as(self._pool, job.tenant_id) as connection:
-            await jobs.carry_on(connection, job, stage, progress, self._lease_s)
-
-    async def _end(
-        self,
-        job: Job,
-        error: str | None,
-        report: Counts | None = None,
-        stage: int | None = None,
-        progress: Counts | None = None,
-    ) -> None:
-        async with acting_as(self._pool, job.tenant_id) as connection:
-            if stage is not None:
-                await jobs.carry_on(connection, job, stage, progress or {}, self._lease_s)
-            await jobs.end(connection, job, error=error, report=report)
-
-    async def _put_off(self, job: Job, seconds: float, error: str | None) -> None:
-        async with acting_as(self._pool, job.tenant_id) as connection:
-            await jobs.put_off(connection, job, seconds, error)
-
     async def _fail(self, job: Job, error: BaseException | None) -> None:
         """Schedule a retry, or end the job as failed after too many tries."""
         why = "an internal error; the worker's log says more" if error is None else str(error)
         with contextlib.suppress(LostJobError):
             if job.tries >= _MOST_TRIES:
-                await self._end(job, why)
+                await jobs.end(self._pool, job, error=why)
             else:
                 pause_s = self._first_pause_s * 2.0 ** (job.tries - 1)
-                await self._put_off(job, min(_LONGEST_PAUSE_S, pause_s), why)
+                await jobs.put_off(self._pool, job, min(_LONGEST_PAUSE_S, pause_s), why)

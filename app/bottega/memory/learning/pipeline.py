@@ -1,17 +1,13 @@
 """Stages of a tenant's maintenance job."""
 
-from dataclasses import dataclass
-from typing import Any
-from uuid import UUID
-
 import asyncpg
 
 from bottega.clock import Clock, utcnow
 from bottega.db.engine import acting_as
 from bottega.memory.episodes.maintenance import EpisodeMaintenance
 from bottega.memory.episodes.store import EpisodicMemory
-from bottega.memory.learning import evolution
 from bottega.memory.learning.discovery import Discovery
+from bottega.memory.learning.evolution import refine, validate_all
 from bottega.memory.learning.indexes import IndexMaintenance
 from bottega.memory.learning.jobs import Job
 from bottega.memory.learning.maintenance import Counts, MaintenanceStage
@@ -33,54 +29,36 @@ ORDER BY access_count DESC, at DESC, episode_id LIMIT $2
 _TELL_MATCHERS = "SELECT pg_notify('bottega_patterns', $1)"
 
 
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    """Builds the stages.
+def stages_of(
+    pool: asyncpg.Pool,
+    memory: EpisodicMemory,
+    tending: EpisodeMaintenance,
+    patterns: PatternCache,
+    discovery: Discovery,
+    indices: IndexMaintenance,
+    reports: Reports,
+    now: Clock = utcnow,
+) -> tuple[MaintenanceStage, ...]:
+    """Return the stages, in order.
 
-    Attributes:
+    Args:
         now: clock for the age of episodes.
     """
 
-    pool: asyncpg.Pool
-    memory: EpisodicMemory
-    tending: EpisodeMaintenance
-    patterns: PatternCache
-    discovery: Discovery
-    indices: IndexMaintenance
-    reports: Reports
-    now: Clock = utcnow
+    async def care(job: Job) -> Counts:
+        """Maintain indexes, have matchers rebuilt, and load the most read episodes."""
+        done = await indices.care()
+        await pool.execute(_TELL_MATCHERS, str(job.tenant_id))
+        async with acting_as(pool, job.tenant_id) as connection:
+            rows = await connection.fetch(_MOST_READ, job.tenant_id, _WARMED)
+        warmed = await memory.warm(job.tenant_id, [row["episode_id"] for row in rows])
+        return done | {"warmed": warmed}
 
-    def stages(self) -> tuple[MaintenanceStage, ...]:
-        return (
-            MaintenanceStage("episodes", self._tend),
-            MaintenanceStage("mining", self._mine),
-            MaintenanceStage("validation", self._validate),
-            MaintenanceStage("refinement", self._refine),
-            MaintenanceStage("indices", self._care),
-            MaintenanceStage("report", self.reports.of),
-        )
-
-    async def _tend(self, job: Job) -> Counts:
-        return await self.tending.tend(job.tenant_id, self.now())
-
-    async def _mine(self, job: Job) -> Counts:
-        return await self.discovery.discover(job.tenant_id)
-
-    async def _validate(self, job: Job) -> Counts:
-        return await evolution.validate_all(self.patterns, job.tenant_id)
-
-    async def _refine(self, job: Job) -> Counts:
-        """End reviews, merge equal patterns, and deprecate those of low value."""
-        return await evolution.refine(self.patterns, job.tenant_id)
-
-    async def _care(self, job: Job) -> Counts:
-        """Maintain indexes, have matchers rebuilt, and warm the cache."""
-        done: dict[str, Any] = await self.indices.care()
-        await self.pool.execute(_TELL_MATCHERS, str(job.tenant_id))
-        return done | {"warmed": await self._warm(job.tenant_id)}
-
-    async def _warm(self, tenant_id: UUID) -> int:
-        """Load the most read episodes into the cache of this process."""
-        async with acting_as(self.pool, tenant_id) as connection:
-            rows = await connection.fetch(_MOST_READ, tenant_id, _WARMED)
-        return await self.memory.warm(tenant_id, [row["episode_id"] for row in rows])
+    return (
+        MaintenanceStage("episodes", lambda job: tending.tend(job.tenant_id, now())),
+        MaintenanceStage("mining", lambda job: discovery.discover(job.tenant_id)),
+        MaintenanceStage("validation", lambda job: validate_all(patterns, job.tenant_id)),
+        MaintenanceStage("refinement", lambda job: refine(patterns, job.tenant_id)),
+        MaintenanceStage("indices", care),
+        MaintenanceStage("report", reports.of),
+    )

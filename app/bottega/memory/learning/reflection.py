@@ -6,7 +6,7 @@ affect only texts for readers.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID
@@ -66,13 +66,7 @@ class Reflection:
 
     @property
     def document(self) -> dict[str, Any]:
-        return {
-            "insights": list(self.insights),
-            "patterns": list(self.patterns),
-            "failures": list(self.failures),
-            "performance": dict(self.performance),
-            "by": self.by,
-        }
+        return asdict(self)
 
 
 def reflect(episode: Episode) -> Reflection:
@@ -93,7 +87,7 @@ def with_insights(reflection: Reflection, insights: Sequence[str], by: str) -> R
     """Replace the insights by those of a model, within bounds."""
     lines = (cut(" ".join(each.split()), LONGEST) for each in insights)
     said = tuple(dict.fromkeys(filter(None, lines)))[:MOST]
-    return Reflection(said, reflection.patterns, reflection.failures, reflection.performance, by=by)
+    return replace(reflection, insights=said, by=by)
 
 
 def asked_of(episode: Episode, reflection: Reflection) -> dict[str, Any]:

@@ -8,10 +8,10 @@ itself does not change.
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 from uuid import UUID
 
 import asyncpg
@@ -34,7 +34,8 @@ from bottega.memory.learning.reflection import (
     reflect,
     with_insights,
 )
-from bottega.memory.patterns.pattern import OF_RUN, Application
+from bottega.memory.patterns.cache import PatternCache
+from bottega.memory.patterns.pattern import OF_RUN
 
 POLL_S = 5.0
 MOST_TRIES = 6
@@ -95,18 +96,6 @@ WHERE tenant_id = $1 AND status = 'failed'
 """
 
 
-class Patterns(Protocol):
-    """Stores applications of patterns."""
-
-    async def record_application(
-        self,
-        tenant_id: UUID,
-        applications: Iterable[Application],
-        *,
-        on: asyncpg.Connection | None = None,
-    ) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Due:
     """A run to learn from, and the number of tries, this one included."""
@@ -150,7 +139,7 @@ class ReflectionWorker:
     def __init__(
         self,
         pool: asyncpg.Pool,
-        patterns: Patterns,
+        patterns: PatternCache,
         *,
         analyst: Analyst | None = None,
         clock: Callable[[], float] = monotonic,
@@ -206,7 +195,7 @@ class ReflectionWorker:
             found = {each: reflect(one) for each, one in episodes.items() if not one.reflection}
             asked = found if self._analyst is not None else {}
             await _write(connection, tenant_id, {} if asked else found)
-            count = _counted(given)
+            count = Counter(each.episode_id for each in given)
             ended = [
                 each.ended(_by(episodes.get(each.episode_id)), count[each.episode_id])
                 for each in due
@@ -223,7 +212,7 @@ class ReflectionWorker:
         due: Sequence[_Due],
         episodes: Mapping[UUID, Episode],
         found: Mapping[UUID, Reflection],
-        count: Mapping[UUID, int],
+        count: Mapping[UUID | None, int],
     ) -> None:
         """Store the model's reflections on episodes, a few at a time."""
         for start in range(0, len(due), _ASKED_AT_ONCE):
@@ -298,11 +287,3 @@ async def _end(
 def _by(episode: Episode | None) -> str:
     known = (episode.reflection or {}) if episode is not None else {}
     return str(known.get("by") or "rules")
-
-
-def _counted(given: Iterable[Application]) -> Mapping[UUID, int]:
-    count: dict[UUID, int] = defaultdict(int)
-    for each in given:
-        if each.episode_id is not None:
-            count[each.episode_id] += 1
-    return count

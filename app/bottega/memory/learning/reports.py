@@ -12,9 +12,10 @@ from uuid import UUID
 import asyncpg
 
 from bottega.clock import Clock, utcnow
+from bottega.db.driver import decoded
 from bottega.db.engine import acting_as
 from bottega.memory.episodes.cache import CacheCounts, EpisodeCache
-from bottega.memory.learning.jobs import Job, decoded
+from bottega.memory.learning.jobs import Job
 
 _DAYS = 30
 MOST = 200
