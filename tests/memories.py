@@ -73,7 +73,7 @@ async def remember(
             *(tenant, texts),
         )
     ids = [row["id"] for row in found]
-    if embedded:
+    if embedded and ids:
         await embed(pool, ids, tenant=tenant)
     return ids
 

@@ -18,13 +18,13 @@ from benchmarks.memory.embedders import Buckets, Noise, Understanding
 from benchmarks.memory.measures import Measured, interval, measured
 from bottega.db.engine import acting_as
 from bottega.memory.episodes import search
-from bottega.memory.episodes.episode import EpisodeFilter, Outcome
-from bottega.memory.episodes.lifecycle import AgeStage, AgeThresholds
+from bottega.memory.episodes.episode import EpisodeFilter, Outcome, StorageState
+from bottega.memory.episodes.options import AgeThresholds
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.scoring import Candidate, Normalisation, ScoringOptions, score
 from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder, Vectors
 
-AGED_BEFORE = AgeThresholds().begins(AgeStage.AGED, stage.NOW)
+AGED_BEFORE = AgeThresholds().begins(StorageState.AGED, stage.NOW)
 Retrieved = list[tuple[Query, list[Candidate]]]
 
 

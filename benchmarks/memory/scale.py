@@ -30,7 +30,7 @@ from bottega.db.engine import Database, acting_as
 from bottega.memory.episodes import search
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome
-from bottega.memory.episodes.lifecycle import AgeThresholds
+from bottega.memory.episodes.options import AgeThresholds
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.text.embeddings import DIMENSION, Vectors

@@ -1,6 +1,7 @@
 """The ageing of episodes, and the purge of those marked for deletion."""
 
 import asyncio
+from datetime import datetime
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -11,8 +12,9 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.errors import InvalidInputError, UnavailableError
 from bottega.memory.episodes.ageing import Ageing
-from bottega.memory.episodes.lifecycle import AgeStage, AgeThresholds
+from bottega.memory.episodes.episode import StorageState
 from bottega.memory.episodes.maintenance import EpisodeMaintenance
+from bottega.memory.episodes.options import AgeThresholds
 from tests.memories import (
     Folder,
     Tripped,
@@ -48,6 +50,13 @@ async def mark_deleted(pool: asyncpg.Pool, episode_id: UUID, at: float) -> bool 
     return marked
 
 
+def stage_of(at: datetime, now: datetime) -> StorageState:
+    """Return the stage of an episode by its age."""
+    later = (StorageState.ARCHIVED, StorageState.AGED, StorageState.MATURE)
+    begins = AgeThresholds().begins
+    return next((each for each in later if at < begins(each, now)), StorageState.ACTIVE)
+
+
 @pytest.mark.deep
 async def test_over_400_days_search_follows_age_and_ids_find_whole_episodes(
     database: Database, owner: asyncpg.Pool, store: Folder
@@ -64,10 +73,10 @@ async def test_over_400_days_search_follows_age_and_ids_find_whole_episodes(
         found, in_state = await searchable(owner), await states(owner)
         for episode in made[: len(ids)]:
             assert episode.id is not None
-            stage = AgeThresholds().stage(episode.at, day(today))
+            stage = stage_of(episode.at, day(today))
             assert in_state[episode.id] == stage
-            assert (episode.id in found) == (stage is not AgeStage.ARCHIVED)
-            expected = {AgeStage.AGED: {"trace"}, AgeStage.ARCHIVED: {"trace", "output"}}
+            assert (episode.id in found) == (stage is not StorageState.ARCHIVED)
+            expected = {StorageState.AGED: {"trace"}, StorageState.ARCHIVED: {"trace", "output"}}
             assert await cold(owner, episode.id) == expected.get(stage, set())
             whole = await bodies(owner, store, episode.id)
             assert whole == {"trace": episode.trace, "output": episode.output}

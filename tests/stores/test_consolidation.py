@@ -269,7 +269,7 @@ async def test_an_interrupted_consolidation_changes_nothing(
     what: str,
 ) -> None:
     ids = await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
-    await Ageing(database.pool, tending.storage).archive_old(DEFAULT_TENANT, LATER)
+    await Ageing(database.pool, tending.objects).archive_old(DEFAULT_TENANT, LATER)
     as_it_was = await rows(owner)
     assert set((await states(owner)).values()) == {"mature"}
     await trip(owner, table, event, what)

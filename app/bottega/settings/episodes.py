@@ -7,8 +7,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings
 
 from bottega.errors import InvalidInputError
-from bottega.memory.episodes.lifecycle import AgeThresholds
-from bottega.memory.episodes.options import MemoryOptions
+from bottega.memory.episodes.options import AgeThresholds, MemoryOptions
 from bottega.memory.episodes.scoring import Normalisation, ScoringOptions
 
 _Weight = Annotated[float, Field(ge=0, le=100)]

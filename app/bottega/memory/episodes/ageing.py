@@ -7,6 +7,7 @@ handles rows that are locked.
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,14 +17,19 @@ import asyncpg
 from pydantic_core import from_json, to_json
 
 from bottega.db.engine import acting_as
-from bottega.memory.episodes.episode import LONGEST_TEXT
-from bottega.memory.episodes.lifecycle import AgeStage, AgeThresholds
-from bottega.memory.episodes.objects import ALL_PARTS, TRACE, ColdStorage, copied
+from bottega.memory.episodes.episode import LONGEST_TEXT, StorageState
+from bottega.memory.episodes.objects import ALL_PARTS, Objects, copied
+from bottega.memory.episodes.options import AgeThresholds
 from bottega.memory.episodes.similarity import task_key
 
 _PAGE = 100
 """Episodes per transaction."""
 
+_MOVES = (
+    (StorageState.MATURE, StorageState.AGED, ("trace",)),
+    (StorageState.AGED, StorageState.ARCHIVED, ALL_PARTS),
+)
+"""Stages before and after, and the parts that move to the object store."""
 _DUE = """
 SELECT episode_id, at FROM episode_state
 WHERE tenant_id = $1 AND state = $2 AND at < $3 AND (at, episode_id) > ($4, $5)
@@ -56,7 +62,7 @@ class Ageing:
     """
 
     pool: asyncpg.Pool
-    storage: ColdStorage
+    objects: Objects
     ages: AgeThresholds = AgeThresholds()
     most: int = 10_000
 
@@ -74,8 +80,8 @@ class Ageing:
         """
         moved: Counter[str] = Counter()
         moved["mature"] = await self._mature(tenant_id, now)
-        for stage in (AgeStage.AGED, AgeStage.ARCHIVED):
-            moved[stage] = await self._move_on(tenant_id, stage, now)
+        for state, stage, parts in _MOVES:
+            moved[stage] = await self._move_on(tenant_id, state, stage, parts, now)
         return +moved
 
     async def purge_deleted(self, tenant_id: UUID, now: datetime) -> int:
@@ -91,7 +97,7 @@ class Ageing:
         return purged
 
     async def _mature(self, tenant_id: UUID, now: datetime) -> int:
-        before = self.ages.begins(AgeStage.MATURE, now)
+        before = self.ages.begins(StorageState.MATURE, now)
         matured = 0
         while matured < self.most:
             async with acting_as(self.pool, tenant_id) as connection:
@@ -107,9 +113,14 @@ class Ageing:
                 break
         return matured
 
-    async def _move_on(self, tenant_id: UUID, stage: AgeStage, now: datetime) -> int:
-        state = {AgeStage.AGED: AgeStage.MATURE, AgeStage.ARCHIVED: AgeStage.AGED}[stage]
-        parts = TRACE if stage is AgeStage.AGED else ALL_PARTS
+    async def _move_on(
+        self,
+        tenant_id: UUID,
+        state: StorageState,
+        stage: StorageState,
+        parts: Sequence[str],
+        now: datetime,
+    ) -> int:
         before = self.ages.begins(stage, now)
         last: tuple[datetime, UUID] = (datetime.min.replace(tzinfo=now.tzinfo), UUID(int=0))
         moved_on = 0
@@ -119,7 +130,7 @@ class Ageing:
             if not rows:
                 break
             ids = [row["episode_id"] for row in rows]
-            moved = to_json(await copied(self.pool, self.storage, tenant_id, ids, parts)).decode()
+            moved = to_json(await copied(self.pool, self.objects, tenant_id, ids, parts)).decode()
             async with acting_as(self.pool, tenant_id) as connection:
                 moved_on += await connection.fetchval(
                     "SELECT age_episodes($1, $2, $3, $4)", ids, stage, before, moved

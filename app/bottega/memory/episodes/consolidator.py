@@ -18,9 +18,9 @@ from pydantic_core import from_json, to_json
 
 from bottega.db.engine import acting_as
 from bottega.memory.episodes.consolidation import Closeness, as_one
-from bottega.memory.episodes.episode import Episode, Outcome
-from bottega.memory.episodes.lifecycle import AgeStage, AgeThresholds
-from bottega.memory.episodes.objects import ALL_PARTS, ColdStorage, copied
+from bottega.memory.episodes.episode import Episode, Outcome, StorageState
+from bottega.memory.episodes.objects import ALL_PARTS, Objects, copied
+from bottega.memory.episodes.options import AgeThresholds
 from bottega.memory.episodes.similarity import SimilarityCandidate, groups
 
 _PAGE = 500
@@ -73,7 +73,7 @@ class Consolidator:
     """
 
     pool: asyncpg.Pool
-    storage: ColdStorage
+    objects: Objects
     ages: AgeThresholds = field(default_factory=AgeThresholds)
     closeness: Closeness = field(default_factory=Closeness)
     most: int = 10_000
@@ -87,7 +87,7 @@ class Consolidator:
         Raises:
             UnavailableError: the object store cannot be reached; the current group is unchanged.
         """
-        mature = self.ages.begins(AgeStage.MATURE, now)
+        mature = self.ages.begins(StorageState.MATURE, now)
         window = self.closeness.window
         async with acting_as(self.pool, tenant_id) as connection:
             ready = await connection.fetchval(_READY, tenant_id, mature, window)
@@ -155,7 +155,7 @@ class Consolidator:
         vectors = np.stack([each.whole for each in group])
         middle = ids[int((vectors @ vectors.T).sum(axis=1).argmax())]
         one = as_one([loaded[each] for each in ids], loaded[middle], outcome)
-        moved = await copied(self.pool, self.storage, tenant_id, ids, ALL_PARTS)
+        moved = await copied(self.pool, self.objects, tenant_id, ids, ALL_PARTS)
         async with acting_as(self.pool, tenant_id) as connection:
             made: bool = await connection.fetchval(
                 "SELECT consolidate_episodes($1, $2, $3, $4)",

@@ -6,7 +6,6 @@ and deletes the pending work in one transaction. If it dies, another worker retr
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from uuid import UUID
 
 import asyncpg
@@ -115,16 +114,6 @@ DELETE FROM episode_vectors WHERE tenant_id = $1 AND (episode_id, embedder) IN (
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _Texts:
-    """Texts of an episode to embed."""
-
-    id: UUID
-    task: str
-    result: str
-    whole: str
-
-
 class EmbeddingWorker:
     """Worker for pending vectors.
 
@@ -181,10 +170,10 @@ class EmbeddingWorker:
         ids = [row["episode_id"] for row in due]
         async with acting_as(self._pool, tenant_id) as connection:
             rows = await connection.fetch(_READ, tenant_id, ids)
-        found = [_texts(row["id"], Summary(**from_json(row["summary"]))) for row in rows]
+        found = [Summary(**from_json(row["summary"])) for row in rows]
         made = await self._all_made(rows[0]["embedder"], found) if found else {}
         inserts = [
-            (tenant_id, name, [each.id for each in found], *_columns(vectors))
+            (tenant_id, name, [row["id"] for row in rows], *_columns(vectors))
             for name, vectors in made.items()
         ]
         async with acting_as(self._pool, tenant_id) as connection:
@@ -196,7 +185,7 @@ class EmbeddingWorker:
             await connection.execute(_DONE, tenant_id, ids)
 
     async def _all_made(
-        self, of_queries: str | None, found: Sequence[_Texts]
+        self, of_queries: str | None, found: Sequence[Summary]
     ) -> Mapping[str, Vectors]:
         """Return vectors of episodes by embedder: the current one, then that of the queries."""
         name, vectors = await self._made(self._embedders.current, found)
@@ -210,7 +199,7 @@ class EmbeddingWorker:
                 log.info("embedder.left", embedder=of_queries, error=error.detail)
         return made
 
-    async def _made(self, embedder: Embedder, found: Sequence[_Texts]) -> tuple[str, Vectors]:
+    async def _made(self, embedder: Embedder, found: Sequence[Summary]) -> tuple[str, Vectors]:
         """Return an embedder's name, and its vectors of the episodes, shape (n, 3, d)."""
         texts = [text for each in found for text in (each.task, each.result, each.whole)]
         vectors = await embedder.embed(texts)
@@ -274,10 +263,6 @@ class EmbeddingWorker:
         status = await connection.execute(_CLEAR, tenant_id, name, 2 * _PAGE)
         if status == "DELETE 0" and not await self._order(connection, tenant_id, name):
             await connection.execute(_LEFT_OVER, tenant_id, False)
-
-
-def _texts(episode_id: UUID, summary: Summary) -> _Texts:
-    return _Texts(episode_id, summary.task, summary.result, summary.whole)
 
 
 def _columns(vectors: Vectors) -> Iterator[list[str]]:

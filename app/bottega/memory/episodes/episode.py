@@ -32,7 +32,12 @@ class Outcome(StrEnum):
 
 
 class StorageState(StrEnum):
-    """Stage of an episode's life."""
+    """Stage of an episode's life.
+
+    Age moves an active episode on, and never deletes it: similar mature ones may be consolidated;
+    aged ones have their trace in cold storage, and only queries with a near vector find them;
+    archived ones are not searchable, but readable by id.
+    """
 
     ACTIVE = "active"
     MATURE = "mature"
@@ -178,27 +183,10 @@ class Episode:
         return self.outcome if said is None else Outcome(said)
 
 
-_COLUMNS = (
-    "id",
-    "kind",
-    "run_id",
-    "session_id",
-    "user_id",
-    "agent",
-    "at",
-    "outcome",
-    "domain",
-    "task_type",
-    "failure_signature",
-    "trust",
-    "origin",
-    "task",
-    "execution",
-    "result",
-    "metadata",
-    "tags",
-    "reflection",
-    "instances",
+_COLUMNS = tuple(
+    each.name
+    for each in fields(Episode)
+    if each.name not in ("summary", "trace", "input", "output", "state")
 )
 
 

@@ -17,8 +17,8 @@ from bottega.leased_work import Blame, LeasedWork, Outage
 from bottega.memory.episodes.ageing import Ageing
 from bottega.memory.episodes.consolidation import Closeness
 from bottega.memory.episodes.consolidator import Consolidator
-from bottega.memory.episodes.lifecycle import AgeThresholds
-from bottega.memory.episodes.objects import ALL_PARTS, ColdStorage, Objects, copied
+from bottega.memory.episodes.objects import ALL_PARTS, Objects, copied
+from bottega.memory.episodes.options import AgeThresholds
 from bottega.memory.episodes.search import refresh_common
 
 _TENANTS = 20
@@ -44,7 +44,7 @@ class EpisodeMaintenance:
     """
 
     pool: asyncpg.Pool
-    storage: ColdStorage
+    objects: Objects
     ages: AgeThresholds = AgeThresholds()
     closeness: Closeness = Closeness()
     every: timedelta = timedelta(hours=1)
@@ -62,8 +62,8 @@ class EpisodeMaintenance:
         Raises:
             UnavailableError: the object store is unreachable.
         """
-        ageing = Ageing(self.pool, self.storage, self.ages, self.most)
-        consolidator = Consolidator(self.pool, self.storage, self.ages, self.closeness, self.most)
+        ageing = Ageing(self.pool, self.objects, self.ages, self.most)
+        consolidator = Consolidator(self.pool, self.objects, self.ages, self.closeness, self.most)
         done = await ageing.archive_old(tenant_id, now)
         made = await consolidator.consolidate_similar(tenant_id, now)
         done += Counter(groups=made["groups"], consolidated=made["episodes"])

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 from uuid import UUID, uuid4
 
@@ -258,19 +258,7 @@ WHERE tenant_id = $1 AND episode_id = ANY ($2) AND part = ANY ($3) AND content I
 ORDER BY episode_id, part
 """
 
-TRACE = ("trace",)
 ALL_PARTS = ("trace", "input", "output")
-
-
-class ColdStorage(Protocol):
-    """Store for large or rarely read bodies (:class:`bottega.memory.episodes.objects.Objects`)."""
-
-    async def put(self, key: str, body: bytes) -> None:
-        """Store ``body`` under a key.
-
-        Raises:
-            UnavailableError: the store cannot be reached.
-        """
 
 
 Moved = list[dict[str, Any]]
@@ -279,7 +267,7 @@ Moved = list[dict[str, Any]]
 
 async def copied(
     pool: asyncpg.Pool,
-    storage: ColdStorage,
+    objects: Objects,
     tenant_id: UUID,
     ids: Sequence[UUID],
     parts: Sequence[str],
@@ -305,7 +293,7 @@ async def copied(
     for start in range(0, len(moved), _AT_A_TIME):
         some = slice(start, start + _AT_A_TIME)
         puts = [
-            storage.put(each["object_key"], row["content"].encode())
+            objects.put(each["object_key"], row["content"].encode())
             for each, row in zip(moved[some], rows[some], strict=True)
         ]
         for ended in await asyncio.gather(*puts, return_exceptions=True):

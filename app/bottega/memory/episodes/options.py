@@ -1,9 +1,43 @@
 """Options of retrieval, ageing and learning that an operator may set. Pure."""
 
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
-from bottega.memory.episodes.lifecycle import AgeThresholds
+from bottega.errors import InvalidInputError
+from bottega.memory.episodes.episode import StorageState
 from bottega.memory.episodes.scoring import ScoringOptions
+
+
+@dataclass(frozen=True, slots=True)
+class AgeThresholds:
+    """The greatest age of each stage, and the retention of deleted episodes, in days.
+
+    Raises:
+        InvalidInputError: they do not rise, or are negative.
+    """
+
+    active_days: float = 30.0
+    mature_days: float = 180.0
+    aged_days: float = 365.0
+    deleted_days: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.active_days <= self.mature_days <= self.aged_days:
+            raise InvalidInputError(
+                "the ages of mature, aged and archived episodes must rise: "
+                f"{self.active_days:g}, {self.mature_days:g}, {self.aged_days:g} days"
+            )
+        if self.deleted_days < 0:
+            raise InvalidInputError("deleted episodes must be kept for at least 0 days")
+
+    def begins(self, stage: StorageState, now: datetime) -> datetime:
+        """Return the time before which episodes of ``stage``, or a later one, ended."""
+        days = {
+            StorageState.MATURE: self.active_days,
+            StorageState.AGED: self.mature_days,
+            StorageState.ARCHIVED: self.aged_days,
+        }
+        return now - timedelta(days=days[stage])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """Rows of episodes. All functions run in a transaction of the tenant's."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -9,6 +8,7 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import from_json, to_json
 
+from bottega.db.driver import decoded
 from bottega.db.pages import PageItems, fetch_rows
 from bottega.memory.episodes.episode import Body, Episode, State, StorageState
 from bottega.memory.episodes.scope import Scope
@@ -83,20 +83,15 @@ async def load_page(
 
 
 def _episode(row: Mapping[str, Any]) -> Episode:
-    decoded = {name: _decoded(row[name]) for name in _JSON}
-    return Episode.from_row({**row, **decoded, "tags": tuple(row["tags"])}, state=_state(row))
-
-
-def _decoded(value: Any) -> Any:
-    """Decode JSON; connections of the engine do it themselves."""
-    return from_json(value) if isinstance(value, str) else value
+    plain = {name: decoded(row[name]) for name in _JSON}
+    return Episode.from_row({**row, **plain, "tags": tuple(row["tags"])}, state=_state(row))
 
 
 def _state(row: Mapping[str, Any]) -> State:
-    said = _decoded(row["feedback"])
+    said = decoded(row["feedback"])
     if said is not None:
         said["at"] = datetime.fromisoformat(said["at"])
-    bodies = _decoded(row["bodies"]) or ()
+    bodies = decoded(row["bodies"]) or ()
     into = row["consolidated_into"]
     return State(
         state=StorageState(row["state"]),
@@ -118,10 +113,6 @@ async def contents(
     rows = await connection.fetch(_CONTENTS, scope.document, episode_id)
     here = {row["part"]: from_json(row["content"]) for row in rows if row["content"] is not None}
     return here, {row["part"]: row["object_key"] for row in rows if row["object_key"] is not None}
-
-
-def with_bodies(episode: Episode, bodies: Mapping[str, Any]) -> Episode:
-    return replace(episode, **bodies)
 
 
 async def touch(

@@ -2,8 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -21,8 +20,7 @@ from bottega.memory.episodes import rows, search
 from bottega.memory.episodes.access_counter import AccessCounter
 from bottega.memory.episodes.cache import EpisodeCache
 from bottega.memory.episodes.embedders import Embedders, Patience
-from bottega.memory.episodes.episode import Episode, EpisodeFilter
-from bottega.memory.episodes.lifecycle import AgeStage
+from bottega.memory.episodes.episode import Episode, EpisodeFilter, StorageState
 from bottega.memory.episodes.objects import Objects
 from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope
@@ -36,8 +34,6 @@ if TYPE_CHECKING:  # numpy is slow to import
     Vector = NDArray[np.float32]
 
 log = structlog.get_logger(__name__)
-
-_PARTS = ("trace", "input", "output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +99,7 @@ class EpisodicMemory:
         Args:
             on: the tenant's transaction to use.
         """
-        async with self._acting(tenant_id, on) as connection:
+        async with acting_as(self._pool, tenant_id, on) as connection:
             return await rows.store(connection, tenant_id, episode)
 
     async def get(
@@ -151,9 +147,9 @@ class EpisodicMemory:
                 await self._cache.drop(tenant_id, episode_id)
             raise NotFoundError(f"there is no episode {episode_id}")
         if not bodies:
-            return rows.with_bodies(found, dict.fromkeys(_PARTS))
+            return replace(found, trace=None, input=None, output=None)
         if not was_cached:
-            found = rows.with_bodies(found, parts | await self._fetched(keys))
+            found = replace(found, **parts, **await self._fetched(keys))
             if self._cache is not None:
                 await self._cache.put(tenant_id, found)
         return found
@@ -226,7 +222,7 @@ class EpisodicMemory:
                 query,
                 vector,
                 embedder=embedder,
-                aged_before=options.ages.begins(AgeStage.AGED, now),
+                aged_before=options.ages.begins(StorageState.AGED, now),
                 where=where,
                 by=by,
                 limit=max(k, options.candidates),
@@ -275,7 +271,8 @@ class EpisodicMemory:
             ids = await search.structured(
                 connection, scope, where, limit=limit, after=after, descending=descending
             )
-            return await self._in_order(connection, scope, ids)
+            loaded = await rows.load(connection, scope, ids)
+        return [loaded[each] for each in ids if each in loaded]
 
     async def page(
         self,
@@ -331,29 +328,13 @@ class EpisodicMemory:
         Raises:
             NotFoundError: unknown, or of another tenant.
         """
-        async with self._acting(tenant_id, on) as connection:
+        async with acting_as(self._pool, tenant_id, on) as connection:
             marked = await rows.mark_deleted(connection, episode_id, self.clock())
         if marked is None:
             raise NotFoundError(f"there is no episode {episode_id}")
         if self._cache is not None:
             await self._cache.drop(tenant_id, episode_id)
         return marked
-
-    @asynccontextmanager
-    async def _acting(
-        self, tenant_id: UUID, on: asyncpg.Connection | None
-    ) -> AsyncIterator[asyncpg.Connection]:
-        if on is not None:
-            yield on
-            return
-        async with acting_as(self._pool, tenant_id) as connection:
-            yield connection
-
-    async def _in_order(
-        self, connection: asyncpg.Connection, scope: Scope, ids: Sequence[UUID]
-    ) -> list[Episode]:
-        loaded = await rows.load(connection, scope, ids)
-        return [loaded[each] for each in ids if each in loaded]
 
     async def _embedded(self, tenant_id: UUID, query: str) -> "tuple[Vector | None, str | None]":
         """Return the query's vector and its embedder's name, or nothing if embedding fails."""
