@@ -110,7 +110,6 @@ class Outage:
 
     Args:
         event: the warning that is logged when the service goes down.
-        clock: monotonic seconds.
     """
 
     def __init__(self, event: str, clock: Callable[[], float]) -> None:

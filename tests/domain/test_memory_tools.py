@@ -51,7 +51,7 @@ async def test_invalid_plan_is_refused_and_changes_nothing(steps: Any) -> None:
     assert result.status is ToolStatus.ERROR
     assert "list of 1 to 50 texts" in (result.error or "")
     assert plan_of({"steps": steps}) is None
-    assert not working.holds(Area.TASK)
+    assert working.tokens_of(Area.TASK) == 0
 
 
 async def test_search_passes_on_its_query_and_scope() -> None:

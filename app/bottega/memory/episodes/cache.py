@@ -64,12 +64,7 @@ class SharedCache(Protocol):
 
 
 class RecentCache(Generic[T]):
-    """Values of tenants in this process, the most read ones (W-TinyLFU).
-
-    Args:
-        capacity: most values.
-        ttl_s: seconds that a value stays.
-    """
+    """The most read values of tenants in this process, each for ``ttl_s`` seconds (W-TinyLFU)."""
 
     def __init__(self, capacity: int, ttl_s: float, clock: Callable[[], float]) -> None:
         self._core = TlfuCore(capacity)
@@ -125,8 +120,6 @@ class EpisodeCache:
 
     Args:
         shared: the level below; ``None``: this process only.
-        capacity: episodes in this process.
-        ttl_s: seconds that they stay.
     """
 
     def __init__(

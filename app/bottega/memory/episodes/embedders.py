@@ -3,6 +3,7 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -81,26 +82,16 @@ _OPENS_AFTER = 3
 _PROBE_EVERY_S = 10.0
 
 
+@dataclass(slots=True)
 class _Breaker:
-    """Timeouts of one embedder.
+    """Timeouts of one embedder in a row, and the time of the next try after some."""
 
-    Attributes:
-        timeouts: number in a row.
-        next_at: time of the next try, while the breaker is open.
-    """
-
-    def __init__(self) -> None:
-        self.timeouts = 0
-        self.next_at = float("-inf")
+    timeouts: int = 0
+    next_at: float = float("-inf")
 
 
 class Patience:
-    """Embeds queries within a short time limit, with a circuit breaker per embedder.
-
-    Args:
-        deadline_s: longest time of one query.
-        clock: monotonic seconds.
-    """
+    """Embeds queries within a short time limit, with a circuit breaker per embedder."""
 
     def __init__(self, deadline_s: float, clock: Callable[[], float]) -> None:
         self._deadline_s = deadline_s

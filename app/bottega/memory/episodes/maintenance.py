@@ -107,9 +107,6 @@ _TRASH_DUE = "SELECT due_deleted_objects($1) AS key"
 _CLAIM = "SELECT tenant_id, episode_id FROM claim_due_episode_work('offload', $1, $2, $3)"
 _NEXT = "SELECT next_episode_work_s('offload')"
 _MOVE = "SELECT move_bodies($1, $2::jsonb)"
-_DONE = """
-DELETE FROM episode_work WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'offload'
-"""
 _POSTPONE = """
 UPDATE episode_work SET next_at = now() + make_interval(secs => $3)
 WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'offload'
@@ -125,10 +122,6 @@ class EpisodeUpkeep:
     """Background work on episodes; any number of processes may run it concurrently.
 
     Each method does some due work, and returns the seconds until the next is due.
-
-    Args:
-        now: clock for the age of episodes.
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -161,12 +154,11 @@ class EpisodeUpkeep:
         return await self._offloading.do_due()
 
     async def _offload(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
-        """Write the objects, then the rows."""
+        """Write the objects, then the rows; the function ends the work."""
         ids = [row["episode_id"] for row in due]
         moved = await copied(self._pool, self._objects, tenant_id, ids, ALL_PARTS)
         async with acting_as(self._pool, tenant_id) as connection:
             await connection.execute(_MOVE, ids, to_json(moved).decode())
-            await connection.execute(_DONE, tenant_id, ids)
 
     async def _put_off(
         self, tenant_id: UUID, due: Sequence[asyncpg.Record], error: Exception

@@ -9,11 +9,11 @@ import contextlib
 import os
 import re
 import zlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from hashlib import blake2b
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 from uuid import UUID, uuid4
@@ -229,20 +229,12 @@ def _check(key: str) -> None:
 
 def _flush(folder: Path, key: str) -> None:
     """Sync a file and its folders to disk, so that they survive a loss of power."""
-    for path in _way(folder, key):
-        handle = os.open(path, os.O_RDONLY)
+    for name in (key, *PurePath(key).parents):
+        handle = os.open(folder / name, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def _way(folder: Path, key: str) -> Iterator[Path]:
-    path = folder / key
-    while path != folder:
-        yield path
-        path = path.parent
-    yield folder
 
 
 def _first_line(error: BaseException) -> str:

@@ -42,18 +42,7 @@ class AgeThresholds:
 
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
-    """Options of retrieval and ageing.
-
-    Attributes:
-        candidates: least number of episodes that are scored for a query.
-        aged_cosine: least cosine at which an aged episode is found.
-        vector_deadline_ms: longest time to embed a query; after it only words are searched.
-        consolidate_cosine: episodes with a higher cosine than this are consolidated.
-        consolidate_days: longest time between the ends of these episodes.
-        tend_every_s: least time between two passes over a tenant's episodes.
-        scoring: weights of the terms of a score.
-        ages: ages at which episodes change their stage.
-    """
+    """Options of retrieval and ageing; the settings ``memory_…`` describe them."""
 
     candidates: int = 20
     aged_cosine: float = 0.8
@@ -67,22 +56,7 @@ class MemoryOptions:
 
 @dataclass(frozen=True, slots=True)
 class LearningOptions:
-    """Options of learning from runs.
-
-    Attributes:
-        trial_share: share of the runs a candidate applies to that are given it.
-        withheld_share: share of the runs a validated pattern applies to that are not given it.
-        min_applications: least number of applications for a verdict.
-        min_rate: least share of applications that went well.
-        significance: p-values must be below this.
-        min_confidence: least confidence of a validated pattern.
-        promotion_e: least e-value that promotes a candidate.
-        fdr: false discovery rate of the set in the nightly report.
-        fdr_required: promote only patterns of that set.
-        evidence_days: age of the oldest applications that count.
-        decline_p: p-value below which a pattern that does worse is reviewed.
-        decline_each: applications that each side of such a comparison must have.
-    """
+    """Options of learning from runs; the settings ``learning_…`` describe them."""
 
     trial_share: float = 0.5
     withheld_share: float = 0.1

@@ -35,9 +35,6 @@ class RedisCache:
 
     Args:
         url: ``redis://``, ``rediss://`` or ``unix://``.
-        timeout_s: longest time of a command, in seconds.
-        rest_s: pause after a failure, in seconds.
-        clock: monotonic seconds.
 
     Raises:
         InvalidInputError: the URL is invalid.

@@ -65,9 +65,6 @@ class EpisodicMemory:
     """Episodes of all tenants.
 
     Reads count as accesses, which :attr:`accesses` writes about a second later.
-
-    Args:
-        clock: the time for the age of episodes.
     """
 
     def __init__(
@@ -95,9 +92,6 @@ class EpisodicMemory:
         """Store an episode; do nothing if its id is stored already.
 
         It can be searched by words at once, and by meaning after it was embedded.
-
-        Args:
-            on: the tenant's transaction to use.
         """
         async with acting_as(self._pool, tenant_id, on) as connection:
             return await rows.store(connection, tenant_id, episode)

@@ -69,7 +69,6 @@ class Maintenance:
         nights: the schedule for all tenants; ``None``: on demand only.
         lease_s: seconds after which another worker takes the job of a dead one.
         first_pause_s: seconds before the first retry; doubled for each further one.
-        now: the time for the schedule.
     """
 
     def __init__(

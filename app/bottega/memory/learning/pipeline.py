@@ -39,11 +39,7 @@ def stages_of(
     reports: Reports,
     now: Clock = utcnow,
 ) -> tuple[MaintenanceStage, ...]:
-    """Return the stages, in order.
-
-    Args:
-        now: clock for the age of episodes.
-    """
+    """Return the stages, in order; ``now`` decides the age of episodes."""
 
     async def care(job: Job) -> Counts:
         """Maintain indexes, have matchers rebuilt, and load the most read episodes."""

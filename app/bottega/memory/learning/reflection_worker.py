@@ -133,7 +133,6 @@ class ReflectionWorker:
 
     Args:
         analyst: a model that reflects on runs; ``None``: only rules.
-        clock: monotonic seconds.
     """
 
     def __init__(

@@ -203,10 +203,14 @@ async def outcomes(
 
 
 async def latest(
-    connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID], most: int
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    ids: Sequence[UUID],
+    most: int,
+    arms: Sequence[str] = _GIVEN_ARMS,
 ) -> dict[UUID, Tally]:
     """Tally the last applications of each pattern's current version."""
-    rows = await connection.fetch(_LATEST, tenant_id, ids, _GIVEN_ARMS, most)
+    rows = await connection.fetch(_LATEST, tenant_id, ids, arms, most)
     return {row["id"]: Tally(row["good"], row["n"]) for row in rows}
 
 

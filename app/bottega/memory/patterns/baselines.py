@@ -9,6 +9,7 @@ from uuid import UUID
 
 import asyncpg
 
+from bottega.memory.patterns.application_rows import latest
 from bottega.memory.patterns.pattern import APPLIED, OF_RUN, Arm, Baseline, Features, Pattern
 
 _TASKS = 200
@@ -31,15 +32,6 @@ FROM unnest($2::uuid[]) AS p(id) CROSS JOIN LATERAL (
           AND a.arm = ANY ($5))
     ORDER BY t.at DESC LIMIT $6) l
 GROUP BY p.id
-"""
-_CONTROLS = """
-SELECT p.id, count(*) AS n, count(*) FILTER (WHERE l.good) AS good
-FROM patterns p CROSS JOIN LATERAL (
-    SELECT a.good FROM pattern_applications a
-    WHERE a.tenant_id = $1 AND a.pattern_id = p.id AND a.version = p.version
-      AND a.good IS NOT NULL AND a.arm = ANY ($3)
-    ORDER BY a.at DESC, a.id DESC LIMIT $4) l
-WHERE p.tenant_id = $1 AND p.id = ANY ($2) GROUP BY p.id
 """
 _ENDED_AFTER = """
 SELECT id FROM episodes WHERE tenant_id = $1 AND id = ANY ($2) AND at > $3
@@ -74,8 +66,8 @@ async def of(
         )
         found |= {row["id"]: _baseline("like_tasks", row["good"], row["n"]) for row in rows}
     if others:
-        rows = await connection.fetch(_CONTROLS, tenant_id, others, _NOT_GIVEN, _TASKS)
-        found |= {row["id"]: _baseline("controls", row["good"], row["n"]) for row in rows}
+        tallies = await latest(connection, tenant_id, others, _TASKS, _NOT_GIVEN)
+        found |= {key: _baseline("controls", each.good, each.n) for key, each in tallies.items()}
     return found
 
 

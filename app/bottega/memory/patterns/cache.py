@@ -43,10 +43,6 @@ class PatternCache:
     """The patterns of all tenants.
 
     A method with ``on`` can join a transaction of the tenant's.
-
-    Args:
-        matchers: find the patterns that apply.
-        clock: time for the age of evidence.
     """
 
     def __init__(

@@ -137,9 +137,6 @@ class Matcher:
 
         Among equal scores the smaller id comes first. A pattern that contradicts a better one in
         the result is left out.
-
-        Args:
-            categories: only these; ``None``: all.
         """
         group = self._validated
         taken: list[Match] = []

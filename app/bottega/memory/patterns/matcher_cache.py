@@ -42,11 +42,7 @@ ORDER BY p.state DESC, p.confidence DESC, p.id LIMIT {MOST_PATTERNS}
 
 
 class MatcherCache:
-    """Matchers and most read patterns of a process.
-
-    Args:
-        listener: receives the notifications.
-    """
+    """Matchers and most read patterns of a process."""
 
     def __init__(
         self,

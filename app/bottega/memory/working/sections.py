@@ -77,11 +77,15 @@ class Entry:
     accessed: bool = False
 
 
+_ENTRY = tuple(each.name for each in fields(Entry))
+
+
 class Section:
     """Entries in the order of insertion, and the sum of their tokens.
 
     Attributes:
         entries: by key.
+        filled: sum of their tokens.
         gone: number of entries that left completely, with the first and last of their references.
     """
 
@@ -91,14 +95,14 @@ class Section:
         self.entries: dict[Key, Entry] = {}
         self.gone: tuple[int, str, str] | None = None
         self.warned = False
-        self._sum = 0
+        self.filled = 0
         # title, empty lines, and the line about entries that left
         self._frame = count(title) + 2 + count(_gone((10**9, "m" * 12, "m" * 12))) + 2
 
     @property
     def tokens(self) -> int:
         """Tokens of the section with its title; 0 if it is empty."""
-        return self._sum + self._frame if self._is_rendered else 0
+        return self.filled + self._frame if self._is_rendered else 0
 
     @property
     def _is_rendered(self) -> bool:
@@ -109,26 +113,22 @@ class Section:
         """Most tokens of all entries together."""
         return self.budget - self._frame
 
-    @property
-    def filled(self) -> int:
-        return self._sum
-
     def fits(self) -> bool:
-        return not self.entries or self._sum <= self.room
+        return not self.entries or self.filled <= self.room
 
     def put(self, key: Key, entry: Entry) -> None:
         """Append an entry, replacing the one with that key."""
         self.remove(key)
         self.entries[key] = entry
-        self._sum += entry.tokens
+        self.filled += entry.tokens
 
     def remove(self, key: Key) -> Entry | None:
         if (entry := self.entries.pop(key, None)) is not None:
-            self._sum -= entry.tokens
+            self.filled -= entry.tokens
         return entry
 
     def change(self, entry: Entry, text: str | None, tokens: int) -> None:
-        self._sum += tokens - entry.tokens
+        self.filled += tokens - entry.tokens
         entry.text, entry.tokens = text, tokens
 
     def leave(self, key: Key) -> None:
@@ -154,18 +154,8 @@ class Section:
             "gone": self.gone and list(self.gone),
             "warned": self.warned,
             "entries": [
-                [
-                    list(key),
-                    e.kind.value,
-                    e.label,
-                    e.text,
-                    e.tokens,
-                    e.turn,
-                    e.hot,
-                    e.reference,
-                    e.accessed,
-                ]
-                for key, e in self.entries.items()
+                [list(key), *(getattr(entry, name) for name in _ENTRY)]
+                for key, entry in self.entries.items()
             ],
         }
 
@@ -175,7 +165,7 @@ class Section:
         self.entries = {
             tuple(key): Entry(Kind(kind), *rest) for key, kind, *rest in snapshot["entries"]
         }
-        self._sum = sum(entry.tokens for entry in self.entries.values())
+        self.filled = sum(entry.tokens for entry in self.entries.values())
 
 
 def label_of(text: str) -> str:

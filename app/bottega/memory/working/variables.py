@@ -51,8 +51,8 @@ class Variable:
     def rendered(self) -> str:
         """The value for prompts, to follow its name."""
         if self.kind is VariableKind.ACCUMULATOR:
-            return f"+= {', '.join(map(text_of, self.value))}"
-        return f"= {text_of(self.value)}"
+            return f"+= {', '.join(map(as_text, self.value))}"
+        return f"= {as_text(self.value)}"
 
     def copied(self) -> Any:
         """Return the value; of an accumulator, a copy."""
@@ -69,7 +69,3 @@ def jsonable(value: Any) -> Any:
     except Exception:  # circular, too deep, too large, or its own methods fail
         return object.__repr__(value)
     return value
-
-
-def text_of(value: Any) -> str:
-    return as_text(value)

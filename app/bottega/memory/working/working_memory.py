@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from bottega.agents.tokens import estimated_tokens
+from bottega.graph.rendering import as_text
 from bottega.memory.text.summaries import TokenCounter, summary_of
 from bottega.memory.working.archive import Archive, NotifyListener
 from bottega.memory.working.sections import Area, Budgets, Entry, Key, Kind, Section, label_of
@@ -20,7 +21,6 @@ from bottega.memory.working.variables import (
     VariableKind,
     VariableScope,
     jsonable,
-    text_of,
 )
 
 _DESCRIPTION = ("note", "description")
@@ -158,7 +158,7 @@ class WorkingMemory:
             # Archived values stay unchanged; new ones are collected in another entry.
             self._show(place, Variable([value], kind))
             return
-        more = f", {text_of(value)}"
+        more = f", {as_text(value)}"
         section.change(entry, entry.text + more, entry.tokens + self.count(more))
         self._changed(_PART_OF[scope])
 
@@ -225,7 +225,7 @@ class WorkingMemory:
         """
         self._results += 1
         reference = f"m{self._results}"
-        text = self._archive.texts[reference] = text_of(jsonable(output))
+        text = self._archive.texts[reference] = as_text(jsonable(output))
         self._archive.referred.update(refers_to)
         self._archive.turn = self._results
         label = label_of(subtask)
@@ -297,9 +297,6 @@ class WorkingMemory:
     def tokens_of(self, part: Area) -> int:
         """Return a section's tokens; never more than its budget."""
         return self._sections[part].tokens
-
-    def holds(self, part: Area) -> bool:
-        return self._sections[part].tokens > 0
 
     def variables(self, scope: VariableScope | str) -> dict[str, Any]:
         """Return the values of a scope by name; those of a subtask as ``subtask.name``."""
