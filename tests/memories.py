@@ -155,11 +155,11 @@ class Tripped(Folder):
         self.left = at
         self.before = before
 
-    async def put(self, key: str, body: bytes) -> None:
+    async def put(self, key: str, body: bytes, **more: int) -> None:
         self.left -= 1
         if self.left < 0 and self.before:
             raise UnavailableError("the store is down")
-        await super().put(key, body)
+        await super().put(key, body, **more)
         if self.left < 0:
             raise UnavailableError("the store is down")
 

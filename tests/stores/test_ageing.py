@@ -213,8 +213,8 @@ async def test_objects_with_an_expired_claim_are_not_used(
     await remember(database.pool, make_episode("a", day(0)))
 
     class Slow(Folder):
-        async def put(self, key: str, body: bytes) -> None:
-            await super().put(key, body)
+        async def put(self, key: str, body: bytes, **more: int) -> None:
+            await super().put(key, body, **more)
             await owner.execute("DELETE FROM deleted_objects")
 
     with pytest.raises(asyncpg.RaiseError, match="claimed too long ago"):
@@ -316,9 +316,9 @@ async def test_a_failing_tenant_delays_no_other(
         await remember(database.pool, make_episode("a", day(0)), tenant=tenant)
 
     class Picky(Tripped):
-        async def put(self, key: str, body: bytes) -> None:
+        async def put(self, key: str, body: bytes, **more: int) -> None:
             try:
-                await super().put(key, body)
+                await super().put(key, body, **more)
             except UnavailableError:
                 raise InvalidInputError("a body too long") from None
 

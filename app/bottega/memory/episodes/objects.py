@@ -229,7 +229,7 @@ def _check(key: str) -> None:
 
 def _flush(folder: Path, key: str) -> None:
     """Sync a file and its folders to disk, so that they survive a loss of power."""
-    for name in (key, *PurePath(key).parents):
+    for name in (PurePath(key), *PurePath(key).parents):
         handle = os.open(folder / name, os.O_RDONLY)
         try:
             os.fsync(handle)
