@@ -17,6 +17,7 @@ from bottega.agents.messages import (
     ToolMessage,
     ToolResult,
 )
+from bottega.agents.provider import ModelOptions
 from bottega.llm.dialects.chat import chat
 from bottega.llm.dialects.dialect import Dialect
 from bottega.llm.dialects.responses import responses
@@ -71,7 +72,7 @@ def histories(draw: st.DrawFn) -> tuple[list[StandardMessage], HumanMessage]:
 def sent(
     dialect: Dialect, history: list[StandardMessage], asked: StandardMessage | None = None
 ) -> list[dict[str, Any]]:
-    body = json.loads(dialect.body(history, (), None, asked))
+    body = json.loads(dialect.body(history, (), ModelOptions(asked=asked)))
     items: list[dict[str, Any]] = body["messages" if dialect is CHAT else "input"]
     return items
 

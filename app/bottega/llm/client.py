@@ -17,7 +17,7 @@ from yarl import URL
 
 from bottega.clock import Clock
 from bottega.errors import BottegaError, InvalidInputError, ModelError
-from bottega.llm.errors import ErrorMapper, places_of
+from bottega.llm.errors import AddressRefusedError, ErrorMapper, places_of
 from bottega.llm.params import ANTHROPIC_VERSION, VERSION_HEADER
 from bottega.llm.prices import LOOPBACK
 from bottega.llm.server import VENDORS, ServerSpec
@@ -37,10 +37,6 @@ _KEPT_S = 5.0
 _MOST_CONNECTIONS = 1000
 _LONGEST_ERROR = 65_536
 _LONGEST_ERROR_S = 10.0
-
-
-class AddressRefusedError(OSError):
-    """The guard refused the address of a connection; its text says why."""
 
 
 class ModelClient:

@@ -2,7 +2,8 @@
 
 Codes: ``model_unauthorized``, ``model_forbidden``, ``model_not_found``, ``model_bad_request``,
 ``model_context_too_long``, ``model_filtered``, ``model_quota_exhausted``, ``model_rate_limited``,
-``model_timeout``, ``model_unavailable``, ``model_stream_broken``, ``model_bad_response``.
+``model_timeout``, ``model_unavailable``, ``model_stream_broken``, ``model_bad_response``,
+``egress_forbidden``.
 """
 
 import re
@@ -37,7 +38,32 @@ _BY_WORD = {
     "authentication_error": "model_unauthorized",
     "invalid_request_error": "model_bad_request",
     "badrequesterror": "model_bad_request",
+    # Anthropic (platform.claude.com/docs/en/api/errors)
+    "billing_error": "model_quota_exhausted",
+    "permission_error": "model_forbidden",
+    "not_found_error": "model_not_found",
+    "request_too_large": "model_context_too_long",
+    "timeout_error": "model_timeout",
+    "api_error": "model_unavailable",
+    "overloaded_error": "model_unavailable",
+    # Gemini (ai.google.dev/gemini-api/docs/troubleshooting): ``status``, or a detail's ``reason``
+    "api_key_invalid": "model_unauthorized",
+    "resource_exhausted": "model_rate_limited",
+    "permission_denied": "model_forbidden",
+    "deadline_exceeded": "model_timeout",
+    "internal": "model_unavailable",
+    "unavailable": "model_unavailable",
+    # llama.cpp (tools/server/README.md)
+    "exceed_context_size_error": "model_context_too_long",
+    "unavailable_error": "model_unavailable",
 }
+
+# vLLM, Anthropic, Gemini, Mistral and Ollama say it in words only.
+_TOO_LONG = re.compile(
+    r"prompt is too long|maximum context length|context length|context (window|size)"
+    r"|too many tokens|input token count.*exceeds|exceeds? the (available )?context",
+    re.IGNORECASE,
+)
 
 _BY_STATUS = {
     401: "model_unauthorized",
@@ -52,7 +78,13 @@ _BY_STATUS = {
 
 # Only these codes replace the code of the status; the others are less specific than it.
 _REFINING = frozenset(
-    {"model_quota_exhausted", "model_context_too_long", "model_filtered", "model_not_found"}
+    {
+        "model_quota_exhausted",
+        "model_context_too_long",
+        "model_filtered",
+        "model_not_found",
+        "model_unauthorized",
+    }
 )
 
 _ADVICE = {
@@ -72,6 +104,10 @@ _ADVICE = {
 
 STREAM_BROKEN = "model_stream_broken"
 """Code of an answer that broke off or is not readable."""
+
+
+class AddressRefusedError(OSError):
+    """The guard refused the address of a connection; its text says why."""
 
 
 class Places(NamedTuple):
@@ -122,7 +158,12 @@ class ErrorMapper:
         code = _BY_STATUS.get(status) or _code_of_other_status(status)
         if (word := _code_by_word(body)) in _REFINING:
             code = word or code
-        return self._error(code, f"HTTP {status}", body, retry_after_s(headers, now))
+        if code == "model_bad_request" and _TOO_LONG.search(_said(body)):
+            code = "model_context_too_long"
+        wait_s = retry_after_s(headers, now)
+        return self._error(
+            code, f"HTTP {status}", body, _retry_delay_s(body) if wait_s is None else wait_s
+        )
 
     def failed_in_stream(self, body: object) -> ModelError:
         """Make the error that the server reported within its answer."""
@@ -136,6 +177,9 @@ class ErrorMapper:
         """Make the error of a connection that failed before the answer began."""
         if is_timeout(error):
             return self._error("model_timeout", "no answer in time", None)
+        refused = getattr(error, "os_error", error)
+        if isinstance(refused, AddressRefusedError):
+            return ModelError(str(refused), code="egress_forbidden")
         return ModelError(
             f"cannot reach the model's API at {self._address} ({_kind(error)}); check "
             f"{self._places.base_url}, the network, and that the server is running",
@@ -173,11 +217,7 @@ class ErrorMapper:
         )
 
     def _quote(self, body: object) -> str:
-        error = _error_part(body)
-        message = error.get("message") if isinstance(error, dict) else error
-        if not isinstance(message, str):
-            return ""
-        return self._clean(message)
+        return self._clean(_said(body))
 
     def _clean(self, text: str) -> str:
         """Return the text on one line, printable, shortened, without the key."""
@@ -230,19 +270,52 @@ def _code_of_other_status(status: int) -> str:
 
 
 def _error_part(body: object) -> Any:
+    """Return the part of a body that describes the error.
+
+    It is ``error`` (most vendors), or the body itself (Mistral); Gemini's may be in a list.
+    """
+    if isinstance(body, list) and body:
+        body = body[0]
     if isinstance(body, dict):
         return body.get("error") or body
     return body
+
+
+def _said(body: object) -> str:
+    """Return the server's own words: ``message``, or ``detail`` (FastAPI, so Mistral)."""
+    error = _error_part(body)
+    if not isinstance(error, dict):
+        return error if isinstance(error, str) else ""
+    found = error.get("message") or error.get("detail")
+    if isinstance(found, list) and found and isinstance(found[0], dict):
+        where = ".".join(map(str, found[0].get("loc") or ()))
+        found = f"{where}: {found[0].get('msg')}"
+    return found if isinstance(found, str) else ""
+
+
+def _details(error: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the details of an error of Google's."""
+    found = error.get("details")
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _retry_delay_s(body: object) -> float | None:
+    """Return the seconds to wait that Google's ``RetryInfo`` names, such as ``"34.07s"``."""
+    error = _error_part(body)
+    for each in _details(error) if isinstance(error, dict) else ():
+        delay = each.get("retryDelay")
+        if isinstance(delay, str):
+            return _number(delay.removesuffix("s"))
+    return None
 
 
 def _code_by_word(body: object) -> str | None:
     error = _error_part(body)
     if not isinstance(error, dict):
         return None
-    for field in ("code", "type"):
-        if found := _BY_WORD.get(str(error.get(field)).lower()):
-            return found
-    return None
+    words = [error.get(field) for field in ("code", "type")]
+    words += [each.get("reason") for each in _details(error)] + [error.get("status")]
+    return next((code for word in words if (code := _BY_WORD.get(str(word).lower()))), None)
 
 
 def _status_of(body: object) -> int | None:

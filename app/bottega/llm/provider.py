@@ -16,8 +16,11 @@ from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.backoff import next_delay_s, out_of_patience
 from bottega.llm.client import NETWORK_ERRORS, ModelClient, is_success
 from bottega.llm.dialects.answer import AnswerBuilder
+from bottega.llm.dialects.anthropic import anthropic
 from bottega.llm.dialects.chat import chat
 from bottega.llm.dialects.dialect import Dialect, NewDialect
+from bottega.llm.dialects.gemini import gemini
+from bottega.llm.dialects.parts import MissingFilesError, load_files
 from bottega.llm.dialects.responses import responses
 from bottega.llm.errors import STREAM_BROKEN
 from bottega.llm.prices import ModelPrices, prices_of
@@ -25,7 +28,12 @@ from bottega.llm.reading import read
 from bottega.llm.server import DialectName, ServerSpec
 from bottega.llm.usage import with_usage
 
-_DIALECTS: Mapping[DialectName, NewDialect] = {"chat": chat, "responses": responses}
+_DIALECTS: Mapping[DialectName, NewDialect] = {
+    "chat": chat,
+    "responses": responses,
+    "anthropic": anthropic,
+    "gemini": gemini,
+}
 _MOST_BROKEN = 5
 """Most broken answers of one call: each may cost as much as a complete one."""
 
@@ -124,10 +132,16 @@ class ModelProvider:
         Raises:
             ModelError: the call failed for good.
             HistoryError: a message cannot be sent.
+            InvalidInputError: a part cannot be sent, or a file is not there.
         """
         model = options.model or self.model
         dialect = self._dialect(model)
-        body = dialect.body(messages, tools, options.max_output_tokens, options.asked)
+        output = dialect.output(options)
+        try:
+            body = dialect.body(messages, tools, options, output)
+        except MissingFilesError:
+            files = await load_files(messages, options.files)
+            body = dialect.body(messages, tools, options, output, files)
         after_results = bool(messages) and isinstance(messages[-1], ToolMessage)
         begin = partial(dialect.new_answer, self._report, after_results)
         patience_s = self.spec.patience_s
@@ -137,7 +151,7 @@ class ModelProvider:
             if isinstance(answer, AssistantMessage):
                 answer.metadata["model"] = model
                 answer.usage.cost = await self._cost(answer.usage, model)
-                return answer
+                return answer if output is None else output.read(answer, after_results)
             broken += answer.code == STREAM_BROKEN
             if not answer.retryable or patience_s == 0 or broken == _MOST_BROKEN:
                 raise answer

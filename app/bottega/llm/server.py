@@ -34,7 +34,8 @@ class ServerSpec:
         timeout_s: longest silence of the server, before and within an answer.
         patience_s: seconds after a call's first failure during which it is repeated; 0: no
             repetition.
-        structured_output: a schema that ``native`` cannot take is sent as a tool.
+        structured_output: a schema that ``native`` or ``tool`` cannot express is sent as an
+            instruction.
         max_tokens_field: the field of Chat Completions that limits output tokens.
         extra_body: extra fields of every request.
         prices: the server's own, by model; they replace public ones.

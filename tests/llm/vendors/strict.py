@@ -39,6 +39,8 @@ def refusal(messages: list[dict[str, Any]]) -> str | None:
     waiting: list[str] = []
     for index, message in enumerate(messages):
         said = message.get("content")
+        if isinstance(said, list):
+            said = "".join(part.get("text", part["type"]) for part in said)
         role = "calls" if message.get("tool_calls") else message["role"]
         if not (role in _AFTER[before] or (role == "system" and index == 0)) and not (
             role == "calls" and "assistant" in _AFTER[before]

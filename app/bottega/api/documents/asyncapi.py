@@ -13,8 +13,7 @@ from bottega.api.documents.openapi import SCHEME
 from bottega.api.routes.tickets import VALID_S
 from bottega.api.routes.websocket import CLOSES, PING_LIMIT, SUBPROTOCOL
 from bottega.api.schemas.base import Answer
-from bottega.api.schemas.models.usage import AgentUsage, Usage
-from bottega.api.schemas.runs import Event
+from bottega.api.schemas.runs import AgentUsage, Event, Usage
 from bottega.api.shared.event_filter import WatchQuery
 from bottega.events.frames import LLM_DELTA
 from bottega.events.types import FINAL_EVENT_TYPES, EventType
@@ -25,7 +24,7 @@ _REF = "#/components/schemas/{model}"
 _CALL = "call attempt"
 _TOOL = "call tool_call_id name"
 _TEXT = "answer_seq content"
-_END = "stop_reason usage answer_seq output_json error"
+_END = "stop_reason usage answer_seq error"
 _ENDED = "duration_ms token_usage"
 DATA = {
     EventType.RUN_QUEUED: "mode agent graph session_id priority retry_of",
@@ -41,7 +40,6 @@ DATA = {
     EventType.LLM_STARTED: f"{_CALL} beside memory",
     EventType.LLM_COMPLETED: f"{_CALL} try message usage duration_ms",
     EventType.LLM_FAILED: f"{_CALL} try error retry_in_ms",
-    EventType.ANSWER_REJECTED: "call code message",
     EventType.TOOL_STARTED: f"{_TOOL} arguments",
     EventType.TOOL_COMPLETED: f"{_TOOL} status result answer_seq error",
     EventType.TOOL_FAILED: f"{_TOOL} status result error",

@@ -28,7 +28,6 @@ from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant, Transactio
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, PageQuery, ViewQuery
 from bottega.api.shared.plain import plain_route
-from bottega.api.shared.schemas import check_all, patterns_of
 from bottega.container import Service
 from bottega.db.driver import driver_of
 from bottega.errors import InvalidInputError
@@ -125,8 +124,6 @@ async def _checked(service: Service, principal: Principal, body: NewRun) -> subm
     if body.webhook_url is not None:
         async with service.database.begin(principal.tenant_id) as tx:
             await check_webhook(tx, principal.tenant_id, service.settings, body.webhook_url)
-    if body.output_schema is not None:
-        await check_all(patterns_of(body.output_schema, "/output_schema"))
     return submitting.NewRun.of(
         body.model_dump(),
         timeout_s=service.settings.run_timeout_s,

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import Page, PlaceInTime
-from bottega.api.schemas.models.usage import Usage
+from bottega.api.schemas.runs import Usage
 from bottega.api.shared.deps import Tenant, Transaction
 from bottega.api.shared.pages import LINK, PageQuery
 from bottega.runs import usage

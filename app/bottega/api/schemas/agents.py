@@ -17,9 +17,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from bottega.agents.endings import OnLength
-from bottega.agents.params import ToolChoiceScope
 from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
-from bottega.api.schemas.models.params import OutputSchemaField, Parameters, ToolName
 from bottega.json_schema.values import WHOLE
 from bottega.memory.episodes.scope import MemoryScope
 from bottega.tools.http import HttpToolDefinition
@@ -169,7 +167,6 @@ class ToolRule(Body):
 class AgentContent(Body):
     """An agent's definition, without its name."""
 
-    deep = frozenset({"output_schema"})
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
@@ -246,20 +243,6 @@ class AgentContent(Body):
             )
         ),
     ] = "continue"
-    params: Annotated[Parameters | None, Field(description="Parameters of its model calls.")] = None
-    tool_choice_scope: Annotated[
-        ToolChoiceScope,
-        Field(description="Model calls of a query that `tool_choice` holds for."),
-    ] = "first"
-    output_schema: Annotated[
-        OutputSchemaField | None,
-        Field(
-            description=(
-                "JSON Schema (2020-12) of its answers. An answer that does not fit goes back to "
-                "the model, twice; then the query fails with `output_invalid`."
-            )
-        ),
-    ] = None
     memory: Annotated[
         MemoryMode,
         Field(
@@ -299,19 +282,7 @@ class AgentContent(Body):
                 "exit_on_success and tool_policy name tools that this agent does not have: "
                 + ", ".join(unknown),
             )
-        self._choice_fits(names)
         return self
-
-    def _choice_fits(self, names: Sequence[str]) -> None:
-        choice = None if self.params is None else self.params.tool_choice
-        if isinstance(choice, ToolName) and choice.name not in names:
-            raise PydanticCustomError(
-                "unknown_tool",
-                "tool_choice names a tool that this agent does not have: {name}",
-                {"name": choice.name},
-            )
-        if choice == "required" and not names:
-            raise PydanticCustomError("tool_choice", "tool_choice needs an agent with tools")
 
 
 class NewAgent(AgentContent):
@@ -349,8 +320,6 @@ class AgentSummary(Answer):
     exit_on_success: list[str]
     agent_comment: bool
     on_length: OnLength = "continue"
-    params: Parameters | None = None
-    tool_choice_scope: ToolChoiceScope = "first"
     memory: MemoryMode = "full"
     memory_scope: MemoryScope | None = None
     metadata: Metadata
@@ -361,5 +330,4 @@ class Agent(AgentSummary):
     """One version of an agent."""
 
     system_message: str
-    output_schema: dict[str, Any] | None = None
     tools: list[Annotated[BuiltinTool | HttpToolDefinition, Field(discriminator="type")]]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from bottega.api.schemas.base import Answer
-from bottega.api.schemas.models.usage import Usage
+from bottega.api.schemas.runs import Usage
 
 
 class MessageCall(Answer):

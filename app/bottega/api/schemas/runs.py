@@ -16,8 +16,6 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name, UserName
-from bottega.api.schemas.models.params import AgentOverrides, OutputSchemaField
-from bottega.api.schemas.models.usage import AgentUsage
 from bottega.errors import InvalidInputError
 from bottega.json_schema.values import WHOLE
 from bottega.tools.egress import checked_url
@@ -61,7 +59,6 @@ _ONE_QUESTION: dict[str, JsonValue] = {
 class NewRun(Body):
     """A run to start."""
 
-    deep = frozenset({"output_schema"})
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
@@ -136,19 +133,6 @@ class NewRun(Body):
                 "`full`: retrieve memory of earlier runs, and store an episode of this one; "
                 "`read`: only retrieve; `off`: neither. Null takes the server's default. A "
                 "stricter setting of its agent (in a DAG, of any agent) takes precedence."
-            )
-        ),
-    ] = None
-    overrides: Annotated[
-        dict[Name, AgentOverrides],
-        Field(max_length=100, description="Changes of the run's agents, for this run alone."),
-    ] = Field(default_factory=dict)
-    output_schema: Annotated[
-        OutputSchemaField | None,
-        Field(
-            description=(
-                "JSON Schema (2020-12) of the answer; it takes the place of the agent's own. In a "
-                "DAG it is for each agent that no other follows."
             )
         ),
     ] = None
@@ -234,6 +218,39 @@ class Webhook(Answer):
     ended_at: datetime | None
 
 
+class Cost(Answer):
+    """The price of model calls, from the provider's own prices or public price lists."""
+
+    amount: Annotated[
+        str, Field(description="A decimal number.", examples=["0.00195"], pattern=r"^\d+(\.\d+)?$")
+    ]
+    currency: Literal["USD"]
+    complete: Annotated[
+        bool, Field(description="False: the amount lacks tokens of models without a known price.")
+    ]
+
+
+class Usage(Answer):
+    """Tokens of model calls, and their cost."""
+
+    input: int
+    output: int
+    cached: Annotated[int, Field(description="Part of the input that the server had in its cache.")]
+    reasoning: Annotated[int, Field(description="Part of the output that was reasoning.")]
+    estimated: Annotated[
+        bool,
+        Field(description="Some of it was not reported, and is estimated at 4 bytes per token."),
+    ]
+    cost: Cost
+
+
+class AgentUsage(Usage):
+    """Tokens and calls of an agent, its sub-agents included."""
+
+    model_calls: int
+    tool_calls: int
+
+
 class RunSummary(Answer):
     """A run, without its input and output."""
 
@@ -274,17 +291,6 @@ class Run(RunSummary):
     output: Annotated[
         Any, Field(description="The answer, or a part of it if the run failed; else null.")
     ]
-    output_json: Annotated[
-        Any,
-        Field(
-            description=(
-                "The answer, parsed, if it has a schema and fits it; else null. If `output` is by "
-                "agent, so is this."
-            )
-        ),
-    ] = None
-    overrides: dict[str, AgentOverrides] = Field(default_factory=dict)
-    output_schema: dict[str, Any] | None = None
 
 
 class Task(Answer):

@@ -1,4 +1,4 @@
-"""Assembling a streamed answer: the common part of both dialects of OpenAI's API."""
+"""Assembling a streamed answer: the common part of all dialects."""
 
 import json
 import math
@@ -7,11 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic_core import from_json
 
 from bottega.agents.messages import AssistantMessage, ToolCall, Usage
+from bottega.llm.dialects.text_chunks import TextChunks
 from bottega.llm.dialects.wire import encode_json, without_lone_surrogates
 from bottega.llm.errors import ErrorMapper
 
@@ -42,17 +43,17 @@ class AnswerBuilder(ABC):
 
     Args:
         report: makes the errors.
+        text_chunks: recognises events that hold only text.
 
     Attributes:
         complete: no event follows, so the rest of the stream need not be read.
-        usage_names: the API's words for input and output tokens.
     """
 
     complete = False
-    usage_names: ClassVar[tuple[str, str]]
 
-    def __init__(self, report: ErrorMapper) -> None:
+    def __init__(self, report: ErrorMapper, text_chunks: TextChunks | None = None) -> None:
         self._report = report
+        self._text_chunks = text_chunks
         self._text: list[str] = []
         self._half = ""
         self._usage: dict[str, Any] | None = None
@@ -70,15 +71,35 @@ class AnswerBuilder(ABC):
         Raises:
             ModelError: as :meth:`add_event`.
         """
-        text = []
-        for event in events:
-            if event == _DONE:
-                self.complete = True
+        chunks = self._text_chunks
+        said = []
+        index = 0
+        while index < len(events) and not self.complete:
+            count, text = 0, None
+            if chunks is not None and not self._half:
+                count, text = chunks.leading(events, index)
+            if text:
+                self._take_text(text)
             else:
-                text.append(self.add_event(event))
-            if self.complete:
-                break
-        return "".join(text)
+                count = max(1, count)
+                text = "".join([self._decoded(event) for event in events[index : index + count]])
+                if chunks is not None and count == 1:
+                    chunks.learn(events[index], text)
+            said.append(text)
+            index += count
+        return "".join(said)
+
+    def _decoded(self, event: bytes) -> str:
+        if self.complete:
+            return ""
+        if event == _DONE:
+            self.complete = True
+            return ""
+        return self.add_event(event)
+
+    def _take_text(self, text: str) -> None:
+        """Take text of events that hold nothing else."""
+        self._text.append(text)
 
     def add_event(self, data: bytes) -> str:
         """Take one event of the stream and return its text.
@@ -133,7 +154,7 @@ class AnswerBuilder(ABC):
         return AssistantMessage(
             content=text,
             tool_calls=calls,
-            usage=_usage(self._usage, *self.usage_names),
+            usage=self._counted(),
             metadata=metadata,
             state=state,
             timestamp=now,
@@ -164,6 +185,10 @@ class AnswerBuilder(ABC):
         Raises:
             AttributeError, TypeError, LookupError: the event has not the API's shape.
         """
+
+    @abstractmethod
+    def _counted(self) -> Usage:
+        """Return the tokens that the server reported; zeros where it reported none."""
 
     @abstractmethod
     def _partial_calls(self) -> Iterable[PartialCall]:
@@ -240,17 +265,23 @@ def _is_finite(value: Any) -> bool:
     return not isinstance(value, list) or all(map(_is_finite, value))
 
 
-def _usage(reported: Any, read: str, written: str) -> Usage:
-    if not isinstance(reported, dict):
-        return Usage()
-    return Usage(
-        input=_count(reported, f"{read}_tokens"),
-        output=_count(reported, f"{written}_tokens"),
-        cached=_count(reported.get(f"{read}_tokens_details"), "cached_tokens"),
-        reasoning=_count(reported.get(f"{written}_tokens_details"), "reasoning_tokens"),
-    )
-
-
-def _count(part: Any, name: str) -> int:
+def count(part: Any, name: str) -> int:
+    """Return a number of tokens; 0 if the server did not report it."""
     value = part.get(name) if isinstance(part, dict) else None
     return value if isinstance(value, int) and value > 0 else 0
+
+
+def counted(used: Any, read: str, written: str) -> Usage:
+    """Return the usage as OpenAI's APIs report it.
+
+    Args:
+        read, written: the API's words for input and output tokens.
+    """
+    if not isinstance(used, dict):
+        return Usage()
+    return Usage(
+        input=count(used, f"{read}_tokens"),
+        output=count(used, f"{written}_tokens"),
+        cached=count(used.get(f"{read}_tokens_details"), "cached_tokens"),
+        reasoning=count(used.get(f"{written}_tokens_details"), "reasoning_tokens"),
+    )

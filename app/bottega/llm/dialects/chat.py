@@ -5,14 +5,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from bottega.agents.messages import AssistantMessage, StandardMessage, ToolCall, ToolMessage
+from bottega.agents.messages import AssistantMessage, StandardMessage, ToolCall, ToolMessage, Usage
+from bottega.agents.params import ModelParams, NamedTool
+from bottega.agents.parts import Part
 from bottega.agents.provider import ToolSchema
-from bottega.llm.dialects.answer import AnswerBuilder, PartialCall, decode_arguments
+from bottega.llm.dialects.answer import AnswerBuilder, PartialCall, counted, decode_arguments
 from bottega.llm.dialects.dialect import Dialect
 from bottega.llm.dialects.opaque import origin_of, size_of_fields, state_for, state_of, take
+from bottega.llm.dialects.parts import NO_FILES, Files, Media, blocks_of, encoded_blocks
+from bottega.llm.dialects.schemas import is_strict
+from bottega.llm.dialects.stand_ins import UNDERSTOOD
 from bottega.llm.dialects.text_chunks import TextChunks
-from bottega.llm.dialects.turns import Piece, piece_of
-from bottega.llm.dialects.wire import encode_head, encode_json, function_of, strict_id, tool_outputs
+from bottega.llm.dialects.turns import Form, Piece, ResultsAndBlocks, piece_of
+from bottega.llm.dialects.wire import (
+    encode_head,
+    encode_json,
+    function_of,
+    given,
+    name_of,
+    strict_id,
+    tool_outputs,
+)
 from bottega.llm.errors import ErrorMapper
 from bottega.llm.server import ServerSpec
 
@@ -24,37 +37,91 @@ _KNOWN = frozenset(
 )
 _SAID = frozenset(("role", "content"))
 _KNOWN_OF_CALL = frozenset(("id", "index", "type", "function"))
+_AUDIO = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
+
+_FORM = Form(
+    system=b',"messages":[{"role":"system","content":"%b"},',
+    no_system=b',"messages":[',
+    user=b'{"role":"user","content":"%b"}',
+    user_blocks=b'{"role":"user","content":[%b]}',
+    text=b'{"type":"text","text":"%b"}',
+    results=None,
+    bridge=b'{"role":"assistant","content":"%b"}' % UNDERSTOOD.encode(),
+)
 
 
 def chat(spec: ServerSpec, model: str, address: str) -> Dialect:
     """Return the dialect for ``model`` behind Chat Completions at ``address``.
 
     Raises:
-        InvalidInputError: ``extra`` holds a reserved field, or a value that is not JSON.
+        InvalidInputError: ``extra_body`` holds a reserved field, or a value that is not JSON.
     """
     origin = origin_of(KEY, address)
-    fields = {
-        "model": model,
-        **spec.extra_body,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    fields = {"model": model, **spec.extra_body, **streamed}
     return Dialect(
+        spec=spec,
         path="/chat/completions",
-        head=encode_head(fields, spec) + b',"messages":[',
-        messages_key=f"{KEY} {origin}",  # other servers' state is not sent here
+        fields=fields,
+        head=encode_head(fields, spec),
+        key=f"{KEY} {origin}",  # other servers' state is not sent here
         encode_message=partial(encode_message, origin=origin),
-        spoken=b'{"role":"%b","content":"%b"}',
-        tools_key=KEY,
+        form=_FORM,
+        tools=b'],"tools":[%b]}',
         encode_tool=encode_tool,
-        most_key=spec.max_tokens_field.encode(),
+        write=partial(write, most_field=spec.max_tokens_field),
+        write_schema=write_schema,
         new_answer=partial(ChatAnswer, origin=origin),
     )
 
 
-def encode_message(message: StandardMessage, *, origin: str) -> Piece:
+def write(
+    params: ModelParams, most: int | None, has_tools: bool, *, most_field: str
+) -> dict[str, Any]:
+    """Return the fields for parameters (developers.openai.com/api/reference, "Create chat")."""
+    choice: Any = params.tool_choice
+    if isinstance(choice, NamedTool):
+        choice = {"type": "function", "function": {"name": name_of(choice.name)}}
+    # The API refuses these two without tools.
+    of_tools = given(tool_choice=choice, parallel_tool_calls=params.parallel_tool_calls)
+    return given(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        reasoning_effort=params.reasoning_effort,
+        verbosity=params.verbosity,
+        seed=params.seed,
+        stop=params.stop,
+        service_tier=params.service_tier,
+        **{most_field: most},
+        **(of_tools if has_tools else {}),
+    )
+
+
+def write_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    form = {"name": "answer", "schema": schema, "strict": is_strict(schema)}
+    return {"response_format": {"type": "json_schema", "json_schema": form}}
+
+
+def write_media(media: Media) -> dict[str, Any] | None:
+    """Return the block of a part."""
+    if media.type == "image":
+        return {"type": "image_url", "image_url": {"url": media.data_url}}
+    if media.type == "audio" and media.data and media.media_type in _AUDIO:
+        audio = {"data": media.data, "format": _AUDIO[media.media_type]}
+        return {"type": "input_audio", "input_audio": audio}
+    if media.type in ("document", "file") and media.data:
+        file = {"filename": media.name or "file", "file_data": media.data_url}
+        return {"type": "file", "file": file}
+    return None
+
+
+def encode_message(message: StandardMessage, *, origin: str, files: Files = NO_FILES) -> Piece:
     """Encode one message; a :class:`ToolMessage` of several results gives several items."""
-    return piece_of(message, partial(_items, origin=origin))
+    return piece_of(
+        message,
+        partial(_items, origin=origin, files=files),
+        lambda shown: encoded_blocks(_blocks(shown.parts, files)),
+    )
 
 
 def encode_tool(schema: ToolSchema) -> bytes:
@@ -66,14 +133,17 @@ def encode_tool(schema: ToolSchema) -> bytes:
     return encode_json({"type": "function", "function": function})
 
 
-def _items(message: AssistantMessage | ToolMessage, *, origin: str) -> bytes:
+def _blocks(parts: Iterable[Part], files: Files) -> list[dict[str, Any]]:
+    return blocks_of(parts, files, "chat", _text, write_media)
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _items(message: AssistantMessage | ToolMessage, *, origin: str, files: Files) -> bytes:
     if isinstance(message, ToolMessage):
-        return b",".join(
-            [
-                encode_json({"role": "tool", "tool_call_id": strict_id(call_id), "content": text})
-                for call_id, text in tool_outputs(message)
-            ]
-        )
+        return _results(message, files)
     state = state_for(origin, message)
     wire: dict[str, Any] = {"role": "assistant", "content": message.content, **state["message"]}
     if message.tool_calls:
@@ -81,6 +151,28 @@ def _items(message: AssistantMessage | ToolMessage, *, origin: str) -> bytes:
         more = state["calls"]
         wire["tool_calls"] = [_call(call, more.get(call.id, {})) for call in message.tool_calls]
     return encode_json(wire)
+
+
+def _results(message: ToolMessage, files: Files) -> bytes:
+    """Encode results; images and the like go into a user's turn, since a result is only text."""
+    outputs = tool_outputs(message)
+    items = b",".join(
+        [
+            encode_json(
+                {"role": "tool", "tool_call_id": strict_id(each.call_id), "content": each.text}
+            )
+            for each in outputs
+        ]
+    )
+    shown: list[dict[str, Any]] = []
+    for each in outputs:
+        if each.parts:
+            shown += [_text(f"From the tool {each.name}:"), *_blocks(each.parts, files)]
+    if not shown:
+        return items
+    both = ResultsAndBlocks(items)
+    both.blocks = encoded_blocks(shown)
+    return both
 
 
 def _call(call: ToolCall, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,32 +188,13 @@ class ChatAnswer(AnswerBuilder):
         origin: the server that answers, from :func:`.opaque.origin_of`.
     """
 
-    usage_names = ("prompt", "completion")
-
     def __init__(self, report: ErrorMapper, after_results: bool, *, origin: str) -> None:
-        super().__init__(report)
+        super().__init__(report, TextChunks(_only_text, (b'"content":', b'"content": ')))
         self._after_results = after_results
         self._origin = origin
         self._more: dict[str, Any] = {}
         self._calls: list[PartialCall] = []
         self._by_index: dict[Any, PartialCall] = {}
-        self._text_chunks = TextChunks(_only_text)
-
-    def add_events(self, events: Sequence[bytes]) -> str:
-        said = []
-        index = 0
-        while index < len(events) and not self.complete:
-            count, text = (0, None) if self._half else self._text_chunks.leading(events, index)
-            if text:
-                self._text.append(text)
-            else:
-                count = max(1, count)
-                text = super().add_events(events[index : index + count])
-                if count == 1:
-                    self._text_chunks.learn(events[index], text)
-            said.append(text)
-            index += count
-        return "".join(said)
 
     def _add(self, event: dict[str, Any]) -> str:
         if usage := event.get("usage"):
@@ -148,6 +221,9 @@ class ChatAnswer(AnswerBuilder):
         if reason := choice.get("finish_reason"):
             self._finish_reason = str(reason)
         return text
+
+    def _counted(self) -> Usage:
+        return counted(self._usage, "prompt", "completion")
 
     def hidden_size(self) -> int:
         return size_of_fields(self._more) if self._more else 0

@@ -3,15 +3,27 @@
 A message is encoded once, when it is first sent. Later bodies reuse its bytes.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from bottega.agents.messages import StandardMessage
-from bottega.agents.provider import ToolSchema
+from bottega.agents.params import ModelParams
+from bottega.agents.provider import ModelOptions, ToolSchema
 from bottega.llm.dialects.answer import AnswerBuilder
-from bottega.llm.dialects.turns import Piece, arranged
+from bottega.llm.dialects.parts import NO_FILES, Files
+from bottega.llm.dialects.schemas import Output, output_of
+from bottega.llm.dialects.turns import Form, Piece, arranged
+from bottega.llm.dialects.wire import encode_head, merged
 from bottega.llm.errors import ErrorMapper
 from bottega.llm.server import ServerSpec
+
+Fields = Mapping[str, Any]
+Encode = Callable[..., Piece]
+"""Encodes a message; its argument ``files`` holds the content of stored files."""
+
+_NO_PARAMS = ModelParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,57 +31,91 @@ class Dialect:
     """One API, for one model.
 
     Attributes:
+        spec: the server.
         path: the endpoint's path, below the base URL.
-        head: the body up to its messages, including the opening bracket of their list.
-        messages_key: key of a message's cached encoding; another key replaces it.
+        fields: fields of every request.
+        head: these fields, encoded: an object that is still open.
+        key: key of cached encodings of messages; another key replaces them.
         encode_message: encodes one message.
-        spoken: template of a text item: role, and the inside of a JSON string.
-        tools_key: key of a tool's cached encoding.
+        form: templates of turns.
+        tools: template of the list of tools.
         encode_tool: encodes one tool.
-        most_key: the field that limits output tokens.
+        write: returns the fields for parameters; its other arguments are the limit of output tokens
+            and whether there are tools.
+        write_schema: returns the fields for an output's schema.
         new_answer: makes the builder of an answer; its flag says that the answer follows results
             of tools.
     """
 
+    spec: ServerSpec
     path: str
+    fields: Fields
     head: bytes
-    messages_key: str
-    encode_message: Callable[[StandardMessage], Piece]
-    spoken: bytes
-    tools_key: str
+    key: str
+    encode_message: Encode
+    form: Form
+    tools: bytes
     encode_tool: Callable[[ToolSchema], bytes]
-    most_key: bytes
+    write: Callable[[ModelParams, int | None, bool], Fields]
+    write_schema: Callable[[Fields], Fields]
     new_answer: Callable[[ErrorMapper, bool], AnswerBuilder]
+
+    def output(self, options: ModelOptions) -> Output | None:
+        """Return the form in which the schema of an answer is sent; ``None``: there is none."""
+        schema = options.output_schema
+        return None if schema is None else output_of(schema, self.spec)
 
     def body(
         self,
-        messages: Iterable[StandardMessage],
-        tools: Iterable[ToolSchema],
-        most: int | None = None,
-        asked: StandardMessage | None = None,
+        messages: Sequence[StandardMessage],
+        tools: Sequence[ToolSchema],
+        options: ModelOptions,
+        output: Output | None = None,
+        files: Files = NO_FILES,
     ) -> bytes:
         """Return the body of a request.
 
         Args:
-            most: limit of output tokens; ``None``: no limit.
-            asked: the message that the context precedes; see :class:`ModelOptions`.
+            output: from :meth:`output`.
+            files: content of the stored files in messages.
 
         Raises:
             HistoryError: a message cannot be sent.
+            InvalidInputError: ``unsupported_part``, or fields of the caller cannot be sent.
+            MissingFilesError: a message holds a file that ``files`` lacks.
         """
-        key, encode = self.messages_key, self.encode_message
+        key = self.key
+        encode = partial(self.encode_message, files=files) if files else self.encode_message
         pieces = [message.encoded(key, encode) for message in messages]
-        piece = None if asked is None else asked.encoded(key, encode)
-        items = b",".join(arranged(pieces, piece, self.spoken))
-        schemas = b",".join([self._tool(schema) for schema in tools])
-        end = b'],"tools":[%b]' % schemas if schemas else b"]"
-        end += b"}" if most is None else b',"%b":%d}' % (self.most_key, most)
-        return b"".join((self.head, items, end))
+        asked = None if options.asked is None else options.asked.encoded(key, encode)
+        demand = b""
+        if output is not None:
+            demand, tools = output.demand, (*tools, *output.tools)
+        turns = arranged(pieces, asked, self.form, demand)
+        end = b"]}"
+        if tools:
+            end = self.tools % b",".join([self._tool(schema) for schema in tools])
+        return b"".join((self._head(options, bool(tools), output), turns, end))
+
+    def _head(self, options: ModelOptions, has_tools: bool, output: Output | None) -> bytes:
+        params, most = options.params, options.max_output_tokens
+        if params is None:
+            if most is None and output is None:
+                return self.head
+            params = _NO_PARAMS
+        if params.max_output_tokens is not None:
+            most = min(most or params.max_output_tokens, params.max_output_tokens)
+        fields = merged(self.fields, self.write(params, most, has_tools))
+        if output is not None and output.schema is not None:
+            fields = merged(fields, self.write_schema(output.schema))
+        extra = params.extra_body or {}
+        return encode_head(merged(fields, extra), self.spec, extra)
 
     def _tool(self, schema: ToolSchema) -> bytes:
-        encoded = schema.encodings.get(self.tools_key)
+        name = self.spec.dialect
+        encoded = schema.encodings.get(name)
         if encoded is None:
-            encoded = schema.encodings[self.tools_key] = self.encode_tool(schema)
+            encoded = schema.encodings[name] = self.encode_tool(schema)
         return encoded
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bottega.agents.messages import ToolCall
-from bottega.llm.dialects.answer import AnswerBuilder, PartialCall
+from bottega.agents.messages import ToolCall, Usage
+from bottega.llm.dialects.answer import AnswerBuilder, PartialCall, counted
 from bottega.llm.dialects.opaque import state_of
 from bottega.llm.errors import ErrorMapper
 
@@ -50,8 +50,6 @@ class ResponsesAnswer(AnswerBuilder):
         origin: the server and model that answer, from :func:`.opaque.origin_of`.
     """
 
-    usage_names = ("input", "output")
-
     def __init__(self, report: ErrorMapper, after_results: bool, *, origin: str) -> None:
         super().__init__(report)
         self._origin = origin
@@ -80,6 +78,9 @@ class ResponsesAnswer(AnswerBuilder):
             case None if event.get("object") == "response":
                 return self._end(event, "")
         return ""  # other events are ignored
+
+    def _counted(self) -> Usage:
+        return counted(self._usage, "input", "output")
 
     def _partial_calls(self) -> Iterable[PartialCall]:
         return [item.call for item in self._in_order() if item.kind == "function_call"]

@@ -12,7 +12,6 @@ from pydantic_core import from_json
 from bottega.llm.dialects.wire import encode_json
 
 _TRIES = 4
-_NAMES = (b'"content":', b'"content": ')
 _PROBE = "probe"
 
 
@@ -21,10 +20,12 @@ class TextChunks:
 
     Args:
         only_text: returns the text of a decoded chunk, ``None`` if it holds more.
+        names: the field of the text in JSON, with its colon.
     """
 
-    def __init__(self, only_text: Callable[[Any], str | None]) -> None:
+    def __init__(self, only_text: Callable[[Any], str | None], names: tuple[bytes, ...]) -> None:
         self._only_text = only_text
+        self._names = names
         self._tries = _TRIES
         self._before = self._after = b""
 
@@ -56,7 +57,7 @@ class TextChunks:
         if self._before or not self._tries or not text:
             return
         self._tries -= 1
-        for name in _NAMES:
+        for name in self._names:
             before, found, after = chunk.partition(name + encode_json(text))
             before, after = before + name + b'"', b'"' + after
             if found and self._is_form(before, after):

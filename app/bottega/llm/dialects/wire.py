@@ -3,11 +3,12 @@
 import re
 from collections.abc import Mapping
 from hashlib import md5
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from bottega.agents.messages import ToolCall, ToolMessage
+from bottega.agents.messages import ToolCall, ToolMessage, ToolStatus
+from bottega.agents.parts import Part
 from bottega.errors import HistoryError, InvalidInputError
 from bottega.llm.dialects.stand_ins import EMPTY
 from bottega.llm.params import reserved_in
@@ -26,21 +27,40 @@ def encode_json(value: Any) -> bytes:
         return to_json(without_lone_surrogates(value), inf_nan_mode="null", fallback=str)
 
 
-def encode_head(fields: Mapping[str, Any], spec: ServerSpec) -> bytes:
+def encode_head(
+    fields: Mapping[str, Any], spec: ServerSpec, extra: Mapping[str, Any] | None = None
+) -> bytes:
     """Return the start of a request's body: an object that is still open.
 
     Args:
-        fields: all fields, including those of the server's ``extra_body``.
+        fields: all fields, including the caller's.
+        extra: the caller's fields; ``None``: those of the server.
 
     Raises:
-        InvalidInputError: ``extra_body`` holds a reserved field, or a value that is not JSON.
+        InvalidInputError: the caller's fields are reserved, or not JSON.
     """
-    if taken := reserved_in(spec.dialect, spec.extra_body):
+    if taken := reserved_in(spec.dialect, spec.extra_body if extra is None else extra):
         raise InvalidInputError(f"extra_body must not set: {', '.join(taken)}")
     try:
         return to_json(fields, inf_nan_mode="null")[:-1]
     except PydanticSerializationError as error:
         raise InvalidInputError(f"extra_body cannot be sent as JSON: {error}") from None
+
+
+def merged(fields: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``fields`` with ``more``, which counts where both have a field; objects are merged."""
+    found = dict(fields)
+    for name, value in more.items():
+        known = found.get(name)
+        if isinstance(value, Mapping) and isinstance(known, Mapping):
+            value = {**known, **value}
+        found[name] = value
+    return found
+
+
+def given(**fields: Any) -> dict[str, Any]:
+    """Return the fields that are not ``None``."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def function_of(call: ToolCall) -> dict[str, str]:
@@ -49,8 +69,12 @@ def function_of(call: ToolCall) -> dict[str, str]:
     Servers refuse the whole history if arguments are not JSON or a name is invalid. The tool's
     error quotes what the model wrote.
     """
-    name = _NOT_IN_NAMES.sub("_", call.name)[:_MAX_NAME]
-    return {"name": name, "arguments": encode_json(call.arguments).decode()}
+    return {"name": name_of(call.name), "arguments": encode_json(call.arguments).decode()}
+
+
+def name_of(name: str) -> str:
+    """Return the name of a tool in a form that servers accept."""
+    return _NOT_IN_NAMES.sub("_", name)[:_MAX_NAME]
 
 
 def strict_id(call_id: str) -> str:
@@ -65,8 +89,18 @@ def strict_id(call_id: str) -> str:
     return md5(call_id.encode("utf-8", "replace"), usedforsecurity=False).hexdigest()[:9]
 
 
-def tool_outputs(message: ToolMessage) -> list[tuple[str, str]]:
-    """Return call id and text of each result.
+class ToolOutput(NamedTuple):
+    """A tool's result, as the model reads it."""
+
+    call_id: str
+    name: str
+    text: str
+    is_error: bool
+    parts: tuple[Part, ...]
+
+
+def tool_outputs(message: ToolMessage) -> list[ToolOutput]:
+    """Return the results in a message.
 
     Raises:
         HistoryError: a tool message without results answers no call.
@@ -81,7 +115,13 @@ def tool_outputs(message: ToolMessage) -> list[tuple[str, str]]:
     else:
         texts = [result.text for result in results]
     return [
-        (result.tool_call_id, text if text.strip() else EMPTY)
+        ToolOutput(
+            result.tool_call_id,
+            result.tool_name,
+            text if text.strip() else EMPTY,
+            result.status is ToolStatus.ERROR,
+            result.parts,
+        )
         for result, text in zip(results, texts, strict=True)
     ]
 

@@ -1,0 +1,166 @@
+"""Gemini's API as a dialect: requests as bytes.
+
+Source: ai.google.dev/api/generate-content (v1beta), …/gemini-api/docs/function-calling and
+…/thought-signatures, and the types of Google's SDK 3.4. The SDK itself is not used: it would add
+one header to each request for two seconds of each process.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+from bottega.agents.messages import AssistantMessage, StandardMessage, ToolCall, ToolMessage
+from bottega.agents.params import ModelParams, NamedTool
+from bottega.agents.parts import Part
+from bottega.agents.provider import ToolSchema
+from bottega.llm.dialects.dialect import Dialect
+from bottega.llm.dialects.gemini_answer import GeminiAnswer
+from bottega.llm.dialects.opaque import origin_of, state_for
+from bottega.llm.dialects.order import in_order
+from bottega.llm.dialects.parts import NO_FILES, Files, Media, blocks_of, encoded_blocks
+from bottega.llm.dialects.schemas import fitted
+from bottega.llm.dialects.stand_ins import UNDERSTOOD
+from bottega.llm.dialects.turns import Form, Piece, piece_of
+from bottega.llm.dialects.wire import encode_head, encode_json, given, name_of, tool_outputs
+from bottega.llm.server import ServerSpec
+
+KEY = "gemini"
+
+_FORM = Form(
+    system=b',"systemInstruction":{"parts":[{"text":"%b"}]},"contents":[',
+    no_system=b',"contents":[',
+    user=b'{"role":"user","parts":[{"text":"%b"}]}',
+    user_blocks=b'{"role":"user","parts":[%b]}',
+    text=b'{"text":"%b"}',
+    results=b'{"role":"user","parts":[%b]}',
+    bridge=b'{"role":"model","parts":[{"text":"%b"}]}' % UNDERSTOOD.encode(),
+)
+_NOT_SIGNED = {"thoughtSignature": "skip_thought_signature_validator"}
+"""The documented signature of a call that this model did not make (…/thought-signatures, FAQ)."""
+
+_FIRST = re.compile(r"[a-zA-Z_]")
+
+
+def gemini(spec: ServerSpec, model: str, address: str) -> Dialect:
+    """Return the dialect for ``model`` behind Gemini's API at ``address``.
+
+    Raises:
+        InvalidInputError: ``extra_body`` holds a reserved field, or a value that is not JSON.
+    """
+    origin = origin_of(KEY, address, model)
+    name = model if model.startswith(("models/", "tunedModels/")) else f"models/{model}"
+    return Dialect(
+        spec=spec,
+        path=f"/{quote(name)}:streamGenerateContent?alt=sse",
+        fields=(fields := {"generationConfig": {}, **spec.extra_body}),
+        head=encode_head(fields, spec),
+        key=f"{KEY} {origin}",
+        encode_message=partial(encode_message, origin=origin),
+        form=_FORM,
+        tools=b'],"tools":[{"functionDeclarations":[%b]}]}',
+        encode_tool=encode_tool,
+        write=write,
+        write_schema=write_schema,
+        new_answer=partial(GeminiAnswer, origin=origin),
+    )
+
+
+def write(params: ModelParams, most: int | None, has_tools: bool) -> dict[str, Any]:
+    """Return the fields for parameters."""
+    effort = params.reasoning_effort
+    thinking: dict[str, Any] | None = None
+    if effort is not None:
+        thinking = {"thinkingBudget": 0} if effort == "none" else {"thinkingLevel": effort.upper()}
+    config = given(
+        temperature=params.temperature,
+        topP=params.top_p,
+        maxOutputTokens=most,
+        seed=params.seed,
+        stopSequences=params.stop,
+        thinkingConfig=thinking,
+    )
+    return given(
+        generationConfig=config or None,
+        serviceTier=params.service_tier,
+        toolConfig=_tool_config(params) if has_tools else None,
+    )
+
+
+def write_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    form = {"responseMimeType": "application/json", "responseJsonSchema": schema}
+    return {"generationConfig": form}
+
+
+def write_media(media: Media) -> dict[str, Any]:
+    """Return the block of a part."""
+    if media.url:
+        kind = {"mimeType": media.media_type} if media.media_type else {}
+        return {"fileData": {"fileUri": media.url, **kind}}
+    return {"inlineData": {"mimeType": media.media_type, "data": media.data}}
+
+
+def encode_message(message: StandardMessage, *, origin: str, files: Files = NO_FILES) -> Piece:
+    """Encode one message; of a tool message only the parts, since turns hold several results."""
+    return piece_of(
+        message,
+        partial(_items, origin=origin, files=files),
+        lambda shown: encoded_blocks(_blocks(shown.parts, files)),
+    )
+
+
+def encode_tool(schema: ToolSchema) -> bytes:
+    """Encode a tool; one without parameters has no schema, since the API refuses an empty one."""
+    found = {"name": _name(schema.name), "description": schema.description}
+    if schema.parameters.get("properties"):
+        return encode_json(found | {"parametersJsonSchema": fitted(schema.parameters, "gemini")})
+    return encode_json(found)
+
+
+def _tool_config(params: ModelParams) -> dict[str, Any] | None:
+    choice = params.tool_choice
+    if choice is None:
+        return None
+    config: dict[str, Any] = {"mode": "NONE" if choice == "none" else "ANY"}
+    if isinstance(choice, NamedTool):
+        config["allowedFunctionNames"] = [_name(choice.name)]
+    return {"functionCallingConfig": config}
+
+
+def _blocks(parts: Iterable[Part], files: Files) -> list[dict[str, Any]]:
+    return blocks_of(parts, files, "gemini", _text, write_media)
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"text": text}
+
+
+def _name(name: str) -> str:
+    name = name_of(name)
+    return name if _FIRST.match(name) else f"_{name}"[:64]
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"functionCall": {"id": call.id, "name": _name(call.name), "args": call.arguments}}
+
+
+def _items(message: AssistantMessage | ToolMessage, *, origin: str, files: Files) -> bytes:
+    if isinstance(message, ToolMessage):
+        return encoded_blocks(
+            {
+                "functionResponse": {
+                    "id": each.call_id,
+                    "name": _name(each.name),
+                    "response": {"error" if each.is_error else "output": each.text},
+                    **({"parts": _blocks(each.parts, files)} if each.parts else {}),
+                }
+            }
+            for each in tool_outputs(message)
+        )
+    state = state_for(origin, message)
+    parts = in_order(message, state["message"].get("order", ()), _text, _call)
+    if "origin" not in state:
+        first = next((part for part in parts if "functionCall" in part), {})
+        first |= _NOT_SIGNED
+    return encode_json({"role": "model", "parts": parts})

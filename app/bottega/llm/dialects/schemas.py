@@ -1,0 +1,229 @@
+"""Schemas of answers, in the forms that models' servers take.
+
+- OpenAI: ``strict`` needs ``additionalProperties: false`` and every property required, and refuses
+  many keywords (developers.openai.com/api/docs/guides/structured-outputs, "Supported schemas").
+  Other schemas are sent without ``strict``. The root is an object.
+- Anthropic refuses most keywords, and objects that may have other properties
+  (platform.claude.com/docs/en/build-with-claude/structured-outputs, "JSON Schema limitations"). Its
+  SDK moves such keywords into descriptions; so does this.
+- Gemini takes the keywords of ``responseJsonSchema`` (ai.google.dev/api/generate-content).
+
+The caller validates every answer, so a keyword that is left out is checked all the same.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import from_json, to_json
+
+from bottega.agents.messages import AssistantMessage
+from bottega.agents.provider import ToolSchema
+from bottega.llm.dialects.wire import encode_json
+from bottega.llm.server import DialectName, ServerSpec
+
+Schema = Mapping[str, Any]
+
+ANSWER_TOOL = "final_answer"
+_BY_TOOL = (
+    f"Give your final answer by one call of the tool `{ANSWER_TOOL}`, alone and without other text."
+)
+_BY_TEXT = "Your final answer is JSON, without any other text. It fits this JSON Schema:\n"
+
+_COMMON = frozenset(
+    ("$defs", "$ref", "type", "title", "description", "enum", "anyOf", "items", "properties")
+) | {"required", "additionalProperties", "format", "minItems"}
+_NUMBERS = frozenset(("minimum", "maximum", "maxItems"))
+_STRICT = _COMMON | _NUMBERS | {"const", "pattern", "multipleOf", "exclusiveMinimum"}
+_STRICT |= {"exclusiveMaximum"}
+_KEPT: Mapping[DialectName, frozenset[str]] = {
+    "anthropic": _COMMON | {"const", "allOf"},
+    "gemini": _COMMON | _NUMBERS | {"$id", "$anchor", "prefixItems", "oneOf", "propertyOrdering"},
+}
+_ANTHROPIC_FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid")
+)
+_DEEPEST = 64
+
+
+class _UnfitError(Exception):
+    """A schema that the server's own structured output cannot express."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The form in which a schema is sent.
+
+    Attributes:
+        schema: for the server's own structured output.
+        tools: the tool that takes the answer.
+        demand: the instruction, as the inside of a JSON string.
+    """
+
+    schema: Schema | None = None
+    tools: tuple[ToolSchema, ...] = ()
+    demand: bytes = b""
+
+    def read(self, message: AssistantMessage, after_results: bool) -> AssistantMessage:
+        """Return the answer with its JSON as text, however the server was asked for it.
+
+        Args:
+            after_results: the request ended with results of tools. A turn without calls has no
+                state that a server wants back.
+        """
+        given = [call for call in message.tool_calls if call.name == ANSWER_TOOL]
+        if self.tools and given:
+            others = tuple(call for call in message.tool_calls if call.name != ANSWER_TOOL)
+            if others:  # not final
+                return message.model_copy(update={"tool_calls": others})
+            call = given[0]
+            said = (
+                call.malformed if call.malformed is not None else to_json(call.arguments).decode()
+            )
+            metadata = {**message.metadata, "finish_reason": "stop"}
+            changes = {"content": said, "tool_calls": (), "metadata": metadata}
+            if not after_results:
+                changes["state"] = {}
+            return message.model_copy(update=changes)
+        if self.schema is None and not message.tool_calls:
+            return message.model_copy(update={"content": json_in(message.content)})
+        return message
+
+
+def output_of(schema: Schema, spec: ServerSpec) -> Output:
+    """Return the form in which a server gets a schema."""
+    way = spec.structured_output
+    if way == "native":
+        try:
+            return Output(schema=_native(schema, spec.dialect))
+        except _UnfitError:
+            way = "prompt"
+    if way == "tool" and schema.get("type") == "object":
+        tool = ToolSchema(ANSWER_TOOL, "Give your final answer.", dict(schema))
+        return Output(tools=(tool,), demand=encode_json(_BY_TOOL)[1:-1])
+    text = _BY_TEXT + to_json(schema).decode()
+    return Output(demand=encode_json(text)[1:-1])
+
+
+def is_strict(schema: Schema) -> bool:
+    """Return true if OpenAI's strict mode takes this schema."""
+    for part in _parts(schema):
+        if not _STRICT.issuperset(part):
+            return False
+        if part.get("type") == "object" or "properties" in part:
+            names = part.get("properties", {})
+            if part.get("additionalProperties") is not False:
+                return False
+            if set(part.get("required", ())) != set(names):
+                return False
+    return True
+
+
+def fitted(schema: Schema, dialect: DialectName) -> dict[str, Any]:
+    """Return a tool's schema with keywords that the server takes; others become descriptions."""
+    try:
+        return _fitted(schema, dialect, 0)
+    except _UnfitError:
+        return dict(schema)
+
+
+def json_in(text: str) -> str:
+    """Return the JSON of an answer that may have a fence or text around it; else the text."""
+    if _is_json(text):
+        return text
+    for opening, closing in ("{}", "[]"):
+        begin, end = text.find(opening), text.rfind(closing)
+        if 0 <= begin < end:
+            found = text[begin : end + 1]
+            if _is_json(found):
+                return found
+    return text
+
+
+def _is_json(text: str) -> bool:
+    try:
+        from_json(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _native(schema: Schema, dialect: DialectName) -> Schema:
+    if dialect != "gemini" and schema.get("type") != "object":
+        raise _UnfitError
+    return schema if dialect in ("chat", "responses") else _fitted(schema, dialect, 0)
+
+
+def _parts(schema: Any) -> Iterator[Schema]:
+    """Yield a schema and the schemas in it."""
+    open_parts: list[Any] = [schema]
+    while open_parts:
+        part = open_parts.pop()
+        if not isinstance(part, Mapping):
+            continue
+        yield part
+        for name in ("properties", "$defs"):
+            open_parts += (part.get(name) or {}).values()
+        for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
+            open_parts += part.get(name) or ()
+        open_parts += [part.get(name) for name in ("items", "additionalProperties")]
+
+
+def _fitted(schema: Any, dialect: DialectName, depth: int) -> dict[str, Any]:
+    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+        raise _UnfitError
+    found = dict(schema)
+    if dialect == "gemini" and "const" in found:
+        found["enum"] = [found.pop("const")]
+    if dialect == "anthropic" and "oneOf" in found:
+        found["anyOf"] = found.pop("oneOf")
+    if "allOf" in found and dialect == "gemini":
+        raise _UnfitError
+    if dialect == "anthropic":
+        _close(found)
+    left = {name: found.pop(name) for name in [*found] if name not in _KEPT[dialect]}
+    left |= _unfit_values(found, dialect)
+    left.pop("$schema", None)
+    for name in ("properties", "$defs"):
+        if name in found:
+            inner = found[name].items()
+            found[name] = {key: _fitted(part, dialect, depth + 1) for key, part in inner}
+    for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        if name in found:
+            found[name] = [_fitted(part, dialect, depth + 1) for part in found[name]]
+    if isinstance(found.get("items"), Mapping):
+        found["items"] = _fitted(found["items"], dialect, depth + 1)
+    if left and "$ref" not in found:
+        said = ", ".join(f"{name}: {to_json(value).decode()}" for name, value in left.items())
+        found["description"] = "\n".join(filter(None, [found.get("description"), f"({said})"]))
+    return found
+
+
+def _close(found: dict[str, Any]) -> None:
+    """Forbid other properties, as Anthropic demands.
+
+    Raises:
+        _UnfitError: the schema is there for other properties.
+    """
+    if found.get("type") == "object" or "properties" in found:
+        if found.get("additionalProperties") not in (None, True, False) or not found.get(
+            "properties"
+        ):
+            raise _UnfitError
+        found["additionalProperties"] = False
+    elif not any(name in found for name in ("type", "enum", "const", "anyOf", "allOf", "$ref")) or (
+        isinstance(found.get("type"), Sequence) and not isinstance(found["type"], str)
+    ):
+        raise _UnfitError
+
+
+def _unfit_values(found: dict[str, Any], dialect: DialectName) -> dict[str, Any]:
+    """Take out keywords with values that the server refuses."""
+    if dialect != "anthropic":
+        return {}
+    left = {}
+    if found.get("minItems", 0) not in (0, 1):
+        left["minItems"] = found.pop("minItems")
+    if "format" in found and found["format"] not in _ANTHROPIC_FORMATS:
+        left["format"] = found.pop("format")
+    return left

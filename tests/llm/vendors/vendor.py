@@ -1,0 +1,114 @@
+"""The common part of the stubs of vendors' own APIs.
+
+A stub translates a request into one of Chat Completions, so the demo model and the helpers of the
+tests read it, and sends the answer in the vendor's form.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Self
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from bottega.llm.demo_model.conversation import Answer
+from bottega.llm.demo_model.decide import decide as demo_decide
+from bottega.llm.server import DialectName
+from tests.fake_model import FakeModel, Reply, _Stream
+
+Body = dict[str, Any]
+Message = dict[str, Any]
+
+
+class Vendor(FakeModel):
+    """A vendor's API on an ephemeral port, while the ``async with`` block lasts.
+
+    ``decide`` gets each accepted request in the form of Chat Completions.
+
+    Attributes:
+        dialect: of the provider that calls it.
+        prefix: of the base URL.
+        path: of the endpoint.
+        bodies: all requests, in the vendor's form.
+        refusals: the refused requests, and the reasons.
+        held: numbers of requests that wait for an event before they are answered.
+    """
+
+    dialect: ClassVar[DialectName]
+    prefix: ClassVar[str] = ""
+    path: ClassVar[str]
+
+    def __init__(self, decide: Callable[[Body], Reply] = demo_decide, *, port: int = 0) -> None:
+        super().__init__(decide, port=port)
+        self._demo = Starlette(routes=[Route(self.path, self._respond, methods=["POST"])])
+        self.bodies: list[Body] = []
+        self.refusals: list[tuple[str, Body]] = []
+        self.held: dict[int, asyncio.Event] = {}
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self.base_url = self.base_url.removesuffix("/v1") + self.prefix
+        return self
+
+    def refusal(self, body: Body, request: Request) -> str | None:
+        """Return the vendor's error for a request; ``None``: it accepts it."""
+        raise NotImplementedError
+
+    def as_chat(self, body: Body, request: Request) -> Body:
+        """Return an accepted request in the form of Chat Completions."""
+        raise NotImplementedError
+
+    def events(self, answer: Answer, body: Body) -> Iterator[Mapping[str, Any]]:
+        """Yield the events of an answer's stream."""
+        raise NotImplementedError
+
+    def error(self, message: str) -> bytes:
+        """Return the body of a refusal."""
+        raise NotImplementedError
+
+    def encoded(self, event: Mapping[str, Any]) -> bytes:
+        return b"data: %b\n\n" % json.dumps(event).encode()
+
+    async def _respond(self, request: Request) -> ASGIApp:
+        body = await request.json()
+        self.bodies.append(body)
+        if wrong := self.refusal(body, request):
+            self.refusals.append((wrong, body))
+            return Response(self.error(wrong), 400, media_type="application/json")
+        chat = self.as_chat(body, request)
+        self._on_request(chat)
+        if (gate := self.held.get(len(self.requests))) is not None:
+            await gate.wait()
+        reply = self._answer(chat)
+        if not isinstance(reply, Answer):
+            return reply
+        return _Stream([self.encoded(event) for event in self.events(reply, body)])
+
+
+def digest(*parts: Any) -> str:
+    """Return a text that only a client that kept it can send back."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def unknown(body: Mapping[str, Any], known: set[str]) -> str | None:
+    """Return a field that is not known."""
+    return next((name for name in body if name not in known), None)
+
+
+def schemas_in(schema: Any) -> Iterator[Body]:
+    """Yield a schema and the schemas in it."""
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    for name in ("properties", "$defs"):
+        for part in (schema.get(name) or {}).values():
+            yield from schemas_in(part)
+    for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        for part in schema.get(name) or ():
+            yield from schemas_in(part)
+    yield from schemas_in(schema.get("items"))
