@@ -12,7 +12,7 @@ from uuid import UUID
 import structlog
 
 from bottega.errors import InvalidInputError, NotFoundError
-from bottega.memory.patterns import application_rows, rows, validate
+from bottega.memory.patterns import application_rows, rows
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.evidence import falling
 from bottega.memory.patterns.pattern import Pattern, PatternState
@@ -104,8 +104,7 @@ async def _review(store: PatternStore, pattern_id: UUID) -> str | None:
             log.info("pattern.not_narrowed", pattern_id=str(pattern_id), error=error.detail)
         else:
             return "narrowed"
-    evidence = await validate.weighed(connection, tenant_id, [pattern_id], options, store.now)
-    weighed = evidence[pattern_id]
+    weighed = (await store.weighed([pattern_id]))[pattern_id]
     if falling(weighed, options) is None and weighed.given.rate >= options.min_rate:
         await store.start_over(was, f"on trial again: {was.lifecycle.reason}")
         return "on_trial"

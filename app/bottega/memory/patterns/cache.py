@@ -13,7 +13,6 @@ from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns import application_rows, baselines, rows
-from bottega.memory.patterns import validate as judging
 from bottega.memory.patterns.evidence import Validation
 from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.memory.patterns.pattern import (
@@ -213,7 +212,7 @@ class PatternCache:
             held = await rows.hold(connection, tenant_id, ids)
             touched = await application_rows.record(connection, tenant_id, [*of.values()])
             patterns = [held[each] for each in sorted(set(touched))]
-            await judging.let_fall(connection, tenant_id, patterns, self.options, self.clock())
+            await self.store(connection, tenant_id).let_fall(patterns)
         return len(touched)
 
     async def validate(
@@ -230,9 +229,7 @@ class PatternCache:
         found: list[Validation] = []
         async for page in self.pages(tenant_id, ids):
             async with acting_as(self._pool, tenant_id) as connection:
-                judged = await judging.judge(
-                    connection, tenant_id, page, self.options, self.clock()
-                )
+                judged = await self.store(connection, tenant_id).judge(page)
             if ids is not None:
                 all_of({each.pattern_id for each in judged}, page)
             found += judged
@@ -241,7 +238,7 @@ class PatternCache:
     async def discovered(self, tenant_id: UUID) -> list[UUID]:
         """Return the patterns within the false discovery rate, by their last validation."""
         async with acting_as(self._pool, tenant_id) as connection:
-            return await judging.kept_by_rate(connection, tenant_id, self.options)
+            return await self.store(connection, tenant_id).kept_by_rate()
 
     # --- Fewer --------------------------------------------------------------------------------
 

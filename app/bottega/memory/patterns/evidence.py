@@ -66,7 +66,8 @@ class WeighedEvidence:
     tokens_saved: float | None = None
 
 
-def weigh(groups: Iterable[Group], latest: Tally = Tally()) -> WeighedEvidence:
+def weigh(groups: Iterable[Group], latest: Tally | None = None) -> WeighedEvidence:
+    """Summarise applications; ``latest`` are the last few that were given the pattern."""
     groups = list(groups)
     given = [each for each in groups if each.arm in APPLIED]
     others = [each for each in groups if each.arm not in APPLIED]
@@ -85,7 +86,7 @@ def weigh(groups: Iterable[Group], latest: Tally = Tally()) -> WeighedEvidence:
         baseline=_baseline(given, lately.n),
         e_value=evidence.e_value,
         given=_tally(given),
-        latest=latest,
+        latest=latest or Tally(),
         used=_tally([each for each in groups if each.arm is Arm.USED]),
         withheld=_tally([each for each in groups if each.arm is Arm.WITHHELD]),
         time_saved_s=_saved(given, others, *seconds),

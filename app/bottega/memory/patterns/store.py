@@ -1,4 +1,4 @@
-"""Changes of patterns: add, update, deprecate, merge, prune.
+"""Changes of patterns: add, update, deprecate, merge, prune, judge.
 
 After the transaction :meth:`bottega.memory.patterns.cache.PatternCache.forget` reloads the patterns
 in this process.
@@ -6,7 +6,7 @@ in this process.
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -14,10 +14,19 @@ import asyncpg
 
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns import application_rows, baselines, rows, validate
+from bottega.memory.patterns import application_rows, baselines, rows
 from bottega.memory.patterns.conditions import check_applicability
+from bottega.memory.patterns.evidence import (
+    Validation,
+    WeighedEvidence,
+    evidence_of,
+    falling,
+    validated,
+    weigh,
+)
 from bottega.memory.patterns.pattern import Pattern, PatternState
 from bottega.memory.patterns.refinement import merged, of_low_value, started_over
+from bottega.memory.patterns.validation import Tally, discoveries
 
 _DOCUMENT = ("description", "summary", "detail", "applicability", "content", "guide", "relations")
 CHANGEABLE = frozenset((*_DOCUMENT, "name", "origin", "trust"))
@@ -27,6 +36,17 @@ MOST_GIVEN = 20_000
 """Limit on patterns of a tenant that were not mined."""
 _FEWEST, _MOST = 2, 20
 """Patterns in one merge."""
+
+_E_VALUES = """
+SELECT id, e_value FROM patterns
+WHERE tenant_id = $1 AND state IN ('CANDIDATE', 'VALIDATED') AND e_value >= $2
+"""
+# Also counts deprecated patterns that were judged: leaving out the bad ones would make the others
+# look better than they are.
+_JUDGED = """
+SELECT count(*) FROM patterns
+WHERE tenant_id = $1 AND verdict IS NOT NULL AND replaced_by IS NULL
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +201,7 @@ class PatternStore:
         for each in held.values():
             given_up = _given_up(each, f"merged into {stored}", stored)
             await rows.write(connection, tenant_id, given_up, self.now)
-        await validate.judge(connection, tenant_id, [stored], self.options, self.now)
+        await self.judge([stored])
         await rows.notify_change(connection, tenant_id)
         return await self._read(stored)
 
@@ -194,6 +214,75 @@ class PatternStore:
                 await self._write(_given_up(each, why))
                 pruned.append(each.key)
         return pruned
+
+    # --- Evidence -----------------------------------------------------------------------------
+
+    async def judge(self, ids: Sequence[UUID]) -> list[Validation]:
+        """Validate patterns, store what changed, and return the results; skip unknown ids."""
+        held = await rows.hold(self.connection, self.tenant_id, ids)
+        evidence_for = await self.weighed(list(held))
+        kept = await self._discovered(evidence_for) if self.options.fdr_required else set()
+        found, changed = [], False
+        for pattern_id, was in held.items():
+            weighed = evidence_for[pattern_id]
+            says = validated(
+                *(pattern_id, was.version, was.state, weighed, self.options),
+                discovered=pattern_id in kept,
+            )
+            found.append(says)
+            reason = was.lifecycle.reason if says.state is was.state else says.reason
+            after = was.but(
+                evidence=evidence_of(was.evidence, says, weighed, self.now),
+                lifecycle=replace(was.lifecycle, state=says.state, reason=reason),
+            )
+            if after != was:
+                await rows.write(self.connection, self.tenant_id, after, self.now)
+                changed = True
+        if changed:
+            await rows.notify_change(self.connection, self.tenant_id)
+        return found
+
+    async def let_fall(self, patterns: Sequence[Pattern]) -> None:
+        """Put validated patterns that decline or harm into review; the caller has locked them."""
+        used = [each for each in patterns if each.state is PatternState.VALIDATED]
+        if not used:
+            return
+        ids = [each.key for each in used]
+        groups = await application_rows.outcomes(self.connection, self.tenant_id, ids)
+        latest = await self._latest(ids)
+        for each in used:
+            why = falling(weigh(groups.get(each.key, ()), latest.get(each.key)), self.options)
+            if why is not None:
+                life = replace(each.lifecycle, state=PatternState.IN_REVIEW, reason=why)
+                await self._write(each.but(lifecycle=life))
+
+    async def kept_by_rate(self) -> list[UUID]:
+        """Return the patterns within the false discovery rate, by their last validation."""
+        return sorted(await self._discovered({}))
+
+    async def weighed(self, ids: Sequence[UUID]) -> dict[UUID, WeighedEvidence]:
+        """Weigh the evidence of patterns; return it by id."""
+        if not ids:
+            return {}
+        since = self.now - timedelta(days=self.options.evidence_days)
+        groups = await application_rows.groups(self.connection, self.tenant_id, ids, since)
+        latest = await self._latest(ids)
+        return {each: weigh(groups.get(each, ()), latest.get(each)) for each in ids}
+
+    async def _latest(self, ids: Sequence[UUID]) -> dict[UUID, Tally]:
+        most = self.options.decline_each
+        return await application_rows.latest(self.connection, self.tenant_id, ids, most)
+
+    async def _discovered(self, fresh: Mapping[UUID, WeighedEvidence]) -> set[UUID]:
+        """Return the patterns within the false discovery rate; ``fresh`` replaces stored values."""
+        rate = self.options.fdr
+        found = await self.connection.fetch(_E_VALUES, self.tenant_id, 1 / rate)
+        values = {row["id"]: row["e_value"] for row in found}
+        values |= {each: now.e_value for each, now in fresh.items()}
+        among = await self.connection.fetchval(_JUDGED, self.tenant_id)
+        return discoveries(values, rate, max(among, len(values)))
+
+    # --- Rows ---------------------------------------------------------------------------------
 
     async def _held(self, ids: Sequence[UUID]) -> dict[UUID, Pattern]:
         held = await rows.hold(self.connection, self.tenant_id, ids)
