@@ -106,11 +106,7 @@ async def seconds_until_due(pool: asyncpg.Pool, query: str, *args: Any) -> float
 
 
 class Outage:
-    """Pauses in the use of a service that is down, each twice as long as the last.
-
-    Args:
-        event: the warning that is logged when the service goes down.
-    """
+    """Pauses in the use of a service that is down, each twice as long as the last."""
 
     def __init__(self, event: str, clock: Callable[[], float]) -> None:
         self._event = event

@@ -116,9 +116,6 @@ async def keeping(
     """Run the background work of memory during the block.
 
     Yields a function to call after a run's episode was stored: it wakes that work.
-
-    Args:
-        analyst: a model that reflects on runs; ``None``: only rules do.
     """
     from bottega.leased_work import WorkLoop, wake_on_notify
     from bottega.memory.episodes import embedding_worker

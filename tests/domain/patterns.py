@@ -1,5 +1,6 @@
 """Strategies for patterns, conditions and tasks from a small world, so that many of them match."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -17,6 +18,7 @@ from bottega.memory.patterns.pattern import (
     PatternState,
     Relations,
 )
+from bottega.memory.patterns.validation import BettingEvidence
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -34,6 +36,14 @@ FEATURES = st.dictionaries(
     TEXTS | NUMBERS | TRUTHS | st.lists(TEXTS | NUMBERS | TRUTHS, max_size=3) | ODD,
     max_size=6,
 )
+
+
+def e_value(applications: Iterable[tuple[bool, float]]) -> float:
+    """Return the e-value of applications, each with success and its baseline at that time."""
+    evidence = BettingEvidence()
+    for good, baseline in applications:
+        evidence = evidence.after(good, baseline)
+    return evidence.e_value
 
 
 def _listed() -> st.SearchStrategy[list[Any]]:

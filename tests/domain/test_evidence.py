@@ -18,7 +18,8 @@ from bottega.memory.patterns.evidence import (
     weigh,
 )
 from bottega.memory.patterns.pattern import APPLIED, Arm, Baseline, Evidence, PatternState
-from bottega.memory.patterns.validation import Tally, Verdict, e_value
+from bottega.memory.patterns.validation import Tally, Verdict
+from tests.domain.patterns import e_value
 
 OPTIONS = LearningOptions()
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

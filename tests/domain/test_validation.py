@@ -20,12 +20,12 @@ from bottega.memory.patterns.validation import (
     binomial_p,
     confidence,
     discoveries,
-    e_value,
     fisher_p,
     following,
     judged,
     worse,
 )
+from tests.domain.patterns import e_value
 
 OPTIONS = LearningOptions()
 CANDIDATE, VALIDATED = PatternState.CANDIDATE, PatternState.VALIDATED

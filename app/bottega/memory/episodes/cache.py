@@ -116,11 +116,7 @@ def _place(key: Key) -> int:
 
 
 class EpisodeCache:
-    """Cache of the most read episodes, by tenant and id. None of its methods raises.
-
-    Args:
-        shared: the level below; ``None``: this process only.
-    """
+    """Cache of the most read episodes, by tenant and id. None of its methods raises."""
 
     def __init__(
         self,

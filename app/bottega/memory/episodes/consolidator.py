@@ -14,13 +14,15 @@ from uuid import UUID
 
 import asyncpg
 import numpy as np
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from bottega.db.engine import acting_as
 from bottega.memory.episodes.consolidation import Closeness, as_one
-from bottega.memory.episodes.episode import Episode, Outcome, StorageState
+from bottega.memory.episodes.episode import Outcome, StorageState
 from bottega.memory.episodes.objects import ALL_PARTS, Objects, copied
 from bottega.memory.episodes.options import AgeThresholds
+from bottega.memory.episodes.rows import load
+from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.similarity import SimilarityCandidate, groups
 
 _PAGE = 500
@@ -56,12 +58,6 @@ _DISMISS = """
 UPDATE episode_state SET task_key = NULL
 WHERE tenant_id = $1 AND episode_id = $2 AND state = 'mature'
 """
-_EPISODES = """
-SELECT e.*, ARRAY(SELECT t.tag FROM episode_tags t
-                  WHERE t.tenant_id = e.tenant_id AND t.episode_id = e.id) AS tags
-FROM episodes e WHERE e.tenant_id = $1 AND e.id = ANY ($2)
-"""
-_JSON = ("origin", "task", "execution", "result", "metadata", "summary")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +142,7 @@ class Consolidator:
     ) -> bool:
         ids = [each.id for each in group]
         async with acting_as(self.pool, tenant_id) as connection:
-            loaded = {
-                row["id"]: _episode(row)
-                for row in await connection.fetch(_EPISODES, tenant_id, ids)
-            }
+            loaded = await load(connection, EVERYTHING, ids)
         if len(loaded) < len(ids):
             return False
         vectors = np.stack([each.whole for each in group])
@@ -178,8 +171,3 @@ _ALIKE = (
     *("domain", "task_type", "failure_signature", "trust"),
     *("user_id", "session_id", "agent"),
 )
-
-
-def _episode(row: Any) -> Episode:
-    decoded = {name: from_json(row[name]) for name in _JSON}
-    return Episode.from_row({**row, **decoded, "tags": tuple(row["tags"])})

@@ -33,9 +33,6 @@ class RedisCache:
     After a failure it pauses; then a single call tries again. So a Redis that is down costs
     nothing, and one that hangs costs one timeout per pause.
 
-    Args:
-        url: ``redis://``, ``rediss://`` or ``unix://``.
-
     Raises:
         InvalidInputError: the URL is invalid.
     """

@@ -73,7 +73,6 @@ def scope_of_run(
 
     Args:
         wanted: the root agent's ``memory_scope``; ``None``: that of the user, else of the session.
-        agent: the root agent's name.
         shared: true if the operator lets agents read across sessions.
     """
     if wanted == "run" or (wanted == "session" and session_id is None):

@@ -154,10 +154,6 @@ async def structured(
     """Return at most ``limit`` ids of matching episodes within the scope, by end, then id.
 
     Archived, consolidated and deleted episodes are excluded.
-
-    Args:
-        after: continue after this place.
-        descending: latest first.
     """
     at, episode_id = after or (None, None)
     rows = await connection.fetch(

@@ -38,11 +38,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Episode found by a search, without its bodies.
-
-    Attributes:
-        parts: every term of the score, and the parts of the similarity.
-    """
+    """Episode found by a search, without its bodies."""
 
     episode: Episode
     score: float

@@ -24,9 +24,7 @@ class TracedCall:
     """One call by the run's root agent.
 
     Attributes:
-        name: of the tool or the agent.
         signature: the kind of failure, if the call failed.
-        is_agent: true if an agent was called.
         is_defined: false if no tool or agent has this name: the model invented it.
     """
 
@@ -45,7 +43,6 @@ class Observed:
         outcome: the judged one, people's feedback included.
         calls: in the order in which they ended, without those of sub-agents and :data:`PLUMBING`.
         owner: see :func:`bottega.memory.patterns.owners.owner_of`.
-        agent: the run's root agent.
     """
 
     episode_id: UUID

@@ -76,7 +76,6 @@ class TaskContext:
 
     Attributes:
         patterns: validated ones that apply, best first.
-        episodes: the most similar ones.
         knowledge: validated patterns of the task's domain.
         insights: the most frequent ones in the latest episodes of its domain.
     """
@@ -118,7 +117,6 @@ class Learned:
     """Result of learning from an episode.
 
     Attributes:
-        reflection: the episode's stored reflection.
         candidates: the patterns of the lessons, new or existing with the same content.
         applications: number of outcomes that are new evidence.
     """
@@ -220,7 +218,6 @@ class TaskMemory:
 
         Args:
             episode: one to store, or the id of a stored one.
-            on: the tenant's transaction to use.
 
         Raises:
             NotFoundError: the episode or one of the patterns is unknown.

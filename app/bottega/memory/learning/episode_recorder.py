@@ -274,7 +274,6 @@ class EpisodeRecorder:
         """Return the episode as the SQL function ``store_episode`` takes it, without its end time.
 
         Args:
-            output, stop_reason, error: of the run.
             duration_s: since the run's first start.
         """
         about = self.about

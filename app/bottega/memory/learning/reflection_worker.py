@@ -37,7 +37,6 @@ from bottega.memory.learning.reflection import (
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import OF_RUN
 
-POLL_S = 5.0
 MOST_TRIES = 6
 """Model calls for one run before its learning fails; a maintenance job on demand requeues it."""
 

@@ -58,11 +58,7 @@ SELECT status AS name, count(*) AS count FROM run_learning WHERE tenant_id = $1 
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """Writes reports.
-
-    Attributes:
-        cache: the cache of this process, for its hit rates.
-    """
+    """Writes reports."""
 
     pool: asyncpg.Pool
     cache: EpisodeCache | None = None

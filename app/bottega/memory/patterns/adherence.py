@@ -5,7 +5,7 @@ Pure. Runs from which a pattern was withheld are measured in the same way, for a
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -36,7 +36,6 @@ class _Shown:
     reached: int = 0  # number of its uses that were seen
     good: bool | None = None
 
-    @property
     def to_json(self) -> dict[str, Any]:
         return {
             "id": str(self.id),
@@ -47,22 +46,6 @@ class _Shown:
             "followed": self.reached == len(self.uses) if self.uses else None,
             "good": self.good,
         }
-
-
-@dataclass(slots=True)
-class _Calls:
-    """Open calls and tasks by key."""
-
-    begun: int = 0
-    open: dict[Any, int] = field(default_factory=dict)
-
-    def begin(self, key: Any) -> None:
-        self.begun += 1
-        self.open[key] = self.begun
-
-    def end(self, key: Any) -> int:
-        """Close a call; return its number, from 1, or 0 if it never began."""
-        return self.open.pop(key, 0)
 
 
 class Adherence:
@@ -77,7 +60,8 @@ class Adherence:
 
     def __init__(self) -> None:
         self._shown: dict[tuple[UUID, int], _Shown] = {}
-        self._calls = _Calls()
+        self._begun = 0
+        self._open: dict[Any, int] = {}  # numbers of open calls and tasks by key, from 1
         self._asked: Counter[str] = Counter()
         self._tasks: set[UUID] = set()
         self._cancelled: set[str] = set()  # error messages of cancelled tasks
@@ -93,7 +77,7 @@ class Adherence:
         if self._shown:
             key = (task_id, ended.call, ended.tool_call_id)
             if failed and ended.error in self._cancelled:
-                self._calls.end(key)
+                self._open.pop(key, None)
             else:
                 self._end(key, ended.name, well=not failed)
 
@@ -107,18 +91,18 @@ class Adherence:
             self._tasks.add(task_id)
             if self._asked[agent]:  # started by a tool call of that name: counted already
                 self._asked[agent] -= 1
-                self._calls.open[task_id] = self._calls.begun
+                self._open[task_id] = self._begun
             else:
                 self._begin(task_id, agent)
         elif event_type == EventType.AGENT_COMPLETED:
             self._end(task_id, agent, well=True)
         elif event_type == EventType.SUBAGENT_CANCELLED:
-            self._calls.end(task_id)
+            self._open.pop(task_id, None)
         elif event_type in _ENDED_BADLY:
             error = EventError.of(data)
             if error.code == _CANCELLED:  # no evidence
                 self._cancelled.add(str(error.message))
-                self._calls.end(task_id)
+                self._open.pop(task_id, None)
             else:
                 self._end(task_id, agent, well=False)
 
@@ -127,7 +111,7 @@ class Adherence:
 
         Each has ``id``, ``version``, ``arm``, ``category``, ``baseline``, ``followed`` (``None``:
         not observable) and ``good`` (``None``: no affected call ended, or the run judges it)."""
-        return [shown.to_json for shown in self._shown.values()]
+        return [shown.to_json() for shown in self._shown.values()]
 
     def recalled(self, data: Data) -> None:
         """Process ``context.recalled``."""
@@ -145,18 +129,19 @@ class Adherence:
             pattern.baseline,
             tuple(pattern.uses),
             frozenset(pattern.affects),
-            self._calls.begun,
+            self._begun,
         )
         self._shown.setdefault((shown.id, shown.version), shown)
 
     def _begin(self, key: Any, name: str) -> None:
-        self._calls.begin(key)
+        self._begun += 1
+        self._open[key] = self._begun
         for shown in self._shown.values():
             if shown.reached < len(shown.uses) and shown.uses[shown.reached] == name:
                 shown.reached += 1
 
     def _end(self, key: Any, name: str, *, well: bool) -> None:
-        began = self._calls.end(key)
+        began = self._open.pop(key, 0)
         for shown in self._shown.values():
             if (
                 shown.good is None

@@ -15,7 +15,6 @@ def uniform(salt: UUID, run: UUID, pattern_id: UUID, version: int, kind: str) ->
     """Return a number in [0, 1), evenly distributed.
 
     Args:
-        salt: of the tenant.
         kind: the purpose; draws for different purposes are independent.
     """
     said = b"".join((salt.bytes, run.bytes, pattern_id.bytes, f"{version} {kind}".encode()))

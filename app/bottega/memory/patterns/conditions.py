@@ -64,9 +64,6 @@ def named(condition: Condition) -> Iterator[str]:
 def check(condition: Any, path: str = "") -> None:
     """Validate a condition, as JSON.
 
-    Args:
-        path: JSON Pointer to it.
-
     Raises:
         InvalidInputError: with the pointer to the fault.
     """

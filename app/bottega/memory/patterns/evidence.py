@@ -154,7 +154,6 @@ class Validation:
     Attributes:
         was, state: before and after.
         good, applications: in the time that counts.
-        reason: reason for a fall, if it fell.
     """
 
     pattern_id: UUID
@@ -181,11 +180,7 @@ def validated(
     *,
     discovered: bool,
 ) -> Validation:
-    """Validate a pattern.
-
-    Args:
-        discovered: true if it is within the false discovery rate.
-    """
+    """Validate a pattern."""
     judgement = validation.judged(weighed.lately, weighed.baseline.rate, options)
     after = validation.following(
         state, judgement.verdict, weighed.e_value, options, discovered=discovered

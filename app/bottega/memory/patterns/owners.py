@@ -23,7 +23,6 @@ class OwnedFeatures:
 
     Attributes:
         owner: ``None`` if they are of no episode: a client sent them with the pattern.
-        agent: the root agent of the episode's run.
     """
 
     features: Features

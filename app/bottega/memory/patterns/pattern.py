@@ -5,12 +5,15 @@ prompts present it as data too.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
+
+from pydantic import TypeAdapter
 
 Features = Mapping[str, Any]
 """Known features of a task by name: texts, numbers, truth values, or lists of texts. An unknown
@@ -116,7 +119,7 @@ class Content:
     """
 
     kind: ContentKind
-    fields: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
+    fields: Mapping[str, Any] = field(default_factory=dict)
     uses: tuple[str, ...] = ()
     affects: tuple[str, ...] = ()
 
@@ -128,7 +131,6 @@ class Baseline:
     Attributes:
         name: source: ``like_tasks``, ``controls``, ``given`` or ``unknown``.
         rate: 0 to 1, both excluded.
-        n: number of tasks.
     """
 
     name: str = "unknown"
@@ -186,7 +188,6 @@ class Lifecycle:
 
     Attributes:
         uses: number of runs that were given it, in any version.
-        reason: reason for the state, if there is one.
     """
 
     state: PatternState = PatternState.CANDIDATE
@@ -251,23 +252,19 @@ class Pattern:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The fields that a client or a miner wrote, as JSON; columns hold the others."""
-        return {name: _plain(getattr(self, name)) for name in _WRITTEN}
+        """The fields that a client or a miner wrote, to store as JSON; columns hold the others."""
+        return {name: getattr(self, name) for name in _WRITTEN}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], **more: Any) -> "Pattern":
-        """Build a pattern from a document.
-
-        Args:
-            more: the other fields.
-        """
+        """Build a pattern from a stored document."""
         texts = {name: document[name] for name in _TEXTS if name in document}
-        read = {
-            name: _read(kind, document[name])
+        parts = {
+            name: _adapter(kind).validate_python(document[name])
             for name, kind in _PARTS.items()
             if document.get(name) is not None
         }
-        return cls(**(texts | read | more))
+        return cls(**(texts | parts | more))
 
 
 _TEXTS = ("description", "summary", "detail")
@@ -278,30 +275,11 @@ _PARTS: Mapping[str, Any] = {
     "relations": Relations,
 }
 _WRITTEN = (*_TEXTS, *_PARTS)
-_IDS = frozenset(("specializes", "generalizes", "contradicts", "complements", "alternatives"))
 
 
-def _plain(value: Any) -> Any:
-    if hasattr(value, "__dataclass_fields__"):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, MappingProxyType):
-        return dict(value)
-    return str(value) if isinstance(value, UUID) else value
-
-
-def _read(kind: Any, value: Mapping[str, Any]) -> Any:
-    known = {each.name for each in fields(kind)}
-    return kind(**{name: _part(name, each) for name, each in value.items() if name in known})
-
-
-def _part(name: str, value: Any) -> Any:
-    if name == "kind":
-        return ContentKind(value)
-    if isinstance(value, list):
-        return tuple(UUID(each) if name in _IDS else each for each in value)
-    return UUID(value) if name in _IDS and value is not None else value
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,4 +244,4 @@ _EPISODES = ("mined_from", "supporting", "contrary")
 
 
 def _json(value: Any) -> str:
-    return to_json(value, fallback=dict).decode()  # the fallback is for `EMPTY` mappings
+    return to_json(value).decode()

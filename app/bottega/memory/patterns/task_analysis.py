@@ -124,12 +124,19 @@ def analyse(
         goals = dict.fromkeys(list(goals)[:1])
     named = _named(text, capabilities)
     complexity = _complexity(len(task), demands, limits, len(named))
+    features: dict[str, Any] = {
+        "domain": domain,
+        "task_type": task_type,
+        "complexity": complexity,
+        "capabilities": sorted(set(capabilities))[:_MOST_NAMES],
+        "tools_required": named,
+    }
     return Goals(
         tuple(goals)[:MOST],
         tuple(constraints)[:MOST],
         tuple(criteria)[:MOST],
         complexity,
-        features_of(domain, task_type, complexity, capabilities, named),
+        {name: value for name, value in features.items() if value not in (None, [])},
     )
 
 
@@ -148,24 +155,6 @@ def refined(found: Goals, said: Mapping[str, Any]) -> Goals:
         complexity,
         {**found.features, "complexity": complexity},
     )
-
-
-def features_of(
-    domain: str | None,
-    task_type: str | None,
-    complexity: float,
-    capabilities: Sequence[str],
-    tools_required: Sequence[str],
-) -> dict[str, Any]:
-    """Return the known features of a task by name."""
-    known: dict[str, Any] = {
-        "domain": domain,
-        "task_type": task_type,
-        "complexity": complexity,
-        "capabilities": sorted(set(capabilities))[:_MOST_NAMES],
-        "tools_required": list(tools_required),
-    }
-    return {name: value for name, value in known.items() if value not in (None, [])}
 
 
 def _sentences(text: str) -> Iterator[tuple[str, bool]]:

@@ -6,7 +6,7 @@ better than the baseline". By chance it ever reaches 20 with probability 1/20 at
 one tests.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import exp, fsum, log, log1p
@@ -194,14 +194,6 @@ class BettingEvidence:
         most = max(self.logs)
         total = most + log(fsum(exp(each - most) for each in self.logs) / len(self.logs))
         return exp(min(total, 300 * log(10)))
-
-
-def e_value(applications: Iterable[tuple[bool, float]]) -> float:
-    """Return the e-value of applications, each with success and its baseline at that time."""
-    evidence = BettingEvidence()
-    for good, baseline in applications:
-        evidence = evidence.after(good, baseline)
-    return evidence.e_value
 
 
 def discoveries(e_values: Mapping[UUID, float], rate: float, among: int) -> set[UUID]:

@@ -31,7 +31,6 @@ class PromptMessage:
 
     Attributes:
         sent: replaces ``message`` in the prompt.
-        tokens: of ``sent``.
         reference: recalls the full message; ``None`` if that is impossible.
         label: the tool call that the message answers.
     """

@@ -62,7 +62,6 @@ class RunMemory:
         working: holds retrieved memory and the task before the query; receives the answers of tools
             and sub-agents as ``m1``, ``m2`` …
         limit: tokens of a prompt, tool schemas included; defaults to the sum of all budgets.
-        tools: further tools for an agent that has tools.
     """
 
     def __init__(

@@ -84,7 +84,6 @@ class Section:
     """Entries in the order of insertion, and the sum of their tokens.
 
     Attributes:
-        entries: by key.
         filled: sum of their tokens.
         gone: number of entries that left completely, with the first and last of their references.
     """

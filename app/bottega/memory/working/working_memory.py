@@ -46,7 +46,6 @@ class Retrieved:
 
     Attributes:
         source: an episode's id, or another name for a reader.
-        text: a summary.
     """
 
     source: str
@@ -58,7 +57,6 @@ class WorkingMemory:
 
     Args:
         budgets: of the sections; their sum is never exceeded.
-        count: number of tokens of a text.
         listener: notified when a section is too small for its hot entries (``memory_limit``).
 
     Attributes:
@@ -273,11 +271,7 @@ class WorkingMemory:
         return list(self._archive.texts)
 
     def compose(self, *parts: Area, description: bool = True) -> str:
-        """Render sections (default: all) for a prompt, and mark their entries as accessed.
-
-        Args:
-            description: include the task's description.
-        """
+        """Render sections (default: all) for a prompt, and mark their entries as accessed."""
         without = () if description else _DESCRIPTION
         lines: list[str] = []
         for part in parts or Area:
