@@ -233,6 +233,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             prompt_tokens=settings.memory_prompt_tokens,
             stopping=service.stop_working,
             day_budgets=day_budgets,
+            files=service.files,
         )
         watch = CancelWatch(database.pool, service.listener, executor.under_way, executor.cancel)
         async with (

@@ -44,15 +44,15 @@ from bottega.api.routes.memory import (
     patterns,
     run_memory,
 )
+from bottega.api.schemas.parts import LONGEST_DATA
 from bottega.api.server import http_protocol
 from bottega.api.server.headers import ASSETS, SecurityHeaders, add_docs
 from bottega.api.server.http_protocol import Addresses, Bounds, HttpProtocol
 from bottega.api.server.limits import LimitTenants
-from bottega.api.server.middleware import Cors, OnlyFromHere, RefuseLongBody
+from bottega.api.server.middleware import Cors, LongBodies, OnlyFromHere, RefuseLongBody
 from bottega.api.server.route_index import RouteIndex
 from bottega.api.server.websocket_protocol import WebSocketProtocol
 from bottega.api.shared.drawings import Drawings
-from bottega.api.shared.uploads import UploadTurns
 from bottega.container import Service, open_service, settle
 from bottega.errors import InvalidInputError, UnavailableError
 from bottega.files.store import MOST_BYTES
@@ -85,11 +85,10 @@ def create_app(service: Service) -> FastAPI:
     add_docs(app)
     app.state.service = service
     app.state.drawings = Drawings()
-    app.state.uploads = UploadTurns()
     settings = service.settings
     # The middleware that is added last runs first.
-    longer = {http_protocol.UPLOADS: MOST_BYTES + _AROUND_A_FILE}
-    app.add_middleware(RefuseLongBody, max_bytes=settings.max_body_bytes, longer=longer)
+    usual = settings.max_body_bytes
+    app.add_middleware(RefuseLongBody, max_bytes=usual, longer=_longer_bodies(usual))
     app.add_middleware(LimitTenants, per_s=settings.requests_per_s, streams=settings.max_streams)
     app.add_middleware(Authenticate)
     app.add_middleware(OnlyFromHere, host=settings.host, origins=settings.cors_origins)
@@ -126,6 +125,17 @@ def create_app(service: Service) -> FastAPI:
     app.router.middleware_stack = RouteIndex(app.router)
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
     return app
+
+
+def _longer_bodies(usual: int) -> dict[tuple[str, str], LongBodies]:
+    """Return the requests that may be longer: files, and inputs with their data in base64."""
+    uploads = LongBodies(MOST_BYTES + _AROUND_A_FILE, each=8, all=64)
+    inputs = LongBodies(usual + LONGEST_DATA, each=2, all=4)
+    return {
+        http_protocol.UPLOADS: uploads,
+        ("POST", "/v1/runs"): inputs,
+        ("POST", "/v1/schedules"): inputs,
+    }
 
 
 def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:

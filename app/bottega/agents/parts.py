@@ -86,6 +86,14 @@ def text_of(parts: Iterable[Part]) -> str:
     return "\n".join(part.text for part in parts if part.text is not None)
 
 
+def content_text(content: str | Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of stored content; without any text, the kinds of its parts."""
+    if isinstance(content, str):
+        return content
+    said = [part["text"] for part in content if part["type"] == "text"]
+    return "\n".join(said) or f"[{', '.join(part['type'] for part in content)}]"
+
+
 def parts_tokens(parts: Sequence[Part]) -> int:
     """Estimate the tokens of parts in a prompt, without those of their texts."""
     return sum(part.tokens for part in parts if part.text is None)

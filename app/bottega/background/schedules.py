@@ -23,6 +23,8 @@ from bottega.db.pages import PageItems, fetch_page
 from bottega.db.tables import schedules
 from bottega.errors import BottegaError, ConflictError, NotFoundError
 from bottega.events.log import is_transient
+from bottega.files.inputs import files_of
+from bottega.files.rows import touch
 from bottega.leased_work import WorkLoop, seconds_until_due
 from bottega.runs.pins import PinCache
 from bottega.runs.submit import NewRun, submit
@@ -234,6 +236,7 @@ class Ticker:
                     memory=self._limits.memory,
                     principal=f"schedule:{row['name']}",
                 )
+                await touch(tx, row["tenant_id"], files_of(new.input))
                 run = await submit(await driver_of(tx), self._pins, row["tenant_id"], new)
                 changes["last_run_id"] = run["id"]
         except BottegaError as error:

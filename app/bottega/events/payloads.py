@@ -77,7 +77,8 @@ class ToolStarted(NamedTuple):
 class ToolEnded(NamedTuple):
     """Data of ``tool.completed`` and ``tool.failed``.
 
-    A sub-agent's result is not in it: ``answer_seq`` refers to the answer.
+    A sub-agent's result is not in it: ``answer_seq`` refers to the answer. ``parts`` are images
+    and other content, by reference.
     """
 
     call: int
@@ -87,6 +88,7 @@ class ToolEnded(NamedTuple):
     result: Any
     error: str | None
     answer_seq: int | None
+    parts: Sequence[Data]
 
     @classmethod
     def of(cls, data: Data) -> Self:
@@ -100,6 +102,7 @@ class ToolEnded(NamedTuple):
                 data["result"],
                 data["error"],
                 data.get("answer_seq"),
+                data.get("parts", ()),
             ),
         )
 

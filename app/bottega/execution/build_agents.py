@@ -17,6 +17,7 @@ from bottega.agents import (
     ToolRequirement,
 )
 from bottega.agents.messages import AssistantMessage, HumanMessage, StandardMessage, SystemMessage
+from bottega.agents.parts import Part
 from bottega.agents.provider import LLMProvider
 from bottega.agents.recall import RecallEmbedder
 from bottega.agents.subagent import FreshCopies
@@ -313,7 +314,16 @@ _ROLES: dict[str, type[SystemMessage | HumanMessage | AssistantMessage]] = {
 }
 
 
-def query_of(value: str | list[dict[str, str]]) -> str | list[StandardMessage]:
+def query_of(value: str | list[dict[str, Any]]) -> str | list[StandardMessage]:
     if isinstance(value, str):
         return value
-    return [_ROLES[message["role"]](content=message["content"]) for message in value]
+    return [_message(_ROLES[message["role"]], message["content"]) for message in value]
+
+
+def _message(
+    kind: type[SystemMessage | HumanMessage | AssistantMessage],
+    content: str | list[dict[str, Any]],
+) -> StandardMessage:
+    if isinstance(content, str):
+        return kind(content=content)
+    return kind.of(*map(Part.from_dict, content))

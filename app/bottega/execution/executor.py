@@ -34,6 +34,8 @@ from bottega.execution.recorder import JournalRecorder
 from bottega.execution.replay import fold
 from bottega.execution.retrieval import MemorySources
 from bottega.execution.step_writer import StepWriter
+from bottega.files.run_files import RunFiles
+from bottega.files.store import FileStore
 from bottega.memory.learning.episode_recorder import EpisodeRecorder
 from bottega.redaction import Redactor
 
@@ -77,6 +79,7 @@ class Executor:
         episode_stored: called after a run's episode was stored with its end.
         prompt_tokens: limit of a root agent's prompt.
         day_budgets: of tenants; ``None``: no limit.
+        files: of all tenants; without them, runs have none.
         stopping: set when this worker is to stop.
     """
 
@@ -92,6 +95,7 @@ class Executor:
     episode_stored: Callable[[], None] = lambda: None
     prompt_tokens: int = 20_000
     day_budgets: DayBudgets | None = None
+    files: FileStore | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _under_way: dict[UUID, _UnderWay] = field(default_factory=dict)
 
@@ -171,6 +175,7 @@ class Executor:
             run,
             day=None if self.day_budgets is None else self.day_budgets.open(tenant_id),
             live_text=self.live_text,
+            run_files=self._files_of(run),
             waits=functools.partial(self._hand_back_if_waiting, entry),
         )
         bound = logger.bind(run_id=str(run_id), attempt=run.attempt)
@@ -201,6 +206,11 @@ class Executor:
             self.notifier.wake(run_id)
             await self._settle(entry.recorder)
             await journal.close()
+
+    def _files_of(self, run: ClaimedRun) -> RunFiles | None:
+        if self.files is None:
+            return None
+        return RunFiles(self.files, run.tenant_id, run.run_id, run.session_id)
 
     async def _take_to_its_end(
         self, recorder: JournalRecorder, run: ClaimedRun, entry: _UnderWay

@@ -13,6 +13,7 @@ import structlog
 from pydantic_core import from_json, to_json
 
 from bottega.agents.agent import BaseAgent
+from bottega.agents.parts import content_text
 from bottega.errors import BottegaError, UnavailableError
 from bottega.events.payloads import ContextReceived, context_recalled, warning
 from bottega.events.types import EventType
@@ -55,13 +56,20 @@ def facts_of(run: ClaimedRun) -> RunFacts:
         run.run_id,
         run.session_id,
         run.principal,
-        run.input,
+        _text_of(run.input),
         run.first,
         run.agents,
         run.metadata,
         run.user,
         run.agent,
     )
+
+
+def _text_of(asked: str | Sequence[Mapping[str, Any]]) -> str | Sequence[Mapping[str, Any]]:
+    """Return a run's input with texts in place of parts."""
+    if isinstance(asked, str):
+        return asked
+    return [{**message, "content": content_text(message["content"])} for message in asked]
 
 
 async def use_memory(

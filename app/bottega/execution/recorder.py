@@ -32,6 +32,7 @@ from bottega.execution.live_text import CallText, LiveText
 from bottega.execution.replay import Key, data_of, usage_of
 from bottega.execution.retrieval import ToolFailure
 from bottega.execution.task_rows import CANCELLED, Tasks, name_of
+from bottega.files.run_files import RunFiles
 from bottega.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
 from bottega.subagents.budget import TokenAccount, estimate, reserved
 
@@ -55,6 +56,7 @@ class JournalRecorder(Recorder):
     Args:
         day: the tenant's budget of today; ``None``: no limit.
         live_text: shows the models' text while it comes in.
+        run_files: loads and stores the run's files.
         waits: called when a model call starts to wait for its next try, or a tool has ended.
 
     Attributes:
@@ -73,6 +75,7 @@ class JournalRecorder(Recorder):
         *,
         day: DayAccount | None = None,
         live_text: LiveText | None = None,
+        run_files: RunFiles | None = None,
         waits: Callable[[], None] = lambda: None,
     ) -> None:
         self.journal = journal
@@ -92,6 +95,8 @@ class JournalRecorder(Recorder):
         self._pauses: dict[Query, float] = {}  # by query: when the wait of its model call ends
         self._acting = 0  # calls under way of tools with outside effects
         self._waits = waits
+        self._run_files = run_files
+        self.files = None if run_files is None else run_files.load
         self._in_session = run.session_id is not None
         self._published: dict[Query, Publication] = {}
         self._publications: dict[tuple[str, int], int] = {}
@@ -294,6 +299,8 @@ class JournalRecorder(Recorder):
             result = error_result(tool_call, text)
         else:
             result = await self._execute(tool, execute)
+            if result.parts and self._run_files is not None:
+                result = await self._run_files.stored(tool_call, result)
         self._tool_ended(query, about, result)
         self._waits()
         await self._learn_from(query, tool_call, result)
@@ -328,6 +335,8 @@ class JournalRecorder(Recorder):
     def _tool_ended(self, query: Query, about: dict[str, Any], result: ToolResult) -> None:
         failed = result.status is ToolStatus.ERROR
         data = {**about, "status": result.status, "result": result.result, "error": result.error}
+        if result.parts:
+            data["parts"] = [part.to_dict() for part in result.parts]
         call = (self.tasks.id_of(query), about["call"], about["tool_call_id"])
         if (answer := self._answers.pop(call, None)) and not failed:
             data |= {"result": None, "answer_seq": answer}

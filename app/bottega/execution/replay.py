@@ -23,6 +23,7 @@ from bottega.agents.messages import (
     ToolStatus,
     Usage,
 )
+from bottega.agents.parts import Part
 from bottega.errors import ModelError
 from bottega.events.payloads import (
     ContextReceived,
@@ -185,6 +186,7 @@ def result_of(ended: ToolEnded, answer: str | None = None) -> ToolResult:
         status=ToolStatus(ended.status),
         result=ended.result if ended.answer_seq is None else answer,
         error=ended.error,
+        parts=tuple(map(Part.from_dict, ended.parts)),
     )
 
 

@@ -1,9 +1,10 @@
 """Rows of files, for requests."""
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import and_, delete, select
+from sqlalchemy import and_, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.pages import PageItems, fetch_page
@@ -32,6 +33,13 @@ async def page(
         query = query.where(files.c.id < after if descending else files.c.id > after)
     query = query.order_by(files.c.id.desc() if descending else files.c.id)
     return await fetch_page(connection, query, limit)
+
+
+async def touch(connection: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID]) -> None:
+    """Note that a run uses some files again."""
+    if ids:
+        used = and_(files.c.tenant_id == tenant_id, files.c.id.in_(sorted(ids)))
+        await connection.execute(update(files).where(used).values(used_at=func.now()))
 
 
 async def remove(connection: AsyncConnection, tenant_id: UUID, file_id: UUID) -> None:

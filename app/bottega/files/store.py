@@ -6,7 +6,7 @@ that no row names an hour later are deleted, even if the process was killed.
 """
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -37,6 +37,7 @@ _FIND = f"SELECT {_COLUMNS}, object_keys, piece_bytes FROM files WHERE tenant_id
 _USE = f"""
 UPDATE files SET used_at = now() WHERE tenant_id = $1 AND id = ANY ($2) RETURNING {_COLUMNS}
 """  # noqa: S608
+_DISCARD = "DELETE FROM files WHERE tenant_id = $1 AND id = ANY ($2)"
 _RETRY_AFTER_S = 60.0
 
 
@@ -105,6 +106,11 @@ class FileStore:
         if row is None:
             raise NotFoundError(f"there is no file {file_id}")
         return dict(row)
+
+    async def discard(self, tenant_id: UUID, ids: Iterable[UUID]) -> None:
+        """Delete files that nothing refers to yet; some may be gone already."""
+        async with self._acting(tenant_id) as connection:
+            await connection.execute(_DISCARD, tenant_id, list(ids))
 
     async def use(self, tenant_id: UUID, ids: list[UUID]) -> dict[UUID, Mapping[str, Any]]:
         """Note that a run uses some files; return the rows of those that exist, by id."""

@@ -13,7 +13,8 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Select, and_, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.agents.messages import AssistantMessage
+from bottega.agents.messages import AssistantMessage, ToolMessage
+from bottega.agents.parts import Part, text_of
 from bottega.agents.query import task_id_at
 from bottega.agents.subagent import question_of
 from bottega.db.pages import PAGE_BYTES, PageItems, fetch_page
@@ -46,7 +47,7 @@ class MessageEntry:
     text: str | None = None
 
 
-def messages_of(entry: MessageEntry, question: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+def messages_of(entry: MessageEntry, question: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages of an event, in order. Pure.
 
     Args:
@@ -63,7 +64,8 @@ def messages_of(entry: MessageEntry, question: Sequence[Mapping[str, str]]) -> l
         case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED:
             result = result_of(ToolEnded.of(data), entry.text)
             about = {"tool_call_id": result.tool_call_id, "name": result.tool_name}
-            found = [{"role": "tool", "content": result.text, "status": result.status, **about}]
+            said = {"content": result.text, "parts": _parts_of(ToolMessage.answering(result))}
+            found = [{"role": "tool", "status": result.status, **said, **about}]
         case EventType.MEMORY_INJECTED | EventType.CONTEXT_RECALLED:
             context = ContextReceived.of(data)
             content = entry.text if context.answer_seq is not None else context.content
@@ -101,7 +103,7 @@ async def page(
     query = _conversation(tenant_id, run_id, task_id, (first, *_TOLD))
     places = (run_events.c.step, run_events.c.seq)
     query = query.order_by(*(place.desc() if descending else place for place in places))
-    question: Sequence[Mapping[str, str]] = _input(run)
+    question: Sequence[Mapping[str, Any]] = _input(run)
     asked_by_agent = task_id is not None and (parent is not None or run["mode"] == "orchestrated")
     found: list[dict[str, Any]] = []
     more = True
@@ -183,9 +185,22 @@ async def _parent_of(
     return parent
 
 
-def _input(run: Mapping[str, Any]) -> list[Mapping[str, str]]:
+def _input(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     asked = run["input"]
-    return [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+    if isinstance(asked, str):
+        return [{"role": "user", "content": asked}]
+    return [_shown(message) for message in asked]
+
+
+def _parts_of(message: ToolMessage) -> list[dict[str, Any]]:
+    return [part.to_dict() for part in message.parts]
+
+
+def _shown(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message["content"]
+    if isinstance(content, str):
+        return message
+    return {**message, "content": text_of(map(Part.from_dict, content)), "parts": content}
 
 
 async def _asked(

@@ -27,6 +27,8 @@ from bottega.execution.journal import EPISODE_NOT_STORED
 from bottega.execution.replay import answer_of
 from bottega.execution.replay_tasks import ENDS
 from bottega.execution.task_rows import CANCELLED, row_change
+from bottega.files.inputs import files_of
+from bottega.files.rows import touch
 from bottega.runs import read
 from bottega.runs.pins import stricter
 from bottega.runs.submit import Carried, accept
@@ -90,6 +92,7 @@ async def retry(
         )
     new = {name: old[name] for name in _KEPT} | {"retry_of": run_id, "principal": principal}
     new["memory"] = stricter(memory, old["memory"])
+    await touch(connection, tenant_id, files_of(old["input"]))
     if not from_last_step:
         return await accept(connection, tenant_id, new)
     task_root = old["task_root"] or run_id

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.history import with_distinct_ids
 from bottega.agents.messages import AssistantMessage, ToolCall
+from bottega.agents.parts import content_text
 from bottega.agents.tokens import tokens_in
 from bottega.definitions import store
 from bottega.events.types import EventType
@@ -209,11 +210,11 @@ def _tool_names(definition: Mapping[str, Any]) -> list[str]:
     return [*(tool["name"] for tool in definition["tools"]), *subagents]
 
 
-def question_of(asked: str | Sequence[Mapping[str, str]]) -> str:
-    """Return the user's question in a run's input."""
+def question_of(asked: str | Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of the user's question in a run's input."""
     if isinstance(asked, str):
         return asked
-    return next(message["content"] for message in asked if message["role"] == "user")
+    return content_text(next(each["content"] for each in asked if each["role"] == "user"))
 
 
 async def working_memory(

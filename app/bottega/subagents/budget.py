@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from bottega.agents.messages import AssistantMessage
+from bottega.agents.parts import parts_tokens
 from bottega.agents.query import Query
 from bottega.errors import BudgetExhaustedError
 
@@ -94,6 +95,7 @@ def estimate(query: Query) -> int:
     )
     return (
         text // _CHARACTERS_PER_TOKEN
+        + sum(parts_tokens(message.parts) for message in history if message.parts)
         + _PER_MESSAGE * len(history)
         + _PER_TOOL * len(query.agent.registered_tools)
     )

@@ -41,8 +41,8 @@ DATA = {
     EventType.LLM_COMPLETED: f"{_CALL} try message usage duration_ms",
     EventType.LLM_FAILED: f"{_CALL} try error retry_in_ms",
     EventType.TOOL_STARTED: f"{_TOOL} arguments",
-    EventType.TOOL_COMPLETED: f"{_TOOL} status result answer_seq error",
-    EventType.TOOL_FAILED: f"{_TOOL} status result error",
+    EventType.TOOL_COMPLETED: f"{_TOOL} status result answer_seq error parts",
+    EventType.TOOL_FAILED: f"{_TOOL} status result error parts",
     EventType.MEMORY_INJECTED: f"source version edge policy {_TEXT}",
     EventType.CONTEXT_RECALLED: (
         f"source version score {_TEXT} arm category name baseline uses affects call tool_call_id"

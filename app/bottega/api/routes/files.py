@@ -12,11 +12,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from bottega.api.errors import headers, problem_response, problems
 from bottega.api.schemas.base import Page
-from bottega.api.schemas.files import File
+from bottega.api.schemas.parts import File
 from bottega.api.schemas.runs import SessionName
 from bottega.api.shared.deps import Actor, ServiceDep, Tenant, Transaction
 from bottega.api.shared.pages import LINK, PageQuery
-from bottega.api.shared.uploads import UploadTurns, multipart_of, patience
+from bottega.api.shared.uploads import multipart_of, patience
 from bottega.errors import InvalidInputError
 from bottega.files import rows
 from bottega.files.store import FileOrigin
@@ -70,21 +70,19 @@ _BODY = {
     openapi_extra={"requestBody": _BODY},
 )
 async def create(request: Request, service: ServiceDep, tenant: Tenant, response: Response) -> Any:
-    turns: UploadTurns = request.app.state.uploads
     if (body := multipart_of(request, "session_id")) is None:
         detail = "send the file as the part `file` of multipart/form-data"
         return problem_response(415, "unsupported_media_type", detail)
-    with turns.turn(tenant):
-        async with patience(), service.files.writing(tenant) as writer:
-            async for data in request.stream():
-                await writer.write(body.feed(data))
-            body.close()
-            origin = FileOrigin(
-                session_id=_session(body.fields.get("session_id")),
-                name=body.name,
-                media_type=body.media_type,
-            )
-            row = await writer.finish(origin)
+    async with patience(), service.files.writing(tenant) as writer:
+        async for data in request.stream():
+            await writer.write(body.feed(data))
+        body.close()
+        origin = FileOrigin(
+            session_id=_session(body.fields.get("session_id")),
+            name=body.name,
+            media_type=body.media_type,
+        )
+        row = await writer.finish(origin)
     response.headers["Location"] = f"{router.prefix}/{row['id']}"
     return row
 

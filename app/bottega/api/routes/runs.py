@@ -1,7 +1,8 @@
 """Routes of runs."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
@@ -32,6 +33,7 @@ from bottega.container import Service
 from bottega.db.driver import driver_of
 from bottega.errors import InvalidInputError
 from bottega.events.log import is_transient
+from bottega.files.inputs import StoredInput, stored_input
 from bottega.runs import messages, read
 from bottega.runs import submit as submitting
 from bottega.settings import Settings
@@ -120,27 +122,38 @@ async def check_webhook(
         raise InvalidInputError(error.detail, code=error.code, pointer=pointer) from None
 
 
-async def _checked(service: Service, principal: Principal, body: NewRun) -> submitting.NewRun:
+@asynccontextmanager
+async def _checked(
+    service: Service, principal: Principal, body: NewRun
+) -> AsyncIterator[tuple[submitting.NewRun, StoredInput]]:
+    """Yield the run to submit; tell the input, too, which run was accepted."""
+    tenant, settings = principal.tenant_id, service.settings
     if body.webhook_url is not None:
-        async with service.database.begin(principal.tenant_id) as tx:
-            await check_webhook(tx, principal.tenant_id, service.settings, body.webhook_url)
-    return submitting.NewRun.of(
-        body.model_dump(),
-        timeout_s=service.settings.run_timeout_s,
-        queue_timeout_s=service.settings.queue_timeout_s,
-        memory=service.settings.memory,
-        principal=principal.actor,
-    )
+        async with service.database.begin(tenant) as tx:
+            await check_webhook(tx, tenant, settings, body.webhook_url)
+    asked = body.model_dump()
+    async with stored_input(service.files, tenant, asked["input"], body.session_id) as stored:
+        asked["input"] = stored.input
+        new = submitting.NewRun.of(
+            asked,
+            timeout_s=settings.run_timeout_s,
+            queue_timeout_s=settings.queue_timeout_s,
+            memory=settings.memory,
+            principal=principal.actor,
+        )
+        yield new, stored
 
 
 async def _submit(service: Service, principal: Principal, body: NewRun) -> dict[str, Any]:
-    new = await _checked(service, principal, body)
     database, tenant = service.database, principal.tenant_id
-    async with (
-        database.turn(tenant),
-        database.pool.acquire(timeout=database.patience_s) as connection,
-    ):
-        return await submitting.submit(connection, service.pins, tenant, new)
+    async with _checked(service, principal, body) as (new, stored):
+        async with (
+            database.turn(tenant),
+            database.pool.acquire(timeout=database.patience_s) as connection,
+        ):
+            run = await submitting.submit(connection, service.pins, tenant, new)
+        stored.keep(run["input"])
+    return run
 
 
 def _path(run: Mapping[str, Any]) -> str:
@@ -170,15 +183,16 @@ async def create(
         run = await _submit(service, principal, body)
         response.headers["Location"] = _path(run)
     else:
-        new = await _checked(service, principal, body)
-        async with service.database.begin(tenant) as tx:
+        async with _checked(service, principal, body) as (new, stored):
+            async with service.database.begin(tenant) as tx:
 
-            async def accept() -> dict[str, Any]:
-                run = await submitting.submit(await driver_of(tx), service.pins, tenant, new)
-                response.headers["Location"] = _path(run)
-                return run
+                async def accept() -> dict[str, Any]:
+                    run = await submitting.submit(await driver_of(tx), service.pins, tenant, new)
+                    response.headers["Location"] = _path(run)
+                    return run
 
-            run = await once(tx, response, Run, accept)
+                run = await once(tx, response, Run, accept)
+            stored.keep(run["input"])
     if not wait:
         return run
     run_id = UUID(str(run["id"]))

@@ -14,6 +14,7 @@ from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, ViewQuery
 from bottega.background import schedules
 from bottega.db.pages import PageItems
+from bottega.files.inputs import stored_input
 from bottega.tenants import audit
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
@@ -47,20 +48,27 @@ def _to_response(row: Mapping[str, Any]) -> dict[str, Any]:
 async def create(
     once: OnceDep,
     service: ServiceDep,
-    tx: Transaction,
     tenant: Tenant,
     body: NewSchedule,
     response: Response,
 ) -> Any:
-    url = body.run.webhook_url
-    await check_webhook(tx, tenant, service.settings, url, pointer="/run/webhook_url")
+    asked, run = body.model_dump(), body.run
+    place = "/run/input"
+    files = stored_input(service.files, tenant, asked["run"]["input"], run.session_id, place)
+    async with files as stored:
+        asked["run"]["input"] = stored.input
+        async with service.database.begin(tenant) as tx:
+            place = "/run/webhook_url"
+            await check_webhook(tx, tenant, service.settings, run.webhook_url, pointer=place)
 
-    async def store() -> dict[str, Any]:
-        row = await schedules.create(tx, tenant, **body.model_dump())
-        response.headers["Location"] = f"/v1/schedules/{body.name}"
-        return _to_response(row)
+            async def store() -> dict[str, Any]:
+                row = await schedules.create(tx, tenant, **asked)
+                response.headers["Location"] = f"/v1/schedules/{body.name}"
+                return _to_response(row)
 
-    return await once(tx, response, Schedule, store)
+            made = await once(tx, response, Schedule, store)
+        stored.keep(made["run"]["input"])
+    return made
 
 
 @router.get(

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from bottega.api.schemas.base import Answer
+from bottega.api.schemas.parts import ContentPart
 from bottega.api.schemas.runs import Usage
 
 
@@ -29,7 +30,10 @@ class Message(Answer):
         Literal["system", "user", "assistant", "tool"],
         Field(description="`system`: from the input, or passed on by another agent (`source`)."),
     ]
-    content: str
+    content: Annotated[str, Field(description="Its text; with `parts` that of the text parts.")]
+    parts: Annotated[
+        list[ContentPart], Field(description="The whole content, if it is not only text.")
+    ] = Field(default_factory=list)
     tool_calls: list[MessageCall] = Field(default_factory=list)
     usage: Annotated[Usage | None, Field(description="Tokens of a model's answer.")] = None
     tool_call_id: Annotated[str | None, Field(description="The call that a tool answers.")] = None

@@ -8,14 +8,13 @@ from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
-    JsonValue,
     StringConstraints,
-    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name, UserName
+from bottega.api.schemas.parts import RunInput, ShownMessage
 from bottega.errors import InvalidInputError
 from bottega.json_schema.values import WHOLE
 from bottega.tools.egress import checked_url
@@ -23,7 +22,6 @@ from bottega.tools.egress import checked_url
 Status = Literal["queued", "running", "completed", "failed", "timeout", "cancelled"]
 LearningStatus = Literal["pending", "done", "failed"]
 SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
-Text = Annotated[str, StringConstraints(min_length=1, max_length=500_000)]
 _USER = "Your own name for your end user, whose memory the run uses. Null: the session's user."
 
 
@@ -38,22 +36,6 @@ def _plain_url(url: str) -> str:
 
 
 WebhookUrl = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_plain_url)]
-
-
-class InputMessage(Body):
-    """A message of a run's input."""
-
-    role: Literal["system", "user", "assistant"]
-    content: Text
-
-
-_MAX_MESSAGES = 500
-_ONE_QUESTION: dict[str, JsonValue] = {
-    "maxItems": _MAX_MESSAGES,
-    "contains": {"properties": {"role": {"const": "user"}}},
-    "minContains": 1,
-    "maxContains": 1,
-}
 
 
 class NewRun(Body):
@@ -85,7 +67,7 @@ class NewRun(Body):
     ] = None
     user: Annotated[UserName | None, Field(description=_USER)] = None
     input: Annotated[
-        Text | Annotated[list[InputMessage], Field(json_schema_extra=_ONE_QUESTION)],
+        RunInput,
         Field(description="The question, or messages of which exactly one has the role `user`."),
     ]
     priority: Annotated[int, Field(ge=1, le=10, description="1 goes first."), WHOLE] = 5
@@ -145,21 +127,6 @@ class NewRun(Body):
         if self.mode == "orchestrated" and self.agent is None:
             raise PydanticCustomError("mode", "mode 'orchestrated' needs an agent to start with")
         return self
-
-    @field_validator("input")
-    @classmethod
-    def _one_question(cls, value: Any) -> Any:
-        if isinstance(value, list):
-            if len(value) > _MAX_MESSAGES:
-                raise PydanticCustomError("too_long", f"at most {_MAX_MESSAGES} messages")
-            users = sum(message.role == "user" for message in value)
-            if users != 1:
-                raise PydanticCustomError(
-                    "one_user_message",
-                    "exactly one message must have the role 'user', found {users}",
-                    {"users": users},
-                )
-        return value
 
 
 class Retry(Body):
@@ -287,7 +254,7 @@ class RunSummary(Answer):
 class Run(RunSummary):
     """A run."""
 
-    input: str | list[InputMessage]
+    input: str | list[ShownMessage]
     output: Annotated[
         Any, Field(description="The answer, or a part of it if the run failed; else null.")
     ]

@@ -1,8 +1,12 @@
 """Middleware: size limit of bodies, CORS, and access while there are no keys."""
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
+from uuid import UUID
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -16,17 +20,44 @@ from bottega.api.errors import problem_response
 from bottega.api.server.headers import sent
 
 
+@dataclass(frozen=True, slots=True)
+class LongBodies:
+    """Requests whose bodies may exceed the usual limit, but only a few at once.
+
+    Attributes:
+        bytes: limit of one.
+        each: concurrent ones of a tenant; ``all``: of all tenants, in this process.
+    """
+
+    bytes: int
+    each: int
+    all: int
+    _open: Counter[UUID] = field(default_factory=Counter)
+
+    @contextmanager
+    def turn(self, tenant: UUID) -> Iterator[bool]:
+        """Count a request during the block; yield false if there are too many."""
+        if self._open[tenant] >= self.each or self._open.total() >= self.all:
+            yield False
+            return
+        self._open[tenant] += 1
+        try:
+            yield True
+        finally:
+            self._open[tenant] -= 1
+
+
 class RefuseLongBody:
     """Middleware that answers 413 to a body over the limit (FastAPI's own limit: plain text).
 
     It checks the declared length, then counts the received bytes.
 
     Args:
-        longer: limits of requests that may be longer, by method and path.
+        longer: requests that may have longer bodies, by method and path.
     """
 
     def __init__(
-        self, app: ASGIApp, max_bytes: int, longer: Mapping[tuple[str, str], int] = {}
+        self, app: ASGIApp, max_bytes: int, longer: Mapping[tuple[str, str], LongBodies] = {}
     ) -> None:
         self.app = app
         self.max_bytes = max_bytes
@@ -36,13 +67,23 @@ class RefuseLongBody:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        most = self.longer.get((scope["method"], scope["path"]), self.max_bytes)
+        longer = self.longer.get((scope["method"], scope["path"]))
+        most = self.max_bytes if longer is None else longer.bytes
         declared = next(iter(sent(scope, b"content-length")), b"")
-        if declared.isdigit() and (len(declared) > 18 or int(declared) > most):
+        size = int(declared[:18]) if declared.isdigit() else None
+        if size is not None and size > most:
             detail = f"the body is longer than this server's limit of {most} bytes"
-            refusal = problem_response(413, "body_too_large", detail)
-            await refusal(scope, receive, send)
-            return
+            await problem_response(413, "body_too_large", detail)(scope, receive, send)
+        elif longer is None or (size is not None and size <= self.max_bytes):
+            await self._limited(most, scope, receive, send)
+        else:
+            with longer.turn(scope["state"]["principal"].tenant_id) as allowed:
+                if allowed:
+                    await self._limited(most, scope, receive, send)
+                else:
+                    await _too_many(longer)(scope, receive, send)
+
+    async def _limited(self, most: int, scope: Scope, receive: Receive, send: Send) -> None:
         received = 0
 
         async def counted() -> Message:
@@ -54,6 +95,14 @@ class RefuseLongBody:
             return message
 
         await self.app(scope, counted, send)
+
+
+def _too_many(longer: LongBodies) -> Response:
+    detail = (
+        f"a tenant may send {longer.each} long bodies at once here, all together {longer.all}: "
+        "try again in a moment"
+    )
+    return problem_response(429, "too_many_uploads", detail, headers={"Retry-After": "1"})
 
 
 class Cors(CORSMiddleware):

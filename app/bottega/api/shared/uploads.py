@@ -2,18 +2,15 @@
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from uuid import UUID
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from fastapi import Request
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
-from bottega.errors import InvalidInputError, LimitedError
+from bottega.errors import InvalidInputError
 
 LONGEST_S = 3000.0
 """Longest upload; the claims of its pieces in the object store end later."""
@@ -21,34 +18,6 @@ _LONGEST_FIELD = 1000
 _LONGEST_NAME = 255
 # It warns about each unreadable body: anyone could fill the log.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
-
-
-@dataclass(frozen=True, slots=True)
-class UploadTurns:
-    """Limits of concurrent uploads to this process, whose pieces are in memory."""
-
-    each: int = 8
-    all: int = 64
-    _open: Counter[UUID] = field(default_factory=Counter)
-
-    @contextmanager
-    def turn(self, tenant_id: UUID) -> Iterator[None]:
-        """Count an upload during the block.
-
-        Raises:
-            LimitedError: ``too_many_uploads``.
-        """
-        if self._open[tenant_id] >= self.each or self._open.total() >= self.all:
-            raise LimitedError(
-                f"a tenant may make {self.each} uploads at once here, all together {self.all}: try "
-                "again in a moment",
-                code="too_many_uploads",
-            )
-        self._open[tenant_id] += 1
-        try:
-            yield
-        finally:
-            self._open[tenant_id] -= 1
 
 
 class MultipartFile:

@@ -282,13 +282,25 @@ CREATE OR REPLACE FUNCTION unclaimed_episode(r runs) RETURNS jsonb LANGUAGE sql 
         'summary', jsonb_build_object('task', left(q.text, 2000), 'result', '',
             'errors', coalesce(left(r.error ->> 'message', 2000), ''), 'steps', ''),
         'bodies', CASE WHEN length(q.text) > 2000
-            THEN jsonb_build_object('input', r.input) ELSE '{}' END)
+            THEN jsonb_build_object('input', CASE
+                WHEN jsonb_path_exists(r.input, '$[*].content[*].type') THEN to_jsonb(q.text)
+                ELSE r.input END) ELSE '{}' END)
     FROM (SELECT CASE jsonb_typeof(r.input) WHEN 'string' THEN r.input #>> '{}' ELSE (
-              SELECT m ->> 'content' FROM jsonb_array_elements(r.input) AS m
+              SELECT content_text(m -> 'content') FROM jsonb_array_elements(r.input) AS m
               WHERE m ->> 'role' = 'user' LIMIT 1) END AS text, (
               SELECT v.definition -> 'metadata' FROM agent_versions v
               WHERE v.tenant_id = r.tenant_id AND v.name = r.agent
                 AND v.version = (r.pinned #>> ARRAY['agents', r.agent])::integer) AS agent) q
+$$;
+
+-- Called by unclaimed_episode. Return the text of a message's content; without any text, the kinds
+-- of its parts.
+CREATE OR REPLACE FUNCTION content_text(p_content jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE jsonb_typeof(p_content) WHEN 'string' THEN p_content #>> '{}' ELSE (
+        SELECT coalesce(string_agg(p ->> 'text', E'\n' ORDER BY n),
+                        '[' || string_agg(p ->> 'type', ', ' ORDER BY n) || ']')
+        FROM jsonb_array_elements(p_content) WITH ORDINALITY AS u(p, n)) END
 $$;
 
 -- Called by unclaimed_episode. Return a text value from the first of several metadata that has it.

@@ -15,6 +15,7 @@ from bottega.agents.messages import (
     ToolMessage,
     ToolStatus,
 )
+from bottega.agents.parts import parts_tokens
 from bottega.agents.provider import ToolSchema
 from bottega.agents.shared_memory import AWARENESS
 from bottega.graph.rendering import as_text
@@ -133,9 +134,10 @@ def head_of(history: Sequence[StandardMessage]) -> int:
 
 def tokens_of(message: StandardMessage, count: TokenCounter) -> int:
     """Estimate the tokens of a message."""
+    tokens = parts_tokens(message.parts)
     if isinstance(message, ToolMessage):
-        return count(body_of(message)) + _PER_MESSAGE * max(len(message.tool_results), 1)
-    tokens = count(message.content) + _PER_MESSAGE
+        return tokens + count(body_of(message)) + _PER_MESSAGE * max(len(message.tool_results), 1)
+    tokens += count(message.content) + _PER_MESSAGE
     if isinstance(message, AssistantMessage):
         for call in message.tool_calls:
             said = as_text(call.arguments) if call.malformed is None else call.malformed
@@ -171,7 +173,7 @@ def _saying(message: ToolMessage, text: str) -> ToolMessage:
         says = text if index == 0 else "[see above]"
         failed = result.status is ToolStatus.ERROR
         change = {"result": None, "error": says} if failed else {"result": says, "error": None}
-        results.append(result.model_copy(update=change))
+        results.append(result.model_copy(update=change | {"parts": ()}))
     return ToolMessage(
         content=text,
         timestamp=message.timestamp,

@@ -1,0 +1,189 @@
+"""A run's input, the parts of a message's content, and files, on the wire."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+from uuid import UUID
+
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    Tag,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from bottega.api.schemas.base import Answer, Body
+from bottega.errors import InvalidInputError
+from bottega.tools.egress import checked_url
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=500_000)]
+MAX_PARTS = 100
+MAX_DATA_BYTES = 20_000_000
+"""Of one part, decoded."""
+LONGEST_DATA = -(-MAX_DATA_BYTES // 3) * 4
+_SOURCES = ("url", "data", "file")
+
+
+def _web_address(url: str) -> str:
+    try:
+        checked_url(url)
+    except InvalidInputError as error:
+        raise PydanticCustomError("url", "{why}", {"why": error.detail}) from None
+    return url
+
+
+class TextPart(Body):
+    """A part that is text."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class MediaPart(Body):
+    """A part that is not text, from exactly one of `url`, `data` and `file`."""
+
+    type: Literal["image", "audio", "document", "file"]
+    url: Annotated[
+        str | None,
+        StringConstraints(max_length=2000),
+        AfterValidator(lambda url: url and _web_address(url)),
+        Field(description="Passed on to the model's server, which reads it; we never do."),
+    ] = None
+    data: Annotated[
+        str | None,
+        Field(
+            max_length=LONGEST_DATA,
+            description="At most 20 MB in base64; it is stored as a file. Needs `media_type`.",
+        ),
+    ] = None
+    file: Annotated[UUID | None, Field(strict=False, description="Id of an uploaded file.")] = None
+    media_type: Annotated[
+        str | None,
+        StringConstraints(pattern=r"^[a-z0-9.+-]{1,60}/[a-z0-9.+-]{1,100}$"),
+        Field(description="Of a file it is found in its bytes."),
+    ] = None
+    name: Annotated[
+        str | None,
+        StringConstraints(min_length=1, max_length=255),
+        Field(description="File name, for the model."),
+    ] = None
+    size_tokens: Annotated[
+        int | None,
+        Field(description="Estimate of its tokens in a prompt; the server sets it."),
+    ] = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [name for name in _SOURCES if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise PydanticCustomError(
+                "one_source",
+                "a part needs exactly one of url, data and file, found {count}",
+                {"count": len(given)},
+            )
+        if self.data is not None and self.media_type is None:
+            raise PydanticCustomError("media_type", "data needs its media_type")
+        return self
+
+
+def _kind(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return "text part" if kind == "text" else "media part"
+
+
+# Names of no field: errors have them in their paths.
+InputPart = Annotated[
+    Annotated[TextPart, Tag("text part")] | Annotated[MediaPart, Tag("media part")],
+    Discriminator(_kind),
+]
+Content = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[list[InputPart], Field(min_length=1, max_length=MAX_PARTS), Tag("parts")],
+    Discriminator(lambda value: "parts" if isinstance(value, list) else "text"),
+]
+"""Content of a message: a text, or parts."""
+
+
+class ContentPart(Answer):
+    """A part of a message's content."""
+
+    type: Literal["text", "image", "audio", "document", "file"]
+    text: str | None = None
+    url: str | None = None
+    file: Annotated[str | None, Field(description="Id of a file.")] = None
+    media_type: str | None = None
+    name: str | None = None
+    size_tokens: Annotated[int | None, Field(description="Estimate of its tokens in a prompt.")] = (
+        None
+    )
+
+    @model_serializer(mode="wrap")
+    def _set_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out unset fields, so that a message can be sent again as it is shown."""
+        return {name: value for name, value in dump(self).items() if value is not None}
+
+
+class InputMessage(Body):
+    """A message of a run's input."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Content
+
+
+class ShownMessage(Answer):
+    """A message of a run's input, as it is stored: data became files."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str | list[ContentPart]
+
+
+_MAX_MESSAGES = 500
+_ONE_QUESTION: dict[str, JsonValue] = {
+    "maxItems": _MAX_MESSAGES,
+    "contains": {"properties": {"role": {"const": "user"}}},
+    "minContains": 1,
+    "maxContains": 1,
+}
+
+
+def _one_question(value: list[InputMessage]) -> list[InputMessage]:
+    if len(value) > _MAX_MESSAGES:
+        raise PydanticCustomError("too_long", f"at most {_MAX_MESSAGES} messages")
+    users = sum(message.role == "user" for message in value)
+    if users != 1:
+        raise PydanticCustomError(
+            "one_user_message",
+            "exactly one message must have the role 'user', found {users}",
+            {"users": users},
+        )
+    return value
+
+
+RunInput = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[
+        list[InputMessage],
+        AfterValidator(_one_question),
+        Field(json_schema_extra=_ONE_QUESTION),
+        Tag("list"),
+    ],
+    Discriminator(lambda value: "list" if isinstance(value, list) else "text"),
+]
+
+
+class File(Answer):
+    """A stored file."""
+
+    id: UUID
+    name: str | None
+    size: Annotated[int, Field(description="In bytes.")]
+    sha256: Annotated[str, Field(description="Of its bytes, in hexadecimal.")]
+    media_type: Annotated[str, Field(description="Found in its bytes.")]
+    tokens: Annotated[int, Field(description="Estimate of its tokens in a prompt.")]
+    session_id: Annotated[str | None, Field(description="The session that it is deleted with.")]
+    created_at: datetime

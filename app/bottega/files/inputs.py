@@ -1,0 +1,188 @@
+"""Parts of a run's input: their files exist, and their data becomes files."""
+
+import asyncio
+import binascii
+from base64 import b64decode
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from bottega.agents.parts import Part
+from bottega.errors import BottegaError, InvalidInputError
+from bottega.files.store import (
+    LARGEST_IN_PROMPT,
+    FileOrigin,
+    FileStore,
+    check_size,
+    unknown_file,
+)
+from bottega.tools.media import HEAD_BYTES, media_type_of
+
+RunInput = str | Sequence[Mapping[str, Any]]
+"""A question, or messages whose ``content`` is a text or a list of parts."""
+
+_KINDS = {"image": "image/", "audio": "audio/"}
+
+
+@dataclass(slots=True)
+class StoredInput:
+    """A run's input as it is stored.
+
+    Attributes:
+        input: with files in place of data.
+        made: files that were made of data.
+    """
+
+    input: Any
+    made: set[UUID] = field(default_factory=set)
+
+    def keep(self, accepted: RunInput) -> None:
+        """Keep the new files that an accepted input names; the others are removed."""
+        self.made -= set(files_of(accepted))
+
+
+@asynccontextmanager
+async def stored_input(
+    files: FileStore,
+    tenant_id: UUID,
+    asked: RunInput,
+    session_id: str | None,
+    pointer: str = "/input",
+) -> AsyncIterator[StoredInput]:
+    """Yield a checked input with files in place of data, for the request that accepts it.
+
+    Files made of data are removed if the request is refused.
+
+    Args:
+        session_id: the session with which those files are deleted.
+        pointer: the input's place in the request.
+
+    Raises:
+        InvalidInputError: ``unknown_file``, ``file_too_large``, ``wrong_media_type`` or
+            ``bad_data``, at the part.
+        LimitedError: ``file_quota``.
+    """
+    if not any(_parts(asked)):
+        yield StoredInput(asked)
+        return
+    stored = StoredInput(asked)
+    try:
+        stored.input = await _Storing(files, tenant_id, session_id, pointer, stored.made).all(asked)
+        yield stored
+    except BottegaError:
+        await files.discard(tenant_id, stored.made)
+        raise
+    if stored.made:
+        await files.discard(tenant_id, stored.made)
+
+
+def _parts(asked: RunInput) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the parts of an input that are not text, each with its pointer."""
+    if isinstance(asked, str):
+        return
+    for index, message in enumerate(asked):
+        if isinstance(message["content"], str):
+            continue
+        for number, part in enumerate(message["content"]):
+            if part["type"] != "text":
+                yield f"/{index}/content/{number}", part
+
+
+def files_of(asked: RunInput) -> list[UUID]:
+    """Return the ids of the files that a stored input names."""
+    return [UUID(str(part["file"])) for _, part in _parts(asked) if part.get("file")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Storing:
+    files: FileStore
+    tenant_id: UUID
+    session_id: str | None
+    pointer: str
+    made: set[UUID]
+
+    async def all(self, asked: RunInput) -> list[dict[str, Any]]:
+        assert not isinstance(asked, str)
+        known = await self._known(asked)
+        data = {at: await self._decoded(at, part) for at, part in _parts(asked) if part.get("data")}
+        size = sum(row["size"] for row in known.values()) + sum(map(len, data.values()))
+        if size > LARGEST_IN_PROMPT:
+            raise InvalidInputError(
+                f"the files have {size} bytes together: a prompt may have {LARGEST_IN_PROMPT}",
+                code="file_too_large",
+                pointer=self.pointer,
+            )
+        for at, part in _parts(asked):
+            if at in data:
+                origin = FileOrigin(
+                    session_id=self.session_id, name=part["name"], media_type=part["media_type"]
+                )
+                known[at] = row = await self.files.add(self.tenant_id, data.pop(at), origin)
+                self.made.add(row["id"])
+        return [
+            {**message, "content": self._content(index, message["content"], known)}
+            for index, message in enumerate(asked)
+        ]
+
+    async def _known(self, asked: RunInput) -> dict[str, Mapping[str, Any]]:
+        """Return the rows of the files that an input names, by the pointers of its parts."""
+        named = {at: UUID(str(part["file"])) for at, part in _parts(asked) if part.get("file")}
+        if not named:
+            return {}
+        rows = await self.files.use(self.tenant_id, list(named.values()))
+        for at, file_id in named.items():
+            if file_id not in rows:
+                raise unknown_file(str(file_id), self.pointer + at)
+            check_size(rows[file_id], self.pointer + at)
+        parts = dict(_parts(asked))
+        for at, file_id in named.items():
+            self._check_kind(at, parts[at]["type"], rows[file_id]["media_type"])
+        return {at: rows[file_id] for at, file_id in named.items()}
+
+    async def _decoded(self, at: str, part: Mapping[str, Any]) -> bytes:
+        try:
+            data = await asyncio.to_thread(b64decode, part["data"], validate=True)
+        except (binascii.Error, ValueError):
+            raise InvalidInputError(
+                "data is not base64", code="bad_data", pointer=self.pointer + at
+            ) from None
+        self._check_kind(at, part["type"], media_type_of(data[:HEAD_BYTES], part["media_type"]))
+        return data
+
+    def _check_kind(self, at: str, kind: str, media_type: str) -> None:
+        if not media_type.startswith(_KINDS.get(kind, "")):
+            raise InvalidInputError(
+                f"this is {media_type}, not {kind}",
+                code="wrong_media_type",
+                pointer=self.pointer + at,
+            )
+
+    def _content(
+        self,
+        index: int,
+        content: str | list[dict[str, Any]],
+        known: Mapping[str, Mapping[str, Any]],
+    ) -> str | list[dict[str, Any]]:
+        if isinstance(content, str):
+            return content
+        return [
+            _stored(part, known.get(f"/{index}/content/{number}")).to_dict()
+            for number, part in enumerate(content)
+        ]
+
+
+def _stored(part: Mapping[str, Any], row: Mapping[str, Any] | None) -> Part:
+    """Return a part as it is stored; ``row`` is that of its file."""
+    if part["type"] == "text":
+        return Part("text", text=part["text"])
+    if row is None:
+        return Part(part["type"], url=part["url"], media_type=part["media_type"], name=part["name"])
+    return Part(
+        part["type"],
+        file=str(row["id"]),
+        media_type=row["media_type"],
+        name=part["name"] or row["name"],
+        size_tokens=row["tokens"],
+    )
