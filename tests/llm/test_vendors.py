@@ -4,6 +4,7 @@ import json
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from bottega.agents.parts import FileContent, Part
 from bottega.agents.provider import ModelOptions, ToolSchema
 from bottega.agents.tools import tool
 from bottega.errors import InvalidInputError
+from bottega.llm.dialects.known_parts import takes
 from bottega.llm.params import SUPPORTED
 from bottega.llm.provider import ModelProvider, open_provider
 from bottega.llm.server import DialectName, ServerSpec
@@ -345,6 +347,8 @@ async def test_images_files_and_texts_are_sent(vendor: type[Any]) -> None:
         Part("file", data=b"a,b", media_type="text/csv", name="t.csv"),
     )
     shown = HumanMessage.of(*parts)
+    kinds = [None, None, None, "application/pdf", None]
+    assert all(map(partial(takes, dialect_of(vendor)), parts, kinds))
     async with serving(vendor) as (model, provider):
         call = ToolCall(id="call_00001", name="look")
         result = ToolResult(
@@ -386,6 +390,7 @@ async def test_a_part_that_a_dialect_lacks_is_an_error(vendor: type[Any], part: 
         with pytest.raises(InvalidInputError) as caught:
             await provider.invoke([HumanMessage.of(part)])
         assert caught.value.code == "unsupported_part"
+        assert not takes(dialect_of(vendor), part)
         assert dialect_of(vendor) in caught.value.detail
         assert not model.requests
 

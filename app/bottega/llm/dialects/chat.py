@@ -106,10 +106,10 @@ def write_media(media: Media) -> dict[str, Any] | None:
     """Return the block of a part."""
     if media.type == "image":
         return {"type": "image_url", "image_url": {"url": media.data_url}}
-    if media.type == "audio" and media.data and media.media_type in _AUDIO:
+    if media.type == "audio" and media.data is not None and media.media_type in _AUDIO:
         audio = {"data": media.data, "format": _AUDIO[media.media_type]}
         return {"type": "input_audio", "input_audio": audio}
-    if media.type in ("document", "file") and media.data:
+    if media.type in ("document", "file") and media.data is not None:
         file = {"filename": media.name or "file", "file_data": media.data_url}
         return {"type": "file", "file": file}
     return None

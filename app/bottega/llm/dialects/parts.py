@@ -82,7 +82,7 @@ def blocks_of(
             if part.text.strip():
                 blocks.append(text(part.text))
             continue
-        found = _loaded(part, files)
+        found = loaded(part, files)
         if isinstance(found, str):
             blocks.append(text(found))
             continue
@@ -130,7 +130,7 @@ def _parts(message: StandardMessage) -> Iterable[Part]:
             yield from result.parts
 
 
-def _loaded(part: Part, files: Files) -> Media | str:
+def loaded(part: Part, files: Files) -> Media | str:
     """Return a part's content; text if it is a file of text."""
     media_type, data, name = part.media_type or "", part.data, part.name
     if part.file is not None:
