@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from datetime import UTC, time
 from functools import partial
 from uuid import uuid4
 
@@ -9,7 +10,7 @@ import pytest
 
 from bottega import container
 from bottega.db.base import DEFAULT_TENANT
-from bottega.db.engine import open_database
+from bottega.db.engine import connect, open_database
 from bottega.events.log import is_transient
 from bottega.settings import Settings
 from tests.service import running
@@ -58,3 +59,27 @@ async def test_a_request_for_a_run_waits_for_a_connection_with_a_timeout(
         run = {"agent": "coordinator", "input": "x"}
         refused = await server.client.post("/v1/runs", json=run)
         assert refused.status_code == 503
+
+
+async def test_types_are_described_once_per_process_unless_they_are_a_database_s_own(
+    database_url: str,
+) -> None:
+    async def asked(kind: str, values: list[object]) -> list[str]:
+        """Return the statements with which a new connection learns about a type."""
+        sent: list[str] = []
+        session = await connect(database_url, role=None)
+        try:
+            with session.query_logger(lambda record: sent.append(record.query)):
+                assert await session.fetchval(f"SELECT $1::{kind}", values) == values
+                assert await session.fetchval(f"SELECT $1::{kind}", values) == values
+        finally:
+            await session.close()
+        return [query for query in sent if not query.startswith("SELECT $1")]
+
+    session = await connect(database_url, role=None)
+    await session.execute("CREATE TYPE mood AS ENUM ('good', 'bad')")
+    await session.close()
+    await asked("timetz[]", [])
+    assert await asked("timetz[]", [time(12, tzinfo=UTC)]) == []
+    for _ in range(2):
+        assert await asked("mood[]", ["good"])

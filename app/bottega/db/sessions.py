@@ -7,6 +7,7 @@ The kernel detects that on TCP. Code here also detects it behind a proxy that an
 import asyncio
 import contextlib
 import socket
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,10 @@ SERVER_OPTIONS = {
     "tcp_user_timeout": "10000",
 }
 """Settings with which the server detects a silent client and releases its locks."""
+_FIXED_TYPES = 10_000
+"""PostgreSQL's own types have a number below this, the same in all its versions."""
+_known_types: dict[frozenset[int], list[asyncpg.Record]] = {}
+"""The driver's descriptions of such types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,12 @@ class Trust:
             await self.pool.expire_connections()
 
 
+class _Kept:
+    """In place of the driver's statement: none was sent that could have replaced an unnamed one."""
+
+    name = "none"
+
+
 class ListenSession(asyncpg.Connection):  # type: ignore[misc]
     """A connection that ends when the server does not confirm a cancellation in time.
 
@@ -108,6 +119,24 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
         """Close, or terminate if the server does not answer."""
         with contextlib.suppress(TimeoutError):
             await super().close(timeout=_CLOSE_S if timeout is None else timeout)
+
+    async def _introspect_types(
+        self, numbers: Collection[int], timeout: float | None
+    ) -> tuple[list[asyncpg.Record], Any]:
+        """Describe types, such as ``uuid[]``, that a statement is the first to use.
+
+        The driver asks the server on each connection, with three statements that cost as much as
+        a dozen others. Of PostgreSQL's own types it is enough to ask once per process.
+        """
+        wanted = frozenset(numbers)
+        if wanted in _known_types:
+            return _known_types[wanted], _Kept
+        described: tuple[list[asyncpg.Record], Any] = await super()._introspect_types(
+            numbers, timeout
+        )
+        if max(wanted) < _FIXED_TYPES:
+            _known_types[wanted] = described[0]
+        return described
 
     async def _cancel(self, *arguments: Any) -> None:
         """Cancel the current statement, as the driver does, but with a time limit."""
