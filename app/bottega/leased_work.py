@@ -41,20 +41,27 @@ log = structlog.get_logger(__name__)
 
 
 class WorkLoop:
-    """A loop that calls ``act`` at once, at every ring, and at every due time.
+    """A loop that calls ``act`` at the start, at every ring, and at every due time.
 
     Args:
         channel: notifications on it wake the loop; see :func:`wake_on_notify`.
         act: does the due work; returns the seconds until more is due.
         poll_s: longest time between two calls.
+        first_s: seconds from the start to the first call, if no ring comes before.
     """
 
     def __init__(
-        self, channel: str, act: Callable[[], Awaitable[float]], *, poll_s: float = 30.0
+        self,
+        channel: str,
+        act: Callable[[], Awaitable[float]],
+        *,
+        poll_s: float = 30.0,
+        first_s: float = 0.0,
     ) -> None:
         self.channel = channel
         self._act = act
         self._poll_s = poll_s
+        self._first_s = first_s
         self._awake = asyncio.Event()
         self._woken_at = float("-inf")
         self._soon: asyncio.TimerHandle | None = None
@@ -80,7 +87,11 @@ class WorkLoop:
 
     async def run(self) -> None:
         """Run until cancelled. Errors of ``act`` are logged."""
+        pause = self._first_s
         while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(pause, self._poll_s)):
+                    await self._awake.wait()
             self._awake.clear()
             pause = _AGAIN_S
             try:
@@ -88,9 +99,6 @@ class WorkLoop:
             except Exception as error:
                 if not is_transient(error):
                     log.exception("alarm.failed", channel=self.channel)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(pause, self._poll_s)):
-                    await self._awake.wait()
 
 
 def wake_on_notify(listener: NotifyListener, *loops: WorkLoop) -> None:

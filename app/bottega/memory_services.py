@@ -5,6 +5,7 @@ They are the embedders, the object store, the cache of recent episodes, and the 
 
 import contextlib
 import functools
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from bottega.memory.learning.reflection import Analyst
     from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder
 
+_APART_S = 0.1
+"""Between the first looks of two loops: all at once would open a connection for each."""
 _NO_KEY = "none"
 _HOSTED = "openai:"
 
@@ -127,13 +130,14 @@ async def keeping(
     upkeep = EpisodeUpkeep(database.pool, parts.objects, episode_maintenance)
     learning = ReflectionWorker(database.pool, parts.patterns, analyst=analyst)
     maintenance = _maintenance(settings, database, parts, episode_maintenance)
+    one_by_one = itertools.count(_APART_S, _APART_S)
     stored = [
-        WorkLoop(CHANNEL, each, poll_s=embedding_worker.POLL_S)
+        WorkLoop(CHANNEL, each, poll_s=embedding_worker.POLL_S, first_s=next(one_by_one))
         for each in (learning.learn_due, vectors.embed_due, upkeep.offload_due)
     ]
-    ordered = WorkLoop(CHANNEL, maintenance.work, poll_s=60.0)
+    ordered = WorkLoop(CHANNEL, maintenance.work, poll_s=60.0, first_s=next(one_by_one))
     by_the_clock = [
-        WorkLoop(CHANNEL, each, poll_s=60.0)
+        WorkLoop(CHANNEL, each, poll_s=60.0, first_s=next(one_by_one))
         for each in (
             *(vectors.change_over, upkeep.empty_trash, upkeep.sample_words, upkeep.tend),
             maintenance.begin_nights,
