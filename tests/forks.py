@@ -22,7 +22,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from tempfile import TemporaryFile
 
 LONGEST_REQUEST = 1 << 17
@@ -155,7 +157,34 @@ def main() -> None:
     if request is not None:
         _become(*request)
         terminal.console.width = int(os.environ["COLUMNS"])  # it read that when it was imported
-        commands.main()
+        _end(_status_of(commands.main))
+
+
+def _status_of(main: Callable[[], None]) -> int:
+    """Return the exit status of a program."""
+    try:
+        main()
+    except SystemExit as ended:
+        if ended.code is None or isinstance(ended.code, int):
+            return ended.code or 0
+        print(ended.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _end(status: int) -> None:
+    """Do what the interpreter does at its end, except to free each imported object.
+
+    That would copy the memory that the child shares with the others, for 0.15 s of a core.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _next_child(asked: socket.socket) -> tuple[list[str], dict[str, str], list[int]] | None:
