@@ -129,9 +129,8 @@ async def test_circles_and_missing_sub_agents_are_refused_by_name(
     assert (refused["code"], "'b' (sub-agent of a)" in refused["detail"]) == ("unknown_agent", True)
 
 
-async def test_a_run_pins_all_agents_that_it_may_dispatch_to(
-    client: httpx2.AsyncClient, server_: Running
-) -> None:
+async def test_a_run_pins_all_agents_that_it_may_dispatch_to(server_: Running) -> None:
+    client = server_.client
     await create(client, agent("a"), orchestrator(names=["a"]))
     answer = await client.post("/v1/runs", json={"agent": "boss", "input": "x"})
     assert answer.status_code == 202, answer.text
@@ -139,9 +138,8 @@ async def test_a_run_pins_all_agents_that_it_may_dispatch_to(
     assert pinned == '{"a": 1, "boss": 1}'
 
 
-async def test_definitions_of_earlier_versions_can_still_be_read(
-    client: httpx2.AsyncClient, server_: Running
-) -> None:
+async def test_definitions_of_earlier_versions_can_still_be_read(server_: Running) -> None:
+    client = server_.client
     await create(client, agent("a"), agent("boss", "a"))
     stored = """
         UPDATE agent_versions SET definition = jsonb_set(definition, '{subagents}',

@@ -38,6 +38,12 @@ async def start(client: httpx2.AsyncClient) -> str:
     return run_id
 
 
+@pytest.fixture
+def client(server_: Running) -> httpx2.AsyncClient:
+    """The client of a server of its own, without keys: making one would be recorded."""
+    return server_.client
+
+
 async def test_deletions_are_recorded(client: httpx2.AsyncClient) -> None:
     await client.post("/v1/agents", json=AGENT)
     await client.post("/v1/graphs", json={"name": "g", "nodes": ["a"]})

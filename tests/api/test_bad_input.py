@@ -254,9 +254,8 @@ async def test_an_impossible_run_is_refused_and_leaves_no_row(
         assert await refusing.owner.fetchval(f"SELECT count(*) FROM {table}") == 1  # the known one
 
 
-async def test_a_failed_commit_is_an_error_and_leaves_no_event(
-    client: httpx2.AsyncClient, server_: Running
-) -> None:
+async def test_a_failed_commit_is_an_error_and_leaves_no_event(server_: Running) -> None:
+    client = server_.client
     pool = server_.owner
     await client.post("/v1/agents", json=GOOD)
     await pool.execute("""
@@ -350,9 +349,8 @@ async def test_requests_with_another_origin_or_host_are_refused(
     assert refused.value.response.status_code == (404 if "host" in headers else 403)
 
 
-async def test_requests_of_the_server_s_own_page_are_accepted(
-    client: httpx2.AsyncClient, server_: Running
-) -> None:
+async def test_requests_of_the_server_s_own_page_are_accepted(server_: Running) -> None:
+    client = server_.client
     own = {"origin": f"http://127.0.0.1:{server_.port}"}
     assert (await client.post("/v1/agents", json=GOOD, headers=own)).status_code == 201
 

@@ -1,13 +1,13 @@
 """Bounds on the number of stored rows per tenant; docs/security.md lists them all."""
 
 import asyncpg
-import httpx2
 import pytest
 
 from bottega.background.schedules import MOST_SCHEDULES
 from bottega.definitions.store import MOST_NAMES, MOST_VERSIONS
 from bottega.errors import LONGEST_DETAIL, BottegaError
 from tests.api.test_bad_input import problem
+from tests.service import Running
 
 NEW = {"name": "another", "system_message": "x"}
 
@@ -20,8 +20,9 @@ async def execute(url: str, statement: str, number: int) -> None:
 
 
 async def test_names_are_bounded_and_a_deleted_name_can_be_used_again(
-    client: httpx2.AsyncClient, database_url: str
+    server_: Running, database_url: str
 ) -> None:
+    client = server_.client
     await client.post("/v1/agents", json=NEW | {"name": "old"})
     assert (await client.delete("/v1/agents/old")).status_code == 204
     await execute(
@@ -37,9 +38,8 @@ async def test_names_are_bounded_and_a_deleted_name_can_be_used_again(
 
 
 @pytest.mark.parametrize("kind", ["agents", "graphs"])
-async def test_versions_are_bounded(
-    client: httpx2.AsyncClient, database_url: str, kind: str
-) -> None:
+async def test_versions_are_bounded(server_: Running, database_url: str, kind: str) -> None:
+    client = server_.client
     body = NEW if kind == "agents" else {"name": "another"}
     await client.post(f"/v1/{kind}", json=body)
     await execute(database_url, f"UPDATE {kind} SET version = $1", MOST_VERSIONS - 1)
@@ -51,7 +51,8 @@ async def test_versions_are_bounded(
     assert (await client.get(f"/v1/{kind}/another")).json()["version"] == MOST_VERSIONS
 
 
-async def test_schedules_are_bounded(client: httpx2.AsyncClient, database_url: str) -> None:
+async def test_schedules_are_bounded(server_: Running, database_url: str) -> None:
+    client = server_.client
     new = {"name": "s", "cron": "0 5 * * 1", "run": {"agent": "a", "input": "x"}}
     assert (await client.post("/v1/schedules", json=new)).status_code == 201
     await execute(

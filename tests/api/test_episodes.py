@@ -39,7 +39,8 @@ def task(text: str) -> dict[str, str]:
     return {"original_input": text}
 
 
-async def test_an_imported_episode_is_returned_unchanged(client: httpx2.AsyncClient) -> None:
+async def test_an_imported_episode_is_returned_unchanged(server_: Running) -> None:
+    client = server_.client  # without a key
     body = {
         "outcome": "FAILURE",
         "at": "2026-10-01T08:30:00.123456Z",
@@ -230,7 +231,8 @@ async def test_invalid_requests_are_refused(client: httpx2.AsyncClient) -> None:
     assert (await client.get("/v1/episodes")).json()["items"] == []
 
 
-async def test_a_forgotten_episode_disappears_at_once(client: httpx2.AsyncClient) -> None:
+async def test_a_forgotten_episode_disappears_at_once(server_: Running) -> None:
+    client = server_.client  # without a key
     made = await remember(client)
     path = f"/v1/episodes/{made['id']}"
     for _ in range(2):

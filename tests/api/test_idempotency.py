@@ -37,8 +37,9 @@ async def count(server: Running, table: str) -> int:
     ],
 )
 async def test_a_repeated_request_returns_the_same_resource(
-    client: httpx2.AsyncClient, server_: Running, path: str, body: dict[str, Any], table: str
+    server_: Running, path: str, body: dict[str, Any], table: str
 ) -> None:
+    client = server_.client
     await client.post("/v1/agents", json=AGENT)
     first = await post(client, path, body)
     before = await count(server_, table)
@@ -54,9 +55,8 @@ async def test_a_repeated_request_returns_the_same_resource(
     assert (await post(client, path, body, "key-2")).text != first.text
 
 
-async def test_a_key_is_refused_for_a_different_request(
-    client: httpx2.AsyncClient, server_: Running
-) -> None:
+async def test_a_key_is_refused_for_a_different_request(server_: Running) -> None:
+    client = server_.client
     await client.post("/v1/agents", json=AGENT)
     assert (await post(client, "/v1/runs", RUN)).status_code == 202
     for path, body in (("/v1/runs", RUN | {"input": "y"}), ("/v1/agents", AGENT | {"name": "b"})):
@@ -72,9 +72,8 @@ async def test_a_refused_request_may_be_repeated(client: httpx2.AsyncClient) -> 
     assert (await post(client, "/v1/runs", RUN)).json() == accepted.json()
 
 
-async def test_of_two_concurrent_requests_one_creates(
-    client: httpx2.AsyncClient, server_: Running, database_url: str
-) -> None:
+async def test_of_two_concurrent_requests_one_creates(server_: Running, database_url: str) -> None:
+    client = server_.client
     await client.post("/v1/agents", json=AGENT)
     blocker = await asyncpg.connect(database_url)
     async with blocker.transaction():
@@ -94,9 +93,8 @@ async def test_of_two_concurrent_requests_one_creates(
     assert await count(server_, "runs") == 2
 
 
-async def test_many_concurrent_requests_create_one_resource(
-    client: httpx2.AsyncClient, server_: Running
-) -> None:
+async def test_many_concurrent_requests_create_one_resource(server_: Running) -> None:
+    client = server_.client
     await client.post("/v1/agents", json=AGENT)
     answers = await asyncio.gather(*(post(client, "/v1/runs", RUN) for _ in range(20)))
     assert {answer.status_code for answer in answers} <= {202, 409}
@@ -104,9 +102,8 @@ async def test_many_concurrent_requests_create_one_resource(
     assert await count(server_, "runs") == 1
 
 
-async def test_a_failed_creation_stores_no_answer(
-    client: httpx2.AsyncClient, server_: Running
-) -> None:
+async def test_a_failed_creation_stores_no_answer(server_: Running) -> None:
+    client = server_.client
     pool = server_.owner
     await client.post("/v1/agents", json=AGENT)
     await pool.execute("""
@@ -123,7 +120,8 @@ async def test_a_failed_creation_stores_no_answer(
     assert (await post(client, "/v1/runs", RUN)).status_code == 202
 
 
-async def test_keys_expire_after_a_day(client: httpx2.AsyncClient, server_: Running) -> None:
+async def test_keys_expire_after_a_day(server_: Running) -> None:
+    client = server_.client
     pool = server_.owner
     await client.post("/v1/agents", json=AGENT)
     first = (await post(client, "/v1/runs", RUN)).json()
@@ -148,7 +146,8 @@ async def test_keys_expire_after_a_day(client: httpx2.AsyncClient, server_: Runn
     assert (await post(client, "/v1/runs", RUN)).json() == second
 
 
-async def test_tenants_may_use_the_same_key(client: httpx2.AsyncClient, server_: Running) -> None:
+async def test_tenants_may_use_the_same_key(server_: Running) -> None:
+    client = server_.client
     await client.post("/v1/agents", json=AGENT)
     await server_.owner.execute("""
         WITH tenant AS (INSERT INTO tenants (name) VALUES ('other') RETURNING id)
@@ -168,9 +167,8 @@ async def test_a_key_must_be_visible_ascii(refusing: Running, key: bytes) -> Non
     assert (await client.get("/v1/agents")).json()["items"] == []
 
 
-async def test_key_is_refused_for_the_same_body_at_another_path(
-    client: httpx2.AsyncClient, server_: Running
-) -> None:
+async def test_key_is_refused_for_the_same_body_at_another_path(server_: Running) -> None:
+    client = server_.client
     await client.post("/v1/agents", json=AGENT)
     paths = []
     for _ in range(2):

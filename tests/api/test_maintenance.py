@@ -55,7 +55,8 @@ async def test_a_worker_executes_the_job_and_stores_its_report(
         assert again.headers["location"] != where
 
 
-async def test_reports_come_in_pages(server_: Running, client: httpx2.AsyncClient) -> None:
+async def test_reports_come_in_pages(server_: Running) -> None:
+    client = server_.client
     await server_.owner.execute(
         "INSERT INTO memory_jobs (tenant_id, cause, status, ended_at)"
         " SELECT id, 'demand', 'done', now() FROM tenants, generate_series(1, 3)"

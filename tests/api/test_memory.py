@@ -70,9 +70,8 @@ async def validated(server: Running, name: str, category: Category, domain: str)
     return kept.key
 
 
-async def test_the_context_has_similar_episodes_and_domain_knowledge(
-    server_: Running, client: httpx2.AsyncClient
-) -> None:
+async def test_the_context_has_similar_episodes_and_domain_knowledge(server_: Running) -> None:
+    client = server_.client
     general = await validated(server_, "look twice", Category.STRATEGIC, "billing")
     special = await validated(server_, "months are closed late", Category.DOMAIN, "billing")
     await validated(server_, "elsewhere", Category.DOMAIN, "shipping")
@@ -101,9 +100,8 @@ async def test_the_context_without_a_domain_has_no_domain_knowledge(
     assert len(found["episodes"]) == 1
 
 
-async def test_an_episode_s_lessons_become_candidates_once(
-    client: httpx2.AsyncClient, server_: Running
-) -> None:
+async def test_an_episode_s_lessons_become_candidates_once(server_: Running) -> None:
+    client = server_.client
     first = await learn(client, episode=EPISODE, insights=[LESSON])
     [candidate] = first["candidates"]
     assert (candidate["state"], candidate["trust"], candidate["applications"]) == (
@@ -123,9 +121,8 @@ async def test_an_episode_s_lessons_become_candidates_once(
     assert (await known(client))["patterns"] == []  # candidates are not validated yet
 
 
-async def test_only_outcomes_of_runs_count_and_only_once(
-    server_: Running, client: httpx2.AsyncClient
-) -> None:
+async def test_only_outcomes_of_runs_count_and_only_once(server_: Running) -> None:
+    client = server_.client
     pattern = str(await validated(server_, "look twice", Category.STRATEGIC, "billing"))
     outcome = {"pattern_id": pattern, "good": True, "followed": True}
     imported = await learn(client, episode=EPISODE, outcomes=[outcome])
@@ -142,9 +139,8 @@ async def test_only_outcomes_of_runs_count_and_only_once(
     assert (row["arm"], row["good"], row["followed"]) == ("reported", True, True)
 
 
-async def test_learning_is_audited_without_ids_of_deleted_episodes(
-    server_: Running, client: httpx2.AsyncClient
-) -> None:
+async def test_learning_is_audited_without_ids_of_deleted_episodes(server_: Running) -> None:
+    client = server_.client
     pattern = str(await validated(server_, "look twice", Category.STRATEGIC, "billing"))
     outcome = {"pattern_id": pattern, "good": True}
     taught = await learn(client, episode=EPISODE, insights=[LESSON], outcomes=[outcome])
@@ -181,9 +177,8 @@ async def test_outcomes_use_only_the_request_s_connection(server_: Running) -> N
         assert learned.applications == 1
 
 
-async def test_learning_happens_once_per_idempotency_key(
-    client: httpx2.AsyncClient, server_: Running
-) -> None:
+async def test_learning_happens_once_per_idempotency_key(server_: Running) -> None:
+    client = server_.client
     body = {"episode": EPISODE, "insights": [LESSON]}
     answers = [
         await client.post("/v1/memory/learn", json=body, headers={"idempotency-key": "one"})
@@ -207,16 +202,16 @@ async def test_learning_happens_once_per_idempotency_key(
     ],
 )
 async def test_an_invalid_learning_request_stores_nothing(
-    client: httpx2.AsyncClient, server_: Running, body: dict[str, Any], status: int
+    server_: Running, body: dict[str, Any], status: int
 ) -> None:
+    client = server_.client
     problem(await client.post("/v1/memory/learn", json=body), status)
     for table in ("episodes", "patterns", "pattern_applications"):
         assert await server_.owner.fetchval(f"SELECT count(*) FROM {table}") == 0
 
 
-async def test_a_task_with_an_error_matches_patterns_about_failures(
-    server_: Running, client: httpx2.AsyncClient
-) -> None:
+async def test_a_task_with_an_error_matches_patterns_about_failures(server_: Running) -> None:
+    client = server_.client
     recovery = await validated(server_, "call it once more", Category.RECOVERY, "billing")
     assert (await known(client))["patterns"] == []
     found = await known(client, error={"type": "TimeoutError", "message": "no answer", "tool": "f"})

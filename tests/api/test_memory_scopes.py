@@ -79,8 +79,9 @@ async def test_a_search_without_a_user_finds_only_episodes_without_one(
 
 
 async def test_only_an_administrator_sees_the_whole_tenant(
-    server_: Running, client: httpx2.AsyncClient, database_url: str
+    server_: Running, database_url: str
 ) -> None:
+    client = server_.client
     await imported(client)
     for scope, expected in (("run", 403), ("admin", 200)):
         key = await holder(database_url, "default", scope)  # type: ignore[arg-type]

@@ -87,9 +87,8 @@ def problem(answer: httpx2.Response, status: int) -> Any:
 
 
 @pytest.mark.parametrize("content", CONTENTS, ids=lambda content: content["kind"])
-async def test_a_new_pattern_is_a_candidate(
-    client: httpx2.AsyncClient, content: dict[str, Any]
-) -> None:
+async def test_a_new_pattern_is_a_candidate(server_: Running, content: dict[str, Any]) -> None:
+    client = server_.client  # without a key
     other = str(uuid4())
     body = {
         "name": "Export by month",
@@ -224,9 +223,8 @@ async def test_the_list_has_filters_and_pages(client: httpx2.AsyncClient) -> Non
     problem(await client.get("/v1/patterns", params={"state": "GOOD"}), 422)
 
 
-async def test_a_change_makes_a_version_and_a_stale_one_is_refused(
-    client: httpx2.AsyncClient,
-) -> None:
+async def test_a_change_makes_a_version_and_a_stale_one_is_refused(server_: Running) -> None:
+    client = server_.client  # without a key
     added = await add(client)
     path = f"/v1/patterns/{added['id']}"
     changed = await client.patch(path, json={"version": 1, "summary": "Better."})

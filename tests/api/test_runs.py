@@ -123,9 +123,8 @@ async def test_runs_are_found_by_metadata(client: httpx2.AsyncClient) -> None:
     assert len(await found(client)) == 5
 
 
-async def test_runs_are_found_by_their_creation_time(
-    client: httpx2.AsyncClient, server_: Running
-) -> None:
+async def test_runs_are_found_by_their_creation_time(server_: Running) -> None:
+    client = server_.client
     await client.post("/v1/agents", json=AGENT)
     runs = [await start(client, input=str(number)) for number in range(5)]
     times = [run["created_at"] for run in runs]
