@@ -53,8 +53,8 @@ SEARCHES = (
 """Operations whose answers differ from their requests."""
 USED = ("api_keys", "definition_epochs", "episode_state")
 """Tables that record when they were used, or that any definition of the tenant changed."""
-PARTS = 8
-"""Tests that share the values: each tries every operation and place with an eighth of them."""
+PARTS = 16
+"""Tests that share the values: each tries every operation with a sixteenth of them."""
 SAMPLE = (0,)
 """Parts that the gate tries."""
 _MARK = "\x02here\x03"
@@ -305,8 +305,10 @@ async def test_hostile_values_are_refused_or_stored_unchanged(
     before = await rows(database_url, without=USED)
 
     attacker = Attacker(client, document, part)
+    await attacker.make_victims()
     for method, path, operation in document.operations():
-        await attacker.make_victims()
+        if method == "delete":
+            await attacker.make_victims()
         for parameter in operation.get("parameters", []):
             await attacker.attack_parameter(method, path, parameter)
         if (schema := document.body(operation)) is not None:
