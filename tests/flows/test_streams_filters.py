@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
@@ -10,6 +11,7 @@ import websockets
 from pydantic_core import from_json
 
 from bottega.settings import Settings
+from tests.fake_model import FakeModel
 from tests.flows.test_streams import sse
 from tests.growing import growing
 from tests.service import Running, running
@@ -20,12 +22,38 @@ IMPATIENT_S = 0.02
 LISTED = ("llm.completed", "agent.started")
 
 
+@asynccontextmanager
+async def impatient(settings: Settings, url: str) -> AsyncIterator[Running]:
+    """Serve an API without a worker, with frequent heartbeats on streams."""
+    changed = settings.model_copy(update={"heartbeat_s": IMPATIENT_S})
+    async with running(changed, url) as server:
+        yield server
+
+
 @pytest.fixture
 async def quick(settings: Settings, database_url: str) -> AsyncIterator[Running]:
-    """An API without a worker, with frequent heartbeats on streams."""
-    changed = settings.model_copy(update={"heartbeat_s": IMPATIENT_S})
-    async with running(changed, database_url) as server:
+    """An API like this for one test alone."""
+    async with impatient(settings, database_url) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+async def shared(module_settings: Settings, module_database_url: str) -> AsyncIterator[Running]:
+    """An API like this, and a team."""
+    async with impatient(module_settings, module_database_url) as server:
+        await define(server.client)
+        yield server
+
+
+@pytest.fixture(scope="module")
+async def completed(shared: Running) -> tuple[str, list[Event]]:
+    """The path and the events of a completed run."""
+    settings, url = shared.service.settings, shared.service.database.url
+    async with FakeModel() as model:
+        working = settings.model_copy(update={"openai_base_url": model.base_url})
+        async with running(working, url, worker=True):
+            path = f"/v1/runs/{await start(shared.client)}"
+            return path, await shared.frames(f"{path}/ws")
 
 
 def final(event: Event) -> bool:
@@ -50,19 +78,20 @@ def final(event: Event) -> bool:
     ],
 )
 async def test_filters_choose_and_the_final_event_always_passes(
-    bottega: Running, query: str, wanted: Callable[[Event], bool]
+    shared: Running,
+    completed: tuple[str, list[Event]],
+    query: str,
+    wanted: Callable[[Event], bool],
 ) -> None:
-    await define(bottega.client)
-    path = f"/v1/runs/{await start(bottega.client)}"
-    everything = await bottega.frames(f"{path}/ws")
+    path, everything = completed
     expected = [event for event in everything if wanted(event) or final(event)]
-    assert await bottega.frames(f"{path}/ws?{query}") == expected
-    assert await sse(bottega.client, f"{path}/events?{query}") == expected
+    assert await shared.frames(f"{path}/ws?{query}") == expected
+    assert await sse(shared.client, f"{path}/events?{query}") == expected
     after = expected[len(expected) // 2]["seq"] - 1
     rest = [event for event in expected if event["seq"] > after]
-    assert await bottega.frames(f"{path}/ws?after={after}&{query}") == rest
+    assert await shared.frames(f"{path}/ws?after={after}&{query}") == rest
     for order, items in (("asc", expected), ("desc", expected[::-1])):
-        page = await bottega.client.get(f"{path}/events?limit=200&order={order}&{query}")
+        page = await shared.client.get(f"{path}/events?limit=200&order={order}&{query}")
         assert page.json()["items"] == items
 
 
@@ -94,16 +123,16 @@ async def test_filters_by_depth_follow_the_depth_of_tasks(bottega: Running) -> N
     "query", ["types=nonsense", "agents=Upper", "agents=", "types=", "depth=x", "after=-1"]
 )
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
-async def test_invalid_filters_are_refused(quick: Running, query: str, accept: str) -> None:
+async def test_invalid_filters_are_refused(shared: Running, query: str, accept: str) -> None:
     path = f"/v1/runs/01a1fdb7-6ff4-7105-ba5d-4c99da8e1434/events?{query}"
-    answer = await quick.client.get(path, headers={"accept": accept})
+    answer = await shared.client.get(path, headers={"accept": accept})
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["parameter"] == query.split("=")[0]
 
 
-async def test_a_websocket_gets_its_position_while_all_is_filtered_out(quick: Running) -> None:
-    async with growing(quick) as run:
-        url = f"ws://127.0.0.1:{quick.port}{run.path}/ws?types=run.completed"
+async def test_a_websocket_gets_its_position_while_all_is_filtered_out(shared: Running) -> None:
+    async with growing(shared, defined=True) as run:
+        url = f"ws://127.0.0.1:{shared.port}{run.path}/ws?types=run.completed"
         async with websockets.connect(url) as socket:
             for _ in range(3):
                 await run.warn(5)
@@ -116,12 +145,12 @@ async def test_a_websocket_gets_its_position_while_all_is_filtered_out(quick: Ru
     assert rest[-1]["type"] == "run.completed"
 
 
-async def test_server_sent_events_update_the_position_without_an_event(quick: Running) -> None:
-    async with growing(quick) as run:
+async def test_server_sent_events_update_the_position_without_an_event(shared: Running) -> None:
+    async with growing(shared, defined=True) as run:
         await run.warn(5)
         headers = {"accept": "text/event-stream"}
         path = f"{run.path}/events?types=run.completed"
-        async with quick.client.stream("GET", path, headers=headers) as response:
+        async with shared.client.stream("GET", path, headers=headers) as response:
             lines = response.aiter_lines()
             assert await anext(lines) == ": heartbeat"
             while await anext(lines) != f"id: {run.seq}":
@@ -132,14 +161,14 @@ async def test_server_sent_events_update_the_position_without_an_event(quick: Ru
 
 
 async def test_a_finished_event_source_is_asked_not_to_reconnect(
-    quick: Running,
+    shared: Running,
 ) -> None:
-    async with growing(quick) as run:
+    async with growing(shared, defined=True) as run:
         await run.finish()
     headers = {"accept": "text/event-stream", "last-event-id": str(run.seq)}
-    assert (await quick.client.get(f"{run.path}/events", headers=headers)).status_code == 204
+    assert (await shared.client.get(f"{run.path}/events", headers=headers)).status_code == 204
     headers["last-event-id"] = str(run.seq - 1)
-    assert (await quick.client.get(f"{run.path}/events", headers=headers)).status_code == 200
+    assert (await shared.client.get(f"{run.path}/events", headers=headers)).status_code == 200
 
 
 async def test_server_sent_events_end_with_a_hint_when_the_server_stops(quick: Running) -> None:

@@ -11,6 +11,7 @@ from bottega.api.server.websocket_protocol import MAX_PIECES, PING_BURST
 from bottega.settings import Settings
 from tests.growing import growing
 from tests.service import Running, running
+from tests.team import define
 from tests.waiting import until
 
 HANDSHAKE = (
@@ -19,10 +20,11 @@ HANDSHAKE = (
 )
 
 
-@pytest.fixture
-async def bare(settings: Settings, database_url: str) -> AsyncIterator[Running]:
-    """An API without a worker."""
-    async with running(settings, database_url) as server:
+@pytest.fixture(scope="module")
+async def bare(module_settings: Settings, module_database_url: str) -> AsyncIterator[Running]:
+    """An API without a worker, and a team."""
+    async with running(module_settings, module_database_url) as server:
+        await define(server.client)
         yield server
 
 
@@ -46,7 +48,7 @@ async def test_a_handshake_that_cannot_be_read_is_answered(
 
 async def test_clients_that_vanish_at_any_time_are_no_errors(bare: Running) -> None:
     """Disconnect some during the handshake, some while events are sent."""
-    async with growing(bare) as run:
+    async with growing(bare, defined=True) as run:
         request = f"GET {run.path}/ws HTTP/1.1\r\n{HANDSHAKE}\r\n".encode()
         with capture_logs() as logs:
             for turns in range(100):
@@ -89,7 +91,7 @@ PING, PONG, TEXT, BINARY = 0x9, 0xA, 0x1, 0x2
 )
 async def test_a_socket_with_too_many_pings_is_closed(bare: Running, frame: bytes) -> None:
     """Check it for any frame; the rest is not read, and the run is not watched any more."""
-    async with growing(bare) as run:
+    async with growing(bare, defined=True) as run:
         reader, writer = await asyncio.open_connection("127.0.0.1", bare.port)
         writer.write(f"GET {run.path}/ws HTTP/1.1\r\n{HANDSHAKE}\r\n".encode())
         await reader.readuntil(b"run.started")
@@ -107,7 +109,7 @@ async def test_a_socket_with_too_many_pings_is_closed(bare: Running, frame: byte
 
 async def test_a_cancel_frame_is_not_delayed_by_pings(bare: Running) -> None:
     """Check it on a socket that has used up its pings."""
-    async with growing(bare) as run:
+    async with growing(bare, defined=True) as run:
         reader, writer = await asyncio.open_connection("127.0.0.1", bare.port)
         writer.write(f"GET {run.path}/ws HTTP/1.1\r\n{HANDSHAKE}\r\n".encode())
         await reader.readuntil(b"run.started")
@@ -124,21 +126,23 @@ async def test_a_cancel_frame_is_not_delayed_by_pings(bare: Running) -> None:
 
 async def test_a_message_in_too_many_pieces_is_refused(bare: Running) -> None:
     """Check it with empty pieces, which add nothing to the size."""
-    async with growing(bare) as run:
+    async with growing(bare, defined=True) as run:
         reader, writer = await asyncio.open_connection("127.0.0.1", bare.port)
         writer.write(f"GET {run.path}/ws HTTP/1.1\r\n{HANDSHAKE}\r\n".encode())
         await reader.readuntil(b"run.started")
         writer.write(b"\x01\x80" + bytes(4) + (b"\x00\x80" + bytes(4)) * MAX_PIECES)
         assert (1009).to_bytes(2) + b"more than" in await reader.read()
         writer.close()
-    assert not bare.service.wakeups.watched()
+    await until(lambda: not bare.service.wakeups.watched())
 
 
-@pytest.fixture
-async def hasty(settings: Settings, database_url: str) -> AsyncIterator[Running]:
-    """An API without a worker, with a very short request timeout."""
-    short = settings.model_copy(update={"request_timeout_s": 0.3})
-    async with running(short, database_url) as server:
+@pytest.fixture(scope="module")
+async def hasty(
+    module_settings: Settings, module_database_url: str, bare: Running
+) -> AsyncIterator[Running]:
+    """Another one, with a very short request timeout."""
+    short = module_settings.model_copy(update={"request_timeout_s": 0.3})
+    async with running(short, module_database_url) as server:
         yield server
 
 
@@ -148,7 +152,7 @@ async def test_a_socket_stays_open_longer_than_a_request_may_take(
     hasty: Running, busy: bool, kept_alive: bool
 ) -> None:
     """Check it for a first and a later request on a connection, idle or with frames."""
-    async with growing(hasty) as run:
+    async with growing(hasty, defined=True) as run:
         connection = await asyncio.open_connection("127.0.0.1", hasty.port)
         reader, writer = connection
         if kept_alive:
@@ -194,7 +198,7 @@ async def test_an_upgrade_behind_an_unfinished_answer_closes_the_connection(
     bare: Running,
 ) -> None:
     """Check it because two answers would mix, and the stream would miss the disconnect."""
-    async with growing(bare) as run:
+    async with growing(bare, defined=True) as run:
         reader, writer = await asyncio.open_connection("127.0.0.1", bare.port)
         head = "Host: 127.0.0.1\r\nAccept: text/event-stream\r\n"
         writer.write(f"GET {run.path}/events HTTP/1.1\r\n{head}\r\n".encode())
