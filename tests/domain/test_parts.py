@@ -2,7 +2,7 @@
 
 import pytest
 
-from bottega.agents import HumanMessage, Part, ToolMessage, ToolResult
+from bottega.agents import HumanMessage, Part, ToolCall, ToolMessage, ToolResult, tool
 from bottega.agents.parts import content_tokens, parts_tokens
 from bottega.errors import InvalidInputError
 
@@ -83,3 +83,22 @@ def test_the_texts_of_parts_count_with_the_content() -> None:
     parts = [Part("text", text="four"), Part("image", url="https://a.example/b.png")]
 
     assert parts_tokens(parts) == 1600
+
+
+async def test_a_function_returns_parts() -> None:
+    image = Part("image", data=PNG, media_type="image/png")
+
+    @tool("draw", "Draws.")
+    def draw(words: bool) -> object:
+        return [{"drawn": 1}, image] if words else image
+
+    async def drawn(words: bool) -> ToolResult:
+        answer: ToolResult = await draw.execute(
+            ToolCall(id="1", name="draw", arguments={"words": words})
+        )
+        return answer
+
+    assert (await drawn(True)).result == {"drawn": 1}
+    assert (await drawn(True)).parts == (image,)
+    assert (await drawn(False)).result == ""
+    assert (await drawn(False)).parts == (image,)

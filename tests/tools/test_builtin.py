@@ -13,6 +13,7 @@ from bottega.agents import (
     SharedMemoryGraph,
     ToolCall,
 )
+from bottega.agents.parts import Part
 from bottega.agents.query import CurrentCall, Query, current_call
 from bottega.agents.shared_memory import inject_shared_memory
 from bottega.agents.tools import ToolBase
@@ -20,8 +21,9 @@ from bottega.errors import InvalidInputError
 from bottega.tools.builtin import BUILTIN, ToolDeps, builtin_tool
 from bottega.tools.egress import Egress
 from tests.domain.scripted import agent
-from tests.tools.helpers import error_of, result_of
+from tests.tools.helpers import call, error_of, result_of
 from tests.tools.raw_server import RawServer, answer
+from tests.tools.test_media import png
 
 NOON = datetime(2026, 7, 1, 12, 0, 0, 5, tzinfo=UTC)
 
@@ -118,7 +120,17 @@ async def test_text_is_decoded_with_its_charset(
     assert page["text"] == text
 
 
-@pytest.mark.parametrize("body", [b"\x89PNG\r\n\x1a\n\x00", b"a\x00b"])
+async def test_an_image_is_a_part_of_the_result(web: RawServer, egress: Egress) -> None:
+    image = png(3, 2)
+    web.reply = answer(image, content_type="text/plain")
+
+    result = await call(made("http_get", egress), url=web.url())
+
+    assert result.result == {"status": 200, "content_type": "text/plain"}
+    assert result.parts == (Part("image", data=image, media_type="image/png"),)
+
+
+@pytest.mark.parametrize("body", [b"\x00\x01", b"a\x00b"])
 async def test_binary_content_is_an_error(web: RawServer, egress: Egress, body: bytes) -> None:
     web.reply = answer(body, content_type="image/png")
     assert await error_of(made("http_get", egress), url=web.url()) == (

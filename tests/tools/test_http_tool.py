@@ -8,11 +8,13 @@ import pytest
 from pydantic import ValidationError
 
 from bottega.agents.messages import ToolStatus
+from bottega.agents.parts import Part, PartType
 from bottega.tools.egress import Egress
 from bottega.tools.http import HttpTool, HttpToolDefinition
 from bottega.tools.secrets import TenantSecrets
 from tests.tools.helpers import Names, call, error_of, result_of
 from tests.tools.raw_server import RawServer, Writer, answer
+from tests.tools.test_media import png
 
 KEY = 'Bearer s3cr3t/"t0ken'
 SEARCH = {
@@ -57,6 +59,33 @@ async def test_arguments_fill_the_url_and_the_rest_goes_to_the_query(
     await result_of(made(egress, web.url("/{id}"), method="DELETE"), id="1", limit=2)
     assert web.requests[1].line == "DELETE /1?limit=2 HTTP/1.1"
     assert web.requests[1].body == b""
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "media_type"),
+    [
+        (png(3, 2), "image", "image/png"),
+        (b"%PDF-1.7", "document", "application/pdf"),
+        (b"RIFF....WAVE", "audio", "audio/wav"),
+    ],
+)
+async def test_an_image_is_a_part_of_the_result(
+    web: RawServer, egress: Egress, body: bytes, kind: PartType, media_type: str
+) -> None:
+    web.reply = answer(body, content_type="application/octet-stream")
+
+    result = await call(made(egress, web.url("/{id}")), id="1")
+
+    assert result.result["body"] is None
+    assert result.parts == (Part(kind, data=body, media_type=media_type),)
+
+
+async def test_an_svg_is_a_text(web: RawServer, egress: Egress) -> None:
+    web.reply = answer("<svg/>", content_type="image/svg+xml")
+
+    result = await call(made(egress, web.url("/{id}")), id="1")
+
+    assert (result.result["body"], result.parts) == ("<svg/>", ())
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])

@@ -19,6 +19,7 @@ from bottega.agents.messages import (
     ToolResult,
     ToolStatus,
 )
+from bottega.agents.parts import Part
 from bottega.agents.provider import ToolSchema
 from bottega.agents.threads import run_in_thread
 from bottega.errors import shortened
@@ -85,15 +86,18 @@ def error_result(call: ToolCall, error: str) -> ToolResult:
     )
 
 
-def success_result(call: ToolCall, value: Any) -> ToolResult:
+def success_result(call: ToolCall, value: Any, parts: Sequence[Part] = ()) -> ToolResult:
     """Return a SUCCESS answer to ``call``; ``value`` is converted to JSON types.
+
+    Args:
+        parts: images and other content beside it.
 
     Raises:
         ValueError: ``value`` contains itself.
     """
     if type(value) not in (str, bool, int, type(None)):
         value = to_jsonable_python(value, fallback=str, inf_nan_mode="null", bytes_mode="base64")
-    return ToolResult(tool_call_id=call.id, tool_name=call.name, result=value)
+    return ToolResult(tool_call_id=call.id, tool_name=call.name, result=value, parts=tuple(parts))
 
 
 class _Schema(GenerateJsonSchema):
@@ -123,7 +127,21 @@ async def _answer(call: ToolCall, function: Callable[[], Any], *, is_async: bool
         value = await value
     if isinstance(value, ToolResult):
         return value
-    return success_result(call, value)
+    return _answering(call, value)
+
+
+def _answering(call: ToolCall, value: Any) -> ToolResult:
+    """Return a function's value as an answer; it may be a part, or a list with parts."""
+    if isinstance(value, Part):
+        value = [value]
+    if not isinstance(value, list | tuple) or not any(isinstance(each, Part) for each in value):
+        return success_result(call, value)
+    said = [each for each in value if not isinstance(each, Part)]
+    parts = [each for each in value if isinstance(each, Part)]
+    texts = [part.text for part in parts if part.text is not None]
+    shown = [part for part in parts if part.text is None]
+    body = [*said, *texts]
+    return success_result(call, body[0] if len(body) == 1 else body or "", shown)
 
 
 class FunctionTool(ToolBase):

@@ -3,7 +3,7 @@
 import difflib
 import zoneinfo
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -22,12 +22,14 @@ from bottega.tools.replies import (
     excerpt,
     failure_of,
     is_redirect,
+    media_of,
     redirect_target,
     text_of,
 )
 
 _GET_TIMEOUT_S = 30.0
 _GET_MAX_BYTES = 100_000
+_GET_MEDIA_BYTES = 1_000_000
 _EXACT_IN_JSON = 2**53
 
 
@@ -106,20 +108,25 @@ def calculator(deps: ToolDeps) -> ToolBase:
 def http_get(deps: ToolDeps) -> ToolBase:
     async def function(
         url: Annotated[str, Field(description="Public address, http:// or https://.")],
-    ) -> dict[str, Any]:
+    ) -> Any:
         reply = await deps.egress.request(
             "GET",
             url,
             timeout_s=_GET_TIMEOUT_S,
-            max_bytes=_GET_MAX_BYTES,
+            max_bytes=_GET_MEDIA_BYTES,
             tenant=deps.tenant,
         )
+        media = media_of(reply)
+        if media is None and len(reply.body) > _GET_MAX_BYTES:
+            reply = replace(reply, body=reply.body[:_GET_MAX_BYTES], truncated=True)
         if is_redirect(reply):
             target = deps.known.text(str(redirect_target(reply, url) or "an invalid address"))
             raise InvalidInputError(f"{failure_of(reply)}: it has moved to {target}; get that")
         text = None if (raw := text_of(reply)) is None else deps.known.text(raw)
         if (failure := failure_of(reply)) is not None:
             raise InvalidInputError(f"{failure}: {excerpt(text or '')}".rstrip(": \n"))
+        if media is not None:
+            return [{"status": reply.status, "content_type": content_type(reply)}, media]
         if text is None:
             raise InvalidInputError(f"the answer is no text ({content_type(reply) or 'untyped'})")
         return {
@@ -132,8 +139,8 @@ def http_get(deps: ToolDeps) -> ToolBase:
     return _Builtin(
         function,
         name="http_get",
-        description="Fetches a public URL by GET and returns its text; a text longer than "
-        f"{_GET_MAX_BYTES} bytes is cut off there and marked as truncated.",
+        description="Fetches a public URL by GET and returns its text, image, audio or PDF; a "
+        f"text longer than {_GET_MAX_BYTES} bytes is cut off there and marked as truncated.",
         timeout_s=_GET_TIMEOUT_S + 5,
         idempotent=True,
     )

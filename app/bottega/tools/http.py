@@ -30,6 +30,7 @@ from bottega.tools.replies import (
     excerpt,
     failure_of,
     is_redirect,
+    media_of,
     redirect_target,
     text_of,
 )
@@ -224,7 +225,10 @@ class HttpTool(ToolBase):
         return self._arguments.schema
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        """Send the request. Any status but 2xx is an ERROR with the start of the body."""
+        """Send the request. Any status but 2xx is an ERROR with the start of the body.
+
+        An image, audio or a PDF becomes a part of the result.
+        """
         clean = self._known.value
         try:
             url, content = await self._request(tool_call.arguments)
@@ -244,16 +248,13 @@ class HttpTool(ToolBase):
             return error_result(tool_call, clean(error.detail))
         if (failure := self._failure(reply, url, clean)) is not None:
             return error_result(tool_call, failure)
-        return success_result(
-            tool_call,
-            clean(
-                {
-                    "status": reply.status,
-                    "content_type": content_type(reply),
-                    "body": body_of(reply),
-                }
-            ),
-        )
+        media = media_of(reply)
+        said = {
+            "status": reply.status,
+            "content_type": content_type(reply),
+            "body": body_of(reply) if media is None else None,
+        }
+        return success_result(tool_call, clean(said), [] if media is None else [media])
 
     async def _request(self, arguments: dict[str, Any]) -> tuple[str, bytes | None]:
         if self._arguments.patterns:

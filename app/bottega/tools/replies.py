@@ -7,8 +7,10 @@ from typing import Any
 
 import httpx2
 
+from bottega.agents.parts import Part, PartType
 from bottega.json_schema.values import depth_of
 from bottega.tools.egress import EgressRefusedError, Reply, checked_url
+from bottega.tools.media import HEAD_BYTES, media_type_of
 
 MAX_DEPTH = 64
 _EXCERPT = 1000
@@ -19,6 +21,13 @@ _CHARSET = re.compile(r"charset\s*=\s*[\"']?([A-Za-z0-9._:-]{1,40})", re.IGNOREC
 _TEXT_CODECS = re.compile(
     r"utf-(8|16|32)(-[bl]e)?|ascii|iso8859-\d+|cp\d+|koi8-[ru]|shift_jis|euc_(jp|kr)|gb\w+|big5"
 )
+_KINDS: dict[str, PartType] = {
+    "image": "image",
+    "audio": "audio",
+    "application/pdf": "document",
+}
+_SVG = "image/svg+xml"
+"""Text, which no model's server takes as an image."""
 _TEXT_TYPES = re.compile(r"text/.*|.*[/+](json|xml|javascript|yaml|x-www-form-urlencoded)")
 
 
@@ -74,6 +83,15 @@ def _decoded(text: str) -> Any:
     except (ValueError, RecursionError):
         return text
     return value if depth_of(value) <= MAX_DEPTH else text
+
+
+def media_of(reply: Reply) -> Part | None:
+    """Return the body as a part if its bytes are an image, audio or a PDF, and whole."""
+    media_type = media_type_of(reply.body[:HEAD_BYTES])
+    kind = _KINDS.get(media_type) or _KINDS.get(media_type.partition("/")[0])
+    if kind is None or reply.truncated or media_type == _SVG:
+        return None
+    return Part(kind, data=reply.body, media_type=media_type)
 
 
 def failure_of(reply: Reply) -> str | None:
