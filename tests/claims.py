@@ -41,6 +41,7 @@ def claim_of(run_id: UUID, **changed: Any) -> ClaimedRun:
         principal=None,
         metadata={},
         token_budget=None,
+        cost_budget=None,
         memory="full",
         salt=UUID(int=1),
         assigned_as=run_id,

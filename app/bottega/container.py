@@ -217,7 +217,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
         aclosing(egress),
         _keeping_memory(service, memory_services, providers) as (sources, episode_stored),
     ):
-        day_budgets = DayBudgets(database.pool, settings.tokens_per_day)
+        day_budgets = DayBudgets(database.pool, settings.run_limits)
         dependencies = _agent_dependencies(settings, providers, ToolDeps(egress, known=known))
         executor = Executor(
             pool=database.pool,

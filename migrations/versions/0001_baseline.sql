@@ -87,26 +87,28 @@ CREATE TABLE audit_log (
     CONSTRAINT fk_audit_log_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
 
--- Tokens spent per day (UTC), counted when a run ends, or with BOTTEGA_TOKENS_PER_DAY as workers
--- report them.
-CREATE TABLE token_usage (
+-- Spent per day (UTC), counted when a run ends; with BOTTEGA_TOKENS_PER_DAY or BOTTEGA_COST_PER_DAY
+-- as workers report it. The unit is tokens, or cost in billionths of a US dollar.
+CREATE TABLE daily_spending (
     tenant_id uuid NOT NULL,
     day date NOT NULL,
-    tokens bigint NOT NULL,
-    CONSTRAINT pk_token_usage PRIMARY KEY (tenant_id, day),
-    CONSTRAINT fk_token_usage_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+    unit text NOT NULL,
+    amount bigint NOT NULL,
+    CONSTRAINT pk_daily_spending PRIMARY KEY (tenant_id, day, unit),
+    CONSTRAINT fk_daily_spending_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
 
--- Tokens of the day that a worker has reserved for its runs, until they expire.
-CREATE UNLOGGED TABLE token_slices (
+-- Part of the day's budget that a worker has reserved for its runs, until it expires.
+CREATE UNLOGGED TABLE budget_slices (
     tenant_id uuid NOT NULL,
     worker_id uuid NOT NULL,
-    tokens bigint NOT NULL,
-    -- All tokens that the worker has reported of this tenant: a repeated report counts once.
+    unit text NOT NULL,
+    amount bigint NOT NULL,
+    -- All that the worker has reported of this tenant: a repeated report counts once.
     spent bigint NOT NULL,
     expires_at timestamptz NOT NULL,
-    CONSTRAINT pk_token_slices PRIMARY KEY (tenant_id, worker_id),
-    CONSTRAINT fk_token_slices_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+    CONSTRAINT pk_budget_slices PRIMARY KEY (tenant_id, worker_id, unit),
+    CONSTRAINT fk_budget_slices_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
 
 -- Signing secrets of a tenant's webhooks, as plain text. The current one has no expiry.
@@ -241,6 +243,8 @@ CREATE TABLE runs (
     timeout_s double precision NOT NULL,
     queue_timeout_s double precision NOT NULL DEFAULT '86400',
     token_budget bigint,
+    -- {"amount", "currency"}
+    cost_budget jsonb,
     -- A retry from the last step takes over events 2 to carried_seq of the earlier run. Its task
     -- ids therefore derive from that run, or from the first of a chain of retries.
     retry_of uuid,

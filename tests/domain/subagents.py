@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID, uuid4, uuid5
 
 from bottega.agents import AssistantMessage, BaseAgent, StandardMessage, ToolCall, ToolMessage
-from bottega.subagents.budget import TokenAccount
+from bottega.subagents.budget import Account
 from bottega.subagents.handle import DispatchParams, Parent, SubagentHandle, SubagentOutcome
 from bottega.subagents.limits import SchedulerOptions, SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
@@ -141,7 +141,7 @@ def by_hand(
 ) -> Parent:
     """Create a parent without an agent: of a run of its own, or part of the task ``owner``."""
     limits = about.pop("limits", where.limits)
-    account = TokenAccount("all tasks together", limits.max_total_tokens)
+    account = Account("all tasks together", limits.max_total_tokens)
     paying = () if owner is None else (owner.account, *owner.parent.accounts)
     parent = Parent(
         **{

@@ -1,6 +1,8 @@
 """Token budgets of tasks that spend at the same time."""
 
 import asyncio
+from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -9,7 +11,15 @@ from hypothesis import strategies as st
 
 from bottega.agents import AssistantMessage, Usage
 from bottega.errors import BudgetExhaustedError, SubagentQuotaExceededError
-from bottega.subagents.budget import MAX_OUTPUT, MIN_OUTPUT, TokenAccount, grant, reserved
+from bottega.subagents.budget import (
+    DOLLARS,
+    MAX_OUTPUT,
+    MIN_OUTPUT,
+    Account,
+    billionths,
+    grant,
+    reserved,
+)
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import Swarm, SwarmOptions
@@ -132,7 +142,7 @@ def test_tasks_below_a_task_spend_from_its_budget_too() -> None:
 
 def test_account_outside_the_run_is_asked_but_not_charged() -> None:
     async def run() -> None:
-        daily = TokenAccount("what is left for today", 10_000, spent=9_900)
+        daily = Account("what is left for today", 10_000, spent=9_900)
         model = Model(go=[dispatch("a"), await_all, "end"], a=["never"])
         async with registry() as where:
             recorder = Notes()
@@ -160,7 +170,7 @@ def test_dispatch_without_tokens_left_is_refused() -> None:
 class TestReserving:
     def test_call_that_only_reservations_block_waits(self) -> None:
         async def run() -> None:
-            account = TokenAccount("budget", 1_000)
+            account = Account("budget", 1_000)
             order = []
 
             async def spend(name: str, sent: int, seconds: float) -> None:
@@ -186,7 +196,7 @@ class TestReserving:
 
     def test_failed_call_returns_its_reservation(self) -> None:
         async def run() -> None:
-            account = TokenAccount("budget", 1_000)
+            account = Account("budget", 1_000)
             with pytest.raises(ValueError, match="no"):
                 async with reserved([account], 10):
                     raise ValueError("no")
@@ -203,13 +213,13 @@ class TestReserving:
     def test_grant_never_exceeds_the_remaining_tokens(
         self, limit: int, spent: int, held: int, sent: int
     ) -> None:
-        account = TokenAccount("budget", limit, spent=spent, reserved=held)
+        account = Account("budget", limit, spent=spent, reserved=held)
         try:
-            most = grant([TokenAccount("no limit"), account], sent)
+            most = grant([Account("no limit"), account], sent)
         except BudgetExhaustedError:
             assert spent + sent + MIN_OUTPUT > limit
             return
-        if isinstance(most, TokenAccount):
+        if isinstance(most, Account):
             assert most is account
             assert held > 0
             assert spent + held + sent + MIN_OUTPUT > limit
@@ -229,8 +239,8 @@ class TestReserving:
         self, limit: int, calls: list[tuple[int, int, int]]
     ) -> None:
         async def run() -> None:
-            account = TokenAccount("budget", limit)
-            own = [TokenAccount("own", 6_000) for _ in calls]
+            account = Account("budget", limit)
+            own = [Account("own", 6_000) for _ in calls]
 
             async def task(index: int) -> None:
                 sent, seconds, output = calls[index]
@@ -266,5 +276,55 @@ def test_work_that_raises_the_budget_error_has_its_outcome() -> None:
                 "budget_exhausted",
                 "the run's budget is used up",
             )
+
+    run_virtual(run())
+
+
+class _Prices:
+    """Prices of 2 dollars per million tokens of input, and 10 of output."""
+
+    def cost(self, usage: Usage) -> Decimal:
+        return (usage.input * Decimal(2) + usage.output * Decimal(10)) / 1_000_000
+
+
+class _PricedModel(Model):
+    async def prices(self) -> _Prices:
+        return _Prices()
+
+
+def priced(input_: int, output: int) -> Usage:
+    usage = Usage(input=input_, output=output)
+    return replace(usage, cost=_Prices().cost(usage))
+
+
+def test_budget_of_money_bounds_the_answer_and_ends_the_run() -> None:
+    account = Account("the run's cost_budget", billionths(Decimal("0.01")), unit=DOLLARS)
+    assert grant([account], 100, _Prices()) == 980  # (10 000 - 200) / 10 millionths
+    account.spend(priced(1_000, 700))
+    assert grant([account], 100, _Prices()) == 80
+    account.spend(priced(0, 70))
+    with pytest.raises(BudgetExhaustedError, match=r"0\.0097 of 0\.01 US dollars are spent"):
+        grant([account], 100, _Prices())
+    assert grant([account], 100, None) == MAX_OUTPUT  # a model without a price
+
+
+def test_concurrent_calls_cannot_spend_the_same_money() -> None:
+    async def run() -> None:
+        account = Account("budget", billionths(Decimal("0.05")), unit=DOLLARS)
+        model = _PricedModel(x=["y"])
+        order: list[tuple[str, int | None]] = []
+
+        both = asyncio.Barrier(2)
+
+        async def one(name: str) -> None:
+            async with reserved([account], 1_000, model) as most:
+                order.append((name, most))
+                await both.wait()
+                account.spend(priced(1_000, 1_000))
+
+        await asyncio.gather(one("a"), one("b"))
+        # The first reserves 0.002 dollars for its input and 0.04096 for 4096 tokens of output.
+        assert order == [("a", None), ("b", 504)]
+        assert account.reserved == 0
 
     run_virtual(run())

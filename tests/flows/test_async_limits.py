@@ -89,7 +89,7 @@ async def test_tasks_share_the_token_budget_of_their_run(
     assert failed["token_usage"]["output"] > 0
     run = (await bottega.client.get(f"/v1/runs/{frames[0]['run_id']}")).json()
     spent = run["usage"]
-    paid = await bottega.owner.fetchval("SELECT tokens FROM token_usage")
+    paid = await bottega.owner.fetchval("SELECT amount FROM daily_spending WHERE unit = 'tokens'")
     assert paid == spent["input"] + spent["output"]
     if frames[-1]["type"] == "run.completed":
         swarm.assert_whole(frames)
@@ -112,7 +112,7 @@ async def test_tasks_count_in_the_day_s_tokens(
         }
         frames = await play(bottega, model, script)
     (failed,) = of(frames, "subagent.failed")
-    assert "the tenant's token limit for today" in failed["error"]["message"]
+    assert "the tenant's limit of tokens for today" in failed["error"]["message"]
     assert failed["error"]["code"] == "budget_exhausted"
 
 

@@ -281,7 +281,7 @@ async def test_tokens_of_deleted_runs_still_count(
     (usage,) = [event["data"]["usage"] for event in events["items"] if "usage" in event["data"]]
     await bottega.client.delete("/v1/sessions/s")
     owner = await asyncpg.connect(database_url)
-    counted = await owner.fetchval("SELECT sum(tokens) FROM token_usage")
+    counted = await owner.fetchval("SELECT sum(amount) FROM daily_spending")
     await owner.close()
     assert counted == usage["input"] + usage["output"] > 0
 

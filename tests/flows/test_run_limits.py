@@ -104,9 +104,10 @@ async def test_no_runs_are_accepted_once_the_day_s_tokens_are_spent(
         assert 0 < int(refused.headers["retry-after"]) <= 86_400
         spent = frames[-1]["data"]["usage"]
         total = spent["input"] + spent["output"]
-        assert await bottega.owner.fetchval("SELECT tokens FROM token_usage") == total > 0
+        counted = await bottega.owner.fetchval("SELECT amount FROM daily_spending")
+        assert counted == total > 0
         # Yesterday's tokens do not count.
-        await bottega.owner.execute("UPDATE token_usage SET day = day - 1")
+        await bottega.owner.execute("UPDATE daily_spending SET day = day - 1")
         await begin(bottega.client)
 
 
@@ -132,8 +133,8 @@ async def test_concurrent_runs_share_the_remaining_tokens(
                 await api.frames(f"/v1/runs/{run_id}/ws")
         ends = [(await api.client.get(f"/v1/runs/{run_id}")).json() for run_id in ids]
         spent = sum(run["usage"]["input"] + run["usage"]["output"] for run in ends)
-        used = await api.owner.fetchval("SELECT tokens FROM token_usage")
-        assert await api.owner.fetchval("SELECT count(*) FROM token_slices") == 0
+        used = await api.owner.fetchval("SELECT amount FROM daily_spending WHERE unit = 'tokens'")
+        assert await api.owner.fetchval("SELECT count(*) FROM budget_slices") == 0
     assert {run["status"] for run in ends} == {"completed", "failed"}
     codes = {run["error"]["code"] for run in ends if run["error"]}
     assert codes == {"budget_exhausted"}

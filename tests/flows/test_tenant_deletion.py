@@ -115,8 +115,8 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         tenant,
     )
     await owner.execute(
-        "INSERT INTO token_slices (tenant_id, worker_id, tokens, spent, expires_at)"
-        " SELECT id, gen_random_uuid(), 1, 0, now() + interval '1 hour' FROM tenants"
+        "INSERT INTO budget_slices (tenant_id, worker_id, unit, amount, spent, expires_at)"
+        " SELECT id, gen_random_uuid(), 'tokens', 1, 0, now() + interval '1 hour' FROM tenants"
         " WHERE name = $1",
         tenant,
     )

@@ -114,7 +114,7 @@ async def test_an_end_waits_for_the_run_s_row_too(
         assert answers == ["stored", "busy", "stored"]
     assert await log.append_steps(database.pool, steps) == ["repeated", "stored", "repeated"]
     assert await owner.fetchval("SELECT count(*) FROM run_heads") == 0
-    assert await owner.fetchval("SELECT sum(tokens) FROM token_usage") == 3
+    assert await owner.fetchval("SELECT sum(amount) FROM daily_spending") == 3
 
 
 async def test_an_episode_that_must_wait_for_a_lock_is_stored_later(

@@ -48,7 +48,7 @@ async def test_tokens_of_earlier_attempts_count(
         final = {**ANSWERED, "type": "run.failed", "data": {}}
         await append(*run, attempt=2, after=seq + 2, events=[final], outcome=CRASHED)
     assert await owner.fetchval("SELECT ended_at IS NOT NULL FROM runs")
-    assert await owner.fetchval("SELECT tokens FROM token_usage") == 100
+    assert await owner.fetchval("SELECT amount FROM daily_spending WHERE unit = 'tokens'") == 100
 
 
 class Drawing:
@@ -61,7 +61,7 @@ class Drawing:
     async def __call__(
         self, wanted: int, spent: int = 0, reported: int = 0, lapses_s: float = 60.0
     ) -> tuple[int, int]:
-        query = "SELECT held, others FROM draw_tokens($1, $2, $3, $4, $5, $6)"
+        query = "SELECT held, others FROM draw_budget($1, $2, 'tokens', $3, $4, $5, $6)"
         about = (DEFAULT_TENANT, self.id, spent, reported, wanted, lapses_s)
         async with self._pool.acquire() as connection, connection.transaction():
             await connection.execute("SET LOCAL bottega.tokens_per_day = 1000")
@@ -76,11 +76,11 @@ async def test_workers_never_hold_more_than_the_day_has(
     assert await other(600) == (400, 600)
     assert await one(600, spent=500) == (100, 400)
     assert await one(600, spent=500) == (100, 400)  # a repeated report counts once
-    assert await owner.fetchval("SELECT tokens FROM token_usage") == 500
+    assert await owner.fetchval("SELECT amount FROM daily_spending WHERE unit = 'tokens'") == 500
     assert await other(0, spent=50) == (0, 100)
     assert await one(600, spent=500) == (450, 0)
     await asyncio.gather(*(Drawing(database.pool)(30) for _ in range(8)))
-    assert await owner.fetchval("SELECT sum(tokens) FROM token_slices") == 450
+    assert await owner.fetchval("SELECT sum(amount) FROM budget_slices") == 450
 
 
 async def test_the_slice_of_a_dead_worker_expires(database: Database) -> None:

@@ -4,9 +4,10 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, Protocol
 
-from bottega.agents.messages import AssistantMessage, StandardMessage
+from bottega.agents.messages import AssistantMessage, StandardMessage, Usage
 from bottega.agents.params import ModelParams
 from bottega.agents.parts import FileLoader
 from bottega.errors import ModelError, NoProviderError
@@ -65,6 +66,13 @@ class ModelOptions:
     files: FileLoader | None = None
 
 
+class ModelPrices(Protocol):
+    """A model's prices."""
+
+    def cost(self, usage: Usage) -> Decimal:
+        """Return the price of one call, in US dollars."""
+
+
 class LLMProvider(Protocol):
     """A model that answers with the next message.
 
@@ -82,6 +90,12 @@ class LLMProvider(Protocol):
         options: ModelOptions = ...,
         on_delta: OnDelta | None = None,
     ) -> AssistantMessage: ...
+
+
+async def prices_of(provider: LLMProvider | None) -> ModelPrices | None:
+    """Return the prices of a provider's default model; ``None``: none are known."""
+    find = getattr(provider, "prices", None)
+    return None if find is None else await find()
 
 
 _default_provider: Callable[[], LLMProvider] | None = None

@@ -1,13 +1,13 @@
-"""Tokens that each tenant may spend in a day, for all model calls of a worker.
+"""Tokens and money that each tenant may spend in a day, for all model calls of a worker.
 
-Workers take tokens from the database in slices, so that few model calls need a query. A slice
-counts as used until it is returned, or until it lapses because its dead worker no longer renews it.
-Tokens that such a worker spent and did not report are never counted.
+Workers take slices of them from the database, so that few model calls need a query. A slice counts
+as used until it is returned, or until it lapses because its dead worker no longer renews it. What
+such a worker spent and did not report is never counted.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -15,7 +15,7 @@ import structlog
 
 from bottega.clock import monotonic
 from bottega.events import log
-from bottega.subagents.budget import TokenAccount
+from bottega.subagents.budget import DOLLARS, TOKENS, Account, Unit
 
 logger = structlog.get_logger(__name__)
 
@@ -24,19 +24,19 @@ _RENEWED_S = 20.0
 _IDLE_S = 5.0
 _LOOK_S = 2.0
 _ASK_AGAIN_S = 1.0
-_SHARE = 100  # a slice is at most this fraction of the day's tokens, or one call
+_SHARE = 100  # a slice is at most this fraction of the day's limit, or one call
 
-_DRAW = "SELECT held, others FROM draw_tokens($1, $2, $3, $4, $5, $6)"
+_DRAW = "SELECT held, others FROM draw_budget($1, $2, $3, $4, $5, $6, $7)"
 
 Draw = Callable[[int, int, int], Awaitable[tuple[int, int]]]
-"""From (tokens spent, part of it reported, slice wanted) to (slice, slices of other workers)."""
+"""From (spent, part of it reported, slice wanted) to (slice, slices of other workers)."""
 
 
-class DayAccount(TokenAccount):
-    """A worker's share of a tenant's tokens of today; its limit is the sum of its slices."""
+class DayAccount(Account):
+    """A worker's share of a tenant's budget of today; its limit is the sum of its slices."""
 
-    def __init__(self, draw: Draw, slice_: int) -> None:
-        super().__init__("the tenant's token limit for today (UTC)", limit=0)
+    def __init__(self, draw: Draw, slice_: int, unit: Unit = TOKENS) -> None:
+        super().__init__(f"the tenant's limit of {unit.name} for today (UTC)", limit=0, unit=unit)
         self.runs = 0
         self._draw = draw
         self._slice = slice_
@@ -48,7 +48,7 @@ class DayAccount(TokenAccount):
 
     @property
     def held(self) -> int:
-        """The slice: tokens taken and not spent."""
+        """The slice: taken and not spent."""
         return max(0, (self.limit or 0) - self.spent)
 
     @property
@@ -57,26 +57,26 @@ class DayAccount(TokenAccount):
 
     @property
     def may_grow(self) -> bool:
-        """True if other workers hold tokens, which they may return."""
+        """True if other workers hold slices, which they may return."""
         return self._others > 0
 
-    def used_up(self, sent: int) -> str:
+    def used_up(self, more: int) -> str:
         return (
-            f"{self.name} is used up: the next model call takes about {sent} tokens; start the run "
-            "again tomorrow"
+            f"{self.name} is used up: the next model call takes about {self.unit.text(more)} "
+            f"{self.unit.name}; start the run again tomorrow"
         )
 
-    async def fill(self, tokens: int) -> None:
+    async def fill(self, amount: int) -> None:
         self._used_at = monotonic()
         async with self._lock:
-            if (self.left or 0) < tokens:
-                await self._sync(self.reserved + max(tokens, self._slice))
+            if (self.left or 0) < amount:
+                await self._sync(self.reserved + max(amount, self._slice))
 
     async def changed(self) -> None:
-        """Wait until tokens were returned here, or may have been elsewhere.
+        """Wait until a reservation was released here, or a slice may have been returned elsewhere.
 
-        If no call is under way, the slice is returned meanwhile. Otherwise two workers with too few
-        tokens for their next calls would wait for each other.
+        If no call is under way, the slice is returned meanwhile. Otherwise two workers with too
+        little for their next calls would wait for each other.
         """
         wait_s = None
         if self.may_grow:
@@ -89,7 +89,7 @@ class DayAccount(TokenAccount):
                 await super().changed()
 
     async def report(self) -> None:
-        """Report the tokens spent; return the slice if no run uses it."""
+        """Report what was spent; return the slice if no run uses it."""
         async with self._lock:
             wanted = self.held if self.runs else 0
             if self.spent != self._reported or self.held != wanted:
@@ -116,49 +116,58 @@ class DayBudgets:
     """The accounts of the tenants whose runs this worker executes.
 
     Args:
-        tokens_per_day: of each tenant; ``None``: no limit and no accounts.
+        limits: of each tenant, with ``tokens_per_day`` and ``cost_per_day``; ``None``: no limit.
     """
 
-    def __init__(self, pool: asyncpg.Pool, tokens_per_day: int | None) -> None:
+    def __init__(self, pool: asyncpg.Pool, limits: Mapping[str, int | None]) -> None:
         self._pool = pool
-        self._limit = tokens_per_day
+        self._limits = {
+            unit: limit
+            for unit in (TOKENS, DOLLARS)
+            if (limit := limits[f"{unit.key}_per_day"]) is not None
+        }
         self._worker_id = uuid4()
-        self._accounts: dict[UUID, DayAccount] = {}
+        self._accounts: dict[tuple[UUID, Unit], DayAccount] = {}
 
-    def open(self, tenant_id: UUID) -> DayAccount | None:
-        """Return the account that pays for a run; close it when the run is over."""
-        if self._limit is None:
-            return None
-        account = self._accounts.get(tenant_id)
+    def open(self, tenant_id: UUID) -> Sequence[DayAccount]:
+        """Return the accounts that pay for a run; close them when the run is over."""
+        opened = [self._account(tenant_id, unit) for unit in self._limits]
+        for account in opened:
+            account.runs += 1
+        return opened
+
+    def _account(self, tenant_id: UUID, unit: Unit) -> DayAccount:
+        account = self._accounts.get((tenant_id, unit))
         if account is None:
-            draw = self._drawing(tenant_id)
-            account = self._accounts[tenant_id] = DayAccount(draw, self._limit // _SHARE)
-        account.runs += 1
+            draw = self._drawing(tenant_id, unit)
+            account = DayAccount(draw, self._limits[unit] // _SHARE, unit)
+            self._accounts[tenant_id, unit] = account
         return account
 
-    async def close(self, account: DayAccount) -> None:
-        """Release an account when its run is over, or lost."""
-        account.runs -= 1
-        try:
-            await account.report()
-        except Exception:
-            logger.exception("tokens.not_reported")
+    async def close(self, accounts: Iterable[DayAccount]) -> None:
+        """Release accounts when their run is over, or lost."""
+        for account in accounts:
+            account.runs -= 1
+            try:
+                await account.report()
+            except Exception:
+                logger.exception("budget.not_reported")
 
     async def run(self) -> None:
         """Return idle slices, renew the rest, and drop tenants without runs."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            for tenant_id, account in list(self._accounts.items()):
+            for key, account in list(self._accounts.items()):
                 try:
                     await account.tend()
                 except Exception as error:
-                    logger.warning("tokens.not_renewed", error=str(error))
+                    logger.warning("budget.not_renewed", error=str(error))
                 if not (account.runs or account.held):
-                    del self._accounts[tenant_id]
+                    del self._accounts[key]
 
-    def _drawing(self, tenant_id: UUID) -> Draw:
+    def _drawing(self, tenant_id: UUID, unit: Unit) -> Draw:
         async def draw(spent: int, reported: int, wanted: int) -> tuple[int, int]:
-            about = (tenant_id, self._worker_id, spent, reported, wanted, LAPSES_S)
+            about = (tenant_id, self._worker_id, unit.key, spent, reported, wanted, LAPSES_S)
             row = await log.persist(lambda: self._pool.fetchrow(_DRAW, *about))
             assert row is not None
             return row["held"], row["others"]

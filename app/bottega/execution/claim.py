@@ -52,6 +52,7 @@ class ClaimedRun:
         principal: who started it.
         metadata: given by the client.
         token_budget: tokens that it may spend; ``None``: no limit.
+        cost_budget: ``amount`` and ``currency`` that it may spend; ``None``: no limit.
         memory: ``off``, ``read`` or ``full``.
         salt: of the tenant, for random assignments.
         assigned_as: the run whose assignment it gets: the first of a series of retries, or itself.
@@ -83,6 +84,7 @@ class ClaimedRun:
     principal: str | None
     metadata: Mapping[str, Any]
     token_budget: int | None
+    cost_budget: dict[str, str] | None
     memory: str
     salt: UUID
     assigned_as: UUID

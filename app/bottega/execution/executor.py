@@ -78,7 +78,7 @@ class Executor:
         sources: memory of earlier runs.
         episode_stored: called after a run's episode was stored with its end.
         prompt_tokens: limit of a root agent's prompt.
-        day_budgets: of tenants; ``None``: no limit.
+        day_budgets: of tenants; ``None``: no limits.
         files: of all tenants; without them, runs have none.
         stopping: set when this worker is to stop.
     """
@@ -173,7 +173,7 @@ class Executor:
         entry.recorder = JournalRecorder(
             journal,
             run,
-            day=None if self.day_budgets is None else self.day_budgets.open(tenant_id),
+            day=() if self.day_budgets is None else self.day_budgets.open(tenant_id),
             live_text=self.live_text,
             run_files=self._files_of(run),
             waits=functools.partial(self._hand_back_if_waiting, entry),
@@ -255,8 +255,8 @@ class Executor:
             self.episode_stored()
 
     async def _settle(self, recorder: JournalRecorder) -> None:
-        day, recorder.day = recorder.day, None
-        if self.day_budgets is not None and day is not None:
+        day, recorder.day = recorder.day, ()
+        if self.day_budgets is not None:
             await self.day_budgets.close(day)
 
     async def _go_on(self, recorder: JournalRecorder, run: ClaimedRun, entry: _UnderWay) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime
+from decimal import Decimal
 from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
@@ -16,6 +17,7 @@ from bottega.agents.messages import (
     ToolCall,
     ToolResult,
     ToolStatus,
+    Usage,
 )
 from bottega.agents.provider import FailedTry, OnDelta
 from bottega.agents.query import Invoke, Query, Recorder, current_call
@@ -34,7 +36,7 @@ from bottega.execution.retrieval import ToolFailure
 from bottega.execution.task_rows import CANCELLED, Tasks, name_of
 from bottega.files.run_files import RunFiles
 from bottega.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
-from bottega.subagents.budget import TokenAccount, estimate, reserved
+from bottega.subagents.budget import DOLLARS, Account, billionths, estimate, reserved
 
 _MOST_FAILURES = 3
 """Number of simultaneous failures for which memory is searched."""
@@ -54,7 +56,7 @@ class JournalRecorder(Recorder):
     """Recorder of agents' work in the run's journal; it also replays recorded work.
 
     Args:
-        day: the tenant's budget of today; ``None``: no limit.
+        day: the tenant's budgets of today.
         live_text: shows the models' text while it comes in.
         run_files: loads and stores the run's files.
         waits: called when a model call starts to wait for its next try, or a tool has ended.
@@ -63,7 +65,7 @@ class JournalRecorder(Recorder):
         answer_seq: ``seq`` of the root's accepted answer, once there is one.
         answered: ``seq`` of the answers of asynchronous tasks, by task.
         accounts: budgets of the run and of its tenant's day.
-        day: the account of the tenant's day, until the run is over.
+        day: the accounts of the tenant's day, until the run is over.
         spent: by all agents of the run, in all its attempts.
         lessons: memory about failures for the root; ``None``: the run has no memory.
     """
@@ -73,7 +75,7 @@ class JournalRecorder(Recorder):
         journal: Journal,
         run: ClaimedRun,
         *,
-        day: DayAccount | None = None,
+        day: Sequence[DayAccount] = (),
         live_text: LiveText | None = None,
         run_files: RunFiles | None = None,
         waits: Callable[[], None] = lambda: None,
@@ -85,8 +87,11 @@ class JournalRecorder(Recorder):
         self._whys: dict[str, tuple[str, str]] = {}  # errors of sub-agents, by tool call
         self.answered: dict[UUID | None, int] = {}
         self.day = day
-        self._of_run = TokenAccount("the run's token_budget", run.token_budget)
-        self.accounts = (self._of_run,) if day is None else (self._of_run, day)
+        self._of_run = [Account("the run's token_budget", run.token_budget)]
+        if run.cost_budget is not None:
+            limit = billionths(Decimal(run.cost_budget["amount"]))
+            self._of_run.append(Account("the run's cost_budget", limit, unit=DOLLARS))
+        self.accounts = (*self._of_run, *day)
         self._is_limited = any(account.limit is not None for account in self.accounts)
         self.tasks = Tasks(journal, run.task_root, run.cancelled_tasks)
         self._live_text = live_text
@@ -158,7 +163,7 @@ class JournalRecorder(Recorder):
         key = (self.tasks.id_of(query), call)
         if recorded := self.journal.replay.answers.get(key):
             if key not in self.journal.replay.carried:  # otherwise another run paid
-                self._of_run.spent += recorded.usage.total_tokens
+                self._pay(recorded.usage)
             self.spent += usage_of(recorded)
             return recorded
         if failure := self.journal.replay.failures.get(key):
@@ -172,7 +177,7 @@ class JournalRecorder(Recorder):
             return query.admission()
         if not self._is_limited:
             return nullcontext()
-        return reserved(self.accounts, estimate(query))
+        return reserved(self.accounts, estimate(query), query.agent.provider)
 
     async def _ask(
         self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
@@ -210,9 +215,9 @@ class JournalRecorder(Recorder):
             },
         )
         self.journal.spend(name_of(query.agent), message.metadata.get("model", ""), message.usage)
-        self._of_run.spent += message.usage.total_tokens
-        if self.day is not None:
-            self.day.spent += message.usage.total_tokens
+        self._pay(message.usage)
+        for account in self.day:
+            account.spend(message.usage)
         self.spent += usage_of(message)
         return message
 
@@ -237,9 +242,14 @@ class JournalRecorder(Recorder):
         text = self._texts.get(query)
         return None if text is None else text.listener
 
-    def repeat(self, usage: AgentUsage, paid: int) -> None:
-        """Count the usage of tasks that do not run again; this run paid ``paid`` tokens of it."""
-        self._of_run.spent += paid
+    def _pay(self, usage: Usage) -> None:
+        """Count what the run paid for, in any attempt."""
+        for account in self._of_run:
+            account.spend(usage)
+
+    def repeat(self, usage: AgentUsage, paid: Usage) -> None:
+        """Count the usage of tasks that do not run again; this run paid ``paid`` of it."""
+        self._pay(paid)
         self.spent += usage
 
     def model_try_failed(self, query: Query, failed: FailedTry) -> None:

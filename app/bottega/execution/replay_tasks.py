@@ -47,7 +47,7 @@ class _Task:
 
     Attributes:
         dispatched: only of an asynchronous task.
-        paid: tokens paid for by this run, not by the run that it repeats.
+        paid: usage paid for by this run, not by the run that it repeats.
     """
 
     dispatched: Event | None = None
@@ -58,7 +58,7 @@ class _Task:
     published: Event | None = None
     said: list[AssistantMessage | ToolMessage] = field(default_factory=list)
     usage: AgentUsage = AgentUsage()
-    paid: int = 0
+    paid: Usage = Usage()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class TaskReplay:
         parents: of every task; the root is ``None``.
         over: tasks of any kind that do not run again: they finished, or one above them did.
         usage: total usage of those.
-        paid: its tokens that this run paid for, not the run that it repeats.
+        paid: its part that this run paid for, not the run that it repeats.
         writes: (task or ``None``, path, content) of files, in order.
         waits: seconds that have passed, by (task, call, tool call) of a wait.
     """
@@ -79,7 +79,7 @@ class TaskReplay:
     parents: dict[UUID, UUID | None]
     over: frozenset[UUID]
     usage: AgentUsage
-    paid: int
+    paid: Usage
     writes: list[tuple[UUID | None, str, str]]
     waits: dict[tuple[Any, ...], float]
 
@@ -127,7 +127,7 @@ def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Ta
         parents=parents,
         over=over,
         usage=sum((tasks[each].usage for each in over), AgentUsage()),
-        paid=sum(tasks[each].paid for each in over),
+        paid=sum((tasks[each].paid for each in over), Usage()),
         writes=writes,
         waits=waits,
     )
@@ -176,7 +176,8 @@ def _note(task: _Task, event: Event, *, is_paid: bool) -> None:
             message = answer_of(LlmCompleted.of(data))
             task.said.append(message)
             task.usage += usage_of(message)
-            task.paid += message.usage.total_tokens if is_paid else 0
+            if is_paid:
+                task.paid += message.usage
         case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED:
             ended = ToolEnded.of(data)
             if ended.answer_seq is None:

@@ -52,6 +52,7 @@ _KEPT = (
     "timeout_s",
     "queue_timeout_s",
     "token_budget",
+    "cost_budget",
     "webhook_url",
     "metadata",
     "memory",

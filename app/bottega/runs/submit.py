@@ -20,6 +20,7 @@ from bottega.runs.sessions import session_user
 
 _REFUSALS = {
     "queued_runs": "{limit} runs are queued already: wait until some have ended",
+    "cost_per_day": "the tenant's money for today (UTC) is spent: start more runs tomorrow",
     "tokens_per_day": "the {limit} tokens for today (UTC) are used up: start more runs tomorrow",
 }
 _SUBMIT = "SELECT submit_run($1, $2, $3)::text"
@@ -39,6 +40,7 @@ class NewRun:
         timeout_s: wall time from the first start on.
         queue_timeout_s: longest wait for that start.
         token_budget: input and output tokens of all model calls; ``None``: no limit.
+        cost_budget: ``amount`` and ``currency`` of all model calls; ``None``: no limit.
         webhook_url: called when the run has ended.
         memory: ``off``, ``read`` or ``full``; the run's agents may make it stricter.
         principal: who starts it.
@@ -54,6 +56,7 @@ class NewRun:
     timeout_s: float
     queue_timeout_s: float
     token_budget: int | None
+    cost_budget: dict[str, str] | None
     webhook_url: str | None
     metadata: dict[str, Any]
     memory: str
@@ -137,7 +140,7 @@ async def accept(
         carried: steps copied from another run.
 
     Raises:
-        LimitedError: ``queued_runs`` or ``tokens_per_day``.
+        LimitedError: ``queued_runs``, ``tokens_per_day`` or ``cost_per_day``.
         ConflictError: ``session_user``.
     """
     values = {

@@ -4,6 +4,7 @@ import ipaddress
 import os
 import re
 from base64 import b64decode
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import unquote
@@ -134,6 +135,15 @@ class Settings(
         Field(
             ge=1,
             description="Tokens per day (UTC) of a tenant's runs. Unset: no limit.",
+        ),
+    ] = None
+    cost_per_day: Annotated[
+        Decimal | None,
+        Field(
+            gt=0,
+            le=1_000_000,
+            description="US dollars per day (UTC) of a tenant's runs. Calls of models without a "
+            "known price count as free. Unset: no limit.",
         ),
     ] = None
     max_body_bytes: Annotated[
@@ -294,6 +304,7 @@ class Settings(
             "concurrent_runs": self.concurrent_runs,
             "queued_runs": self.queued_runs,
             "tokens_per_day": self.tokens_per_day,
+            "cost_per_day": int(self.cost_per_day * 10**9) if self.cost_per_day else None,
             "memory_inline_bytes": self.memory_inline_bytes,
         }
 

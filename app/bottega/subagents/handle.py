@@ -11,7 +11,7 @@ from bottega.agents.messages import AgentUsage, Usage
 from bottega.agents.query import Path
 from bottega.graph.shared_memory import Publication
 from bottega.subagents.breaker import BreakerKey, kind_of
-from bottega.subagents.budget import TokenAccount
+from bottega.subagents.budget import Account
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.queue import QueueEntry
 from bottega.subagents.states import SubagentStatus
@@ -120,8 +120,8 @@ class Parent:
     tenant_id: UUID | None
     path: Path
     limits: SubagentLimits
-    account: TokenAccount
-    accounts: tuple[TokenAccount, ...]
+    account: Account
+    accounts: tuple[Account, ...]
     listener: Listener
     owner: "SubagentHandle | None" = None
     remaining: Callable[[], float | None] = lambda: None
@@ -141,7 +141,7 @@ class Parent:
         """True if it dispatches no more: it is ended, or its task has ended."""
         return self.ended or not self.alive()
 
-    def paying(self) -> Iterator[TokenAccount]:
+    def paying(self) -> Iterator[Account]:
         """Yield the accounts that are charged here; accounts outside of the run are not."""
         yield self.account
         if self.owner is not None:
@@ -189,7 +189,7 @@ class SubagentHandle:
     created_at: float
     status_changed_at: float
     work: Callable[["SubagentHandle"], Awaitable[SubagentOutcome]]
-    account: TokenAccount
+    account: Account
     context: contextvars.Context
     status: SubagentStatus = SubagentStatus.QUEUED
     attempt: int = 1

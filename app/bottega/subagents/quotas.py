@@ -143,7 +143,7 @@ def check_dispatch(
     for account in parent.accounts:
         if account.is_exhausted:
             raise SubagentQuotaExceededError(
-                f"{account.name} is used up: {account.spent} of {account.limit} tokens are spent",
+                account.state,
                 size=account.spent,
                 limit=account.limit or 0,
             )

@@ -8,7 +8,7 @@ from uuid import UUID
 from bottega.errors import SubagentRefusedError
 from bottega.subagents.breaker import BreakerKey
 from bottega.subagents.breaker_set import breaker_keys
-from bottega.subagents.budget import TokenAccount
+from bottega.subagents.budget import Account
 from bottega.subagents.collector import ORPHANED, Collector, collectable
 from bottega.subagents.handle import (
     DispatchParams,
@@ -135,7 +135,7 @@ class SubagentRegistry:
             return handle
         handle.token_usage = restored.spent
         for account in (handle.account, *parent.paying()):
-            account.spent += restored.usage.tokens.total_tokens
+            account.spend(restored.usage)
         handle.fixed_duration_ms = restored.duration_ms
         self._set(handle, restored.outcome.status)
         self._take_over(handle, restored.outcome)
@@ -184,7 +184,7 @@ class SubagentRegistry:
             created_at=now,
             status_changed_at=now,
             work=work,
-            account=TokenAccount(f"the token budget of task {task_id}", params.token_budget),
+            account=Account(f"the token budget of task {task_id}", params.token_budget),
             context=contextvars.copy_context(),
         )
         self._handles[task_id] = handle

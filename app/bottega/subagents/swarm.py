@@ -14,7 +14,7 @@ from bottega.agents.messages import Usage
 from bottega.agents.query import Path, Query, current_call, task_id_at
 from bottega.agents.tools import ToolBase
 from bottega.errors import InvalidInputError, ModelError
-from bottega.subagents.budget import TokenAccount, estimate, reserved
+from bottega.subagents.budget import Account, estimate, reserved
 from bottega.subagents.file_tools import file_tools
 from bottega.subagents.files import VirtualFileSystem
 from bottega.subagents.handle import (
@@ -73,7 +73,7 @@ class SwarmOptions:
     task_root: UUID | None = None
     listener: Listener = NoListener()
     remaining: Callable[[], float | None] = lambda: None
-    outer: tuple[TokenAccount, ...] = ()
+    outer: tuple[Account, ...] = ()
     plugins: Sequence[Any] = ()
     restored: Mapping[UUID, RestoredTask] = field(default_factory=dict)
     waits: Mapping[tuple[Any, ...], float] = field(default_factory=dict)
@@ -222,7 +222,7 @@ class TaskOfQuery:
         accounts = (handle.account, *handle.parent.accounts)
         async with (
             self.swarm.registry.scheduler.calling(handle),
-            reserved(accounts, estimate(query)) as most,
+            reserved(accounts, estimate(query), query.agent.provider) as most,
         ):
             try:
                 yield most
@@ -234,7 +234,7 @@ class TaskOfQuery:
         handle = self.handle
         handle.token_usage += usage
         for account in (handle.account, *handle.parent.paying()):
-            account.spent += usage.total_tokens
+            account.spend(usage)
 
     def on_text(self, query: Query, text: str) -> None:
         handle = self.handle
@@ -275,7 +275,7 @@ class QueryScope:
             self.own_id if query.parent is not None else None,
             self.dispatched.__contains__,
         )
-        account = TokenAccount("the token budget of your tasks", limits.max_total_tokens)
+        account = Account("the token budget of your tasks", limits.max_total_tokens)
         paying = swarm.options.outer if owner is None else (owner.account, *owner.parent.accounts)
         self.parent = Parent(
             parent_id=self.own_id,

@@ -77,9 +77,10 @@ ORDER BY c.relname
 # session's memory is deleted after the session's row is locked, in the lock order of a publishing
 # run.
 _NOT_OF_RUNS = {"run_heads", "episodes", "session_memory"}
-# The tokens of removed runs still count against the budget.
+# What removed runs spent still counts against the budgets.
 _SPENT = text("""
-    SELECT coalesce(sum(tokens_in(spent_by(tenant_id, id))), 0) FROM runs
+    SELECT coalesce(sum(tokens_in(spent_by(tenant_id, id))), 0),
+           coalesce(sum(cost_in(spent_by(tenant_id, id))), 0) FROM runs
     WHERE tenant_id = :tenant AND id = ANY(CAST(:runs AS uuid[])) AND ended_at IS NULL
 """)
 # Workers stop executing the runs, and their event streams end.
@@ -107,7 +108,7 @@ async def erase_session(
             if page:
                 details = {"removed": page}
                 await audit.note(tx, tenant_id, actor, "session.delete", session_id, details)
-            await tx.execute(select(func.count_tokens(tenant_id, spent)))  # last: lock order
+            await tx.execute(select(func.count_spending(tenant_id, *spent)))  # last: lock order
         removed += page
     if not removed:
         raise NotFoundError(f"there is no session '{session_id}'")
@@ -216,20 +217,21 @@ async def _erase_rows(begin: Begin, tenant_id: UUID) -> Removed:
 
 async def _erase_runs(
     tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[bool]
-) -> tuple[Removed, int]:
+) -> tuple[Removed, tuple[int, int]]:
     """Remove at most a page of a tenant's runs and their rows, except runs locked by others.
 
-    Return also the tokens that the unfinished runs among them have spent.
+    Return also the tokens, and the cost, that the unfinished runs among them have spent.
     """
     removed: Removed = Counter()
     ids = await _locked(tx, and_(runs.c.tenant_id == tenant_id, which))
     if not ids:
-        return removed, 0
+        return removed, (0, 0)
     named = [str(run_id) for run_id in ids]
     # Without its head a run's worker stores no more rows.
     heads = and_(run_heads.c.tenant_id == tenant_id, run_heads.c.run_id.in_(ids))
     await _delete(tx, run_heads, heads, removed)
-    spent = int(await tx.scalar(_SPENT, {"tenant": tenant_id, "runs": ids}) or 0)
+    (row,) = await tx.execute(_SPENT, {"tenant": tenant_id, "runs": ids})
+    spent = int(row[0]), int(row[1])
     await _erase_episodes(tx, tenant_id, episodes.c.run_id.in_(ids), removed)
     of_them = and_(_tenant_column == tenant_id, _run_column.in_(ids))
     for each in await _tables_with(tx, _run_column):

@@ -13,7 +13,8 @@ from bottega.api.documents.openapi import SCHEME
 from bottega.api.routes.tickets import VALID_S
 from bottega.api.routes.websocket import CLOSES, PING_LIMIT, SUBPROTOCOL
 from bottega.api.schemas.base import Answer
-from bottega.api.schemas.runs import AgentUsage, Event, Usage
+from bottega.api.schemas.runs import Event
+from bottega.api.schemas.usage import AgentUsage, Usage
 from bottega.api.shared.event_filter import WatchQuery
 from bottega.events.frames import LLM_DELTA
 from bottega.events.types import FINAL_EVENT_TYPES, EventType

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from bottega.api.schemas.base import Answer
 from bottega.api.schemas.parts import ContentPart
-from bottega.api.schemas.runs import Usage
+from bottega.api.schemas.usage import Usage
 
 
 class MessageCall(Answer):

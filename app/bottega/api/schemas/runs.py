@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name, UserName
 from bottega.api.schemas.parts import RunInput, ShownMessage
+from bottega.api.schemas.usage import AgentUsage, CostBudget
 from bottega.errors import InvalidInputError
 from bottega.json_schema.values import WHOLE
 from bottega.tools.egress import checked_url
@@ -96,6 +97,15 @@ class NewRun(Body):
             description=(
                 "Input and output tokens of all model calls together; once they are spent, no "
                 "further call is made."
+            ),
+        ),
+    ] = None
+    cost_budget: Annotated[
+        CostBudget | None,
+        Field(
+            description=(
+                "Cost of all model calls together; once it is spent, no further call is made. Each "
+                "model needs a known price: its provider's, or a public one."
             ),
         ),
     ] = None
@@ -185,39 +195,6 @@ class Webhook(Answer):
     ended_at: datetime | None
 
 
-class Cost(Answer):
-    """The price of model calls, from the provider's own prices or public price lists."""
-
-    amount: Annotated[
-        str, Field(description="A decimal number.", examples=["0.00195"], pattern=r"^\d+(\.\d+)?$")
-    ]
-    currency: Literal["USD"]
-    complete: Annotated[
-        bool, Field(description="False: the amount lacks tokens of models without a known price.")
-    ]
-
-
-class Usage(Answer):
-    """Tokens of model calls, and their cost."""
-
-    input: int
-    output: int
-    cached: Annotated[int, Field(description="Part of the input that the server had in its cache.")]
-    reasoning: Annotated[int, Field(description="Part of the output that was reasoning.")]
-    estimated: Annotated[
-        bool,
-        Field(description="Some of it was not reported, and is estimated at 4 bytes per token."),
-    ]
-    cost: Cost
-
-
-class AgentUsage(Usage):
-    """Tokens and calls of an agent, its sub-agents included."""
-
-    model_calls: int
-    tool_calls: int
-
-
 class RunSummary(Answer):
     """A run, without its input and output."""
 
@@ -236,6 +213,7 @@ class RunSummary(Answer):
     timeout_s: float
     queue_timeout_s: float
     token_budget: int | None
+    cost_budget: CostBudget | None = None
     memory: Annotated[MemoryMode, Field(description="Effective use of memory.")]
     metadata: Metadata
     webhook: Annotated[Webhook | None, Field(description="Null: none was requested.")]

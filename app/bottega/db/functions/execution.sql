@@ -129,7 +129,7 @@ BEGIN
         'is_cancelled', r.cancel_requested_at IS NOT NULL,
         'session_id', r.session_id, 'user', r.user_id, 'session_base', r.session_base,
         'remaining_s', extract(epoch FROM r.deadline - clock_timestamp()),
-        'timeout_s', r.timeout_s, 'token_budget', r.token_budget,
+        'timeout_s', r.timeout_s, 'token_budget', r.token_budget, 'cost_budget', r.cost_budget,
         'task_root', coalesce(r.task_root, r.id), 'carried_seq', r.carried_seq,
         'cancelled_tasks', CASE WHEN r.attempt = 1 AND r.carried_seq = 0
             THEN '[]' ELSE (

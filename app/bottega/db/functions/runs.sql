@@ -33,17 +33,19 @@ BEGIN
         v_user := v_of_session;
     END IF;
     INSERT INTO runs (tenant_id, mode, agent, graph, session_id, user_id, session_base, input,
-                      pinned, priority, timeout_s, queue_timeout_s, token_budget, webhook_url,
-                      metadata, slot, memory, principal, retry_of, task_root, last_seq,
+                      pinned, priority, timeout_s, queue_timeout_s, token_budget, cost_budget,
+                      webhook_url, metadata, slot, memory, principal, retry_of, task_root, last_seq,
                       carried_seq)
     SELECT p_tenant, n.mode, n.agent, n.graph, n.session_id, v_user, n.session_base, n.input,
-           n.pinned, n.priority, n.timeout_s, n.queue_timeout_s, n.token_budget, n.webhook_url,
-           n.metadata, v_slot, coalesce(n.memory, 'full'), n.principal, n.retry_of, n.task_root,
+           n.pinned, n.priority, n.timeout_s, n.queue_timeout_s, n.token_budget, n.cost_budget,
+           n.webhook_url, n.metadata, v_slot, coalesce(n.memory, 'full'), n.principal, n.retry_of,
+           n.task_root,
            1 + v_carried, CASE WHEN v_carried > 0 THEN 1 + v_carried ELSE 0 END
     FROM jsonb_to_record(p_new) AS n(
         mode text, agent text, graph text, session_id text, session_base jsonb, input jsonb,
         pinned jsonb, priority smallint, timeout_s double precision,
-        queue_timeout_s double precision, token_budget bigint, webhook_url text, metadata jsonb,
+        queue_timeout_s double precision, token_budget bigint, cost_budget jsonb,
+        webhook_url text, metadata jsonb,
         retry_of uuid, task_root uuid, memory text, principal text)
     RETURNING * INTO r;
     INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events) VALUES (
@@ -87,12 +89,17 @@ END $$;
 CREATE OR REPLACE FUNCTION refuse_run(p_tenant uuid) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     v_queued bigint := bottega_limit('queued_runs', 1000);
-    v_tokens bigint := bottega_limit('tokens_per_day', NULL);
     v_today date := (now() AT TIME ZONE 'UTC')::date;
+    v_limited text;
 BEGIN
-    IF v_tokens IS NOT NULL AND v_tokens <= (SELECT tokens FROM token_usage
-                                             WHERE tenant_id = p_tenant AND day = v_today) THEN
-        RETURN jsonb_build_object('refused', 'tokens_per_day', 'limit', v_tokens, 'retry_after_s',
+    IF bottega_limit('tokens_per_day', NULL) > 0 OR bottega_limit('cost_per_day', NULL) > 0 THEN
+        SELECT unit || '_per_day' INTO v_limited FROM daily_spending
+        WHERE tenant_id = p_tenant AND day = v_today
+          AND amount >= bottega_limit(unit || '_per_day', NULL) LIMIT 1;
+    END IF;
+    IF v_limited IS NOT NULL THEN
+        RETURN jsonb_build_object('refused', v_limited, 'limit', bottega_limit(v_limited, NULL),
+            'retry_after_s',
             extract(epoch FROM (v_today + 1)::timestamp AT TIME ZONE 'UTC' - now()));
     ELSIF v_queued <= (SELECT coalesce(sum(w.runs), 0) FROM waiting_runs w
                        WHERE w.tenant_id = p_tenant) THEN
@@ -248,8 +255,9 @@ BEGIN
     PERFORM assign_slot(p_tenant, r.slot);
     IF r.attempt > 0 THEN
         UPDATE runs SET spent = spent_by(p_tenant, p_run)
-        WHERE tenant_id = p_tenant AND id = p_run;
-        PERFORM count_tokens(p_tenant, tokens_in(spent_by(p_tenant, p_run)));
+        WHERE tenant_id = p_tenant AND id = p_run
+        RETURNING * INTO r;
+        PERFORM count_spending(p_tenant, tokens_in(r.spent), cost_in(r.spent));
     END IF;
 END $$;
 

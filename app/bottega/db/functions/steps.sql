@@ -108,7 +108,8 @@ BEGIN
         WHERE p_outcomes[n] IS NOT NULL ORDER BY tenant
     LOOP
         PERFORM set_config('bottega.tenant', v_tenant::text, true);
-        PERFORM count_tokens(v_tenant, sum(tokens_in(r.spent))::bigint)
+        PERFORM count_spending(
+            v_tenant, sum(tokens_in(r.spent))::bigint, sum(cost_in(r.spent))::bigint)
         FROM unnest(v_done) AS n JOIN runs r ON r.tenant_id = v_tenant AND r.id = p_runs[n]
         WHERE p_tenants[n] = v_tenant AND p_outcomes[n] IS NOT NULL;
     END LOOP;

@@ -35,6 +35,12 @@ CREATE OR REPLACE FUNCTION tokens_in(p_spent jsonb) RETURNS bigint LANGUAGE sql 
     FROM jsonb_array_elements(p_spent) s
 $$;
 
+-- Return the cost in runs.spent, in billionths of a US dollar.
+CREATE OR REPLACE FUNCTION cost_in(p_spent jsonb) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(ceil(sum((s #>> '{cost,amount}')::numeric) * 1000000000), 0)::bigint
+    FROM jsonb_array_elements(p_spent) s
+$$;
+
 -- Called by GET /v1/usage. Sum up what runs that were created from p_since on and before p_until
 -- spent, by agent, model, session, day, key or user, in the order of these. Their ids are between
 -- p_first and p_last.
