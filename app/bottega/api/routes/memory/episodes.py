@@ -13,7 +13,7 @@ from pydantic import AfterValidator
 from bottega.api.auth import Principal
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import Page, PlaceInTime, UserName, check_storable
-from bottega.api.schemas.episodes import (
+from bottega.api.schemas.memory.episodes import (
     WITHIN,
     Episode,
     EpisodeFailure,
@@ -25,7 +25,7 @@ from bottega.api.schemas.episodes import (
     SimilarFailures,
     Within,
 )
-from bottega.api.schemas.feedback import OutcomeName
+from bottega.api.schemas.memory.feedback import OutcomeName
 from bottega.api.schemas.runs import SessionName
 from bottega.api.shared.deps import Actor, PrincipalDep, ReadTenant, ServiceDep, Tenant, Turn
 from bottega.api.shared.idempotency import OnceDep

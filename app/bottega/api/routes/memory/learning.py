@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 
 from bottega.api.errors import headers, problems
 from bottega.api.routes.memory.episodes import CLOCK_SKEW, to_response, within
-from bottega.api.schemas.memory import ContextFound, ContextQuery, Learnt, NewLearning
+from bottega.api.schemas.memory.found import ContextFound, ContextQuery, Learnt, NewLearning
 from bottega.api.shared.deps import Actor, PrincipalDep, ReadTenant, ServiceDep, Tenant, Turn
 from bottega.api.shared.idempotency import OnceDep
 from bottega.container import Service

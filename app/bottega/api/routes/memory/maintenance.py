@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import Page
-from bottega.api.schemas.maintenance import MaintenanceJob, MemoryReport
+from bottega.api.schemas.memory.maintenance import MaintenanceJob, MemoryReport
 from bottega.api.shared.deps import Actor, AdminTenant, Tenant, Transaction
 from bottega.api.shared.pages import LINK, PageQuery
 from bottega.db.driver import driver_of

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Response
 
 from bottega.api.errors import headers, problems
 from bottega.api.routes.memory.patterns import ETAG, PatternId, known_of, tagged
-from bottega.api.schemas.patterns import Deprecation, NewApplication, PatternsToMerge
-from bottega.api.schemas.patterns_out import (
+from bottega.api.schemas.memory.patterns import Deprecation, NewApplication, PatternsToMerge
+from bottega.api.schemas.memory.patterns_out import (
     ApplicationRecorded,
     Pattern,
     PatternsPruned,

@@ -8,14 +8,14 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import Page
-from bottega.api.schemas.patterns import (
+from bottega.api.schemas.memory.patterns import (
     CategoryName,
     NewPattern,
     PatternChanges,
     PatternsWanted,
     StateName,
 )
-from bottega.api.schemas.patterns_out import Pattern, PatternsFound, SimilarPatterns
+from bottega.api.schemas.memory.patterns_out import Pattern, PatternsFound, SimilarPatterns
 from bottega.api.shared.definitions import IfMatch
 from bottega.api.shared.deps import Actor, ReadTenant, ServiceDep, Tenant, Turn
 from bottega.api.shared.etags import if_match_version

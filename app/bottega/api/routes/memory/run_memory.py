@@ -6,9 +6,9 @@ from uuid import UUID
 from fastapi import APIRouter, Path
 
 from bottega.api.errors import problems
-from bottega.api.schemas.feedback import Feedback, NewFeedback
-from bottega.api.schemas.learning import RunLearning
-from bottega.api.schemas.working_memory import WorkingMemory
+from bottega.api.schemas.memory.feedback import Feedback, NewFeedback
+from bottega.api.schemas.memory.learning import RunLearning
+from bottega.api.schemas.memory.working_memory import WorkingMemory
 from bottega.api.shared.deps import Actor, Tenant, Transaction
 from bottega.errors import ConflictError
 from bottega.events.types import RunStatus

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_vali
 from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import Body
-from bottega.api.schemas.episodes import Moment, Object
+from bottega.api.schemas.memory.episodes import Moment, Object
 from bottega.json_schema.values import WHOLE
 from bottega.memory.patterns.conditions import MAX_DEPTH, MAX_LIST, MAX_TESTS, MAX_TEXT
 

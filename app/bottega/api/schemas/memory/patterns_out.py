@@ -7,7 +7,7 @@ from uuid import UUID
 from pydantic import Field
 
 from bottega.api.schemas.base import Answer
-from bottega.api.schemas.patterns import CategoryName, StateName
+from bottega.api.schemas.memory.patterns import CategoryName, StateName
 
 
 class PatternContent(Answer):

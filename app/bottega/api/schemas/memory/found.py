@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import Answer, Body
-from bottega.api.schemas.episodes import (
+from bottega.api.schemas.memory.episodes import (
     EpisodeFailure,
     EpisodeHit,
     EpisodeReader,

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_vali
 from pydantic_core import PydanticCustomError, to_json
 
 from bottega.api.schemas.base import Answer, Body, PlaceInTime, UserName
-from bottega.api.schemas.feedback import Feedback, OutcomeName
+from bottega.api.schemas.memory.feedback import Feedback, OutcomeName
 from bottega.api.schemas.recorded import (
     RecordedExecution,
     RecordedMetadata,
