@@ -85,8 +85,10 @@ async def test_deleting_a_session_deletes_all_its_data(
     alone = await finished(bottega.client, session_id=None, input="another question")
     ids = [run["id"] for run in gone] + [again]
     for session in ("s", "other"):
-        sent = {"files": {"file": b"secret bytes"}, "data": {"session_id": session}}
-        assert (await bottega.client.post("/v1/files", **sent)).status_code == 201
+        sent = await bottega.client.post(
+            "/v1/files", files={"file": b"secret bytes"}, data={"session_id": session}
+        )
+        assert sent.status_code == 201
     for run_id in (ids[0], kept["id"]):
         await bottega.client.post("/v1/ws-tickets", json={"run_id": run_id})
     # Until the background work has ended.

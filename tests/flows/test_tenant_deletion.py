@@ -92,10 +92,7 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         ),
         "tenant_memory (tenant_id) SELECT tenant_id",
         "providers (tenant_id, name, version) SELECT tenant_id, 'p', 1",
-        (
-            "provider_versions (tenant_id, name, version, definition)"
-            " SELECT tenant_id, 'p', 1, '{}'"
-        ),
+        "provider_versions (tenant_id, name, version, definition) SELECT tenant_id, 'p', 1, '{}'",
         "waiting_runs (tenant_id, runs) SELECT tenant_id, 0",
         (
             "patterns (tenant_id, id, name, category, document)"

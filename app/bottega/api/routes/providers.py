@@ -47,7 +47,8 @@ async def _prepare(caller: Caller, name: str, body: ProviderBody) -> dict[str, A
 
 async def _name_of(caller: Caller) -> str:
     query = select(tenants.c.name).where(tenants.c.id == caller.tenant)
-    return (await caller.tx.execute(query)).scalar_one()
+    name: str = (await caller.tx.execute(query)).scalar_one()
+    return name
 
 
 def _refuse_foreign(
