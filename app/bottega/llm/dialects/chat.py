@@ -10,13 +10,13 @@ from bottega.agents.params import ModelParams, NamedTool
 from bottega.agents.parts import Part
 from bottega.agents.provider import ToolSchema
 from bottega.llm.dialects.answer import AnswerBuilder, PartialCall, counted, decode_arguments
-from bottega.llm.dialects.dialect import Dialect
+from bottega.llm.dialects.dialect import Dialect, Encode
 from bottega.llm.dialects.opaque import origin_of, size_of_fields, state_for, state_of, take
 from bottega.llm.dialects.parts import NO_FILES, Files, Media, blocks_of, encoded_blocks
 from bottega.llm.dialects.schemas import is_strict
 from bottega.llm.dialects.stand_ins import UNDERSTOOD
 from bottega.llm.dialects.text_chunks import TextChunks
-from bottega.llm.dialects.turns import Form, Piece, ResultsAndBlocks, piece_of
+from bottega.llm.dialects.turns import Blocks, Form, ResultsAndBlocks, piece_of
 from bottega.llm.dialects.wire import (
     encode_head,
     encode_json,
@@ -65,7 +65,8 @@ def chat(spec: ServerSpec, model: str, address: str) -> Dialect:
         fields=fields,
         head=encode_head(fields, spec),
         key=f"{KEY} {origin}",  # other servers' state is not sent here
-        encode_message=partial(encode_message, origin=origin),
+        encode=encoder(NO_FILES, origin=origin),
+        encoder=partial(encoder, origin=origin),
         form=_FORM,
         tools=b'],"tools":[%b]}',
         encode_tool=encode_tool,
@@ -115,13 +116,10 @@ def write_media(media: Media) -> dict[str, Any] | None:
     return None
 
 
-def encode_message(message: StandardMessage, *, origin: str, files: Files = NO_FILES) -> Piece:
-    """Encode one message; a :class:`ToolMessage` of several results gives several items."""
-    return piece_of(
-        message,
-        partial(_items, origin=origin, files=files),
-        lambda shown: encoded_blocks(_blocks(shown.parts, files)),
-    )
+def encoder(files: Files, *, origin: str) -> Encode:
+    """Return the encoder of messages; a tool message of several results gives several items."""
+    items = partial(_items, origin=origin, files=files)
+    return partial(piece_of, items=items, shown=partial(_shown, files=files))
 
 
 def encode_tool(schema: ToolSchema) -> bytes:
@@ -131,6 +129,10 @@ def encode_tool(schema: ToolSchema) -> bytes:
         "parameters": schema.parameters,
     }
     return encode_json({"type": "function", "function": function})
+
+
+def _shown(message: StandardMessage, *, files: Files) -> Blocks:
+    return encoded_blocks(_blocks(message.parts, files))
 
 
 def _blocks(parts: Iterable[Part], files: Files) -> list[dict[str, Any]]:
@@ -155,22 +157,17 @@ def _items(message: AssistantMessage | ToolMessage, *, origin: str, files: Files
 
 def _results(message: ToolMessage, files: Files) -> bytes:
     """Encode results; images and the like go into a user's turn, since a result is only text."""
-    outputs = tool_outputs(message)
-    items = b",".join(
-        [
-            encode_json(
-                {"role": "tool", "tool_call_id": strict_id(each.call_id), "content": each.text}
-            )
-            for each in outputs
-        ]
-    )
+    items = []
     shown: list[dict[str, Any]] = []
-    for each in outputs:
+    for each in tool_outputs(message):
+        wire = {"role": "tool", "tool_call_id": strict_id(each.call_id), "content": each.text}
+        items.append(encode_json(wire))
         if each.parts:
             shown += [_text(f"From the tool {each.name}:"), *_blocks(each.parts, files)]
+    results = b",".join(items)
     if not shown:
-        return items
-    both = ResultsAndBlocks(items)
+        return results
+    both = ResultsAndBlocks(results)
     both.blocks = encoded_blocks(shown)
     return both
 

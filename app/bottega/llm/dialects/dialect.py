@@ -5,7 +5,6 @@ A message is encoded once, when it is first sent. Later bodies reuse its bytes.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from bottega.agents.messages import StandardMessage
@@ -20,8 +19,8 @@ from bottega.llm.errors import ErrorMapper
 from bottega.llm.server import ServerSpec
 
 Fields = Mapping[str, Any]
-Encode = Callable[..., Piece]
-"""Encodes a message; its argument ``files`` holds the content of stored files."""
+Encode = Callable[[StandardMessage], Piece]
+"""Encodes a message."""
 
 _NO_PARAMS = ModelParams()
 
@@ -36,7 +35,8 @@ class Dialect:
         fields: fields of every request.
         head: these fields, encoded: an object that is still open.
         key: key of cached encodings of messages; another key replaces them.
-        encode_message: encodes one message.
+        encode: encodes a message without stored files.
+        encoder: returns the encoder of messages with these files.
         form: templates of turns.
         tools: template of the list of tools.
         encode_tool: encodes one tool.
@@ -52,7 +52,8 @@ class Dialect:
     fields: Fields
     head: bytes
     key: str
-    encode_message: Encode
+    encode: Encode
+    encoder: Callable[[Files], Encode]
     form: Form
     tools: bytes
     encode_tool: Callable[[ToolSchema], bytes]
@@ -85,7 +86,7 @@ class Dialect:
             MissingFilesError: a message holds a file that ``files`` lacks.
         """
         key = self.key
-        encode = partial(self.encode_message, files=files) if files else self.encode_message
+        encode = self.encoder(files) if files else self.encode
         pieces = [message.encoded(key, encode) for message in messages]
         asked = None if options.asked is None else options.asked.encoded(key, encode)
         demand = b""

@@ -15,14 +15,14 @@ from bottega.agents.messages import AssistantMessage, StandardMessage, ToolCall,
 from bottega.agents.params import ModelParams, NamedTool
 from bottega.agents.parts import Part
 from bottega.agents.provider import ToolSchema
-from bottega.llm.dialects.dialect import Dialect
+from bottega.llm.dialects.dialect import Dialect, Encode
 from bottega.llm.dialects.gemini_answer import GeminiAnswer
 from bottega.llm.dialects.opaque import origin_of, state_for
 from bottega.llm.dialects.order import in_order
 from bottega.llm.dialects.parts import NO_FILES, Files, Media, blocks_of, encoded_blocks
 from bottega.llm.dialects.schemas import fitted
 from bottega.llm.dialects.stand_ins import UNDERSTOOD
-from bottega.llm.dialects.turns import Form, Piece, piece_of
+from bottega.llm.dialects.turns import Blocks, Form, piece_of
 from bottega.llm.dialects.wire import encode_head, encode_json, given, name_of, tool_outputs
 from bottega.llm.server import ServerSpec
 
@@ -57,7 +57,8 @@ def gemini(spec: ServerSpec, model: str, address: str) -> Dialect:
         fields=(fields := {"generationConfig": {}, **spec.extra_body}),
         head=encode_head(fields, spec),
         key=f"{KEY} {origin}",
-        encode_message=partial(encode_message, origin=origin),
+        encode=encoder(NO_FILES, origin=origin),
+        encoder=partial(encoder, origin=origin),
         form=_FORM,
         tools=b'],"tools":[{"functionDeclarations":[%b]}]}',
         encode_tool=encode_tool,
@@ -101,13 +102,10 @@ def write_media(media: Media) -> dict[str, Any]:
     return {"inlineData": {"mimeType": media.media_type, "data": media.data}}
 
 
-def encode_message(message: StandardMessage, *, origin: str, files: Files = NO_FILES) -> Piece:
-    """Encode one message; of a tool message only the parts, since turns hold several results."""
-    return piece_of(
-        message,
-        partial(_items, origin=origin, files=files),
-        lambda shown: encoded_blocks(_blocks(shown.parts, files)),
-    )
+def encoder(files: Files, *, origin: str) -> Encode:
+    """Return the encoder of messages; of a tool message only the parts, for a turn of several."""
+    items = partial(_items, origin=origin, files=files)
+    return partial(piece_of, items=items, shown=partial(_shown, files=files))
 
 
 def encode_tool(schema: ToolSchema) -> bytes:
@@ -126,6 +124,10 @@ def _tool_config(params: ModelParams) -> dict[str, Any] | None:
     if isinstance(choice, NamedTool):
         config["allowedFunctionNames"] = [_name(choice.name)]
     return {"functionCallingConfig": config}
+
+
+def _shown(message: StandardMessage, *, files: Files) -> Blocks:
+    return encoded_blocks(_blocks(message.parts, files))
 
 
 def _blocks(parts: Iterable[Part], files: Files) -> list[dict[str, Any]]:

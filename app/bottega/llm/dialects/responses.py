@@ -12,13 +12,13 @@ from bottega.agents.messages import AssistantMessage, StandardMessage, ToolMessa
 from bottega.agents.params import ModelParams, NamedTool
 from bottega.agents.parts import Part
 from bottega.agents.provider import ToolSchema
-from bottega.llm.dialects.dialect import Dialect
+from bottega.llm.dialects.dialect import Dialect, Encode
 from bottega.llm.dialects.opaque import origin_of, state_for
 from bottega.llm.dialects.parts import NO_FILES, Files, Media, blocks_of, encoded_blocks
 from bottega.llm.dialects.responses_answer import ResponsesAnswer
 from bottega.llm.dialects.schemas import is_strict
 from bottega.llm.dialects.stand_ins import UNDERSTOOD
-from bottega.llm.dialects.turns import Form, Piece, piece_of
+from bottega.llm.dialects.turns import Blocks, Form, piece_of
 from bottega.llm.dialects.wire import (
     encode_head,
     encode_json,
@@ -61,7 +61,8 @@ def responses(spec: ServerSpec, model: str, address: str) -> Dialect:
         fields=fields,
         head=encode_head(fields, spec),
         key=f"{KEY} {origin}",
-        encode_message=partial(encode_message, origin=origin),
+        encode=encoder(NO_FILES, origin=origin),
+        encoder=partial(encoder, origin=origin),
         form=_FORM,
         tools=b'],"tools":[%b]}',
         encode_tool=encode_tool,
@@ -106,13 +107,10 @@ def write_media(media: Media) -> dict[str, Any] | None:
     return None
 
 
-def encode_message(message: StandardMessage, *, origin: str, files: Files = NO_FILES) -> Piece:
-    """Encode one message; an answer or a tool message may give several items."""
-    return piece_of(
-        message,
-        partial(_items, origin=origin, files=files),
-        lambda shown: encoded_blocks(_blocks(shown.parts, files)),
-    )
+def encoder(files: Files, *, origin: str) -> Encode:
+    """Return the encoder of messages; an answer or a tool message may give several items."""
+    items = partial(_items, origin=origin, files=files)
+    return partial(piece_of, items=items, shown=partial(_shown, files=files))
 
 
 def encode_tool(schema: ToolSchema) -> bytes:
@@ -125,6 +123,10 @@ def encode_tool(schema: ToolSchema) -> bytes:
             "strict": False,
         }
     )
+
+
+def _shown(message: StandardMessage, *, files: Files) -> Blocks:
+    return encoded_blocks(_blocks(message.parts, files))
 
 
 def _blocks(parts: Iterable[Part], files: Files) -> list[dict[str, Any]]:

@@ -146,7 +146,10 @@ def arranged(
                 said.append(data.blocks)
         elif kind >= ANSWER:
             if data:
-                items += form.turns(results, said)
+                if results and not said and form.results is None:  # the usual case, at its price
+                    items += results
+                else:
+                    items += form.turns(results, said)
                 items.append(data)
                 said, results = [], []
         else:
