@@ -233,6 +233,7 @@ class FileWriter:
             "sha256": self._hash.hexdigest(),
             "tokens": content_tokens(media_type, self.size, pixels=self._pixels, pages=pages),
             "object_keys": self.keys[: self._written],
+            "unused_keys": self.keys[self._written :],
             "piece_bytes": PIECE_BYTES,
         }
         quota = self._store.quota

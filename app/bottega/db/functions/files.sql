@@ -30,6 +30,8 @@ BEGIN
     IF v_count <> jsonb_array_length(p_file->'object_keys') THEN
         RAISE EXCEPTION 'objects that were claimed too long ago are trash by now';
     END IF;
+    DELETE FROM deleted_objects WHERE starts_with(object_key, v_tenant || '/')
+        AND object_key IN (SELECT jsonb_array_elements_text(p_file->'unused_keys'));
     INSERT INTO files
     SELECT * FROM jsonb_populate_record(NULL::files, p_file || jsonb_build_object(
         'tenant_id', v_tenant, 'created_at', now(), 'used_at', now()));
