@@ -6,7 +6,8 @@
 CREATE OR REPLACE FUNCTION take_runs(
     p_worker uuid, p_claim uuid, p_most integer, p_lease_s double precision, p_again boolean
 ) RETURNS TABLE (tenant uuid, run uuid, attempt integer, claim jsonb, more boolean)
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_sort = off AS $$
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     n record;
     v_found boolean := false;

@@ -31,7 +31,8 @@ $$;
 CREATE OR REPLACE FUNCTION append_steps(
     p_tenants uuid[], p_runs uuid[], p_attempts integer[], p_after bigint[], p_counts integer[],
     p_events text[], p_tasks jsonb[], p_sessions text[], p_publications jsonb[], p_outcomes jsonb[]
-) RETURNS text[] LANGUAGE plpgsql AS $$
+) RETURNS text[] LANGUAGE plpgsql
+SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
     v_all integer := cardinality(p_runs);
@@ -41,20 +42,20 @@ DECLARE
     v_tenant uuid;
     i integer;
 BEGIN
+    -- A plan for each array of steps would cost more than the steps: so the settings above.
     -- Locks are taken in one order: runs that end, heads, then sessions, then the tenants' tokens.
     -- None delays others for long.
     PERFORM set_config('lock_timeout', CASE v_all WHEN 1 THEN '1s' ELSE '100ms' END, true);
     FOR v_tenant IN SELECT DISTINCT t FROM unnest(p_tenants) AS t ORDER BY t LOOP
         PERFORM set_config('bottega.tenant', v_tenant::text, true);
         IF v_all = 1 THEN
-            IF p_outcomes[1] IS NOT NULL THEN
-                PERFORM FROM runs WHERE tenant_id = v_tenant AND id = p_runs[1] FOR NO KEY UPDATE;
-            END IF;
-            PERFORM FROM run_heads WHERE tenant_id = v_tenant AND run_id = p_runs[1]
-            FOR NO KEY UPDATE;
+            v_stored := CASE WHEN store_step(
+                v_tenant, p_runs[1], p_attempts[1], p_after[1], p_counts[1], p_events[1],
+                p_outcomes[1] IS NOT NULL, v_now) THEN '{1}'::integer[] ELSE '{}' END;
+        ELSE
+            v_stored := store_steps(v_tenant, p_tenants, p_runs, p_attempts, p_after, p_counts,
+                                    p_events, p_outcomes, v_now);
         END IF;
-        v_stored := store_events(v_tenant, p_tenants, p_runs, p_attempts, p_after, p_counts,
-                                 p_events, p_outcomes, v_now);
         v_done := v_done || v_stored;
         IF num_nonnulls(VARIADIC p_tasks) > 0 THEN
             INSERT INTO tasks AS o (
@@ -116,23 +117,50 @@ BEGIN
     RETURN v_answers;
 END $$;
 
+-- Called by append_steps. Store the events of a step that is alone, if the run's head is as the
+-- caller knows it. It waits for locks.
+CREATE OR REPLACE FUNCTION store_step(
+    p_tenant uuid, p_run uuid, p_attempt integer, p_after bigint, p_count integer, p_events text,
+    p_ends boolean, p_now timestamptz
+) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_ends THEN
+        PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR NO KEY UPDATE;
+    END IF;
+    UPDATE run_heads SET last_seq = p_after + p_count
+    WHERE tenant_id = p_tenant AND run_id = p_run AND attempt = p_attempt AND last_seq = p_after;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF p_count <= 100 AND octet_length(p_events) <= 65536 THEN
+        INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events)
+        VALUES (p_tenant, p_run, p_after + 1, p_after + p_count, p_attempt, p_now, p_events);
+    ELSE
+        PERFORM put_events(p_tenant, p_run, p_attempt, p_after, p_now,
+                           string_to_array(p_events, E'\n'));
+    END IF;
+    RETURN true;
+END $$;
+
 -- Called by append_steps. Store the events of a tenant's steps whose heads are as the caller knows
 -- them, and not locked; for a run that ends, neither may its row be locked. Return their numbers.
-CREATE OR REPLACE FUNCTION store_events(
+CREATE OR REPLACE FUNCTION store_steps(
     p_tenant uuid, p_tenants uuid[], p_runs uuid[], p_attempts integer[], p_after bigint[],
     p_counts integer[], p_events text[], p_outcomes jsonb[], p_now timestamptz
-) RETURNS integer[] LANGUAGE plpgsql SET enable_seqscan = off AS $$
+) RETURNS integer[] LANGUAGE plpgsql AS $$
 DECLARE
     v_ending uuid[];
     v_large integer[];
     v_stored integer[];
     i integer;
 BEGIN
-    v_ending := ARRAY(
-        SELECT r.id FROM unnest(p_runs) WITH ORDINALITY AS s(run_id, n)
-        JOIN runs r ON r.tenant_id = p_tenant AND r.id = s.run_id
-        WHERE p_tenants[s.n] = p_tenant AND p_outcomes[s.n] IS NOT NULL
-        ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED);
+    IF num_nonnulls(VARIADIC p_outcomes) > 0 THEN
+        v_ending := ARRAY(
+            SELECT r.id FROM unnest(p_runs) WITH ORDINALITY AS s(run_id, n)
+            JOIN runs r ON r.tenant_id = p_tenant AND r.id = s.run_id
+            WHERE p_tenants[s.n] = p_tenant AND p_outcomes[s.n] IS NOT NULL
+            ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED);
+    END IF;
     WITH free AS (
         SELECT h.run_id, s.n::integer AS n
         FROM unnest(p_tenants, p_runs, p_attempts, p_after)
