@@ -21,6 +21,7 @@ def claim_of(run_id: UUID, **changed: Any) -> ClaimedRun:
         last_seq=2,
         carried_seq=0,
         started_at=datetime(2026, 1, 1, tzinfo=UTC),
+        quiet_s=0.0,
         timeout_s=600.0,
         remaining_s=600.0,
         crashes=0,

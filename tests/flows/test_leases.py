@@ -148,6 +148,7 @@ async def test_a_claim_whose_answer_was_lost_may_be_made_again(
         run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
     claims = from_json(first), from_json(again)
     assert claims[0].pop("remaining_s") >= claims[1].pop("remaining_s")
+    assert claims[0].pop("quiet_s") <= claims[1].pop("quiet_s")
     assert claims[0] == claims[1]
     assert len(run["attempts"]) == attempt == 1
 

@@ -126,6 +126,19 @@ async def test_a_run_that_its_worker_does_not_name_is_queued_again(
     assert (run.run_id, run.attempt, run.crashes) == (runs[1], 2, 1)
 
 
+async def test_a_first_claim_says_how_long_the_run_has_waited(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    (run_id,) = await wait_in_line(database, 1)
+    await owner.execute("UPDATE runs SET created_at = now() - interval '60 s'")
+    (run,), _ = await new_worker(database).take(1)
+    assert run.quiet_s is not None
+    assert 60 <= run.quiet_s < 600
+    await database.pool.execute("SELECT hand_back($1, $2, 1)", DEFAULT_TENANT, run_id)
+    (run,), _ = await new_worker(database).take(1)
+    assert (run.run_id, run.attempt, run.quiet_s) == (run_id, 2, None)
+
+
 async def test_a_worker_named_an_older_attempt_of_its_run(
     database: Database, owner: asyncpg.Pool
 ) -> None:

@@ -209,6 +209,26 @@ async def test_a_worker_notifies_only_of_runs_that_were_quiet(database: Database
     assert QUIET_S < AWAKE_S
 
 
+async def test_a_worker_notifies_of_the_start_of_a_run_that_waited(database: Database) -> None:
+    now = 100.0
+    sent: list[str | None] = []
+    listener = NotifyListener(database.connect)
+    listener.subscribe(CHANNEL, sent.append)
+    notifier = Notifier(database.pool, clock=lambda: now)
+    new, waited, again = uuid4(), uuid4(), uuid4()
+    async with background(listener.run, notifier.run):
+        await until(lambda: sent == [None])
+        notifier.began(new, 0.1)
+        notifier.wrote(new)
+        for run_id, quiet_s in ((waited, QUIET_S), (again, None)):
+            notifier.began(run_id, quiet_s)
+            await notifier.sent()
+        now += QUIET_S
+        notifier.wrote(new)
+        await until(lambda: str(new) in sent)
+    assert sent == [None, str(waited), str(again), str(new)]
+
+
 async def test_a_subscriber_behind_the_tail_reads_the_log(run: Growing) -> None:
     async with streaming(run.database) as streams:
         cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)

@@ -54,6 +54,16 @@ class Notifier:
         self._pending[run_id] = None
         self._notified.set()
 
+    def began(self, run_id: UUID, quiet_s: float | None) -> None:
+        """Notify of the start of a run, unless it was accepted only ``quiet_s`` seconds before.
+
+        Its subscribers began after that, and so poll it still.
+        """
+        if quiet_s is None or quiet_s >= QUIET_S:
+            self.wake(run_id)
+        else:
+            self._awake[run_id] = self._clock() + QUIET_S
+
     def wrote(self, run_id: UUID) -> None:
         """Notify of events or live text just stored, unless the run was not quiet before."""
         now = self._clock()

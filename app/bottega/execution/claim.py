@@ -34,6 +34,7 @@ class ClaimedRun:
         last_seq: of the newest event; it is the claim's own.
         carried_seq: last ``seq`` that was copied from the run that this one repeats; 0: none.
         started_at: the run's first start, by the database's clock.
+        quiet_s: seconds from its acceptance to the claim's answer; ``None``: it began before.
         timeout_s: seconds from the first start to the deadline.
         remaining_s: seconds from this claim to the deadline; may be negative.
         crashes: number of attempts whose worker died.
@@ -63,6 +64,7 @@ class ClaimedRun:
     attempt: int
     last_seq: int
     started_at: datetime
+    quiet_s: float | None
     timeout_s: float
     remaining_s: float
     carried_seq: int

@@ -158,7 +158,7 @@ class Executor:
 
     async def _execute(self, run: ClaimedRun, entry: _UnderWay, earlier: _UnderWay | None) -> None:
         tenant_id, run_id = run.tenant_id, run.run_id
-        self.notifier.wake(run_id)
+        self.notifier.began(run_id, run.quiet_s)
         episode_recorder = None
         if run.memory == "full":
             by_rules = self.sources is None or self.sources.analyst is None

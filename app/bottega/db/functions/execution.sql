@@ -127,6 +127,8 @@ BEGIN
         'principal', r.principal, 'pinned', r.pinned,
         'metadata', r.metadata, 'graph_name', r.graph, 'agent', r.agent, 'input', r.input,
         'last_seq', p_last, 'started_at', r.started_at,
+        'quiet_s', CASE r.attempt WHEN 1 THEN extract(epoch FROM clock_timestamp() - r.created_at)
+            END,
         'is_cancelled', r.cancel_requested_at IS NOT NULL,
         'session_id', r.session_id, 'user', r.user_id, 'session_base', r.session_base,
         'remaining_s', extract(epoch FROM r.deadline - clock_timestamp()),
