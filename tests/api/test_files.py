@@ -30,6 +30,12 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "PIECE_BYTES", 1000)
 
 
+@pytest.fixture
+async def client(server_: Running) -> httpx2.AsyncClient:
+    """The client of a server of its own, since the tests count what is in its object store."""
+    return server_.client
+
+
 async def upload(
     client: httpx2.AsyncClient, data: bytes, name: str = "a.bin", **fields: str
 ) -> Any:
