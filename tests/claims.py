@@ -33,6 +33,8 @@ def claim_of(run_id: UUID, **changed: Any) -> ClaimedRun:
         input="Write a report.",
         agent="writer",
         pins=(),
+        overrides={},
+        output_schema=None,
         agents={"writer": {"subagents": None}},
         graph_name=None,
         graph=None,

@@ -264,6 +264,10 @@ CREATE TABLE runs (
     input jsonb NOT NULL,
     -- {"agents": {name: version}, "graph": {"name", "version"} | null, "providers": {name: version}}
     pinned jsonb NOT NULL,
+    -- {agent: {"params": {…}}}: parameters of models, merged with the agent's own.
+    overrides jsonb NOT NULL DEFAULT '{}',
+    -- Of the answer, in place of the agent's own.
+    output_schema jsonb,
     metadata jsonb NOT NULL DEFAULT '{}',
     webhook_url text,
     -- What changes after the start comes last: an update's log entry spans the changed columns.
@@ -289,6 +293,8 @@ CREATE TABLE runs (
     spent jsonb NOT NULL DEFAULT '[]',
     error jsonb,
     output jsonb,
+    -- The answer, parsed; null: it has no schema.
+    output_json jsonb,
     CONSTRAINT pk_runs PRIMARY KEY (tenant_id, id),
     CONSTRAINT fk_runs_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
     CONSTRAINT ck_runs_memory CHECK (memory IN ('off', 'read', 'full')),

@@ -189,6 +189,31 @@ async def test_body_is_decoded_by_its_content_type(
     assert result == {"status": 200, "content_type": content_type, "body": read}
 
 
+async def test_a_body_that_does_not_fit_its_schema_is_an_error(
+    web: RawServer, egress: Egress
+) -> None:
+    schema = {"type": "object", "properties": {"found": {"type": "integer"}}, "required": ["found"]}
+    tool = made(egress, web.url("/{id}"), output_schema=schema)
+    web.reply = json_answer({"found": 3})
+    assert await result_of(tool, id="a") == {
+        "status": 200,
+        "content_type": "application/json",
+        "body": {"found": 3},
+    }
+    web.reply = json_answer({"found": "three"})
+    assert await error_of(tool, id="a") == (
+        "the answer does not fit the tool's output_schema: /found: 'three' is not of type 'integer'"
+    )
+    web.reply = answer("found 3", content_type="text/plain")
+    assert "the whole body: 'found 3' is not of type 'object'" in await error_of(tool, id="a")
+
+
+@pytest.mark.parametrize("schema", [{"type": "objekt"}, {"$ref": "https://example.com/a"}])
+def test_an_invalid_schema_of_the_answer_is_refused(schema: Any) -> None:
+    with pytest.raises(ValidationError):
+        defined("https://example.com/{id}", output_schema=schema)
+
+
 async def test_no_content_is_a_success(web: RawServer, egress: Egress) -> None:
     web.reply = b"HTTP/1.1 204 No Content\r\n\r\n"
     result = await result_of(made(egress, web.url("/{id}"), method="DELETE"), id="1")

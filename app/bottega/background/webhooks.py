@@ -49,7 +49,8 @@ WHERE w.tenant_id = $1 AND w.run_id = $2
 _RUN = f"""
 SELECT id, status, mode, agent, graph, session_id, stop_reason, error, usage, metadata, retry_of,
        created_at, started_at, ended_at, octet_length(output::text) > {_MAX_OUTPUT} AS long,
-       CASE WHEN octet_length(output::text) <= {_MAX_OUTPUT} THEN output END AS output
+       CASE WHEN octet_length(output::text) <= {_MAX_OUTPUT} THEN output END AS output,
+       CASE WHEN octet_length(output::text) <= {_MAX_OUTPUT} THEN output_json END AS output_json
 FROM runs WHERE tenant_id = $1 AND id = $2
 """  # noqa: S608
 _STORE = """
@@ -106,7 +107,7 @@ _FIELDS = (
     *("id", "status", "mode", "agent", "graph", "session_id", "stop_reason", "retry_of"),
     *("created_at", "started_at", "ended_at"),
 )
-_JSON = ("output", "error", "usage", "metadata")
+_JSON = ("output", "output_json", "error", "usage", "metadata")
 
 
 def signed(secrets: Sequence[str], run_id: UUID, at: datetime, body: bytes) -> dict[str, str]:

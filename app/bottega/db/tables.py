@@ -112,7 +112,8 @@ runs = _table(
     "runs",
     uuid="tenant_id id retry_of task_root claimed_by",
     text="status mode agent graph session_id user_id stop_reason webhook_url memory principal",
-    json="session_base input pinned cost_budget output error usage spent metadata attempts",
+    json="session_base input pinned cost_budget overrides output_schema output output_json error "
+    "usage spent metadata attempts",
     number="priority token_budget carried_seq attempt last_seq slot",
     real="timeout_s queue_timeout_s",
     time="created_at cancel_requested_at started_at deadline ended_at",

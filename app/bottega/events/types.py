@@ -22,6 +22,7 @@ class EventType(StrEnum):
     LLM_STARTED = "llm.started"
     LLM_COMPLETED = "llm.completed"
     LLM_FAILED = "llm.failed"
+    ANSWER_REJECTED = "answer.rejected"
     TOOL_STARTED = "tool.started"
     TOOL_COMPLETED = "tool.completed"
     TOOL_FAILED = "tool.failed"

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,12 +11,16 @@ from pydantic import ValidationError
 from bottega.agents import (
     AgentFactory,
     BaseAgent,
+    ModelParams,
+    NamedTool,
     Recall,
     SharedMemoryGraph,
     ToolBase,
     ToolRequirement,
 )
 from bottega.agents.messages import AssistantMessage, HumanMessage, StandardMessage, SystemMessage
+from bottega.agents.output import answer_schema
+from bottega.agents.params import merged
 from bottega.agents.parts import Part
 from bottega.agents.provider import LLMProvider
 from bottega.agents.recall import RecallEmbedder
@@ -132,9 +136,14 @@ class CompiledTeam:
                 use_async_subagents(agent, registry, children, limits=limits)
             if recall := member.definition["recall"]:
                 agent.recall = Recall(dependencies.embedder(), recall["k"])
+            if changed := run.overrides.get(agent.agent_id or agent.agent_name):
+                _override(agent, member.definition, changed)
             for configure in dependencies.configure:
                 configure(agent, member.definition)
         roots = {name: copy_of(agent) for name, agent in self.roots.items()}
+        if run.output_schema is not None:
+            for agent in _answering(roots, graph if run.mode == "dag" else None):
+                agent.output = answer_schema(run.output_schema)
         return Team(roots, graph, self.warnings)
 
 
@@ -273,7 +282,38 @@ def _arguments(
         "exit_on_success": definition["exit_on_success"],
         "agent_comment": definition["agent_comment"],
         "on_length": definition.get("on_length", "continue"),
+        "params": ModelParams.from_dict(params) if (params := definition.get("params")) else None,
+        "tool_choice_scope": definition.get("tool_choice_scope", "first"),
+        "output_schema": definition.get("output_schema"),
     }
+
+
+def _override(agent: BaseAgent, definition: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+    """Merge a run's parameters with the agent's own.
+
+    Raises:
+        InvalidInputError: ``unknown_tool``: their ``tool_choice`` names one.
+    """
+    params = ModelParams.from_dict(merged(definition.get("params"), changed.get("params")))
+    choice = params.tool_choice
+    if isinstance(choice, NamedTool):
+        names = [tool.name for tool in agent.registered_tools]
+        if choice.name not in names:
+            raise InvalidInputError(
+                f"tool_choice names the tool '{choice.name}', which {agent.agent_name} does not "
+                f"have; it has: {', '.join(names) or 'none'}",
+                code="unknown_tool",
+            )
+    agent.params = params
+
+
+def _answering(
+    roots: Mapping[str, BaseAgent], graph: SharedMemoryGraph | None
+) -> Iterator[BaseAgent]:
+    """Yield the agents whose answer is the run's: the root, or a DAG's sinks."""
+    for name, agent in roots.items():
+        if graph is None or not graph.successors(name):
+            yield agent
 
 
 def _tool(tenant: str, definition: Mapping[str, Any], dependencies: AgentDependencies) -> ToolBase:

@@ -45,6 +45,8 @@ class ClaimedRun:
         input: a text, or messages with ``role`` and ``content``.
         agent: name of the root agent; ``None`` for a DAG.
         pins: versions of its agents' definitions, and of its graph's.
+        overrides: ``{agent: {"params": {…}}}``, merged with the agents' own parameters.
+        output_schema: JSON Schema of the answer; ``None``: the agent's own.
         agents: pinned definitions of all its agents, by name.
         graph_name, graph: name and pinned definition; ``None``: it has no graph.
         session_id: ``None``: it belongs to no session.
@@ -77,6 +79,8 @@ class ClaimedRun:
     input: str | list[dict[str, str]]
     agent: str | None
     pins: Sequence[Pin]
+    overrides: Mapping[str, Mapping[str, Any]]
+    output_schema: Mapping[str, Any] | None
     agents: Mapping[str, Mapping[str, Any]]
     graph_name: str | None
     graph: dict[str, Any] | None

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from bottega.agents import AgentUsage, AssistantResponse, BaseAgent, Query, SharedMemoryGraph
 from bottega.agents.history import QueryInput
@@ -24,6 +25,8 @@ class DagOutcome:
     Attributes:
         output: text of the only sink, or texts by sink. After a failure: the texts of all agents
             that finished, and partial texts of those that failed.
+        output_json: the answer of the only sink, parsed, or those by sink; ``None``: no sink has a
+            schema.
         error: which agents failed, and which were skipped because of that.
         stop_reason: of the first failed agent, in the order of the graph. If the DAG is completed:
             ``max_iterations`` if a sink ran out of iterations.
@@ -34,6 +37,7 @@ class DagOutcome:
     usage: AgentUsage
     error: dict[str, str] | None = None
     stop_reason: str | None = None
+    output_json: Any = None
 
 
 async def run_dag(
@@ -97,7 +101,14 @@ def outcome(graph: SharedMemoryGraph, responses: Mapping[str, AssistantResponse]
         return DagOutcome(RunStatus.FAILED, texts, usage, _explain(failed), reason)
     output = texts[sinks[0]] if len(sinks) == 1 else {name: texts[name] for name in sinks}
     ended = responses[reached[0]].stop_reason if reached else None
-    return DagOutcome(RunStatus.COMPLETED, output, usage, stop_reason=ended)
+    parsed = {name: found for name in sinks if (found := responses[name].output_json) is not None}
+    return DagOutcome(
+        RunStatus.COMPLETED,
+        output,
+        usage,
+        stop_reason=ended,
+        output_json=parsed.get(sinks[0]) if len(sinks) == 1 else parsed or None,
+    )
 
 
 def _explain(failed: Mapping[str, AssistantResponse]) -> dict[str, str]:

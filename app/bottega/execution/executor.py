@@ -299,6 +299,7 @@ class Executor:
             return End(
                 dag.status,
                 output=dag.output,
+                output_json=dag.output_json,
                 error=dag.error,
                 usage=dag.usage,
                 stop_reason=dag.stop_reason,
@@ -356,6 +357,7 @@ def end_of(response: AssistantResponse, answer_seq: int | None) -> End:
     return End(
         RunStatus.COMPLETED,
         output=response.content,
+        output_json=response.output_json,
         stop_reason=response.stop_reason,
         usage=response.usage,
         answer_seq=answer_seq,

@@ -41,6 +41,7 @@ _STARTS = frozenset(
         EventType.LLM_STARTED,
         EventType.MEMORY_INJECTED,
         EventType.CONTEXT_RECALLED,
+        EventType.ANSWER_REJECTED,
         EventType.WARNING,
     )
 )
@@ -54,11 +55,13 @@ class End:
 
     Attributes:
         output: the answer, complete or not.
+        output_json: the answer, parsed, if it has a schema.
         answer_seq: ``seq`` of the event that holds the answer.
     """
 
     status: RunStatus
     output: Any = None
+    output_json: Any = None
     stop_reason: str | None = None
     error: dict[str, str] | None = None
     usage: AgentUsage | None = None
@@ -294,6 +297,8 @@ class Journal:
             data["error"] = end.error
         if end.answer_seq is not None:
             data["answer_seq"] = end.answer_seq
+        if end.output_json is not None:
+            data["output_json"] = end.output_json
         episode = self._episode(end)
         if episode is not None:
             about = {"episode_id": episode["id"], "outcome": episode["outcome"]}
@@ -304,6 +309,7 @@ class Journal:
             "episode": episode,
             "status": end.status,
             "output": end.output,
+            "output_json": end.output_json,
             "stop_reason": end.stop_reason,
             "error": end.error,
             "usage": usage,

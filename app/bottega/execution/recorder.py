@@ -393,5 +393,9 @@ class JournalRecorder(Recorder):
     def published(self, query: Query, publication: Publication) -> None:
         self._published[query] = publication
 
+    def answer_rejected(self, query: Query, code: str, message: str) -> None:
+        data = {"call": query.model_calls, "code": code, "message": message}
+        self.tasks.add(query, EventType.ANSWER_REJECTED, data)
+
     def warning(self, query: Query, code: str, message: str) -> None:
         self.tasks.add(query, EventType.WARNING, warning(code, message))

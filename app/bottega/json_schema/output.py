@@ -40,11 +40,15 @@ class OutputSchema:
         self._checked = CheckedSchema(self.schema, BOUNDS)
         self.patterns = self._checked.patterns
 
-    def is_quick(self, text: str) -> bool:
-        """Return true if a check of a text takes few milliseconds, so it needs no thread."""
+    def is_quick(self, length: int) -> bool:
+        """Return true if a check of a text this long takes few milliseconds."""
         if self.patterns or self._checked.size > _QUICK_SIZE:
             return False
-        return len(text) <= _QUICK_CHARACTERS
+        return length <= _QUICK_CHARACTERS
+
+    def problems(self, value: Any) -> list[Problem]:
+        """Return the first violations of a parsed answer; ``[]``: it is valid."""
+        return self._checked.problems(value)
 
     def read(self, text: str) -> tuple[Any, list[Problem]]:
         """Parse an answer, which may stand in a Markdown fence; return it with its violations."""

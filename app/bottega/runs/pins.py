@@ -12,6 +12,7 @@ from pydantic_core import from_json
 from bottega.definitions import store
 from bottega.definitions.agents import Reached
 from bottega.errors import InvalidInputError, UnknownAgentError
+from bottega.runs.parameters import Dialects, dialect_of, refuse_unsupported
 
 _MAX_CHAIN = 20
 _MODES = ("off", "read", "full")
@@ -33,11 +34,15 @@ class Pins:
         epoch: of the tenant's definitions; the versions are current while it is.
         pinned: ``{"agents": {name: version}, "graph": {"name", "version"} or None}``.
         memory: the strictest mode of the agents that the run starts with.
+        params: the parameters of each agent.
+        dialects: of each agent's models.
     """
 
     epoch: UUID
     pinned: dict[str, Any]
     memory: str
+    params: Mapping[str, Mapping[str, Any] | None]
+    dialects: Mapping[str, Dialects]
 
 
 class PinCache:
@@ -109,7 +114,11 @@ def _pins(found: Mapping[str, Any], agent: str | None, graph: str | None) -> Pin
         "agents": {name: each.version for name, each in agents.items()},
         "graph": graph and {"name": graph, "version": found["graph"]["version"]},
     }
-    return Pins(UUID(found["epoch"]), pinned, memory)
+    params = {name: each["params"] for name, each in found["agents"].items()}
+    dialects = {name: dialect_of(each["provider"]) for name, each in found["agents"].items()}
+    for name in agents:
+        refuse_unsupported(params[name], dialects[name], "/params", whose=name)
+    return Pins(UUID(found["epoch"]), pinned, memory, params, dialects)
 
 
 def _refuse_unknown(named_by: dict[str, str], agents: Mapping[str, Reached]) -> None:

@@ -33,7 +33,7 @@ from bottega.events.payloads import ContextReceived
 from bottega.events.types import EventType
 
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
-_BODIES = ("input", "output")
+_BODIES = ("input", "output", "output_json", "output_schema", "overrides")
 _HIDDEN = ("pinned", "session_base", "spent")
 """Columns that lists leave out; some are large."""
 

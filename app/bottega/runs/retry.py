@@ -9,6 +9,7 @@ from sqlalchemy import and_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.endings import ending_of
+from bottega.agents.output import OUTPUT_INVALID
 from bottega.agents.query import task_id_at
 from bottega.db.tables import runs
 from bottega.errors import ConflictError
@@ -54,6 +55,8 @@ _KEPT = (
     "token_budget",
     "cost_budget",
     "webhook_url",
+    "overrides",
+    "output_schema",
     "metadata",
     "memory",
 )
@@ -209,13 +212,15 @@ class _Log:
         return self._answered.get(task, -1) < index
 
     def is_no_answer(self, event: Event, index: int) -> bool:
-        """Check if a task failed because its model's answer was cut off, refused or empty."""
+        """Check if a task failed because its last answer was cut off, refused, empty or invalid."""
         task = event.task_id
         if event.type != EventType.LLM_COMPLETED or self._answered[task] != index:
             return False
         end = self.ended.get(task)
-        failed = end is not None and self._events[end].type not in _GOOD_ENDS
-        return failed and ending_of(answer_of(LlmCompleted.of(event.data))) is not None
+        if end is None or self._events[end].type in _GOOD_ENDS:
+            return False
+        is_invalid = _code(self._events[end]) == OUTPUT_INVALID
+        return is_invalid or ending_of(answer_of(LlmCompleted.of(event.data))) is not None
 
     def built_upon(self, task: UUID | None, index: int) -> bool:
         """Check if an agent above a failed task used its failure, or ended well after it.

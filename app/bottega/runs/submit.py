@@ -14,6 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.errors import LimitedError
+from bottega.runs.parameters import refuse_overrides
 from bottega.runs.pins import PinCache, stricter
 from bottega.runs.read import to_response
 from bottega.runs.sessions import session_user
@@ -42,6 +43,8 @@ class NewRun:
         token_budget: input and output tokens of all model calls; ``None``: no limit.
         cost_budget: ``amount`` and ``currency`` of all model calls; ``None``: no limit.
         webhook_url: called when the run has ended.
+        overrides: ``{agent: {"params": {…}}}``, merged with the agents' own parameters.
+        output_schema: JSON Schema of the answer, in place of the agent's own.
         memory: ``off``, ``read`` or ``full``; the run's agents may make it stricter.
         principal: who starts it.
     """
@@ -58,6 +61,8 @@ class NewRun:
     token_budget: int | None
     cost_budget: dict[str, str] | None
     webhook_url: str | None
+    overrides: dict[str, Any] | None
+    output_schema: dict[str, Any] | None
     metadata: dict[str, Any]
     memory: str
     principal: str | None
@@ -112,11 +117,13 @@ async def submit(
     Raises:
         UnknownAgentError: an agent that it needs does not exist.
         InvalidInputError: its graph does not exist (``unknown_graph``), a sub-agent has no
-            description (``missing_description``), or its sub-agents nest too deep (``too_deep``).
+            description (``missing_description``), its sub-agents nest too deep (``too_deep``), or
+            a model lacks a parameter (``unsupported_param``).
         LimitedError, ConflictError: see :func:`accept`.
     """
     while True:
         found = await pins.find(driver, tenant_id, new.agent, new.graph)
+        refuse_overrides(new.overrides or {}, found.params, found.dialects)
         memory = stricter(new.memory, found.memory)
         values = {name: getattr(new, name) for name in _FIELDS}
         values |= {"pinned": found.pinned, "memory": memory}

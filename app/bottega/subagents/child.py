@@ -8,8 +8,7 @@ from uuid import UUID
 from bottega.agents.agent import BaseAgent
 from bottega.agents.loop import FINAL_ANSWER
 from bottega.agents.messages import AssistantResponse
-from bottega.agents.provider import LLMProvider
-from bottega.agents.query import Query, next_query
+from bottega.agents.query import QueriedAgent, Query, next_query
 from bottega.errors import BudgetExhaustedError
 from bottega.subagents.handle import DispatchParams, SubagentHandle, SubagentOutcome
 from bottega.subagents.shared_context import folder_of
@@ -92,7 +91,7 @@ class ChildTask:
         async def work(handle: SubagentHandle) -> SubagentOutcome:
             most = limits.max_steps_per_subagent
             if source is None:
-                agent = _anonymous(parent.agent.provider, params, most)
+                agent = _anonymous(parent.agent, params, most)
             else:
                 agent = _named(source, params, most)
             return await _ask(swarm, parent, handle, agent)
@@ -100,10 +99,12 @@ class ChildTask:
         return work
 
 
-def _anonymous(provider: LLMProvider | None, params: DispatchParams, most: int) -> BaseAgent:
+def _anonymous(parent: QueriedAgent, params: DispatchParams, most: int) -> BaseAgent:
+    """Return a helper with its caller's model and parameters, but for the choice of tools."""
     return BaseAgent(
         params.instructions or DEFAULT_INSTRUCTIONS,
-        provider=provider,
+        provider=parent.provider,
+        params=None if parent.params is None else parent.params.without_tool_choice(),
         agent_name=ANONYMOUS,
         max_iterations=most,
         tools=own_file_tools(),

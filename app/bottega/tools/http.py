@@ -20,6 +20,7 @@ from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.tools import ToolBase, error_result, success_result
 from bottega.errors import InvalidInputError, UnavailableError
 from bottega.json_schema.arguments import ArgumentSchema, argument_schema
+from bottega.json_schema.output import output_schema
 from bottega.json_schema.values import WHOLE
 from bottega.redaction import Redactor
 from bottega.tools.egress import Egress, Reply
@@ -103,6 +104,13 @@ class HttpToolDefinition(BaseModel):
         dict[str, JsonValue],
         Field(description="JSON Schema (2020-12) of the arguments, an object."),
     ] = Field(default_factory=dict)
+    output_schema: Annotated[
+        dict[str, JsonValue] | None,
+        Field(
+            description="JSON Schema (2020-12) of the answer's body. A call whose answer does not "
+            "fit has failed."
+        ),
+    ] = None
     timeout_s: Annotated[
         float, Field(gt=0, le=120, strict=False, description="Seconds for the whole request.")
     ] = 30.0
@@ -145,6 +153,13 @@ class HttpToolDefinition(BaseModel):
         _said(_schema, parameters)
         return parameters
 
+    @field_validator("output_schema")
+    @classmethod
+    def _is_output_schema(cls, schema: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:
+        if schema is not None:
+            _said(output_schema, schema)
+        return schema
+
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         template, schema = UrlTemplate.parse(self.url), _schema(self.parameters)
@@ -158,8 +173,14 @@ class HttpToolDefinition(BaseModel):
 
     @property
     def patterns(self) -> Mapping[str, str]:
-        found = _schema(self.parameters).patterns
-        return {f"/parameters{pointer}": pattern for pointer, pattern in found.items()}
+        found = {"/parameters": _schema(self.parameters).patterns}
+        if self.output_schema is not None:
+            found["/output_schema"] = output_schema(self.output_schema).patterns
+        return {
+            f"{place}{pointer}": pattern
+            for place, patterns in found.items()
+            for pointer, pattern in patterns.items()
+        }
 
     @property
     def repeatable(self) -> bool:
@@ -212,6 +233,8 @@ class HttpTool(ToolBase):
         self.timeout_s = definition.timeout_s + _GRACE_S  # the inner timeout has the clearer error
         self.idempotent = definition.repeatable
         self._arguments = _schema(definition.parameters)
+        wanted = definition.output_schema
+        self._output = None if wanted is None else output_schema(wanted)
         self._template = UrlTemplate.parse(definition.url)
         self._secrets = secrets
         self._egress = egress
@@ -249,12 +272,23 @@ class HttpTool(ToolBase):
         if (failure := self._failure(reply, url, clean)) is not None:
             return error_result(tool_call, failure)
         media = media_of(reply)
-        said = {
-            "status": reply.status,
-            "content_type": content_type(reply),
-            "body": body_of(reply) if media is None else None,
-        }
-        return success_result(tool_call, clean(said), [] if media is None else [media])
+        body = body_of(reply) if media is None else None
+        if violations := await self._violations(body, len(reply.body)):
+            return error_result(tool_call, clean(violations))
+        found = {"status": reply.status, "content_type": content_type(reply), "body": body}
+        return success_result(tool_call, clean(found), [] if media is None else [media])
+
+    async def _violations(self, body: Any, length: int) -> str | None:
+        """Return an error text if the answer's body does not fit its schema."""
+        schema = self._output
+        if schema is None:
+            return None
+        check = partial(schema.problems, body)
+        problems = check() if schema.is_quick(length) else await asyncio.to_thread(check)
+        if not problems:
+            return None
+        lines = [f"{each.pointer or 'the whole body'}: {each.message}" for each in problems]
+        return f"the answer does not fit the tool's output_schema: {'; '.join(lines)}"
 
     async def _request(self, arguments: dict[str, Any]) -> tuple[str, bytes | None]:
         if self._arguments.patterns:

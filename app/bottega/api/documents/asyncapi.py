@@ -25,7 +25,7 @@ _REF = "#/components/schemas/{model}"
 _CALL = "call attempt"
 _TOOL = "call tool_call_id name"
 _TEXT = "answer_seq content"
-_END = "stop_reason usage answer_seq error"
+_END = "stop_reason usage answer_seq output_json error"
 _ENDED = "duration_ms token_usage"
 DATA = {
     EventType.RUN_QUEUED: "mode agent graph session_id priority retry_of",
@@ -41,6 +41,7 @@ DATA = {
     EventType.LLM_STARTED: f"{_CALL} beside memory",
     EventType.LLM_COMPLETED: f"{_CALL} try message usage duration_ms",
     EventType.LLM_FAILED: f"{_CALL} try error retry_in_ms",
+    EventType.ANSWER_REJECTED: "call code message",
     EventType.TOOL_STARTED: f"{_TOOL} arguments",
     EventType.TOOL_COMPLETED: f"{_TOOL} status result answer_seq error parts",
     EventType.TOOL_FAILED: f"{_TOOL} status result error parts",

@@ -1,13 +1,13 @@
 """Routes of agents."""
 
-import asyncio
 from typing import Any
 
 from bottega.api.schemas.agents import Agent, AgentContent, AgentSummary, NewAgent
 from bottega.api.shared.definitions import Caller, definition_router
+from bottega.api.shared.schemas import check_all, patterns_of
 from bottega.definitions.agents import refuse_circle
 from bottega.definitions.store import AGENTS
-from bottega.json_schema.patterns import check_patterns
+from bottega.runs.parameters import dialect_of, refuse_unsupported
 from bottega.tools.http import HttpToolDefinition
 
 
@@ -17,8 +17,10 @@ async def _prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, A
         for index, tool in enumerate(body.tools)
         if isinstance(tool, HttpToolDefinition)
     }
-    if any(patterns.values()):
-        await asyncio.to_thread(check_patterns, patterns)
+    await check_all(patterns | patterns_of(body.output_schema, "/output_schema"))
+    if body.params is not None:
+        params, dialects = body.params.model_dump(), dialect_of(body.provider)
+        refuse_unsupported(params, dialects, "/params", whose=name)
     children = [] if body.subagents is None else body.subagents.names
     await refuse_circle(caller.tx, caller.tenant, name, children)
     return body.model_dump(exclude={"name"})

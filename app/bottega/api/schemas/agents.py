@@ -17,7 +17,9 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from bottega.agents.endings import OnLength
+from bottega.agents.params import ToolChoiceScope
 from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
+from bottega.api.schemas.params import OutputSchemaField, Parameters, ToolName
 from bottega.json_schema.values import WHOLE
 from bottega.memory.episodes.scope import MemoryScope
 from bottega.tools.http import HttpToolDefinition
@@ -167,6 +169,7 @@ class ToolRule(Body):
 class AgentContent(Body):
     """An agent's definition, without its name."""
 
+    deep = frozenset({"output_schema"})
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
@@ -243,6 +246,20 @@ class AgentContent(Body):
             )
         ),
     ] = "continue"
+    params: Annotated[Parameters | None, Field(description="Parameters of its model calls.")] = None
+    tool_choice_scope: Annotated[
+        ToolChoiceScope,
+        Field(description="Model calls of a query that `tool_choice` holds for."),
+    ] = "first"
+    output_schema: Annotated[
+        OutputSchemaField | None,
+        Field(
+            description=(
+                "JSON Schema (2020-12) of its answers. An answer that does not fit goes back to "
+                "the model, twice; then the query fails with `output_invalid`."
+            )
+        ),
+    ] = None
     memory: Annotated[
         MemoryMode,
         Field(
@@ -282,7 +299,19 @@ class AgentContent(Body):
                 "exit_on_success and tool_policy name tools that this agent does not have: "
                 + ", ".join(unknown),
             )
+        self._choice_fits(names)
         return self
+
+    def _choice_fits(self, names: Sequence[str]) -> None:
+        choice = None if self.params is None else self.params.tool_choice
+        if isinstance(choice, ToolName) and choice.name not in names:
+            raise PydanticCustomError(
+                "unknown_tool",
+                "tool_choice names a tool that this agent does not have: {name}",
+                {"name": choice.name},
+            )
+        if choice == "required" and not names:
+            raise PydanticCustomError("tool_choice", "tool_choice needs an agent with tools")
 
 
 class NewAgent(AgentContent):
@@ -320,6 +349,8 @@ class AgentSummary(Answer):
     exit_on_success: list[str]
     agent_comment: bool
     on_length: OnLength = "continue"
+    params: Parameters | None = None
+    tool_choice_scope: ToolChoiceScope = "first"
     memory: MemoryMode = "full"
     memory_scope: MemoryScope | None = None
     metadata: Metadata
@@ -330,4 +361,5 @@ class Agent(AgentSummary):
     """One version of an agent."""
 
     system_message: str
+    output_schema: dict[str, Any] | None = None
     tools: list[Annotated[BuiltinTool | HttpToolDefinition, Field(discriminator="type")]]

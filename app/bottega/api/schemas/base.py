@@ -2,7 +2,7 @@
 
 import math
 from datetime import UTC, datetime
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -17,6 +17,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 MAX_DEPTH = 16
+_DEEP = 40
 MAX_VALUES = 100_000
 
 NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
@@ -46,14 +47,25 @@ Metadata = Annotated[
 
 
 class Body(BaseModel):
-    """A request body; unknown fields are refused."""
+    """A request body; unknown fields are refused.
+
+    Attributes:
+        deep: fields that may be nested deeper, since they bound their depth themselves.
+    """
+
+    deep: ClassVar[frozenset[str]] = frozenset()
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _storable(cls, value: Any) -> Any:
-        check_storable(value)
+        if isinstance(value, dict) and (deep := cls.deep & value.keys()):
+            for name in deep:
+                check_storable(value[name], _DEEP)
+            check_storable({name: each for name, each in value.items() if name not in deep})
+        else:
+            check_storable(value)
         return value
 
 
@@ -75,12 +87,12 @@ class Page(Answer, Generic[T]):
     ] = None
 
 
-def check_storable(value: Any) -> None:
+def check_storable(value: Any, most_depth: int = MAX_DEPTH) -> None:
     """Refuse values that the database cannot store, or that are too large to read.
 
     Raises:
         PydanticCustomError: NUL characters, lone surrogates, NaN or infinity, nesting beyond
-            ``MAX_DEPTH``, more than ``MAX_VALUES`` values.
+            ``most_depth``, more than ``MAX_VALUES`` values.
     """
     waiting: list[tuple[Any, int]] = [(value, 1)]
     seen = 0
@@ -94,8 +106,8 @@ def check_storable(value: Any) -> None:
         elif isinstance(item, float) and not math.isfinite(item):
             raise PydanticCustomError("not_finite", "NaN and infinity are not JSON numbers")
         elif isinstance(item, dict | list):
-            if depth > MAX_DEPTH:
-                raise PydanticCustomError("too_deep", f"nested deeper than {MAX_DEPTH} levels")
+            if depth > most_depth:
+                raise PydanticCustomError("too_deep", f"nested deeper than {most_depth} levels")
             children = [*item.keys(), *item.values()] if isinstance(item, dict) else item
             waiting.extend((child, depth + 1) for child in children)
 

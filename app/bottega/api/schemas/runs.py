@@ -14,6 +14,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name, UserName
+from bottega.api.schemas.params import AgentOverrides, OutputSchemaField
 from bottega.api.schemas.parts import RunInput, ShownMessage
 from bottega.api.schemas.usage import AgentUsage, CostBudget
 from bottega.errors import InvalidInputError
@@ -42,6 +43,7 @@ WebhookUrl = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_
 class NewRun(Body):
     """A run to start."""
 
+    deep = frozenset({"output_schema"})
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
@@ -125,6 +127,19 @@ class NewRun(Body):
                 "`full`: retrieve memory of earlier runs, and store an episode of this one; "
                 "`read`: only retrieve; `off`: neither. Null takes the server's default. A "
                 "stricter setting of its agent (in a DAG, of any agent) takes precedence."
+            )
+        ),
+    ] = None
+    overrides: Annotated[
+        dict[Name, AgentOverrides],
+        Field(max_length=100, description="Changes of the run's agents, for this run alone."),
+    ] = Field(default_factory=dict)
+    output_schema: Annotated[
+        OutputSchemaField | None,
+        Field(
+            description=(
+                "JSON Schema (2020-12) of the answer; it takes the place of the agent's own. In a "
+                "DAG it is for each agent that no other follows."
             )
         ),
     ] = None
@@ -236,6 +251,17 @@ class Run(RunSummary):
     output: Annotated[
         Any, Field(description="The answer, or a part of it if the run failed; else null.")
     ]
+    output_json: Annotated[
+        Any,
+        Field(
+            description=(
+                "The answer, parsed, if it has a schema and fits it; else null. If `output` is by "
+                "agent, so is this."
+            )
+        ),
+    ] = None
+    overrides: dict[str, AgentOverrides] = Field(default_factory=dict)
+    output_schema: dict[str, Any] | None = None
 
 
 class Task(Answer):

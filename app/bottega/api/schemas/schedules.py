@@ -31,6 +31,7 @@ def _zone(value: str) -> str:
 class NewSchedule(Body):
     """A schedule to create."""
 
+    deep = frozenset({"run"})
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [

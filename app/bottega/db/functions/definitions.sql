@@ -77,6 +77,7 @@ BEGIN
                 'version', version, 'undescribed', definition ->> 'description' = '',
                 'memory', coalesce(definition ->> 'memory', 'full'),
                 'model', definition -> 'model',
+                'params', definition -> 'params', 'provider', definition -> 'provider',
                 'children', coalesce(nullif(definition #> '{subagents,names}', 'null'), '[]'))),
                 '{}') FROM reached),
             'providers', (

@@ -125,6 +125,7 @@ BEGIN
             ELSE first_try(r.tenant_id, r.id) END,
         'salt', (SELECT salt FROM tenants WHERE id = r.tenant_id),
         'principal', r.principal, 'pinned', r.pinned,
+        'overrides', r.overrides, 'output_schema', r.output_schema,
         'metadata', r.metadata, 'graph_name', r.graph, 'agent', r.agent, 'input', r.input,
         'last_seq', p_last, 'started_at', r.started_at,
         'quiet_s', CASE r.attempt WHEN 1 THEN extract(epoch FROM clock_timestamp() - r.created_at)

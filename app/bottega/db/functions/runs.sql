@@ -34,19 +34,19 @@ BEGIN
     END IF;
     INSERT INTO runs (tenant_id, mode, agent, graph, session_id, user_id, session_base, input,
                       pinned, priority, timeout_s, queue_timeout_s, token_budget, cost_budget,
-                      webhook_url, metadata, slot, memory, principal, retry_of, task_root, last_seq,
-                      carried_seq)
+                      webhook_url, overrides, output_schema, metadata, slot, memory, principal,
+                      retry_of, task_root, last_seq, carried_seq)
     SELECT p_tenant, n.mode, n.agent, n.graph, n.session_id, v_user, n.session_base, n.input,
            n.pinned, n.priority, n.timeout_s, n.queue_timeout_s, n.token_budget, n.cost_budget,
-           n.webhook_url, n.metadata, v_slot, coalesce(n.memory, 'full'), n.principal, n.retry_of,
-           n.task_root,
+           n.webhook_url, coalesce(n.overrides, '{}'), n.output_schema, n.metadata, v_slot,
+           coalesce(n.memory, 'full'), n.principal, n.retry_of, n.task_root,
            1 + v_carried, CASE WHEN v_carried > 0 THEN 1 + v_carried ELSE 0 END
     FROM jsonb_to_record(p_new) AS n(
         mode text, agent text, graph text, session_id text, session_base jsonb, input jsonb,
         pinned jsonb, priority smallint, timeout_s double precision,
         queue_timeout_s double precision, token_budget bigint, cost_budget jsonb,
-        webhook_url text, metadata jsonb,
-        retry_of uuid, task_root uuid, memory text, principal text)
+        webhook_url text, overrides jsonb, output_schema jsonb, metadata jsonb, retry_of uuid,
+        task_root uuid, memory text, principal text)
     RETURNING * INTO r;
     INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events) VALUES (
         p_tenant, r.id, 1, 1, 0, r.created_at, event_line('run.queued', jsonb_build_object(

@@ -218,6 +218,7 @@ BEGIN
     UPDATE runs SET
         last_seq = p_last,
         status = p_outcome ->> 'status', output = nullif(p_outcome -> 'output', 'null'),
+        output_json = nullif(p_outcome -> 'output_json', 'null'),
         stop_reason = p_outcome ->> 'stop_reason',
         error = nullif(p_outcome -> 'error', 'null'), usage = p_outcome -> 'usage',
         -- A later attempt may not know what earlier ones spent: the log does.

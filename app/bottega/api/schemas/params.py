@@ -1,0 +1,116 @@
+"""Parameters of model calls and schemas of answers on the wire."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+)
+from pydantic_core import PydanticCustomError, to_json
+
+from bottega.agents.params import Effort, Verbosity
+from bottega.api.schemas.base import Body
+from bottega.errors import InvalidInputError
+from bottega.json_schema.output import output_schema
+from bottega.json_schema.values import WHOLE
+
+_LONGEST_EXTRA = 16_384
+
+
+def _short(extra: dict[str, Any]) -> dict[str, Any]:
+    if len(to_json(extra)) > _LONGEST_EXTRA:
+        raise PydanticCustomError("too_long", f"longer than {_LONGEST_EXTRA} bytes")
+    return extra
+
+
+def _checked(schema: dict[str, Any]) -> dict[str, Any]:
+    try:
+        output_schema(schema)
+    except InvalidInputError as error:
+        raise PydanticCustomError("output_schema", "{why}", {"why": error.detail}) from None
+    return schema
+
+
+OutputSchemaField = Annotated[dict[str, JsonValue], AfterValidator(_checked)]
+"""A JSON Schema of an answer: at most 64 KiB and 32 levels, without remote references."""
+
+
+class ToolName(Body):
+    """The choice of one tool."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+
+
+class Parameters(Body):
+    """Parameters of model calls. What is not given is the model's own default.
+
+    Not every model's API has all of them: one that it lacks is refused, never dropped.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"temperature": 0.2, "max_output_tokens": 2000}]}
+    )
+
+    temperature: Annotated[float | None, Field(ge=0, le=2, allow_inf_nan=False)] = None
+    top_p: Annotated[float | None, Field(ge=0, le=1, allow_inf_nan=False)] = None
+    max_output_tokens: Annotated[
+        Annotated[int, Field(ge=1, le=10_000_000), WHOLE] | None,
+        Field(description="Output tokens of one call; a budget may set a lower limit."),
+    ] = None
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
+    stop: Annotated[
+        list[Annotated[str, StringConstraints(min_length=1, max_length=256)]] | None,
+        Field(min_length=1, max_length=16, description="Texts that end the answer."),
+    ] = None
+    parallel_tool_calls: bool | None = None
+    tool_choice: Annotated[
+        Literal["required", "none"] | ToolName | None,
+        Field(
+            description=(
+                "`required`: the model must call a tool; `none`: it must not; or the tool that it "
+                "must call. For the calls in `tool_choice_scope`."
+            )
+        ),
+    ] = None
+    service_tier: Annotated[str | None, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")] = (
+        None
+    )
+    extra_body: Annotated[
+        dict[str, JsonValue] | None,
+        AfterValidator(lambda extra: None if extra is None else _short(extra)),
+        Field(
+            max_length=50,
+            description="Further fields of the request, under the names of the model's API.",
+        ),
+    ] = None
+
+    @model_serializer(mode="wrap")
+    def _given(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
+        """Show what was given. An annotation would replace the schema of the fields."""
+        return {name: value for name, value in handler(self).items() if name in self.given}
+
+    @property
+    def given(self) -> set[str]:
+        """Names of the parameters that are given, those with null included."""
+        return self.model_fields_set
+
+
+class AgentOverrides(Body):
+    """Changes of one agent for one run."""
+
+    params: Annotated[
+        Parameters,
+        Field(
+            description=(
+                "Each replaces the agent's own of that name; null takes it back to the model's "
+                "default."
+            )
+        ),
+    ] = Field(default_factory=Parameters)

@@ -1,0 +1,72 @@
+"""Checks of model parameters against the dialects of an agent's models. Pure."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from bottega.agents.params import merged
+from bottega.errors import InvalidInputError, UnknownAgentError
+from bottega.llm.params import SUPPORTED, reserved_in
+from bottega.llm.server import DialectName
+
+Dialects = Mapping[DialectName, Collection[str]]
+"""Parameters that an agent's models have, by dialect."""
+
+
+def dialect_of(api: str | None) -> Dialects:
+    """Return the dialect of an agent's model; empty if it is not known."""
+    return {name: known for name, known in SUPPORTED.items() if name == api}
+
+
+def refuse_unsupported(
+    params: Mapping[str, Any] | None, dialects: Dialects, place: str, *, whose: str
+) -> None:
+    """Check that every one of an agent's models takes its parameters.
+
+    Args:
+        place: JSON Pointer to the parameters.
+        whose: the agent's name.
+
+    Raises:
+        InvalidInputError: ``unsupported_param``, or ``reserved_field`` of ``extra_body``.
+    """
+    given = merged(params, None)
+    for dialect, known in dialects.items():
+        if lacking := sorted(given.keys() - set(known)):
+            raise InvalidInputError(
+                f"the agent '{whose}' has a model of the dialect '{dialect}', which has no "
+                f"parameter '{lacking[0]}': leave it out, or name another model",
+                code="unsupported_param",
+                pointer=f"{place}/{lacking[0]}",
+            )
+        if reserved := reserved_in(dialect, given.get("extra_body") or ()):
+            raise InvalidInputError(
+                f"extra_body must not set '{reserved[0]}', which the run sets itself",
+                code="reserved_field",
+                pointer=f"{place}/extra_body/{reserved[0]}",
+            )
+
+
+def refuse_overrides(
+    overrides: Mapping[str, Mapping[str, Any]],
+    own: Mapping[str, Mapping[str, Any] | None],
+    dialects: Mapping[str, Dialects],
+) -> None:
+    """Check a run's overrides.
+
+    Args:
+        own: the parameters of each of the run's agents.
+        dialects: of each agent's models.
+
+    Raises:
+        UnknownAgentError: an agent is not in the run.
+        InvalidInputError: see :func:`refuse_unsupported`.
+    """
+    for name, change in overrides.items():
+        if name not in own:
+            raise UnknownAgentError(
+                f"the agent '{name}' is not in this run: its agents are {', '.join(sorted(own))}",
+                pointer=f"/overrides/{name}",
+            )
+        given = merged(own[name], change.get("params"))
+        place = f"/overrides/{name}/params"
+        refuse_unsupported(given, dialects.get(name, {}), place, whose=name)
