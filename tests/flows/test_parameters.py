@@ -1,11 +1,15 @@
 """Parameters of model calls: of agents, and of runs for their agents."""
 
+import asyncio
 from typing import Any
 
-from tests.fake_model import FakeModel
+from bottega.settings import Settings
+from tests import swarm
+from tests.fake_model import FakeModel, calls, gated, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named
-from tests.service import Running
+from tests.service import Running, running, watch
+from tests.team import define_graph
 
 ALL = {
     "temperature": 0.5,
@@ -70,6 +74,78 @@ async def test_overrides_are_checked_kept_and_repeated(bottega: Running, model: 
     schedule["run"] = {"agent": "one", "input": "x", "overrides": overrides}
     stored = await bottega.client.post("/v1/schedules", json=schedule)
     assert stored.json()["run"]["overrides"] == overrides
+
+
+async def test_a_team_s_calls_have_their_agents_parameters(
+    bottega: Running, model: FakeModel
+) -> None:
+    await create(bottega, "member", params={"temperature": 0.1, "seed": 3})
+    await create(bottega, "lead", subagents={"names": ["member"]}, params={"temperature": 0.2})
+    model.decide = lambda request: (
+        calls(("member", {"query": "go"})) if len(model.requests) in (1, 4) else text("done")
+    )
+    await ask(bottega, agent="lead")
+    changed = {"member": {"params": {"temperature": None, "seed": 4}}}
+    await ask(bottega, agent="lead", overrides=changed)
+    assert temperatures(model) == [
+        *(("lead", 0.2), ("member", 0.1), ("lead", 0.2)),
+        *(("lead", 0.2), ("member", None), ("lead", 0.2)),
+    ]
+    assert [r["seed"] for r in model.requests if "seed" in r] == [3, 4]
+
+
+async def test_nodes_and_asynchronous_tasks_have_their_parameters(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define_graph(bottega.client, "g", ("a", "b"))
+    overrides = {name: {"params": {"temperature": at}} for name, at in (("a", 0.1), ("b", 0.2))}
+    await ask(bottega, mode="dag", graph="g", overrides=overrides)
+    assert temperatures(model) == [("a", 0.1), ("b", 0.2)]
+
+    dispatch = calls(
+        ("dispatch_subagent", {"agent": "worker", "prompt": "a"}),
+        ("dispatch_subagent", {"prompt": "b"}),
+    )
+    model.requests.clear()
+    model.decide = swarm.plays(
+        {"root": [dispatch, swarm.awaits(), text("done")], "a": [text("x")], "b": [text("y")]}
+    )
+    await swarm.agent(bottega.client, "worker")
+    await swarm.coordinator(
+        bottega.client,
+        subagents={"mode": "async", "names": ["worker"]},
+        params={"temperature": 0.4, "tool_choice": "required"},
+    )
+    changed = {"worker": {"params": {"temperature": 0.3}}}
+    run_id = await swarm.start(bottega.client, overrides=changed)
+    assert (await watch(bottega.port, run_id))[-1]["type"] == "run.completed"
+    of_prompt = {swarm.prompt_of(request): request for request in model.requests}
+    assert [of_prompt[name]["temperature"] for name in ("a", "b")] == [0.3, 0.4]
+    assert "tool_choice" not in of_prompt["b"]
+
+
+async def test_the_choice_of_tools_holds_for_the_first_call_also_after_a_crash(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    model.script(calls(("current_time", {})), gated(gate, text("never read")))
+    update = {"openai_base_url": model.base_url, "drain_grace_s": 0.0}
+    configured = settings.model_copy(update=update)
+    async with running(configured, database_url, worker=True) as bottega:
+        await create(bottega, "one", tools=CLOCK)
+        choice = {"params": {"tool_choice": {"name": "current_time"}, "temperature": 0.5}}
+        body = {"agent": "one", "input": "go", "overrides": {"one": choice}}
+        run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
+        await model.received(2)
+    gate.set()
+    model.script(text("done"))
+    async with running(configured, database_url, worker=True) as bottega:
+        assert (await watch(bottega.port, run_id))[-1]["type"] == "run.completed"
+    first, second, third = model.requests
+    assert first["tool_choice"]["function"]["name"] == "current_time"
+    assert "tool_choice" not in second
+    assert third == second
+    assert third["temperature"] == 0.5
 
 
 async def test_a_run_whose_choice_names_no_tool_of_the_agent_fails(
