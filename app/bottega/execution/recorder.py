@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime
 from decimal import Decimal
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 from pydantic_core import to_json
@@ -32,7 +32,7 @@ from bottega.execution.claim import ClaimedRun
 from bottega.execution.journal import Journal
 from bottega.execution.live_text import CallText, LiveText
 from bottega.execution.replay import Key, data_of, usage_of
-from bottega.execution.retrieval import ToolFailure
+from bottega.execution.retrieval import FailureMemory, ToolFailure
 from bottega.execution.task_rows import CANCELLED, Tasks, name_of
 from bottega.files.run_files import RunFiles
 from bottega.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
@@ -40,16 +40,6 @@ from bottega.subagents.budget import DOLLARS, Account, billionths, estimate, res
 
 _MOST_FAILURES = 3
 """Number of simultaneous failures for which memory is searched."""
-
-
-class FailureMemory(Protocol):
-    """Memory of earlier runs that helps the root agent after failures."""
-
-    def replay(self, call: int) -> None:
-        """Restore the memory recalled after the tools of a replayed model call."""
-
-    async def failed(self, call: int, tool_call_id: str, failures: Sequence[ToolFailure]) -> None:
-        """Retrieve help after a tool call; ``failures`` may be empty."""
 
 
 class JournalRecorder(Recorder):

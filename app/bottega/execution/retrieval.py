@@ -5,7 +5,7 @@ The choice is written into the run's log and never made again for that run.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from bottega.events.payloads import context_recalled
@@ -89,6 +89,16 @@ class ToolFailure:
     tool: str
     error: str
     why: tuple[str, str] | None = None
+
+
+class FailureMemory(Protocol):
+    """Memory of earlier runs that helps the root agent after failures."""
+
+    def replay(self, call: int) -> None:
+        """Restore the memory recalled after the tools of a replayed model call."""
+
+    async def failed(self, call: int, tool_call_id: str, failures: Sequence[ToolFailure]) -> None:
+        """Retrieve help after a tool call; ``failures`` may be empty."""
 
 
 def choose(
