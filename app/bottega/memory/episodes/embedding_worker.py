@@ -34,10 +34,7 @@ _LONGEST_POSTPONED_S = 3600.0
 _GIVEN_UP = 6  # tries after which a switch of the embedder no longer waits for an episode
 
 _OF_THE_TEXT = frozenset(
-    {
-        *("model_bad_request", "model_context_too_long", "model_filtered"),
-        "model_bad_response",
-    }
+    {*("model_bad_request", "model_context_too_long", "model_filtered"), "model_bad_response"}
 )
 
 log = structlog.get_logger(__name__)
@@ -122,11 +119,7 @@ class EmbeddingWorker:
     """
 
     def __init__(
-        self,
-        pool: asyncpg.Pool,
-        embedders: Embedders,
-        *,
-        clock: Callable[[], float] = monotonic,
+        self, pool: asyncpg.Pool, embedders: Embedders, *, clock: Callable[[], float] = monotonic
     ) -> None:
         self._pool = pool
         self._embedders = embedders

@@ -258,11 +258,7 @@ Moved = list[dict[str, Any]]
 
 
 async def copied(
-    pool: asyncpg.Pool,
-    objects: Objects,
-    tenant_id: UUID,
-    ids: Sequence[UUID],
-    parts: Sequence[str],
+    pool: asyncpg.Pool, objects: Objects, tenant_id: UUID, ids: Sequence[UUID], parts: Sequence[str]
 ) -> Moved:
     """Copy the bodies of episodes that are still in the database to the object store.
 

@@ -118,14 +118,7 @@ def score(
     scored = [
         _scored(candidate, _parts(candidate, options, recency, domain, *measured))
         for candidate, recency, *measured in zip(
-            candidates,
-            recencies,
-            similarities,
-            cosines,
-            ranks,
-            near,
-            named,
-            strict=True,
+            candidates, recencies, similarities, cosines, ranks, near, named, strict=True
         )
     ]
     return sorted(scored, key=lambda each: (-each.score, each.candidate.episode_id))

@@ -292,12 +292,7 @@ class EpisodicMemory:
         return found
 
     async def similar_failures(
-        self,
-        tenant_id: UUID,
-        scope: Scope,
-        signature: str,
-        k: int,
-        where: EpisodeFilter = ANY,
+        self, tenant_id: UUID, scope: Scope, signature: str, k: int, where: EpisodeFilter = ANY
     ) -> list[Episode]:
         """Return episodes with a signature (:mod:`bottega.memory.text.signature`), latest first."""
         return await self.recent(tenant_id, scope, k, where.but(failure_signature=signature))

@@ -41,10 +41,7 @@ _NOT_GIVEN = sorted(arm.value for arm in Arm if arm not in APPLIED)
 
 
 async def of(
-    connection: asyncpg.Connection,
-    tenant_id: UUID,
-    patterns: Sequence[Pattern],
-    features: Features,
+    connection: asyncpg.Connection, tenant_id: UUID, patterns: Sequence[Pattern], features: Features
 ) -> dict[UUID, Baseline]:
     """Return the baseline of each pattern for a task.
 

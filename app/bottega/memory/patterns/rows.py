@@ -218,10 +218,7 @@ def pattern(row: Mapping[str, Any]) -> Pattern:
         **{name: row[name] for name in _PLAIN},
         category=Category(row["category"]),
         origin=decoded(row["origin"]),
-        evidence=Evidence(
-            **measured,
-            baseline=Baseline(**baseline) if baseline else Baseline(),
-        ),
+        evidence=Evidence(**measured, baseline=Baseline(**baseline) if baseline else Baseline()),
         lifecycle=Lifecycle(PatternState(row["state"]), **{name: row[name] for name in _LIVED}),
     )
 

@@ -98,11 +98,7 @@ _RULES: tuple[tuple[str, str, str], ...] = (
             rf"|your{_S}new{_S}(?:instructions|task|goal|objective){_S}(?:is|are)\b"
         ),
     ),
-    (
-        _ORDERS,
-        "you are now",
-        r"you are now (?:dan\b|jailbroken|unrestricted|in developer mode)",
-    ),
+    (_ORDERS, "you are now", r"you are now (?:dan\b|jailbroken|unrestricted|in developer mode)"),
     (
         _ORDERS,
         "instruction",
