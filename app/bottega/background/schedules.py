@@ -6,7 +6,7 @@ is due.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -48,19 +48,12 @@ def _named(tenant_id: UUID, name: str) -> Any:
 
 
 async def create(
-    connection: AsyncConnection,
-    tenant_id: UUID,
-    *,
-    name: str,
-    cron: str,
-    timezone: str,
-    run: Mapping[str, Any],
-    paused: bool,
+    connection: AsyncConnection, tenant_id: UUID, new: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Store a schedule; it is first due at its next time from now.
 
     Args:
-        run: a validated body of ``POST /v1/runs``.
+        new: a validated body of ``POST /v1/schedules``.
 
     Raises:
         ConflictError: ``exists``, or ``too_many``.
@@ -71,25 +64,13 @@ async def create(
             f"a tenant may have at most {MOST_SCHEDULES} schedules: delete one first",
             code="too_many",
         )
-    next_at = next_tick(cron, timezone, await _now(connection))
-    query = (
-        insert(schedules)
-        .values(
-            tenant_id=tenant_id,
-            name=name,
-            cron=cron,
-            timezone=timezone,
-            run=run,
-            paused=paused,
-            next_at=next_at,
-        )
-        .on_conflict_do_nothing()
-        .returning(schedules)
-    )
+    next_at = next_tick(new["cron"], new["timezone"], await _now(connection))
+    values = {**new, "tenant_id": tenant_id, "next_at": next_at}
+    query = insert(schedules).values(values).on_conflict_do_nothing().returning(schedules)
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
         raise ConflictError(
-            f"schedule '{name}' exists already: delete it first, or use another name",
+            f"schedule '{new['name']}' exists already: delete it first, or use another name",
             code="exists",
         )
     await _tell(connection)
@@ -231,9 +212,7 @@ class Ticker:
             async with tx.begin_nested():
                 new = NewRun.of(
                     wanted,
-                    timeout_s=self._limits.timeout_s,
-                    queue_timeout_s=self._limits.queue_timeout_s,
-                    memory=self._limits.memory,
+                    **asdict(self._limits),
                     principal=f"schedule:{row['name']}",
                 )
                 await touch(tx, row["tenant_id"], files_of(new.input))

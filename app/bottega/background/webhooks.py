@@ -199,10 +199,7 @@ class Webhooks:
 
     async def _send(self, tenant_id: UUID, run_id: UUID, tries: int, at: datetime) -> None:
         """Make one try and store its result."""
-        async with (
-            asyncio.timeout(self._timeout_s),
-            acting_as(self._pool, tenant_id) as connection,
-        ):
+        async with asyncio.timeout(self._timeout_s), acting_as(self._pool, tenant_id) as connection:
             to = await connection.fetchrow(_TO, tenant_id, run_id)
             run = await connection.fetchrow(_RUN, tenant_id, run_id)
             secrets = await webhook_secrets.signing(connection, tenant_id, self._secret)

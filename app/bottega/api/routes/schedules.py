@@ -64,7 +64,7 @@ async def create(
             await check_webhook(tx, tenant, service.settings, run.webhook_url, pointer=place)
 
             async def store() -> dict[str, Any]:
-                row = await schedules.create(tx, tenant, **asked)
+                row = await schedules.create(tx, tenant, asked)
                 response.headers["Location"] = f"/v1/schedules/{body.name}"
                 return _to_response(row)
 
