@@ -8,6 +8,7 @@ import asyncio
 import heapq
 from collections.abc import Collection, Iterable, Mapping
 from copy import copy
+from dataclasses import dataclass, field
 from datetime import datetime
 from math import isfinite
 from typing import Any, Self
@@ -23,16 +24,14 @@ from bottega.graph.rendering import MessageLike, ToolResultLike
 __all__ = ["MemoryItem", "PropagationPolicy", "Publication", "SharedMemoryGraph"]
 
 
+@dataclass(slots=True, eq=False)
 class _Node:
     """An agent with its last publication, its own TTL, and the TTL in effect (``lifetime_s``)."""
 
-    __slots__ = ("items", "lifetime_s", "publication", "ttl_s")
-
-    def __init__(self, ttl_s: float | None = None) -> None:
-        self.ttl_s = ttl_s
-        self.publication: Publication | None = None
-        self.lifetime_s: float | None = None
-        self.items: dict[PropagationPolicy, MemoryItem] = {}
+    ttl_s: float | None = None
+    publication: Publication | None = None
+    lifetime_s: float | None = None
+    items: dict[PropagationPolicy, MemoryItem] = field(default_factory=dict)
 
     def put(self, publication: Publication | None, default_ttl_s: float | None) -> None:
         self.publication = publication
