@@ -6,7 +6,7 @@ originals stay readable by id.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import reduce
 from hashlib import md5
@@ -50,38 +50,33 @@ def as_one(
         representative: the member that is most similar to all others.
         outcome: that of all members, people's feedback included.
     """
-    one = members[-1]
     consolidated = _said_of(members, representative, outcome)
-    return Episode(
+    return replace(
+        representative,
         id=_id_of(members),
         kind="consolidated",
-        at=one.at,
-        session_id=one.session_id,
-        user_id=one.user_id,
-        agent=one.agent,
+        run_id=None,
+        at=members[-1].at,
         outcome=outcome,
-        domain=one.domain,
-        task_type=one.task_type,
-        failure_signature=one.failure_signature,
-        trust=one.trust,
         origin={
             "principal": _same([each.origin.get("principal") for each in members]),
             "run": None,
             "tool": None,
         },
-        task=representative.task,
         execution={
             **representative.execution,
             "duration_s": consolidated["statistics"]["mean_duration_s"],
             "resources": _means([each.execution.get("resources") for each in members]),
         },
-        result=representative.result,
         metadata={
             **{name: _shared(members, name) for name in _LISTS},
             "consolidated": consolidated,
         },
-        summary=representative.summary,
         tags=tuple(sorted({tag for each in members for tag in each.tags})[:_MOST_TAGS]),
+        reflection=None,
+        trace=None,
+        input=None,
+        output=None,
         instances=len(members),
         state=State(state=StorageState.MATURE),
     )

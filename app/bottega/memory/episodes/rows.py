@@ -43,8 +43,13 @@ async def store(connection: asyncpg.Connection, tenant_id: UUID, episode: Episod
     """Insert all rows of an episode; a repetition with the same id changes nothing."""
     row = to_json(episode.to_row()).decode()
     stored: UUID = await connection.fetchval(_STORE, tenant_id, row)
-    await connection.execute(_TELL)
+    await tell(connection)
     return stored
+
+
+async def tell(connection: asyncpg.Connection) -> None:
+    """Announce background work when the transaction commits."""
+    await connection.execute(_TELL)
 
 
 async def states(

@@ -4,9 +4,9 @@ Functions run in a transaction of the tenant's (:func:`bottega.db.engine.acting_
 name the tenant.
 """
 
-import json
+from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 from uuid import UUID
 
 import asyncpg
@@ -128,18 +128,10 @@ def vector_text(vector: "NDArray[np.float32]") -> str:
 
 def _conditions(where: EpisodeFilter) -> str:
     """Return the non-empty conditions as JSON for the SQL functions."""
-    known: dict[str, Any] = {
-        "domain": where.domain,
-        "task_type": where.task_type,
-        "session_id": where.session_id,
-        "failure_signature": where.failure_signature,
-        "outcomes": list(where.outcomes),
-        "tags": list(where.tags),
-        "after": where.after and where.after.isoformat(),
-        "before": where.before and where.before.isoformat(),
-        "min_trust": where.min_trust if where.min_trust > 1 else None,
-    }
-    return json.dumps({name: value for name, value in known.items() if value})
+    known = {name: value for name, value in asdict(where).items() if value}
+    if where.min_trust == 1:  # all episodes have it
+        del known["min_trust"]
+    return to_json(known).decode()
 
 
 async def structured(

@@ -17,7 +17,7 @@ from bottega.db.driver import decoded
 from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_rows
 from bottega.errors import ConflictError, NotFoundError
-from bottega.memory.episodes.rows import CHANNEL
+from bottega.memory.episodes.rows import tell
 from bottega.memory.learning.reflection_worker import learn_again
 
 _KEPT = 400
@@ -34,7 +34,6 @@ _ORDER = """
 INSERT INTO memory_jobs (tenant_id, cause, tick) VALUES ($1, $2, $3)
 ON CONFLICT DO NOTHING RETURNING id
 """
-_TELL = f"SELECT pg_notify('{CHANNEL}', '')"
 _GET = f"SELECT {_COLUMNS} FROM memory_jobs WHERE tenant_id = $1 AND id = $2"  # noqa: S608
 _PAGE = """
 SELECT {columns} FROM memory_jobs
@@ -115,11 +114,11 @@ async def order(
         ConflictError: concurrent requests created and ended jobs in each try.
     """
     if cause == "demand" and await learn_again(connection, tenant_id):
-        await connection.execute(_TELL)
+        await tell(connection)
     for _ in range(_TRIES):
         made: UUID | None = await connection.fetchval(_ORDER, tenant_id, cause, tick)
         if made is not None:
-            await connection.execute(_TELL)
+            await tell(connection)
             return made, True
         under_way: UUID | None = await connection.fetchval(_OPEN, tenant_id)
         if under_way is not None:

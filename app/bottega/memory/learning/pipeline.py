@@ -13,6 +13,7 @@ from bottega.memory.learning.jobs import Job
 from bottega.memory.learning.maintenance import Counts, MaintenanceStage
 from bottega.memory.learning.reports import Reports
 from bottega.memory.patterns.cache import PatternCache
+from bottega.memory.patterns.rows import notify_change
 
 _WARMED = 100
 
@@ -26,7 +27,6 @@ SELECT episode_id FROM (
     WHERE s.access_count > 0 AND s.state IN ('active', 'mature')) read
 ORDER BY access_count DESC, at DESC, episode_id LIMIT $2
 """
-_TELL_MATCHERS = "SELECT pg_notify('bottega_patterns', $1)"
 
 
 def stages_of(
@@ -44,8 +44,8 @@ def stages_of(
     async def care(job: Job) -> Counts:
         """Maintain indexes, have matchers rebuilt, and load the most read episodes."""
         done = await indices.care()
-        await pool.execute(_TELL_MATCHERS, str(job.tenant_id))
         async with acting_as(pool, job.tenant_id) as connection:
+            await notify_change(connection, job.tenant_id)
             rows = await connection.fetch(_MOST_READ, job.tenant_id, _WARMED)
         warmed = await memory.warm(job.tenant_id, [row["episode_id"] for row in rows])
         return done | {"warmed": warmed}

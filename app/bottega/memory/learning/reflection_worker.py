@@ -107,24 +107,18 @@ class _Due:
     def of(cls, row: Mapping[str, Any]) -> Self:
         return cls(row["run_id"], row["episode_id"], row["tries"])
 
+    @property
+    def _key(self) -> dict[str, Any]:
+        return {"run_id": self.run_id, "tries": self.tries}
+
     def ended(self, by: str, applications: int) -> dict[str, Any]:
         result = {"by": by, "applications": applications}
-        return self._row("done", None, 0.0) | {"result": result}
+        return {**self._key, "status": "done", "result": result, "wait_s": 0.0}
 
     def failed(self, error: str) -> dict[str, Any]:
         pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * _GROWTH ** (self.tries - 1))
         status = "pending" if self.tries < MOST_TRIES else "failed"
-        return self._row(status, error[:_LONGEST_ERROR], pause_s)
-
-    def _row(self, status: str, error: str | None, wait_s: float) -> dict[str, Any]:
-        return {
-            "run_id": self.run_id,
-            "tries": self.tries,
-            "status": status,
-            "error": error,
-            "result": None,
-            "wait_s": wait_s,
-        }
+        return {**self._key, "status": status, "error": error[:_LONGEST_ERROR], "wait_s": pause_s}
 
 
 class ReflectionWorker:

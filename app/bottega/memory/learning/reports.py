@@ -21,19 +21,10 @@ _DAYS = 30
 MOST = 200
 """Most validations in a report, and most items of its other lists; the rest is only counted."""
 
-_EPISODES = """
-SELECT state AS name, count(*) AS count FROM episode_state WHERE tenant_id = $1 GROUP BY 1
-"""
-_OUTCOMES = """
-SELECT outcome AS name, count(*) AS count FROM episode_search WHERE tenant_id = $1 GROUP BY 1
-"""
 _STORAGE = """
 SELECT CASE WHEN object_key IS NULL THEN 'database' ELSE 'objects' END AS name,
        count(*) AS count, sum(bytes)::bigint AS bytes
 FROM episode_bodies WHERE tenant_id = $1 GROUP BY 1
-"""
-_PATTERNS = """
-SELECT state AS name, count(*) AS count FROM patterns WHERE tenant_id = $1 GROUP BY 1
 """
 _DISCOVERIES = """
 SELECT (created_at AT TIME ZONE 'UTC')::date::text AS name, count(*) AS count FROM patterns
@@ -50,9 +41,6 @@ SELECT id, name, category, state, version, verdict, applications AS n, success_r
        count(*) OVER () AS all_of_them
 FROM patterns WHERE tenant_id = $1 AND verdict IS NOT NULL AND state <> 'DEPRECATED'
 ORDER BY e_value DESC, id LIMIT $2
-"""
-_LEARNING = """
-SELECT status AS name, count(*) AS count FROM run_learning WHERE tenant_id = $1 GROUP BY 1
 """
 
 
@@ -78,13 +66,13 @@ class Reports:
     async def _counted(self, tenant_id: UUID, now: datetime) -> dict[str, Any]:
         since = now - timedelta(days=_DAYS)
         async with acting_as(self.pool, tenant_id) as connection:
-            states = _by_name(await connection.fetch(_EPISODES, tenant_id))
-            outcomes = _by_name(await connection.fetch(_OUTCOMES, tenant_id))
+            states = await _counts(connection, tenant_id, "episode_state", "state")
+            outcomes = await _counts(connection, tenant_id, "episode_search", "outcome")
             storage = await connection.fetch(_STORAGE, tenant_id)
-            patterns = _by_name(await connection.fetch(_PATTERNS, tenant_id))
+            patterns = await _counts(connection, tenant_id, "patterns", "state")
             discovered = await connection.fetch(_DISCOVERIES, tenant_id, since)
             applications = await connection.fetch(_APPLICATIONS, tenant_id, since)
-            learning = _by_name(await connection.fetch(_LEARNING, tenant_id))
+            learning = await _counts(connection, tenant_id, "run_learning", "status")
         return {
             "episodes": {
                 "stored": sum(states.values()),
@@ -127,6 +115,14 @@ _JUDGED = (
     *("id", "name", "category", "state", "version", "verdict", "n", "rate", "p", "e"),
     *("confidence", "validated_at"),
 )
+
+
+async def _counts(
+    connection: asyncpg.Connection, tenant_id: UUID, table: str, column: str
+) -> dict[str, int]:
+    """Count a tenant's rows of a table by the values of a column."""
+    query = f"SELECT {column} AS name, count(*) FROM {table} WHERE tenant_id = $1 GROUP BY 1"  # noqa: S608
+    return _by_name(await connection.fetch(query, tenant_id))
 
 
 def _by_name(rows: Sequence[Any]) -> dict[str, int]:
