@@ -11,6 +11,8 @@ import pytest
 
 from bottega.settings import Settings
 from tests.fake_model import FakeModel
+from tests.llm.vendors.anthropic import Anthropic
+from tests.llm.vendors.gemini import Gemini
 from tests.service import running
 from tests.tools.raw_server import RawServer
 
@@ -59,16 +61,21 @@ async def test_python_snippets_work(page: Path, tmp_path: Path) -> None:
     """Run a page's Python blocks as one program."""
     program = tmp_path / "program.py"
     program.write_text("\n".join(code for _, kind, code in blocks(page) if kind == "python"))
-    async with FakeModel() as model:
+    async with FakeModel() as model, Anthropic() as anthropic, Gemini() as gemini:
         await execute(
             sys.executable,
             str(program),
             cwd=tmp_path,
             OPENAI_BASE_URL=model.base_url,
             OPENAI_API_KEY="test-key",
+            ANTHROPIC_BASE_URL=anthropic.base_url,
+            ANTHROPIC_API_KEY="test-key",
+            GOOGLE_GEMINI_BASE_URL=gemini.base_url,
+            GEMINI_API_KEY="test-key",
             PYTHONPATH=str(ROOT / "app"),
         )
         assert model.requests
+        assert not [*anthropic.refusals, *gemini.refusals]
 
 
 @pytest.mark.parametrize(
