@@ -13,7 +13,15 @@ from typing import Any
 from starlette.requests import Request
 
 from bottega.llm.demo_model.conversation import Answer
-from tests.llm.vendors.vendor import Body, Message, Vendor, digest, schemas_in, unknown
+from tests.llm.vendors.vendor import (
+    Body,
+    Message,
+    Vendor,
+    digest,
+    response_format,
+    schemas_in,
+    unknown,
+)
 
 _FIELDS = {
     "model", "messages", "max_tokens", "cache_control", "container", "diagnostics",
@@ -96,7 +104,9 @@ class Anthropic(Vendor):
             }
             for tool in body.get("tools") or ()
         ]
-        return {"model": body["model"], "messages": messages, "stream": True, "tools": tools}
+        chat = {"model": body["model"], "messages": messages, "stream": True, "tools": tools}
+        form = (body.get("output_config") or {}).get("format") or {}
+        return chat | response_format(form.get("schema"))
 
     def events(self, answer: Answer, body: Body) -> Iterator[Mapping[str, Any]]:
         mark = digest(answer.text, [call.name for call in answer.calls], len(body["messages"]))

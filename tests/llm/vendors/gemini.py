@@ -15,7 +15,15 @@ from urllib.parse import unquote
 from starlette.requests import Request
 
 from bottega.llm.demo_model.conversation import Answer
-from tests.llm.vendors.vendor import Body, Message, Vendor, digest, schemas_in, unknown
+from tests.llm.vendors.vendor import (
+    Body,
+    Message,
+    Vendor,
+    digest,
+    response_format,
+    schemas_in,
+    unknown,
+)
 
 _FIELDS = {
     "contents", "systemInstruction", "tools", "toolConfig", "safetySettings", "generationConfig",
@@ -97,7 +105,9 @@ class Gemini(Vendor):
             for each in declared
         ]
         model = unquote(request.path_params["model"])
-        return {"model": model, "messages": messages, "stream": True, "tools": tools}
+        chat = {"model": model, "messages": messages, "stream": True, "tools": tools}
+        config = body.get("generationConfig") or {}
+        return chat | response_format(config.get("responseJsonSchema"))
 
     def events(self, answer: Answer, body: Body) -> Iterator[Mapping[str, Any]]:
         used = {"promptTokenCount": 22, "cachedContentTokenCount": 7, "thoughtsTokenCount": 3}

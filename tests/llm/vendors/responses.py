@@ -13,7 +13,7 @@ from bottega.llm.demo_model import wire
 from bottega.llm.demo_model.conversation import Answer
 from tests.fake_responses import _problem, call, events, say, thought
 from tests.llm.vendors.openai import strict_schema_problem
-from tests.llm.vendors.vendor import Body, Message, Vendor, digest, unknown
+from tests.llm.vendors.vendor import Body, Message, Vendor, digest, response_format, unknown
 
 _FIELDS = {
     "model", "input", "instructions", "include", "tools", "tool_choice", "parallel_tool_calls",
@@ -59,7 +59,9 @@ class Responses(Vendor):
             }
             for tool in body.get("tools") or ()
         ]
-        return {"model": body["model"], "messages": messages, "stream": True, "tools": tools}
+        chat = {"model": body["model"], "messages": messages, "stream": True, "tools": tools}
+        form = (body.get("text") or {}).get("format") or {}
+        return chat | response_format(form.get("schema"))
 
     def events(self, answer: Answer, body: Body) -> Iterator[Mapping[str, Any]]:
         mark = digest(len(body["input"]), answer.text, [each.name for each in answer.calls])

@@ -90,6 +90,14 @@ class Vendor(FakeModel):
         return _Stream([self.encoded(event) for event in self.events(reply, body)])
 
 
+def response_format(schema: Any) -> Body:
+    """Return the field of Chat Completions for a schema; none without a schema."""
+    if schema is None:
+        return {}
+    form = {"name": "answer", "schema": schema}
+    return {"response_format": {"type": "json_schema", "json_schema": form}}
+
+
 def digest(*parts: Any) -> str:
     """Return a text that only a client that kept it can send back."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

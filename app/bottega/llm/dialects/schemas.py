@@ -28,7 +28,7 @@ ANSWER_TOOL = "final_answer"
 _BY_TOOL = (
     f"Give your final answer by one call of the tool `{ANSWER_TOOL}`, alone and without other text."
 )
-_BY_TEXT = "Your final answer is JSON, without any other text. It fits this JSON Schema:\n"
+BY_TEXT = "Your final answer is JSON, without any other text. It fits this JSON Schema:\n"
 
 _COMMON = frozenset(
     ("$defs", "$ref", "type", "title", "description", "enum", "anyOf", "items", "properties")
@@ -101,7 +101,7 @@ def output_of(schema: Schema, spec: ServerSpec) -> Output:
     if way == "tool" and schema.get("type") == "object":
         tool = ToolSchema(ANSWER_TOOL, "Give your final answer.", dict(schema))
         return Output(tools=(tool,), demand=encode_json(_BY_TOOL)[1:-1])
-    text = _BY_TEXT + to_json(schema).decode()
+    text = BY_TEXT + to_json(schema).decode()
     return Output(demand=encode_json(text)[1:-1])
 
 
