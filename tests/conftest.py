@@ -92,23 +92,46 @@ def folder() -> Iterator[Path]:
         yield folder
 
 
+class Administrator:
+    """A connection that stays open while tests run, with an event loop of its own."""
+
+    def __init__(self, url: str) -> None:
+        self._runner = asyncio.Runner()
+        self._connection = self._runner.run(asyncpg.connect(url))
+
+    def execute(self, statement: str) -> None:
+        self._runner.run(self._connection.execute(statement))
+
+    def close(self) -> None:
+        self._runner.run(self._connection.close())
+        self._runner.close()
+
+
+_administrators: dict[str, Administrator] = {}
+"""Of the servers of this process, by URL."""
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     """The URL of this test process's own server, with a migrated template database."""
     with data_folder() as folder, embedded.running(folder) as url:
-        _execute(url, "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
-        _execute(url, "CREATE DATABASE template_bottega")
+        administrator = _administrators[url] = Administrator(url)
+        administrator.execute("ALTER SYSTEM SET fsync = off")
+        administrator.execute("SELECT pg_reload_conf()")
+        administrator.execute("CREATE DATABASE template_bottega")
         migrate.upgrade(at(url, "template_bottega"))
         yield url
+        _administrators.pop(url).close()
 
 
 @contextmanager
 def cloned(server: str, template: str = "template_bottega") -> Iterator[str]:
     """Clone a database that nobody uses, and drop the clone afterwards."""
+    execute = _administrators[server].execute
     name = f"test_{uuid.uuid4().hex}"
-    _execute(server, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
+    execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
     yield at(server, name)
-    _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+    execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
@@ -165,13 +188,3 @@ def at(url: str, name: str) -> str:
 def name_of(url: str) -> str:
     """Return the name of the database of a URL."""
     return url.partition("?")[0].rpartition("/")[2]
-
-
-def _execute(url: str, *statements: str) -> None:
-    async def run() -> None:
-        connection = await asyncpg.connect(url)
-        for statement in statements:
-            await connection.execute(statement)
-        await connection.close()
-
-    asyncio.run(run())
