@@ -220,12 +220,20 @@ class FakeModel:
             on_request=self._on_request,
             on_disconnect=self._on_disconnect,
         )
+        self._usually = decide
         self._script: deque[Reply] = deque()
         self._vectors: deque[Reply | None] = deque()
         self._demo_vectors = answering(BuiltinEmbedder().embed)
         self._changed = asyncio.Event()
         self._broken: Exception | None = None
         self._stack = AsyncExitStack()
+
+    def forget(self) -> None:
+        """Forget the requests and the script, for another test."""
+        self._check()
+        for each in (self.requests, self.embedded, self._script, self._vectors):
+            each.clear()
+        self.disconnects, self.embeds, self.decide = 0, True, self._usually
 
     def script(self, *replies: Reply) -> None:
         """Answer the next requests with these, one each."""

@@ -2,9 +2,10 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import asyncpg
@@ -32,19 +33,27 @@ class Running:
 
     Attributes:
         owner: connection as the database's owner, which no policy restricts.
+        headers: of its client's requests: the key, if it has one.
     """
 
     service: Service
     owner: asyncpg.Pool
     client: httpx2.AsyncClient
     port: int
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     async def frames(self, path: str) -> list[dict[str, Any]]:
         """Collect the frames of a WebSocket of this server; see :func:`frames`."""
-        return await frames(self.port, path)
+        return await frames(self.port, path, self.headers)
+
+    async def watch(self, run_id: str) -> list[dict[str, Any]]:
+        """Collect all events of a run, from the first to the final one."""
+        return await self.frames(f"/v1/runs/{run_id}/ws")
 
 
-async def frames(port: int | None, path: str) -> list[dict[str, Any]]:
+async def frames(
+    port: int | None, path: str, headers: Mapping[str, str] = MappingProxyType({})
+) -> list[dict[str, Any]]:
     """Collect all events of a WebSocket until the server closes it, which must be with 1000.
 
     Leaves out live text and heartbeats, which depend on timing.
@@ -52,7 +61,7 @@ async def frames(port: int | None, path: str) -> list[dict[str, Any]]:
     received: list[dict[str, Any]] = []
     async with (
         deadline(lambda: received[-20:]),
-        websockets.connect(f"ws://127.0.0.1:{port}{path}") as socket,
+        websockets.connect(f"ws://127.0.0.1:{port}{path}", additional_headers=headers) as socket,
     ):
         async for message in socket:
             received.append(from_json(message))

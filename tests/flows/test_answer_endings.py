@@ -11,8 +11,18 @@ from tests.fake_model import FakeModel, Reply, calls, chunk, gated, sse, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named
 from tests.llm.vendors.strict import StrictModel
-from tests.service import Running, running, watch
+from tests.service import Running, running
 from tests.team import define_graph
+
+
+@pytest.fixture
+def bottega(guest: Running) -> Running:
+    return guest
+
+
+@pytest.fixture
+def model(shared_model: FakeModel) -> FakeModel:
+    return shared_model
 
 
 def cut(content: str, reason: str = "length") -> Reply:
@@ -82,7 +92,7 @@ async def test_a_run_that_is_cut_off_between_the_parts_joins_them(
         gate.set()
         model.script(text("ning."))
         async with running(configured, database_url, worker=True) as bottega:
-            await watch(bottega.port, run_id)
+            await bottega.watch(run_id)
             run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
         assert not model.refusals
         assert model.requests[3] == model.requests[2]
@@ -110,7 +120,7 @@ async def test_half_an_answer_reaches_no_other_agent(bottega: Running, model: Fa
     await create(bottega, "lead", subagents={"names": ["a", "b"]})
     body = {"agent": "lead", "graph": "g", "input": "go"}
     run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
-    frames = await watch(bottega.port, run_id)
+    frames = await bottega.watch(run_id)
     assert frames[-1]["type"] == "run.completed"
     (failed,) = [frame for frame in frames if frame["type"] == "agent.failed"]
     assert (failed["agent"], failed["data"]["error"]["code"]) == ("a", "model_length")
@@ -146,7 +156,7 @@ async def test_an_asynchronous_task_with_an_unusable_answer_fails(
     )
     await swarm.coordinator(bottega.client)
     run_id = await swarm.start(bottega.client)
-    frames = await watch(bottega.port, run_id)
+    frames = await bottega.watch(run_id)
     assert frames[-1]["type"] == "run.completed"
     codes = {f["data"]["error"]["code"] for f in frames if f["type"] == "subagent.failed"}
     assert codes == {"model_length", "model_empty", "model_refused"}
@@ -161,7 +171,7 @@ async def test_a_repeated_run_asks_again_for_an_unusable_answer(
     assert (run["status"], run["output"]) == ("failed", "half an answer, ")
     model.script(text("a whole one"))
     second = await bottega.client.post(f"/v1/runs/{run['id']}/retry", json={"from": "last_step"})
-    await watch(bottega.port, second.json()["id"])
+    await bottega.watch(second.json()["id"])
     run = (await bottega.client.get(f"/v1/runs/{second.json()['id']}")).json()
     assert (run["status"], run["output"]) == ("completed", "half a whole one")
     assert len(model.requests) == 4
@@ -178,7 +188,7 @@ async def test_a_repeated_dag_asks_a_node_again_for_an_unusable_answer(
     assert (run["status"], run["stop_reason"]) == ("failed", "refusal")
     model.decide = lambda request: text("fine now")
     second = await bottega.client.post(f"/v1/runs/{run['id']}/retry", json={"from": "last_step"})
-    await watch(bottega.port, second.json()["id"])
+    await bottega.watch(second.json()["id"])
     run = (await bottega.client.get(f"/v1/runs/{second.json()['id']}")).json()
     assert (run["status"], run["output"]) == ("completed", "fine now")
     assert [named(request) for request in model.requests] == ["a", "b", "b"]

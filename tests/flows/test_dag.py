@@ -11,6 +11,17 @@ from tests.flows.test_agent_data import create
 from tests.service import Running
 from tests.team import define_graph, systems
 
+
+@pytest.fixture
+def bottega(guest: Running) -> Running:
+    return guest
+
+
+@pytest.fixture
+def model(shared_model: FakeModel) -> FakeModel:
+    return shared_model
+
+
 DIAMOND = (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"))
 
 

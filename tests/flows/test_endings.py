@@ -2,12 +2,24 @@
 
 import asyncio
 
+import pytest
+
 from bottega.llm.dialects.stand_ins import GO_ON
 from bottega.settings import Settings
 from tests.claims import sweep
 from tests.fake_model import FakeModel, calls, chunk, gated, http_error, sse, text
 from tests.service import Running, running
 from tests.team import define, start
+
+
+@pytest.fixture
+def bottega(guest: Running) -> Running:
+    return guest
+
+
+@pytest.fixture
+def model(shared_model: FakeModel) -> FakeModel:
+    return shared_model
 
 
 async def test_a_model_that_refuses_fails_the_run_with_its_reason(

@@ -15,6 +15,16 @@ from tests.service import Running, running
 from tests.team import define, define_graph, start
 
 
+@pytest.fixture
+def bottega(guest: Running) -> Running:
+    return guest
+
+
+@pytest.fixture
+def model(shared_model: FakeModel) -> FakeModel:
+    return shared_model
+
+
 async def said(client: httpx2.AsyncClient, run_id: str, **query: Any) -> list[dict[str, Any]]:
     """Return all messages of a conversation, over all its pages."""
     found: list[dict[str, Any]] = []

@@ -3,11 +3,23 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.fake_model import FakeModel, gated, http_error, text
 from tests.flows.test_dag import named, says
 from tests.service import Running
 from tests.team import define_graph, systems
 from tests.waiting import until
+
+
+@pytest.fixture
+def bottega(guest: Running) -> Running:
+    return guest
+
+
+@pytest.fixture
+def model(shared_model: FakeModel) -> FakeModel:
+    return shared_model
 
 
 async def dag(bottega: Running, graph: str, session: str | None) -> dict[str, Any]:
