@@ -4,12 +4,24 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
 from bottega.api.documents.asyncapi import DATA
 from bottega.events.types import EventType
 from tests.fake_model import FakeModel, Reply, calls, gated, http_error, text
 from tests.flows.test_agent_data import create
 from tests.service import Running
 from tests.team import define, start
+
+
+@pytest.fixture
+def bottega(guest: Running) -> Running:
+    return guest
+
+
+@pytest.fixture
+def model(shared_model: FakeModel) -> FakeModel:
+    return shared_model
 
 
 async def test_every_event_has_documented_data_only(bottega: Running, model: FakeModel) -> None:

@@ -5,6 +5,7 @@ import json
 from typing import Any
 from uuid import UUID
 
+import pytest
 import websockets
 from pydantic_core import from_json
 
@@ -16,6 +17,16 @@ from tests.flows.test_dag import DIAMOND, named, says
 from tests.flows.test_resume import configured
 from tests.service import Running, running
 from tests.team import CALLS, define, define_graph, start
+
+
+@pytest.fixture
+def bottega(guest: Running) -> Running:
+    return guest
+
+
+@pytest.fixture
+def model(shared_model: FakeModel) -> FakeModel:
+    return shared_model
 
 
 async def ended(bottega: Running, run_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -214,7 +225,9 @@ async def test_work_done_beside_the_failure_is_kept(bottega: Running, model: Fak
     model.decide = says(b=http_error(400), c=gated(gate, text("c's answer")))
     body = {"mode": "dag", "graph": "g", "input": "x"}
     run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
-    async with websockets.connect(f"ws://127.0.0.1:{bottega.port}/v1/runs/{run_id}/ws") as socket:
+    async with websockets.connect(
+        f"ws://127.0.0.1:{bottega.port}/v1/runs/{run_id}/ws", additional_headers=bottega.headers
+    ) as socket:
         async for message in socket:
             if from_json(message)["type"] == "agent.failed":
                 gate.set()
@@ -381,7 +394,9 @@ async def test_a_cancelled_tree_of_tasks_continues_where_it_stopped(
 
     model.decide = decide
     run_id = await start(bottega.client, agent="boss", graph=None)
-    async with websockets.connect(f"ws://127.0.0.1:{bottega.port}/v1/runs/{run_id}/ws") as socket:
+    async with websockets.connect(
+        f"ws://127.0.0.1:{bottega.port}/v1/runs/{run_id}/ws", additional_headers=bottega.headers
+    ) as socket:
         async for message in socket:
             if from_json(message)["type"] == "subagent.completed":
                 break
