@@ -87,8 +87,9 @@ class Document:
         yield from sorted(found, key=lambda one: (one[0] == "delete", one[1]))
 
     def body(self, operation: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the schema of a JSON body; tests/api/test_files.py has others."""
         content = operation.get("requestBody", {}).get("content", {})
-        return content["application/json"]["schema"] if content else None
+        return content["application/json"]["schema"] if "application/json" in content else None
 
     def sample(self, schema: dict[str, Any]) -> Any:
         """Return a small valid value of a schema."""

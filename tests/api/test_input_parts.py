@@ -19,6 +19,12 @@ DATA = b64encode(IMAGE).decode()
 AGENT = {"name": "painter", "system_message": "You see."}
 
 
+@pytest.fixture
+def client(server_: Running) -> httpx2.AsyncClient:
+    """The client of a server of its own, with a folder of its own."""
+    return server_.client
+
+
 @pytest.fixture(autouse=True)
 async def painter(client: httpx2.AsyncClient) -> None:
     assert (await client.post("/v1/agents", json=AGENT)).status_code == 201

@@ -86,8 +86,9 @@ async def requests(client: httpx2.AsyncClient) -> list[tuple[str, str, tuple[str
         for parameter in operation.get("parameters", []):
             for _ in times(document, parameter["schema"]):
                 places.append((name, target, (parameter["name"],), True))
-        if content := operation.get("requestBody", {}).get("content"):
-            for place in times(document, content["application/json"]["schema"]):
+        content = operation.get("requestBody", {}).get("content", {})
+        if body := content.get("application/json"):
+            for place in times(document, body["schema"]):
                 places.append((name, target, place, False))
     return list(dict.fromkeys(places))
 
