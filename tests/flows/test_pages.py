@@ -19,7 +19,10 @@ from tests.processes import command
 from tests.service import Running, client_of
 from tests.team import define, start
 
-SMALL = {"list_sessions", "list_keys", "list_audit_log", "list_memory_reports"}
+SMALL = {
+    *("list_sessions", "list_keys", "list_audit_log", "list_memory_reports"),
+    *("list_files", "list_providers", "list_provider_versions", "sum_usage"),
+}
 """Lists whose items are always small: 200 of them fit in a page."""
 SMALL_PAGE = PAGE_BYTES // 8
 """Limit in the test that reads all lists several times, whose items are of half its size."""
@@ -54,6 +57,12 @@ async def fill(server: Running) -> dict[str, str]:
         await client.put("/v1/agents/designer", json={"system_message": "x", "description": "y"})
         await client.post("/v1/graphs", json={"name": f"g{number}"})
         await client.put("/v1/graphs/g0", json={})
+        vendor = {"name": f"v{number}", "dialect": "chat", "base_url": "https://203.0.114.7/v1"}
+        assert (await client.post("/v1/providers", json=vendor)).status_code == 201
+        again = await client.put("/v1/providers/v0", json=vendor | {"name": "v0"})
+        assert again.status_code == 200
+        one = {"file": (f"{number}.txt", b"x")}
+        assert (await client.post("/v1/files", files=one)).status_code == 201
         schedule = {"name": f"s{number}", "cron": "0 5 * * 1", "run": run}
         assert (await client.post("/v1/schedules", json=schedule)).status_code == 201
         assert (
@@ -84,6 +93,10 @@ async def fill(server: Running) -> dict[str, str]:
         "list_keys": "/v1/keys",
         "list_audit_log": "/v1/audit",
         "list_memory_reports": "/v1/memory/reports",
+        "list_files": "/v1/files",
+        "list_providers": "/v1/providers",
+        "list_provider_versions": "/v1/providers/v0/versions",
+        "sum_usage": "/v1/usage",
     }
 
 
