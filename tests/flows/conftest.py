@@ -58,9 +58,14 @@ async def shared(
 
 
 @pytest.fixture
-async def guest(
-    shared: Running, shared_url: str, shared_model: FakeModel
-) -> AsyncIterator[Running]:
+def guest_model(shared_model: FakeModel) -> Iterator[FakeModel]:
+    """The shared model; what one test asked and scripted is forgotten before the next."""
+    yield shared_model
+    shared_model.forget()
+
+
+@pytest.fixture
+async def guest(shared: Running, shared_url: str, guest_model: FakeModel) -> AsyncIterator[Running]:
     """The shared service for a tenant that only this test has; its runs end with the test."""
     held = await holder(shared_url, f"tenant-{uuid4().hex}")
     async with held.client(shared) as client:
@@ -69,4 +74,3 @@ async def guest(
         for row in await shared.owner.fetch(live, held.tenant_id):
             await client.post(f"/v1/runs/{row['id']}/cancel")
         await until(lambda: shared.owner.fetch(live, held.tenant_id), lambda rows: not rows)
-    shared_model.forget()

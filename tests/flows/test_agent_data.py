@@ -15,6 +15,17 @@ from tests.processes import command
 from tests.service import Running, client_of, running
 from tests.team import systems
 
+
+@pytest.fixture
+def bottega(guest: Running) -> Running:
+    return guest
+
+
+@pytest.fixture
+def model(guest_model: FakeModel) -> FakeModel:
+    return guest_model
+
+
 PLUGIN = """
 from bottega.agents import AgentEvent, HumanMessage
 

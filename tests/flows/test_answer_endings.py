@@ -21,8 +21,8 @@ def bottega(guest: Running) -> Running:
 
 
 @pytest.fixture
-def model(shared_model: FakeModel) -> FakeModel:
-    return shared_model
+def model(guest_model: FakeModel) -> FakeModel:
+    return guest_model
 
 
 def cut(content: str, reason: str = "length") -> Reply:

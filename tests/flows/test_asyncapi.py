@@ -20,8 +20,8 @@ def bottega(guest: Running) -> Running:
 
 
 @pytest.fixture
-def model(shared_model: FakeModel) -> FakeModel:
-    return shared_model
+def model(guest_model: FakeModel) -> FakeModel:
+    return guest_model
 
 
 async def test_every_event_has_documented_data_only(bottega: Running, model: FakeModel) -> None:

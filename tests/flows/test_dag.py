@@ -18,8 +18,8 @@ def bottega(guest: Running) -> Running:
 
 
 @pytest.fixture
-def model(shared_model: FakeModel) -> FakeModel:
-    return shared_model
+def model(guest_model: FakeModel) -> FakeModel:
+    return guest_model
 
 
 DIAMOND = (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"))

@@ -18,8 +18,8 @@ def bottega(guest: Running) -> Running:
 
 
 @pytest.fixture
-def model(shared_model: FakeModel) -> FakeModel:
-    return shared_model
+def model(guest_model: FakeModel) -> FakeModel:
+    return guest_model
 
 
 async def test_a_model_that_refuses_fails_the_run_with_its_reason(

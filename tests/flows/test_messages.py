@@ -21,8 +21,8 @@ def bottega(guest: Running) -> Running:
 
 
 @pytest.fixture
-def model(shared_model: FakeModel) -> FakeModel:
-    return shared_model
+def model(guest_model: FakeModel) -> FakeModel:
+    return guest_model
 
 
 async def said(client: httpx2.AsyncClient, run_id: str, **query: Any) -> list[dict[str, Any]]:

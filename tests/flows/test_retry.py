@@ -25,8 +25,8 @@ def bottega(guest: Running) -> Running:
 
 
 @pytest.fixture
-def model(shared_model: FakeModel) -> FakeModel:
-    return shared_model
+def model(guest_model: FakeModel) -> FakeModel:
+    return guest_model
 
 
 async def ended(bottega: Running, run_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

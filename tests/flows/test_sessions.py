@@ -18,8 +18,8 @@ def bottega(guest: Running) -> Running:
 
 
 @pytest.fixture
-def model(shared_model: FakeModel) -> FakeModel:
-    return shared_model
+def model(guest_model: FakeModel) -> FakeModel:
+    return guest_model
 
 
 async def dag(bottega: Running, graph: str, session: str | None) -> dict[str, Any]:
