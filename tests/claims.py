@@ -36,6 +36,7 @@ def claim_of(run_id: UUID, **changed: Any) -> ClaimedRun:
         overrides={},
         output_schema=None,
         agents={"writer": {"subagents": None}},
+        providers={},
         graph_name=None,
         graph=None,
         session_id=None,

@@ -192,6 +192,7 @@ class FakeModel:
 
     Attributes:
         requests: bodies of all chat requests, in order of arrival.
+        headers: of all chat requests, in order of arrival; names in lower case.
         embedded: bodies of all requests for embeddings, in order of arrival.
         disconnects: number of clients that hung up before their answer was complete.
         base_url: for the provider; known inside the block.
@@ -208,6 +209,7 @@ class FakeModel:
     ) -> None:
         self.port = port
         self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
         self.embedded: list[dict[str, Any]] = []
         self.disconnects = 0
         self.embeds = True
@@ -285,6 +287,9 @@ class FakeModel:
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Build the demo model's application; its exceptions reach the test, not the client."""
+        if scope["type"] == "http" and not scope["path"].endswith("/embeddings"):
+            fields = ((name.decode(), value.decode("latin-1")) for name, value in scope["headers"])
+            self.headers.append(dict(fields))
         try:
             await self._demo(scope, receive, send)
         except Exception as error:

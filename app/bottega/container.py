@@ -2,13 +2,12 @@
 
 import asyncio
 import contextlib
-import functools
 import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from bottega.db.engine import Database, open_database
@@ -23,6 +22,7 @@ from bottega.files.store import FileQuota, FileStore
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory_services import MemoryServices, builtin, keeping, open_memory_services
+from bottega.redaction import Redactor
 from bottega.runs.pins import PinCache
 from bottega.settings import Settings, redactor, secrets
 from bottega.tenants.key_cache import KeyCache
@@ -39,9 +39,8 @@ if TYPE_CHECKING:
     from bottega.execution.async_tasks import SubagentRuntime
     from bottega.execution.build_agents import AgentDependencies
     from bottega.execution.retrieval import MemorySources
-    from bottega.llm.openai_provider import OpenAIProvider
     from bottega.memory.learning.reflection import Analyst
-    from bottega.tools.builtin import ToolDeps
+    from bottega.model_services import ModelServices
     from bottega.tools.egress import Egress
 
 
@@ -126,6 +125,7 @@ async def open_service(
                 _files(settings, database, memory_services),
                 descriptors,
                 working=worker,
+                pins=PinCache(settings.operator_providers),
             )
             if api:
                 await key_cache.is_open()
@@ -149,32 +149,29 @@ def settle() -> None:
 
 
 def _agent_dependencies(
-    settings: Settings, providers: "Callable[[str], OpenAIProvider]", deps: "ToolDeps"
+    models: "ModelServices", egress: "Egress", known: Redactor
 ) -> "AgentDependencies":
     from bottega.execution.build_agents import AgentDependencies
     from bottega.execution.plugins import configure_agent
+    from bottega.tools.builtin import ToolDeps
 
     return AgentDependencies(
-        provider_for=lambda definition: providers(
-            definition["provider"] or settings.model_api
-        ).for_model(
-            definition["model"] or settings.default_model, definition.get("model_patience_s")
-        ),
-        tool_deps=deps,
+        models_for=models.for_agent,
+        tool_deps=ToolDeps(egress, known=known),
         secrets=secrets().of,
         embedder=builtin,
         configure=configure_agent(),
     )
 
 
-def _analyst(settings: Settings, providers: "Callable[[str], OpenAIProvider]") -> "Analyst | None":
+async def _analyst(settings: Settings, models: "ModelServices") -> "Analyst | None":
     """Return the model that analyses goals and reflects on runs, if one is configured."""
     if settings.memory_model is None:
         return None
     from bottega.llm.structured_output import ANALYST_PATIENCE_S, ModelAnalyst
 
     patience_s = min(ANALYST_PATIENCE_S, settings.model_patience_s)
-    provider = providers(settings.model_api).for_model(settings.memory_model, patience_s)
+    provider = await models.of_operator(settings.memory_model, patience_s)
     return ModelAnalyst(provider, settings.memory_model)
 
 
@@ -202,8 +199,8 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     from bottega.execution.leases import leases
     from bottega.execution.live_text import LiveText
     from bottega.execution.step_writer import StepWriter
+    from bottega.model_services import open_models
     from bottega.runs.control import CancelWatch
-    from bottega.tools.builtin import ToolDeps
     from bottega.tools.egress import Egress
 
     settings, database, worker_id = service.settings, service.database, uuid4()
@@ -213,12 +210,12 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     live_text = LiveText(database.pool, notifier.wrote)
     runtime = _subagent_runtime(settings)
     async with (
-        _models(settings) as providers,
+        open_models(settings) as models,
         aclosing(egress),
-        _keeping_memory(service, memory_services, providers) as (sources, episode_stored),
+        _keeping_memory(service, memory_services, models) as (sources, episode_stored),
     ):
         day_budgets = DayBudgets(database.pool, settings.run_limits)
-        dependencies = _agent_dependencies(settings, providers, ToolDeps(egress, known=known))
+        dependencies = _agent_dependencies(models, egress, known)
         executor = Executor(
             pool=database.pool,
             writer=StepWriter(database.pool),
@@ -259,13 +256,13 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
 async def _keeping_memory(
     service: Service,
     memory_services: MemoryServices,
-    providers: "Callable[[str], OpenAIProvider]",
+    models: "ModelServices",
 ) -> "AsyncIterator[tuple[MemorySources, Callable[[], None]]]":
     """Run the background work of memory; yield the memory for runs, and what wakes that work."""
     from bottega.execution.retrieval import MemorySources
 
     settings = service.settings
-    analyst = _analyst(settings, providers)
+    analyst = await _analyst(settings, models)
     sources = MemorySources(
         service.memory,
         service.patterns,
@@ -317,41 +314,9 @@ async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[Non
     limits = Limits(settings.run_timeout_s, settings.queue_timeout_s, settings.memory)
     first = settings.webhook_secret
     secret = None if first is None else first.get_secret_value()
-    workers = (Ticker(database, limits), Webhooks(database.pool, egress, secret))
+    workers = (Ticker(database, limits, service.pins), Webhooks(database.pool, egress, secret))
     wake_on_notify(service.listener, *(worker.loop for worker in workers))
     retention = FileRetention(database.pool, timedelta(days=settings.files_days))
     expiry = WorkLoop("files", retention.delete_unused, poll_s=3600.0)
     async with background(*(worker.run for worker in workers), expiry.run):
         yield
-
-
-@asynccontextmanager
-async def _models(settings: Settings) -> "AsyncIterator[Callable[[str], OpenAIProvider]]":
-    """Yield the model's clients by API; without a configured model, of the demo model."""
-    from bottega.llm.openai_provider import OpenAIProvider
-
-    async with contextlib.AsyncExitStack() as stack:
-        base_url = settings.openai_base_url
-        key = settings.openai_api_key.get_secret_value() if settings.openai_api_key else "none"
-        if settings.uses_demo_model:
-            from bottega.llm.demo_process import demo_model
-
-            latency_ms = settings.demo_latency_ms
-            base_url = await stack.enter_async_context(
-                demo_model(latency_ms=latency_ms, token_delay_ms=latency_ms / 25)
-            )
-
-        @functools.cache
-        def provider(api: Any) -> OpenAIProvider:
-            made = OpenAIProvider(
-                settings.default_model,
-                api=api,
-                api_key=key,
-                base_url=base_url,
-                timeout_s=settings.model_timeout_s,
-                patience_s=settings.model_patience_s,
-            )
-            stack.push_async_callback(made.aclose)
-            return made
-
-        yield provider

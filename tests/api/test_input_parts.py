@@ -201,7 +201,8 @@ async def test_a_schedule_stores_files_and_its_runs_use_them(
     await server_.owner.execute("UPDATE schedules SET next_at = now()")
     settings = server_.service.settings
     limits = schedules.Limits(settings.run_timeout_s, settings.queue_timeout_s, settings.memory)
-    await schedules.Ticker(server_.service.database, limits)._start_due()
+    service = server_.service
+    await schedules.Ticker(service.database, limits, service.pins)._start_due()
     (run,) = (await client.get("/v1/runs?view=full")).json()["items"]
     assert run["input"][0]["content"][1] == stored
     unused = "SELECT now() - used_at < interval '1 hour' FROM files"

@@ -4,9 +4,18 @@ from typing import Any
 
 import pytest
 
+from bottega.settings import Settings
+from bottega.settings.providers import OperatorProvider
 from tests.service import Running
 
 CLOCK = [{"type": "builtin", "name": "current_time"}]
+
+
+@pytest.fixture(scope="module")
+def module_settings(module_settings: Settings) -> Settings:
+    """Settings with a provider of the dialect ``responses``."""
+    own = OperatorProvider(name="thinks", dialect="responses", base_url="http://127.0.0.1:1/v1")
+    return module_settings.model_copy(update={"providers": [own]})
 
 
 @pytest.mark.parametrize(
@@ -38,7 +47,7 @@ async def test_bad_parameters_are_refused(
 
 
 async def test_a_parameter_that_the_dialect_lacks_is_refused(refusing: Running) -> None:
-    body = {"name": "one", "system_message": "You.", "params": {"seed": 1}, "provider": "responses"}
+    body = {"name": "one", "system_message": "You.", "params": {"seed": 1}, "model": "thinks/m"}
     answer = await refusing.client.post("/v1/agents", json=body)
     problem = answer.json()
     assert (answer.status_code, problem["code"]) == (422, "unsupported_param")
@@ -48,7 +57,7 @@ async def test_a_parameter_that_the_dialect_lacks_is_refused(refusing: Running) 
 
 async def test_extra_fields_must_not_replace_the_run_s_own(refusing: Running) -> None:
     params: dict[str, Any] = {"extra_body": {"messages": []}}
-    body = {"name": "one", "system_message": "You.", "params": params, "provider": "chat"}
+    body = {"name": "one", "system_message": "You.", "params": params}
     answer = await refusing.client.post("/v1/agents", json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, "reserved_field")
     assert answer.json()["errors"][0]["pointer"] == "/params/extra_body/messages"

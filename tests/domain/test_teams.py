@@ -25,7 +25,6 @@ def definition(**more: Any) -> dict[str, Any]:
         "description": "helps",
         "system_message": "You help.",
         "model": None,
-        "provider": None,
         "max_iterations": 5,
         "tools": [],
         "tool_policy": [],
@@ -65,7 +64,7 @@ class Counting:
         self.secrets = {} if secrets is None else secrets
         self.teams = Teams(
             AgentDependencies(
-                provider_for=self._provider,
+                models_for=self._models,
                 tool_deps=ToolDeps(Egress(())),
                 secrets=lambda tenant: self._secret,
                 embedder=lambda: pytest.fail("no agent has recall"),
@@ -73,7 +72,7 @@ class Counting:
             )
         )
 
-    def _provider(self, definition: Mapping[str, Any]) -> LLMProvider:
+    async def _models(self, run: ClaimedRun, definition: Mapping[str, Any]) -> LLMProvider:
         self.built += 1
         return ScriptedModel([])
 

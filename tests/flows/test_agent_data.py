@@ -8,6 +8,7 @@ import pytest
 from pydantic_core import from_json
 
 from bottega.settings import Settings
+from bottega.settings.providers import OperatorProvider
 from tests.fake_model import FakeModel, calls, text
 from tests.fake_responses import FakeResponses
 from tests.flows.test_processes import environment
@@ -101,9 +102,10 @@ async def test_iterations_run_out_with_a_reason(bottega: Running, model: FakeMod
 
 async def test_an_agent_may_speak_the_responses_api(settings: Settings, database_url: str) -> None:
     async with FakeResponses() as model:
-        configured = settings.model_copy(update={"openai_base_url": model.base_url})
+        own = OperatorProvider(name="default", dialect="responses", base_url=model.base_url)
+        configured = settings.model_copy(update={"providers": [own]})
         async with running(configured, database_url, worker=True) as bottega:
-            await create(bottega, "modern", provider="responses", model="some-model")
+            await create(bottega, "modern", model="some-model")
             run = await ask(bottega, "modern")
     assert run["status"] == "completed"
     (request,) = model.requests

@@ -48,8 +48,10 @@ async def test_parameters_are_versioned_and_shown(bottega: Running) -> None:
     assert listed["params"] == {"seed": 8}
 
 
-async def test_overrides_must_fit_the_dialect_of_the_agent_s_model(bottega: Running) -> None:
-    await create(bottega, "one", provider="responses", params={"temperature": 1})
+async def test_overrides_must_fit_the_dialects_of_the_agent_s_models(bottega: Running) -> None:
+    server = {"name": "r", "dialect": "responses", "base_url": "https://203.0.114.1/v1"}
+    assert (await bottega.client.post("/v1/providers", json=server)).status_code == 201
+    await create(bottega, "one", model=["m", "r/m"], params={"temperature": 1})
     run = {"agent": "one", "input": "x", "overrides": {"one": {"params": {"stop": ["x"]}}}}
     answer = await bottega.client.post("/v1/runs", json=run)
     assert (answer.status_code, answer.json()["code"]) == (422, "unsupported_param")

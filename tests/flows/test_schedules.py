@@ -41,7 +41,8 @@ async def api(settings: Settings, database_url: str, model: FakeModel) -> AsyncI
 
 @asynccontextmanager
 async def ticking(service: Service) -> AsyncIterator[Ticker]:
-    ticker = Ticker(service.database, Limits(timeout_s=50.0, queue_timeout_s=60.0, memory="full"))
+    limits = Limits(timeout_s=50.0, queue_timeout_s=60.0, memory="full")
+    ticker = Ticker(service.database, limits, service.pins)
     wake_on_notify(service.listener, ticker.loop)
     async with background(ticker.run):
         yield ticker

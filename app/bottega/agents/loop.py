@@ -54,7 +54,9 @@ class QueryLoop:
         self._messages: Sequence[StandardMessage] = ()
         self._output = OutputCheck(self.agent.output)
         self._options = ModelOptions(
+            on_try=partial(query.recorder.model_try_began, query),
             on_failed_try=partial(query.recorder.model_try_failed, query),
+            on_warning=partial(query.recorder.warning, query),
             asked=next(each for each in query.messages if isinstance(each, HumanMessage)),
             params=self.agent.params,
             output_schema=None if self.agent.output is None else self.agent.output.schema,
@@ -226,6 +228,8 @@ class QueryLoop:
 
     async def _invoke(self, most: int | None) -> AssistantMessage:
         options = self._options
+        if failing := self.query.recorder.failing(self.query):
+            options = replace(options, failing=failing)
         if options.params is not None and not self._keeps_tool_choice():
             options = replace(options, params=options.params.without_tool_choice())
         if most is not None:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from bottega.agents.messages import AssistantMessage, StandardMessage, Usage
 from bottega.agents.params import ModelParams
@@ -31,6 +31,13 @@ class ToolSchema:
     encodings: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False)
 
 
+class ModelTarget(NamedTuple):
+    """The model that a try of a call goes to."""
+
+    provider: str
+    model: str
+
+
 @dataclass(frozen=True, slots=True)
 class FailedTry:
     """A failed try of a model call; the next one starts after ``delay_s`` seconds."""
@@ -40,13 +47,23 @@ class FailedTry:
     delay_s: float
 
 
+class Failing(NamedTuple):
+    """The failed tries of a call that is made again: their number, and seconds since the first."""
+
+    tries: int
+    since_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """Per-call options.
 
     Attributes:
         model: name of the model; ``None``: the provider's default.
+        on_try: called before each try of a provider that has several models.
         on_failed_try: called after each failed try, before the next one.
+        failing: earlier tries of this call, whose patience goes on.
+        on_warning: called with a code and a text about what the call loses.
         max_output_tokens: limit of output tokens, from a budget; ``None``: no bound. The smaller of
             this and the parameter of that name holds.
         params: parameters of the model; ``None``: its defaults.
@@ -58,7 +75,10 @@ class ModelOptions:
     """
 
     model: str | None = None
+    on_try: Callable[[ModelTarget], None] | None = None
     on_failed_try: Callable[[FailedTry], None] | None = None
+    failing: Failing | None = None
+    on_warning: Callable[[str, str], None] | None = None
     max_output_tokens: int | None = None
     params: ModelParams | None = None
     output_schema: Mapping[str, Any] | None = field(default=None, hash=False)

@@ -29,7 +29,14 @@ from bottega.agents.output import AnswerSchema
 from bottega.agents.params import ModelParams, ToolChoiceScope
 from bottega.agents.parts import FileLoader
 from bottega.agents.policy import ToolRequirement
-from bottega.agents.provider import FailedTry, LLMProvider, OnDelta, ToolSchema
+from bottega.agents.provider import (
+    FailedTry,
+    Failing,
+    LLMProvider,
+    ModelTarget,
+    OnDelta,
+    ToolSchema,
+)
 from bottega.agents.tools import AgentState, ToolBase
 from bottega.graph.shared_memory import MemoryItem, Publication
 
@@ -202,6 +209,13 @@ class Recorder:
     def delta_listener(self, query: Query) -> OnDelta | None:
         """Return a listener for the text deltas of the next model call, if any."""
         return None
+
+    def failing(self, query: Query) -> Failing | None:
+        """Return the failed tries of the current model call before this attempt, if any."""
+        return None
+
+    def model_try_began(self, query: Query, target: ModelTarget) -> None:
+        """Record the model that the current model call tries now; it may be the same as before."""
 
     def model_try_failed(self, query: Query, failed: FailedTry) -> None:
         """Record a failed try of the current model call, before it is repeated."""

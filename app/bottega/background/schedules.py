@@ -167,11 +167,11 @@ class Ticker:
     Several missed ticks of a schedule start one run together.
     """
 
-    def __init__(self, database: Database, limits: Limits) -> None:
+    def __init__(self, database: Database, limits: Limits, pins: PinCache) -> None:
         self.loop = WorkLoop(CHANNEL, self._start_due)
         self._database = database
         self._limits = limits
-        self._pins = PinCache()
+        self._pins = pins
         self._after = UUID(int=0)  # the tenant of the last start
 
     async def run(self) -> None:

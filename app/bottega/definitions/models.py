@@ -1,7 +1,8 @@
 """References of agents to models: ``MODEL``, ``provider/MODEL``, ``provider:MODEL``. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 from bottega.errors import InvalidInputError
 
@@ -24,11 +25,13 @@ class KnownProvider(NamedTuple):
     Attributes:
         version: of a tenant's provider; ``None``: the operator's.
         models: its only models; ``None``: any.
+        headers: as its definition has them.
     """
 
     version: int | None
-    dialect: str
-    models: Sequence[str] | None
+    dialect: Literal["chat", "responses", "anthropic", "gemini"]
+    models: Sequence[str] | None = None
+    headers: Mapping[str, Any] = MappingProxyType({})
 
 
 def listed(model: str | Sequence[str] | None) -> Sequence[str | None]:

@@ -7,6 +7,7 @@ that it may be called for each event of a running agent. A field that is absent 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
+from bottega.errors import BottegaError
 from bottega.events.types import STATE
 
 Data = Mapping[str, Any]
@@ -49,10 +50,23 @@ class LlmCompleted(NamedTuple):
     message: Data
     usage: Data
     state: str | None
+    provider: str | None = None
+    model: str | None = None
 
     @classmethod
     def of(cls, data: Data) -> Self:
-        return _new(cls, (data["call"], data["message"], data["usage"], data.get(STATE)))
+        get = data.get
+        return _new(
+            cls,
+            (
+                data["call"],
+                data["message"],
+                data["usage"],
+                get(STATE),
+                get("provider"),
+                get("model"),
+            ),
+        )
 
     @property
     def tool_calls(self) -> Sequence[Data]:
@@ -282,7 +296,7 @@ def is_repeated(failed: Data) -> bool:
 
 
 def llm_failed(
-    call: int, attempt: int, *, code: str, message: str, retry: tuple[int, int] | None = None
+    call: int, attempt: int, failure: BottegaError, retry: tuple[int, int] | None = None
 ) -> dict[str, Any]:
     """Return the data of ``llm.failed``.
 
@@ -290,9 +304,14 @@ def llm_failed(
         retry: number of the failed try, and milliseconds until the next one; ``None``: no other
             follows.
     """
-    error = {"code": code, "message": message}
+    error = {"code": failure.code, "message": failure.detail}
     data: dict[str, Any] = {"call": call, "attempt": attempt, "error": error}
     return data if retry is None else data | {"try": retry[0], "retry_in_ms": retry[1]}
+
+
+def served_by(target: tuple[str, str] | None) -> dict[str, str]:
+    """Return the part of a model call's events that names its provider and model, if known."""
+    return {} if target is None else {"provider": target[0], "model": target[1]}
 
 
 def context_recalled(

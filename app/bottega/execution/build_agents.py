@@ -40,7 +40,7 @@ MOST_AGENTS = 5000
 _LONGEST_S = 0.005  # without letting other runs go on
 
 Definitions = Mapping[str, Mapping[str, Any]]
-"""Definitions of agents by name."""
+"""Definitions of agents, or of providers, by name."""
 
 ConfigureAgent = Callable[[BaseAgent, Mapping[str, Any]], None]
 """A plugin's function; it gets an agent from the factory and its definition."""
@@ -51,14 +51,14 @@ class AgentDependencies:
     """Dependencies of agents, the same for every run.
 
     Attributes:
-        provider_for: returns the provider for an agent's definition.
+        models_for: returns the models for an agent of a run, by its definition.
         tool_deps: dependencies of built-in and HTTP tools.
         secrets: returns a tenant's secrets, by its name.
         embedder: for agents with ``recall``.
         configure: called in order after the factory, for each agent.
     """
 
-    provider_for: Callable[[Mapping[str, Any]], LLMProvider]
+    models_for: Callable[[ClaimedRun, Mapping[str, Any]], Awaitable[LLMProvider]]
     tool_deps: ToolDeps
     secrets: Callable[[str], Secrets]
     embedder: Callable[[], RecallEmbedder]
@@ -100,10 +100,12 @@ class CompiledTeam:
     Attributes:
         members: all its agents, sub-agents first.
         roots: as :attr:`Team.agents`.
-        definitions, structure: of the agents and the graph, to compare them with those of a run.
+        definitions, providers, structure: of the agents, the tenant's model servers and the graph,
+            to compare them with those of a run.
     """
 
     definitions: Definitions
+    providers: Definitions
     structure: Mapping[str, Any] | None
     members: Sequence[_Member]
     roots: Mapping[str, BaseAgent]
@@ -156,7 +158,7 @@ async def compiled(
         with_async: asynchronous sub-agents are supported.
 
     Raises:
-        InvalidInputError: ``unknown_secret``, ``tool_outdated``.
+        InvalidInputError: ``unknown_secret``, ``tool_outdated``, ``unknown_provider``.
     """
     definitions = run.agents
     factory = AgentFactory()
@@ -167,7 +169,7 @@ async def compiled(
             BaseAgent,
             subagent_description=definition["description"] or None,
             stateless=definition["stateless"],
-            defaults=_arguments(run.tenant, name, definition, dependencies),
+            defaults=await _arguments(run, name, definition, dependencies),
         )
         await rest()
     graph = None if run.graph is None else to_graph(run.graph)
@@ -195,7 +197,9 @@ async def compiled(
     in_dag = run.mode == "dag" and graph is not None
     names = graph.get_topological_order() if in_dag and graph is not None else [run.first]
     roots = {name: await create(name) for name in names}
-    return CompiledTeam(definitions, run.graph, members, roots, graph, factory.warnings)
+    return CompiledTeam(
+        definitions, run.providers, run.graph, members, roots, graph, factory.warnings
+    )
 
 
 @dataclass(slots=True)
@@ -214,7 +218,7 @@ class _Place:
         team = self.team
         if team is None or team.definitions != run.agents or team.structure != run.graph:
             return None
-        return team
+        return team if team.providers == run.providers else None
 
 
 class Teams:
@@ -235,7 +239,7 @@ class Teams:
         """Build the agents of a claimed run, with their sub-agents and the run's own graph.
 
         Raises:
-            InvalidInputError: ``unknown_secret``, ``tool_outdated``.
+            InvalidInputError: ``unknown_secret``, ``tool_outdated``, ``unknown_provider``.
         """
         key = (run.tenant_id, run.tenant, run.mode, run.first, run.graph_name)
         place = self._places.setdefault(key, _Place())
@@ -268,16 +272,16 @@ def _rests() -> Callable[[], Awaitable[None]]:
     return rest
 
 
-def _arguments(
-    tenant: str, name: str, definition: Mapping[str, Any], dependencies: AgentDependencies
+async def _arguments(
+    run: ClaimedRun, name: str, definition: Mapping[str, Any], dependencies: AgentDependencies
 ) -> dict[str, Any]:
     return {
         "system_message": definition["system_message"],
         "description": definition["description"] or None,
         "agent_name": name,
         "max_iterations": definition["max_iterations"],
-        "provider": dependencies.provider_for(definition),
-        "tools": [_tool(tenant, tool, dependencies) for tool in definition["tools"]],
+        "provider": await dependencies.models_for(run, definition),
+        "tools": [_tool(run.tenant, tool, dependencies) for tool in definition["tools"]],
         "tool_policy": [ToolRequirement(**rule) for rule in definition["tool_policy"]],
         "exit_on_success": definition["exit_on_success"],
         "agent_comment": definition["agent_comment"],

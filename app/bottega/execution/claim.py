@@ -15,7 +15,7 @@ from bottega.definitions.pinned import Pin, PinnedDefinitions
 from bottega.execution.leases import lease_s
 
 _TAKE = "SELECT * FROM take_runs($1, $2, $3, $4, $5)"
-_HAND_BACK = "SELECT hand_back($1, $2, $3)"
+_HAND_BACK = "SELECT hand_back($1, $2, $3, $4)"
 _GIVE_UP = "SELECT give_up($1, $2, $3, $4)"
 _UNREADABLE = '{"code": "internal", "message": "what the run needs could not be read"}'
 _TAKE_S = 5.0
@@ -48,6 +48,7 @@ class ClaimedRun:
         overrides: ``{agent: {"params": {…}}}``, merged with the agents' own parameters.
         output_schema: JSON Schema of the answer; ``None``: the agent's own.
         agents: pinned definitions of all its agents, by name.
+        providers: pinned definitions of the tenant's own model servers, by name.
         graph_name, graph: name and pinned definition; ``None``: it has no graph.
         session_id: ``None``: it belongs to no session.
         session_base: publications of the session's earlier runs, as ``session_memory`` has them.
@@ -82,6 +83,7 @@ class ClaimedRun:
     overrides: Mapping[str, Mapping[str, Any]]
     output_schema: Mapping[str, Any] | None
     agents: Mapping[str, Mapping[str, Any]]
+    providers: Mapping[str, Mapping[str, Any]]
     graph_name: str | None
     graph: dict[str, Any] | None
     session_id: str | None
@@ -107,6 +109,7 @@ class ClaimedRun:
             "cancelled_tasks": frozenset(map(UUID, values["cancelled_tasks"])),
             "pins": tuple(_pins(tenant_id, values["pinned"])),
             "agents": {},
+            "providers": {},
             "graph": None,
         }
         values |= {name: float(values[name]) for name in ("timeout_s", "remaining_s")}
@@ -115,10 +118,12 @@ class ClaimedRun:
 
     def with_definitions(self, definitions: Mapping[Pin, dict[str, Any]]) -> Self:
         """Return it with its own definitions among these."""
-        own = {pin: definitions[pin] for pin in self.pins if pin in definitions}
-        agents = {pin.name: found for pin, found in own.items() if pin.kind == "agent"}
-        graphs = (found for pin, found in own.items() if pin.kind == "graph")
-        return replace(self, agents=agents, graph=next(graphs, None))
+        found: dict[str, dict[str, Any]] = {"agent": {}, "graph": {}, "provider": {}}
+        for pin in self.pins:
+            if pin in definitions:
+                found[pin.kind][pin.name] = definitions[pin]
+        graph = next(iter(found["graph"].values()), None)
+        return replace(self, agents=found["agent"], providers=found["provider"], graph=graph)
 
     @property
     def elapsed_s(self) -> float:
@@ -194,10 +199,16 @@ def _pins(tenant_id: UUID, pinned: Mapping[str, Any]) -> Iterator[Pin]:
     """Yield the versions that a run is pinned to."""
     for name, version in (pinned.get("agents") or {}).items():
         yield Pin(tenant_id, "agent", name, version)
+    for name, version in (pinned.get("providers") or {}).items():
+        yield Pin(tenant_id, "provider", name, version)
     if graph := pinned.get("graph"):
         yield Pin(tenant_id, "graph", graph["name"], graph["version"])
 
 
-async def hand_back(pool: asyncpg.Pool, run: ClaimedRun) -> None:
-    """Leave a claimed run to the next worker."""
-    await pool.execute(_HAND_BACK, run.tenant_id, run.run_id, run.attempt)
+async def hand_back(pool: asyncpg.Pool, run: ClaimedRun, pause_s: float | None = None) -> None:
+    """Leave a claimed run to the next worker.
+
+    Args:
+        pause_s: seconds until it may be taken, without a slot; ``None``: at once.
+    """
+    await pool.execute(_HAND_BACK, run.tenant_id, run.run_id, run.attempt, pause_s)

@@ -53,6 +53,7 @@ class _UnderWay:
         lost: another worker has it.
         held: ``None`` once it ends or is handed back.
         recorder: set once it began.
+        pause_s: seconds until it goes on, if it is suspended.
     """
 
     tenant_id: UUID
@@ -61,6 +62,7 @@ class _UnderWay:
     cancelled: bool = False
     lost: bool = False
     recorder: JournalRecorder | None = None
+    pause_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +131,20 @@ class Executor:
             self._hand_back_if_waiting(entry)
 
     def _hand_back_if_waiting(self, entry: _UnderWay) -> None:
-        stopping = self.stopping.is_set() and not entry.task.cancelling()
-        if stopping and entry.recorder is not None and entry.recorder.only_waits:
+        """Hand a run back that only waits for a model, if this worker stops or it waits long."""
+        if entry.recorder is None or entry.task.cancelling():
+            return
+        if (waits := entry.recorder.waits) is None:
+            return
+        left_s, pause_s = waits
+        if self.stopping.is_set():
             entry.task.cancel()
+        elif left_s <= 0:
+            entry.pause_s = pause_s
+            entry.task.cancel()
+        elif left_s < pause_s:
+            loop = asyncio.get_running_loop()
+            loop.call_later(left_s, self._hand_back_if_waiting, entry)
 
     def lose(self, run: Held) -> None:
         """Stop executing a run that another worker has; write nothing more of it."""
@@ -198,8 +211,8 @@ class Executor:
                 await self._end_cancelled(entry.recorder, run)
             else:
                 entry.held = None  # its lease ends now; that does not mean it was lost
-                await self._hand_back(run, journal)
-                bound.info("run.handed_back")
+                await self._hand_back(run, journal, entry.pause_s)
+                bound.info("run.handed_back", pause_s=entry.pause_s)
                 raise
         finally:
             entry.held = None
@@ -225,12 +238,12 @@ class Executor:
         else:
             await self._go_on(recorder, run, entry)
 
-    async def _hand_back(self, run: ClaimedRun, journal: Journal) -> None:
+    async def _hand_back(self, run: ClaimedRun, journal: Journal, pause_s: float | None) -> None:
         """Leave the run to the next worker, after committing what is known of it."""
         with contextlib.suppress(Exception):
             await journal.commit()
         await journal.close()
-        await hand_back(self.pool, run)
+        await hand_back(self.pool, run, pause_s)
 
     async def _end_tasks(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
         """End the asynchronous tasks of a run that ends before it could resume them."""

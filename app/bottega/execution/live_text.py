@@ -8,14 +8,14 @@ answers faster than that, nothing is written.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from uuid import UUID
 
 import asyncpg
 import structlog
 
-from bottega.agents.provider import OnDelta
+from bottega.agents.provider import ModelTarget, OnDelta
 from bottega.clock import monotonic
 from bottega.events.log import is_transient
 from bottega.events.steps import storable
@@ -24,6 +24,8 @@ from bottega.execution.journal import Journal
 FLUSH_S = 0.05
 PER_CALL_S = 0.09
 KEEP_S = 1.0
+SUSPENDED_AFTER_S = 30.0
+"""A run that has only waited for models for so long is suspended."""
 MAX_CHARACTERS = 200_000
 """Characters of live text per call; the rest is shown with the complete answer."""
 
@@ -177,3 +179,33 @@ class LiveText:
         await self._pool.execute(_CLEAR, *map(list, zip(*rows, strict=True)))
         for _ in gone:
             self._ended.popleft()
+
+
+@dataclass(slots=True)
+class ModelCall:
+    """A model call under way.
+
+    Attributes:
+        target: ``None`` if the provider names none.
+        text: shows its text while it comes in.
+        goes_on_at: end of the wait for its next try; in the past while it does not wait.
+        failing_since: when its patience began, in any attempt of the run.
+    """
+
+    target: ModelTarget | None
+    text: CallText | None
+    goes_on_at: float
+    failed_tries: int = 0
+    failing_since: float | None = None
+
+
+def waits_of(calls: Collection[ModelCall], now: float) -> tuple[float, float] | None:
+    """Return the seconds until some calls have waited long enough, and until one goes on.
+
+    After the former the run is suspended; it may be negative. ``None``: not all of them wait.
+    """
+    goes_on_at = min((call.goes_on_at for call in calls), default=now)
+    if goes_on_at <= now:
+        return None
+    since = [now if call.failing_since is None else call.failing_since for call in calls]
+    return max(since) + SUSPENDED_AFTER_S - now, goes_on_at - now

@@ -19,18 +19,18 @@ from bottega.agents.messages import (
     ToolStatus,
     Usage,
 )
-from bottega.agents.provider import FailedTry, OnDelta
+from bottega.agents.provider import FailedTry, Failing, ModelTarget, OnDelta
 from bottega.agents.query import Invoke, Query, Recorder, current_call
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.agents.tools import ToolBase, error_result
 from bottega.clock import monotonic
 from bottega.errors import ModelError
-from bottega.events.payloads import llm_failed, warning
+from bottega.events.payloads import llm_failed, served_by, warning
 from bottega.events.types import STATE, EventType
 from bottega.execution.budget import DayAccount
 from bottega.execution.claim import ClaimedRun
 from bottega.execution.journal import Journal
-from bottega.execution.live_text import CallText, LiveText
+from bottega.execution.live_text import CallText, LiveText, ModelCall, waits_of
 from bottega.execution.replay import Key, data_of, usage_of
 from bottega.execution.retrieval import FailureMemory, ToolFailure
 from bottega.execution.task_rows import CANCELLED, Tasks, name_of
@@ -85,14 +85,13 @@ class JournalRecorder(Recorder):
         self._is_limited = any(account.limit is not None for account in self.accounts)
         self.tasks = Tasks(journal, run.task_root, run.cancelled_tasks)
         self._live_text = live_text
-        self._texts: dict[Query, CallText] = {}
-        self._failed_tries: dict[Query, int] = {}
-        self._pauses: dict[Query, float] = {}  # by query: when the wait of its model call ends
+        self._calls: dict[Query, ModelCall] = {}
         self._acting = 0  # calls under way of tools with outside effects
         self._waits = waits
         self._run_files = run_files
         self.files = None if run_files is None else run_files.load
         self._in_session = run.session_id is not None
+        self._claimed_at, self._began = run.claimed_at, monotonic()
         self._published: dict[Query, Publication] = {}
         self._publications: dict[tuple[str, int], int] = {}
         self._answers: dict[Key, int] = {}
@@ -172,31 +171,38 @@ class JournalRecorder(Recorder):
     async def _ask(
         self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
     ) -> AssistantMessage:
-        call = query.model_calls
         await self.journal.settle()
-        about = {"call": call, "attempt": self.journal.attempt}
-        # The live text of an asynchronous task is also its output.
-        output = {"beside": True} if query.task and not query.tool_call else {}
+        about = {"call": query.model_calls, "attempt": self.journal.attempt}
         memory = {"memory": dict(query.composed)} if query.composed else {}
-        started = self.tasks.add(query, EventType.LLM_STARTED, about | output | memory)
-        began = self._pauses[query] = monotonic()
-        self._begin_text(query, started)
+        target = getattr(query.agent.provider, "target", None)  # an agent in Python may have none
+        started = self._started(query, about | memory, target)
+        began = monotonic()
+        text = None
+        if self._live_text is not None:
+            parent = None if query.parent is None else self.tasks.id_of(query.parent)
+            place = self.tasks.id_of(query), parent, name_of(query.agent), query.model_calls
+            text = CallText(self.journal, *place, started)
+            self._live_text.begin(text)
+        call = self._calls[query] = ModelCall(target, text, began)
+        if failing := self.failing(query):
+            call.failing_since, call.failed_tries = began - failing.since_s, failing.tries
         try:
             message = await invoke()
         except ModelError as error:
-            data = llm_failed(call, self.journal.attempt, code=error.code, message=error.detail)
-            self.tasks.add(query, EventType.LLM_FAILED, data)
+            data = llm_failed(query.model_calls, self.journal.attempt, error)
+            self.tasks.add(query, EventType.LLM_FAILED, data | served_by(call.target))
             raise
         finally:
-            tries = self._failed_tries.pop(query, 0) + 1
-            self._end_text(query)
-            del self._pauses[query]
+            del self._calls[query]
+            if call.text is not None and self._live_text is not None:
+                self._live_text.end(call.text)
         self.tasks.add(
             query,
             EventType.LLM_COMPLETED,
             {
                 **about,
-                "try": tries,
+                "try": call.failed_tries + 1,
+                **served_by(call.target),
                 "message": data_of(message),
                 # As text, so that the server gets its keys back in the same order.
                 **({STATE: to_json(message.state).decode()} if message.state else {}),
@@ -211,26 +217,14 @@ class JournalRecorder(Recorder):
         self.spent += usage_of(message)
         return message
 
-    def _begin_text(self, query: Query, started: int) -> None:
-        """Show the text of a model call from now on, while it comes in."""
-        if self._live_text is None:
-            return
-        task = self.tasks.id_of(query)
-        parent = None if query.parent is None else self.tasks.id_of(query.parent)
-        text = CallText(
-            self.journal, task, parent, name_of(query.agent), query.model_calls, started
-        )
-        self._live_text.begin(text)
-        self._texts[query] = text
-
-    def _end_text(self, query: Query) -> None:
-        text = self._texts.pop(query, None)
-        if text is not None and self._live_text is not None:
-            self._live_text.end(text)
+    def _started(self, query: Query, about: dict[str, Any], target: ModelTarget | None) -> int:
+        # The live text of an asynchronous task is also its output.
+        output = {"beside": True} if query.task and not query.tool_call else {}
+        return self.tasks.add(query, EventType.LLM_STARTED, about | output | served_by(target))
 
     def delta_listener(self, query: Query) -> OnDelta | None:
-        text = self._texts.get(query)
-        return None if text is None else text.listener
+        call = self._calls.get(query)
+        return None if call is None or call.text is None else call.text.listener
 
     def _pay(self, usage: Usage) -> None:
         """Count what the run paid for, in any attempt."""
@@ -242,30 +236,42 @@ class JournalRecorder(Recorder):
         self._pay(paid)
         self.spent += usage
 
+    def model_try_began(self, query: Query, target: ModelTarget) -> None:
+        call = self._calls[query]
+        if call.target != target:
+            call.target = target
+            about = {"call": query.model_calls, "attempt": self.journal.attempt}
+            self._started(query, about | {"try": call.failed_tries + 1}, target)
+
     def model_try_failed(self, query: Query, failed: FailedTry) -> None:
-        self._failed_tries[query] = failed.number
-        if query in self._texts:
-            self._texts[query].restart()
-        data = llm_failed(
-            query.model_calls,
-            self.journal.attempt,
-            code=failed.error.code,
-            message=failed.error.detail,
-            retry=(failed.number, round(failed.delay_s * 1000)),
-        )
-        self.tasks.add(query, EventType.LLM_FAILED, data)
-        self._pauses[query] = monotonic() + failed.delay_s
+        call = self._calls[query]
+        call.failed_tries = failed.number
+        now = monotonic()
+        call.goes_on_at = now + failed.delay_s
+        if failed.delay_s and call.failing_since is None:
+            call.failing_since = now
+        if call.text is not None:
+            call.text.restart()
+        retry = failed.number, round(failed.delay_s * 1000)
+        data = llm_failed(query.model_calls, self.journal.attempt, failed.error, retry)
+        self.tasks.add(query, EventType.LLM_FAILED, data | served_by(call.target))
         self._waits()
 
     @property
-    def only_waits(self) -> bool:
-        """True if every open model call waits for its next try, and at least one is open.
+    def waits(self) -> tuple[float, float] | None:
+        """Seconds until a run that only waits is suspended, and until it goes on; else ``None``.
 
-        No tool with outside effects may be at work either.
+        Every open model call waits for its next try, and no tool with outside effects is at work.
         """
-        now = monotonic()
-        waiting = bool(self._pauses) and all(now < ends for ends in self._pauses.values())
-        return waiting and not self._acting
+        return None if self._acting else waits_of(self._calls.values(), monotonic())
+
+    def failing(self, query: Query) -> Failing | None:
+        known = self.journal.replay.failing.get((self.tasks.id_of(query), query.model_calls))
+        if known is None:
+            return None
+        tries, since = known
+        waited = (self._claimed_at - since).total_seconds() + monotonic() - self._began
+        return Failing(tries, max(0.0, waited))
 
     async def tool_call(
         self,

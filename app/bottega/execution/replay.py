@@ -45,6 +45,9 @@ TAUGHT = (EPISODE, SOURCE)
 ANALYSIS = "analysis:"
 """Prefix of the source of a model's analysis of the run's task."""
 
+_SERVED = frozenset(("provider", "model"))
+"""Metadata of an answer that ``llm.completed`` has beside the message."""
+
 Key = tuple[Any, ...]
 """The identity of an event over attempts: its type and subject."""
 
@@ -57,6 +60,7 @@ class Replay:
         seen: the ``seq`` of each event by its key.
         answers: model answers by (task, call).
         failures: of model calls that failed for good, by (task, call).
+        failing: of model calls whose patience has begun: number of failed tries, and its beginning.
         results: results of tools that are no sub-agents, by (task, call, tool call).
         begun: keys of those tools' calls that were started.
         carried: keys of the answers that another run paid for.
@@ -73,6 +77,7 @@ class Replay:
     seen: dict[Key, int] = field(default_factory=dict)
     answers: dict[Key, AssistantMessage] = field(default_factory=dict)
     failures: dict[Key, ModelError] = field(default_factory=dict)
+    failing: dict[Key, tuple[int, datetime]] = field(default_factory=dict)
     results: dict[Key, ToolResult] = field(default_factory=dict)
     begun: set[Key] = field(default_factory=set)
     carried: set[Key] = field(default_factory=set)
@@ -106,6 +111,10 @@ def fold(events: Iterable[Event], carried_seq: int = 0) -> Replay:
                 folded.failures[event.task_id, call_of(data)] = ModelError(
                     error.message or "", code=error.code
                 )
+            case EventType.LLM_FAILED if data["retry_in_ms"]:
+                failing = event.task_id, call_of(data)
+                _, since = folded.failing.get(failing, (0, event.at))
+                folded.failing[failing] = data["try"], since
             case EventType.TOOL_STARTED:
                 folded.begun.add((event.task_id, *tool_call_of(data)))
             case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED:
@@ -151,12 +160,12 @@ def _fold_shared_memory(
 
 
 def data_of(message: AssistantMessage) -> dict[str, Any]:
-    """Return a model's answer without its usage and state, for :func:`answer_of`."""
+    """Return a model's answer for :func:`answer_of`, without what its event has beside it."""
     data: dict[str, Any] = {}
     if message.content:
         data["content"] = message.content
-    if message.metadata:
-        data["metadata"] = dict(message.metadata)
+    if metadata := {key: message.metadata[key] for key in message.metadata if key not in _SERVED}:
+        data["metadata"] = metadata
     if message.tool_calls:
         data["tool_calls"] = [_data_of_call(call) for call in message.tool_calls]
     return data

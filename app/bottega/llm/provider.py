@@ -173,13 +173,18 @@ class ModelProvider:
             self._dialects[model] = dialect
         return dialect
 
-    async def _cost(self, usage: Usage, model: str) -> Decimal | None:
-        """Return what a call cost; ``None``: no price is known."""
+    async def prices(self, model: str | None = None) -> ModelPrices | None:
+        """Return a model's prices; ``None``: none are known."""
+        model = model or self.model
         if model not in self._prices:
             find = partial(prices_of, model, self._client.address, self.spec.prices)
             # The first search loads the public lists.
             self._prices[model] = await asyncio.to_thread(find)
-        prices = self._prices[model]
+        return self._prices[model]
+
+    async def _cost(self, usage: Usage, model: str) -> Decimal | None:
+        """Return what a call cost; ``None``: no price is known."""
+        prices = await self.prices(model)
         return None if prices is None else prices.cost(usage)
 
     async def _try(

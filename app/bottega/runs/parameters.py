@@ -1,20 +1,29 @@
 """Checks of model parameters against the dialects of an agent's models. Pure."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from bottega.agents.params import merged
 from bottega.errors import InvalidInputError, UnknownAgentError
-from bottega.llm.params import SUPPORTED, reserved_in
+from bottega.llm.params import reserved_in, supported
 from bottega.llm.server import DialectName
 
 Dialects = Mapping[DialectName, Collection[str]]
 """Parameters that an agent's models have, by dialect."""
 
 
-def dialect_of(api: str | None) -> Dialects:
-    """Return the dialect of an agent's model; empty if it is not known."""
-    return {name: known for name, known in SUPPORTED.items() if name == api}
+def dialects_of(servers: Iterable[tuple[DialectName, Mapping[str, Any]]]) -> Dialects:
+    """Return the dialects of an agent's models, each with the parameters that all of them have.
+
+    Args:
+        servers: dialect and headers of each model's server.
+    """
+    found: dict[DialectName, frozenset[str]] = {}
+    for dialect, headers in servers:
+        texts = {name: value for name, value in headers.items() if isinstance(value, str)}
+        known = supported(dialect, texts)
+        found[dialect] = found.get(dialect, known) & known
+    return found
 
 
 def refuse_unsupported(

@@ -1,8 +1,9 @@
 """Versions of agents and graphs that a new run pins, cached by each process."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -11,14 +12,16 @@ from pydantic_core import from_json
 
 from bottega.definitions import store
 from bottega.definitions.agents import Reached
+from bottega.definitions.models import DEFAULT, KnownProvider, checked, listed
 from bottega.errors import InvalidInputError, UnknownAgentError
-from bottega.runs.parameters import Dialects, dialect_of, refuse_unsupported
+from bottega.runs.parameters import Dialects, dialects_of, refuse_unsupported
 
 _MAX_CHAIN = 20
 _MODES = ("off", "read", "full")
 _MOST = 1000
 _MOST_AGENTS = 20_000
 _READ = "SELECT read_pins($1, $2, $3)::text"
+_ANY = MappingProxyType({DEFAULT: KnownProvider(None, "chat")})
 
 
 def stricter(*modes: str) -> str:
@@ -32,7 +35,8 @@ class Pins:
 
     Attributes:
         epoch: of the tenant's definitions; the versions are current while it is.
-        pinned: ``{"agents": {name: version}, "graph": {"name", "version"} or None}``.
+        pinned: ``{"agents": {name: version}, "graph": {"name", "version"} or None, "providers":
+            {name: version}}``, with the tenant's own providers that its agents use.
         memory: the strictest mode of the agents that the run starts with.
         params: the parameters of each agent.
         dialects: of each agent's models.
@@ -46,9 +50,14 @@ class Pins:
 
 
 class PinCache:
-    """Pins by tenant, agent and graph. They may be stale: every use compares the epoch."""
+    """Pins by tenant, agent and graph. They may be stale: every use compares the epoch.
 
-    def __init__(self) -> None:
+    Args:
+        operators: the operator's providers, which the tenants' own replace.
+    """
+
+    def __init__(self, operators: Mapping[str, KnownProvider] = _ANY) -> None:
+        self._operators = operators
         self._known: OrderedDict[tuple[UUID, str | None, str | None], Pins] = OrderedDict()
         self._agents = 0
 
@@ -70,7 +79,7 @@ class PinCache:
             self._known.move_to_end(key)
             return pins
         found = from_json(await driver.fetchval(_READ, *key))
-        pins = _pins(found, agent, graph)
+        pins = _pins(found, agent, graph, self._operators)
         self.forget(*key)
         self._known[key] = pins
         self._agents += len(pins.pinned["agents"])
@@ -85,7 +94,12 @@ class PinCache:
             self._agents -= len(pins.pinned["agents"])
 
 
-def _pins(found: Mapping[str, Any], agent: str | None, graph: str | None) -> Pins:
+def _pins(
+    found: Mapping[str, Any],
+    agent: str | None,
+    graph: str | None,
+    operators: Mapping[str, KnownProvider],
+) -> Pins:
     """Check what a run needs, as read from the database, and return its pins."""
     if graph is not None and found["graph"] is None:
         raise InvalidInputError(
@@ -110,15 +124,43 @@ def _pins(found: Mapping[str, Any], agent: str | None, graph: str | None) -> Pin
         )
     first = [agent] if agent is not None else nodes
     memory = stricter("full", *(found["agents"][name]["memory"] for name in first))
+    known = {
+        **operators,
+        **{name: KnownProvider(**each) for name, each in found["providers"].items()},
+    }
+    used = {name: _providers(name, each["model"], known) for name, each in found["agents"].items()}
     pinned = {
         "agents": {name: each.version for name, each in agents.items()},
         "graph": graph and {"name": graph, "version": found["graph"]["version"]},
+        "providers": {
+            name: known[name].version
+            for name in sorted(frozenset().union(*used.values()))
+            if known[name].version is not None
+        },
     }
     params = {name: each["params"] for name, each in found["agents"].items()}
-    dialects = {name: dialect_of(each["provider"]) for name, each in found["agents"].items()}
+    dialects = {
+        agent: dialects_of((known[name].dialect, known[name].headers) for name in names)
+        for agent, names in used.items()
+    }
     for name in agents:
         refuse_unsupported(params[name], dialects[name], "/params", whose=name)
     return Pins(UUID(found["epoch"]), pinned, memory, params, dialects)
+
+
+def _providers(
+    agent: str, model: str | Sequence[str] | None, known: Mapping[str, KnownProvider]
+) -> frozenset[str]:
+    """Return the providers of an agent's models.
+
+    Raises:
+        InvalidInputError: ``unknown_provider``, ``unknown_model``.
+    """
+    try:
+        return frozenset(checked(each, known).provider for each in listed(model))
+    except InvalidInputError as error:
+        detail = f"the agent '{agent}': {error.detail}"
+        raise InvalidInputError(detail, code=error.code) from None
 
 
 def _refuse_unknown(named_by: dict[str, str], agents: Mapping[str, Reached]) -> None:

@@ -1,7 +1,7 @@
 """Settings of model servers."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings
@@ -43,10 +43,6 @@ class ModelSettings(BaseSettings):
         ),
     ]
     model: Annotated[str, Field(description="Default model of agents.")] = "gpt-5-mini"
-    model_api: Annotated[
-        Literal["chat", "responses"],
-        Field(description="Default API of agents' models."),
-    ] = "chat"
     model_timeout_s: Annotated[
         float, Field(gt=0, description="Longest silence of a model's stream, in seconds.")
     ] = 120.0
@@ -84,13 +80,19 @@ class ModelSettings(BaseSettings):
     def operator_providers(self) -> Mapping[str, KnownProvider]:
         """The operator's providers by name, as references of agents see them."""
         found = {
-            each.name: KnownProvider(None, each.dialect, each.models) for each in self.providers
+            each.name: KnownProvider(None, each.dialect, each.models, each.headers)
+            for each in self.providers
         }
         if self.openai_api_key or self.openai_base_url or self.uses_demo_model:
-            found.setdefault(DEFAULT, KnownProvider(None, "chat", None))
+            found.setdefault(DEFAULT, KnownProvider(None, "chat"))
         return found
 
     def hosts_of_secret(self, tenant: str, name: str) -> list[str] | None:
         """Return the hosts that a tenant's secret may be sent to; ``None``: none are set."""
         own = self.secret_hosts.get(of_tenant(tenant, name))
         return self.secret_hosts.get(name) if own is None else own
+
+    def may_send(self, tenant: str, name: str, host: str) -> bool | None:
+        """Check if a tenant's secret may be sent to a host; ``None``: it has no hosts."""
+        hosts = self.hosts_of_secret(tenant, name)
+        return None if hosts is None else host.lower() in map(str.lower, hosts)

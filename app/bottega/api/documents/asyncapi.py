@@ -22,6 +22,7 @@ from bottega.events.types import FINAL_EVENT_TYPES, EventType
 router = APIRouter(tags=["operations"])
 
 _REF = "#/components/schemas/{model}"
+_SERVED = "provider model"
 _CALL = "call attempt"
 _TOOL = "call tool_call_id name"
 _TEXT = "answer_seq content"
@@ -38,9 +39,9 @@ DATA = {
     EventType.AGENT_STARTED: "depth",
     EventType.AGENT_COMPLETED: "output usage",
     EventType.AGENT_FAILED: "error usage",
-    EventType.LLM_STARTED: f"{_CALL} beside memory",
-    EventType.LLM_COMPLETED: f"{_CALL} try message usage duration_ms",
-    EventType.LLM_FAILED: f"{_CALL} try error retry_in_ms",
+    EventType.LLM_STARTED: f"{_CALL} {_SERVED} try beside memory",
+    EventType.LLM_COMPLETED: f"{_CALL} {_SERVED} try message usage duration_ms",
+    EventType.LLM_FAILED: f"{_CALL} {_SERVED} try error retry_in_ms",
     EventType.ANSWER_REJECTED: "call code message",
     EventType.TOOL_STARTED: f"{_TOOL} arguments",
     EventType.TOOL_COMPLETED: f"{_TOOL} status result answer_seq error parts",

@@ -1,13 +1,17 @@
 """Routes of agents."""
 
+import contextlib
 from typing import Any
 
 from bottega.api.schemas.agents import Agent, AgentContent, AgentSummary, NewAgent
 from bottega.api.shared.definitions import Caller, definition_router
 from bottega.api.shared.schemas import check_all, patterns_of
 from bottega.definitions.agents import refuse_circle
+from bottega.definitions.models import listed, named_by
+from bottega.definitions.providers import known_providers, possible_names
 from bottega.definitions.store import AGENTS
-from bottega.runs.parameters import dialect_of, refuse_unsupported
+from bottega.errors import InvalidInputError
+from bottega.runs.parameters import Dialects, dialects_of, refuse_unsupported
 from bottega.tools.http import HttpToolDefinition
 
 
@@ -19,11 +23,23 @@ async def _prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, A
     }
     await check_all(patterns | patterns_of(body.output_schema, "/output_schema"))
     if body.params is not None:
-        params, dialects = body.params.model_dump(), dialect_of(body.provider)
-        refuse_unsupported(params, dialects, "/params", whose=name)
+        dialects = await _dialects(caller, body.model)
+        refuse_unsupported(body.params.model_dump(), dialects, "/params", whose=name)
     children = [] if body.subagents is None else body.subagents.names
     await refuse_circle(caller.tx, caller.tenant, name, children)
     return body.model_dump(exclude={"name"})
+
+
+async def _dialects(caller: Caller, model: str | list[str] | None) -> Dialects:
+    """Return the dialects of an agent's models, as far as their providers exist by now."""
+    known = dict(caller.service.settings.operator_providers)
+    known |= await known_providers(caller.tx, caller.tenant, possible_names(model))
+    found = []
+    for reference in listed(model):
+        with contextlib.suppress(InvalidInputError):
+            provider = known[named_by(reference, known).provider]
+            found.append((provider.dialect, provider.headers))
+    return dialects_of(found)
 
 
 router = definition_router(

@@ -69,15 +69,15 @@ def _refuse_foreign(
         InvalidInputError: ``secret_host_unset``, ``secret_not_for_host``.
     """
     for pointer, header in secrets:
-        hosts = settings.hosts_of_secret(tenant, header.secret)
-        if hosts is None and not is_open:
+        allowed = settings.may_send(tenant, header.secret, host)
+        if allowed is None and not is_open:
             raise InvalidInputError(
                 f"the secret '{header.secret}' has no hosts: the operator of this server has to "
                 "name them in BOTTEGA_SECRET_HOSTS",
                 code="secret_host_unset",
                 pointer=pointer,
             )
-        if hosts is not None and host.lower() not in map(str.lower, hosts):
+        if allowed is False:
             raise InvalidInputError(
                 f"the secret '{header.secret}' must not be sent to {host}: BOTTEGA_SECRET_HOSTS "
                 "names other hosts for it",

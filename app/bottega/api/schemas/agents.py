@@ -20,6 +20,7 @@ from bottega.agents.endings import OnLength
 from bottega.agents.params import ToolChoiceScope
 from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
 from bottega.api.schemas.params import OutputSchemaField, Parameters, ToolName
+from bottega.definitions.models import MOST_MODELS
 from bottega.json_schema.values import WHOLE
 from bottega.memory.episodes.scope import MemoryScope
 from bottega.tools.http import HttpToolDefinition
@@ -32,6 +33,11 @@ TASK_TOOLS = (
 
 _Count = Annotated[int, Field(ge=1, le=1_000_000), WHOLE]
 _Seconds = Annotated[float, Field(gt=0, le=604_800)]
+
+
+_ModelName = Annotated[str, StringConstraints(min_length=1, max_length=265)]
+ModelNames = _ModelName | Annotated[list[_ModelName], Field(min_length=1, max_length=MOST_MODELS)]
+"""References to models, see :mod:`bottega.definitions.models`."""
 
 
 class SubAgentLimits(Body):
@@ -189,13 +195,14 @@ class AgentContent(Body):
     ] = ""
     system_message: Annotated[str, StringConstraints(min_length=1, max_length=100_000)]
     model: Annotated[
-        str | None,
-        StringConstraints(min_length=1, max_length=200),
-        Field(description="Name of the model; null takes the server's default."),
-    ] = None
-    provider: Annotated[
-        Literal["chat", "responses"] | None,
-        Field(description="API of the model's server; null takes the server's default."),
+        ModelNames | None,
+        Field(
+            description=(
+                "`MODEL` of the provider `default`; `provider/MODEL`, if there is a provider of "
+                "this name; or `provider:MODEL`. A list: the next one is tried at once when one "
+                "is down, over its limit or refuses. Null: the default model of `default`."
+            ),
+        ),
     ] = None
     model_patience_s: Annotated[
         float | None,
@@ -338,8 +345,7 @@ class AgentSummary(Answer):
     name: str
     version: int
     description: str
-    model: str | None
-    provider: Literal["chat", "responses"] | None
+    model: ModelNames | None
     model_patience_s: float | None = None
     max_iterations: int
     stateless: bool

@@ -184,8 +184,11 @@ class Attempt(Answer):
 
     number: int
     cause: Annotated[
-        Literal["start", "crash", "drain"],
-        Field(description="The first start, or the end of the previous attempt."),
+        Literal["start", "crash", "drain", "model"],
+        Field(
+            description="The first start, or the end of the previous attempt. `model`: it had only "
+            "waited for a model for 30 s, and was suspended."
+        ),
     ]
     started_at: datetime
     ended_at: datetime | None

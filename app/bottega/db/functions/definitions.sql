@@ -77,13 +77,14 @@ BEGIN
                 'version', version, 'undescribed', definition ->> 'description' = '',
                 'memory', coalesce(definition ->> 'memory', 'full'),
                 'model', definition -> 'model',
-                'params', definition -> 'params', 'provider', definition -> 'provider',
+                'params', definition -> 'params',
                 'children', coalesce(nullif(definition #> '{subagents,names}', 'null'), '[]'))),
                 '{}') FROM reached),
             'providers', (
                 SELECT coalesce(jsonb_object_agg(p.name, jsonb_build_object(
                     'version', p.version, 'dialect', v.definition ->> 'dialect',
-                    'models', v.definition -> 'models')), '{}')
+                    'models', v.definition -> 'models', 'headers', v.definition -> 'headers')),
+                    '{}')
                 FROM providers p JOIN provider_versions v
                   ON v.tenant_id = p.tenant_id AND v.name = p.name AND v.version = p.version
                 WHERE p.tenant_id = p_tenant AND p.deleted_at IS NULL AND p.name IN (

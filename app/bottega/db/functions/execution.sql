@@ -57,6 +57,7 @@ BEGIN
         v_held := ARRAY(SELECT unnest(v_held) EXCEPT
                         SELECT a.run_id FROM abandoned_runs(p_lease_s) a);
     END IF;
+    v_held := v_held || without_slot(p_tenant, p_runs);
     FOR c IN
         WITH claimed AS (
             UPDATE runs r SET
@@ -69,7 +70,9 @@ BEGIN
                         'number', r.attempt + 1, 'cause', CASE
                             WHEN r.attempt = 0 THEN 'start'
                             -- A worker that stops in order queues the run; one that dies cannot.
-                            WHEN r.status = 'queued' THEN 'drain' ELSE 'crash' END,
+                            WHEN r.status <> 'queued' THEN 'crash'
+                            WHEN (r.attempts #> '{-1,waits}')::boolean THEN 'model'
+                            ELSE 'drain' END,
                         'started_at', v_now, 'ended_at', NULL)),
                 started_at = coalesce(r.started_at, v_now),
                 claimed_by = p_claim,
@@ -192,16 +195,21 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by a worker that stops. Queue the run for another worker, or end it if it is to be
+-- Called by a worker that stops, or whose run only waits for a model (p_pause_s: seconds until it
+-- may be taken again; meanwhile it holds no slot). Queue the run, or end it if it is to be
 -- cancelled. Does nothing if the caller's attempt is not the current one.
-CREATE OR REPLACE FUNCTION hand_back(p_tenant uuid, p_run uuid, p_attempt integer)
-RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION hand_back(
+    p_tenant uuid, p_run uuid, p_attempt integer, p_pause_s double precision DEFAULT NULL
+) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_last bigint;
-    v_unwanted boolean;
+    v_slot integer;
+    v_now timestamptz := clock_timestamp();
+    r runs%ROWTYPE;
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR NO KEY UPDATE;
+    SELECT slot INTO v_slot FROM runs
+    WHERE tenant_id = p_tenant AND id = p_run FOR NO KEY UPDATE;
     DELETE FROM run_heads
     WHERE tenant_id = p_tenant AND run_id = p_run AND attempt = p_attempt
     RETURNING last_seq INTO v_last;
@@ -209,14 +217,44 @@ BEGIN
         RETURN;
     END IF;
     UPDATE runs SET status = 'queued', last_seq = v_last,
-        attempts = jsonb_set(attempts, '{-1,ended_at}', to_jsonb(clock_timestamp()))
+        slot = CASE WHEN p_pause_s IS NULL OR cancel_requested_at IS NOT NULL THEN slot END,
+        attempts = jsonb_set(attempts, '{-1}', attempts -> -1 || jsonb_build_object(
+            'ended_at', v_now, 'waits', p_pause_s IS NOT NULL))
     WHERE tenant_id = p_tenant AND id = p_run
-    RETURNING cancel_requested_at IS NOT NULL INTO v_unwanted;
-    IF v_unwanted THEN
+    RETURNING * INTO r;
+    IF r.cancel_requested_at IS NOT NULL THEN
         PERFORM end_unclaimed(p_tenant, p_run, 'cancelled', NULL);
+    ELSIF p_pause_s IS NULL THEN
+        PERFORM requeue_run(p_tenant, p_run, v_now);
     ELSE
-        PERFORM requeue_run(p_tenant, p_run, clock_timestamp());
+        PERFORM requeue_run(
+            p_tenant, p_run, least(r.deadline, v_now + make_interval(secs => p_pause_s)));
+        PERFORM assign_slot(p_tenant, v_slot);
     END IF;
+END $$;
+
+-- Called by claim_runs. Give slots to the runs that waited for a model without one; queue those
+-- again, a little later, for which none is free. Return these.
+CREATE OR REPLACE FUNCTION without_slot(p_tenant uuid, p_runs uuid[]) RETURNS uuid[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_run uuid;
+    v_slot integer;
+    v_left uuid[] := '{}';
+BEGIN
+    FOR v_run IN
+        SELECT id FROM runs WHERE tenant_id = p_tenant AND id = ANY (p_runs)
+          AND slot IS NULL AND attempt > 0 AND ended_at IS NULL
+    LOOP
+        v_slot := free_slot(p_tenant);
+        IF v_slot IS NULL THEN
+            v_left := v_left || v_run;
+            PERFORM requeue_run(p_tenant, v_run, clock_timestamp() + interval '1 second');
+        ELSE
+            UPDATE runs SET slot = v_slot WHERE tenant_id = p_tenant AND id = v_run;
+        END IF;
+    END LOOP;
+    RETURN v_left;
 END $$;
 
 -- Called by a worker that cannot execute a run that it claimed. End the run.

@@ -143,6 +143,9 @@ BEGIN
     UPDATE runs SET slot = p_slot WHERE tenant_id = p_tenant AND id = (
         SELECT id FROM runs
         WHERE tenant_id = p_tenant AND ended_at IS NULL AND slot IS NULL
+          -- Not those that wait for a model: they get one when they are taken.
+          AND NOT EXISTS (SELECT FROM run_queue q
+                          WHERE q.tenant_id = p_tenant AND q.run_id = runs.id)
         ORDER BY priority DESC, id LIMIT 1 FOR UPDATE SKIP LOCKED)
     RETURNING id, priority INTO v_run, v_priority;
     IF NOT FOUND THEN
@@ -216,9 +219,13 @@ BEGIN
         SELECT tenant_id, id, attempt, queue_timeout_s, timeout_s FROM runs
         WHERE (tenant_id, id) IN (
             (SELECT tenant_id, id FROM runs
-             WHERE ended_at IS NULL AND slot IS NULL
+             WHERE ended_at IS NULL AND slot IS NULL AND attempt = 0
                AND (created_at AT TIME ZONE 'UTC') + make_interval(secs => queue_timeout_s)
                    < now() AT TIME ZONE 'UTC' LIMIT 500)
+            UNION ALL
+            (SELECT o.tenant_id, o.id FROM run_queue q
+             JOIN runs o ON o.tenant_id = q.tenant_id AND o.id = q.run_id
+             WHERE q.turn = -1 AND o.slot IS NULL AND o.deadline < now() LIMIT 500)
             UNION ALL
             (SELECT tenant_id, id FROM runs
              WHERE ended_at IS NULL AND slot IS NOT NULL AND CASE

@@ -21,7 +21,7 @@ $$;
 CREATE OR REPLACE FUNCTION spent_by(p_tenant uuid, p_run uuid) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(jsonb_agg(to_jsonb(s) - 'usage' || s.usage), '[]') FROM (
-        SELECT e.agent, coalesce(e.data #>> '{message,metadata,model}', '') AS model,
+        SELECT e.agent, coalesce(e.data ->> 'model', '') AS model,
                sum_usage(array_agg(e.data -> 'usage')) AS usage
         FROM run_events e JOIN runs r ON r.tenant_id = e.tenant_id AND r.id = e.run_id
         WHERE e.tenant_id = p_tenant AND e.run_id = p_run AND e.type = 'llm.completed'

@@ -1,0 +1,41 @@
+"""Reads of providers beyond what all definitions have."""
+
+from collections.abc import Iterable, Sequence
+from uuid import UUID
+
+from sqlalchemy import and_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.db.tables import provider_versions, providers
+from bottega.definitions.models import DEFAULT, KnownProvider, listed
+
+
+def possible_names(model: str | Sequence[str] | None) -> Iterable[str]:
+    """Return the names of providers that an agent's models may mean."""
+    yield DEFAULT
+    for reference in listed(model):
+        yield (reference or "").partition("/")[0].partition(":")[0]
+
+
+async def known_providers(
+    connection: AsyncConnection, tenant_id: UUID, names: Iterable[str]
+) -> dict[str, KnownProvider]:
+    """Return a tenant's own providers among these names."""
+    now, all_ = providers.c, provider_versions.c
+    current = and_(
+        all_.tenant_id == now.tenant_id, all_.name == now.name, all_.version == now.version
+    )
+    query = (
+        select(now.name, now.version, all_.definition)
+        .join_from(providers, provider_versions, current)
+        .where(now.tenant_id == tenant_id, now.deleted_at.is_(None), now.name.in_(set(names)))
+    )
+    return {
+        row.name: KnownProvider(
+            row.version,
+            row.definition["dialect"],
+            row.definition["models"],
+            row.definition["headers"],
+        )
+        for row in await connection.execute(query)
+    }

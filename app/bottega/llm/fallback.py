@@ -1,0 +1,190 @@
+"""Model calls over several servers: the next one is tried at once when one fails."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from bottega.agents.messages import AssistantMessage, StandardMessage, Usage
+from bottega.agents.provider import (
+    FailedTry,
+    ModelOptions,
+    ModelPrices,
+    ModelTarget,
+    OnDelta,
+    ToolSchema,
+)
+from bottega.clock import monotonic
+from bottega.errors import BottegaError, ErrorKind, ModelError
+from bottega.llm.backoff import next_delay_s, out_of_patience
+from bottega.llm.errors import STREAM_BROKEN
+from bottega.llm.servers import OpenServer
+
+STATE_DROPPED = "model_state_dropped"
+MOST_BROKEN = 5
+"""Most broken answers of one call: each may cost as much as a complete one."""
+_CONTENT = frozenset({"model_filtered", "model_refused"})
+"""Codes of answers that another server would not give either."""
+_DEFAULTS = ModelOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model of one server."""
+
+    server: OpenServer
+    model: str
+
+    @property
+    def target(self) -> ModelTarget:
+        return ModelTarget(self.server.name, self.model)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dearest:
+    """The highest of several models' prices."""
+
+    all: Sequence[ModelPrices]
+
+    def cost(self, usage: Usage) -> Decimal:
+        return max(prices.cost(usage) for prices in self.all)
+
+
+class FallbackProvider:
+    """Calls the first of an agent's models that answers.
+
+    A model whose server is down, over its limit or refuses the request is passed over at once.
+    After the last one the call waits and begins again with the first, as long as there is patience
+    and one of them may answer later.
+
+    Args:
+        models: in order; at least one.
+        patience_s: seconds from the first time that all models have failed; 0: no repetition.
+        now, sleep, random_unit: time and randomness; see :class:`ModelProvider`.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        patience_s: float,
+        *,
+        now: Callable[[], float] = monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        random_unit: Callable[[], float] = random.random,
+    ) -> None:
+        self.models = tuple(models)
+        self.patience_s = patience_s
+        self._now = now
+        self._sleep = sleep
+        self._random_unit = random_unit
+
+    @property
+    def target(self) -> ModelTarget:
+        """The model that the next call tries first."""
+        return self.models[0].target
+
+    async def prices(self) -> ModelPrices | None:
+        """Return the highest prices of the models; ``None``: those of one are not known."""
+        found = [await each.server.prices(each.model) for each in self.models]
+        known = [prices for prices in found if prices is not None]
+        return _Dearest(known) if len(known) == len(found) else None
+
+    async def invoke(
+        self,
+        messages: Sequence[StandardMessage],
+        tools: Sequence[ToolSchema] = (),
+        *,
+        options: ModelOptions = _DEFAULTS,
+        on_delta: OnDelta | None = None,
+    ) -> AssistantMessage:
+        """Request the next message; see :meth:`ModelProvider.invoke`.
+
+        Its metadata holds ``provider`` too.
+
+        Raises:
+            ModelError: no model answered.
+            HistoryError: a message cannot be sent.
+        """
+        left = list(self.models)
+        number, broken, failed_at = 0, 0, None
+        if options.failing is not None:
+            number, failed_at = options.failing.tries, self._now() - options.failing.since_s
+        while True:
+            error: ModelError | None = None
+            for served in tuple(left):
+                if error is not None:
+                    self._failed(options, number, error, 0.0)
+                number += 1
+                self._announce(options, served, messages)
+                answer = await self._try(served, messages, tools, options, on_delta)
+                if isinstance(answer, AssistantMessage):
+                    return answer
+                error = answer
+                broken += error.code == STREAM_BROKEN
+                if error.code in _CONTENT or broken == MOST_BROKEN:
+                    raise error
+                if not error.retryable:
+                    left.remove(served)
+            assert error is not None
+            if not left or self.patience_s == 0:
+                raise error
+            now = self._now()
+            failed_at = now if failed_at is None else failed_at
+            left_s = failed_at + self.patience_s - now
+            pause_s = next_delay_s(number, error, self._random_unit(), left_s)
+            if pause_s is None:
+                raise out_of_patience(number, error, self.patience_s)
+            self._failed(options, number, error, pause_s)
+            await self._sleep(pause_s)
+
+    def _failed(
+        self, options: ModelOptions, number: int, error: ModelError, pause_s: float
+    ) -> None:
+        if options.on_failed_try is not None:
+            options.on_failed_try(FailedTry(number, error, pause_s))
+
+    def _announce(
+        self, options: ModelOptions, served: ServedModel, messages: Sequence[StandardMessage]
+    ) -> None:
+        """Report the model that is about to be tried, and state of others that it will not get."""
+        if options.on_try is not None:
+            options.on_try(served.target)
+        if len(self.models) == 1 or options.on_warning is None:
+            return
+        name = served.server.name
+        others = dict.fromkeys(
+            str(message.metadata["provider"])
+            for message in messages
+            if isinstance(message, AssistantMessage)
+            and message.state
+            and message.metadata.get("provider") not in (None, name)
+        )
+        for other in others:
+            text = (
+                f"the provider '{name}' goes on without the reasoning and other state that "
+                f"'{other}' sent with earlier answers"
+            )
+            options.on_warning(STATE_DROPPED, text)
+
+    async def _try(
+        self,
+        served: ServedModel,
+        messages: Sequence[StandardMessage],
+        tools: Sequence[ToolSchema],
+        options: ModelOptions,
+        on_delta: OnDelta | None,
+    ) -> AssistantMessage | ModelError:
+        """Make one try; return its error instead of raising it."""
+        try:
+            answer = await served.server.invoke(
+                served.model, messages, tools, options=options, on_delta=on_delta
+            )
+        except ModelError as error:
+            return error
+        except BottegaError as error:
+            if error.kind is not ErrorKind.INVALID:
+                raise
+            return ModelError(error.detail, code=error.code)  # such as a part that it cannot take
+        answer.metadata["provider"] = served.server.name
+        return answer

@@ -1,0 +1,117 @@
+"""Runs that wait long for a model: suspended without a slot, and taken up again."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from bottega.execution import live_text
+from bottega.settings import Settings
+from tests.fake_model import FakeModel, calls, http_error, text
+from tests.flows.test_patience import ended, start
+from tests.service import Running, running, watch
+from tests.waiting import until
+
+BUSY = http_error(503, {"retry-after": "0.5"})
+
+
+@pytest.fixture
+async def bottega(
+    settings: Settings, database_url: str, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Running]:
+    """A server that suspends runs at once, with one slot for each tenant."""
+    monkeypatch.setattr(live_text, "SUSPENDED_AFTER_S", 0.1)
+    configured = settings.model_copy(
+        update={
+            "openai_base_url": model.base_url,
+            "concurrent_runs": 1,
+            "takeover_s": 1.0,
+            "drain_grace_s": 0.0,
+        }
+    )
+    async with running(configured, database_url, worker=True) as server:
+        yield server
+
+
+async def row(bottega: Running, run_id: str) -> Any:
+    query = "SELECT status, slot, attempt, attempts FROM runs WHERE id = $1"
+    return await bottega.owner.fetchrow(query, UUID(run_id))
+
+
+async def until_suspended(bottega: Running, run_id: str) -> None:
+    async def is_suspended() -> bool:
+        found = await row(bottega, run_id)
+        return bool(found["status"] == "queued" and found["attempt"] and found["slot"] is None)
+
+    await until(is_suspended)
+
+
+async def test_a_run_that_waits_long_leaves_its_slot_and_is_taken_up_again(
+    bottega: Running, model: FakeModel
+) -> None:
+    tools = [{"type": "builtin", "name": "calculator"}]
+    model.script(calls(("calculator", {"expression": "1+1"})))
+    model.decide = lambda request: (
+        text("other") if request["messages"][-1]["content"] == "y" else BUSY
+    )
+    run_id = await start(bottega, tools=tools)
+    await until_suspended(bottega, run_id)
+    other = await bottega.client.post("/v1/runs", json={"agent": "agent-1", "input": "y"})
+    assert (await ended(bottega, other.json()["id"]))["output"] == "other"
+    model.decide = lambda request: text("at last")
+    run = await ended(bottega, run_id)
+    assert (run["status"], run["output"]) == ("completed", "at last")
+    causes = [attempt["cause"] for attempt in run["attempts"]]
+    assert causes[0] == "start"
+    assert set(causes[1:]) == {"model"}
+    resumed = [
+        event for event in await watch(bottega.port, run_id) if event["type"] == "run.resumed"
+    ]
+    assert {event["data"]["cause"] for event in resumed} == {"model"}
+    tried = [
+        event["data"]["try"]
+        for event in await watch(bottega.port, run_id)
+        if event["type"] == "llm.failed"
+    ]
+    assert tried == list(range(1, len(tried) + 1))
+
+
+async def test_patience_goes_on_over_attempts(bottega: Running, model: FakeModel) -> None:
+    model.decide = lambda request: BUSY
+    run = await ended(bottega, await start(bottega, model_patience_s=3))
+    assert (run["status"], run["error"]["code"]) == ("failed", "model_unavailable")
+    assert len(run["attempts"]) > 1
+
+
+async def test_the_deadline_ends_a_suspended_run(bottega: Running, model: FakeModel) -> None:
+    model.decide = lambda request: BUSY
+    run = await ended(bottega, await start(bottega, {"timeout_s": 2.0}))
+    assert (run["status"], run["error"]["code"]) == ("timeout", "timeout")
+
+
+async def test_a_suspended_run_can_be_cancelled(bottega: Running, model: FakeModel) -> None:
+    model.decide = lambda request: http_error(503, {"retry-after": "120"})
+    run_id = await start(bottega)
+    await until_suspended(bottega, run_id)
+    assert (await bottega.client.post(f"/v1/runs/{run_id}/cancel")).status_code == 202
+    assert (await ended(bottega, run_id))["status"] == "cancelled"
+    left = await bottega.owner.fetchval("SELECT count(*) FROM run_queue")
+    assert left == 0
+
+
+async def test_suspended_runs_take_turns_for_one_slot(bottega: Running, model: FakeModel) -> None:
+    model.decide = lambda request: BUSY
+    first = await start(bottega)
+    more = [
+        (await bottega.client.post("/v1/runs", json={"agent": "agent-0", "input": "x"})).json()
+        for _ in range(3)
+    ]
+    await until_suspended(bottega, more[-1]["id"])
+    model.decide = lambda request: text("done")
+    async with asyncio.timeout(60):
+        for run_id in (first, *(each["id"] for each in more)):
+            assert (await ended(bottega, run_id))["status"] == "completed"
+    slots = await bottega.owner.fetch("SELECT slot FROM runs")
+    assert {each["slot"] for each in slots} == {1}
