@@ -4,9 +4,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from secrets import token_hex
+from typing import Any
 
 import asyncpg
-from sqlalchemy import RowMapping, Text, cast, delete, func, or_, select
+from sqlalchemy import RowMapping, Text, and_, cast, delete, func, or_, select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
@@ -14,7 +15,7 @@ from sqlalchemy.pool import NullPool
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import SYSTEM_ROLE, connect, normalise_url
 from bottega.db.migrate import require_current
-from bottega.db.tables import api_keys, tenants
+from bottega.db.tables import api_keys, provider_versions, providers, tenants
 from bottega.errors import ConflictError, NotFoundError
 from bottega.tenants import audit, keys
 from bottega.tenants.erase import Begin, Removed, erase_tenant
@@ -52,6 +53,25 @@ async def transaction(url: str) -> AsyncIterator[AsyncConnection]:
     """Open a single transaction that sees all tenants."""
     async with transactions(url) as begin, begin() as tx:
         yield tx
+
+
+async def provider_of(url: str, tenant: str, name: str) -> dict[str, Any] | None:
+    """Return the definition of a tenant's own provider, if it has one of this name."""
+    now, all_ = providers.c, provider_versions.c
+    query = (
+        select(all_.definition)
+        .join_from(tenants, providers, tenants.c.id == now.tenant_id)
+        .join(
+            provider_versions,
+            and_(
+                all_.tenant_id == now.tenant_id, all_.name == now.name, all_.version == now.version
+            ),
+        )
+        .where(tenants.c.name == tenant, now.name == name, now.deleted_at.is_(None))
+    )
+    async with transaction(url) as tx:
+        found: dict[str, Any] | None = await tx.scalar(query)
+        return found
 
 
 async def create_key(
