@@ -164,6 +164,8 @@ async def compiled(
     factory = AgentFactory()
     rest = _rests()
     for name, definition in definitions.items():
+        if (schema := definition.get("output_schema")) is not None:
+            await asyncio.to_thread(answer_schema, schema)  # takes long the first time
         factory.register(
             name,
             BaseAgent,
@@ -247,6 +249,8 @@ class Teams:
         if (team := place.holds(run)) is None:
             async with place.filling:
                 team = place.holds(run) or await self._compiled(run, place)
+        if run.output_schema is not None:
+            await asyncio.to_thread(answer_schema, run.output_schema)  # takes long the first time
         return team.team(run, self._dependencies, self._registry)
 
     async def _compiled(self, run: ClaimedRun, place: _Place) -> CompiledTeam:

@@ -13,7 +13,7 @@ from bottega.json_schema.sized_cache import sized_cache
 
 MAX_BYTES = 65_536
 """Bytes of a schema as JSON."""
-BOUNDS = Bounds(depth=32, values=10_000, work=50_000_000)
+BOUNDS = Bounds(depth=32, values=3000, work=50_000_000)
 MAX_ANSWER = 1_000_000
 """Characters of an answer."""
 _QUICK_CHARACTERS = 4_000
@@ -34,8 +34,7 @@ class OutputSchema:
     """
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
-        if len(to_json(schema)) > MAX_BYTES:
-            raise InvalidInputError(f"the schema is longer than {MAX_BYTES} bytes")
+        check_length(schema)
         self.schema = dict(schema)
         self._checked = CheckedSchema(self.schema, BOUNDS)
         self.patterns = self._checked.patterns
@@ -67,8 +66,20 @@ def _cached(text: str) -> OutputSchema:
     return OutputSchema(json.loads(text))
 
 
+def check_length(schema: Mapping[str, Any]) -> None:
+    """Check the length of a schema, in little time.
+
+    Raises:
+        InvalidInputError: it is too long.
+    """
+    if len(to_json(schema)) > MAX_BYTES:
+        raise InvalidInputError(f"the schema is longer than {MAX_BYTES} bytes")
+
+
 def output_schema(schema: Mapping[str, Any]) -> OutputSchema:
     """Check a schema; cached, since runs build their agents repeatedly.
+
+    A large schema takes up to half a second: call it in a thread first.
 
     Raises:
         InvalidInputError: it is not a valid schema, or exceeds a bound.

@@ -222,7 +222,8 @@ class _Inlined:
             place = place.get(name) if isinstance(place, dict) else None
         if not isinstance(place, dict | bool):
             raise InvalidInputError(f"$ref '#/{'/'.join(path)[:100]}' does not point to a schema")
-        _check_form(place)
+        if len(path) != 2 or path[0] not in _DEFINITIONS:  # those are checked with the whole
+            _check_form(place)
         return place
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from bottega.api.schemas.agents import Agent, AgentContent, AgentSummary, NewAgent
 from bottega.api.shared.definitions import Caller, definition_router
-from bottega.api.shared.schemas import check_all, patterns_of
+from bottega.api.shared.schemas import check_schema
 from bottega.definitions.agents import refuse_circle
 from bottega.definitions.models import listed, named_by
 from bottega.definitions.providers import known_providers, possible_names
@@ -21,7 +21,7 @@ async def _prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, A
         for index, tool in enumerate(body.tools)
         if isinstance(tool, HttpToolDefinition)
     }
-    await check_all(patterns | patterns_of(body.output_schema, "/output_schema"))
+    await check_schema(body.output_schema, "/output_schema", patterns)
     if body.params is not None:
         dialects = await _dialects(caller, body.model)
         refuse_unsupported(body.params.model_dump(), dialects, "/params", whose=name)

@@ -29,7 +29,7 @@ from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant, Transactio
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, PageQuery, ViewQuery
 from bottega.api.shared.plain import plain_route
-from bottega.api.shared.schemas import check_all, patterns_of
+from bottega.api.shared.schemas import check_schema
 from bottega.container import Service
 from bottega.db.driver import driver_of
 from bottega.errors import InvalidInputError
@@ -132,8 +132,7 @@ async def _checked(
     if body.webhook_url is not None:
         async with service.database.begin(tenant) as tx:
             await check_webhook(tx, tenant, settings, body.webhook_url)
-    if body.output_schema is not None:
-        await check_all(patterns_of(body.output_schema, "/output_schema"))
+    await check_schema(body.output_schema, "/output_schema")
     asked = body.model_dump()
     async with stored_input(service.files, tenant, asked["input"], body.session_id) as stored:
         asked["input"] = stored.input

@@ -12,7 +12,7 @@ from bottega.api.schemas.schedules import NewSchedule, Schedule, ScheduleChange
 from bottega.api.shared.deps import Actor, ServiceDep, Tenant, Transaction
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, ViewQuery
-from bottega.api.shared.schemas import check_all, patterns_of
+from bottega.api.shared.schemas import check_schema
 from bottega.background import schedules
 from bottega.db.pages import PageItems
 from bottega.files.inputs import stored_input
@@ -54,7 +54,7 @@ async def create(
     response: Response,
 ) -> Any:
     asked, run = body.model_dump(), body.run
-    await check_all(patterns_of(run.output_schema, "/run/output_schema"))
+    await check_schema(run.output_schema, "/run/output_schema")
     place = "/run/input"
     files = stored_input(service.files, tenant, asked["run"]["input"], run.session_id, place)
     async with files as stored:

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError, to_json
 from bottega.agents.params import Effort, Verbosity
 from bottega.api.schemas.base import Body
 from bottega.errors import InvalidInputError
-from bottega.json_schema.output import output_schema
+from bottega.json_schema.output import check_length
 from bottega.json_schema.values import WHOLE
 
 _LONGEST_EXTRA = 16_384
@@ -28,16 +28,16 @@ def _short(extra: dict[str, Any]) -> dict[str, Any]:
     return extra
 
 
-def _checked(schema: dict[str, Any]) -> dict[str, Any]:
+def _short_schema(schema: dict[str, Any]) -> dict[str, Any]:
     try:
-        output_schema(schema)
+        check_length(schema)
     except InvalidInputError as error:
         raise PydanticCustomError("output_schema", "{why}", {"why": error.detail}) from None
     return schema
 
 
-OutputSchemaField = Annotated[dict[str, JsonValue], AfterValidator(_checked)]
-"""A JSON Schema of an answer: at most 64 KiB and 32 levels, without remote references."""
+OutputSchemaField = Annotated[dict[str, JsonValue], AfterValidator(_short_schema)]
+"""A JSON Schema of an answer, at most 64 KiB; :func:`api.shared.schemas.check_schema` checks it."""
 
 
 class ToolName(Body):
