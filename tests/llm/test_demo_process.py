@@ -13,6 +13,7 @@ from bottega.agents.messages import HumanMessage
 from bottega.errors import UnavailableError
 from bottega.llm.demo_process import demo_model
 from bottega.llm.openai_provider import OpenAIProvider
+from tests.waiting import until
 
 PARENT = """
 import asyncio
@@ -53,20 +54,22 @@ async def test_it_answers_then_stops() -> None:
         connection = await connect(url)
 
     assert "hello" in answer.content
-    assert len(deltas) > 1
+    assert "".join(deltas) == answer.content
     assert await closed(connection)
     with pytest.raises(ConnectionRefusedError):
         await connect(url)
 
 
 async def test_it_stops_with_an_open_stream() -> None:
-    async with demo_model(token_delay_ms=600_000) as url:
+    async with demo_model(token_delay_ms=500) as url:
         provider = OpenAIProvider("demo", api_key="none", base_url=url, patience_s=0)
         heard = asyncio.Event()
         task = asyncio.ensure_future(
             provider.invoke([HumanMessage(content="hello")], on_delta=lambda _: heard.set())
         )
         connection = await connect(url)
+        await until(heard.is_set)
+        assert not task.done()
     assert await closed(connection)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
