@@ -31,9 +31,11 @@ from tests.waiting import until
 SESSION = "theirs"
 CREATED = {
     "create_agent",
+    "create_file",
     "create_graph",
     "create_key",
     "create_pattern",
+    "create_provider",
     "create_run",
     "create_schedule",
     "import_episode",
@@ -57,6 +59,7 @@ class Stage:
     episode_id: str
     report_id: str
     pattern_id: str
+    file_id: str
     document: dict[str, Any]
 
     @property
@@ -68,6 +71,7 @@ class Stage:
             "episode_id": self.episode_id,
             "report_id": self.report_id,
             "pattern_id": self.pattern_id,
+            "file_id": self.file_id,
             "session_id": SESSION,
             "key_id": str(self.victim.key_id),
             "agent": SOFTWARE.coordinator,
@@ -75,6 +79,7 @@ class Stage:
             "/v1/agents": SOFTWARE.coordinator,
             "/v1/graphs": str(SOFTWARE.graph_name),
             "/v1/schedules": "nightly",
+            "/v1/providers": "nightly",
         }
 
     @property
@@ -86,6 +91,7 @@ class Stage:
             self.episode_id,
             self.report_id,
             self.pattern_id,
+            self.file_id,
             SESSION,
             str(self.victim.key_id),
             "nightly",
@@ -124,15 +130,20 @@ async def stage(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
                 lambda answer: answer.json()["report"] is not None,
             )
             pattern = (await mine.post("/v1/patterns", json=PATTERN)).json()
+            file = (await mine.post("/v1/files", files={"file": ("nightly", b"x")})).json()
+            server_at = PROVIDER | {"name": "nightly"}
+            assert (await mine.post("/v1/providers", json=server_at)).status_code == 201
             added = [(await theirs.post("/v1/patterns", json=OWN_PATTERN)).json() for _ in "ab"]
             MERGED["ids"] = [each["id"] for each in added]
             # Background work has ended, so that nothing else changes a row.
             await until(lambda: server.owner.fetchval("SELECT count(*) FROM episode_work"), not_)
             document = (await mine.get("/openapi.json")).json()
             ids = (run_id, tasks[0]["id"], episode["id"], report["id"], pattern["id"])
+            ids = (*ids, file["id"])
             yield Stage(server, victim, mine, theirs, intruder, *ids, document)
 
 
+PROVIDER = {"name": "own", "dialect": "chat", "base_url": "https://203.0.114.1/v1"}
 SSE = {"accept": "text/event-stream"}
 RUN = {"agent": SOFTWARE.coordinator, "graph": SOFTWARE.graph_name, "input": "x"}
 SCHEDULE = {"name": "nightly", "cron": "0 3 * * *", "run": RUN}
@@ -151,6 +162,8 @@ BODIES: dict[str, Any] = {
     "create_graph": {"name": "own", "edges": [{"source": "own", "target": "other"}]},
     "replace_graph": {"nodes": ["requirements"], "edges": []},
     "add_graph_edge": {"source": "requirements", "target": "implementer"},
+    "create_provider": PROVIDER,
+    "replace_provider": {name: PROVIDER[name] for name in ("dialect", "base_url")},
     "create_key": {"name": "own", "scope": "read"},
     "create_run": {"agent": "own", "input": "x"},
     "retry_run": {"from": "start"},
@@ -199,6 +212,8 @@ def filled(path: str, values: dict[str, str]) -> str:
 async def ask(client: httpx2.AsyncClient, method: str, path: str, operation: Any) -> Any:
     """Send a request that would succeed if its ids were the client's own."""
     name = operation["operationId"]
+    if name == "create_file":
+        return await client.post(path, files={"file": b"x"})
     body = BODIES[name] if "requestBody" in operation else None
     return await client.request(method, path, json=body, params=QUERIES.get(name))
 
@@ -239,7 +254,7 @@ async def test_another_tenant_s_data_is_not_found_by_any_route(stage: Stage) -> 
     assert await fingerprint(stage.server.owner, stage.victim) == before
 
 
-IDS = ("run_id", "task_id", "key_id", "episode_id", "report_id", "pattern_id")
+IDS = ("run_id", "task_id", "key_id", "episode_id", "report_id", "pattern_id", "file_id")
 
 
 async def test_the_same_requests_work_for_the_owner(stage: Stage) -> None:

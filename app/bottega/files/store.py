@@ -27,7 +27,7 @@ MOST_BYTES = 100_000_000
 LARGEST_IN_PROMPT = 32_000_000
 """Largest file that is sent to a model, in bytes; servers refuse larger requests."""
 PIECE_BYTES = 1 << 20
-_CLAIMED_AT_ONCE = 16
+_MOST_CLAIMED = 16
 _CACHED_BYTES = 64_000_000
 _LEVEL = 1
 """Of the compression: most files are compressed already."""
@@ -261,8 +261,8 @@ class FileWriter:
         self._written += 1
 
     async def _claim(self) -> None:
-        first = len(self.keys)
-        more = range(first, first + _CLAIMED_AT_ONCE)
+        first = len(self.keys)  # most files have one piece
+        more = range(first, first + min(max(1, first), _MOST_CLAIMED))
         keys = [new_key(self._tenant_id, self._id, f"p{number}") for number in more]
         async with self._store._acting(self._tenant_id) as connection:
             await connection.execute("SELECT claim_objects($1)", keys)
