@@ -138,9 +138,9 @@ async def stage(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             # Background work has ended, so that nothing else changes a row.
             await until(lambda: server.owner.fetchval("SELECT count(*) FROM episode_work"), not_)
             document = (await mine.get("/openapi.json")).json()
-            ids = (run_id, tasks[0]["id"], episode["id"], report["id"], pattern["id"])
-            ids = (*ids, file["id"])
-            yield Stage(server, victim, mine, theirs, intruder, *ids, document)
+            made = (tasks[0], episode, report, pattern, file)
+            ids: Any = (run_id, *(each["id"] for each in made), document)
+            yield Stage(server, victim, mine, theirs, intruder, *ids)
 
 
 PROVIDER = {"name": "own", "dialect": "chat", "base_url": "https://203.0.114.1/v1"}

@@ -64,7 +64,7 @@ async def stored_input(
             ``bad_data``, at the part.
         LimitedError: ``file_quota``.
     """
-    if not any(_parts(asked)):
+    if not any(parts_of(asked)):
         yield StoredInput(asked)
         return
     stored = StoredInput(asked)
@@ -78,8 +78,8 @@ async def stored_input(
         await files.discard(tenant_id, stored.made)
 
 
-def _parts(asked: RunInput) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the parts of an input that are not text, each with its pointer."""
+def parts_of(asked: RunInput) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the parts of an input that are not text, each with its JSON Pointer in it."""
     if isinstance(asked, str):
         return
     for index, message in enumerate(asked):
@@ -92,7 +92,7 @@ def _parts(asked: RunInput) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def files_of(asked: RunInput) -> list[UUID]:
     """Return the ids of the files that a stored input names."""
-    return [UUID(str(part["file"])) for _, part in _parts(asked) if part.get("file")]
+    return [UUID(str(part["file"])) for _, part in parts_of(asked) if part.get("file")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,9 @@ class _Storing:
     async def all(self, asked: RunInput) -> list[dict[str, Any]]:
         assert not isinstance(asked, str)
         known = await self._known(asked)
-        data = {at: await self._decoded(at, part) for at, part in _parts(asked) if part.get("data")}
+        data = {
+            at: await self._decoded(at, part) for at, part in parts_of(asked) if part.get("data")
+        }
         size = sum(row["size"] for row in known.values()) + sum(map(len, data.values()))
         if size > LARGEST_IN_PROMPT:
             raise InvalidInputError(
@@ -114,7 +116,7 @@ class _Storing:
                 code="file_too_large",
                 pointer=self.pointer,
             )
-        for at, part in _parts(asked):
+        for at, part in parts_of(asked):
             if at in data:
                 origin = FileOrigin(
                     session_id=self.session_id, name=part["name"], media_type=part["media_type"]
@@ -128,7 +130,7 @@ class _Storing:
 
     async def _known(self, asked: RunInput) -> dict[str, Mapping[str, Any]]:
         """Return the rows of the files that an input names, by the pointers of its parts."""
-        named = {at: UUID(str(part["file"])) for at, part in _parts(asked) if part.get("file")}
+        named = {at: UUID(str(part["file"])) for at, part in parts_of(asked) if part.get("file")}
         if not named:
             return {}
         rows = await self.files.use(self.tenant_id, list(named.values()))
@@ -136,7 +138,7 @@ class _Storing:
             if file_id not in rows:
                 raise unknown_file(str(file_id), self.pointer + at)
             check_size(rows[file_id], self.pointer + at)
-        parts = dict(_parts(asked))
+        parts = dict(parts_of(asked))
         for at, file_id in named.items():
             self._check_kind(at, parts[at]["type"], rows[file_id]["media_type"])
         return {at: rows[file_id] for at, file_id in named.items()}

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.errors import LimitedError
 from bottega.runs.parameters import refuse_overrides
+from bottega.runs.parts import refuse_parts
 from bottega.runs.pins import PinCache, stricter
 from bottega.runs.read import to_response
 from bottega.runs.sessions import session_user
@@ -118,12 +119,15 @@ async def submit(
         UnknownAgentError: an agent that it needs does not exist.
         InvalidInputError: its graph does not exist (``unknown_graph``), a sub-agent has no
             description (``missing_description``), its sub-agents nest too deep (``too_deep``), or
-            a model lacks a parameter (``unsupported_param``).
+            a model lacks a parameter (``unsupported_param``) or takes no such part
+            (``unsupported_part``).
         LimitedError, ConflictError: see :func:`accept`.
     """
     while True:
         found = await pins.find(driver, tenant_id, new.agent, new.graph)
         refuse_overrides(new.overrides or {}, found.params, found.dialects)
+        if new.agent is not None:
+            refuse_parts(new.input, found.dialects[new.agent])
         memory = stricter(new.memory, found.memory)
         values = {name: getattr(new, name) for name in _FIELDS}
         values |= {"pinned": found.pinned, "memory": memory}

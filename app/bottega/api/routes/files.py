@@ -29,6 +29,7 @@ FileId = Annotated[UUID, Path(description="The file's id.")]
 _SESSION: TypeAdapter[str] = TypeAdapter(SessionName)
 _RANGE = re.compile(r"bytes=(?P<first>\d{0,15})-(?P<last>\d{0,15})")
 _SANDBOX = "default-src 'none'; sandbox; frame-ancestors 'none'"
+_BYTES: dict[str, Any] = {"application/octet-stream": {}, "*/*": {}}
 _BODY = {
     "required": True,
     "content": {
@@ -149,11 +150,11 @@ async def get(service: ServiceDep, tenant: Tenant, file_id: FileId) -> Any:
     responses={
         **problems(404, 416),
         200: {
-            "content": {"application/octet-stream": {}},
+            "content": _BYTES,
             "description": "Its bytes.",
             **headers(Content_Disposition="The file's name.", ETag="Hash of its bytes."),
         },
-        206: {"content": {"application/octet-stream": {}}, "description": "A part of its bytes."},
+        206: {"content": _BYTES, "description": "A part of its bytes."},
     },
 )
 async def content(request: Request, service: ServiceDep, tenant: Tenant, file_id: FileId) -> Any:
