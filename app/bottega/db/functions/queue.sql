@@ -143,9 +143,10 @@ BEGIN
     UPDATE runs SET slot = p_slot WHERE tenant_id = p_tenant AND id = (
         SELECT id FROM runs
         WHERE tenant_id = p_tenant AND ended_at IS NULL AND slot IS NULL
-          -- Not those that wait for a model: they get one when they are taken.
-          AND NOT EXISTS (SELECT FROM run_queue q
-                          WHERE q.tenant_id = p_tenant AND q.run_id = runs.id)
+          -- Not those that wait for a model: they get one when they are taken. Looked up one by
+          -- one, which no statistics can change.
+          AND (SELECT q.run_id FROM run_queue q
+               WHERE q.tenant_id = p_tenant AND q.run_id = runs.id) IS NULL
         ORDER BY priority DESC, id LIMIT 1 FOR UPDATE SKIP LOCKED)
     RETURNING id, priority INTO v_run, v_priority;
     IF NOT FOUND THEN
