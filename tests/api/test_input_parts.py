@@ -86,11 +86,23 @@ async def test_data_becomes_a_file(client: httpx2.AsyncClient, server_: Running)
 
 
 async def test_a_url_is_passed_on(client: httpx2.AsyncClient) -> None:
-    part = {"type": "document", "url": "http://127.0.0.1:9/a.pdf", "media_type": "application/pdf"}
+    part = {"type": "image", "url": "http://127.0.0.1:9/a.png", "media_type": "image/png"}
 
     run = await start(client, part)
 
     assert run["input"][0]["content"][1] == part
+
+
+async def test_a_part_that_the_agent_s_model_cannot_take_is_refused_at_its_place(
+    client: httpx2.AsyncClient,
+) -> None:
+    part = {"type": "document", "url": "https://a.example/a.pdf", "media_type": "application/pdf"}
+
+    answer = await client.post("/v1/runs", json=asking(part))
+
+    problem = answer.json()
+    assert (answer.status_code, problem["code"]) == (422, "unsupported_part"), answer.text
+    assert problem["errors"][0]["pointer"] == "/input/0/content/1"
 
 
 async def test_plain_content_stays_as_it_is(client: httpx2.AsyncClient) -> None:
