@@ -138,13 +138,16 @@ class ProviderContent(BaseModel):
         ),
     ] = None
     max_concurrent: Annotated[
-        _Count | None, Field(description="Calls at the same time, of all workers together.")
+        _Count | None,
+        Field(description="Calls at the same time, of all workers together. Not enforced yet."),
     ] = None
     requests_per_minute: Annotated[
-        _Count | None, Field(description="Calls within any minute, of all workers together.")
+        _Count | None,
+        Field(description="Calls within any minute, of all workers together. Not enforced yet."),
     ] = None
     tokens_per_minute: Annotated[
-        _Count | None, Field(description="Tokens within any minute, of all workers together.")
+        _Count | None,
+        Field(description="Tokens within any minute, of all workers together. Not enforced yet."),
     ] = None
     timeout_s: Annotated[
         float | None,
