@@ -4,7 +4,9 @@ import pytest
 
 from bottega.agents import HumanMessage, Part, ToolCall, ToolMessage, ToolResult, tool
 from bottega.agents.parts import content_tokens, parts_tokens
+from bottega.agents.tokens import estimated_tokens
 from bottega.errors import InvalidInputError
+from bottega.memory.working.blocks import PromptMessage, tokens_of
 
 PNG = b"\x89PNG\r\n\x1a\n\xff"
 
@@ -102,3 +104,17 @@ async def test_a_function_returns_parts() -> None:
     assert (await drawn(True)).parts == (image,)
     assert (await drawn(False)).result == ""
     assert (await drawn(False)).parts == (image,)
+
+
+def test_prompts_count_images_and_a_shortened_result_has_none() -> None:
+    image = Part("image", file="f", media_type="image/png", size_tokens=1000)
+    result = ToolResult(tool_call_id="1", tool_name="t", result="word " * 400, parts=(image,))
+    message = ToolMessage.answering(result)
+    shown = PromptMessage(message, message, tokens_of(message, estimated_tokens), "r1")
+
+    saved = shown.shrink(estimated_tokens)
+
+    assert shown.tokens + saved > 1000 + 400
+    assert saved > 1300
+    assert isinstance(shown.sent, ToolMessage)
+    assert shown.sent.parts == shown.sent.tool_results[0].parts == ()
