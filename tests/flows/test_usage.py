@@ -1,12 +1,16 @@
 """Sums of what runs spent, over HTTP."""
 
+from decimal import Decimal
 from typing import Any
 
+from bottega.settings import Settings
+from bottega.settings.providers import OperatorProvider
 from tests.fake_model import FakeModel, calls, chunk, sse
-from tests.service import Running
+from tests.service import Running, running
 from tests.team import define, start
 
 MODEL = "gpt-5-mini"
+CALL = {"id": "1", "function": {"name": "requirements", "arguments": '{"query": "x"}'}}
 REPORTED = {"prompt_tokens": 70, "completion_tokens": 30}
 
 
@@ -63,3 +67,46 @@ async def test_pages_and_times_bound_the_sums(bottega: Running, model: FakeModel
     assert await sums(bottega, "session", until="2026-01-01T00:00:00Z") == []
     for wrong in ("by=colour", "since=2020-01-01T00:00:00Z"):
         assert (await bottega.client.get(f"/v1/usage?{wrong}")).status_code == 422
+
+
+async def test_a_cost_budget_refuses_a_model_without_a_price(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    run = await ended(bottega, cost_budget={"amount": "0.50"})
+    assert (run["status"], run["error"]["code"]) == ("failed", "unpriced_model")
+    assert run["cost_budget"] == {"amount": "0.50", "currency": "USD"}
+    assert model.requests == []
+    for wrong in ("0", "1e3", "-1", "0.1234567890"):
+        refused = await bottega.client.post(
+            "/v1/runs",
+            json={"agent": "coordinator", "input": "x", "cost_budget": {"amount": wrong}},
+        )
+        assert refused.status_code == 422, wrong
+
+
+async def test_a_cost_budget_ends_a_run_whose_models_have_prices(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    provider = {
+        "name": "default",
+        "dialect": "chat",
+        "base_url": model.base_url,
+        "prices": {"gpt-5-mini": {"input": 1, "output": 1000}},
+    }
+    priced = settings.model_copy(update={"providers": [OperatorProvider(**provider)]})
+    async with running(priced, database_url, worker=True) as bottega:
+        await define(bottega.client)
+        answer = sse(chunk("R", finish_reason="stop"), {"choices": [], "usage": REPORTED})
+        asks = sse(
+            chunk(tool_calls=[CALL], finish_reason="tool_calls"),
+            {"choices": [], "usage": REPORTED},
+        )
+        model.script(asks, answer, answer)
+        cheap = await ended(bottega)
+        assert cheap["usage"]["cost"] == {"amount": "0.09021", "currency": "USD", "complete": True}
+        model.script(asks, answer, answer)
+        dear = await ended(bottega, cost_budget={"amount": "0.05"})
+        assert (dear["status"], dear["error"]["code"]) == ("failed", "budget_exhausted")
+        (item,) = await sums(bottega, "day")
+        assert Decimal(item["cost"]["amount"]) >= Decimal("0.12")

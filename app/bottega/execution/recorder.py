@@ -80,7 +80,9 @@ class JournalRecorder(Recorder):
         self._of_run = [Account("the run's token_budget", run.token_budget)]
         if run.cost_budget is not None:
             limit = billionths(Decimal(run.cost_budget["amount"]))
-            self._of_run.append(Account("the run's cost_budget", limit, unit=DOLLARS))
+            self._of_run.append(
+                Account("the run's cost_budget", limit, unit=DOLLARS, needs_price=True)
+            )
         self.accounts = (*self._of_run, *day)
         self._is_limited = any(account.limit is not None for account in self.accounts)
         self.tasks = Tasks(journal, run.task_root, run.cancelled_tasks)

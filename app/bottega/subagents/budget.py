@@ -17,7 +17,7 @@ from bottega.agents.messages import AssistantMessage, Usage, decimal_text
 from bottega.agents.parts import parts_tokens
 from bottega.agents.provider import LLMProvider, ModelPrices, prices_of
 from bottega.agents.query import Query
-from bottega.errors import BudgetExhaustedError
+from bottega.errors import BudgetExhaustedError, ModelError
 
 MAX_OUTPUT = 4096
 """Expected maximum of tokens in an answer."""
@@ -83,6 +83,7 @@ class Account:
     Attributes:
         name: used in error texts.
         reserved: by running model calls.
+        needs_price: refuse calls of models without a known price, instead of counting them as free.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Account:
     spent: int = 0
     reserved: int = 0
     unit: Unit = TOKENS
+    needs_price: bool = False
     _waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
     @property
@@ -203,11 +205,19 @@ async def reserved(
 
     Raises:
         BudgetExhaustedError: as :func:`grant`.
+        ModelError: ``unpriced_model``.
     """
     limited = [account for account in accounts if account.limit is not None]
     prices = None
     if any(account.unit is DOLLARS for account in limited):
         prices = await prices_of(provider)
+        unpriced = None if prices else next((one for one in limited if one.needs_price), None)
+        if unpriced is not None:
+            raise ModelError(
+                f"{unpriced.name} cannot be kept: the model has no known price. Give its provider "
+                "prices, or leave the budget out",
+                code="unpriced_model",
+            )
     while True:
         for account in limited:
             base, each = account.unit.price(sent, prices)
