@@ -88,13 +88,13 @@ async def test_a_cost_budget_refuses_a_model_without_a_price(
 async def test_a_cost_budget_ends_a_run_whose_models_have_prices(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
-    provider = {
+    provider: dict[str, Any] = {
         "name": "default",
         "dialect": "chat",
         "base_url": model.base_url,
         "prices": {"gpt-5-mini": {"input": 1, "output": 1000}},
     }
-    priced = settings.model_copy(update={"providers": [OperatorProvider(**provider)]})
+    priced = settings.model_copy(update={"providers": [OperatorProvider.model_validate(provider)]})
     async with running(priced, database_url, worker=True) as bottega:
         await define(bottega.client)
         answer = sse(chunk("R", finish_reason="stop"), {"choices": [], "usage": REPORTED})
