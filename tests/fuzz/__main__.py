@@ -125,6 +125,7 @@ async def _main(options: argparse.Namespace, folder: Path) -> int:
             "BOTTEGA_DEMO_LATENCY_MS": "0",
             "BOTTEGA_LOG_LEVEL": "error",
             "BOTTEGA_REQUESTS_PER_S": "1e6",
+            "BOTTEGA_SECRET_HOSTS": '{"ANTHROPIC_KEY": ["api.anthropic.com"]}',  # of an example
         }
         async with command("serve", "--port", "0", **settings) as server:
             base = f"http://127.0.0.1:{server.port}"

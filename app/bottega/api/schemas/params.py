@@ -66,8 +66,12 @@ class Parameters(Body):
     verbosity: Verbosity | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
     stop: Annotated[
-        list[Annotated[str, StringConstraints(min_length=1, max_length=256)]] | None,
-        Field(min_length=1, max_length=16, description="Texts that end the answer."),
+        Annotated[
+            list[Annotated[str, StringConstraints(min_length=1, max_length=256)]],
+            Field(min_length=1, max_length=16),
+        ]
+        | None,
+        Field(description="Texts that end the answer."),
     ] = None
     parallel_tool_calls: bool | None = None
     tool_choice: Annotated[
@@ -83,12 +87,8 @@ class Parameters(Body):
         None
     )
     extra_body: Annotated[
-        dict[str, JsonValue] | None,
-        AfterValidator(lambda extra: None if extra is None else _short(extra)),
-        Field(
-            max_length=50,
-            description="Further fields of the request, under the names of the model's API.",
-        ),
+        Annotated[dict[str, JsonValue], Field(max_length=50), AfterValidator(_short)] | None,
+        Field(description="Further fields of the request, under the names of the model's API."),
     ] = None
 
     @model_serializer(mode="wrap")

@@ -13,7 +13,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name, UserName
+from bottega.api.schemas.base import (
+    NAME_PATTERN,
+    Answer,
+    Body,
+    MemoryMode,
+    Metadata,
+    Name,
+    UserName,
+)
 from bottega.api.schemas.params import AgentOverrides, OutputSchemaField
 from bottega.api.schemas.parts import RunInput, ShownMessage
 from bottega.api.schemas.usage import AgentUsage, CostBudget
@@ -132,7 +140,11 @@ class NewRun(Body):
     ] = None
     overrides: Annotated[
         dict[Name, AgentOverrides],
-        Field(max_length=100, description="Changes of the run's agents, for this run alone."),
+        Field(
+            max_length=100,
+            json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN}},
+            description="Changes of the run's agents, for this run alone.",
+        ),
     ] = Field(default_factory=dict)
     output_schema: Annotated[
         OutputSchemaField | None,
