@@ -49,9 +49,10 @@ _ZIPPED = (
 _ZIP = b"PK\x03\x04"
 _MIMETYPE = re.compile(rb"mimetype(application/[a-z0-9.+-]+)")
 _TEXT_TYPE = re.compile(r"text/[a-z0-9.+-]{1,80}|application/([a-z0-9.-]{1,60}\+)?(json|xml|yaml)")
+_COMMENTS = rb"(?:<!--(?:(?!-->).)*+-->\s*+)*+"  # possessive: many take no time
 _MARKUP = (
     (re.compile(rb"\s*<(!doctype html|html)\b", re.IGNORECASE), "text/html"),
-    (re.compile(rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<svg\b", re.DOTALL), "image/svg+xml"),
+    (re.compile(rb"\s*(<\?xml[^>]*>\s*)?%b<svg\b" % _COMMENTS, re.DOTALL), "image/svg+xml"),
     (re.compile(rb"\s*<\?xml\b"), "application/xml"),
 )
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
