@@ -149,7 +149,7 @@ def settle() -> None:
 
 
 def _agent_dependencies(
-    models: "ModelServices", egress: "Egress", known: Redactor
+    settings: Settings, models: "ModelServices", egress: "Egress", known: Redactor
 ) -> "AgentDependencies":
     from bottega.execution.build_agents import AgentDependencies
     from bottega.execution.plugins import configure_agent
@@ -161,6 +161,7 @@ def _agent_dependencies(
         secrets=secrets().of,
         embedder=builtin,
         configure=configure_agent(),
+        may_send=settings.may_send,
     )
 
 
@@ -215,7 +216,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
         _keeping_memory(service, memory_services, models) as (sources, episode_stored),
     ):
         day_budgets = DayBudgets(database.pool, settings.run_limits)
-        dependencies = _agent_dependencies(models, egress, known)
+        dependencies = _agent_dependencies(settings, models, egress, known)
         executor = Executor(
             pool=database.pool,
             writer=StepWriter(database.pool),

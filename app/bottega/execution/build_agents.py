@@ -54,6 +54,8 @@ class AgentDependencies:
         models_for: returns the models for an agent of a run, by its definition.
         tool_deps: dependencies of built-in and HTTP tools.
         secrets: returns a tenant's secrets, by its name.
+        may_send: checks if a secret, by tenant and name, may be sent to a host; ``None``: it has no
+            hosts.
         embedder: for agents with ``recall``.
         configure: called in order after the factory, for each agent.
     """
@@ -63,6 +65,7 @@ class AgentDependencies:
     secrets: Callable[[str], Secrets]
     embedder: Callable[[], RecallEmbedder]
     configure: tuple[ConfigureAgent, ...] = ()
+    may_send: Callable[[str, str, str], bool | None] = lambda tenant, name, host: None
 
 
 @dataclass(slots=True)
@@ -341,10 +344,22 @@ def _tool(tenant: str, definition: Mapping[str, Any], dependencies: AgentDepende
         for header in checked.headers.values():
             if isinstance(header, SecretHeader):
                 secrets(header.secret)
+                _refuse_other_host(tenant, checked, header.secret, dependencies)
     except InvalidInputError as error:
         detail = f"the tool '{checked.name}': {error.detail}"
         raise InvalidInputError(detail, code=error.code) from None
     return HttpTool(checked, secrets=secrets, egress=deps.egress, known=deps.known, tenant=tenant)
+
+
+def _refuse_other_host(
+    tenant: str, tool: HttpToolDefinition, secret: str, dependencies: AgentDependencies
+) -> None:
+    if dependencies.may_send(tenant, secret, tool.host) is False:
+        raise InvalidInputError(
+            f"the secret '{secret}' must not be sent to {tool.host}: BOTTEGA_SECRET_HOSTS names "
+            "other hosts for it",
+            code="secret_not_for_host",
+        )
 
 
 def _restore(graph: SharedMemoryGraph, session_base: Sequence[Mapping[str, Any]]) -> None:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -146,6 +147,11 @@ class HttpToolDefinition(BaseModel):
             if name.lower() == "content-type" and "json" not in text.lower():
                 raise ValueError("the body is sent as JSON: leave content-type out")
         return headers
+
+    @property
+    def host(self) -> str:
+        """The URL's host; no argument can change it."""
+        return urlsplit(UrlTemplate.parse(self.url).origin).hostname or ""
 
     @field_validator("parameters")
     @classmethod
