@@ -129,14 +129,15 @@ class ModelServices:
         allowed = self._allowed
 
         def guard(address: str) -> None:
-            check_address(host, ip_address(address), allowed)
+            if not allowed.has_name(host):
+                check_address(host, ip_address(address), allowed)
 
         return spec_of(
             name,
             provider,
             self._bound(tenant, host),
             timeout_s=self._settings.model_timeout_s,
-            guard=guard if is_guarded and not allowed.has_name(host) else None,
+            guard=guard if is_guarded else None,
         )
 
     def _bound(self, tenant: str, host: str) -> Secrets:

@@ -32,6 +32,13 @@ _KEY_HEADERS: Mapping[str, tuple[str, str]] = {
     "gemini": ("x-goog-api-key", "{}"),
 }
 _NOT_A_URL = "a model's base URL must be an http(s) URL such as https://host/v1"
+_PUBLIC = frozenset(
+    (
+        *("accept", "authorization", "content-type", "user-agent"),
+        *("openai-organization", "openai-project"),
+    )
+)
+"""Headers that may be sent to another host, or that aiohttp takes away."""
 _CONNECT_TIMEOUT_S = 10.0
 _KEPT_S = 5.0
 _MOST_CONNECTIONS = 1000
@@ -57,7 +64,8 @@ class ModelClient:
         self._headers = _headers(spec)
         self._guard = spec.guard
         # A redirect may lead to another host: aiohttp takes only the header Authorization away.
-        self._follows = spec.guard is None and spec.dialect in ("chat", "responses")
+        is_plain = spec.guard is None and _PUBLIC.issuperset(map(str.lower, spec.headers))
+        self._follows = is_plain and spec.dialect in ("chat", "responses")
         self._proxy = None if spec.guard else _proxy(self._base)
         timeout_s = spec.timeout_s
         self._timeout = aiohttp.ClientTimeout(

@@ -50,10 +50,13 @@ def gemini(spec: ServerSpec, model: str, address: str) -> Dialect:
         InvalidInputError: ``extra_body`` holds a reserved field, or a value that is not JSON.
     """
     origin = origin_of(KEY, address, model)
-    name = model if model.startswith(("models/", "tunedModels/")) else f"models/{model}"
+    folder, slash, rest = model.partition("/")
+    if not slash or folder not in ("models", "tunedModels"):
+        folder, rest = "models", model
+    name = f"{folder}/{quote(rest, safe='')}"
     return Dialect(
         spec=spec,
-        path=f"/{quote(name)}:streamGenerateContent?alt=sse",
+        path=f"/{name}:streamGenerateContent?alt=sse",
         fields=(fields := {"generationConfig": {}, **spec.extra_body}),
         head=encode_head(fields, spec),
         key=f"{KEY} {origin}",
