@@ -34,6 +34,10 @@ _COMMON = frozenset(
     ("$defs", "$ref", "type", "title", "description", "enum", "anyOf", "items", "properties")
 ) | {"required", "additionalProperties", "format", "minItems"}
 _NUMBERS = frozenset(("minimum", "maximum", "maxItems"))
+_STRICT_FORMATS = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"}
+)
+"""Formats of strict mode (platform.openai.com/docs/guides/structured-outputs)."""
 _STRICT = _COMMON | _NUMBERS | {"const", "pattern", "multipleOf", "exclusiveMinimum"}
 _STRICT |= {"exclusiveMaximum"}
 _KEPT: Mapping[DialectName, frozenset[str]] = {
@@ -107,8 +111,20 @@ def output_of(schema: Schema, spec: ServerSpec) -> Output:
 
 def is_strict(schema: Schema) -> bool:
     """Return true if OpenAI's strict mode takes this schema."""
+    if "anyOf" in schema:
+        return False
     for part in _parts(schema):
         if not _STRICT.issuperset(part):
+            return False
+        if "$ref" in part:
+            if len(part) > 1:
+                return False
+            continue
+        if not ({"type", "anyOf", "enum", "const"} & part.keys()):
+            return False
+        if part.get("format", "date") not in _STRICT_FORMATS:
+            return False
+        if part.get("type") == "array" and "items" not in part:
             return False
         if part.get("type") == "object" or "properties" in part:
             names = part.get("properties", {})
@@ -173,10 +189,10 @@ def _fitted(schema: Any, dialect: DialectName, depth: int) -> dict[str, Any]:
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         raise _UnfitError
     found = dict(schema)
-    if dialect == "gemini" and "const" in found:
-        found["enum"] = [found.pop("const")]
-    if dialect == "anthropic" and "oneOf" in found:
-        found["anyOf"] = found.pop("oneOf")
+    _refuse_old(found)
+    if dialect == "gemini" and "$ref" in found:
+        return {name: value for name, value in found.items() if name.startswith("$")}
+    _rename(found, dialect)
     if "allOf" in found and dialect == "gemini":
         raise _UnfitError
     if dialect == "anthropic":
@@ -197,6 +213,20 @@ def _fitted(schema: Any, dialect: DialectName, depth: int) -> dict[str, Any]:
         said = ", ".join(f"{name}: {to_json(value).decode()}" for name, value in left.items())
         found["description"] = "\n".join(filter(None, [found.get("description"), f"({said})"]))
     return found
+
+
+def _rename(found: dict[str, Any], dialect: DialectName) -> None:
+    """Say what keywords that the server lacks say, by those that it has."""
+    if dialect == "gemini" and "const" in found:
+        found["enum"] = [found.pop("const")]
+    if dialect == "anthropic" and "oneOf" in found:
+        found["anyOf"] = found.pop("oneOf")
+
+
+def _refuse_old(found: Schema) -> None:
+    """Refuse references of older drafts, which servers do not follow."""
+    if "definitions" in found or not str(found.get("$ref", "#/$defs/")).startswith("#/$defs/"):
+        raise _UnfitError
 
 
 def _close(found: dict[str, Any]) -> None:
