@@ -24,7 +24,7 @@ def test_a_known_model_is_priced_by_the_public_lists() -> None:
 def test_tokens_written_to_the_cache_have_their_own_price() -> None:
     prices = prices_of("claude-sonnet-4-5", ANTHROPIC)
     assert prices is not None
-    assert prices.cost(Usage(input=1000), written=1000) == Decimal("0.00375")
+    assert prices.cost(Usage(input=1000, written=1000)) == Decimal("0.00375")
 
 
 def test_a_long_input_has_the_price_of_its_step() -> None:

@@ -5,7 +5,7 @@ later model calls.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -44,6 +44,7 @@ class Usage:
         estimated: true if any part is our estimate because the server did not report it.
         cost: in US dollars; ``None``: no price is known for any of the tokens.
         part_unpriced: true if ``cost`` lacks tokens without a known price.
+        written: input tokens that the server put into its cache; only of one call, for its price.
     """
 
     input: int = 0
@@ -53,6 +54,7 @@ class Usage:
     estimated: bool = False
     cost: Decimal | None = None
     part_unpriced: bool = False
+    written: int = field(default=0, compare=False, repr=False, kw_only=True)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:

@@ -41,10 +41,10 @@ class TokenPrices:
         price = given["input"]
         return cls(price, given.get("cached", price), price, given["output"])
 
-    def cost(self, usage: Usage, written: int = 0) -> Decimal:
+    def cost(self, usage: Usage) -> Decimal:
         """Return the price of one call, in US dollars."""
         cached = min(usage.cached, usage.input)
-        written = min(written, usage.input - cached)
+        written = min(usage.written, usage.input - cached)
         total = (
             (usage.input - cached - written) * self.input
             + cached * self.cached
@@ -61,14 +61,14 @@ class _StepPrices:
     provider: "Provider"
     model: "ModelInfo"
 
-    def cost(self, usage: Usage, written: int = 0) -> Decimal:
+    def cost(self, usage: Usage) -> Decimal:
         from genai_prices import Usage as Reported
 
         cached = min(usage.cached, usage.input)
         reported = Reported(
             input_tokens=usage.input,
             cache_read_tokens=cached,
-            cache_write_tokens=min(written, usage.input - cached),
+            cache_write_tokens=min(usage.written, usage.input - cached),
             output_tokens=usage.output,
         )
         price: Decimal = self.model.calc_price(reported, self.provider).total_price

@@ -59,8 +59,8 @@ class _Dollars:
     def price(self, sent: int, prices: ModelPrices | None) -> tuple[int, int]:
         if prices is None:
             return 0, 0
-        base = prices.cost(Usage(input=sent))
-        longest = prices.cost(Usage(input=sent, output=MAX_OUTPUT))
+        base = prices.cost(Usage(input=sent, written=sent))
+        longest = prices.cost(Usage(input=sent, written=sent, output=MAX_OUTPUT))
         return billionths(base), billionths((longest - base) / MAX_OUTPUT)
 
     def text(self, amount: int) -> str:

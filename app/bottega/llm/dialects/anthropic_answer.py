@@ -145,6 +145,7 @@ class AnthropicAnswer(AnswerBuilder):
             output=count(used, "output_tokens"),
             cached=cached,
             reasoning=count(details, "thinking_tokens"),
+            written=written,
         )
 
     def _partial_calls(self) -> Iterable[PartialCall]:
