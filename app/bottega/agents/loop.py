@@ -396,4 +396,5 @@ class QueryLoop:
             error_code=failure.code,
             usage=self.query.usage,
             stop_reason=failure.reason,
+            output_json=self._output.value if failure.reason == MAX_ITERATIONS else None,
         )
