@@ -310,6 +310,8 @@ CREATE INDEX ix_runs_waiting ON runs (tenant_id, priority DESC, id)
 CREATE INDEX ix_runs_expiring ON runs
     (((created_at AT TIME ZONE 'UTC') + make_interval(secs => queue_timeout_s)))
     WHERE ended_at IS NULL AND slot IS NULL;
+CREATE INDEX ix_runs_suspended ON runs (deadline)
+    WHERE ended_at IS NULL AND slot IS NULL AND attempt > 0;
 CREATE UNIQUE INDEX uq_runs_slot ON runs (tenant_id, slot)
     WHERE ended_at IS NULL AND slot IS NOT NULL;
 

@@ -233,8 +233,8 @@ BEGIN
     END IF;
 END $$;
 
--- Called by claim_runs. Give slots to the runs that waited for a model without one; queue those
--- again, a little later, for which none is free. Return these.
+-- Called by claim_runs, which took the runs from the queue. Give slots to those that waited for a
+-- model without one. Return those for which none is free: they wait for one like new runs.
 CREATE OR REPLACE FUNCTION without_slot(p_tenant uuid, p_runs uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -249,7 +249,6 @@ BEGIN
         v_slot := free_slot(p_tenant);
         IF v_slot IS NULL THEN
             v_left := v_left || v_run;
-            PERFORM requeue_run(p_tenant, v_run, clock_timestamp() + interval '1 second');
         ELSE
             UPDATE runs SET slot = v_slot WHERE tenant_id = p_tenant AND id = v_run;
         END IF;

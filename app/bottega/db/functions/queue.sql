@@ -224,9 +224,9 @@ BEGIN
                AND (created_at AT TIME ZONE 'UTC') + make_interval(secs => queue_timeout_s)
                    < now() AT TIME ZONE 'UTC' LIMIT 500)
             UNION ALL
-            (SELECT o.tenant_id, o.id FROM run_queue q
-             JOIN runs o ON o.tenant_id = q.tenant_id AND o.id = q.run_id
-             WHERE q.turn = -1 AND o.slot IS NULL AND o.deadline < now() LIMIT 500)
+            (SELECT tenant_id, id FROM runs
+             WHERE ended_at IS NULL AND slot IS NULL AND attempt > 0 AND deadline < now()
+             LIMIT 500)
             UNION ALL
             (SELECT tenant_id, id FROM runs
              WHERE ended_at IS NULL AND slot IS NOT NULL AND CASE
