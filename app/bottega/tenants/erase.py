@@ -83,6 +83,11 @@ _SPENT = text("""
            coalesce(sum(cost_in(spent_by(tenant_id, id))), 0) FROM runs
     WHERE tenant_id = :tenant AND id = ANY(CAST(:runs AS uuid[])) AND ended_at IS NULL
 """)
+# Common words of episodes may be of those that are removed; the next look samples again.
+_FORGET_WORDS = text("""
+    UPDATE tenant_memory SET common = '{}', shares = '{}', sampled_rows = 0, sampled_at = NULL
+    WHERE tenant_id = :tenant AND sampled_rows > 0
+""")
 # Workers stop executing the runs, and their event streams end.
 _NOTIFY = text("SELECT pg_notify('bottega_cancel', ''), pg_notify('bottega_events', :runs)")
 
@@ -150,6 +155,7 @@ async def _erase_episodes(
         await name_tenant(tx, tenant_id)  # for transactions that see all tenants
         erase = func.erase_episodes(bindparam("ids", ids, ARRAY(Uuid)), type_=JSONB)
         removed.update(await tx.scalar(select(erase)) or {})
+        await tx.execute(_FORGET_WORDS, {"tenant": tenant_id})
     return len(ids)
 
 
