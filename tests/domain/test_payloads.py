@@ -36,7 +36,7 @@ TASK: dict[str, Any] = {
         (LlmStarted.of({"call": 1, "attempt": 2, "beside": True}), (1, 2, True)),
         (LlmCompleted.of({"call": 1, "message": {}, "usage": {}}), (1, {}, {}, None, None, None)),
         (LlmCompleted.of({"call": 1, "message": {}, "usage": {}}).tool_calls, ()),
-        (ToolEnded.of(TOOL | {"result": 1}), (1, "c", "a", "success", 1, None, None)),
+        (ToolEnded.of(TOOL | {"result": 1}), (1, "c", "a", "success", 1, None, None, ())),
         (ToolEnded.of(TOOL | {"result": None, "answer_seq": 7}).answer_seq, 7),
         (MemoryPublished.of({"version": 1, "answer_seq": 7}), (1, None)),
         (MemoryPublished.of({"version": 1, "content": ""}), (1, "")),

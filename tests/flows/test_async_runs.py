@@ -79,7 +79,10 @@ async def test_a_coordinator_dispatches_polls_awaits_and_reports(
         assert task["duration_ms"] >= 0
         spent.update({name: task["usage"][name] for name in ("input", "output")})
     answers = [f["data"]["usage"] for f in frames if f["type"] == "llm.completed"]
-    of_all = {key: sum(usage[key] for usage in answers) for key in answers[0]}
+    of_all = {
+        key: sum(usage[key] for usage in answers)
+        for key in ("input", "output", "cached", "reasoning")
+    }
     assert of_all.items() <= run["usage"].items()
     assert run["usage"]["model_calls"] == len(answers) == 7
     for field in ("input", "output"):

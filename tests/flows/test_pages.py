@@ -170,6 +170,10 @@ async def test_every_list_comes_in_pages_of_limited_bytes(
                 assert all(len(page) <= 1 for page in single)
 
 
+DEFINED = {"system_message", "tools", "output_schema"}
+SCHEMAS = ("output_json", "output_schema", "overrides")
+
+
 async def test_lists_show_bodies_only_in_a_full_view(bottega: Running, model: FakeModel) -> None:
     client = bottega.client
     await define(client)
@@ -178,9 +182,9 @@ async def test_lists_show_bodies_only_in_a_full_view(bottega: Running, model: Fa
     run = {"agent": "designer", "input": "secret words", "priority": 3}
     await client.post("/v1/schedules", json={"name": "s", "cron": "0 5 * * 1", "run": run})
     for path, one, bodies in [
-        ("/v1/runs", f"/v1/runs/{run_id}", {"input", "output"}),
-        ("/v1/agents", "/v1/agents/coordinator", {"system_message", "tools"}),
-        ("/v1/agents/coordinator/versions", "/v1/agents/coordinator", {"system_message", "tools"}),
+        ("/v1/runs", f"/v1/runs/{run_id}", {"input", "output", *SCHEMAS}),
+        ("/v1/agents", "/v1/agents/coordinator", DEFINED),
+        ("/v1/agents/coordinator/versions", "/v1/agents/coordinator", DEFINED),
         ("/v1/graphs", "/v1/graphs/software", {"nodes", "edges"}),
     ]:
         whole = (await client.get(one)).json()
