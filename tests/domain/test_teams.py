@@ -58,7 +58,10 @@ class Counting:
     """Dependencies that count the agents that were built."""
 
     def __init__(
-        self, *configure: ConfigureAgent, secrets: Mapping[str, str] | None = None
+        self,
+        *configure: ConfigureAgent,
+        secrets: Mapping[str, str] | None = None,
+        hosts: Mapping[str, str] | None = None,
     ) -> None:
         self.built = 0
         self.secrets = {} if secrets is None else secrets
@@ -69,6 +72,7 @@ class Counting:
                 secrets=lambda tenant: self._secret,
                 embedder=lambda: pytest.fail("no agent has recall"),
                 configure=configure,
+                may_send=lambda tenant, name, host: (hosts or {}).get(name, host) == host,
             )
         )
 
@@ -217,3 +221,21 @@ async def test_the_teams_that_were_not_used_for_long_are_forgotten(
     assert it.built == 9
     await it.teams.of(second)
     assert it.built == 12
+
+
+async def test_a_secret_goes_to_no_other_host_than_its_own() -> None:
+    tool = {
+        "type": "http",
+        "name": "look",
+        "description": "Look.",
+        "method": "GET",
+        "url": "https://other.example/x",
+        "headers": {"x-key": {"secret": "KEY"}},
+        "parameters": {"type": "object", "properties": {}},
+    }
+    run = run_of(agents={"lead": definition(tools=[tool])}, graph_name=None, graph=None)
+    secrets = {"KEY": "secret-value"}
+    await Counting(secrets=secrets, hosts={"KEY": "other.example"}).teams.of(run)
+    with pytest.raises(InvalidInputError, match="must not be sent to other") as raised:
+        await Counting(secrets=secrets, hosts={"KEY": "own.example"}).teams.of(run)
+    assert raised.value.code == "secret_not_for_host"

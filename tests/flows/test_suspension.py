@@ -9,7 +9,7 @@ import pytest
 
 from bottega.execution import live_text
 from bottega.settings import Settings
-from tests.fake_model import FakeModel, calls, http_error, text
+from tests.fake_model import FakeModel, calls, gated, http_error, text
 from tests.flows.test_patience import ended, start
 from tests.service import Running, running, watch
 from tests.waiting import until
@@ -115,3 +115,26 @@ async def test_suspended_runs_take_turns_for_one_slot(bottega: Running, model: F
             assert (await ended(bottega, run_id))["status"] == "completed"
     slots = await bottega.owner.fetch("SELECT slot FROM runs")
     assert {each["slot"] for each in slots} == {1}
+
+
+async def test_a_suspended_run_comes_before_newer_runs_that_wait(
+    bottega: Running, model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    model.decide = lambda request: (
+        gated(gate, text("new")) if request["messages"][-1]["content"] == "y" else BUSY
+    )
+    suspended = await start(bottega)
+    await until_suspended(bottega, suspended)
+    new = [
+        (await bottega.client.post("/v1/runs", json={"agent": "agent-0", "input": "y"})).json()
+        for _ in range(3)
+    ]
+    queued = "SELECT count(*) FROM run_queue WHERE run_id = $1"
+    await until(lambda: bottega.owner.fetchval(queued, UUID(suspended)), lambda count: count == 0)
+    model.decide = lambda request: gated(gate, text("at last"))
+    gate.set()
+    last = await ended(bottega, new[-1]["id"])
+    run = await ended(bottega, suspended)
+    assert run["status"] == "completed"
+    assert run["attempts"][-1]["started_at"] < last["started_at"]
