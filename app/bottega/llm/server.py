@@ -8,7 +8,7 @@ from bottega.llm.prices import OwnPrices
 
 DialectName = Literal["chat", "responses", "anthropic", "gemini"]
 StructuredOutput = Literal["native", "tool", "prompt"]
-"""How a schema is sent: as the server's own structured output, as a tool, as an instruction."""
+"""Ways to send a schema: as the server's own structured output, a tool, or an instruction."""
 
 DEFAULT = "default"
 """Name of the server that the environment's settings describe."""
