@@ -319,9 +319,9 @@ class JournalRecorder(Recorder):
     ) -> ToolResult:
         if tool is not None and tool.local:
             return await execute()
-        await self.journal.commit()
-        self._acting += 1
+        self._acting += 1  # from before the commit: a stored start is not cut by a suspension
         try:
+            await self.journal.commit()
             return await execute()
         finally:
             self._acting -= 1
