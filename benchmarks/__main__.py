@@ -31,6 +31,7 @@ from benchmarks.harness import (
     define,
     embedded_all,
     floor,
+    log_changes_only,
     percentile,
     process,
     temporary_database,
@@ -260,6 +261,7 @@ def _print_row(*cells: str) -> None:
 async def measure_all(
     url: str, postmaster: int, runs: int, concurrency: int, settings: Sequence[Setting]
 ) -> None:
+    await log_changes_only(url)
     async with fast_model() as model:
         rate, floor_ms = await floor(model.base_url, max(20, runs // 10), concurrency)
     print(f"floor: {CALLS} bare chat.completions.create calls: {floor_ms:.2f} ms, {rate:.1f}/s")

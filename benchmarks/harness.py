@@ -124,6 +124,14 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
+async def log_changes_only(url: str) -> None:
+    """Keep whole pages out of the log: their number depends on how long ago a checkpoint was."""
+    connection = await asyncpg.connect(url)
+    await connection.execute("ALTER SYSTEM SET full_page_writes = off")
+    await connection.execute("SELECT pg_reload_conf()")
+    await connection.close()
+
+
 @contextmanager
 def temporary_database() -> Iterator[tuple[str, int]]:
     """Yield the URL of a fresh, migrated server, and the pid of its postmaster."""
