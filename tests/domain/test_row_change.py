@@ -27,7 +27,7 @@ DISPATCHED: dict[str, Any] = {
         (
             EventType.AGENT_COMPLETED,
             {"output": "x", "usage": USAGE},
-            {"status": "completed", "answer_seq": 9, "usage": USAGE},
+            {"status": "completed", "answer_seq": 9},
         ),
         (
             EventType.AGENT_FAILED,

@@ -40,7 +40,8 @@ WITH RECURSIVE up AS (
 )
 SELECT t.id, t.status, t.error, t.duration_ms, answer.data ->> 'output' AS output,
        answer.data ->> 'stop_reason' AS stop_reason,
-       coalesce(t.usage, '{}') AS usage
+       coalesce(CASE t.status WHEN 'completed' THEN answer.data -> 'usage' END,
+                t.usage, '{}') AS usage
 FROM tasks t CROSS JOIN LATERAL event_data(t.tenant_id, t.run_id, t.answer_seq) AS answer(data)
 WHERE t.tenant_id = $1 AND t.run_id = $2
   AND t.id IN (SELECT up.task FROM up WHERE up.parent_id IS NOT DISTINCT FROM $4)

@@ -9,12 +9,7 @@ from uuid import UUID
 from bottega.agents.messages import AgentUsage
 from bottega.agents.query import Path, Query, task_id_at
 from bottega.agents.tools import AgentState
-from bottega.events.payloads import (
-    AgentCompleted,
-    AgentFailed,
-    SubagentDispatched,
-    SubagentEnded,
-)
+from bottega.events.payloads import AgentFailed, SubagentDispatched, SubagentEnded
 from bottega.events.types import EventType, RunStatus
 from bottega.execution.journal import Journal
 from bottega.execution.replay_tasks import ENDS
@@ -53,8 +48,7 @@ def row_change(event_type: str, data: Mapping[str, Any], seq: int) -> dict[str, 
         case EventType.AGENT_STARTED:
             return {"status": RunStatus.RUNNING, "began": True}
         case EventType.AGENT_COMPLETED:
-            usage = AgentCompleted.of(data).usage
-            return {"status": RunStatus.COMPLETED, "answer_seq": seq, "usage": usage}
+            return {"status": RunStatus.COMPLETED, "answer_seq": seq}
         case EventType.AGENT_FAILED:
             failed = AgentFailed.of(data)
             is_cancelled = failed.error["code"] == CANCELLED["code"]

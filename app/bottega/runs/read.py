@@ -30,7 +30,7 @@ from bottega.db.tables import run_events, run_learning, runs, tasks, webhooks
 from bottega.definitions import store
 from bottega.errors import NotFoundError
 from bottega.events.payloads import ContextReceived
-from bottega.events.types import EventType
+from bottega.events.types import EventType, RunStatus
 
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
 _BODIES = ("input", "output", "output_json", "output_schema", "overrides")
@@ -220,8 +220,7 @@ async def tasks_page(
 ) -> PageItems[dict[str, Any]]:
     """List a run's tasks in the order of their creation, each with its accepted answer."""
     await require(connection, tenant_id, run_id)
-    output = event_data(tasks, tasks.c.answer_seq)["output"].astext
-    query = select(tasks, output.label("output")).where(
+    query = select(tasks, event_data(tasks, tasks.c.answer_seq).label("answer")).where(
         tasks.c.tenant_id == tenant_id, tasks.c.run_id == run_id
     )
     columns = (tasks.c.created_at, tasks.c.id)
@@ -229,7 +228,16 @@ async def tasks_page(
         place = tuple_(*columns)
         query = query.where(place < after if descending else place > after)
     query = query.order_by(*(column.desc() if descending else column for column in columns))
-    return await fetch_page(connection, query, limit)
+    rows = await fetch_page(connection, query, limit)
+    return PageItems(map(_with_answer, rows), more=rows.more)
+
+
+def _with_answer(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a task's row, with output and usage from the event that has its answer."""
+    kept = dict(row)
+    answer = kept.pop("answer") or {}
+    usage = answer.get("usage") if row["status"] == RunStatus.COMPLETED else None
+    return {**kept, "output": answer.get("output"), "usage": usage or row["usage"]}
 
 
 async def require(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> None:
