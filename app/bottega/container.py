@@ -200,7 +200,6 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     from bottega.execution.leases import leases
     from bottega.execution.live_text import LiveText
     from bottega.execution.step_writer import StepWriter
-    from bottega.model_services import open_models
     from bottega.runs.control import CancelWatch
     from bottega.tools.egress import Egress
 
@@ -211,7 +210,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     live_text = LiveText(database.pool, notifier.wrote)
     runtime = _subagent_runtime(settings)
     async with (
-        open_models(settings) as models,
+        _models(service, worker_id) as models,
         aclosing(egress),
         _keeping_memory(service, memory_services, models) as (sources, episode_stored),
     ):
@@ -251,6 +250,16 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(1.0):
                         await notifier.sent()
+
+
+@asynccontextmanager
+async def _models(service: Service, worker_id: UUID) -> "AsyncIterator[ModelServices]":
+    from bottega.llm.traffic.gates import Traffic
+    from bottega.model_services import open_models
+
+    traffic = Traffic(service.database.pool, worker_id, service.listener)
+    async with background(traffic.run), open_models(service.settings, traffic) as models:
+        yield models
 
 
 @asynccontextmanager

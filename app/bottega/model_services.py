@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx2
 
+from bottega.db.base import DEFAULT_TENANT
 from bottega.definitions.models import DEFAULT, listed, named_by
 from bottega.errors import InvalidInputError
 from bottega.execution.claim import ClaimedRun
@@ -17,11 +18,13 @@ from bottega.llm.fallback import FallbackProvider, ServedModel
 from bottega.llm.prices import TokenPrices
 from bottega.llm.server import ServerSpec
 from bottega.llm.servers import OpenServer, Servers
+from bottega.llm.traffic.gates import Traffic
+from bottega.llm.traffic.limits import ServerKey
 from bottega.settings import Settings, secrets
 from bottega.tools.addresses import AllowList
 from bottega.tools.guard import check_address
 from bottega.tools.http import Secrets
-from bottega.tools.secrets import DEFAULT as DEFAULT_TENANT
+from bottega.tools.secrets import DEFAULT as DEFAULT_NAME
 
 Provider = Mapping[str, Any]
 """The definition of a provider, as :class:`ProviderContent` dumps it."""
@@ -32,9 +35,13 @@ class ModelServices:
 
     Args:
         default: the server of the settings ``OPENAI_*`` or the demo model; ``None``: there is none.
+        traffic: limits of providers, and breakers; ``None``: all calls pass.
     """
 
-    def __init__(self, settings: Settings, default: ServerSpec | None) -> None:
+    def __init__(
+        self, settings: Settings, default: ServerSpec | None, traffic: Traffic | None = None
+    ) -> None:
+        self._traffic = traffic
         self._settings = settings
         self._allowed = AllowList.parse(settings.egress_allow)
         self._servers = Servers()
@@ -108,10 +115,15 @@ class ModelServices:
         else:
             provider = self._operators.get(name, {})
             server = await self._of_operator(name)
-        return ServedModel(server, model or self._first(provider))
+        model = model or self._first(provider)
+        if self._traffic is None:
+            return ServedModel(server, model)
+        tenant_id = DEFAULT_TENANT if run is None else run.tenant_id
+        key = ServerKey(tenant_id, name not in own, name)
+        return ServedModel(server, model, self._traffic.gate(key, model, provider))
 
     async def _of_operator(self, name: str) -> OpenServer:
-        read = partial(self._read, DEFAULT_TENANT, name, self._operators.get(name))
+        read = partial(self._read, DEFAULT_NAME, name, self._operators.get(name))
         return await self._servers.get((None, name), 0, read)
 
     def _first(self, provider: Provider) -> str:
@@ -185,7 +197,9 @@ def spec_of(name: str, provider: Provider, secret: Secrets, **more: Any) -> Serv
 
 
 @asynccontextmanager
-async def open_models(settings: Settings) -> AsyncIterator[ModelServices]:
+async def open_models(
+    settings: Settings, traffic: Traffic | None = None
+) -> AsyncIterator[ModelServices]:
     """Open the model servers of a worker, and the demo model if no other is configured."""
     async with contextlib.AsyncExitStack() as stack:
         base_url = settings.openai_base_url
@@ -203,7 +217,7 @@ async def open_models(settings: Settings) -> AsyncIterator[ModelServices]:
             default = with_openai(
                 ServerSpec(base_url=base_url, api_key=key, timeout_s=settings.model_timeout_s)
             )
-        services = ModelServices(settings, default)
+        services = ModelServices(settings, default, traffic)
         stack.push_async_callback(services.aclose)
         await services.check()
         yield services

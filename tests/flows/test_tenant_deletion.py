@@ -95,6 +95,19 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         "provider_versions (tenant_id, name, version, definition) SELECT tenant_id, 'p', 1, '{}'",
         "waiting_runs (tenant_id, runs) SELECT tenant_id, 0",
         (
+            "model_shares (tenant_id, is_operators, provider, worker_id, limits, granted, gone,"
+            " used, waiting, tokens, since, seen_at) SELECT tenant_id, false, 'p', id, '{}',"
+            " '{}', '{}', '{}', 0, 1, now(), now() + interval '1 day'"
+        ),
+        (
+            "model_uses (tenant_id, is_operators, provider, at, requests, tokens)"
+            " SELECT tenant_id, false, 'p', now() + interval '1 day', 1, 1"
+        ),
+        (
+            "model_breakers (tenant_id, is_operators, provider, model, failures, retry_at)"
+            " SELECT tenant_id, false, 'p', 'm', 1, now() + interval '1 day'"
+        ),
+        (
             "patterns (tenant_id, id, name, category, document)"
             " SELECT tenant_id, id, 'x', 'domain', '{}'"
         ),

@@ -240,6 +240,7 @@ class JournalRecorder(Recorder):
 
     def model_try_began(self, query: Query, target: ModelTarget) -> None:
         call = self._calls[query]
+        call.goes_on_at = 0.0  # its pause may end early
         if call.target != target:
             call.target = target
             about = {"call": query.model_calls, "attempt": self.journal.attempt}

@@ -5,6 +5,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import NamedTuple
 
 from bottega.agents.messages import AssistantMessage, StandardMessage, Usage
 from bottega.agents.provider import (
@@ -20,6 +21,7 @@ from bottega.errors import BottegaError, ErrorKind, ModelError
 from bottega.llm.backoff import next_delay_s, out_of_patience
 from bottega.llm.errors import STREAM_BROKEN
 from bottega.llm.servers import OpenServer
+from bottega.llm.traffic.gates import AT_ONCE_S, LIMITED, HeldBackError, ModelGate, Passage
 
 STATE_DROPPED = "model_state_dropped"
 MOST_BROKEN = 5
@@ -31,10 +33,15 @@ _DEFAULTS = ModelOptions()
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One model of one server."""
+    """One model of one server.
+
+    Attributes:
+        gate: lets its calls pass; ``None``: they pass always.
+    """
 
     server: OpenServer
     model: str
+    gate: ModelGate | None = None
 
     @property
     def target(self) -> ModelTarget:
@@ -51,10 +58,30 @@ class _Dearest:
         return max(prices.cost(usage) for prices in self.all)
 
 
+class _Call(NamedTuple):
+    messages: Sequence[StandardMessage]
+    tools: Sequence[ToolSchema]
+    options: ModelOptions
+    on_delta: OnDelta | None
+
+
+class _Ready(NamedTuple):
+    """A model whose gate the next try has passed already."""
+
+    served: ServedModel
+    entry: Passage
+
+
+class _Failed(NamedTuple):
+    served: ServedModel
+    error: ModelError
+
+
 class FallbackProvider:
     """Calls the first of an agent's models that answers.
 
     A model whose server is down, over its limit or refuses the request is passed over at once.
+    A call that is held back at the gates of all waits there within its patience.
     After the last one the call waits and begins again with the first, as long as there is patience
     and one of them may answer later.
 
@@ -110,23 +137,25 @@ class FallbackProvider:
         number, broken, failed_at = 0, 0, None
         if options.failing is not None:
             number, failed_at = options.failing.tries, self._now() - options.failing.since_s
+        call = _Call(messages, tools, options, on_delta)
+        began, ready = self._now() if failed_at is None else failed_at, None
         while True:
-            error: ModelError | None = None
-            for served in tuple(left):
-                if error is not None:
-                    self._failed(options, number, error, 0.0)
+            failed: list[_Failed] = []
+            for served, entry in _in_order(left, ready):
+                if failed:
+                    self._failed(options, number, failed[-1].error, 0.0)
                 number += 1
                 self._announce(options, served, messages)
-                answer = await self._try(served, messages, tools, options, on_delta)
+                answer = await self._try(served, call, entry, began, is_last=served is left[-1])
                 if isinstance(answer, AssistantMessage):
                     return answer
-                error = answer
-                broken += error.code == STREAM_BROKEN
-                if error.code in _CONTENT or broken == MOST_BROKEN:
-                    raise error
-                if not error.retryable:
+                failed.append(_Failed(served, answer))
+                broken += answer.code == STREAM_BROKEN
+                if answer.code in _CONTENT or broken == MOST_BROKEN:
+                    raise answer
+                if not answer.retryable:
                     left.remove(served)
-            assert error is not None
+            error = failed[-1].error
             if not left or self.patience_s == 0:
                 raise error
             now = self._now()
@@ -135,8 +164,28 @@ class FallbackProvider:
             pause_s = next_delay_s(number, error, self._random_unit(), left_s)
             if pause_s is None:
                 raise out_of_patience(number, error, self.patience_s)
+            if isinstance(error, HeldBackError):
+                pause_s = min(left_s, error.pause_s)
             self._failed(options, number, error, pause_s)
+            ready = await self._pause(failed, call, began, pause_s)
+
+    async def _pause(
+        self, failed: Sequence[_Failed], call: _Call, began: float, pause_s: float
+    ) -> _Ready | None:
+        """Wait before all are tried again, shorter if a model that held the call back lets it pass.
+
+        It waits for a server's limits if there are any, else for a breaker.
+        """
+        held = [each for each in failed if isinstance(each.error, HeldBackError)]
+        if not held:
             await self._sleep(pause_s)
+            return None
+        served, error = next((each for each in held if each.error.code == LIMITED), held[0])
+        assert served.gate is not None
+        assert isinstance(error, HeldBackError)
+        tokens = served.gate.tokens(call.messages, call.tools, call.options)
+        entry = await served.gate.wait(error, tokens, began, pause_s)
+        return None if entry is None else _Ready(served, entry)
 
     def _failed(
         self, options: ModelOptions, number: int, error: ModelError, pause_s: float
@@ -170,21 +219,55 @@ class FallbackProvider:
     async def _try(
         self,
         served: ServedModel,
-        messages: Sequence[StandardMessage],
-        tools: Sequence[ToolSchema],
-        options: ModelOptions,
-        on_delta: OnDelta | None,
+        call: _Call,
+        entry: Passage | None,
+        began: float,
+        *,
+        is_last: bool,
     ) -> AssistantMessage | ModelError:
-        """Make one try; return its error instead of raising it."""
+        """Make one try behind the model's gate; return its error instead of raising it.
+
+        Args:
+            entry: it has passed the gate already.
+            is_last: no other model is left to try.
+        """
+        gate = served.gate
+        if gate is None:
+            return await _ask(served, call)
+        if entry is None:
+            tokens = gate.tokens(call.messages, call.tools, call.options)
+            wait_s = min(AT_ONCE_S, self.patience_s) if is_last else 0.0
+            try:
+                entry = await gate.enter(tokens, began, wait_s)
+            except HeldBackError as error:
+                return error
+        answer: AssistantMessage | ModelError | None = None
         try:
-            answer = await served.server.invoke(
-                served.model, messages, tools, options=options, on_delta=on_delta
-            )
-        except ModelError as error:
-            return error
-        except BottegaError as error:
-            if error.kind is not ErrorKind.INVALID:
-                raise
-            return ModelError(error.detail, code=error.code)  # such as a part that it cannot take
-        answer.metadata["provider"] = served.server.name
+            answer = await _ask(served, call)
+        finally:
+            await gate.leave(entry, answer)
         return answer
+
+
+def _in_order(
+    left: Sequence[ServedModel], ready: _Ready | None
+) -> Sequence[tuple[ServedModel, Passage | None]]:
+    """Return the models to try, as they are now: first the one whose gate was passed."""
+    if ready is None:
+        return [(each, None) for each in left]
+    return [ready, *((each, None) for each in left if each is not ready.served)]
+
+
+async def _ask(served: ServedModel, call: _Call) -> AssistantMessage | ModelError:
+    try:
+        answer = await served.server.invoke(
+            served.model, call.messages, call.tools, options=call.options, on_delta=call.on_delta
+        )
+    except ModelError as error:
+        return error
+    except BottegaError as error:
+        if error.kind is not ErrorKind.INVALID:
+            raise
+        return ModelError(error.detail, code=error.code)  # such as a part that it cannot take
+    answer.metadata["provider"] = served.server.name
+    return answer

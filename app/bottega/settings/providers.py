@@ -139,15 +139,18 @@ class ProviderContent(BaseModel):
     ] = None
     max_concurrent: Annotated[
         _Count | None,
-        Field(description="Calls at the same time, of all workers together. Not enforced yet."),
+        Field(description="Calls at the same time, of all workers together; more of them wait."),
     ] = None
     requests_per_minute: Annotated[
         _Count | None,
-        Field(description="Calls within any minute, of all workers together. Not enforced yet."),
+        Field(description="Calls within any minute, of all workers together; more of them wait."),
     ] = None
     tokens_per_minute: Annotated[
         _Count | None,
-        Field(description="Tokens within any minute, of all workers together. Not enforced yet."),
+        Field(
+            description="Tokens within any minute, of all workers together; estimated before a "
+            "call, counted after it."
+        ),
     ] = None
     timeout_s: Annotated[
         float | None,

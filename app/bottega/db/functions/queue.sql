@@ -311,6 +311,7 @@ BEGIN
         WHERE w.leased_until < now() - interval '30 seconds'
           AND NOT EXISTS (SELECT FROM run_heads h WHERE h.worker_id = w.worker_id)
         FOR UPDATE SKIP LOCKED);
+    PERFORM forget_model_traffic();
     PERFORM restore_leases(p_lease_s);
     DELETE FROM live_text WHERE ctid = ANY (ARRAY(
         SELECT l.ctid FROM live_text l

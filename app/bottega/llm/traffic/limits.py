@@ -1,0 +1,234 @@
+"""A worker's share of a model server's limits, and the line of calls that wait for it.
+
+The limits hold for all workers together: the database grants calls, requests and tokens to shares.
+What a share holds serves its calls without a query.
+"""
+
+import asyncio
+import contextlib
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from bottega.clock import monotonic
+
+IDLE_S = 0.5
+"""A share returns what no call used for so long."""
+_ANSWER_S = 5.0
+_NOTHING = (0, 0, 0)
+_CALLS, _REQUESTS, _TOKENS = range(3)
+_NAMES = ("max_concurrent", "requests_per_minute", "tokens_per_minute")
+
+
+class ServerKey(NamedTuple):
+    """A model server, for the calls of a tenant.
+
+    Attributes:
+        is_operators: it is the operator's, whose limits all tenants share.
+    """
+
+    tenant_id: UUID
+    is_operators: bool
+    provider: str
+
+
+class ServerLimits(NamedTuple):
+    """Limits of a server; ``None``: none. Requests and tokens are per minute."""
+
+    calls: int | None
+    requests: int | None
+    tokens: int | None
+
+    @classmethod
+    def of(cls, provider: Mapping[str, Any]) -> "ServerLimits | None":
+        """Return the limits that a provider's definition sets; ``None``: it sets none."""
+        found = cls(*(provider.get(name) for name in _NAMES))
+        return None if found == (None, None, None) else found
+
+    @property
+    def text(self) -> str:
+        """The limits for people, such as ``max_concurrent 4``."""
+        given = zip(_NAMES, self, strict=True)
+        return ", ".join(f"{name} {limit}" for name, limit in given if limit is not None)
+
+
+class Admission(NamedTuple):
+    """Reservation of an admitted call, which ends with it; its request is spent."""
+
+    tokens: int
+
+
+@dataclass(order=True, slots=True)
+class _Place:
+    """A call's place in the line: the one that waits longest comes first.
+
+    Attributes:
+        is_brief: the call waits no longer than for the database's answer.
+    """
+
+    since: float
+    number: int
+    tokens: int = field(compare=False)
+    is_brief: bool = field(compare=False)
+    admitted: "asyncio.Future[Admission | None]" = field(compare=False)
+
+
+class Share:
+    """Part of a server's limits that this worker holds, for one tenant.
+
+    Totals only grow, so a report whose answer is lost can be repeated: ``granted`` is the
+    database's word; what is ``gone`` was used or returned.
+
+    Attributes:
+        again_s: seconds after which a waiting share asks again; ``None``: no sooner than usual.
+    """
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self.limits = limits
+        self.again_s: float | None = None
+        self._granted = [0, 0, 0]
+        self._gone = [0, 0, 0]
+        self._busy = [0, 0, 0]
+        self._used = [0, 0]
+        self._told = [0, 0]
+        self._sent: tuple[Sequence[int], Sequence[_Place]] = ((0, 0), ())
+        self._line: list[_Place] = []
+        self._number = count()
+        self._others_wait = False
+        self._used_at = monotonic()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._line)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if the share holds nothing, waits for nothing and has nothing to tell."""
+        held = any(gone < granted for gone, granted in zip(self._gone, self._granted, strict=True))
+        waits = self._line or self._sent[1]  # what was asked for may have been granted since
+        return not (held or waits or any(self._busy) or self._used != self._told)
+
+    @property
+    def is_wanted(self) -> bool:
+        """True if others wait for what the share could return now."""
+        return self._others_wait and (bool(self._line) or self._idle() != _NOTHING)
+
+    def admit(self, tokens: int) -> Admission | None:
+        """Admit a call at once if the share holds enough and no call waits."""
+        return None if self._line else self._take(tokens)
+
+    async def wait(self, tokens: int, since: float, wait_s: float) -> Admission | None:
+        """Wait in line; return ``None`` if the call is not admitted in time.
+
+        Args:
+            since: when the call began to wait, by the monotonic clock.
+            wait_s: 0: as long as the database needs to answer.
+        """
+        longest_s = wait_s if wait_s > 0 else _ANSWER_S
+        admitted: asyncio.Future[Admission | None] = asyncio.get_running_loop().create_future()
+        place = _Place(since, next(self._number), tokens, wait_s <= 0, admitted)
+        heapq.heappush(self._line, place)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(longest_s):
+                    return await asyncio.shield(admitted)
+            return admitted.result() if admitted.done() else None
+        except asyncio.CancelledError:
+            if admitted.done() and (admission := admitted.result()) is not None:
+                self.release(admission, 0)
+            raise
+        finally:
+            if place in self._line:
+                self._line.remove(place)
+                heapq.heapify(self._line)
+
+    def release(self, admission: Admission, tokens: int | None) -> None:
+        """End an admitted call.
+
+        Args:
+            tokens: those that it really took; ``None``: unknown, the estimate counts.
+        """
+        reserved = admission.tokens
+        spent = reserved if tokens is None else tokens
+        if self.limits.tokens is not None:
+            self._busy[_TOKENS] -= reserved
+            self._gone[_TOKENS] += min(spent, reserved)
+            self._used[1] += spent
+        if self.limits.calls is not None:
+            self._busy[_CALLS] -= 1
+        self._used_at = monotonic()
+        if not self._others_wait:
+            self._serve()
+
+    def report(self, *, is_last: bool = False) -> dict[str, Any]:
+        """Return what the database is to hear; idle parts go back.
+
+        A share that waits returns all it has: otherwise two could wait for each other.
+        """
+        now = monotonic()
+        is_idle = now - self._used_at >= IDLE_S
+        if is_last or is_idle or self._line or self._others_wait:
+            for each, idle in enumerate(self._idle()):
+                self._gone[each] += idle
+        self._sent = tuple(self._used), tuple(self._line)
+        first = self._line[0] if self._line else None
+        return {
+            "limits": self.limits,
+            "gone": self._gone,
+            "busy": self._busy,
+            "used": self._used,
+            "told": self._told,
+            "waiting": len(self._line),
+            "tokens": 1 if first is None else max(1, first.tokens),
+            "waited_s": 0.0 if first is None else max(0.0, now - first.since),
+        }
+
+    def settle(self, answer: Mapping[str, Any]) -> None:
+        """Take the database's answer to the last report, and admit calls."""
+        used, asked = self._sent
+        self._told = list(used)
+        self._granted = list(answer["granted"])
+        self._others_wait = answer["others"]
+        self.again_s = answer["again_s"]
+        self._serve()
+        for place in asked:
+            if place.is_brief and not place.admitted.done():
+                place.admitted.set_result(None)
+
+    def _idle(self) -> tuple[int, int, int]:
+        calls, requests, tokens = (
+            max(0, granted - gone - busy)
+            for granted, gone, busy in zip(self._granted, self._gone, self._busy, strict=True)
+        )
+        return calls, requests, tokens
+
+    def _serve(self) -> None:
+        while self._line:
+            first = self._line[0]
+            if first.admitted.done():
+                heapq.heappop(self._line)
+            elif (admission := self._take(first.tokens)) is None:
+                return
+            else:
+                heapq.heappop(self._line)
+                first.admitted.set_result(admission)
+
+    def _take(self, tokens: int) -> Admission | None:
+        if self.limits.tokens is not None:
+            tokens = max(1, min(tokens, self.limits.tokens))
+        needs = (1, 1, tokens)
+        for limit, idle, needed in zip(self.limits, self._idle(), needs, strict=True):
+            if limit is not None and idle < needed:
+                return None
+        if self.limits.calls is not None:
+            self._busy[_CALLS] += 1
+        if self.limits.requests is not None:
+            self._gone[_REQUESTS] += 1
+            self._used[0] += 1
+        if self.limits.tokens is not None:
+            self._busy[_TOKENS] += tokens
+        self._used_at = monotonic()
+        return Admission(tokens)
