@@ -34,13 +34,15 @@ async def holder(
     url: str,
     tenant: str = "acme",
     scope: Scope = "admin",
+    *more: Scope,
     expires: datetime | timedelta | None = None,
 ) -> Holder:
-    """Make a key of a tenant; create the tenant if it is missing.
+    """Make a key of a tenant with a scope or several; create the tenant if it is missing.
 
     Args:
         url: of the database. A running server needs a key from then on.
     """
-    made = await operator.create_key(url, tenant, name="a test's", scope=scope, expires=expires)
+    scopes = (scope, *more)
+    made = await operator.create_key(url, tenant, name="a test's", scopes=scopes, expires=expires)
     row, key = made
     return Holder(row["tenant_id"], row["id"], row["prefix"], key)

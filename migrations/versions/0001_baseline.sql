@@ -27,7 +27,7 @@ CREATE TABLE api_keys (
     name text NOT NULL,
     prefix text NOT NULL,
     key_hash bytea NOT NULL,
-    scope text NOT NULL,
+    scopes text[] NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
     expires_at timestamptz,
     last_used_at timestamptz,
@@ -35,7 +35,8 @@ CREATE TABLE api_keys (
     CONSTRAINT pk_api_keys PRIMARY KEY (tenant_id, id),
     CONSTRAINT uq_api_keys_key_hash UNIQUE (key_hash),
     CONSTRAINT fk_api_keys_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
-    CONSTRAINT ck_api_keys_scope CHECK (scope IN ('read', 'run', 'admin'))
+    CONSTRAINT ck_api_keys_scopes CHECK (
+        scopes <> '{}' AND scopes <@ ARRAY['read', 'run', 'define', 'approve', 'admin'])
 );
 
 -- Marks that there was a key: from then on all requests need one. At most one row.
@@ -53,8 +54,8 @@ CREATE TABLE ws_tickets (
     -- The only run that it opens; null: any of the tenant's.
     run_id uuid,
     expires_at timestamptz NOT NULL,
-    -- Scope of the ticket, and the key that created it.
-    scope text NOT NULL DEFAULT 'run',
+    -- Scopes of the ticket, and the key that created it.
+    scopes text[] NOT NULL,
     key_id uuid,
     CONSTRAINT pk_ws_tickets PRIMARY KEY (tenant_id, ticket_hash),
     CONSTRAINT uq_ws_tickets_ticket_hash UNIQUE (ticket_hash),

@@ -18,7 +18,8 @@ from tests.tenants import Holder, holder
 from tests.waiting import until
 
 NOBODY = "01a1fdb7-6ff4-7105-ba5d-4c99da8e1434"
-NEW = {"name": "x", "scope": "read"}
+NEW = {"name": "x", "scopes": ["read"]}
+NOUNS = ("agent", "graph", "provider")
 WRONG = "btg_aaaaaaaa_" + "A" * 43
 
 
@@ -99,17 +100,27 @@ async def test_requests_without_a_key_reveal_nothing(refusing: Running) -> None:
         assert (await refusing.client.get(path)).status_code in (401, 404)
 
 
-@pytest.mark.parametrize("scope", ["read", "run", "admin"])
+@pytest.mark.parametrize(
+    ("scopes", "permitted"),
+    [
+        (["read"], {"read"}),
+        (["run"], {"read", "run"}),
+        (["define"], {"read", "define"}),
+        (["approve"], {"approve"}),
+        (["define", "run"], {"read", "run", "define"}),
+        (["admin"], {"read", "run", "define", "approve", "admin"}),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+)
 async def test_an_operation_accepts_the_scopes_that_it_documents(
-    closed: Running, database_url: str, scope: Any
+    closed: Running, database_url: str, scopes: Any, permitted: set[str]
 ) -> None:
-    scopes = ["read", "run", "admin"]
-    held = await holder(database_url, scope=scope)
+    held = await holder(database_url, "acme", *scopes)
     async with held.client(closed) as client:
         for method, path, operation in operations(await document(closed)):
             needed = operation["x-required-scope"]
             answer = await client.request(method, path, json={})
-            if scopes.index(scope) >= scopes.index(needed):
+            if needed in permitted:
                 assert answer.status_code not in (401, 403), (method, path, answer.text)
             else:
                 assert problem(answer, 403)["code"] == "insufficient_scope", (method, path)
@@ -126,6 +137,28 @@ async def test_a_read_key_may_post_to_listed_operations_only(refusing: Running) 
         *("create_ws_ticket", "search_episodes", "find_similar_failures", "find_context"),
         "match_patterns",
     }
+
+
+async def test_definitions_need_the_scope_define(refusing: Running) -> None:
+    found = operations(await document(refusing))
+    needed = {operation["operationId"]: operation["x-required-scope"] for _, _, operation in found}
+    assert {name for name, scope in needed.items() if scope == "define"} == {
+        *(f"{verb}_{noun}" for verb in ("create", "replace", "delete") for noun in NOUNS),
+        *("add_graph_edge", "remove_graph_edge"),
+        *("create_schedule", "change_schedule", "delete_schedule"),
+    }
+
+
+async def test_a_key_has_each_of_its_scopes_once(closed: Running, admin: Holder) -> None:
+    async with admin.client(closed) as client:
+        body = NEW | {"scopes": ["run", "define", "run"]}
+        made = (await client.post("/v1/keys", json=body)).json()
+        (noted,) = (await client.get("/v1/audit?order=desc&limit=1")).json()["items"]
+    assert made["scopes"] == noted["details"]["scopes"] == ["run", "define"]
+    headers = {"authorization": f"Bearer {made['key']}"}
+    answer = await closed.client.get("/v1/keys", headers=headers)
+    detail = "this needs a key with the scope 'admin', and this one has 'run', 'define'"
+    assert problem(answer, 403)["detail"] == detail
 
 
 async def test_administration_needs_an_administrator(refusing: Running) -> None:
@@ -218,10 +251,15 @@ async def test_a_stored_idempotent_answer_contains_no_secret(
     "body",
     [
         {},
-        {"name": "x", "scope": "root"},
-        {"name": "", "scope": "read"},
-        {"name": "x" * 101, "scope": "read"},
-        {"name": "\x00", "scope": "read"},
+        {"name": "x"},
+        {"name": "x", "scopes": []},
+        {"name": "x", "scopes": "read"},
+        {"name": "x", "scopes": ["root"]},
+        {"name": "x", "scopes": ["read", "root"]},
+        {"name": "x", "scopes": ["read"] * 6},
+        NEW | {"name": ""},
+        NEW | {"name": "x" * 101},
+        NEW | {"name": "\x00"},
         NEW | {"expires_at": "2020-01-01T00:00:00Z"},
         NEW | {"expires_at": "2100-01-01T00:00:00"},
         NEW | {"expires_at": "soon"},
@@ -250,7 +288,7 @@ async def test_keys_of_another_tenant_are_not_found(
                 assert problem(answer, 404)["code"] == "not_found"
         shown = [key["id"] for key in (await client.get("/v1/keys")).json()["items"]]
         assert shown == [str(admin.key_id)]
-        made = (await client.post("/v1/keys", json=NEW | {"scope": "admin"})).json()["key"]
+        made = (await client.post("/v1/keys", json=NEW | {"scopes": ["admin"]})).json()["key"]
     headers = {"authorization": f"Bearer {made}"}
     found = (await closed.client.get("/v1/keys", headers=headers)).json()["items"]
     assert len(found) == 2

@@ -157,9 +157,13 @@ async def test_with_keys_a_secret_needs_hosts_of_its_own_tenant(
 async def test_providers_need_the_scopes_of_agents(server: Running, database_url: str) -> None:
     reader = await holder(database_url, "acme", scope="read")
     runner = await holder(database_url, "acme", scope="run")
-    async with reader.client(server) as reading, runner.client(server) as running_:
-        assert (await reading.post("/v1/providers", json=provider())).status_code == 403
-        assert (await running_.post("/v1/providers", json=provider())).status_code == 201
+    definer = await holder(database_url, "acme", scope="define")
+    async with reader.client(server) as reading, definer.client(server) as defining:
+        for held in (reader, runner):
+            async with held.client(server) as refused:
+                answer = await refused.post("/v1/providers", json=provider())
+                assert answer.json()["code"] == "insufficient_scope"
+        assert (await defining.post("/v1/providers", json=provider())).status_code == 201
         assert (await reading.get("/v1/providers/vendor")).status_code == 200
     async with (await holder(database_url, "other")).client(server) as other:
         assert (await other.get("/v1/providers/vendor")).status_code == 404

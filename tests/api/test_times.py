@@ -35,7 +35,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "import_episode": EPISODE,
     "search_episodes": {"mode": "structured", "filters": {}},
     "learn_from_episode": {"episode": EPISODE},
-    "create_key": {"name": "k", "scope": "read"},
+    "create_key": {"name": "k", "scopes": ["read"]},
     "record_pattern_application": {"good": True, "baseline_rate": 0.5},
 }
 """By operation id, a body for each operation that takes a time in its body."""

@@ -86,6 +86,11 @@ async def test_a_key_is_printed_once_and_works_until_it_is_revoked(bottega: Any,
     assert bottega("keys", "revoke", "btg_nothing").returncode == 1
 
 
+def test_a_key_may_have_several_scopes(bottega: Any) -> None:
+    create(bottega, "--scope", "define", scope="run")
+    assert "run, define" in bottega("keys", "list").stdout
+
+
 async def test_a_key_may_be_revoked_by_its_id(bottega: Any, database_url: str) -> None:
     held = await holder(database_url)
     assert bottega("keys", "revoke", str(held.key_id).upper()).returncode == 0
@@ -172,8 +177,8 @@ async def test_migrating_stores_the_first_key_and_no_second_time(
     rows = await connection.fetch(
         "SELECT k.*, t.name AS tenant FROM api_keys k JOIN tenants t ON t.id = k.tenant_id"
     )
-    assert [(row["tenant"], row["scope"], row["name"]) for row in rows] == [
-        ("default", "admin", "bootstrap")
+    assert [(row["tenant"], row["scopes"], row["name"]) for row in rows] == [
+        ("default", ["admin"], "bootstrap")
     ]
     assert re.fullmatch("bootstrap_[0-9a-f]{8}", rows[0]["prefix"])  # nothing of the key
     serve = ("serve", "--no-worker", "--port", "0")

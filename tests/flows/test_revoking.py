@@ -32,7 +32,7 @@ def settings(settings: Settings) -> Settings:
 
 @pytest.fixture
 async def held(database_url: str) -> Holder:
-    return await holder(database_url, "default", "run")
+    return await holder(database_url, "default", "run", "define")
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ CANCEL = '{"type": "cancel"}'
 
 @pytest.fixture
 async def runner(database_url: str) -> Holder:
-    return await holder(database_url, "default", "run")
+    return await holder(database_url, "default", "run", "define")
 
 
 @pytest.fixture

@@ -183,7 +183,9 @@ async def test_each_tenant_s_runs_send_its_own(
     )
     async with command("serve", "--port", "0", **variables) as api:
         for tenant in ("default", "acme-2"):
-            _, key = await operator.create_key(database_url, tenant, name="test", scope="run")
+            _, key = await operator.create_key(
+                database_url, tenant, name="test", scopes=["run", "define"]
+            )
             model.script(calls(("stock", {})), text("done"))
             async with client_of(api.port) as client:
                 client.headers["authorization"] = f"Bearer {key}"

@@ -32,7 +32,7 @@ async def service(
 
 async def client_for(server: Running, url: str, tenant: str) -> httpx2.AsyncClient:
     """Create a tenant; return a client with an admin key of it."""
-    _, key = await operator.create_key(url, tenant, name="test", scope="admin")
+    _, key = await operator.create_key(url, tenant, name="test", scopes=["admin"])
     headers = {"authorization": f"Bearer {key}"}
     return client_of(server.port, headers=headers)
 

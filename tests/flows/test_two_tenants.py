@@ -164,7 +164,7 @@ BODIES: dict[str, Any] = {
     "add_graph_edge": {"source": "requirements", "target": "implementer"},
     "create_provider": PROVIDER,
     "replace_provider": {name: PROVIDER[name] for name in ("dialect", "base_url")},
-    "create_key": {"name": "own", "scope": "read"},
+    "create_key": {"name": "own", "scopes": ["read"]},
     "create_run": {"agent": "own", "input": "x"},
     "retry_run": {"from": "start"},
     "create_schedule": {"name": "own", "cron": "0 3 * * *", "run": {"agent": "own", "input": "x"}},

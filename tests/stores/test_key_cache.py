@@ -19,10 +19,10 @@ UNKNOWN = "btg_aaaaaaaa_" + "A" * 43
 # A look-up of this unknown key waits until the test releases a lock.
 SLOW_FOR_STRANGERS = """
 CREATE OR REPLACE FUNCTION find_key(p_hash bytea)
-RETURNS TABLE (tenant_id uuid, id uuid, prefix text, scope text, expires_at timestamptz)
+RETURNS TABLE (tenant_id uuid, id uuid, prefix text, scopes text[], expires_at timestamptz)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 BEGIN
-    RETURN QUERY SELECT k.tenant_id, k.id, k.prefix, k.scope, k.expires_at FROM api_keys k
+    RETURN QUERY SELECT k.tenant_id, k.id, k.prefix, k.scopes, k.expires_at FROM api_keys k
     WHERE k.key_hash = p_hash AND k.revoked_at IS NULL;
     IF NOT FOUND THEN
         PERFORM pg_advisory_xact_lock_shared(42);
@@ -74,7 +74,7 @@ async def test_a_key_is_cached_for_seconds_only(
 ) -> None:
     found = await ring.find(held.key)
     assert found is not None
-    assert (found.tenant_id, found.id, found.scope) == (held.tenant_id, held.key_id, "admin")
+    assert (found.tenant_id, found.id, found.scopes) == (held.tenant_id, held.key_id, ["admin"])
     await revoke(owner, held)
     time.now += BELIEVED_S
     assert await ring.find(held.key) == found
@@ -97,9 +97,10 @@ async def test_a_used_key_is_refreshed_in_the_background(
     )
     async with background(ring.run):
         assert await ring.find(held.key) is not None
-        await owner.execute("UPDATE api_keys SET scope = 'read' WHERE id = $1", held.key_id)
+        await owner.execute("UPDATE api_keys SET scopes = '{read}' WHERE id = $1", held.key_id)
         await until(
-            lambda: ring.find(held.key), lambda found: found is not None and found.scope == "read"
+            lambda: ring.find(held.key),
+            lambda found: found is not None and found.scopes == ["read"],
         )
         await revoke(owner, held)
         # Though the clock stands still.

@@ -1,6 +1,7 @@
 """Authentication: every path but the public ones needs a key or a ticket."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -39,7 +40,7 @@ class Principal:
     """
 
     tenant_id: UUID
-    scope: keys.Scope
+    scopes: Sequence[keys.Scope]
     actor: str
     key_id: UUID | None
 
@@ -49,19 +50,20 @@ class Principal:
         return None if self.key_id is None else (self.tenant_id, self.key_id)
 
     def need(self, scope: keys.Scope) -> None:
-        """Check that the caller's scope includes ``scope``.
+        """Check that the caller's scopes include ``scope``.
 
         Raises:
             ForbiddenError: ``insufficient_scope``.
         """
-        if not keys.includes(self.scope, scope):
+        if not keys.includes(self.scopes, scope):
+            held = ", ".join(f"'{each}'" for each in self.scopes)
             raise ForbiddenError(
-                f"this needs a key with the scope '{scope}', and this one has '{self.scope}'",
+                f"this needs a key with the scope '{scope}', and this one has {held}",
                 code="insufficient_scope",
             )
 
 
-LOCAL = Principal(DEFAULT_TENANT, "admin", "local", None)
+LOCAL = Principal(DEFAULT_TENANT, ("admin",), "local", None)
 """Caller while there are no keys; only this machine has access then."""
 
 
@@ -118,7 +120,7 @@ async def _by_key(key_cache: KeyCache, keys_sent: list[bytes]) -> Principal:
             f"this API key expired at {key.expires_at:%Y-%m-%dT%H:%M:%SZ}: ask for a new one",
             code="key_expired",
         )
-    return Principal(key.tenant_id, key.scope, f"key:{key.prefix}", key.id)
+    return Principal(key.tenant_id, key.scopes, f"key:{key.prefix}", key.id)
 
 
 async def _find(key_cache: KeyCache, keys_sent: list[bytes]) -> keys.Key | None:
@@ -143,4 +145,4 @@ async def _by_ticket(key_cache: KeyCache, ticket: str, path: str) -> Principal:
             code="bad_ticket",
         )
     actor = LOCAL.actor if row["key_id"] is None else f"key:{row['prefix']}"
-    return Principal(row["tenant_id"], row["scope"], actor, row["key_id"])
+    return Principal(row["tenant_id"], row["scopes"], actor, row["key_id"])

@@ -5,7 +5,8 @@ Results for scripts go to standard output, all other text to standard error.
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Literal
+from enum import StrEnum
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -21,6 +22,16 @@ TENANT = r"(?=.{1,63}$)[a-z](?:-?[a-z0-9])*"
 """Pattern of tenant names: single ``-`` only, so that a variable can name a tenant's secret."""
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 _LONGEST = timedelta(days=36500)
+
+
+class _Scope(StrEnum):
+    """The scopes of keys, as an enumeration because an option that repeats takes no literals."""
+
+    READ = "read"
+    RUN = "run"
+    DEFINE = "define"
+    APPROVE = "approve"
+    ADMIN = "admin"
 
 
 def _tenant(name: str | None) -> str | None:
@@ -55,7 +66,10 @@ def create_key(
     tenant: Annotated[
         str, typer.Option(callback=_tenant, help="Its name; it is created if missing.")
     ],
-    scope: Annotated[Literal["read", "run", "admin"], typer.Option(help="Scope of the key.")],
+    scope: Annotated[
+        list[_Scope],
+        typer.Option(help="What it may do; repeat it for several."),
+    ],
     name: Annotated[
         str, typer.Option(callback=_name, help="Purpose of the key, as lists show it.")
     ] = "made by the operator",
@@ -69,10 +83,13 @@ def create_key(
     from bottega.tenants import operator
 
     with database(settings) as url:
-        made = operator.create_key(url, tenant, name=name, scope=scope, expires=until)
+        made = operator.create_key(
+            url, tenant, name=name, scopes=[each.value for each in scope], expires=until
+        )
         row, key = run(made)
     end = "until it is revoked" if row["expires_at"] is None else f"until {_at(row['expires_at'])}"
-    console.print(f"A key of {tenant} with the scope {scope}, valid {end}:", highlight=False)
+    may = ", ".join(row["scopes"])
+    console.print(f"A key of {tenant} that may {may}, valid {end}:", highlight=False)
     print(key)  # noqa: T201 (a script reads it)
 
 
@@ -88,7 +105,7 @@ def list_keys(
 
     with database(settings) as url:
         found = run(operator.list_keys(url, tenant))
-    columns = ("tenant", "prefix", "scope", "name", "created_at", "expires_at", "last_used_at")
+    columns = ("tenant", "prefix", "scopes", "name", "created_at", "expires_at", "last_used_at")
     table = Table(*columns, "revoked_at", "id")
     for row in found:
         table.add_row(*(_cell(row[name]) for name in (*columns, "revoked_at", "id")))
@@ -147,7 +164,15 @@ def delete_tenant(
 
 def _cell(value: object) -> Text:
     """Return text without control characters, which a terminal would obey."""
-    text = "" if value is None else _at(value) if isinstance(value, datetime) else str(value)
+    match value:
+        case None:
+            text = ""
+        case datetime():
+            text = _at(value)
+        case list():
+            text = ", ".join(value)
+        case _:
+            text = str(value)
     return Text(
         "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
     )

@@ -18,12 +18,13 @@ from sqlalchemy import (
     Text,
     Uuid,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.types import TypeEngine
 
 _TYPES: dict[str, TypeEngine[Any]] = {
     "uuid": Uuid(),
     "text": Text(),
+    "texts": ARRAY(Text()),
     "json": JSONB(),
     "number": BigInteger(),
     "real": Float(),
@@ -186,7 +187,8 @@ tenants = _table(
 api_keys = _table(
     "api_keys",
     uuid="tenant_id id",
-    text="name prefix scope",
+    text="name prefix",
+    texts="scopes",
     binary="key_hash",
     time="created_at expires_at last_used_at revoked_at",
 )
@@ -216,7 +218,7 @@ ws_tickets = _table(
     uuid="tenant_id run_id key_id",
     binary="ticket_hash",
     time="expires_at",
-    text="scope",
+    texts="scopes",
 )
 run_heads = _table(
     "run_heads",

@@ -158,7 +158,7 @@ class KeyCache:
         return key.expired(self._clock())
 
     async def redeem(self, ticket_hash: bytes, run_id: UUID) -> asyncpg.Record | None:
-        """Consume a ticket, valid or not; return ``tenant_id``, ``scope``, ``key_id``, ``prefix``.
+        """Consume a ticket, valid or not; return ``tenant_id``, ``scopes``, ``key_id``, ``prefix``.
 
         Few calls run concurrently, as for unknown keys.
         """

@@ -6,9 +6,10 @@ A key has 32 random bytes, so one round of SHA-256 suffices: it cannot be guesse
 import hashlib
 import secrets
 import string
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from uuid import UUID
 
 from sqlalchemy import DateTime, RowMapping, func, insert, literal, select, update
@@ -19,9 +20,16 @@ from bottega.db.tables import api_keys
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.tenants import audit
 
-Scope = Literal["read", "run", "admin"]
-SCOPES: tuple[Scope, ...] = ("read", "run", "admin")
-"""Each scope includes the earlier ones."""
+Scope = Literal["read", "run", "define", "approve", "admin"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+INCLUDED: Mapping[Scope, frozenset[Scope]] = {
+    "read": frozenset(("read",)),
+    "run": frozenset(("run", "read")),
+    "define": frozenset(("define", "read")),
+    "approve": frozenset(("approve",)),
+    "admin": frozenset(SCOPES),
+}
+"""The scopes that each scope includes, itself among them."""
 MOST_KEYS = 1000
 """Limit of a tenant's keys that are not revoked."""
 
@@ -37,22 +45,23 @@ class Key:
 
     Attributes:
         prefix: the public part that identifies it to people.
+        scopes: what it may do, at least one.
         expires_at: time from which it is invalid; ``None``: never.
     """
 
     tenant_id: UUID
     id: UUID
     prefix: str
-    scope: Scope
+    scopes: Sequence[Scope]
     expires_at: datetime | None
 
     def expired(self, now: datetime) -> bool:
         return self.expires_at is not None and self.expires_at <= now
 
 
-def includes(scope: Scope, needed: Scope) -> bool:
-    """Return true if ``scope`` permits actions that need ``needed``."""
-    return SCOPES.index(scope) >= SCOPES.index(needed)
+def includes(scopes: Iterable[Scope], needed: Scope) -> bool:
+    """Return true if a key with ``scopes`` permits actions that need ``needed``."""
+    return any(needed in INCLUDED[scope] for scope in scopes)
 
 
 def hashed(key: str) -> bytes:
@@ -66,10 +75,13 @@ async def create(
     actor: str,
     *,
     name: str,
-    scope: Scope,
+    scopes: Collection[Scope],
     expires_at: datetime | None,
 ) -> tuple[RowMapping, str]:
     """Create a key; return its row and, for the only time, the key itself.
+
+    Args:
+        scopes: at least one, in any order.
 
     Raises:
         InvalidInputError: the expiry is in the past.
@@ -85,17 +97,18 @@ async def create(
             code="too_many_keys",
         )
     prefix = f"btg_{''.join(secrets.choice(_PUBLIC) for _ in range(8))}"
+    stored = [scope for scope in SCOPES if scope in scopes]
     key = f"{prefix}_{secrets.token_urlsafe(_SECRET_BYTES)}"
     added = insert(api_keys).values(
         tenant_id=tenant_id,
         name=name,
         prefix=prefix,
         key_hash=hashed(key),
-        scope=scope,
+        scopes=stored,
         expires_at=expires_at,
     )
     row = (await tx.execute(added.returning(*PUBLIC_COLUMNS))).mappings().one()
-    await audit.note(tx, tenant_id, actor, "key.create", prefix, {"scope": scope, "name": name})
+    await audit.note(tx, tenant_id, actor, "key.create", prefix, {"scopes": stored, "name": name})
     return row, key
 
 

@@ -1,6 +1,6 @@
 """Actions of the operator from the command line, across all tenants."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from secrets import token_hex
@@ -79,7 +79,7 @@ async def create_key(
     tenant: str,
     *,
     name: str,
-    scope: keys.Scope,
+    scopes: Collection[keys.Scope],
     expires: datetime | timedelta | None = None,
 ) -> tuple[RowMapping, str]:
     """Create a key; return its row and, for the only time, the key itself.
@@ -97,7 +97,7 @@ async def create_key(
         if isinstance(expires, timedelta):
             expires = await tx.scalar(select(func.now() + expires))
         tenant_id = found.scalar_one()
-        return await keys.create(tx, tenant_id, ACTOR, name=name, scope=scope, expires_at=expires)
+        return await keys.create(tx, tenant_id, ACTOR, name=name, scopes=scopes, expires_at=expires)
 
 
 async def list_keys(url: str, tenant: str | None = None) -> list[RowMapping]:
@@ -147,7 +147,7 @@ async def keys_required(url: str) -> bool:
 
 @asynccontextmanager
 async def temporary_key(
-    url: str, *, name: str, good_for: timedelta, scope: keys.Scope = "run"
+    url: str, *, name: str, good_for: timedelta, scopes: Collection[keys.Scope]
 ) -> AsyncIterator[str | None]:
     """Create a key of the default tenant for the duration of the block, then delete it.
 
@@ -156,7 +156,7 @@ async def temporary_key(
     if not await keys_required(url):
         yield None
         return
-    row, key = await create_key(url, "default", name=name, scope=scope, expires=good_for)
+    row, key = await create_key(url, "default", name=name, scopes=scopes, expires=good_for)
     try:
         yield key
     finally:
@@ -194,11 +194,11 @@ async def store_bootstrap_key(url: str, key: str) -> bool:
     Return true if it was new. A revoked key stays revoked.
     """
     prefix = f"{_BOOTSTRAP}_{token_hex(4)}"
-    row = {"name": _BOOTSTRAP, "prefix": prefix, "key_hash": keys.hashed(key), "scope": "admin"}
+    row = {"name": _BOOTSTRAP, "prefix": prefix, "key_hash": keys.hashed(key), "scopes": ["admin"]}
     made = postgresql.insert(api_keys).values(tenant_id=DEFAULT_TENANT, **row)
     added = made.on_conflict_do_nothing(index_elements=[_keys.key_hash]).returning(_keys.id)
     async with transaction(url) as tx:
         if await tx.scalar(added) is None:
             return False
-        await audit.note(tx, DEFAULT_TENANT, ACTOR, "key.create", prefix, {"scope": "admin"})
+        await audit.note(tx, DEFAULT_TENANT, ACTOR, "key.create", prefix, {"scopes": ["admin"]})
         return True

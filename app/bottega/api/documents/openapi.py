@@ -20,8 +20,8 @@ SCHEME = {
     "scheme": "bearer",
     "description": (
         "An API key. Each operation names the scope that it needs (`x-required-scope`): `read`; "
-        "`run`, which includes `read`; or `admin`, which includes both. A server that never had "
-        "a key needs none, and serves only its own machine."
+        "`run` or `define`, which include `read`; or `admin`, which includes all. A server that "
+        "never had a key needs none, and serves only its own machine."
     ),
 }
 

@@ -15,7 +15,7 @@ from bottega.api.shared.definitions import (
     answer,
     definition_router,
 )
-from bottega.api.shared.deps import ServiceDep, Tenant, Transaction
+from bottega.api.shared.deps import DefineTenant, ServiceDep, Transaction
 from bottega.api.shared.drawings import Drawings
 from bottega.api.shared.etags import if_match_version
 from bottega.definitions import store
@@ -45,7 +45,7 @@ router = definition_router(
 )
 async def add_edge(
     tx: Transaction,
-    tenant: Tenant,
+    tenant: DefineTenant,
     name: DefinitionName,
     body: Edge,
     response: Response,
@@ -67,7 +67,7 @@ async def add_edge(
 )
 async def remove_edge(
     tx: Transaction,
-    tenant: Tenant,
+    tenant: DefineTenant,
     name: DefinitionName,
     source: NodeName,
     target: NodeName,
@@ -105,7 +105,7 @@ _MEDIA = {
 async def drawing(
     request: Request,
     service: ServiceDep,
-    tenant: Tenant,
+    tenant: DefineTenant,
     name: DefinitionName,
     format: Annotated[Literal["svg", "mermaid", "dot"], Query()] = "svg",  # noqa: A002
     run_id: Annotated[
@@ -132,6 +132,6 @@ async def drawing(
     response_model=Order,
     responses=problems(404),
 )
-async def order(tx: Transaction, tenant: Tenant, name: DefinitionName) -> Any:
+async def order(tx: Transaction, tenant: DefineTenant, name: DefinitionName) -> Any:
     definition = await store.get(tx, GRAPHS, tenant, name)
     return {"order": to_graph(definition.content).get_topological_order()}

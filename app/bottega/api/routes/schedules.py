@@ -9,7 +9,7 @@ from bottega.api.errors import headers, problems
 from bottega.api.routes.runs import check_webhook
 from bottega.api.schemas.base import NAME_PATTERN, Page
 from bottega.api.schemas.schedules import NewSchedule, Schedule, ScheduleChange
-from bottega.api.shared.deps import Actor, ServiceDep, Tenant, Transaction
+from bottega.api.shared.deps import Actor, DefineTenant, ServiceDep, Transaction
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, ViewQuery
 from bottega.api.shared.schemas import check_schema
@@ -49,7 +49,7 @@ def _to_response(row: Mapping[str, Any]) -> dict[str, Any]:
 async def create(
     once: OnceDep,
     service: ServiceDep,
-    tenant: Tenant,
+    tenant: DefineTenant,
     body: NewSchedule,
     response: Response,
 ) -> Any:
@@ -83,7 +83,7 @@ async def create(
 )
 async def list_(
     tx: Transaction,
-    tenant: Tenant,
+    tenant: DefineTenant,
     query: Annotated[ViewQuery, Query()],
     request: Request,
     response: Response,
@@ -107,7 +107,7 @@ async def list_(
     response_model=Schedule,
     responses=problems(404),
 )
-async def get(tx: Transaction, tenant: Tenant, name: ScheduleName) -> Any:
+async def get(tx: Transaction, tenant: DefineTenant, name: ScheduleName) -> Any:
     return _to_response(await schedules.get(tx, tenant, name))
 
 
@@ -119,7 +119,9 @@ async def get(tx: Transaction, tenant: Tenant, name: ScheduleName) -> Any:
     response_model=Schedule,
     responses=problems(400, 404, 413, 415),
 )
-async def change(tx: Transaction, tenant: Tenant, name: ScheduleName, body: ScheduleChange) -> Any:
+async def change(
+    tx: Transaction, tenant: DefineTenant, name: ScheduleName, body: ScheduleChange
+) -> Any:
     return _to_response(await schedules.pause(tx, tenant, name, body.paused))
 
 
@@ -131,6 +133,6 @@ async def change(tx: Transaction, tenant: Tenant, name: ScheduleName, body: Sche
     status_code=204,
     responses=problems(404),
 )
-async def delete(tx: Transaction, tenant: Tenant, actor: Actor, name: ScheduleName) -> None:
+async def delete(tx: Transaction, tenant: DefineTenant, actor: Actor, name: ScheduleName) -> None:
     await schedules.remove(tx, tenant, name)
     await audit.note(tx, tenant, actor, "schedule.delete", name)

@@ -1,7 +1,7 @@
 """Tickets for browsers, whose WebSockets cannot send an Authorization header.
 
-``bottega.api.auth`` redeems them before any route. A ticket has the scope of the key that requested
-it, and ends with that key.
+``bottega.api.auth`` redeems them before any route. A ticket has the scopes of the key that
+requested it, and ends with that key.
 """
 
 import secrets
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1/ws-tickets", tags=["runs"])
 VALID_S = 30.0
 
 _ISSUE = """
-INSERT INTO ws_tickets (tenant_id, ticket_hash, run_id, expires_at, scope, key_id)
+INSERT INTO ws_tickets (tenant_id, ticket_hash, run_id, expires_at, scopes, key_id)
 VALUES ($1, $2, $3, now() + make_interval(secs => $4), $5, $6) RETURNING expires_at
 """
 
@@ -54,7 +54,7 @@ class Ticket(Answer):
     summary="Get a ticket for a WebSocket",
     description=(
         "For browsers, whose WebSockets cannot send an Authorization header. The ticket is valid "
-        "once, for 30 seconds, at any API process, with the scope of your key."
+        "once, for 30 seconds, at any API process, with the scopes of your key."
     ),
     status_code=201,
     response_model=Ticket,
@@ -66,7 +66,7 @@ async def create(
     if body.run_id is not None:
         await service.streams.cursor_of(tenant, body.run_id)
     ticket = secrets.token_urlsafe(32)
-    row = tenant, hashed(ticket), body.run_id, VALID_S, principal.scope, principal.key_id
+    row = tenant, hashed(ticket), body.run_id, VALID_S, list(principal.scopes), principal.key_id
     async with acting_as(service.database.pool, tenant) as connection:
         expires_at = await connection.fetchval(_ISSUE, *row)
     return Ticket(ticket=ticket, expires_at=expires_at)

@@ -8,13 +8,13 @@ from pydantic import ConfigDict, Field, StringConstraints
 from pydantic.config import JsonDict
 
 from bottega.api.schemas.base import Answer, Body, PlaceInTime
-from bottega.tenants.keys import Scope
+from bottega.tenants.keys import SCOPES, Scope
 
 _EXAMPLE: JsonDict = {
     "id": "01980c53-6b1e-7cc0-8f3e-6a3c1b0f4d11",
     "name": "the nightly reports",
     "prefix": "btg_4fqx0a1b",
-    "scope": "run",
+    "scopes": ["run", "define"],
     "created_at": "2026-11-02T08:30:00Z",
     "expires_at": "2027-11-02T08:30:00Z",
     "last_used_at": None,
@@ -26,7 +26,7 @@ class NewKey(Body):
     """An API key to create."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"name": "the nightly reports", "scope": "run"}]}
+        json_schema_extra={"examples": [{"name": "the nightly reports", "scopes": ["run"]}]}
     )
 
     name: Annotated[
@@ -34,13 +34,17 @@ class NewKey(Body):
         StringConstraints(min_length=1, max_length=100),
         Field(description="Purpose of the key, to find it again when it must be revoked."),
     ]
-    scope: Annotated[
-        Scope,
+    scopes: Annotated[
+        list[Scope],
         Field(
+            min_length=1,
+            max_length=len(SCOPES),
             description=(
-                "`read`: reading and searching; `run`: also all changes except administration; "
-                "`admin`: everything."
-            )
+                "What it may do. `read`: reading and searching; `run`: starting runs, and all "
+                "changes that no other scope names; `define`: changing agents, graphs, providers "
+                "and schedules; `approve`: decisions that only people may take; `admin`: "
+                "everything. `run` and `define` include `read`."
+            ),
         ),
     ]
     expires_at: Annotated[
@@ -57,7 +61,7 @@ class Key(Answer):
     id: UUID
     name: str
     prefix: Annotated[str, Field(description="Beginning of the key.")]
-    scope: Scope
+    scopes: Annotated[list[Scope], Field(description="In a fixed order, each once.")]
     created_at: datetime
     expires_at: datetime | None
     last_used_at: Annotated[

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from bottega.api.auth import Principal
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import NAME_PATTERN, Page
-from bottega.api.shared.deps import Actor, PrincipalDep, ServiceDep, Tenant, Transaction
+from bottega.api.shared.deps import Actor, DefineTenant, PrincipalDep, ServiceDep, Transaction
 from bottega.api.shared.etags import if_match_version
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, ViewQuery
@@ -45,7 +45,7 @@ class Caller:
 
 
 async def _caller(
-    service: ServiceDep, tx: Transaction, tenant: Tenant, principal: PrincipalDep
+    service: ServiceDep, tx: Transaction, tenant: DefineTenant, principal: PrincipalDep
 ) -> Caller:
     return Caller(service, tx, tenant, principal)
 
@@ -176,7 +176,7 @@ def _add_changes(
     )
     async def delete(
         tx: Transaction,
-        tenant: Tenant,
+        tenant: DefineTenant,
         actor: Actor,
         name: DefinitionName,
         if_match: IfMatch = None,
@@ -205,7 +205,7 @@ def _add_list(
         responses={**problems(), 200: headers(Link=LINK)},
     )
     async def list_(
-        tx: Transaction, tenant: Tenant, query: Paging, request: Request, response: Response
+        tx: Transaction, tenant: DefineTenant, query: Paging, request: Request, response: Response
     ) -> Any:
         found = await store.page(
             tx,
@@ -252,7 +252,7 @@ def _add_versions(
     )
     async def versions(
         tx: Transaction,
-        tenant: Tenant,
+        tenant: DefineTenant,
         name: DefinitionName,
         query: Paging,
         request: Request,
@@ -279,6 +279,10 @@ def _add_versions(
         responses={**problems(404), 200: headers(ETag=_ETAG)},
     )
     async def version(
-        tx: Transaction, tenant: Tenant, name: DefinitionName, version: Version, response: Response
+        tx: Transaction,
+        tenant: DefineTenant,
+        name: DefinitionName,
+        version: Version,
+        response: Response,
     ) -> Any:
         return answer(await store.version(tx, kind, tenant, name, version), response)

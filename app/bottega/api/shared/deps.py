@@ -1,7 +1,7 @@
 """Dependencies of routes: the service, the caller, and a transaction.
 
-Every route that is not public depends on ``Tenant``, ``ReadTenant`` or ``AdminTenant``, which check
-the key's scope. ``bottega.api.documents.openapi`` enforces this.
+Every route that is not public depends on ``Tenant``, ``DefineTenant``, ``ReadTenant`` or
+``AdminTenant``, which check the key's scopes. ``bottega.api.documents.openapi`` enforces this.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -31,7 +31,7 @@ async def _principal(request: Request) -> Principal:
 
 
 PrincipalDep = Annotated[Principal, Depends(_principal)]
-"""Caller, without a check of its scope."""
+"""Caller, without a check of its scopes."""
 
 
 async def _actor(principal: PrincipalDep) -> str:
@@ -43,7 +43,12 @@ Actor = Annotated[str, Depends(_actor)]
 
 
 async def _tenant(request: Request, principal: PrincipalDep) -> UUID:
-    principal.need(_usual_scope(request.method))
+    principal.need(_usual_scope(request.method, "run"))
+    return principal.tenant_id
+
+
+async def _define_tenant(request: Request, principal: PrincipalDep) -> UUID:
+    principal.need(_usual_scope(request.method, "define"))
     return principal.tenant_id
 
 
@@ -59,6 +64,8 @@ async def _admin_tenant(principal: PrincipalDep) -> UUID:
 
 Tenant = Annotated[UUID, Depends(_tenant)]
 """Tenant of the caller. GET and HEAD need the scope ``read``, other methods ``run``."""
+DefineTenant = Annotated[UUID, Depends(_define_tenant)]
+"""Tenant of the caller. GET and HEAD need the scope ``read``, other methods ``define``."""
 ReadTenant = Annotated[UUID, Depends(_read_tenant)]
 """Tenant of the caller, for a POST that only reads (scope ``read``)."""
 AdminTenant = Annotated[UUID, Depends(_admin_tenant)]
@@ -66,15 +73,17 @@ AdminTenant = Annotated[UUID, Depends(_admin_tenant)]
 
 
 _SCOPES: dict[Callable[..., Any], Scope] = {_read_tenant: "read", _admin_tenant: "admin"}
+_CHANGING: dict[Callable[..., Any], Scope] = {_tenant: "run", _define_tenant: "define"}
 
 
 def required_scope(dependency: Callable[..., Any], method: str) -> Scope | None:
     """Return the scope that a route's dependency requires, or ``None``."""
-    return _usual_scope(method) if dependency is _tenant else _SCOPES.get(dependency)
+    changing = _CHANGING.get(dependency)
+    return _SCOPES.get(dependency) if changing is None else _usual_scope(method, changing)
 
 
-def _usual_scope(method: str) -> Scope:
-    return "read" if method in ("GET", "HEAD") else "run"
+def _usual_scope(method: str, changing: Scope) -> Scope:
+    return "read" if method in ("GET", "HEAD") else changing
 
 
 async def _transaction(

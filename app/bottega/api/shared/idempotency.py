@@ -18,7 +18,7 @@ from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.api.shared.deps import Tenant
+from bottega.api.shared.deps import PrincipalDep
 from bottega.db.tables import idempotency_keys
 from bottega.errors import ConflictError, InvalidInputError
 
@@ -101,7 +101,7 @@ class Once:
 
 async def _once(
     request: Request,
-    tenant: Tenant,
+    principal: PrincipalDep,
     idempotency_key: Annotated[
         str | None,
         Header(
@@ -115,7 +115,7 @@ async def _once(
         ),
     ] = None,
 ) -> Once:
-    return Once(request, tenant, idempotency_key)
+    return Once(request, principal.tenant_id, idempotency_key)
 
 
 OnceDep = Annotated[Once, Depends(_once)]

@@ -41,8 +41,8 @@ async def run(settings: Settings, url: str, scenario: Scenario, *, keep: bool) -
     if learns:
         faster = {"learning_trial_share": learning.TRIAL_SHARE, "demo_latency_ms": 0}
         settings = settings.model_copy(update=faster)
-    scope: Scope = "admin" if learns else "run"  # maintenance requires admin
-    async with operator.temporary_key(url, name="demo", good_for=_LONGEST, scope=scope) as key:
+    scopes: tuple[Scope, ...] = ("admin",) if learns else ("run", "define")  # admin: maintenance
+    async with operator.temporary_key(url, name="demo", good_for=_LONGEST, scopes=scopes) as key:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         return await _run(settings, url, headers, scenario, keep)
 

@@ -14,7 +14,7 @@ BEGIN
 END $$;
 
 CREATE OR REPLACE TRIGGER announce_keys
-AFTER INSERT OR DELETE OR UPDATE OF scope, expires_at, revoked_at ON api_keys
+AFTER INSERT OR DELETE OR UPDATE OF scopes, expires_at, revoked_at ON api_keys
 FOR EACH STATEMENT EXECUTE FUNCTION announce_keys();
 
 -- Called by API processes. Return whether requests need a key.
@@ -27,18 +27,18 @@ $$;
 -- Called by API processes. Return the key with this hash, unless it was revoked.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION find_key(p_hash bytea)
-RETURNS TABLE (tenant_id uuid, id uuid, prefix text, scope text, expires_at timestamptz)
+RETURNS TABLE (tenant_id uuid, id uuid, prefix text, scopes text[], expires_at timestamptz)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT k.tenant_id, k.id, k.prefix, k.scope, k.expires_at FROM api_keys k
+    SELECT k.tenant_id, k.id, k.prefix, k.scopes, k.expires_at FROM api_keys k
     WHERE k.key_hash = p_hash AND k.revoked_at IS NULL
 $$;
 
 -- Called by API processes every few seconds. Return those of the given keys that were not revoked.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION live_keys(p_tenants uuid[], p_ids uuid[])
-RETURNS TABLE (tenant_id uuid, id uuid, prefix text, scope text, expires_at timestamptz)
+RETURNS TABLE (tenant_id uuid, id uuid, prefix text, scopes text[], expires_at timestamptz)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT k.tenant_id, k.id, k.prefix, k.scope, k.expires_at
+    SELECT k.tenant_id, k.id, k.prefix, k.scopes, k.expires_at
     FROM unnest(p_tenants, p_ids) AS asked(tenant_id, id) JOIN api_keys k USING (tenant_id, id)
     WHERE k.revoked_at IS NULL
 $$;
@@ -55,15 +55,15 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
         FOR NO KEY UPDATE OF k SKIP LOCKED)
 $$;
 
--- Called when a WebSocket opens. Delete a ticket, valid or not, and return its tenant and scope if
+-- Called when a WebSocket opens. Delete a ticket, valid or not, and return its tenant and scopes if
 -- it was valid: not expired, for this run, and its key still valid.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION redeem_ticket(p_hash bytea, p_run uuid)
-RETURNS TABLE (tenant_id uuid, scope text, key_id uuid, prefix text)
+RETURNS TABLE (tenant_id uuid, scopes text[], key_id uuid, prefix text)
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
     WITH used AS (
         DELETE FROM ws_tickets t WHERE t.ticket_hash = p_hash RETURNING t.*)
-    SELECT u.tenant_id, u.scope, u.key_id, k.prefix
+    SELECT u.tenant_id, u.scopes, u.key_id, k.prefix
     FROM used u LEFT JOIN api_keys k ON k.tenant_id = u.tenant_id AND k.id = u.key_id
     WHERE u.expires_at > now() AND coalesce(u.run_id = p_run, true)
       AND CASE WHEN u.key_id IS NULL THEN NOT keys_required()
