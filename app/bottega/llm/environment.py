@@ -1,13 +1,16 @@
 """Settings of the vendors' own servers, from the environment, as their SDKs read them."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, ClassVar
 
 import httpx2
 
 from bottega.errors import InvalidInputError
 from bottega.llm.client import certificates
-from bottega.llm.server import ServerSpec
+from bottega.llm.provider import ModelProvider
+from bottega.llm.server import DialectName, ServerSpec
 
 NO_KEY = "none"
 """Placeholder key for a server that needs none; it is not a secret."""
@@ -44,27 +47,42 @@ def with_openai(spec: ServerSpec) -> ServerSpec:
     )
 
 
-def with_variables(spec: ServerSpec, keys: tuple[str, ...], base_url: str) -> ServerSpec:
-    """Fill in key and address from these variables.
+class VendorProvider(ModelProvider):
+    """A model of a vendor whose SDK would add three headers, for 30 MB and two seconds.
 
-    The SDKs of Anthropic and Google would add three headers; they cost 30 MB and two seconds.
-
-    Args:
-        keys: names of the key, the first one that is set counts.
-        base_url: name of the address.
-
-    Raises:
-        InvalidInputError: there is no key, or it is not one.
+    Attributes:
+        key_variables: of the key; the first one that is set counts.
+        address_variable: of the address.
     """
-    given = spec.api_key or next((os.environ[name] for name in keys if os.environ.get(name)), None)
-    key = checked_key(given, keys[0])
-    if not key:
-        raise _no_key(keys[0])
-    return replace(
-        spec,
-        api_key=None if key == NO_KEY else key,
-        base_url=spec.base_url or os.environ.get(base_url) or None,
-    )
+
+    dialect: ClassVar[DialectName]
+    key_variables: ClassVar[tuple[str, ...]]
+    address_variable: ClassVar[str]
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        timeout_s: float = 300.0,
+        patience_s: float = 30.0,
+        extra_body: Mapping[str, Any] | None = None,
+        **tools: Any,
+    ) -> None:
+        found = api_key or next(filter(None, map(os.environ.get, self.key_variables)), None)
+        key = checked_key(found, self.key_variables[0])
+        if not key:
+            raise _no_key(self.key_variables[0])
+        spec = ServerSpec(
+            dialect=self.dialect,
+            api_key=None if key == NO_KEY else key,
+            base_url=base_url or os.environ.get(self.address_variable) or None,
+            timeout_s=timeout_s,
+            patience_s=patience_s,
+            extra_body=dict(extra_body or {}),
+        )
+        super().__init__(spec, model, **tools)
 
 
 def checked_key(api_key: str | None, variable: str) -> str | None:

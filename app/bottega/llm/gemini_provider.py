@@ -1,14 +1,9 @@
 """A model behind Gemini's API."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from bottega.llm.environment import with_variables
-from bottega.llm.provider import ModelProvider
-from bottega.llm.server import ServerSpec
+from bottega.llm.environment import VendorProvider
 
 
-class GeminiProvider(ModelProvider):
+class GeminiProvider(VendorProvider):
     """Calls a model, with settings from the environment where none are given.
 
     Args:
@@ -17,30 +12,12 @@ class GeminiProvider(ModelProvider):
         base_url: with ``/v1beta``; ``None`` takes ``GOOGLE_GEMINI_BASE_URL``, then Google's.
         timeout_s, patience_s: as in :class:`~bottega.llm.openai_provider.OpenAIProvider`.
         extra_body: extra fields of every request, such as ``{"generationConfig": {"topK": 40}}``.
-        tools: time and randomness; see :class:`ModelProvider`.
+        tools: time and randomness; see :class:`~bottega.llm.provider.ModelProvider`.
 
     Raises:
         InvalidInputError: there is no key, or an argument is invalid.
     """
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        api_key: str | None = None,
-        base_url: str | None = None,
-        timeout_s: float = 300.0,
-        patience_s: float = 30.0,
-        extra_body: Mapping[str, Any] | None = None,
-        **tools: Any,
-    ) -> None:
-        given = ServerSpec(
-            dialect="gemini",
-            api_key=api_key,
-            base_url=base_url,
-            timeout_s=timeout_s,
-            patience_s=patience_s,
-            extra_body=dict(extra_body or {}),
-        )
-        spec = with_variables(given, ("GEMINI_API_KEY", "GOOGLE_API_KEY"), "GOOGLE_GEMINI_BASE_URL")
-        super().__init__(spec, model, **tools)
+    dialect = "gemini"
+    key_variables = ("GEMINI_API_KEY", "GOOGLE_API_KEY")
+    address_variable = "GOOGLE_GEMINI_BASE_URL"
