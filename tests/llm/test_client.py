@@ -1,22 +1,26 @@
 """Requests on their way: through a proxy, after a redirect, with headers that cannot be sent."""
 
 import asyncio
+from base64 import b64encode
 
 import pytest
 from httpx2 import URL
 
 from bottega.agents.messages import HumanMessage
-from bottega.errors import ModelError
+from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.client import _proxy
+from bottega.llm.environment import NO_KEY
 from bottega.llm.openai_provider import OpenAIProvider
+from bottega.llm.provider import open_provider
+from bottega.llm.server import ServerSpec
 from tests.llm.conftest import KEY
 from tests.llm.test_errors import server_of_heads
 
 REFUSED = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n"
 
 
-async def _failure(base_url: str) -> ModelError:
-    provider = OpenAIProvider("m", api_key=KEY, base_url=base_url, patience_s=0)
+async def _failure(base_url: str, key: str = KEY) -> ModelError:
+    provider = OpenAIProvider("m", api_key=key, base_url=base_url, patience_s=0)
     try:
         with pytest.raises(ModelError) as caught:
             await provider.invoke([HumanMessage(content="hi")])
@@ -102,10 +106,40 @@ async def test_redirect_that_cannot_be_followed_is_an_error_of_the_model(to: str
     assert error.code == "model_unavailable"
 
 
-async def test_header_with_a_line_break_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("header", [("X-Own", "a\r\nX-Other: 1"), ("X Own", "a"), ("X-Own", "\0")])
+def test_header_that_cannot_be_sent_is_an_error_at_the_start(header: tuple[str, str]) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        open_provider(ServerSpec(api_key=KEY, headers=dict([header])), "m")
+    assert header[0] in caught.value.detail
+    assert KEY not in caught.value.detail
+
+
+def test_variable_with_a_line_break_is_an_error_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_ORG_ID", "org\r\nX-Other: 1")
+    with pytest.raises(InvalidInputError):
+        OpenAIProvider("m", api_key=KEY)
+
+
+@pytest.mark.parametrize("key", [NO_KEY, KEY])
+async def test_login_in_the_address_is_sent_in_place_of_a_key(key: str) -> None:
     async with server_of_heads(REFUSED) as (port, heads):
-        monkeypatch.setenv("OPENAI_ORG_ID", "org\r\nX-Other: 1")
+        url = f"http://us%40er:word@127.0.0.1:{port}/v1"
+        if key == KEY:  # both would be the same header
+            with pytest.raises(InvalidInputError):
+                OpenAIProvider("m", api_key=key, base_url=url)
+            return
+        error = await _failure(url, key)
+    assert b"Authorization: Basic " + b64encode(b"us@er:word") + b"\r\n" in heads[0]
+    assert heads[0].count(b"uthorization") == 1
+    assert "word" not in error.detail
+
+
+async def test_long_error_is_read_as_far_as_it_came() -> None:
+    said = b'{"error": {"code": "context_length_exceeded", "message": "' + b"too long " * 20_000
+    head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+    head += b"content-length: %d\r\n\r\n" % (len(said) + 3)
+    async with server_of_heads(head + said + b'"}}') as (port, _):
         error = await _failure(f"http://127.0.0.1:{port}/v1")
-    assert error.code == "model_unavailable"
-    assert KEY not in error.detail
-    assert not heads
+    assert error.code == "model_context_too_long"

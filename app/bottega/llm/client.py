@@ -1,12 +1,15 @@
 """The connection to a model's server, by aiohttp."""
 
 import asyncio
+import re
 import socket
 import ssl
+from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import cache
 from ipaddress import ip_address, ip_network
 from typing import Any
+from urllib.parse import unquote_to_bytes
 from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
@@ -39,6 +42,9 @@ _PUBLIC = frozenset(
     )
 )
 """Headers that may be sent to another host, or that aiohttp takes away."""
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
+"""Name of a header (RFC 9110, section 5.6.2)."""
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _CONNECT_TIMEOUT_S = 10.0
 _KEPT_S = 5.0
 _MOST_CONNECTIONS = 1000
@@ -58,10 +64,11 @@ class ModelClient:
     """
 
     def __init__(self, spec: ServerSpec) -> None:
-        self._base = _base(spec)
+        given = _base(spec)
+        self._base = given.copy_with(userinfo=b"")
         self.address = _address(self._base)
         self.report = ErrorMapper(self.address, spec.api_key or "", places_of(spec))
-        self._headers = _headers(spec)
+        self._headers = _headers(spec, given.userinfo)
         self._guard = spec.guard
         # A redirect may lead to another host: aiohttp takes only the header Authorization away.
         is_plain = spec.guard is None and _PUBLIC.issuperset(map(str.lower, spec.headers))
@@ -100,8 +107,10 @@ class ModelClient:
                 proxy=self._proxy,
                 allow_redirects=self._follows,
             )
-        except ValueError as error:  # a header, or a host of a redirect, that cannot be used
-            raise aiohttp.ClientError("the request cannot be sent") from error
+        except ValueError as error:
+            if self._follows or isinstance(error, aiohttp.ClientError):  # a host of a redirect
+                raise aiohttp.ClientError("the redirect cannot be followed") from error
+            raise
 
     async def refusal(self, response: aiohttp.ClientResponse, clock: Clock) -> ModelError:
         """Make the error of a response whose status is not a success, from the body's start."""
@@ -155,18 +164,37 @@ def _base(spec: ServerSpec) -> httpx2.URL:
         raise InvalidInputError(f"{_NOT_A_URL}: {spec.base_url!r}") from None
 
 
-def _headers(spec: ServerSpec) -> dict[str, str]:
-    """Return all headers of a request; the server's own replace those of the dialect."""
+def _headers(spec: ServerSpec, login: bytes) -> dict[str, str]:
+    """Return all headers of a request; the server's own replace those of the dialect.
+
+    Args:
+        login: user and password in the server's URL; empty if there are none.
+
+    Raises:
+        InvalidInputError: both the key and the login would be the header Authorization, or a header
+            cannot be sent.
+    """
     own = {"Accept": "application/json", "Content-Type": "application/json"}
     if spec.dialect == "anthropic":
         own[VERSION_HEADER] = ANTHROPIC_VERSION
     if spec.api_key is not None:
         name, template = _KEY_HEADERS[spec.dialect]
         own[name] = template.format(spec.api_key)
+    if login:
+        if "Authorization" in own or any(name.lower() == "authorization" for name in spec.headers):
+            raise InvalidInputError(
+                "a model's base URL with user and password cannot be sent together with a key"
+            )
+        own["Authorization"] = f"Basic {b64encode(unquote_to_bytes(login)).decode()}"
     given = {name.lower() for name in spec.headers}
-    return {name: value for name, value in own.items() if name.lower() not in given} | dict(
-        spec.headers
-    )
+    found = {name: value for name, value in own.items() if name.lower() not in given}
+    found |= spec.headers
+    for name, value in found.items():
+        if not _TOKEN.fullmatch(name) or _CONTROL.search(value):
+            raise InvalidInputError(
+                f"the header {name!r} of a model's server has a name or a value that cannot be sent"
+            )
+    return found
 
 
 def _guarded(guard: Callable[[str], None]) -> Callable[[Any], socket.socket]:
@@ -206,8 +234,9 @@ def _is_named(url: httpx2.URL, name: str) -> bool:
 
 
 def _decoded(body: bytes | bytearray) -> object:
+    """Return a body as JSON, also if its end is missing; else as text."""
     try:
-        return from_json(body)
+        return from_json(body, allow_partial="trailing-strings")
     except ValueError:
         return body.decode("utf-8", "replace").strip()
 

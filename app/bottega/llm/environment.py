@@ -39,6 +39,8 @@ def with_openai(spec: ServerSpec) -> ServerSpec:
         # Not those that describe this machine.
         if not isinstance(value, Omit) and not name.startswith("X-Stainless")
     }
+    if sdk.api_key == NO_KEY and sdk.base_url.userinfo:
+        headers.pop("Authorization")  # the URL's user and password take its place
     return replace(
         spec,
         api_key=None if sdk.api_key == NO_KEY else sdk.api_key,
