@@ -105,6 +105,21 @@ async def test_a_part_that_the_agent_s_model_cannot_take_is_refused_at_its_place
     assert problem["errors"][0]["pointer"] == "/input/0/content/1"
 
 
+async def test_a_part_that_an_agent_of_a_graph_cannot_take_is_refused(
+    client: httpx2.AsyncClient,
+) -> None:
+    part = {"type": "document", "url": "https://a.example/a.pdf", "media_type": "application/pdf"}
+    graph = {"name": "alone", "nodes": ["painter"], "edges": []}
+    answer = await client.post("/v1/graphs", json=graph)
+    assert answer.status_code == 201, answer.text
+
+    asked = {**asking(part), "graph": "alone", "mode": "dag"}
+    del asked["agent"]
+    answer = await client.post("/v1/runs", json=asked)
+
+    assert (answer.status_code, answer.json()["code"]) == (422, "unsupported_part"), answer.text
+
+
 async def test_plain_content_stays_as_it_is(client: httpx2.AsyncClient) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 

@@ -37,13 +37,15 @@ class Pins:
         epoch: of the tenant's definitions; the versions are current while it is.
         pinned: ``{"agents": {name: version}, "graph": {"name", "version"} or None, "providers":
             {name: version}}``, with the tenant's own providers that its agents use.
-        memory: the strictest mode of the agents that the run starts with.
+        first: the agents that the run starts with; each gets its input.
+        memory: the strictest mode of these.
         params: the parameters of each agent.
         dialects: of each agent's models.
     """
 
     epoch: UUID
     pinned: dict[str, Any]
+    first: Sequence[str]
     memory: str
     params: Mapping[str, Mapping[str, Any] | None]
     dialects: Mapping[str, Dialects]
@@ -145,7 +147,7 @@ def _pins(
     }
     for name in agents:
         refuse_unsupported(params[name], dialects[name], "/params", whose=name)
-    return Pins(UUID(found["epoch"]), pinned, memory, params, dialects)
+    return Pins(UUID(found["epoch"]), pinned, first, memory, params, dialects)
 
 
 def _providers(

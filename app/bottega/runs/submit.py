@@ -126,8 +126,8 @@ async def submit(
     while True:
         found = await pins.find(driver, tenant_id, new.agent, new.graph)
         refuse_overrides(new.overrides or {}, found.params, found.dialects)
-        if new.agent is not None:
-            refuse_parts(new.input, found.dialects[new.agent])
+        for agent in found.first:
+            refuse_parts(new.input, found.dialects[agent])
         memory = stricter(new.memory, found.memory)
         values = {name: getattr(new, name) for name in _FIELDS}
         values |= {"pinned": found.pinned, "memory": memory}
