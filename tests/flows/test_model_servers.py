@@ -237,8 +237,8 @@ async def test_state_stays_with_its_server_and_its_loss_is_said(
     assert "deep thoughts" not in str(second.requests[0])
     warnings = [event["data"] for event in await log_of(bottega, run_id, "warning")]
     assert [each["code"] for each in warnings] == ["model_state_dropped"]
-    assert "'default'" in warnings[0]["message"]
-    assert "'backup'" in warnings[0]["message"]
+    assert "'default/m'" in warnings[0]["message"]
+    assert "'backup/n'" in warnings[0]["message"]
 
 
 async def test_a_resumed_run_asks_no_server_for_what_another_has_answered(

@@ -152,7 +152,7 @@ async def test_each_message_is_encoded_once(model: FakeModel, asking: Asking) ->
     message = HumanMessage(content="hi")
     tool = ToolSchema("add", "Adds.", SCHEMA)
     await asking(message, tools=[tool])
-    _, text = message.encoded(f"chat {origin_of('chat', model.base_url)}", encoded_again)
+    _, text = message.encoded(f"chat {origin_of('chat', 'default', model.base_url)}", encoded_again)
     assert text.decode() == model.requests[0]["messages"][0]["content"]
     assert json.loads(tool.encodings["chat"]) == model.requests[0]["tools"][0]
 

@@ -142,7 +142,8 @@ async def test_each_message_is_encoded_once(model: FakeResponses, asking: Asking
     message = HumanMessage(content="hi")
     tool = ToolSchema("add", "Adds.", SCHEMA)
     await asking(message, tools=[tool])
-    key = f"responses {origin_of('responses', model.base_url, 'some-model')}"
+    origin = origin_of("responses", "default", model.base_url, "some-model")
+    key = f"responses {origin}"
     _, text = message.encoded(key, encoded_again)
     assert text.decode() == model.requests[0]["input"][0]["content"]
     assert json.loads(tool.encodings["responses"]) == model.requests[0]["tools"][0]

@@ -23,7 +23,6 @@ from bottega.llm.errors import STREAM_BROKEN
 from bottega.llm.servers import OpenServer
 from bottega.llm.traffic.gates import AT_ONCE_S, LIMITED, HeldBackError, ModelGate, Passage
 
-STATE_DROPPED = "model_state_dropped"
 MOST_BROKEN = 5
 """Most broken answers of one call: each may cost as much as a complete one."""
 _CONTENT = frozenset({"model_filtered", "model_refused"})
@@ -145,7 +144,8 @@ class FallbackProvider:
                 if failed:
                     self._failed(options, number, failed[-1].error, 0.0)
                 number += 1
-                self._announce(options, served, messages)
+                if options.on_try is not None:
+                    options.on_try(served.target)
                 answer = await self._try(served, call, entry, began, is_last=served is left[-1])
                 if isinstance(answer, AssistantMessage):
                     return answer
@@ -192,29 +192,6 @@ class FallbackProvider:
     ) -> None:
         if options.on_failed_try is not None:
             options.on_failed_try(FailedTry(number, error, pause_s))
-
-    def _announce(
-        self, options: ModelOptions, served: ServedModel, messages: Sequence[StandardMessage]
-    ) -> None:
-        """Report the model that is about to be tried, and state of others that it will not get."""
-        if options.on_try is not None:
-            options.on_try(served.target)
-        if len(self.models) == 1 or options.on_warning is None:
-            return
-        name = served.server.name
-        others = dict.fromkeys(
-            str(message.metadata["provider"])
-            for message in messages
-            if isinstance(message, AssistantMessage)
-            and message.state
-            and message.metadata.get("provider") not in (None, name)
-        )
-        for other in others:
-            text = (
-                f"the provider '{name}' goes on without the reasoning and other state that "
-                f"'{other}' sent with earlier answers"
-            )
-            options.on_warning(STATE_DROPPED, text)
 
     async def _try(
         self,

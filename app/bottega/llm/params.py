@@ -38,7 +38,7 @@ _ANTHROPIC_SAMPLES = "2023-06-01"
 VERSION_HEADER = "anthropic-version"
 
 RESERVED: Mapping[DialectName, frozenset[str]] = {
-    "chat": frozenset({"model", "messages", "tools", "stream", "stream_options"}),
+    "chat": frozenset({"model", "messages", "tools", "stream", "stream_options", "n"}),
     "responses": frozenset(
         {
             "model",
@@ -53,7 +53,13 @@ RESERVED: Mapping[DialectName, frozenset[str]] = {
         }
     ),
     "anthropic": frozenset({"model", "messages", "system", "tools", "stream", "container"}),
-    "gemini": frozenset({"model", "contents", "systemInstruction", "tools", "cachedContent"}),
+    "gemini": frozenset(
+        {
+            *("model", "contents", "tools"),
+            # The API takes both spellings.
+            *("systemInstruction", "system_instruction", "cachedContent", "cached_content"),
+        }
+    ),
 }
 """Fields of ``extra_body`` that the provider sets itself, or that contradict it."""
 

@@ -20,6 +20,7 @@ from bottega.llm.dialects.anthropic import anthropic
 from bottega.llm.dialects.chat import chat
 from bottega.llm.dialects.dialect import Dialect, NewDialect
 from bottega.llm.dialects.gemini import gemini
+from bottega.llm.dialects.opaque import dropped_for
 from bottega.llm.dialects.parts import MissingFilesError, load_files
 from bottega.llm.dialects.responses import responses
 from bottega.llm.errors import STREAM_BROKEN
@@ -34,6 +35,7 @@ _DIALECTS: Mapping[DialectName, NewDialect] = {
     "anthropic": anthropic,
     "gemini": gemini,
 }
+STATE_DROPPED = "model_state_dropped"
 _MOST_BROKEN = 5
 """Most broken answers of one call: each may cost as much as a complete one."""
 
@@ -140,7 +142,7 @@ class ModelProvider:
         try:
             body = dialect.body(messages, tools, options, output)
         except MissingFilesError:
-            files = await load_files(messages, options.files)
+            files = await load_files(messages, options.files, self.spec.dialect)
             body = dialect.body(messages, tools, options, output, files)
         after_results = bool(messages) and isinstance(messages[-1], ToolMessage)
         begin = partial(dialect.new_answer, self._report, after_results)
@@ -151,6 +153,7 @@ class ModelProvider:
             if isinstance(answer, AssistantMessage):
                 answer.metadata["model"] = model
                 answer.usage.cost = await self._cost(answer.usage, model)
+                self._say_loss(dialect, messages, model, options)
                 return answer if output is None else output.read(answer, after_results)
             broken += answer.code == STREAM_BROKEN
             if not answer.retryable or patience_s == 0 or broken == _MOST_BROKEN:
@@ -165,6 +168,24 @@ class ModelProvider:
                 options.on_failed_try(FailedTry(number, answer, pause_s))
             await self._sleep(pause_s)
             number += 1
+
+    def _say_loss(
+        self,
+        dialect: Dialect,
+        messages: Sequence[StandardMessage],
+        model: str,
+        options: ModelOptions,
+    ) -> None:
+        """Report that this model has answered without the state of another one's answers."""
+        name = self.spec.name
+        if options.on_warning is None:
+            return
+        if (other := dropped_for(dialect.origin, messages, name, model)) is not None:
+            text = (
+                f"'{name}/{model}' went on without the reasoning and other state that '{other}' "
+                "sent with earlier answers"
+            )
+            options.on_warning(STATE_DROPPED, text)
 
     def _dialect(self, model: str) -> Dialect:
         dialect = self._dialects.get(model)

@@ -59,8 +59,22 @@ class Anthropic(Vendor):
             or _output(body)
             or _breakpoints(body)
             or _turns(body["messages"])
+            or self._thinking_config(body)
             or self._thinking(body)
         )
+
+    def _thinking_config(self, body: Body) -> str | None:
+        config = body.get("thinking") or {}
+        known = {"enabled": {"type", "budget_tokens", "display"}, "disabled": {"type"}}
+        if extra := unknown(config, known.get(config.get("type", ""), {"type", "display"})):
+            return f"thinking.{config.get('type')}.{extra}: Extra inputs are not permitted"
+        if config.get("type") != "enabled":
+            return None
+        if config["budget_tokens"] < 1024:
+            return "thinking.enabled.budget_tokens: Input should be greater than or equal to 1024"
+        if config["budget_tokens"] >= body["max_tokens"]:
+            return "`max_tokens` must be greater than `thinking.budget_tokens`."
+        return None
 
     def _thinking(self, body: Body) -> str | None:
         """Check thinking: unchanged, and at the start of this model's answers of the open turn."""
@@ -221,12 +235,19 @@ def _output(body: Body) -> str | None:
     for schema in schemas_in(form["schema"]):
         if refused := _REFUSED_KEYWORDS & schema.keys():
             return f"output_config.format.schema: properties {sorted(refused)} are not supported"
+        if "allOf" in schema and _described(schema) > 1:
+            return "output_config.format.schema: closed objects in allOf admit no value"
         if schema.get("type") == "object" and schema.get("additionalProperties") is not False:
             return (
                 "output_config.format.schema: For 'object' type, 'additionalProperties' must be "
                 "explicitly set to false"
             )
     return None
+
+
+def _described(schema: Body) -> int:
+    """Return the number of closed objects that describe one value (a rule of JSON Schema)."""
+    return sum("properties" in part for part in (schema, *schema["allOf"]))
 
 
 def _breakpoints(body: Body) -> str | None:

@@ -260,6 +260,9 @@ def _part_problem(index: int, content: Message) -> str | None:
             isinstance(result.get("response"), dict) and result.get("name")
         ):
             return f"{place}.function_response.name: Name cannot be empty."
+        for inner in (part.get("functionResponse") or {}).get("parts") or ():
+            if extra := unknown(inner, {"inlineData"}):
+                return f"Unknown name \"{extra}\" at '{place}.function_response.parts'"
     return None
 
 

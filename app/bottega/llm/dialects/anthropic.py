@@ -39,6 +39,8 @@ KEY = "anthropic"
 MAX_TOKENS = 32_000
 """Limit of output tokens where none is given: the API demands one, and no model allows less."""
 
+_LEAST_THINKING = 1024
+
 _CACHED = b'"cache_control":{"type":"ephemeral"}'
 _FORM = Form(
     system=b',"system":[{"type":"text","text":"%b",' + _CACHED + b'}],"messages":[',
@@ -59,7 +61,7 @@ def anthropic(spec: ServerSpec, model: str, address: str) -> Dialect:
     Raises:
         InvalidInputError: ``extra_body`` holds a reserved field, or a value that is not JSON.
     """
-    origin = origin_of(KEY, address, model)  # another model cannot read the thinking
+    origin = origin_of(KEY, spec.name, address, model)  # another model cannot read the thinking
     fields = {
         "model": model,
         "max_tokens": MAX_TOKENS,
@@ -72,6 +74,7 @@ def anthropic(spec: ServerSpec, model: str, address: str) -> Dialect:
         path="/v1/messages",
         fields=fields,
         head=encode_head(fields, spec),
+        origin=origin,
         key=f"{KEY} {origin}",
         encode=encoder(NO_FILES, origin=origin),
         encoder=partial(encoder, origin=origin),
@@ -81,6 +84,7 @@ def anthropic(spec: ServerSpec, model: str, address: str) -> Dialect:
         write=write,
         write_schema=write_schema,
         new_answer=partial(AnthropicAnswer, origin=origin),
+        fit=fit,
     )
 
 
@@ -97,6 +101,24 @@ def write(params: ModelParams, most: int | None, has_tools: bool) -> dict[str, A
         thinking={"type": "disabled"} if effort == "none" else None,
         tool_choice=_tool_choice(params) if has_tools else None,
     )
+
+
+def fit(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Lower the limit of thinking to less than that of output, or turn thinking off.
+
+    A run's budget may leave fewer tokens than the thinking that was asked for. The API demands at
+    least 1,024 tokens of it (platform.claude.com/docs/en/build-with-claude/extended-thinking).
+    """
+    thinking, most = fields.get("thinking"), fields["max_tokens"]
+    if not isinstance(thinking, Mapping) or thinking.get("type") != "enabled":
+        return fields
+    budget = thinking.get("budget_tokens")
+    if not (isinstance(budget, int) and isinstance(most, int)) or budget < most:
+        return fields
+    if most <= _LEAST_THINKING:
+        return {**fields, "thinking": {"type": "disabled"}}
+    lower = max(_LEAST_THINKING, most // 2)
+    return {**fields, "thinking": {**thinking, "budget_tokens": lower}}
 
 
 def write_schema(schema: Mapping[str, Any]) -> dict[str, Any]:

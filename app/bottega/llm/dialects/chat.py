@@ -56,7 +56,7 @@ def chat(spec: ServerSpec, model: str, address: str) -> Dialect:
     Raises:
         InvalidInputError: ``extra_body`` holds a reserved field, or a value that is not JSON.
     """
-    origin = origin_of(KEY, address)
+    origin = origin_of(KEY, spec.name, address)
     streamed = {"stream": True, "stream_options": {"include_usage": True}}
     fields = {"model": model, **spec.extra_body, **streamed}
     return Dialect(
@@ -64,6 +64,7 @@ def chat(spec: ServerSpec, model: str, address: str) -> Dialect:
         path="/chat/completions",
         fields=fields,
         head=encode_head(fields, spec),
+        origin=origin,
         key=f"{KEY} {origin}",  # other servers' state is not sent here
         encode=encoder(NO_FILES, origin=origin),
         encoder=partial(encoder, origin=origin),

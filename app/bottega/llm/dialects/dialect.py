@@ -25,6 +25,10 @@ Encode = Callable[[StandardMessage], Piece]
 _NO_PARAMS = ModelParams()
 
 
+def _as_they_are(fields: Fields) -> Fields:
+    return fields
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One API, for one model.
@@ -34,6 +38,7 @@ class Dialect:
         path: the endpoint's path, below the base URL.
         fields: fields of every request.
         head: these fields, encoded: an object that is still open.
+        origin: identifies the state of messages that go back; see :mod:`.opaque`.
         key: key of cached encodings of messages; another key replaces them.
         encode: encodes a message without stored files.
         encoder: returns the encoder of messages with these files.
@@ -45,12 +50,14 @@ class Dialect:
         write_schema: returns the fields for an output's schema.
         new_answer: makes the builder of an answer; its flag says that the answer follows results
             of tools.
+        fit: adapts all fields of a request to each other.
     """
 
     spec: ServerSpec
     path: str
     fields: Fields
     head: bytes
+    origin: str
     key: str
     encode: Encode
     encoder: Callable[[Files], Encode]
@@ -60,6 +67,7 @@ class Dialect:
     write: Callable[[ModelParams, int | None, bool], Fields]
     write_schema: Callable[[Fields], Fields]
     new_answer: Callable[[ErrorMapper, bool], AnswerBuilder]
+    fit: Callable[[Fields], Fields] = _as_they_are
 
     def output(self, options: ModelOptions) -> Output | None:
         """Return the form in which the schema of an answer is sent; ``None``: there is none."""
@@ -110,7 +118,7 @@ class Dialect:
         if output is not None and output.schema is not None:
             fields = merged(fields, self.write_schema(output.schema))
         extra = params.extra_body or {}
-        return encode_head(merged(fields, extra), self.spec, extra)
+        return encode_head(self.fit(merged(fields, extra)), self.spec, extra)
 
     def _tool(self, schema: ToolSchema) -> bytes:
         name = self.spec.dialect

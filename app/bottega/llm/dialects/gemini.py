@@ -22,7 +22,7 @@ from bottega.llm.dialects.order import in_order
 from bottega.llm.dialects.parts import NO_FILES, Files, Media, blocks_of, encoded_blocks
 from bottega.llm.dialects.schemas import fitted
 from bottega.llm.dialects.stand_ins import UNDERSTOOD
-from bottega.llm.dialects.turns import Blocks, Form, piece_of
+from bottega.llm.dialects.turns import Blocks, Form, ResultsAndBlocks, piece_of
 from bottega.llm.dialects.wire import encode_head, encode_json, given, name_of, tool_outputs
 from bottega.llm.server import ServerSpec
 
@@ -49,7 +49,7 @@ def gemini(spec: ServerSpec, model: str, address: str) -> Dialect:
     Raises:
         InvalidInputError: ``extra_body`` holds a reserved field, or a value that is not JSON.
     """
-    origin = origin_of(KEY, address, model)
+    origin = origin_of(KEY, spec.name, address, model)
     folder, slash, rest = model.partition("/")
     if not slash or folder not in ("models", "tunedModels"):
         folder, rest = "models", model
@@ -59,6 +59,7 @@ def gemini(spec: ServerSpec, model: str, address: str) -> Dialect:
         path=f"/{name}:streamGenerateContent?alt=sse",
         fields=(fields := {"generationConfig": {}, **spec.extra_body}),
         head=encode_head(fields, spec),
+        origin=origin,
         key=f"{KEY} {origin}",
         encode=encoder(NO_FILES, origin=origin),
         encoder=partial(encoder, origin=origin),
@@ -152,20 +153,32 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 def _items(message: AssistantMessage | ToolMessage, *, origin: str, files: Files) -> bytes:
     if isinstance(message, ToolMessage):
-        return encoded_blocks(
-            {
-                "functionResponse": {
-                    "id": each.call_id,
-                    "name": _name(each.name),
-                    "response": {"error" if each.is_error else "output": each.text},
-                    **({"parts": _blocks(each.parts, files)} if each.parts else {}),
-                }
-            }
-            for each in tool_outputs(message)
-        )
+        return _results(message, files)
     state = state_for(origin, message)
     parts = in_order(message, state["message"].get("order", ()), _text, _call)
     if "origin" not in state:
         first = next((part for part in parts if "functionCall" in part), {})
         first |= _NOT_SIGNED
     return encode_json({"role": "model", "parts": parts})
+
+
+def _results(message: ToolMessage, files: Files) -> bytes:
+    """Encode results. Their parts hold data only, so links go into a user's turn."""
+    items = []
+    shown: list[dict[str, Any]] = []
+    for each in tool_outputs(message):
+        blocks = _blocks(each.parts, files)
+        said = "\n\n".join([each.text, *(block["text"] for block in blocks if "text" in block)])
+        result: dict[str, Any] = {"id": each.call_id, "name": _name(each.name)}
+        result["response"] = {"error" if each.is_error else "output": said}
+        if data := [block for block in blocks if "inlineData" in block]:
+            result["parts"] = data
+        items.append({"functionResponse": result})
+        if links := [block for block in blocks if "fileData" in block]:
+            shown += [_text(f"From the tool {each.name}:"), *links]
+    results = encoded_blocks(items)
+    if not shown:
+        return results
+    both = ResultsAndBlocks(results)
+    both.blocks = encoded_blocks(shown)
+    return both

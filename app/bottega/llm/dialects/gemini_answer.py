@@ -58,7 +58,9 @@ class GeminiAnswer(AnswerBuilder):
         candidates = event.get("candidates")
         if not candidates:
             return ""
-        candidate = candidates[0]
+        candidate = candidates[0]  # the only one, unless the caller's fields ask for more
+        if candidate.get("index"):
+            return ""
         parts = (candidate.get("content") or {}).get("parts") or ()
         text = "".join([self._part(part) for part in parts])
         if reason := candidate.get("finishReason"):

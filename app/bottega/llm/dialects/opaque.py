@@ -8,11 +8,11 @@ A message keeps them as JSON in ``state``: ``{"origin": …, "message": {field: 
 {field: value}}}``. They go back only to the server of their origin.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2s
 from typing import Any
 
-from bottega.agents.messages import AssistantMessage
+from bottega.agents.messages import AssistantMessage, StandardMessage
 from bottega.llm.dialects.wire import encode_json, without_lone_surrogates
 
 # Fields that a later piece replaces. Other texts of a stream are joined.
@@ -43,6 +43,25 @@ def state_for(origin: str, message: AssistantMessage) -> Fields:
     if message.state.get("origin") == origin:
         return message.state
     return {"message": {}, "calls": {}}
+
+
+def dropped_for(
+    origin: str, messages: Sequence[StandardMessage], provider: str, model: str
+) -> str | None:
+    """Return the model whose state a call loses that is the first one to lose it.
+
+    A call loses the state of another origin. Calls after an answer of this model lose nothing more.
+    """
+    for message in reversed(messages):
+        if not isinstance(message, AssistantMessage):
+            continue
+        made = message.metadata
+        by = f"{made.get('provider', provider)}/{made.get('model', 'another model')}"
+        if message.state:
+            return by if message.state.get("origin") != origin else None
+        if by == f"{provider}/{model}":
+            return None
+    return None
 
 
 def size_of_fields(fields: Fields) -> int:

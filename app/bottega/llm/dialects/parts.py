@@ -30,8 +30,18 @@ Files = Mapping[str, FileContent]
 
 NO_FILES: Files = {}
 
-_LARGEST = 32 * 1024 * 1024
-"""Most bytes of files in a request: vendors refuse requests beyond 20 to 50 MB."""
+_LARGEST: Mapping[DialectName, int] = {
+    "chat": 32_000_000,
+    "responses": 32_000_000,
+    "anthropic": 23_000_000,
+    "gemini": 32_000_000,
+}
+"""Most bytes of files in a request, which base64 makes a third longer.
+
+A request may have 32 MB at Anthropic (platform.claude.com/docs/en/api/overview), 50 MB at OpenAI
+(developers.openai.com/api/docs/guides/pdf-files), 100 MB at Google (ai.google.dev/gemini-api/docs/
+file-input-methods).
+"""
 
 _TEXTS = re.compile(r"text/|application/(json|xml|yaml|x-ndjson|toml)\b|.*\+(json|xml)\b")
 
@@ -101,7 +111,9 @@ def encoded_blocks(blocks: Iterable[dict[str, Any]]) -> Blocks:
     return Blocks(b",".join([encode_json(block) for block in blocks]))
 
 
-async def load_files(messages: Iterable[StandardMessage], load: FileLoader | None) -> Files:
+async def load_files(
+    messages: Iterable[StandardMessage], load: FileLoader | None, dialect: DialectName
+) -> Files:
     """Load the stored files that messages hold.
 
     Raises:
@@ -115,9 +127,10 @@ async def load_files(messages: Iterable[StandardMessage], load: FileLoader | Non
     for name in wanted:
         content = found[name] = await load(name)
         size += len(content.data)
-        if size > _LARGEST:
+        if size > _LARGEST[dialect]:
             raise InvalidInputError(
-                f"the files of a request must not exceed {_LARGEST >> 20} MiB together",
+                f"the files of a request of the dialect {dialect} must not exceed "
+                f"{_LARGEST[dialect] // 10**6} MB together",
                 code="files_too_large",
             )
     return found

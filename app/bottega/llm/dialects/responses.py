@@ -53,13 +53,14 @@ def responses(spec: ServerSpec, model: str, address: str) -> Dialect:
         InvalidInputError: ``extra_body`` holds a reserved field, or a value that is not JSON.
     """
     include = {"include": ["reasoning.encrypted_content"]}
-    origin = origin_of(KEY, address, model)  # another model cannot read the reasoning
+    origin = origin_of(KEY, spec.name, address, model)  # another model cannot read the reasoning
     fields = {"model": model, **include, **spec.extra_body, "store": False, "stream": True}
     return Dialect(
         spec=spec,
         path="/responses",
         fields=fields,
         head=encode_head(fields, spec),
+        origin=origin,
         key=f"{KEY} {origin}",
         encode=encoder(NO_FILES, origin=origin),
         encoder=partial(encoder, origin=origin),

@@ -84,8 +84,9 @@ class Output:
             said = (
                 call.malformed if call.malformed is not None else to_json(call.arguments).decode()
             )
-            metadata = {**message.metadata, "finish_reason": "stop"}
-            changes = {"content": said, "tool_calls": (), "metadata": metadata}
+            changes: dict[str, Any] = {"content": said, "tool_calls": ()}
+            if message.metadata.get("finish_reason") != "length":  # else it is cut off
+                changes["metadata"] = {**message.metadata, "finish_reason": "stop"}
             if not after_results:
                 changes["state"] = {}
             return message.model_copy(update=changes)
@@ -196,6 +197,7 @@ def _fitted(schema: Any, dialect: DialectName, depth: int) -> dict[str, Any]:
     if "allOf" in found and dialect == "gemini":
         raise _UnfitError
     if dialect == "anthropic":
+        _refuse_joint(found)
         _close(found)
     left = {name: found.pop(name) for name in [*found] if name not in _KEPT[dialect]}
     left |= _unfit_values(found, dialect)
@@ -226,6 +228,12 @@ def _rename(found: dict[str, Any], dialect: DialectName) -> None:
 def _refuse_old(found: Schema) -> None:
     """Refuse references of older drafts, which servers do not follow."""
     if "definitions" in found or not str(found.get("$ref", "#/$defs/")).startswith("#/$defs/"):
+        raise _UnfitError
+
+
+def _refuse_joint(found: Schema) -> None:
+    """Refuse objects that several schemas describe: closed, each forbids the others' properties."""
+    if "allOf" in found and (len(found["allOf"]) > 1 or "properties" in found):
         raise _UnfitError
 
 

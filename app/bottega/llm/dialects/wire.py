@@ -16,6 +16,9 @@ from bottega.llm.server import ServerSpec
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 _MAX_NAME = 64
+_RIVALS = {"thinkingBudget": "thinkingLevel", "thinkingLevel": "thinkingBudget"}
+"""Fields of which Gemini's API takes one."""
+_SCHEMAS = frozenset(("schema", "responseSchema", "responseJsonSchema"))
 _STRICT_ID = re.compile(r"[a-zA-Z0-9]{9}|functions\.[\w.-]+:\d+", re.ASCII)
 
 
@@ -48,14 +51,22 @@ def encode_head(
 
 
 def merged(fields: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``fields`` with ``more``, which counts where both have a field; objects are merged."""
+    """Return ``fields`` with ``more``, which counts where both have a field.
+
+    Objects are merged at every depth, but not schemas, nor objects of different ``type``.
+    """
     found = dict(fields)
     for name, value in more.items():
         known = found.get(name)
-        if isinstance(value, Mapping) and isinstance(known, Mapping):
-            value = {**known, **value}
+        if isinstance(known, Mapping) and isinstance(value, Mapping) and name not in _SCHEMAS:
+            value = merged(known, value) if _is_same_type(known, value) else value
+        found.pop(_RIVALS.get(name, ""), None)
         found[name] = value
     return found
+
+
+def _is_same_type(known: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
+    return bool(known.get("type", value.get("type")) == value.get("type", known.get("type")))
 
 
 def given(**fields: Any) -> dict[str, Any]:
