@@ -58,31 +58,24 @@ BEGIN
         END IF;
         v_done := v_done || v_stored;
         IF num_nonnulls(VARIADIC p_tasks) > 0 THEN
-            -- The head is locked, so nobody else inserts tasks of these runs.
-            MERGE INTO tasks AS o USING (
-                SELECT p_runs[n] AS run_id, t.* FROM unnest(v_stored) AS n
-                CROSS JOIN LATERAL task_rows(p_tasks[n], v_now) t) AS t
-            ON o.tenant_id = v_tenant AND o.run_id = t.run_id AND o.id = t.id
-            WHEN MATCHED THEN UPDATE SET
-                status = t.status,
-                priority = coalesce(t.priority, o.priority),
-                timeout_ms = coalesce(t.timeout_ms, o.timeout_ms),
-                attempt = coalesce(t.attempt, o.attempt),
-                answer_seq = coalesce(t.answer_seq, o.answer_seq),
-                error = coalesce(t.error, o.error),
-                usage = coalesce(t.usage, o.usage),
-                duration_ms = coalesce(t.duration_ms, o.duration_ms),
-                metadata = coalesce(t.metadata, o.metadata),
-                started_at = coalesce(o.started_at, t.started_at),
-                ended_at = t.ended_at
-            WHEN NOT MATCHED THEN INSERT (
+            INSERT INTO tasks AS o (
                 tenant_id, run_id, id, parent_id, agent, depth, status, mode, priority, timeout_ms,
                 attempt, answer_seq, error, usage, duration_ms, metadata, created_at, started_at,
                 ended_at)
-            VALUES (
-                v_tenant, t.run_id, t.id, t.parent_id, t.agent, t.depth, t.status, t.mode,
-                t.priority, t.timeout_ms, t.attempt, t.answer_seq, t.error, t.usage, t.duration_ms,
-                t.metadata, t.created_at, t.started_at, t.ended_at);
+            SELECT v_tenant, p_runs[n], t.* FROM unnest(v_stored) AS n
+            CROSS JOIN LATERAL task_rows(p_tasks[n], v_now) t
+            ON CONFLICT (tenant_id, run_id, id) DO UPDATE SET
+                status = excluded.status,
+                priority = coalesce(excluded.priority, o.priority),
+                timeout_ms = coalesce(excluded.timeout_ms, o.timeout_ms),
+                attempt = coalesce(excluded.attempt, o.attempt),
+                answer_seq = coalesce(excluded.answer_seq, o.answer_seq),
+                error = coalesce(excluded.error, o.error),
+                usage = coalesce(excluded.usage, o.usage),
+                duration_ms = coalesce(excluded.duration_ms, o.duration_ms),
+                metadata = coalesce(excluded.metadata, o.metadata),
+                started_at = coalesce(o.started_at, excluded.started_at),
+                ended_at = excluded.ended_at;
         END IF;
         FOR i IN 1..v_all LOOP
             IF p_tenants[i] = v_tenant THEN
