@@ -166,7 +166,8 @@ class Executor:
             with structlog.contextvars.bound_contextvars(run_id=str(run.run_id)):
                 await self._execute(run, entry, earlier)
         finally:
-            if self._under_way[run.run_id] is entry:
+            # A later attempt here may have begun, and ended before this one.
+            if self._under_way.get(run.run_id) is entry:
                 del self._under_way[run.run_id]
 
     async def _execute(self, run: ClaimedRun, entry: _UnderWay, earlier: _UnderWay | None) -> None:
