@@ -38,6 +38,8 @@ _WORKER_POOL_SIZE = 4
 if TYPE_CHECKING:
     from bottega.execution.async_tasks import SubagentRuntime
     from bottega.execution.build_agents import AgentDependencies
+    from bottega.execution.executor import Executor
+    from bottega.execution.heartbeat import Snapshot
     from bottega.execution.retrieval import MemorySources
     from bottega.memory.learning.reflection import Analyst
     from bottega.model_services import ModelServices
@@ -234,7 +236,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
         )
         watch = CancelWatch(database.pool, service.listener, executor.under_way, executor.cancel)
         async with (
-            heartbeats(database.pool, lambda: runtime.snapshot(len(executor.under_way()))),
+            heartbeats(database.pool, lambda: _snapshot(runtime, executor, models)),
             leases(database.connect, worker_id, executor.held, executor.lose, settings.takeover_s),
             background(
                 *(notifier.run, live_text.run, watch.run),
@@ -250,6 +252,12 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(1.0):
                         await notifier.sent()
+
+
+def _snapshot(
+    runtime: "SubagentRuntime", executor: "Executor", models: "ModelServices"
+) -> "Snapshot":
+    return runtime.snapshot(len(executor.under_way())).with_models(models.calls())
 
 
 @asynccontextmanager

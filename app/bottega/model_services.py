@@ -1,11 +1,12 @@
 """Model services of a process: open model servers, from the settings and tenants' definitions."""
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from ipaddress import ip_address
 from typing import Any
+from uuid import UUID
 
 import httpx2
 
@@ -89,6 +90,10 @@ class ModelServices:
             server = await self._servers.get((tenant, name), 0, read)
         first = self._first(own or self._operators.get(name, {}))
         return FallbackProvider([ServedModel(server, model or first)], 0.0)
+
+    def calls(self) -> Mapping[UUID, Sequence[Mapping[str, Any]]]:
+        """Return the calls under way and waiting, by tenant; see :meth:`Traffic.load`."""
+        return {} if self._traffic is None else self._traffic.load()
 
     async def check(self) -> None:
         """Open the operator's servers: wrong settings fail at the start.

@@ -1,11 +1,14 @@
 """Providers (model servers) over HTTP."""
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import httpx2
 import pytest
 
+from bottega.api.routes import providers
 from bottega.settings import Settings
 from bottega.settings.providers import OperatorProvider
 from tests.service import Running, running
@@ -72,9 +75,8 @@ async def test_a_provider_is_created_read_replaced_and_deleted(server: Running) 
     assert [item["version"] for item in versions] == [1, 2]
     first = await client.get("/v1/providers/vendor/versions/1")
     assert first.json() == shown
-    assert [item["name"] for item in (await client.get("/v1/providers")).json()["items"]] == [
-        "vendor"
-    ]
+    names = [item["name"] for item in (await client.get("/v1/providers")).json()["items"]]
+    assert names == ["default", "house", "vendor"]
     assert (await client.delete("/v1/providers/vendor")).status_code == 204
     assert (await client.get("/v1/providers/vendor")).status_code == 404
     noted = (await client.get("/v1/audit")).json()["items"]
@@ -91,9 +93,80 @@ async def test_a_provider_of_the_operators_is_shown_without_its_settings(server:
     assert (shown["owner"], shown["version"], shown["dialect"]) == ("operator", 0, "anthropic")
     assert shown["base_url"] is None
     assert (await server.client.delete("/v1/providers/house")).status_code == 404
+    assert "etag" not in (await server.client.get("/v1/providers/house")).headers
+    put = await server.client.put("/v1/providers/house", json=provider("house"))
+    assert put.status_code == 404
     own = await server.client.post("/v1/providers", json=provider("house"))
     assert own.status_code == 201
     assert (await server.client.get("/v1/providers/house")).json()["owner"] == "tenant"
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_pages_have_the_operator_s_providers_at_their_places(
+    server: Running, order: str
+) -> None:
+    for name in ("alpha", "house", "gamma", "zeta"):
+        await server.client.post("/v1/providers", json=provider(name))
+    found: list[tuple[str, str]] = []
+    query = {"limit": "2", "order": order}
+    while True:
+        page = (await server.client.get("/v1/providers", params=query)).json()
+        assert 1 <= len(page["items"]) <= 2
+        found += [(item["name"], item["owner"]) for item in page["items"]]
+        if page["next_cursor"] is None:
+            break
+        query["cursor"] = page["next_cursor"]
+    names = ["alpha", "default", "gamma", "house", "zeta"]
+    assert [name for name, _ in found] == (names if order == "asc" else names[::-1])
+    assert [name for name, owner in found if owner == "operator"] == ["default"]
+
+
+async def test_a_provider_shows_breakers_and_calls_of_its_own_tenant_only(
+    server: Running, database_url: str
+) -> None:
+    other, mine = await holder(database_url, "acme"), await holder(database_url, "mine")
+    row = "INSERT INTO model_breakers VALUES ($1, $2, $3, $4, 5, now() + interval '1 hour', $5)"
+    soon = datetime.now(UTC) + timedelta(minutes=1)
+    for tenant, of_operator, name, model, probing in (
+        (mine.tenant_id, False, "vendor", "m", None),
+        (mine.tenant_id, False, "vendor", "n", soon),
+        (mine.tenant_id, True, "vendor", "o", None),
+        (other.tenant_id, True, "house", "secret-model", None),
+    ):
+        await server.owner.execute(row, tenant, of_operator, name, model, probing)
+    state = '{"models": [{"provider": "%s", "is_operators": %s, "under_way": 2, "waiting": 3}]}'
+    beat = "SELECT worker_heartbeat($1, 0, '{}', $2, $3::text[]::jsonb[])"
+    tenants = [mine.tenant_id, other.tenant_id]
+    states = [state % ("vendor", "false"), state % ("house", "true")]
+    await server.owner.execute(beat, uuid4(), tenants, states)
+    async with mine.client(server) as client:
+        await client.post("/v1/providers", json=provider(models=["m", "p"]))
+        shown = (await client.get("/v1/providers/vendor")).json()
+        operators = (await client.get("/v1/providers/house")).json()
+    states_of = {model: each["state"] for model, each in shown["breaker"].items()}
+    assert states_of == {"m": "open", "n": "half_open", "p": "closed"}
+    assert shown["breaker"]["p"]["retry_at"] is None
+    assert datetime.fromisoformat(shown["breaker"]["n"]["retry_at"]) == soon
+    assert shown["calls"] == {"under_way": 2, "waiting": 3}
+    assert (operators["breaker"], operators["calls"]) == ({}, {"under_way": 0, "waiting": 0})
+
+
+async def test_no_transaction_is_open_while_an_address_is_looked_up(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_ = []
+
+    async def slow(host: str, port: int) -> list[str]:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'"
+        open_.append(await server.owner.fetchval(query))
+        return ["203.0.114.7"]
+
+    monkeypatch.setattr(providers, "resolve", slow)
+    named = provider(base_url="https://models.example.com/v1")
+    assert (await server.client.post("/v1/providers", json=named)).status_code == 201
+    again = {key: value for key, value in named.items() if key != "name"}
+    assert (await server.client.put("/v1/providers/vendor", json=again)).status_code == 200
+    assert open_ == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,11 @@ async def test_two_workers_keep_to_a_provider_s_limit(
     async with running(configured, database_url, worker=True):
         runs = await start(bottega, 8)
         await until(lambda: gauge.now == 2)
+
+        async def calls() -> Any:
+            return (await bottega.client.get("/v1/providers/vendor")).json()["calls"]
+
+        await until(calls, lambda seen: seen == {"under_way": 2, "waiting": 6})
         gauge.gate.set()
         for run_id in runs:
             assert (await ended(bottega, run_id))["status"] == "completed"

@@ -88,6 +88,14 @@ provider_versions = _table(
     json="definition",
     time="created_at",
 )
+model_breakers = _table(
+    "model_breakers",
+    uuid="tenant_id",
+    flag="is_operators",
+    text="provider model",
+    number="failures",
+    time="retry_at probe_until",
+)
 sessions = _table(
     "sessions",
     uuid="tenant_id",

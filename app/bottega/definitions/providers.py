@@ -1,13 +1,16 @@
 """Reads of providers beyond what all definitions have."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import and_, select
+from sqlalchemy import and_, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.tables import provider_versions, providers
+from bottega.db.tables import model_breakers, provider_versions, providers
 from bottega.definitions.models import DEFAULT, KnownProvider, listed
+
+_MOST_BREAKERS = 1000
 
 
 def possible_names(model: str | Sequence[str] | None) -> Iterable[str]:
@@ -38,4 +41,26 @@ async def known_providers(
             row.definition["headers"],
         )
         for row in await connection.execute(query)
+    }
+
+
+async def open_breakers(
+    connection: AsyncConnection, tenant_id: UUID, provider: str, *, of_operator: bool
+) -> dict[str, dict[str, Any]]:
+    """Return ``state`` and ``retry_at`` of the breakers that are not closed, by model."""
+    row = model_breakers.c
+    is_probed = func.coalesce(row.probe_until > func.clock_timestamp(), False)
+    query = (
+        select(row.model, is_probed.label("is_probed"), row.retry_at, row.probe_until)
+        .where(row.tenant_id == tenant_id, row.is_operators == of_operator)
+        .where(row.provider == provider)
+        .order_by(row.model)
+        .limit(_MOST_BREAKERS)
+    )
+    return {
+        each.model: {
+            "state": "half_open" if each.is_probed else "open",
+            "retry_at": each.probe_until if each.is_probed else each.retry_at,
+        }
+        for each in await connection.execute(query)
     }

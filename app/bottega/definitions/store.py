@@ -181,6 +181,15 @@ async def page(
     return _definitions(await fetch_page(connection, query, limit))
 
 
+async def in_order(
+    connection: AsyncConnection, names: Sequence[str], *, descending: bool
+) -> Sequence[str]:
+    """Sort names as :func:`page` does, by the database's collation."""
+    name = func.unnest(cast(list(set(names)), ARRAY(Text))).column_valued("name")
+    query = select(name).order_by(name.desc() if descending else name)
+    return (await connection.execute(query)).scalars().all()
+
+
 async def delete(
     connection: AsyncConnection,
     kind: DefinitionKind,

@@ -42,11 +42,20 @@ class Snapshot:
             priority), and ``runs`` that are under way.
         tenants: for each tenant with any load, its own part: ``running``, ``parked`` and ``queued``
             tasks, ``queue``, and ``breakers`` that are not closed and clean: ``kind``, ``agent``,
-            ``state``, ``failures``, ``retry_after_ms``.
+            ``state``, ``failures``, ``retry_after_ms``; and ``models``: calls of model servers that
+            are ``under_way`` and ``waiting``, by ``provider`` and ``is_operators``.
     """
 
     pool: Mapping[str, Any]
     tenants: Mapping[UUID, Mapping[str, Any]] = field(default_factory=dict)
+
+    def with_models(self, calls: Mapping[UUID, Sequence[Mapping[str, Any]]]) -> "Snapshot":
+        """Return it with the tenants' calls of model servers."""
+        models = {tenant: {"models": each} for tenant, each in calls.items()}
+        both = {**models, **self.tenants}
+        return Snapshot(
+            self.pool, {tenant: {**each, **models.get(tenant, {})} for tenant, each in both.items()}
+        )
 
 
 @asynccontextmanager

@@ -1,7 +1,8 @@
 """Routes of providers: model servers of a tenant, and those of the operator."""
 
 import asyncio
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
 from typing import Any
 
@@ -9,12 +10,23 @@ import httpx2
 from fastapi import Response
 from sqlalchemy import select
 
-from bottega.api.schemas.providers import NewProvider, Provider, ProviderBody, ProviderSummary
-from bottega.api.shared.definitions import Caller, answer, definition_router
+from bottega.api.schemas.providers import (
+    NewProvider,
+    Provider,
+    ProviderBody,
+    ProviderHealth,
+    ProviderSummary,
+)
+from bottega.api.shared.definitions import Caller, Shown, answer, definition_router
+from bottega.api.shared.deps import DefineTenant, ServiceDep
+from bottega.container import Service
 from bottega.db.tables import tenants
 from bottega.definitions import store
+from bottega.definitions.models import KnownProvider
+from bottega.definitions.providers import open_breakers
 from bottega.definitions.store import PROVIDERS
 from bottega.errors import InvalidInputError, NotFoundError
+from bottega.execution import heartbeat
 from bottega.settings import Settings
 from bottega.tools.addresses import AllowList
 from bottega.tools.egress import refuse_inside
@@ -41,8 +53,15 @@ async def _prepare(caller: Caller, name: str, body: ProviderBody) -> dict[str, A
         tenant = await _name_of(caller)
         is_open = caller.principal.key_id is None
         _refuse_foreign(settings, tenant, host, secrets, is_open=is_open)
-    await _refuse_private(body.base_url, host, AllowList.parse(settings.egress_allow))
     return body.model_dump(exclude={"name"})
+
+
+async def _refuse_private_address(
+    service: ServiceDep, tenant: DefineTenant, body: ProviderBody
+) -> None:
+    """Look up a provider's address, which may take seconds, outside of any transaction."""
+    host = httpx2.URL(body.base_url).host
+    await _refuse_private(body.base_url, host, AllowList.parse(service.settings.egress_allow))
 
 
 async def _name_of(caller: Caller) -> str:
@@ -111,20 +130,44 @@ async def _refuse_private(base_url: str, host: str, allowed: AllowList) -> None:
 
 async def _show(caller: Caller, name: str, response: Response) -> dict[str, Any]:
     try:
-        return answer(await store.get(caller.tx, PROVIDERS, caller.tenant, name), response)
+        own = await store.get(caller.tx, PROVIDERS, caller.tenant, name)
     except NotFoundError:
         known = caller.service.settings.operator_providers.get(name)
         if known is None:
             raise
-        shown = dict.fromkeys(Provider.model_fields)
-        return shown | {
-            "name": name,
-            "version": 0,
-            "owner": "operator",
-            "dialect": known.dialect,
-            "models": known.models,
-            "headers": {},
-        }
+        # Without an ETag: the tenant can replace no version of it.
+        return _operators(name, known) | await _health(caller, name, known.models, of_operator=True)
+    shown = answer(own, response)
+    return shown | await _health(caller, name, shown["models"], of_operator=False)
+
+
+def _operators(name: str, known: KnownProvider) -> dict[str, Any]:
+    return dict.fromkeys(Provider.model_fields) | {
+        "name": name,
+        "version": 0,
+        "owner": "operator",
+        "dialect": known.dialect,
+        "models": known.models,
+        "headers": {},
+    }
+
+
+async def _health(
+    caller: Caller, name: str, models: Iterable[str] | None, *, of_operator: bool
+) -> dict[str, Any]:
+    """Return the breakers and the calls of a provider, those of this tenant only."""
+    open_ = await open_breakers(caller.tx, caller.tenant, name, of_operator=of_operator)
+    calls = Counter[str]()
+    for row in await heartbeat.alive(caller.tx, caller.tenant):
+        for each in (row["state"] or {}).get("models", ()):
+            if (each["provider"], each["is_operators"]) == (name, of_operator):
+                calls.update({key: each[key] for key in ("under_way", "waiting")})
+    closed = {model: {"state": "closed"} for model in models or ()}
+    return {"breaker": closed | open_, "calls": calls}
+
+
+def _listed(service: Service) -> Sequence[dict[str, Any]]:
+    return [_operators(name, each) for name, each in service.settings.operator_providers.items()]
 
 
 router = definition_router(
@@ -134,5 +177,6 @@ router = definition_router(
     output=Provider,
     summary=ProviderSummary,
     prepare=_prepare,
-    show=_show,
+    check=_refuse_private_address,
+    shown=Shown(ProviderHealth, _show, _listed),
 )

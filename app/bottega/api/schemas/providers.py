@@ -51,3 +51,34 @@ class Provider(ProviderSummary):
     headers: dict[str, str | SecretHeader]
     models: list[str] | None
     prices: dict[str, ModelPrice] | None
+
+
+class ModelBreaker(Answer):
+    """The circuit breaker of a model, for the calls of this tenant by all workers."""
+
+    state: Annotated[
+        Literal["closed", "open", "half_open"],
+        Field(description="`open`: no call is sent. `half_open`: one call is tried."),
+    ]
+    retry_at: Annotated[
+        datetime | None, Field(description="When the next call is tried; null: it is closed.")
+    ] = None
+
+
+class ModelCalls(Answer):
+    """Model calls of this tenant in all workers, as of their last heartbeats (two seconds)."""
+
+    under_way: int = 0
+    waiting: Annotated[
+        int, Field(description="Calls that wait for a limit of the provider, or for its breaker.")
+    ] = 0
+
+
+class ProviderHealth(Provider):
+    """A provider, and how its server does."""
+
+    breaker: Annotated[
+        dict[str, ModelBreaker],
+        Field(description="By model: those that the provider lists, and all that are not closed."),
+    ]
+    calls: ModelCalls

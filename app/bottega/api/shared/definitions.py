@@ -1,6 +1,6 @@
 """Routes that agents, graphs and providers share: create, list, read, replace, delete, versions."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
@@ -56,6 +56,23 @@ Prepare = Callable[[Caller, str, Any], Awaitable[dict[str, Any]]]
 """Function (caller, name, body) → content to store; raises for invalid bodies."""
 Show = Callable[[Caller, str, Response], Awaitable[dict[str, Any]]]
 """Function (caller, name, response) → the body of GET."""
+Others = Callable[[Service], Sequence[dict[str, Any]]]
+"""Function (service) → items of the list that are not the tenant's, unless it has their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Bodies of reading that hold more than the definitions.
+
+    Attributes:
+        output: schema of GET's body.
+        show: makes it.
+        others: further items of the list.
+    """
+
+    output: type[BaseModel]
+    show: Show
+    others: Others
 
 
 def answer(definition: Definition, response: Response | None = None) -> dict[str, Any]:
@@ -78,7 +95,8 @@ def definition_router(
     output: type[BaseModel],
     summary: type[BaseModel],
     prepare: Prepare,
-    show: Show | None = None,
+    check: Callable[..., Awaitable[None]] | None = None,
+    shown: Shown | None = None,
 ) -> APIRouter:
     """Return the routes of one kind under ``/v1/{noun}s``.
 
@@ -87,14 +105,16 @@ def definition_router(
         content: schema of PUT.
         output: schema of responses.
         summary: schema of list items, without bodies.
-        show: makes the body of GET, if it is more than the definition.
+        check: dependency of POST and PUT that is called before their transaction begins.
+        shown: what reading shows, if it is more than the definitions.
     """
     noun = kind.noun
     router = APIRouter(prefix=f"/v1/{noun}s", tags=[f"{noun}s"])
-    _add_create(router, kind, new, output, prepare)
-    _add_changes(router, kind, content, output, prepare)
-    _add_list(router, kind, output, summary)
-    _add_get(router, kind, output, show)
+    before = [] if check is None else [Depends(check)]
+    _add_create(router, kind, new, output, prepare, before)
+    _add_changes(router, kind, content, output, prepare, before)
+    _add_list(router, kind, output, summary, shown)
+    _add_get(router, kind, output, shown)
     _add_versions(router, kind, output, summary)
     return router
 
@@ -105,11 +125,13 @@ def _add_create(
     new: type[BaseModel],
     output: type[BaseModel],
     prepare: Prepare,
+    before: Sequence[Any],
 ) -> None:
     noun = kind.noun
 
     @router.post(
         "",
+        dependencies=before,
         operation_id=f"create_{noun}",
         summary=f"Create a {noun}".replace("a agent", "an agent"),
         status_code=201,
@@ -143,11 +165,13 @@ def _add_changes(
     content: type[BaseModel],
     output: type[BaseModel],
     prepare: Prepare,
+    before: Sequence[Any],
 ) -> None:
     noun = kind.noun
 
     @router.put(
         "/{name}",
+        dependencies=before,
         operation_id=f"replace_{noun}",
         summary=f"Store a new version of the {noun}",
         response_model=output,
@@ -193,7 +217,11 @@ async def _note(caller: Caller, kind: DefinitionKind, verb: str, definition: Def
 
 
 def _add_list(
-    router: APIRouter, kind: DefinitionKind, output: type[BaseModel], summary: type[BaseModel]
+    router: APIRouter,
+    kind: DefinitionKind,
+    output: type[BaseModel],
+    summary: type[BaseModel],
+    shown: Shown | None,
 ) -> None:
     noun = kind.noun
 
@@ -204,24 +232,50 @@ def _add_list(
         response_model=Page[output] | Page[summary],  # type: ignore[valid-type]
         responses={**problems(), 200: headers(Link=LINK)},
     )
-    async def list_(
-        tx: Transaction, tenant: DefineTenant, query: Paging, request: Request, response: Response
-    ) -> Any:
+    async def list_(caller: CallerDep, query: Paging, request: Request, response: Response) -> Any:
+        after = query.place(str)
         found = await store.page(
-            tx,
+            caller.tx,
             kind,
-            tenant,
-            after=query.place(str),
+            caller.tenant,
+            after=after,
             descending=query.descending,
             limit=query.limit,
             full=query.full,
         )
         items = PageItems(map(answer, found), more=found.more)
+        if shown is not None:
+            others = shown.others(caller.service)
+            names = [each["name"] for each in (*items, *others)]
+            names += [] if after is None else [after]
+            order = await store.in_order(caller.tx, names, descending=query.descending)
+            items = _merged(items, others, after, query.limit, order)
         return query.page(request, response, items, lambda item: item["name"])
 
 
+def _merged(
+    page: PageItems[dict[str, Any]],
+    others: Sequence[dict[str, Any]],
+    after: str | None,
+    limit: int,
+    order: Sequence[str],
+) -> PageItems[dict[str, Any]]:
+    """Return a page with those of the other items that belong on it. Pure.
+
+    Args:
+        order: all names, in the order of the list.
+    """
+    place = {name: number for number, name in enumerate(order)}
+    first = -1 if after is None else place[after]
+    last = place[page[-1]["name"]] if page.more else len(order)
+    found = {each["name"]: each for each in others if first < place[each["name"]] < last}
+    found |= {each["name"]: each for each in page}
+    items = sorted(found.values(), key=lambda item: place[item["name"]])
+    return PageItems(items[:limit], more=page.more or len(items) > limit)
+
+
 def _add_get(
-    router: APIRouter, kind: DefinitionKind, output: type[BaseModel], show: Show | None
+    router: APIRouter, kind: DefinitionKind, output: type[BaseModel], shown: Shown | None
 ) -> None:
     noun = kind.noun
 
@@ -229,12 +283,12 @@ def _add_get(
         "/{name}",
         operation_id=f"get_{noun}",
         summary=f"Read the {noun}",
-        response_model=output,
+        response_model=output if shown is None else shown.output,
         responses={**problems(404), 200: headers(ETag=_ETAG)},
     )
     async def get(caller: CallerDep, name: DefinitionName, response: Response) -> Any:
-        if show is not None:
-            return await show(caller, name, response)
+        if shown is not None:
+            return await shown.show(caller, name, response)
         return answer(await store.get(caller.tx, kind, caller.tenant, name), response)
 
 

@@ -135,7 +135,8 @@ class ModelGate:
             It has passed; ``None``: try again.
         """
         if error.code == CIRCUIT_OPEN:
-            await self._breakers.closes(self._key, wait_s)
+            with self._traffic.waiting(self._key.server):
+                await self._breakers.closes(self._key, wait_s)
             return None
         try:
             return await self.enter(tokens, since, wait_s)
