@@ -3,7 +3,8 @@
 import base64
 import json
 import re
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from html import escape
 from typing import Any
@@ -12,6 +13,7 @@ from urllib.parse import quote, quote_plus
 SHORTEST = 8
 """Least length of a secret; a shorter one is part of too many other texts."""
 LEFT_OUT = "[secret]"
+_MOST_LEARNED = 1000
 
 
 class Redactor:
@@ -22,29 +24,56 @@ class Redactor:
 
     Args:
         secrets: those shorter than :data:`SHORTEST` are ignored.
+        beside: removes its secrets, too.
+        most_learned: later ones that are kept.
     """
 
-    def __init__(self, secrets: Iterable[str]) -> None:
-        words = set[str]().union(*map(_words, secrets))
-        forms = set[str]().union(*map(_forms, words))
-        self._longest_first = sorted(forms, key=lambda text: (-len(text), text))
-        # A form that contains another need not be searched for: the shorter one is found.
-        self._marks = [
-            text
-            for number, text in enumerate(self._longest_first)
-            if not any(shorter in text for shorter in self._longest_first[number + 1 :])
-        ]
+    def __init__(
+        self,
+        secrets: Iterable[str],
+        *,
+        beside: "Redactor | None" = None,
+        most_learned: int = _MOST_LEARNED,
+    ) -> None:
+        self._beside = beside
+        self._most_learned = most_learned
+        self._marks_of = {secret: _marks(secret) for secret in secrets}
+        self._learned: OrderedDict[str, None] = OrderedDict()
+        self._marks = _joined(self._marks_of)
+
+    def learn(self, secrets: Iterable[str]) -> None:
+        """Remove these, too, from now on. The ones that were learned first may be forgotten."""
+        is_new = False
+        for secret in secrets:
+            if secret in self._learned:
+                self._learned.move_to_end(secret)
+            elif secret not in self._marks_of:
+                self._learned[secret] = None
+                self._marks_of[secret] = _marks(secret)
+                is_new = True
+        if is_new:
+            while len(self._learned) > self._most_learned:
+                del self._marks_of[self._learned.popitem(last=False)[0]]
+            self._marks = _joined(self._marks_of)
+            self.__dict__.pop("_pattern", None)
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        return re.compile("|".join(map(re.escape, self._longest_first)))
+        forms = {form for secret in self._marks_of for form in _all_forms(secret)}
+        longest_first = sorted(forms, key=lambda text: (-len(text), text))
+        return re.compile("|".join(map(re.escape, longest_first)))
 
     def text(self, text: str) -> str:
-        if not self.finds(text):  # the usual case, and much faster
+        if self._beside is not None:
+            text = self._beside.text(text)
+        if not self._holds(text):  # the usual case, and much faster
             return text
         return self._pattern.sub(LEFT_OUT, text)
 
     def finds(self, text: str) -> bool:
+        return self._holds(text) or (self._beside is not None and self._beside.finds(text))
+
+    def _holds(self, text: str) -> bool:
         return any(mark in text for mark in self._marks)
 
     def value(self, value: Any) -> Any:
@@ -56,6 +85,24 @@ class Redactor:
         if isinstance(value, list | tuple):
             return [self.value(item) for item in value]
         return value
+
+
+def _all_forms(secret: str) -> set[str]:
+    return set[str]().union(*map(_forms, _words(secret)))
+
+
+def _marks(secret: str) -> tuple[str, ...]:
+    """Return the forms of a secret that contain no other: where one is not, no form is."""
+    forms = sorted(_all_forms(secret), key=len)
+    return tuple(
+        text
+        for number, text in enumerate(forms)
+        if not any(shorter in text for shorter in forms[:number])
+    )
+
+
+def _joined(marks_of: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(mark for marks in marks_of.values() for mark in marks))
 
 
 def _words(secret: str) -> set[str]:
