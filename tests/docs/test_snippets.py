@@ -8,6 +8,7 @@ from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from bottega.settings import Settings
 from tests.fake_model import FakeModel
@@ -96,6 +97,7 @@ async def test_shell_snippets_work(
             update={
                 "openai_base_url": model.base_url,
                 "webhook_secret": secret,
+                "secrets_key": SecretStr("A" * 43 + "="),
                 "egress_allow": ["127.0.0.1"],
             }
         )

@@ -14,8 +14,12 @@ from bottega.errors import InvalidInputError
 from bottega.execution import build_agents
 from bottega.execution.build_agents import AgentDependencies, ConfigureAgent, Teams
 from bottega.execution.claim import ClaimedRun
+from bottega.redaction import Redactor
+from bottega.secrets.lookup import SecretLookup, SecretRules
+from bottega.tools.addresses import AllowList
 from bottega.tools.builtin import ToolDeps
 from bottega.tools.egress import Egress
+from bottega.tools.secrets import TenantSecrets
 from tests.claims import claim_of
 from tests.domain.scripted import ScriptedModel
 
@@ -61,18 +65,27 @@ class Counting:
         self,
         *configure: ConfigureAgent,
         secrets: Mapping[str, str] | None = None,
-        hosts: Mapping[str, str] | None = None,
+        hosts: Mapping[str, list[str]] | None = None,
     ) -> None:
         self.built = 0
-        self.secrets = {} if secrets is None else secrets
+        given = {} if secrets is None else secrets
+        rules = SecretRules(
+            keyring=None,
+            environment=lambda: TenantSecrets(
+                {f"BOTTEGA_SECRET_{name}": value for name, value in given.items()}
+            ),
+            hosts=lambda tenant, name: (hosts or {}).get(name),
+            allowed=AllowList.parse(()),
+            is_open=true,
+            redactor=Redactor(()),
+        )
         self.teams = Teams(
             AgentDependencies(
                 models_for=self._models,
                 tool_deps=ToolDeps(Egress(())),
-                secrets=lambda tenant: self._secret,
+                secrets=SecretLookup(rules, no_rows),
                 embedder=lambda: pytest.fail("no agent has recall"),
                 configure=configure,
-                may_send=lambda tenant, name, host: (hosts or {}).get(name, host) == host,
             )
         )
 
@@ -80,10 +93,13 @@ class Counting:
         self.built += 1
         return ScriptedModel([])
 
-    def _secret(self, name: str) -> str:
-        if name not in self.secrets:
-            raise InvalidInputError("no such secret", code="unknown_secret")
-        return self.secrets[name]
+
+async def no_rows(tenant_id: UUID) -> list[dict[str, Any]]:
+    return []
+
+
+async def true() -> bool:
+    return True
 
 
 def children(agent: BaseAgent) -> dict[str, BaseAgent]:
@@ -235,7 +251,7 @@ async def test_a_secret_goes_to_no_other_host_than_its_own() -> None:
     }
     run = run_of(agents={"lead": definition(tools=[tool])}, graph_name=None, graph=None)
     secrets = {"KEY": "secret-value"}
-    await Counting(secrets=secrets, hosts={"KEY": "other.example"}).teams.of(run)
+    await Counting(secrets=secrets, hosts={"KEY": ["other.example"]}).teams.of(run)
     with pytest.raises(InvalidInputError, match="must not be sent to other") as raised:
-        await Counting(secrets=secrets, hosts={"KEY": "own.example"}).teams.of(run)
+        await Counting(secrets=secrets, hosts={"KEY": ["own.example"]}).teams.of(run)
     assert raised.value.code == "secret_not_for_host"

@@ -179,6 +179,7 @@ async def test_each_tenant_s_runs_send_its_own(
         model,
         BOTTEGA_SECRET_KEY="the secret of default",
         BOTTEGA_SECRET_ACME_2__KEY="the secret of acme-2",
+        BOTTEGA_SECRET_HOSTS='{"KEY": ["127.0.0.1"], "ACME_2__KEY": ["127.0.0.1"]}',
         BOTTEGA_EGRESS_ALLOW="127.0.0.1",
     )
     async with command("serve", "--port", "0", **variables) as api:

@@ -125,6 +125,11 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         into = f"INSERT INTO {row} FROM episodes WHERE run_id = $1 ON CONFLICT DO NOTHING"
         await owner.execute(into, run["id"])
     await owner.execute(
+        "INSERT INTO secrets (tenant_id, name, version, value, hosts)"
+        " SELECT id, 'KEY', 1, 'x', '[]' FROM tenants WHERE name = $1",
+        tenant,
+    )
+    await owner.execute(
         "INSERT INTO webhook_secrets (tenant_id, secret) SELECT id, 'x' FROM tenants"
         " WHERE name = $1",
         tenant,

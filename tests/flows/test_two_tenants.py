@@ -16,6 +16,7 @@ import asyncpg
 import httpx2
 import pytest
 import websockets
+from pydantic import SecretStr
 from pydantic_core import to_json
 from websockets.typing import Subprotocol
 
@@ -80,6 +81,7 @@ class Stage:
             "/v1/graphs": str(SOFTWARE.graph_name),
             "/v1/schedules": "nightly",
             "/v1/providers": "nightly",
+            "/v1/secrets": "NIGHTLY",
         }
 
     @property
@@ -95,6 +97,7 @@ class Stage:
             SESSION,
             str(self.victim.key_id),
             "nightly",
+            "NIGHTLY",
             "designer",
         ]
 
@@ -104,7 +107,11 @@ async def stage(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
     victim, intruder = [await holder(database_url, name) for name in ("victim", "intruder")]
     async with FakeModel() as model:
         configured = settings.model_copy(
-            update={"openai_base_url": model.base_url, "concurrent_runs": 1}
+            update={
+                "openai_base_url": model.base_url,
+                "concurrent_runs": 1,
+                "secrets_key": SecretStr("A" * 43 + "="),
+            }
         )
         async with (
             running(configured, database_url, worker=True) as server,
@@ -133,6 +140,7 @@ async def stage(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             file = (await mine.post("/v1/files", files={"file": ("nightly", b"x")})).json()
             server_at = PROVIDER | {"name": "nightly"}
             assert (await mine.post("/v1/providers", json=server_at)).status_code == 201
+            assert (await mine.put("/v1/secrets/NIGHTLY", json=SECRET)).status_code == 201
             added = [(await theirs.post("/v1/patterns", json=OWN_PATTERN)).json() for _ in "ab"]
             MERGED["ids"] = [each["id"] for each in added]
             # Background work has ended, so that nothing else changes a row.
@@ -144,6 +152,7 @@ async def stage(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
 
 
 PROVIDER = {"name": "own", "dialect": "chat", "base_url": "https://203.0.114.1/v1"}
+SECRET = {"value": "a long secret", "hosts": ["nightly.example"]}
 SSE = {"accept": "text/event-stream"}
 RUN = {"agent": SOFTWARE.coordinator, "graph": SOFTWARE.graph_name, "input": "x"}
 SCHEDULE = {"name": "nightly", "cron": "0 3 * * *", "run": RUN}
@@ -165,6 +174,7 @@ BODIES: dict[str, Any] = {
     "create_provider": PROVIDER,
     "replace_provider": {name: PROVIDER[name] for name in ("dialect", "base_url")},
     "create_key": {"name": "own", "scopes": ["read"]},
+    "put_secret": {"value": "an own secret", "hosts": ["own.example"]},
     "create_run": {"agent": "own", "input": "x"},
     "retry_run": {"from": "start"},
     "create_schedule": {"name": "own", "cron": "0 3 * * *", "run": {"agent": "own", "input": "x"}},
@@ -241,7 +251,7 @@ async def test_another_tenant_s_data_is_not_found_by_any_route(stage: Stage) -> 
     before = await fingerprint(stage.server.owner, stage.victim)
     tried = 0
     for method, path, operation in operations(stage):
-        if "{" not in path:
+        if "{" not in path or operation["operationId"] == "put_secret":  # that makes an own one
             continue
         forged = filled(path, {**stage.values, **{n: str(uuid4()) for n in IDS}})
         answer = await ask(stage.intruder, method, filled(path, stage.values), operation)
@@ -282,6 +292,15 @@ async def test_no_other_request_shows_or_changes_another_tenant_s_data(stage: St
         if method == "GET" and "{" not in path:
             own = await ask(stage.intruder, method, path, operation)
             assert [mark for mark in stage.marks if mark in own.text] == [], path
+    assert await fingerprint(stage.server.owner, stage.victim) == before
+
+
+async def test_a_secret_of_the_same_name_is_another_one(stage: Stage) -> None:
+    before = await fingerprint(stage.server.owner, stage.victim)
+    path = "/v1/secrets/NIGHTLY"
+    made = await stage.intruder.put(path, json=BODIES["put_secret"])
+    assert (made.status_code, made.json()["version"]) == (201, 1)
+    assert (await stage.intruder.delete(path)).status_code == 204
     assert await fingerprint(stage.server.owner, stage.victim) == before
 
 

@@ -13,6 +13,7 @@ import asyncio
 import json
 import os
 import sys
+from base64 import b64encode
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -125,6 +126,7 @@ async def _main(options: argparse.Namespace, folder: Path) -> int:
             "BOTTEGA_DEMO_LATENCY_MS": "0",
             "BOTTEGA_LOG_LEVEL": "error",
             "BOTTEGA_REQUESTS_PER_S": "1e6",
+            "BOTTEGA_SECRETS_KEY": b64encode(bytes(32)).decode(),
             "BOTTEGA_SECRET_HOSTS": '{"ANTHROPIC_KEY": ["api.anthropic.com"]}',  # of an example
         }
         async with command("serve", "--port", "0", **settings) as server:

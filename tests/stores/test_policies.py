@@ -49,7 +49,11 @@ async def filled(module_settings: Settings, module_database_url: str) -> AsyncIt
     """A server with rows of the default tenant in every table, which tests leave as they are."""
     async with FakeModel() as model:
         configured = module_settings.model_copy(
-            update={"openai_base_url": model.base_url, "webhook_secret": SecretStr(SECRET)}
+            update={
+                "openai_base_url": model.base_url,
+                "webhook_secret": SecretStr(SECRET),
+                "secrets_key": SecretStr(SECRETS_KEY),
+            }
         )
         async with running(configured, module_database_url, worker=True) as server:
             await fill(server, module_database_url)
@@ -66,6 +70,8 @@ async def fill(server: Running, url: str) -> None:
     assert (await client.post("/v1/webhook-secret")).status_code == 201
     server_at = {"name": "p", "dialect": "chat", "base_url": "https://203.0.114.1/v1"}
     assert (await client.post("/v1/providers", json=server_at)).status_code == 201
+    stored = {"value": "a long secret", "hosts": ["a.example"]}
+    assert (await client.put("/v1/secrets/KEY", json=stored)).status_code == 201
     assert (await client.post("/v1/files", files={"file": b"x"})).status_code == 201
     run = {"session_id": "s", "webhook_url": "https://example.com/"}
     run_id = await start(client, **run)
@@ -81,6 +87,7 @@ async def fill(server: Running, url: str) -> None:
 
 
 SECRET = "whsec_" + "A" * 32
+SECRETS_KEY = "A" * 43 + "="
 
 
 async def other_tenant(owner: asyncpg.Pool) -> UUID:

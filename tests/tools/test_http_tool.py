@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from bottega.agents.messages import ToolStatus
 from bottega.agents.parts import Part, PartType
 from bottega.tools.egress import Egress
-from bottega.tools.http import HttpTool, HttpToolDefinition
+from bottega.tools.http import HttpTool, HttpToolDefinition, Secrets
 from bottega.tools.secrets import TenantSecrets
 from tests.tools.helpers import Names, call, error_of, result_of
 from tests.tools.raw_server import RawServer, Writer, answer
@@ -34,8 +34,19 @@ def defined(url: str, **fields: Any) -> HttpToolDefinition:
 
 
 def made(egress: Egress, url: str, **fields: Any) -> HttpTool:
-    secrets = TenantSecrets({"BOTTEGA_SECRET_ACME__KEY": KEY}).of("acme")
+    found = TenantSecrets({"BOTTEGA_SECRET_ACME__KEY": KEY}).of("acme")
+
+    async def secrets(name: str) -> str:
+        return found(name)
+
     return HttpTool(defined(url, **fields), secrets=secrets, egress=egress)
+
+
+def always(value: str) -> Secrets:
+    async def secrets(name: str) -> str:
+        return value
+
+    return secrets
 
 
 def json_answer(value: Any, **more: Any) -> bytes:
@@ -321,8 +332,8 @@ async def test_missing_secret_error_tells_the_operator_its_name(
 ) -> None:
     tool = made(egress, web.url("/{id}"), headers={"X-Key": {"secret": "OTHER"}})
     assert await error_of(tool, id="1") == (
-        "the secret 'OTHER' is not configured for the tenant 'acme': the operator of this server "
-        "has to set BOTTEGA_SECRET_ACME__OTHER"
+        "the secret 'OTHER' is not configured for the tenant 'acme': store it by PUT "
+        "/v1/secrets/OTHER, or the operator of this server has to set BOTTEGA_SECRET_ACME__OTHER"
     )
     assert web.connections == 0
 
@@ -332,7 +343,7 @@ async def test_secret_that_no_header_can_hold_is_not_shown(
     web: RawServer, egress: Egress, value: str
 ) -> None:
     definition = defined(web.url("/{id}"), headers={"X-Key": {"secret": "KEY"}})
-    tool = HttpTool(definition, secrets=lambda _: value, egress=egress)
+    tool = HttpTool(definition, secrets=always(value), egress=egress)
     said = await error_of(tool, id="1")
     assert "the value of the header x-key must be printable ASCII" in said
     assert value not in said
@@ -341,7 +352,7 @@ async def test_secret_that_no_header_can_hold_is_not_shown(
 
 async def test_line_end_after_a_secret_is_ignored(web: RawServer, egress: Egress) -> None:
     definition = defined(web.url("/{id}"), headers={"X-Key": {"secret": "KEY"}})
-    tool = HttpTool(definition, secrets=lambda _: "abc\n", egress=egress)
+    tool = HttpTool(definition, secrets=always("abc\n"), egress=egress)
     assert (await call(tool, id="1")).status is ToolStatus.SUCCESS
     assert web.requests[0].headers["x-key"] == "abc"
 
@@ -372,9 +383,9 @@ async def test_line_end_after_a_secret_is_ignored(web: RawServer, egress: Egress
         ({"headers": {"X-A": "a\r\nX-B: c"}}, "printable ASCII"),
         ({"headers": {"X-A\r\nX-B": "c"}}, "not a valid header name"),
         ({"headers": {"X-A": "a", "x-a": "b"}}, "given twice"),
-        ({"headers": {"Authorization": "Bearer sk-1"}}, "BOTTEGA_SECRET_NAME"),
-        ({"headers": {"X-API-Key": "sk-1"}}, "BOTTEGA_SECRET_NAME"),
-        ({"headers": {"Cookie": "sk-1"}}, "BOTTEGA_SECRET_NAME"),
+        ({"headers": {"Authorization": "Bearer sk-1"}}, "PUT /v1/secrets/NAME"),
+        ({"headers": {"X-API-Key": "sk-1"}}, "PUT /v1/secrets/NAME"),
+        ({"headers": {"Cookie": "sk-1"}}, "PUT /v1/secrets/NAME"),
         ({"headers": {"X-A": {"secret": "lower"}}}, "pattern"),
         ({"headers": {"X-A": {"secret": "A", "value": "b"}}}, "not permitted"),
         ({"headers": {"Content-Type": "text/xml"}}, "leave content-type out"),

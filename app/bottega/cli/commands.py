@@ -16,6 +16,7 @@ from bottega.cli.admin import keys, tenants
 from bottega.cli.demo.scenarios import SCENARIOS, ScenarioName
 from bottega.cli.processes import Child, ParentLink, Supervisor
 from bottega.cli.providers import providers
+from bottega.cli.secrets import secrets
 from bottega.cli.terminal import console, database, run, start, store_bootstrap_key
 from bottega.errors import BottegaError, InvalidInputError
 from bottega.settings import Settings, redactor
@@ -28,6 +29,7 @@ cli = typer.Typer(
 cli.add_typer(keys, name="keys")
 cli.add_typer(tenants, name="tenants")
 cli.add_typer(providers, name="providers")
+cli.add_typer(secrets, name="secrets")
 
 
 def _show_version(asked: bool) -> None:

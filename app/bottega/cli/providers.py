@@ -1,5 +1,6 @@
 """``bottega providers``: small calls that show what a model server can do."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -37,20 +38,29 @@ def test_provider(
 
 async def _show(settings: Settings, url: str, tenant: str, name: str, model: str | None) -> bool:
     """Print what works; return true if all does."""
+    from bottega.container import secret_rules
+    from bottega.db.engine import open_database
     from bottega.llm.probe import probes
     from bottega.model_services import open_models
+    from bottega.secrets import rows
+    from bottega.secrets.lookup import SecretLookup
     from bottega.tenants import operator
 
-    own = await operator.provider_of(url, tenant, name)
+    async def is_open() -> bool:
+        return not await operator.keys_required(url)
+
+    tenant_id, own = await operator.provider_of(url, tenant, name)
     if own is None and name not in settings.operator_providers:
         raise NotFoundError(f"there is no provider '{name}'")
     table = Table("call", "works", "seconds", "problem")
     works = True
-    async with open_models(settings) as models:
-        provider = await models.named(name, own, tenant, model)
-        async for probed in probes(provider):
-            works &= probed.problem is None
-            said = "yes" if probed.problem is None else "no"
-            table.add_row(probed.kind, said, f"{probed.seconds:.1f}", probed.problem or "")
+    async with open_database(url) as db:
+        secrets = SecretLookup(secret_rules(settings, is_open), partial(rows.read, db.pool))
+        async with open_models(settings, secrets) as models:
+            provider = await models.named(name, own, tenant_id, tenant, model)
+            async for probed in probes(provider):
+                works &= probed.problem is None
+                said = "yes" if probed.problem is None else "no"
+                table.add_row(probed.kind, said, f"{probed.seconds:.1f}", probed.problem or "")
     Console().print(table)
     return works

@@ -213,6 +213,15 @@ webhook_secrets = _table(
     text="secret",
     time="created_at expires_at",
 )
+secrets = _table(
+    "secrets",
+    uuid="tenant_id",
+    text="name",
+    number="version",
+    binary="value",
+    json="hosts",
+    time="created_at updated_at",
+)
 idempotency_keys = _table(
     "idempotency_keys",
     uuid="tenant_id",

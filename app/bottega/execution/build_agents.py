@@ -30,10 +30,11 @@ from bottega.definitions.graphs import to_graph
 from bottega.errors import InvalidInputError
 from bottega.execution.claim import ClaimedRun
 from bottega.graph.shared_memory import Publication
+from bottega.secrets.lookup import SecretLookup
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.tools import use_async_subagents
 from bottega.tools.builtin import ToolDeps, builtin_tool
-from bottega.tools.http import HttpTool, HttpToolDefinition, SecretHeader, Secrets
+from bottega.tools.http import HttpTool, HttpToolDefinition
 
 MOST_AGENTS = 5000
 """Agents of compiled teams that a worker keeps."""
@@ -53,19 +54,16 @@ class AgentDependencies:
     Attributes:
         models_for: returns the models for an agent of a run, by its definition.
         tool_deps: dependencies of built-in and HTTP tools.
-        secrets: returns a tenant's secrets, by its name.
-        may_send: checks if a secret, by tenant and name, may be sent to a host; ``None``: it has no
-            hosts.
+        secrets: those that tools send.
         embedder: for agents with ``recall``.
         configure: called in order after the factory, for each agent.
     """
 
     models_for: Callable[[ClaimedRun, Mapping[str, Any]], Awaitable[LLMProvider]]
     tool_deps: ToolDeps
-    secrets: Callable[[str], Secrets]
+    secrets: SecretLookup
     embedder: Callable[[], RecallEmbedder]
     configure: tuple[ConfigureAgent, ...] = ()
-    may_send: Callable[[str, str, str], bool | None] = lambda tenant, name, host: None
 
 
 @dataclass(slots=True)
@@ -102,6 +100,7 @@ class CompiledTeam:
 
     Attributes:
         members: all its agents, sub-agents first.
+        tools: those that send secrets.
         roots: as :attr:`Team.agents`.
         definitions, providers, structure: of the agents, the tenant's model servers and the graph,
             to compare them with those of a run.
@@ -111,6 +110,7 @@ class CompiledTeam:
     providers: Definitions
     structure: Mapping[str, Any] | None
     members: Sequence[_Member]
+    tools: Sequence[HttpTool]
     roots: Mapping[str, BaseAgent]
     graph: SharedMemoryGraph | None
     warnings: Sequence[tuple[str, str]]
@@ -202,9 +202,17 @@ async def compiled(
     in_dag = run.mode == "dag" and graph is not None
     names = graph.get_topological_order() if in_dag and graph is not None else [run.first]
     roots = {name: await create(name) for name in names}
+    tools = [tool for member in members for tool in _sending(member.agent)]
     return CompiledTeam(
-        definitions, run.providers, run.graph, members, roots, graph, factory.warnings
+        definitions, run.providers, run.graph, members, tools, roots, graph, factory.warnings
     )
+
+
+def _sending(agent: BaseAgent) -> Iterator[HttpTool]:
+    """Yield an agent's tools that send secrets."""
+    for tool in agent.registered_tools:
+        if isinstance(tool, HttpTool) and tool.definition.secrets:
+            yield tool
 
 
 @dataclass(slots=True)
@@ -252,6 +260,9 @@ class Teams:
         if (team := place.holds(run)) is None:
             async with place.filling:
                 team = place.holds(run) or await self._compiled(run, place)
+        await self._dependencies.secrets.stored(run.tenant_id)  # so that all are redacted
+        for tool in team.tools:
+            await tool.check_secrets()
         if run.output_schema is not None:
             await asyncio.to_thread(answer_schema, run.output_schema)  # takes long the first time
         return team.team(run, self._dependencies, self._registry)
@@ -288,7 +299,7 @@ async def _arguments(
         "agent_name": name,
         "max_iterations": definition["max_iterations"],
         "provider": await dependencies.models_for(run, definition),
-        "tools": [_tool(run.tenant, tool, dependencies) for tool in definition["tools"]],
+        "tools": [_tool(run, tool, dependencies) for tool in definition["tools"]],
         "tool_policy": [ToolRequirement(**rule) for rule in definition["tool_policy"]],
         "exit_on_success": definition["exit_on_success"],
         "agent_comment": definition["agent_comment"],
@@ -327,8 +338,11 @@ def _answering(
             yield agent
 
 
-def _tool(tenant: str, definition: Mapping[str, Any], dependencies: AgentDependencies) -> ToolBase:
-    deps = replace(dependencies.tool_deps, tenant=tenant)
+def _tool(
+    run: ClaimedRun, definition: Mapping[str, Any], dependencies: AgentDependencies
+) -> ToolBase:
+    known = dependencies.secrets.redactor(run.tenant_id)
+    deps = replace(dependencies.tool_deps, tenant=run.tenant, known=known)
     if definition["type"] == "builtin":
         return builtin_tool(definition["name"], deps)
     try:
@@ -339,27 +353,8 @@ def _tool(tenant: str, definition: Mapping[str, Any], dependencies: AgentDepende
             f"{error.errors()[0]['msg']}; store the agent again",
             code="tool_outdated",
         ) from None
-    secrets = dependencies.secrets(tenant)
-    try:  # check now, before a model calls the tool
-        for header in checked.headers.values():
-            if isinstance(header, SecretHeader):
-                secrets(header.secret)
-                _refuse_other_host(tenant, checked, header.secret, dependencies)
-    except InvalidInputError as error:
-        detail = f"the tool '{checked.name}': {error.detail}"
-        raise InvalidInputError(detail, code=error.code) from None
-    return HttpTool(checked, secrets=secrets, egress=deps.egress, known=deps.known, tenant=tenant)
-
-
-def _refuse_other_host(
-    tenant: str, tool: HttpToolDefinition, secret: str, dependencies: AgentDependencies
-) -> None:
-    if dependencies.may_send(tenant, secret, tool.host) is False:
-        raise InvalidInputError(
-            f"the secret '{secret}' must not be sent to {tool.host}: BOTTEGA_SECRET_HOSTS names "
-            "other hosts for it",
-            code="secret_not_for_host",
-        )
+    secrets = dependencies.secrets.bound(run.tenant_id, run.tenant, checked.origin)
+    return HttpTool(checked, secrets=secrets, egress=deps.egress, known=known, tenant=run.tenant)
 
 
 def _restore(graph: SharedMemoryGraph, session_base: Sequence[Mapping[str, Any]]) -> None:

@@ -75,7 +75,7 @@ class Executor:
         notifier: wakes subscribers.
         max_crashes: a run fails after so many deaths of its worker.
         live_text: shows the models' text while it comes in.
-        known: redacts secrets from logs.
+        known: returns what removes a tenant's secrets from logs.
         runtime: shared state of asynchronous sub-agents; without it, runs that use them fail.
         sources: memory of earlier runs.
         episode_stored: called after a run's episode was stored with its end.
@@ -91,7 +91,7 @@ class Executor:
     notifier: Notifier
     max_crashes: int
     live_text: LiveText | None = None
-    known: Redactor = Redactor(())
+    known: Callable[[UUID], Redactor] = lambda tenant_id: Redactor(())
     runtime: SubagentRuntime | None = None
     sources: MemorySources | None = None
     episode_stored: Callable[[], None] = lambda: None
@@ -173,16 +173,17 @@ class Executor:
     async def _execute(self, run: ClaimedRun, entry: _UnderWay, earlier: _UnderWay | None) -> None:
         tenant_id, run_id = run.tenant_id, run.run_id
         self.notifier.began(run_id, run.quiet_s)
+        known = self.known(tenant_id)
         episode_recorder = None
         if run.memory == "full":
             by_rules = self.sources is None or self.sources.analyst is None
-            episode_recorder = EpisodeRecorder(facts_of(run), self.known.text, reflects=by_rules)
+            episode_recorder = EpisodeRecorder(facts_of(run), known.text, reflects=by_rules)
         journal = Journal(
             self.writer,
             run,
             episode_recorder=episode_recorder,
             wake=self.notifier.wrote,
-            known=self.known,
+            known=known,
         )
         entry.recorder = JournalRecorder(
             journal,

@@ -67,7 +67,9 @@ class ModelClient:
         given = _base(spec)
         self._base = given.copy_with(userinfo=b"")
         self.address = _address(self._base)
-        self.report = ErrorMapper(self.address, spec.api_key or "", places_of(spec))
+        self.report = ErrorMapper(
+            self.address, spec.api_key or "", places_of(spec), hidden=spec.hidden
+        )
         self._headers = _headers(spec, given.userinfo)
         self._guard = spec.guard
         # A redirect may lead to another host: aiohttp takes only the header Authorization away.

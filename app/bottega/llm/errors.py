@@ -7,13 +7,14 @@ Codes: ``model_unauthorized``, ``model_forbidden``, ``model_not_found``, ``model
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 from bottega.errors import ModelError
 from bottega.llm.server import DEFAULT, ServerSpec
+from bottega.redaction import Redactor
 
 _LONGEST_QUOTE = 300
 
@@ -142,14 +143,23 @@ class ErrorMapper:
         address: the server's URL, without credentials.
         secret: the key to keep out of errors; empty if there is none.
         places: where key and base URL are set, for advice.
+        hidden: further secrets that errors must not show.
     """
 
-    def __init__(self, address: str, secret: str, places: Places | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        secret: str,
+        places: Places | None = None,
+        *,
+        hidden: Iterable[str] = (),
+    ) -> None:
         self._address = address
         self._places = places or _PLACES["chat"]
         # With word boundaries, since a short key may be part of ordinary words.
         pattern = rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])" if secret else r"(?!)"
         self._secret = re.compile(pattern)
+        self._hidden = Redactor(hidden)
 
     def refused(
         self, status: int, body: object, headers: Mapping[str, str], now: datetime
@@ -220,8 +230,8 @@ class ErrorMapper:
         return self._clean(_said(body))
 
     def _clean(self, text: str) -> str:
-        """Return the text on one line, printable, shortened, without the key."""
-        text = " ".join(self._secret.sub("[key]", text).split())
+        """Return the text on one line, printable, shortened, without secrets."""
+        text = " ".join(self._secret.sub("[key]", self._hidden.text(text)).split())
         text = "".join(char if char.isprintable() else "?" for char in text)
         return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
 

@@ -31,6 +31,7 @@ class ServerSpec:
         base_url: as the vendor's SDK has it; ``None``: the vendor's own.
         api_key: ``None``: the server needs none.
         headers: further headers of each request.
+        hidden: secrets among the headers, which errors must not show.
         timeout_s: longest silence of the server, before and within an answer.
         patience_s: seconds after a call's first failure during which it is repeated; 0: no
             repetition.
@@ -48,6 +49,7 @@ class ServerSpec:
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    hidden: frozenset[str] = field(default=frozenset(), repr=False)
     timeout_s: float = 300.0
     patience_s: float = 30.0
     structured_output: StructuredOutput = "native"

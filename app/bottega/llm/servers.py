@@ -1,8 +1,9 @@
 """Open model servers: one client for each version of a server and of its secrets."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from bottega.agents.messages import AssistantMessage, StandardMessage
 from bottega.agents.provider import ModelOptions, ModelPrices, OnDelta, ToolSchema
@@ -10,10 +11,25 @@ from bottega.errors import ModelError
 from bottega.llm.provider import ModelProvider, open_provider
 from bottega.llm.server import ServerSpec
 
-ReadSpec = Callable[[], ServerSpec]
-"""Returns a server's description with the present values of its secrets."""
-
 _MOST_SERVERS = 1000
+
+
+class SpecSource(Protocol):
+    """Source of a server's description."""
+
+    async def state(self, *, fresh: bool = False) -> object:
+        """Return a value that is another one when a secret of the server may have changed.
+
+        Args:
+            fresh: look now, even if no change is known.
+        """
+
+    async def spec(self) -> ServerSpec:
+        """Return the description, with the present values of its secrets.
+
+        Raises:
+            InvalidInputError: it is invalid, or a secret is missing or must not be sent there.
+        """
 
 
 class _Client:
@@ -62,18 +78,22 @@ class _Client:
 
 
 class OpenServer:
-    """One model server. Its client is replaced when a secret has changed.
+    """One model server. Its client is replaced when a secret has changed."""
 
-    Args:
-        read: called now, and again when the server refuses the key.
+    def __init__(self, source: SpecSource, spec: ServerSpec, state: object) -> None:
+        self._source = source
+        self._state = state
+        self._client = _Client(spec)
 
-    Raises:
-        InvalidInputError: the description is invalid, or a secret is missing.
-    """
+    @classmethod
+    async def opened(cls, source: SpecSource) -> "OpenServer":
+        """Open a server.
 
-    def __init__(self, read: ReadSpec) -> None:
-        self._read = read
-        self._client = _Client(read())
+        Raises:
+            InvalidInputError: as :meth:`SpecSource.spec`.
+        """
+        state = await source.state()
+        return cls(source, await source.spec(), state)
 
     @property
     def name(self) -> str:
@@ -92,12 +112,13 @@ class OpenServer:
 
         Raises:
             ModelError: the try failed.
+            InvalidInputError: as :meth:`SpecSource.spec`.
         """
-        client = self._client
+        client = await self._current()
         try:
             return await client.invoke(model, messages, tools, options, on_delta)
         except ModelError as error:
-            if error.code != "model_unauthorized" or not await self._renewed(client):
+            if error.code != "model_unauthorized" or await self._current(fresh=True) is client:
                 raise
         return await self._client.invoke(model, messages, tools, options, on_delta)
 
@@ -113,15 +134,20 @@ class OpenServer:
         """Close the connections. Open calls fail."""
         await self._client.aclose()
 
-    async def _renewed(self, refused: _Client) -> bool:
-        """Read the secrets again; return true if the refused client's are out of date."""
-        if self._client is refused:
-            spec = self._read()
-            if spec == refused.spec:
-                return False
-            self._client = _Client(spec)
-            await refused.retire()
-        return True
+    async def _current(self, *, fresh: bool = False) -> _Client:
+        """Return the client of the present secrets.
+
+        Args:
+            fresh: as in :meth:`SpecSource.state`.
+        """
+        state = await self._source.state(fresh=fresh)
+        if state != self._state:
+            spec = await self._source.spec()
+            self._state, older = state, self._client
+            if spec != older.spec:
+                self._client = _Client(spec)
+                await older.retire()
+        return self._client
 
 
 class Servers:
@@ -130,7 +156,7 @@ class Servers:
     def __init__(self) -> None:
         self._open: OrderedDict[tuple[Hashable, int], OpenServer] = OrderedDict()
 
-    async def get(self, key: Hashable, version: int, read: ReadSpec) -> OpenServer:
+    async def get(self, key: Hashable, version: int, source: SpecSource) -> OpenServer:
         """Return a server, opened if it is not.
 
         Args:
@@ -138,11 +164,12 @@ class Servers:
             version: a newer one replaces the older ones; runs that still use these go on.
 
         Raises:
-            InvalidInputError: see :class:`OpenServer`.
+            InvalidInputError: see :meth:`SpecSource.spec`.
         """
         server = self._open.get((key, version))
         if server is None:
-            server = self._open[key, version] = OpenServer(read)
+            opened = await OpenServer.opened(source)
+            server = self._open.setdefault((key, version), opened)
             for (other, number), older in list(self._open.items()):
                 if other == key and number < version:
                     await older.retire()

@@ -6,7 +6,7 @@ import re
 from base64 import b64decode
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 from urllib.parse import unquote
 
 from dotenv import dotenv_values
@@ -22,6 +22,9 @@ from bottega.settings.memory import MemorySettings
 from bottega.settings.models import ModelSettings
 from bottega.settings.subagents import SubagentSettings
 from bottega.tools.secrets import TenantSecrets
+
+if TYPE_CHECKING:
+    from bottega.secrets.sealing import Keyring
 
 _LOGIN = re.compile(r"//([^/:?#\s]*):([^?\s]*)@")
 """User and password of a URL."""
@@ -107,6 +110,15 @@ class Settings(
             description=(
                 "Signs the default tenant's webhooks until it creates its own secret: "
                 "whsec_ and base64 of 24 to 64 bytes."
+            )
+        ),
+    ] = None
+    secrets_key: Annotated[
+        SecretStr | None,
+        Field(
+            description=(
+                "Seals tenants' secrets (/v1/secrets): 32 random bytes in base64. Several, "
+                "separated by commas: the first seals, all open."
             )
         ),
     ] = None
@@ -265,6 +277,21 @@ class Settings(
                 )
         return secret
 
+    @field_validator("secrets_key")
+    @classmethod
+    def _keys_of_secrets(cls, keys: SecretStr | None) -> SecretStr | None:
+        if keys is not None:
+            from bottega.secrets.sealing import Keyring
+
+            try:
+                Keyring.parse(keys.get_secret_value())
+            except ValueError:
+                raise ValueError(
+                    "BOTTEGA_SECRETS_KEY must be 32 random bytes in base64, or several such keys "
+                    "separated by commas: openssl rand -base64 32"
+                ) from None
+        return keys
+
     @field_validator("bootstrap_key")
     @classmethod
     def _a_good_key(cls, key: SecretStr | None) -> SecretStr | None:
@@ -309,6 +336,15 @@ class Settings(
         }
 
 
+def keyring(settings: Settings) -> "Keyring | None":
+    """Return the keys that seal tenants' secrets; ``None``: none are set."""
+    if settings.secrets_key is None:
+        return None
+    from bottega.secrets.sealing import Keyring
+
+    return Keyring.parse(settings.secrets_key.get_secret_value())
+
+
 def secrets() -> TenantSecrets:
     """Read tenants' secrets from the environment and a ``.env`` file."""
     return TenantSecrets({**dotenv_values(".env"), **os.environ})
@@ -324,6 +360,7 @@ def redactor(settings: Settings) -> Redactor:
     values = [getattr(settings, name) for name in Settings.model_fields if name not in addresses]
     hidden = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
     hidden += [value.removeprefix("whsec_") for value in hidden]
+    hidden += (settings.secrets_key.get_secret_value() if settings.secrets_key else "").split(",")
     hidden += [os.environ.get(name, "") for name in _OF_OBJECT_STORES]
     urls = [getattr(settings, name) for name in addresses]
     known = [url.get_secret_value() for url in urls if url is not None]

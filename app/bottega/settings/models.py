@@ -38,7 +38,7 @@ class ModelSettings(BaseSettings):
         dict[str, list[str]],
         Field(
             default_factory=dict,
-            description="Hosts that secrets may be sent to as keys of model servers, as JSON: "
+            description="Hosts that secrets of the environment may be sent to, as JSON: "
             '{"NAME": ["api.example.com"]}; TENANT__NAME for other tenants than default.',
         ),
     ]
@@ -89,10 +89,4 @@ class ModelSettings(BaseSettings):
 
     def hosts_of_secret(self, tenant: str, name: str) -> list[str] | None:
         """Return the hosts that a tenant's secret may be sent to; ``None``: none are set."""
-        own = self.secret_hosts.get(of_tenant(tenant, name))
-        return self.secret_hosts.get(name) if own is None else own
-
-    def may_send(self, tenant: str, name: str, host: str) -> bool | None:
-        """Check if a tenant's secret may be sent to a host; ``None``: it has no hosts."""
-        hosts = self.hosts_of_secret(tenant, name)
-        return None if hosts is None else host.lower() in map(str.lower, hosts)
+        return self.secret_hosts.get(of_tenant(tenant, name))

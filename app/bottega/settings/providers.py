@@ -25,7 +25,7 @@ IN_CLEAR = "secret_in_clear"
 """Error type of a secret that is written out instead of named."""
 _SECRET_NAMES = re.compile("auth|cookie|credential|key|password|secret|token", re.IGNORECASE)
 _HARMLESS = frozenset(("idempotency-key", "x-idempotency-key"))
-_HINT = 'set it as BOTTEGA_SECRET_NAME on the server and refer to it by {"secret": "NAME"}'
+_HINT = 'store it with PUT /v1/secrets/NAME and refer to it by {"secret": "NAME"}'
 _LONGEST_URL = 2000
 
 ModelId = Annotated[str, StringConstraints(min_length=1, max_length=200)]

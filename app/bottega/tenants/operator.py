@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from secrets import token_hex
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 from sqlalchemy import RowMapping, Text, and_, cast, delete, func, or_, select
@@ -55,23 +56,26 @@ async def transaction(url: str) -> AsyncIterator[AsyncConnection]:
         yield tx
 
 
-async def provider_of(url: str, tenant: str, name: str) -> dict[str, Any] | None:
-    """Return the definition of a tenant's own provider, if it has one of this name."""
+async def provider_of(
+    url: str, tenant: str, name: str
+) -> tuple[UUID | None, dict[str, Any] | None]:
+    """Return a tenant's id, and the definition of its own provider of this name; ``None``: no such.
+
+    Args:
+        tenant: its name.
+    """
     now, all_ = providers.c, provider_versions.c
+    current = and_(
+        all_.tenant_id == now.tenant_id, all_.name == now.name, all_.version == now.version
+    )
     query = (
         select(all_.definition)
-        .join_from(tenants, providers, tenants.c.id == now.tenant_id)
-        .join(
-            provider_versions,
-            and_(
-                all_.tenant_id == now.tenant_id, all_.name == now.name, all_.version == now.version
-            ),
-        )
-        .where(tenants.c.name == tenant, now.name == name, now.deleted_at.is_(None))
+        .join_from(providers, provider_versions, current)
+        .where(now.name == name, now.deleted_at.is_(None))
     )
     async with transaction(url) as tx:
-        found: dict[str, Any] | None = await tx.scalar(query)
-        return found
+        tenant_id = await tx.scalar(select(tenants.c.id).where(tenants.c.name == tenant))
+        return tenant_id, await tx.scalar(query.where(now.tenant_id == tenant_id))
 
 
 async def create_key(

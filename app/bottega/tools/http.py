@@ -2,10 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -38,9 +37,11 @@ from bottega.tools.replies import (
 )
 from bottega.tools.url_template import UrlTemplate
 
-Secrets = Callable[[str], str]
+Secrets = Callable[[str], Awaitable[str]]
 """Returns a secret's value by name, or raises InvalidInputError."""
 
+UPPER_NAME = r"^[A-Z](_?[A-Z0-9])*$"
+"""Pattern of a secret's name, at most 64 characters."""
 _LONGEST_REQUEST = 1_000_000
 _SHORTEST_READ = 16_384
 _GRACE_S = 5.0
@@ -48,16 +49,17 @@ _IN_QUERY = ("GET", "DELETE")
 
 
 class SecretHeader(BaseModel):
-    """Reference to a header's value in the operator's settings."""
+    """Reference to a secret."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     secret: Annotated[
         str,
-        StringConstraints(pattern=r"^[A-Z](_?[A-Z0-9])*$", max_length=64),
+        StringConstraints(pattern=UPPER_NAME, max_length=64),
         Field(
-            description="`NAME` is read from BOTTEGA_SECRET_NAME (other tenants than `default`: "
-            "BOTTEGA_SECRET_TENANT__NAME) and sent unchanged."
+            description="`NAME` is the tenant's secret of this name (`PUT /v1/secrets/NAME`); if "
+            "there is none, the operator's BOTTEGA_UPPER_NAME (other tenants than `default`: "
+            "BOTTEGA_SECRET_TENANT__NAME). It is sent unchanged."
         ),
     ]
 
@@ -141,17 +143,26 @@ class HttpToolDefinition(BaseModel):
             _said(check_header, name, text)
             if isinstance(value, str) and carries_credentials(name):
                 raise ValueError(
-                    f"the value of {name} is a secret: set it as BOTTEGA_SECRET_NAME on the server "
-                    'and refer to it by {"secret": "NAME"}'
+                    f"the value of {name} is a secret: store it with PUT /v1/secrets/NAME and "
+                    'refer to it by {"secret": "NAME"}'
                 )
             if name.lower() == "content-type" and "json" not in text.lower():
                 raise ValueError("the body is sent as JSON: leave content-type out")
         return headers
 
     @property
-    def host(self) -> str:
-        """The URL's host; no argument can change it."""
-        return urlsplit(UrlTemplate.parse(self.url).origin).hostname or ""
+    def origin(self) -> str:
+        """The URL's scheme, host and port; no argument can change them."""
+        return UrlTemplate.parse(self.url).origin
+
+    @property
+    def secrets(self) -> Mapping[str, str]:
+        """The names of the secrets that it sends, by header."""
+        return {
+            header: value.secret
+            for header, value in self.headers.items()
+            if isinstance(value, SecretHeader)
+        }
 
     @field_validator("parameters")
     @classmethod
@@ -261,7 +272,7 @@ class HttpTool(ToolBase):
         clean = self._known.value
         try:
             url, content = await self._request(tool_call.arguments)
-            headers, sent = self._headers(content)
+            headers, sent = await self._headers(content)
             clean = partial(_clean, (Redactor(sent), self._known))
             reply = await self._egress.request(
                 self.definition.method,
@@ -316,12 +327,25 @@ class HttpTool(ToolBase):
             raise InvalidInputError(f"the arguments are longer than {_LONGEST_REQUEST} bytes")
         return url, content
 
-    def _headers(self, content: bytes | None) -> tuple[dict[str, str], list[str]]:
+    async def check_secrets(self) -> None:
+        """Check that all secrets may be sent, before a model calls the tool.
+
+        Raises:
+            InvalidInputError: as the look-up of the secrets.
+        """
+        try:
+            for name in self.definition.secrets.values():
+                await self._secrets(name)
+        except InvalidInputError as error:
+            detail = f"the tool '{self.name}': {error.detail}"
+            raise InvalidInputError(detail, code=error.code) from None
+
+    async def _headers(self, content: bytes | None) -> tuple[dict[str, str], list[str]]:
         headers = {"content-type": "application/json"} if content else {}
         sent: list[str] = []
         for name, value in self.definition.headers.items():
             if isinstance(value, SecretHeader):
-                secret = self._secrets(value.secret).strip()
+                secret = (await self._secrets(value.secret)).strip()
                 sent.append(secret)
                 headers[name.lower()] = secret
             else:

@@ -1,4 +1,4 @@
-"""Secrets of tenants: definitions hold their names, the operator's environment their values."""
+"""Secrets of tenants in the operator's environment; definitions hold their names."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -7,6 +7,8 @@ from bottega.errors import InvalidInputError
 from bottega.redaction import SHORTEST
 
 PREFIX = "BOTTEGA_SECRET_"
+_HOSTS = f"{PREFIX}HOSTS"
+"""A setting, not a secret."""
 DEFAULT = "default"
 """The tenant whose variables do not name the tenant."""
 
@@ -40,7 +42,7 @@ class TenantSecrets:
     def __init__(self, environment: Mapping[str, str | None]) -> None:
         self._values: dict[tuple[str, str], str] = {}
         for key, value in environment.items():
-            if key.startswith(PREFIX) and value:
+            if key.startswith(PREFIX) and key != _HOSTS and value:
                 self._values[_owner(key)] = _long_enough(key, value.strip())
 
     def of(self, tenant: str) -> Callable[[str], str]:
@@ -53,8 +55,9 @@ class TenantSecrets:
             value = self._values.get((_spelled(tenant), name))
             if value is None:
                 raise InvalidInputError(
-                    f"the secret '{name}' is not configured for the tenant '{tenant}': the "
-                    f"operator of this server has to set {variable(tenant, name)}",
+                    f"the secret '{name}' is not configured for the tenant '{tenant}': store it by "
+                    f"PUT /v1/secrets/{name}, or the operator of this server has to set "
+                    f"{variable(tenant, name)}",
                     code="unknown_secret",
                 )
             return value

@@ -6,6 +6,7 @@ from typing import Any
 from bottega.api.schemas.agents import Agent, AgentContent, AgentSummary, NewAgent
 from bottega.api.shared.definitions import Caller, definition_router
 from bottega.api.shared.schemas import check_schema
+from bottega.api.shared.secret_hosts import Sending, refuse_foreign
 from bottega.definitions.agents import refuse_circle
 from bottega.definitions.models import listed, named_by
 from bottega.definitions.providers import known_providers, possible_names
@@ -21,6 +22,13 @@ async def _prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, A
         for index, tool in enumerate(body.tools)
         if isinstance(tool, HttpToolDefinition)
     }
+    sent = [
+        Sending(f"/tools/{index}/headers/{header}", secret, tool.origin)
+        for index, tool in enumerate(body.tools)
+        if isinstance(tool, HttpToolDefinition)
+        for header, secret in tool.secrets.items()
+    ]
+    await refuse_foreign(caller, sent)
     await check_schema(body.output_schema, "/output_schema", patterns)
     if body.params is not None:
         dialects = await _dialects(caller, body.model)

@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx2
 from fastapi import Response
-from sqlalchemy import select
 
 from bottega.api.schemas.providers import (
     NewProvider,
@@ -19,15 +18,14 @@ from bottega.api.schemas.providers import (
 )
 from bottega.api.shared.definitions import Caller, Shown, answer, definition_router
 from bottega.api.shared.deps import DefineTenant, ServiceDep
+from bottega.api.shared.secret_hosts import Sending, refuse_foreign
 from bottega.container import Service
-from bottega.db.tables import tenants
 from bottega.definitions import store
 from bottega.definitions.models import KnownProvider
 from bottega.definitions.providers import open_breakers
 from bottega.definitions.store import PROVIDERS
 from bottega.errors import InvalidInputError, NotFoundError
 from bottega.execution import heartbeat
-from bottega.settings import Settings
 from bottega.tools.addresses import AllowList
 from bottega.tools.egress import refuse_inside
 from bottega.tools.guard import EgressRefusedError, check_address, resolve
@@ -37,22 +35,19 @@ _RESOLVE_S = 3.0
 
 
 async def _prepare(caller: Caller, name: str, body: ProviderBody) -> dict[str, Any]:
-    settings = caller.service.settings
     if body.name not in (None, name):
         raise InvalidInputError(
             f"the name is '{name}' in the path, and another one in the body", pointer="/name"
         )
-    host = httpx2.URL(body.base_url).host
-    secrets = [("/key", body.key)] if body.key else []
-    secrets += [
-        (f"/headers/{header}", value)
-        for header, value in body.headers.items()
+    secrets = {"/key": body.key} | {
+        f"/headers/{header}": value for header, value in body.headers.items()
+    }
+    sent = [
+        Sending(place, value.secret, body.base_url)
+        for place, value in secrets.items()
         if isinstance(value, SecretHeader)
     ]
-    if secrets:
-        tenant = await _name_of(caller)
-        is_open = caller.principal.key_id is None
-        _refuse_foreign(settings, tenant, host, secrets, is_open=is_open)
+    await refuse_foreign(caller, sent)
     return body.model_dump(exclude={"name"})
 
 
@@ -62,47 +57,6 @@ async def _refuse_private_address(
     """Look up a provider's address, which may take seconds, outside of any transaction."""
     host = httpx2.URL(body.base_url).host
     await _refuse_private(body.base_url, host, AllowList.parse(service.settings.egress_allow))
-
-
-async def _name_of(caller: Caller) -> str:
-    query = select(tenants.c.name).where(tenants.c.id == caller.tenant)
-    name: str = (await caller.tx.execute(query)).scalar_one()
-    return name
-
-
-def _refuse_foreign(
-    settings: Settings,
-    tenant: str,
-    host: str,
-    secrets: Iterable[tuple[str, SecretHeader]],
-    *,
-    is_open: bool,
-) -> None:
-    """Refuse secrets that must not be sent to a host.
-
-    Args:
-        secrets: each with its place in the body.
-        is_open: the server has no keys; then a secret without hosts may go anywhere.
-
-    Raises:
-        InvalidInputError: ``secret_host_unset``, ``secret_not_for_host``.
-    """
-    for pointer, header in secrets:
-        allowed = settings.may_send(tenant, header.secret, host)
-        if allowed is None and not is_open:
-            raise InvalidInputError(
-                f"the secret '{header.secret}' has no hosts: the operator of this server has to "
-                "name them in BOTTEGA_SECRET_HOSTS",
-                code="secret_host_unset",
-                pointer=pointer,
-            )
-        if allowed is False:
-            raise InvalidInputError(
-                f"the secret '{header.secret}' must not be sent to {host}: BOTTEGA_SECRET_HOSTS "
-                "names other hosts for it",
-                code="secret_not_for_host",
-                pointer=pointer,
-            )
 
 
 async def _refuse_private(base_url: str, host: str, allowed: AllowList) -> None:

@@ -1,0 +1,145 @@
+"""Routes of a tenant's secrets."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+
+from bottega.api.errors import headers, problems
+from bottega.api.schemas.base import Page
+from bottega.api.schemas.secrets import Secret, SecretContent
+from bottega.api.shared.definitions import IfMatch
+from bottega.api.shared.deps import Actor, DefineTenant, ServiceDep, Transaction
+from bottega.api.shared.etags import if_match_version
+from bottega.api.shared.pages import LINK, PageQuery
+from bottega.errors import ConflictError
+from bottega.secrets import rows
+from bottega.secrets.sealing import Keyring
+from bottega.settings import keyring
+from bottega.tools.http import UPPER_NAME
+
+_ETAG = "The version, for `If-Match`."
+
+router = APIRouter(prefix="/v1/secrets", tags=["secrets"])
+
+Name = Annotated[
+    str,
+    Path(
+        pattern=UPPER_NAME,
+        max_length=64,
+        description="Capital letters and digits, with single `_` between them.",
+    ),
+]
+
+
+async def _keyring(service: ServiceDep, tenant: DefineTenant) -> Keyring:
+    """Return the keys, after the check of the caller's scopes."""
+    found = keyring(service.settings)
+    if found is None:
+        raise ConflictError(
+            "this server stores no secrets: its operator has to set BOTTEGA_SECRETS_KEY, the same "
+            "on every machine, to the output of openssl rand -base64 32",
+            code="no_secrets_key",
+        )
+    return found
+
+
+KeyringDep = Annotated[Keyring, Depends(_keyring)]
+
+
+@router.put(
+    "/{name}",
+    operation_id="put_secret",
+    summary="Store a secret, or its next version",
+    description=(
+        "Runs send the new value within 5 seconds, also those that go on. No response, log or "
+        "event shows it. Without `BOTTEGA_SECRETS_KEY` on the server: 409 `no_secrets_key`."
+    ),
+    response_model=Secret,
+    responses={
+        **problems(400, 404, 409, 412, 413, 415),
+        200: headers(ETag=_ETAG),
+        201: {
+            "description": "It is new.",
+            "model": Secret,
+            **headers(ETag=_ETAG, Location="Path of the new resource."),
+        },
+    },
+)
+async def put(
+    tx: Transaction,
+    tenant: DefineTenant,
+    actor: Actor,
+    keys: KeyringDep,
+    name: Name,
+    body: SecretContent,
+    response: Response,
+    if_match: IfMatch = None,
+) -> Any:
+    row, is_new = await rows.put(
+        tx,
+        tenant,
+        actor,
+        keys,
+        name=name,
+        value=body.value.get_secret_value(),
+        hosts=body.hosts,
+        if_version=if_match_version(if_match),
+    )
+    response.headers["ETag"] = f'"{row["version"]}"'
+    if is_new:
+        response.status_code = 201
+        response.headers["Location"] = f"/v1/secrets/{name}"
+    return row
+
+
+@router.get(
+    "",
+    operation_id="list_secrets",
+    summary="List the tenant's secrets by name, without their values",
+    response_model=Page[Secret],
+    responses={**problems(409), 200: headers(Link=LINK)},
+    dependencies=[Depends(_keyring)],
+)
+async def list_(
+    tx: Transaction,
+    tenant: DefineTenant,
+    query: Annotated[PageQuery, Query()],
+    request: Request,
+    response: Response,
+) -> Any:
+    found = await rows.page(
+        tx, tenant, after=query.place(str), descending=query.descending, limit=query.limit
+    )
+    return query.page(request, response, found, lambda secret: secret["name"])
+
+
+@router.get(
+    "/{name}",
+    operation_id="get_secret",
+    summary="Read a secret's version and hosts",
+    response_model=Secret,
+    responses={**problems(404, 409), 200: headers(ETag=_ETAG)},
+    dependencies=[Depends(_keyring)],
+)
+async def get(tx: Transaction, tenant: DefineTenant, name: Name, response: Response) -> Any:
+    row = await rows.get(tx, tenant, name)
+    response.headers["ETag"] = f'"{row["version"]}"'
+    return row
+
+
+@router.delete(
+    "/{name}",
+    operation_id="delete_secret",
+    summary="Delete a secret",
+    description=(
+        "Within 5 seconds no run sends it. Runs whose agents or providers name it fail with "
+        "`unknown_secret`, unless the operator's environment has one of this name."
+    ),
+    status_code=204,
+    responses=problems(404, 409, 412),
+    dependencies=[Depends(_keyring)],
+)
+async def delete(
+    tx: Transaction, tenant: DefineTenant, actor: Actor, name: Name, if_match: IfMatch = None
+) -> None:
+    await rows.delete(tx, tenant, actor, name, if_match_version(if_match))

@@ -1,0 +1,88 @@
+"""Rules about the servers that a secret may be sent to. Pure."""
+
+from collections.abc import Iterable
+from ipaddress import ip_address
+
+import httpx2
+
+from bottega.errors import InvalidInputError
+from bottega.tools.addresses import AllowList, host_address
+
+
+def refuse_stored(name: str, hosts: Iterable[str], url: str, allowed: AllowList) -> None:
+    """Refuse to send a stored secret to a URL of another host, or over a network in clear.
+
+    Args:
+        hosts: of the secret.
+        allowed: hosts and networks that the operator has opened.
+
+    Raises:
+        InvalidInputError: ``secret_not_for_host``, ``secret_needs_https``.
+    """
+    parsed = httpx2.URL(url)
+    host = _host_of(parsed)
+    if host not in hosts:
+        raise InvalidInputError(
+            f"the secret '{name}' must not be sent to {host}: its hosts are {', '.join(hosts)}",
+            code="secret_not_for_host",
+        )
+    if parsed.scheme != "https" and not _is_open_loopback(host, allowed):
+        raise InvalidInputError(
+            f"the secret '{name}' is sent over https only: change the address of {host}",
+            code="secret_needs_https",
+        )
+
+
+def refuse_environment(
+    name: str, hosts: Iterable[str] | None, url: str, *, may_be_unset: bool
+) -> None:
+    """Refuse to send a secret of the operator's environment to a URL.
+
+    Args:
+        hosts: of the secret, from ``BOTTEGA_SECRET_HOSTS``; ``None``: it has no entry.
+        may_be_unset: without an entry it may go anywhere.
+
+    Raises:
+        InvalidInputError: ``secret_host_unset``, ``secret_not_for_host``.
+    """
+    if hosts is None:
+        if may_be_unset:
+            return
+        raise InvalidInputError(
+            f"the secret '{name}' has no hosts: store it with PUT /v1/secrets/{name}, or have the "
+            "operator of this server name its hosts in BOTTEGA_SECRET_HOSTS",
+            code="secret_host_unset",
+        )
+    host = _host_of(httpx2.URL(url))
+    if host not in map(str.lower, hosts):
+        raise InvalidInputError(
+            f"the secret '{name}' must not be sent to {host}: BOTTEGA_SECRET_HOSTS names other "
+            "hosts for it",
+            code="secret_not_for_host",
+        )
+
+
+def as_compared(host: str) -> str:
+    """Return a host's name or address in the form in which hosts are compared.
+
+    Raises:
+        InvalidInputError: it is neither.
+    """
+    address = host_address(host)
+    return host.removesuffix(".") if address is None else str(address)
+
+
+def _host_of(url: httpx2.URL) -> str:
+    host = url.raw_host.decode("ascii").lower()
+    try:
+        return as_compared(host)
+    except InvalidInputError:
+        return host  # no host of a secret is the same
+
+
+def _is_open_loopback(host: str, allowed: AllowList) -> bool:
+    try:
+        address = ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        return False
+    return address.is_loopback and (allowed.has_name(host) or allowed.has_address(address))

@@ -1,0 +1,209 @@
+"""Stored secrets of tenants: put, list, read, delete, seal again.
+
+Each change notifies the processes that keep values, see :mod:`bottega.secrets.lookup`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import asyncpg
+from sqlalchemy import ColumnElement, RowMapping, and_, func, insert, select, tuple_, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.db.engine import acting_as
+from bottega.db.pages import PageItems, fetch_page
+from bottega.db.tables import secrets
+from bottega.errors import ConflictError, NotFoundError, VersionConflictError
+from bottega.secrets.sealing import CannotOpenError, Keyring, Place
+from bottega.tenants import audit
+
+CHANNEL = "bottega_secrets"
+MOST_SECRETS = 100
+"""Limit of a tenant's secrets: each text of its runs is searched for all of them."""
+MOST_NAMES = 1000
+"""Limit of a tenant's names of secrets, with those that were deleted."""
+
+_AT_ONCE = 100
+_rows = secrets.c
+_PUBLIC_COLUMNS = (_rows.name, _rows.version, _rows.hosts, _rows.created_at, _rows.updated_at)
+_READ = """
+SELECT name, version, hosts, value FROM secrets WHERE tenant_id = $1 AND value IS NOT NULL
+"""
+
+
+async def put(
+    tx: AsyncConnection,
+    tenant_id: UUID,
+    actor: str,
+    keyring: Keyring,
+    *,
+    name: str,
+    value: str,
+    hosts: Sequence[str],
+    if_version: int | None,
+) -> tuple[RowMapping, bool]:
+    """Store a secret, or its next version; return its row without the value, and if it is new.
+
+    Raises:
+        VersionConflictError: ``if_version`` is not the current version.
+        ConflictError: ``too_many``.
+    """
+    await _one_at_a_time(tx, tenant_id)
+    query = select(_rows.version, _rows.value.is_not(None).label("is_live"))
+    found = (await tx.execute(query.where(_named(tenant_id, name)))).one_or_none()
+    is_live = found is not None and found.is_live
+    _refuse_other(name, found.version if found is not None and is_live else None, if_version)
+    if not is_live:
+        await _refuse_excess(tx, tenant_id, is_new=found is None)
+    version = 1 if found is None else found.version + 1
+    sealed = keyring.seal(value, Place(tenant_id, name, version))
+    content = {"version": version, "value": sealed, "hosts": list(hosts)}
+    if found is None:
+        statement: Any = insert(secrets).values(tenant_id=tenant_id, name=name, **content)
+    else:
+        began = {} if is_live else {"created_at": func.now()}
+        changed = update(secrets).where(_named(tenant_id, name))
+        statement = changed.values(**content, **began, updated_at=func.now())
+    row = (await tx.execute(statement.returning(*_PUBLIC_COLUMNS))).mappings().one()
+    await _changed(tx, tenant_id)
+    about = {"version": version, "hosts": list(hosts)}
+    await audit.note(tx, tenant_id, actor, "secret.put", name, about)
+    return row, not is_live
+
+
+async def page(
+    tx: AsyncConnection, tenant_id: UUID, *, after: str | None, descending: bool, limit: int
+) -> PageItems[dict[str, Any]]:
+    """List a page of the tenant's secrets by name, without values."""
+    query = select(*_PUBLIC_COLUMNS).where(_rows.tenant_id == tenant_id, _rows.value.is_not(None))
+    if after is not None:
+        query = query.where(_rows.name < after if descending else _rows.name > after)
+    query = query.order_by(_rows.name.desc() if descending else _rows.name)
+    return await fetch_page(tx, query, limit)
+
+
+async def get(tx: AsyncConnection, tenant_id: UUID, name: str) -> RowMapping:
+    """Return a secret's row without the value.
+
+    Raises:
+        NotFoundError: the tenant has none of this name.
+    """
+    query = select(*_PUBLIC_COLUMNS).where(_named(tenant_id, name), _rows.value.is_not(None))
+    row = (await tx.execute(query)).mappings().one_or_none()
+    if row is None:
+        raise NotFoundError(f"there is no secret '{name}'")
+    return row
+
+
+async def delete(
+    tx: AsyncConnection, tenant_id: UUID, actor: str, name: str, if_version: int | None
+) -> None:
+    """Delete a secret's value; its name and version stay.
+
+    Raises:
+        NotFoundError: there is no such secret.
+        VersionConflictError: ``if_version`` is not the current version.
+    """
+    await _one_at_a_time(tx, tenant_id)
+    row = await get(tx, tenant_id, name)
+    _refuse_other(name, row["version"], if_version)
+    gone: dict[str, Any] = {"value": None, "hosts": [], "updated_at": func.now()}
+    await tx.execute(update(secrets).where(_named(tenant_id, name)).values(**gone))
+    await _changed(tx, tenant_id)
+    await audit.note(tx, tenant_id, actor, "secret.delete", name, {"version": row["version"]})
+
+
+async def hosts_of(
+    tx: AsyncConnection, tenant_id: UUID, names: Iterable[str]
+) -> Mapping[str, Sequence[str]]:
+    """Return the hosts of those of a tenant's stored secrets that have these names."""
+    query = select(_rows.name, _rows.hosts).where(
+        _rows.tenant_id == tenant_id, _rows.name.in_(set(names)), _rows.value.is_not(None)
+    )
+    return {row.name: row.hosts for row in await tx.execute(query)}
+
+
+async def read(pool: asyncpg.Pool, tenant_id: UUID) -> Sequence[Mapping[str, Any]]:
+    """Return the rows of all secrets of a tenant, with their sealed values."""
+    async with acting_as(pool, tenant_id) as connection:
+        rows: Sequence[Mapping[str, Any]] = await connection.fetch(_READ, tenant_id)
+        return rows
+
+
+class Resealed(NamedTuple):
+    """A page of secrets that were sealed again.
+
+    Attributes:
+        last: the last secret of the page; ``None``: there are no more.
+        changed: how many were sealed by another key than the first.
+        unreadable: how many no key opens.
+    """
+
+    last: Place | None
+    changed: int
+    unreadable: int
+
+
+async def seal_again(tx: AsyncConnection, keyring: Keyring, after: Place | None) -> Resealed:
+    """Seal the next page of the secrets of all tenants with the first key. Versions stay.
+
+    Args:
+        tx: a transaction that sees all tenants.
+        after: the last secret of the page before.
+    """
+    own = tuple_(_rows.tenant_id, _rows.name)
+    query = select(_rows.tenant_id, _rows.name, _rows.version, _rows.value)
+    if after is not None:
+        query = query.where(own > tuple_(after.tenant_id, after.name))
+    query = query.where(_rows.value.is_not(None)).order_by(_rows.tenant_id, _rows.name)
+    last, changed, unreadable = None, 0, 0
+    for row in await tx.execute(query.limit(_AT_ONCE).with_for_update()):
+        last = Place(row.tenant_id, row.name, row.version)
+        if keyring.is_current(row.value):
+            continue
+        try:
+            sealed = keyring.seal(keyring.open(row.value, last), last)
+        except CannotOpenError:
+            unreadable += 1
+            continue
+        await tx.execute(update(secrets).where(_named(*last[:2])).values(value=sealed))
+        changed += 1
+    return Resealed(last, changed, unreadable)
+
+
+async def _one_at_a_time(tx: AsyncConnection, tenant_id: UUID) -> None:
+    """Make changes of a tenant's secrets wait for each other, so that the limits hold."""
+    lock = func.hashtextextended(f"secrets {tenant_id}", 0)
+    await tx.execute(select(func.pg_advisory_xact_lock(lock)))
+
+
+async def _refuse_excess(tx: AsyncConnection, tenant_id: UUID, *, is_new: bool) -> None:
+    live = func.count().filter(_rows.value.is_not(None)).label("live")
+    query = select(func.count().label("names"), live).where(_rows.tenant_id == tenant_id)
+    found = (await tx.execute(query)).one()
+    if found.live >= MOST_SECRETS:
+        detail = f"a tenant can have at most {MOST_SECRETS} secrets: delete unused ones"
+        raise ConflictError(detail, code="too_many")
+    if is_new and found.names >= MOST_NAMES:
+        detail = f"there are {MOST_NAMES} names of secrets, the maximum: use deleted names again"
+        raise ConflictError(detail, code="too_many")
+
+
+def _refuse_other(name: str, version: int | None, if_version: int | None) -> None:
+    """Refuse a change of another version than the current one; ``None``: there is none."""
+    if if_version in (None, version):
+        return
+    current = "deleted or was never stored" if version is None else f"at version {version}"
+    raise VersionConflictError(
+        f"secret '{name}' is {current}, not at version {if_version}: read it again and repeat "
+        "the change"
+    )
+
+
+async def _changed(tx: AsyncConnection, tenant_id: UUID) -> None:
+    await tx.execute(select(func.pg_notify(CHANNEL, str(tenant_id))))
+
+
+def _named(tenant_id: UUID, name: str) -> ColumnElement[bool]:
+    return and_(_rows.tenant_id == tenant_id, _rows.name == name)

@@ -1,0 +1,86 @@
+"""Encryption of secrets at rest: AES-256-GCM (NIST SP 800-38D). Pure but for its random nonces.
+
+A sealed text is the id of its key (8 bytes), a nonce (12), the ciphertext and its tag (16).
+"""
+
+import os
+from base64 import b64decode
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import NamedTuple
+from uuid import UUID
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from pydantic_core import to_json
+
+_KEY_BYTES = 32
+_ID_BYTES = 8
+_NONCE_BYTES = 12
+
+
+class Place(NamedTuple):
+    """Place of a sealed text; in any other one it cannot be opened."""
+
+    tenant_id: UUID
+    name: str
+    version: int
+
+
+class CannotOpenError(Exception):
+    """A sealed text of another key or place, or a changed one."""
+
+
+class Keyring:
+    """The operator's keys: the first seals, all open.
+
+    Raises:
+        ValueError: there is no key, one has not 32 bytes, or two are the same.
+    """
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        if not keys or any(len(key) != _KEY_BYTES for key in keys) or len({*keys}) < len(keys):
+            raise ValueError("one or more different keys of 32 bytes")
+        self._first = _id_of(keys[0])
+        self._keys = {_id_of(key): AESGCM(key) for key in keys}
+
+    @classmethod
+    def parse(cls, text: str) -> "Keyring":
+        """Parse keys in base64, separated by commas.
+
+        Raises:
+            ValueError: they are no such keys.
+        """
+        return cls([b64decode(key.strip(), validate=True) for key in text.split(",")])
+
+    def seal(self, text: str, place: Place) -> bytes:
+        nonce = os.urandom(_NONCE_BYTES)
+        sealed = self._keys[self._first].encrypt(nonce, text.encode(), _about(place))
+        return self._first + nonce + sealed
+
+    def open(self, sealed: bytes, place: Place) -> str:
+        """Return the text.
+
+        Raises:
+            CannotOpenError: its key is not among these, or it was sealed for another place.
+        """
+        key = self._keys.get(sealed[:_ID_BYTES])
+        nonce, rest = sealed[_ID_BYTES:][:_NONCE_BYTES], sealed[_ID_BYTES + _NONCE_BYTES :]
+        if key is None or len(rest) < _NONCE_BYTES:
+            raise CannotOpenError
+        try:
+            return key.decrypt(nonce, rest, _about(place)).decode()
+        except InvalidTag:
+            raise CannotOpenError from None
+
+    def is_current(self, sealed: bytes) -> bool:
+        """Return true if the first key sealed it."""
+        return sealed.startswith(self._first)
+
+
+def _id_of(key: bytes) -> bytes:
+    return sha256(b"bottega: id of a key of secrets\n" + key).digest()[:_ID_BYTES]
+
+
+def _about(place: Place) -> bytes:
+    return to_json([str(place.tenant_id), place.name, place.version])

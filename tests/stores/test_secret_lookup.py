@@ -1,0 +1,155 @@
+"""Values of stored secrets in a worker: read after a change, kept without the database."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database
+from bottega.events.listener import NotifyListener
+from bottega.redaction import Redactor
+from bottega.secrets import rows
+from bottega.secrets.lookup import BELIEVED_S, SecretLookup, SecretRules
+from bottega.secrets.sealing import CannotOpenError, Keyring, Place
+from bottega.tenants import operator
+from bottega.tools.addresses import AllowList
+from bottega.tools.secrets import TenantSecrets
+from tests.waiting import until
+
+RING = Keyring([bytes(32)])
+FIRST, SECOND = "tok-first-1234567890", "tok-second-1234567890"
+Read = Callable[[UUID], Awaitable[Sequence[Mapping[str, Any]]]]
+
+
+async def is_open() -> bool:
+    return True
+
+
+class Ticks:
+    """A clock that stands still."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lookup(read: Read, ticks: Ticks | None = None) -> SecretLookup:
+    rules = SecretRules(
+        keyring=RING,
+        environment=lambda: TenantSecrets({}),
+        hosts=lambda tenant, name: None,
+        allowed=AllowList.parse(()),
+        is_open=is_open,
+        redactor=Redactor(()),
+    )
+    return SecretLookup(rules, read, ticks or Ticks())
+
+
+async def put(database: Database, value: str) -> None:
+    async with database.begin(DEFAULT_TENANT) as tx:
+        about = {"name": "KEY", "value": value, "hosts": ["a.example"], "if_version": None}
+        await rows.put(tx, DEFAULT_TENANT, "test", RING, **about)  # type: ignore[arg-type]
+
+
+async def value_of(secrets: SecretLookup) -> str:
+    return await secrets.bound(DEFAULT_TENANT, "default", "https://a.example/x")("KEY")
+
+
+async def test_a_change_is_read_and_redacted_without_a_use(database: Database) -> None:
+    secrets = lookup(partial(rows.read, database.pool))
+    listener = NotifyListener(database.connect)
+    secrets.watch(listener)
+    tasks = [asyncio.ensure_future(each) for each in (listener.run(), secrets.run())]
+    await until(lambda: listener.hears(rows.CHANNEL))
+    await put(database, FIRST)
+    assert await value_of(secrets) == FIRST
+    redactor = secrets.redactor(DEFAULT_TENANT)
+    await put(database, SECOND)
+    await until(lambda: redactor.finds(SECOND))
+    assert redactor.text(f"{FIRST} {SECOND}") == "[secret] [secret]"
+    assert await value_of(secrets) == SECOND
+    for task in tasks:
+        task.cancel()
+
+
+async def test_a_lost_notification_costs_seconds(database: Database) -> None:
+    ticks, reads = Ticks(), 0
+
+    async def read(tenant_id: UUID) -> Sequence[Mapping[str, Any]]:
+        nonlocal reads
+        reads += 1
+        return await rows.read(database.pool, tenant_id)
+
+    secrets = lookup(read, ticks)
+    await put(database, FIRST)
+    found = await asyncio.gather(*(value_of(secrets) for _ in range(20)))
+    assert (set(found), reads) == ({FIRST}, 1)
+    await put(database, SECOND)
+    ticks.now += BELIEVED_S
+    assert (await value_of(secrets), reads) == (FIRST, 1)
+    ticks.now += 0.1
+    assert (await value_of(secrets), reads) == (SECOND, 2)
+    stored = await secrets.stored(DEFAULT_TENANT)
+    ticks.now += 2 * BELIEVED_S
+    assert await secrets.stored(DEFAULT_TENANT) is stored  # so that clients are kept
+    ticks.now += 0.1
+    assert await secrets.stored(DEFAULT_TENANT, fresh=True) is stored
+    assert reads == 4
+
+
+async def test_while_the_database_is_away_known_values_stay(database: Database) -> None:
+    ticks = Ticks()
+    failures: list[Exception] = [OSError("away"), asyncpg.InterfaceError("away")]
+
+    async def read(tenant_id: UUID) -> Sequence[Mapping[str, Any]]:
+        if failures:
+            raise failures.pop()
+        return await rows.read(database.pool, tenant_id)
+
+    secrets = lookup(read, ticks)
+    await put(database, FIRST)
+    assert await value_of(secrets) == FIRST  # the first look waits for the database
+    await put(database, SECOND)
+    ticks.now += BELIEVED_S + 0.1
+    failures.append(OSError("away"))
+    assert await value_of(secrets) == FIRST
+    ticks.now += BELIEVED_S + 0.1
+    assert await value_of(secrets) == SECOND
+    ticks.now += 0.1
+    failures.append(ValueError("a bug"))
+    with pytest.raises(ValueError, match="a bug"):
+        await secrets.stored(DEFAULT_TENANT, fresh=True)
+
+
+async def test_all_secrets_are_sealed_again_in_pages(
+    database: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "_AT_ONCE", 2)
+    new = bytes(range(32))
+    both, lost = Keyring([new, bytes(32)]), Keyring([bytes(reversed(new))])
+    for name, ring in (("A", RING), ("B", lost), ("C", RING), ("D", both), ("E", RING)):
+        async with database.begin(DEFAULT_TENANT) as tx:
+            about: dict[str, Any] = {"name": name, "value": FIRST, "hosts": [], "if_version": None}
+            await rows.put(tx, DEFAULT_TENANT, "test", ring, **about)
+    pages: list[tuple[int, int]] = []
+    after = None
+    async with operator.transactions(database_url) as begin:
+        while not pages or after is not None:
+            async with begin() as tx:
+                page = await rows.seal_again(tx, both, after)
+            pages.append((page.changed, page.unreadable))
+            after = page.last
+    assert pages == [(1, 1), (1, 0), (1, 0), (0, 0)]
+    opened = {}
+    for row in await rows.read(database.pool, DEFAULT_TENANT):
+        place = Place(DEFAULT_TENANT, row["name"], row["version"])
+        with contextlib.suppress(CannotOpenError):
+            opened[row["name"]] = Keyring([new]).open(row["value"], place)
+    assert opened == dict.fromkeys("ACDE", FIRST)
