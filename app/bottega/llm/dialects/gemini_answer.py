@@ -15,6 +15,7 @@ from bottega.llm.errors import ErrorMapper
 
 _REASONS = {
     "STOP": "stop",
+    "FUNCTION_CALL": "stop",  # of servers in front of Gemini; Google's own says STOP
     "MAX_TOKENS": "length",
     "CONTINUATION": "length",
     # The model made no answer: another try may.
