@@ -41,6 +41,8 @@ def claim_of(run_id: UUID, **changed: Any) -> ClaimedRun:
         graph=None,
         session_id=None,
         session_base=(),
+        in_conversation=False,
+        base=None,
         user=None,
         principal=None,
         metadata={},

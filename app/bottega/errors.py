@@ -10,6 +10,7 @@
     ├── ForbiddenError        forbidden     the caller may not do this
     ├── NotFoundError         not_found
     ├── ConflictError         conflict
+    │   └── BusyError         conflict      another run of the conversation is not over
     ├── VersionConflictError  precondition
     ├── LimitedError          limited       a limit is reached; has the time of a retry
     ├── SubagentRefusedError  limited       a task was refused at its dispatch
@@ -123,6 +124,16 @@ class NotFoundError(BottegaError):
 class ConflictError(BottegaError):
     kind = ErrorKind.CONFLICT
     code = "conflict"
+
+
+class BusyError(ConflictError):
+    """Another run of the conversation is not over; ``run_id`` is the oldest of them."""
+
+    code = "conversation_busy"
+
+    def __init__(self, detail: str, *, run_id: str) -> None:
+        super().__init__(detail)
+        self.run_id = run_id
 
 
 class VersionConflictError(BottegaError):

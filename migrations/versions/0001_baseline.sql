@@ -229,11 +229,37 @@ CREATE TABLE sessions (
     id text NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
     updated_at timestamptz NOT NULL DEFAULT now(),
-    -- The integrator's name for the end user; set by the run that begins the session.
+    -- The integrator's name for the end user; set when the session begins.
     user_id text,
+    metadata jsonb NOT NULL DEFAULT '{}',
     CONSTRAINT pk_sessions PRIMARY KEY (tenant_id, id),
     CONSTRAINT fk_sessions_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
+CREATE INDEX ix_sessions_user ON sessions (tenant_id, user_id, id) WHERE user_id IS NOT NULL;
+CREATE INDEX ix_sessions_metadata ON sessions USING gin (metadata jsonb_path_ops)
+    WHERE metadata <> '{}';
+
+-- Of one agent in a session, or of a graph in mode dag. Its turns are its completed runs; each run
+-- says which was the one before it.
+CREATE TABLE conversations (
+    tenant_id uuid NOT NULL,
+    id uuid NOT NULL DEFAULT uuidv7(),
+    session_id text NOT NULL,
+    mode text NOT NULL,
+    -- '': none.
+    graph text NOT NULL,
+    agent text NOT NULL,
+    -- The run of its last turn; null: it has none yet.
+    last_run uuid,
+    -- The one that a new run continues.
+    is_current boolean NOT NULL DEFAULT true,
+    CONSTRAINT pk_conversations PRIMARY KEY (tenant_id, id),
+    CONSTRAINT fk_conversations_tenant_id_session_id_sessions
+        FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+);
+CREATE UNIQUE INDEX uq_conversations_current
+    ON conversations (tenant_id, session_id, mode, graph, agent) WHERE is_current;
+CREATE INDEX ix_conversations_session ON conversations (tenant_id, session_id);
 
 CREATE TABLE session_memory (
     tenant_id uuid NOT NULL,
@@ -276,6 +302,8 @@ CREATE TABLE runs (
     session_id text,
     -- The integrator's name for the end user; that of the session, if it has one.
     user_id text,
+    -- The conversation that it belongs to; null: none.
+    conversation_id uuid,
     -- Its starter: ``key:<prefix>``, ``local``, ``cli`` or ``schedule:<name>``.
     principal text,
     input jsonb NOT NULL,
@@ -290,6 +318,11 @@ CREATE TABLE runs (
     -- What changes after the start comes last: an update's log entry spans the changed columns.
     -- The session's memory when the run first started: a resumed run must see the same.
     session_base jsonb,
+    -- Of a conversation. ``base``: the run of the turn before, fixed by the first claim. With the
+    -- end of a completed run: its number, tokens, and what a prompt may hold of the turns before.
+    turn jsonb,
+    -- When its wait for a slot began; null: it is blocked behind a run of its conversation.
+    queued_at timestamptz DEFAULT now(),
     -- The tenant's slot that it holds until it ends; null: it waits for one.
     slot integer,
     status text NOT NULL DEFAULT 'queued',
@@ -323,10 +356,14 @@ CREATE INDEX ix_runs_metadata ON runs USING gin (metadata jsonb_path_ops)
 CREATE INDEX ix_runs_session ON runs (tenant_id, session_id, id) WHERE session_id IS NOT NULL;
 CREATE INDEX ix_runs_user ON runs (tenant_id, user_id, id) WHERE user_id IS NOT NULL;
 CREATE INDEX ix_runs_waiting ON runs (tenant_id, priority DESC, id)
-    WHERE ended_at IS NULL AND slot IS NULL;
+    WHERE ended_at IS NULL AND slot IS NULL AND queued_at IS NOT NULL;
 CREATE INDEX ix_runs_expiring ON runs
-    (((created_at AT TIME ZONE 'UTC') + make_interval(secs => queue_timeout_s)))
-    WHERE ended_at IS NULL AND slot IS NULL;
+    (((queued_at AT TIME ZONE 'UTC') + make_interval(secs => queue_timeout_s)))
+    WHERE ended_at IS NULL AND slot IS NULL AND queued_at IS NOT NULL;
+CREATE INDEX ix_runs_conversation ON runs (tenant_id, conversation_id, id)
+    WHERE ended_at IS NULL AND conversation_id IS NOT NULL;
+CREATE INDEX ix_runs_blocked ON runs (tenant_id, id)
+    WHERE ended_at IS NULL AND queued_at IS NULL;
 CREATE INDEX ix_runs_suspended ON runs (deadline)
     WHERE ended_at IS NULL AND slot IS NULL AND attempt > 0;
 CREATE UNIQUE INDEX uq_runs_slot ON runs (tenant_id, slot)

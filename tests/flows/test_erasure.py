@@ -208,7 +208,13 @@ async def cut_off(bottega: Running, model: FakeModel, database_url: str) -> None
     waiting = asyncio.ensure_future(
         bottega.client.post(
             "/v1/runs?wait=30",
-            json={"agent": "coordinator", "graph": "software", "input": "x", "session_id": "s"},
+            json={
+                "agent": "coordinator",
+                "graph": "software",
+                "input": "x",
+                "session_id": "s",
+                "conversation": "none",
+            },
         )
     )
     headers = {"accept": "text/event-stream"}

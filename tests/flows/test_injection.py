@@ -60,7 +60,8 @@ async def test_hostile_words_stay_where_they_belong_in_every_request(
     update = {"openai_base_url": model.base_url, "egress_allow": ["127.0.0.1"]}
     look = {"type": "http", "name": "look", "description": ALL, "url": web.url()}
     reader = {"type": "builtin", "name": "read_shared_memory"}
-    run = {"mode": "dag", "graph": "g", "input": "go", "session_id": "s"}
+    alone = {"session_id": "s", "conversation": "none"}
+    run = {"mode": "dag", "graph": "g", "input": "go", **alone}
     async with running(settings.model_copy(update=update), database_url, worker=True) as bottega:
         await create(bottega, "a", tools=[look])
         await create(bottega, "b")
@@ -76,9 +77,9 @@ async def test_hostile_words_stay_where_they_belong_in_every_request(
             assert ended["status"] == "completed", ended
         # The agent reads only memory of earlier runs of the session. The second time that includes
         # an episode; episodes in which a tool gave orders are not found.
-        alone = {"agent": "b", "graph": "g", "input": "go", "session_id": "s"}
+        reads = {"agent": "b", "graph": "g", "input": "go", **alone}
         for _ in range(2):
-            ended = (await bottega.client.post("/v1/runs?wait=30", json=alone)).json()
+            ended = (await bottega.client.post("/v1/runs?wait=30", json=reads)).json()
             assert ended["status"] == "completed", ended
     by_agent: dict[str, list[dict[str, Any]]] = {}
     for request in model.requests:

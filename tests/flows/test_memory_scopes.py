@@ -72,7 +72,8 @@ class Who:
     @property
     def named(self) -> dict[str, str]:
         given = {"user": self.user, "session_id": self.session}
-        return {name: value for name, value in given.items() if value is not None}
+        named = {name: value for name, value in given.items() if value is not None}
+        return named | {"conversation": "none"}
 
 
 LEFT = (

@@ -68,6 +68,7 @@ async def fill(server: Running) -> dict[str, str]:
         assert (
             await client.post("/v1/runs?wait=30", json=run | {"session_id": f"s{number}"})
         ).is_success
+        assert (await client.post("/v1/runs?wait=30", json=run | {"session_id": "chat"})).is_success
         await add(client, name=f"p{number}")
     await client.delete("/v1/agents/a0")
     for _ in range(20):
@@ -90,6 +91,7 @@ async def fill(server: Running) -> dict[str, str]:
         "list_run_events": f"{run_path}/events",
         "list_episodes": "/v1/episodes",
         "list_sessions": "/v1/sessions",
+        "list_session_messages": "/v1/sessions/chat/messages",
         "list_keys": "/v1/keys",
         "list_audit_log": "/v1/audit",
         "list_memory_reports": "/v1/memory/reports",

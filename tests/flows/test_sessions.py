@@ -23,7 +23,13 @@ def model(guest_model: FakeModel) -> FakeModel:
 
 
 async def dag(bottega: Running, graph: str, session: str | None) -> dict[str, Any]:
-    body = {"mode": "dag", "graph": graph, "input": "x", "session_id": session}
+    body = {
+        "mode": "dag",
+        "graph": graph,
+        "input": "x",
+        "session_id": session,
+        "conversation": "none",
+    }
     answer = await bottega.client.post("/v1/runs?wait=30", json=body)
     assert answer.status_code == 202, answer.text
     run: dict[str, Any] = answer.json()

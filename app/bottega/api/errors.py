@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
-from bottega.errors import BottegaError, ErrorKind, LimitedError
+from bottega.errors import BottegaError, BusyError, ErrorKind, LimitedError
 from bottega.events.log import is_storage_full, is_transient
 
 log = structlog.get_logger(__name__)
@@ -75,6 +75,10 @@ class Problem(BaseModel):
     code: Annotated[str, Field(description="Stable: match on this, not on texts.")]
     detail: str
     errors: list[FieldProblem] = []
+    run_id: Annotated[
+        str | None,
+        Field(description="Only of `conversation_busy`: the run that is not over."),
+    ] = None
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -104,6 +108,7 @@ def problem_response(
     detail: str,
     errors: Sequence[FieldProblem] = (),
     headers: Mapping[str, str] | None = None,
+    **more: str,
 ) -> Response:
     """Return a problem as a response."""
     body = Problem(
@@ -112,9 +117,14 @@ def problem_response(
         code=code,
         detail=detail,
         errors=list(errors),
+        **more,
     )
+    unset = set() if more else {"run_id"}
     return JSONResponse(
-        body.model_dump(), status_code=status, media_type=MEDIA_TYPE, headers=dict(headers or {})
+        body.model_dump(exclude=unset),
+        status_code=status,
+        media_type=MEDIA_TYPE,
+        headers=dict(headers or {}),
     )
 
 
@@ -126,7 +136,9 @@ def for_error(error: BottegaError) -> Response:
     headers = _HEADERS.get(error.kind)
     if isinstance(error, LimitedError):
         headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
-    return problem_response(_STATUS[error.kind], error.code, error.detail, pointed, headers)
+    more = {"run_id": error.run_id} if isinstance(error, BusyError) else {}
+    status = _STATUS[error.kind]
+    return problem_response(status, error.code, error.detail, pointed, headers, **more)
 
 
 def database_unavailable() -> Response:

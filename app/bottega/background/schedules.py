@@ -205,7 +205,12 @@ class Ticker:
 
     async def _start(self, tx: AsyncConnection, row: RowMapping) -> dict[str, Any]:
         """Start a schedule's run; return the changes to the schedule's row."""
-        wanted = {**row["run"], "metadata": {**row["run"]["metadata"], MARK: row["name"]}}
+        given = row["run"]
+        wanted = {
+            **given,
+            "metadata": {**given["metadata"], MARK: row["name"]},
+            "conversation": given.get("conversation") or "none",
+        }
         changes: dict[str, Any] = {"last_at": row["now"], "last_error": None}
         try:
             changes["next_at"] = next_tick(row["cron"], row["timezone"], row["now"])

@@ -100,7 +100,14 @@ sessions = _table(
     "sessions",
     uuid="tenant_id",
     text="id user_id",
+    json="metadata",
     time="created_at updated_at",
+)
+conversations = _table(
+    "conversations",
+    uuid="tenant_id id last_run",
+    text="session_id mode graph agent",
+    flag="is_current",
 )
 session_memory = _table(
     "session_memory",
@@ -119,13 +126,13 @@ files = _table(
 )
 runs = _table(
     "runs",
-    uuid="tenant_id id retry_of task_root claimed_by",
+    uuid="tenant_id id retry_of task_root claimed_by conversation_id",
     text="status mode agent graph session_id user_id stop_reason webhook_url memory principal",
-    json="session_base input pinned cost_budget overrides output_schema output output_json error "
-    "usage spent metadata attempts",
+    json="session_base turn input pinned cost_budget overrides output_schema output output_json "
+    "error usage spent metadata attempts",
     number="priority token_budget carried_seq attempt last_seq slot",
     real="timeout_s queue_timeout_s",
-    time="created_at cancel_requested_at started_at deadline ended_at",
+    time="created_at queued_at cancel_requested_at started_at deadline ended_at",
 )
 tasks = _table(
     "tasks",

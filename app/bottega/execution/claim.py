@@ -52,6 +52,8 @@ class ClaimedRun:
         graph_name, graph: name and pinned definition; ``None``: it has no graph.
         session_id: ``None``: it belongs to no session.
         session_base: publications of the session's earlier runs, as ``session_memory`` has them.
+        in_conversation: false: it knows nothing of the session's other runs but publications.
+        base: the run of the turn before; ``None``: its turn is the first.
         user: the customer's name for the end user.
         principal: who started it.
         metadata: given by the client.
@@ -88,6 +90,8 @@ class ClaimedRun:
     graph: dict[str, Any] | None
     session_id: str | None
     session_base: Sequence[Mapping[str, Any]]
+    in_conversation: bool
+    base: UUID | None
     user: str | None
     principal: str | None
     metadata: Mapping[str, Any]
@@ -107,6 +111,7 @@ class ClaimedRun:
             "attempt": attempt,
             "started_at": datetime.fromisoformat(values["started_at"]),
             "cancelled_tasks": frozenset(map(UUID, values["cancelled_tasks"])),
+            "base": None if values["base"] is None else UUID(values["base"]),
             "pins": tuple(_pins(tenant_id, values["pinned"])),
             "agents": {},
             "providers": {},

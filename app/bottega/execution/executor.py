@@ -34,9 +34,11 @@ from bottega.execution.recorder import JournalRecorder
 from bottega.execution.replay import fold
 from bottega.execution.retrieval import MemorySources
 from bottega.execution.step_writer import StepWriter
+from bottega.execution.turns.conversation import conversation_of
 from bottega.files.run_files import RunFiles
 from bottega.files.store import FileStore
 from bottega.memory.learning.episode_recorder import EpisodeRecorder
+from bottega.memory.working.prompts import RunMemory
 from bottega.redaction import Redactor
 
 logger = structlog.get_logger(__name__)
@@ -308,10 +310,13 @@ class Executor:
         team = await self.teams.of(run)
         for code, message in team.warnings:
             recorder.journal.add(EventType.WARNING, warning(code, message))
+        conversation = await conversation_of(self.pool, run, self.prompt_tokens // 2)
         question = query_of(run.input)
         if run.mode == "dag" and team.graph is not None:
+            if conversation is not None:
+                conversation.begin(team.agents)
             dag = await run_dag(team.graph, team.agents, question, recorder)
-            return End(
+            end = End(
                 dag.status,
                 output=dag.output,
                 output_json=dag.output_json,
@@ -319,11 +324,16 @@ class Executor:
                 usage=dag.usage,
                 stop_reason=dag.stop_reason,
             )
-        (agent,) = team.agents.values()
-        if run.memory != "off":
-            await use_memory(agent, run, recorder, self.sources, limit=self.prompt_tokens)
-        response = await agent.execute_query_async(question, recorder=recorder)
-        return end_of(response, recorder.answer_seq)
+        else:
+            (agent,) = team.agents.values()
+            if run.memory != "off":
+                await use_memory(agent, run, recorder, self.sources, limit=self.prompt_tokens)
+            if conversation is not None:
+                agent.memory = agent.memory or RunMemory(limit=self.prompt_tokens)
+                conversation.begin({run.first: agent})
+            response = await agent.execute_query_async(question, recorder=recorder)
+            end = end_of(response, recorder.answer_seq)
+        return end if conversation is None else conversation.ended(end, team.agents, run)
 
     async def _earlier_events(self, journal: Journal) -> list[Event]:
         """Return the events of earlier attempts, and add them to the episode."""

@@ -57,6 +57,7 @@ class End:
         output: the answer, complete or not.
         output_json: the answer, parsed, if it has a schema.
         answer_seq: ``seq`` of the event that holds the answer.
+        turn: the run's turn of its conversation; ``None``: it is none.
     """
 
     status: RunStatus
@@ -66,6 +67,7 @@ class End:
     error: dict[str, str] | None = None
     usage: AgentUsage | None = None
     answer_seq: int | None = None
+    turn: dict[str, Any] | None = None
 
 
 class Journal:
@@ -313,6 +315,7 @@ class Journal:
             "stop_reason": end.stop_reason,
             "error": end.error,
             "usage": usage,
+            "turn": end.turn,
             "spent": [
                 {"agent": agent, "model": model, **usage.to_dict()}
                 for (agent, model), usage in self.spent.items()

@@ -4,13 +4,13 @@ The log has the input of a run or task, context from other agents, the model's a
 results. The agent's own system message is in its definition.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, and_, select, true
+from sqlalchemy import ColumnElement, Select, and_, or_, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.messages import AssistantMessage, ToolMessage
@@ -27,10 +27,9 @@ from bottega.execution.replay import result_of
 from bottega.runs import read
 from bottega.subagents.child import first_message
 
+_SAID = (EventType.LLM_COMPLETED, EventType.TOOL_COMPLETED, EventType.TOOL_FAILED)
 _TOLD = (
-    EventType.LLM_COMPLETED,
-    EventType.TOOL_COMPLETED,
-    EventType.TOOL_FAILED,
+    *_SAID,
     EventType.MEMORY_INJECTED,
     EventType.CONTEXT_RECALLED,
 )
@@ -100,29 +99,108 @@ async def page(
     if task_id is not None:
         parent = await _parent_of(connection, tenant_id, run_id, task_id)
     first = EventType.RUN_QUEUED if task_id is None else EventType.AGENT_STARTED
-    query = _conversation(tenant_id, run_id, task_id, (first, *_TOLD))
+    of_task = run_events.c.task_id.is_not_distinct_from(task_id)
+    asked_by_agent = task_id is not None and (parent is not None or run["mode"] == "orchestrated")
+
+    async def question() -> Sequence[Mapping[str, Any]]:
+        if asked_by_agent and task_id is not None:
+            return await _asked(connection, run, parent, task_id)
+        return _input(run)
+
+    return await _page(
+        connection,
+        run,
+        of_task,
+        first,
+        question,
+        _TOLD,
+        after=after,
+        descending=descending,
+        limit=limit,
+    )
+
+
+async def page_of_turn(
+    connection: AsyncConnection,
+    run: Mapping[str, Any],
+    agent: str | None,
+    *,
+    after: tuple[int, int] | None,
+    descending: bool,
+    limit: int,
+) -> PageItems[dict[str, Any]]:
+    """List messages of a run's own agent, or of its graph's agents, each with its ``agent``.
+
+    System messages are left out.
+
+    Args:
+        run: its row.
+        agent: only this one's.
+        after: as of :func:`page`.
+    """
+    which: ColumnElement[bool]
+    if run["mode"] == "orchestrated":
+        which = run_events.c.task_id.is_(None)
+    else:
+        which = run_events.c.parent_task_id.is_(None)
+        if agent is not None:
+            which = and_(which, or_(run_events.c.task_id.is_(None), run_events.c.agent == agent))
+
+    async def question() -> Sequence[Mapping[str, Any]]:
+        told = (message for message in _input(run) if message["role"] != "system")
+        return [{**message, "agent": run["agent"] or agent} for message in told]
+
+    first, types = EventType.RUN_QUEUED, _SAID
+    return await _page(
+        connection,
+        run,
+        which,
+        first,
+        question,
+        types,
+        after=after,
+        descending=descending,
+        limit=limit,
+    )
+
+
+async def _page(
+    connection: AsyncConnection,
+    run: Mapping[str, Any],
+    which: ColumnElement[bool],
+    first: EventType,
+    asked: Callable[[], Awaitable[Sequence[Mapping[str, Any]]]],
+    types: Sequence[str],
+    *,
+    after: tuple[int, int] | None,
+    descending: bool,
+    limit: int,
+) -> PageItems[dict[str, Any]]:
+    """List the messages of some of a run's events.
+
+    Args:
+        first: type of the event that stands for the question, which ``asked`` returns.
+    """
+    query = _conversation(run, which, (first, *types))
     places = (run_events.c.step, run_events.c.seq)
     query = query.order_by(*(place.desc() if descending else place for place in places))
-    question: Sequence[Mapping[str, Any]] = _input(run)
-    asked_by_agent = task_id is not None and (parent is not None or run["mode"] == "orchestrated")
     found: list[dict[str, Any]] = []
     more = True
     while more and not found:  # the event at ``after`` may have no more messages
         rows = await fetch_page(connection, query.where(_beyond(after, descending)), limit + 1)
-        if asked_by_agent and task_id is not None:
-            begins = any(row["type"] == first for row in rows)
-            question = await _asked(connection, run, parent, task_id) if begins else ()
+        begins = any(row["type"] == first for row in rows)
+        question = await asked() if begins else ()
         for row in rows:
             entry = MessageEntry(row["seq"], row["type"], row["at"], row["data"], row["output"])
             messages = messages_of(entry, question)
             for message in reversed(messages) if descending else messages:
                 place = (message["seq"], message["part"])
                 if after is None or (place < after if descending else place > after):
-                    found.append(message)
+                    found.append({"agent": row["agent"], **message})
         more = rows.more
         if rows:
             after = (rows[-1]["seq"], -1 if descending else _LAST)
-    return _fitting(found, limit, more=more)
+    return fitting(found, limit, more=more)
 
 
 _LAST = 2**31 - 1
@@ -141,7 +219,7 @@ def _beyond(after: tuple[int, int] | None, descending: bool) -> ColumnElement[bo
     return and_(run_events.c.seq >= first, run_events.c.step >= first)
 
 
-def _fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> PageItems[dict[str, Any]]:
+def fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> PageItems[dict[str, Any]]:
     """Cut messages to a page, since the database does not measure those of a run's input."""
     size = 0
     for number, message in enumerate(found):
@@ -152,12 +230,15 @@ def _fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> PageItem
 
 
 def _conversation(
-    tenant_id: UUID, run_id: UUID, task_id: UUID | None, types: Sequence[str]
+    run: Mapping[str, Any], which: ColumnElement[bool], types: Sequence[str]
 ) -> Select[Any]:
-    """Select a conversation's events, each with the text of the answer that it refers to."""
-    columns = (run_events.c.seq, run_events.c.type, run_events.c.at, run_events.c.data)
-    return read.with_answers(*columns).where(
-        *_events_of(tenant_id, run_id, task_id), run_events.c.type.in_(types)
+    """Select some of a run's events, each with the text of the answer that it refers to."""
+    events = run_events.c
+    return read.with_answers(events.seq, events.type, events.agent, events.at, events.data).where(
+        events.tenant_id == run["tenant_id"],
+        events.run_id == run["id"],
+        which,
+        events.type.in_(types),
     )
 
 

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Uuid,
     and_,
     bindparam,
+    case,
     func,
     select,
     text,
@@ -34,8 +35,13 @@ from bottega.events.types import EventType, RunStatus
 
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
 _BODIES = ("input", "output", "output_json", "output_schema", "overrides")
-_HIDDEN = ("pinned", "session_base", "spent")
+_HIDDEN = ("pinned", "session_base", "spent", "turn")
 """Columns that lists leave out; some are large."""
+
+
+_BLOCKED_BY = func.blocked_by(
+    runs.c.tenant_id, func.unfinished_in(runs.c.tenant_id, runs.c.conversation_id), type_=JSONB
+)
 
 
 def _runs(*but: str) -> Select[Any]:
@@ -45,6 +51,9 @@ def _runs(*but: str) -> Select[Any]:
             *(column for column in runs.c if column.name not in but),
             *(webhooks.c[name].label(f"webhook_{name}") for name in _OF_WEBHOOK),
             run_learning.c.status.label("learning"),
+            case((runs.c.queued_at.is_(None) & runs.c.ended_at.is_(None), _BLOCKED_BY)).label(
+                "blocked_by"
+            ),
         )
         .join_from(
             runs,
@@ -112,7 +121,7 @@ def to_response(row: Mapping[str, Any]) -> dict[str, Any]:
         webhook["url"] = row["webhook_url"].split("?")[0]
         if webhook["status"] is None:  # a trigger queues it when the run ends
             webhook |= {"status": "pending", "tries": 0}
-    return {"learning": None, **row, "user": row["user_id"], "webhook": webhook}
+    return {"learning": None, "blocked_by": None, **row, "user": row["user_id"], "webhook": webhook}
 
 
 async def page(
@@ -176,7 +185,7 @@ async def _with_metadata(
         last.append(first_id(wanted.created_before + MOST_SKEW))
     values = {
         "conditions": [
-            to_json([{key: spelled} for spelled in _spelled(value)]).decode()
+            to_json([{key: each} for each in spelled(value)]).decode()
             for key, value in wanted.metadata
         ],
         "status": wanted.status,
@@ -198,7 +207,7 @@ def first_id(moment: datetime) -> UUID:
     return UUID(int=int(moment.timestamp() * 1000) << 80)
 
 
-def _spelled(value: str) -> list[Any]:
+def spelled(value: str) -> list[Any]:
     """Return the JSON values that a text may stand for."""
     try:
         parsed = from_json(value)

@@ -95,6 +95,9 @@ async def retry(
             code="not_final",
         )
     new = {name: old[name] for name in _KEPT} | {"retry_of": run_id, "principal": principal}
+    if (conversation_id := old["conversation_id"]) is not None:
+        base = old["turn"] and {"base": old["turn"]["base"]}
+        new |= {"conversation": "continue", "conversation_id": conversation_id, "turn": base}
     new["memory"] = stricter(memory, old["memory"])
     await touch(connection, tenant_id, files_of(old["input"]))
     if not from_last_step:

@@ -1,17 +1,36 @@
-"""Sessions: shared memory that outlives a run."""
+"""Sessions: conversations and shared memory that outlive a run."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
-from sqlalchemy import and_, select
+from pydantic_core import to_json
+from sqlalchemy import Boolean, Integer, Text, and_, bindparam, func, select, text, update
+from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.pages import PageItems, fetch_page
 from bottega.db.tables import session_memory, sessions
-from bottega.errors import ConflictError, NotFoundError
+from bottega.errors import BusyError, ConflictError, NotFoundError
+from bottega.runs.read import spelled
 
-_SESSIONS = select(
-    sessions.c.id, sessions.c.user_id.label("user"), sessions.c.created_at, sessions.c.updated_at
+_COLUMNS = (
+    sessions.c.id,
+    sessions.c.user_id.label("user"),
+    sessions.c.metadata,
+    sessions.c.created_at,
+    sessions.c.updated_at,
+)
+_SESSIONS = select(*_COLUMNS)
+_BY_METADATA = text("""
+SELECT sessions_by_metadata(
+    CAST(CAST(:conditions AS text[]) AS jsonb[]), :user, :after, :descending, :most)
+""").bindparams(
+    bindparam("conditions", type_=ARRAY(Text)),
+    bindparam("user", type_=Text),
+    bindparam("after", type_=Text),
+    bindparam("descending", type_=Boolean),
+    bindparam("most", type_=Integer),
 )
 
 
@@ -22,6 +41,61 @@ def session_user(session_id: str) -> ConflictError:
         "its first run. Use a session of this user, or omit the user",
         code="session_user",
     )
+
+
+def conversation_busy(run_id: str) -> BusyError:
+    """Return the error for a run that must not wait for another one."""
+    return BusyError(
+        f"run {run_id} of this conversation is not over: wait for its end, or let if_busy be "
+        "'queue' or 'interrupt'",
+        run_id=run_id,
+    )
+
+
+async def create(
+    connection: AsyncConnection, tenant_id: UUID, new: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Begin a session.
+
+    Args:
+        new: ``id`` (``None``: a new one), ``user`` and ``metadata``.
+
+    Raises:
+        ConflictError: ``exists``.
+    """
+    values = {
+        "tenant_id": tenant_id,
+        "id": new["id"] or str(uuid4()),
+        "user_id": new["user"],
+        "metadata": new["metadata"],
+    }
+    query = insert(sessions).values(values).on_conflict_do_nothing().returning(*_COLUMNS)
+    row = (await connection.execute(query)).mappings().one_or_none()
+    if row is None:
+        raise ConflictError(
+            f"session '{values['id']}' exists already: use it, or choose another id", code="exists"
+        )
+    return dict(row)
+
+
+async def change(
+    connection: AsyncConnection, tenant_id: UUID, session_id: str, metadata: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Replace a session's metadata.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+    """
+    own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
+    query = update(sessions).where(own).values(metadata=metadata, updated_at=func.now())
+    row = (await connection.execute(query.returning(*_COLUMNS))).mappings().one_or_none()
+    if row is None:
+        raise unknown_session(session_id)
+    return dict(row)
+
+
+def unknown_session(session_id: str) -> NotFoundError:
+    return NotFoundError(f"there is no session '{session_id}'")
 
 
 async def user_of(
@@ -48,12 +122,33 @@ async def page(
     connection: AsyncConnection,
     tenant_id: UUID,
     *,
+    user: str | None,
+    metadata: Sequence[tuple[str, str]],
     after: str | None,
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List sessions by id: the page after the id ``after``."""
+    """List sessions by id: the page after the id ``after``.
+
+    Args:
+        metadata: as in :class:`bottega.runs.read.RunFilter`.
+    """
     query = _SESSIONS.where(sessions.c.tenant_id == tenant_id)
+    if metadata:
+        values = {
+            "conditions": [
+                to_json([{key: each} for each in spelled(value)]).decode()
+                for key, value in metadata
+            ],
+            "user": user,
+            "after": after,
+            "descending": descending,
+            "most": limit + 1,
+        }
+        found = (await connection.scalars(_BY_METADATA, values)).all()
+        query = query.where(sessions.c.id.in_(found))
+    elif user is not None:
+        query = query.where(sessions.c.user_id == user)
     if after is not None:
         query = query.where(sessions.c.id < after if descending else sessions.c.id > after)
     query = query.order_by(sessions.c.id.desc() if descending else sessions.c.id)
@@ -69,7 +164,7 @@ async def get(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> 
     query = _SESSIONS.where(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
-        raise NotFoundError(f"there is no session '{session_id}'")
+        raise unknown_session(session_id)
     memory = (
         select(session_memory)
         .where(session_memory.c.tenant_id == tenant_id, session_memory.c.session_id == session_id)

@@ -18,7 +18,7 @@ from bottega.runs.parameters import refuse_overrides
 from bottega.runs.parts import refuse_parts
 from bottega.runs.pins import PinCache, stricter
 from bottega.runs.read import to_response
-from bottega.runs.sessions import session_user
+from bottega.runs.sessions import conversation_busy, session_user
 
 _REFUSALS = {
     "queued_runs": "{limit} runs are queued already: wait until some have ended",
@@ -38,6 +38,9 @@ class NewRun:
     """A request for a run.
 
     Attributes:
+        conversation: ``continue``, ``new`` or ``none``.
+        if_busy: while another run of its conversation is not over: ``queue``, ``reject`` or
+            ``interrupt`` it.
         user: the integrator's name for its end user; ``None``: the session's user, if it has one.
         timeout_s: wall time from the first start on.
         queue_timeout_s: longest wait for that start.
@@ -67,6 +70,8 @@ class NewRun:
     metadata: dict[str, Any]
     memory: str
     principal: str | None
+    conversation: str
+    if_busy: str
 
     @classmethod
     def of(
@@ -85,7 +90,13 @@ class NewRun:
             memory: the server's mode; the body can only make it stricter.
         """
         limits = {"timeout_s": timeout_s, "queue_timeout_s": queue_timeout_s}
-        asked = {**asked, "memory": stricter(memory, asked.get("memory") or memory)}
+        usual = "none" if asked.get("session_id") is None else "continue"
+        asked = {
+            **asked,
+            "memory": stricter(memory, asked.get("memory") or memory),
+            "conversation": asked.get("conversation") or usual,
+            "if_busy": asked.get("if_busy") or "queue",
+        }
         # a stored body may have other fields
         given = {name: asked[name] for name in _FIELDS if asked.get(name) is not None}
         return cls(**{**dict.fromkeys(_FIELDS), **limits, **given, "principal": principal})
@@ -152,7 +163,7 @@ async def accept(
 
     Raises:
         LimitedError: ``queued_runs``, ``tokens_per_day`` or ``cost_per_day``.
-        ConflictError: ``session_user``.
+        ConflictError: ``session_user`` or ``conversation_busy``.
     """
     values = {
         "tenant": tenant_id,
@@ -167,6 +178,8 @@ def _accepted(answer: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, An
     """Return the stored run, or raise the error of a refusal."""
     if (reason := answer.get("refused")) == "session_user":
         raise session_user(new["session_id"])
+    if reason == "conversation_busy":
+        raise conversation_busy(answer["run_id"])
     if reason is not None:
         what = _REFUSALS[reason].format(limit=answer["limit"])
         raise LimitedError(what, code=reason, retry_after_s=answer["retry_after_s"])

@@ -38,6 +38,7 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, name_tenant
 from bottega.db.tables import (
     api_keys,
+    conversations,
     episodes,
     files,
     idempotency_keys,
@@ -140,6 +141,8 @@ async def _erase_memory(
     of_files = and_(files.c.tenant_id == tenant_id, files.c.session_id == session_id)
     await _delete(tx, files, of_files, removed)
     await _delete(tx, session_memory, memory, removed)
+    spoken = and_(conversations.c.tenant_id == tenant_id, conversations.c.session_id == session_id)
+    await _delete(tx, conversations, spoken, removed)
     await _delete(tx, sessions, own, removed)
     return True
 

@@ -3,23 +3,22 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.auth import Principal
 from bottega.api.errors import headers, problems
 from bottega.api.routes.stream import until_final
-from bottega.api.schemas.base import NAME_PATTERN, Page, PlaceInTime, UserName, check_storable
+from bottega.api.schemas.base import NAME_PATTERN, Page, PlaceInTime, UserName
 from bottega.api.schemas.messages import Message
+from bottega.api.schemas.run_graphs import Context, RunGraph
 from bottega.api.schemas.runs import (
-    Context,
     NewRun,
     Run,
-    RunGraph,
     RunSummary,
     SessionName,
     Status,
@@ -30,6 +29,7 @@ from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, PageQuery, ViewQuery
 from bottega.api.shared.plain import plain_route
 from bottega.api.shared.schemas import check_schema
+from bottega.api.shared.wanted import MessagePart, MetadataPairs, Seq, pairs_of, storable
 from bottega.container import Service
 from bottega.db.driver import driver_of
 from bottega.errors import InvalidInputError
@@ -47,17 +47,6 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"])
 RunId = Annotated[UUID, Path(description="The run's id.")]
 MAX_WAIT_S = 60.0
 
-Seq = Annotated[int, Field(ge=0, le=2**62)]
-Part = Annotated[int, Field(ge=0, le=10_000)]
-
-
-T = TypeVar("T")
-
-
-def _storable(value: T) -> T:
-    check_storable(value)
-    return value
-
 
 class RunQuery(ViewQuery):
     """Query parameters of the list of runs."""
@@ -65,24 +54,12 @@ class RunQuery(ViewQuery):
     status: Status | None = None
     agent: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None
     session_id: SessionName | None = None
-    user: Annotated[UserName | None, AfterValidator(_storable)] = None
+    user: Annotated[UserName | None, AfterValidator(storable)] = None
     created_after: PlaceInTime | None = None
     created_before: PlaceInTime | None = None
-    metadata: Annotated[
-        list[Annotated[str, StringConstraints(pattern=r"^[^:]{1,64}:.{0,200}$")]],
-        AfterValidator(_storable),
-        Field(
-            default_factory=list,
-            max_length=5,
-            description=(
-                "`key:value`, up to five times: only runs with all of these in their metadata. A "
-                "value may be a text, or a number, `true`, `false` or `null`."
-            ),
-        ),
-    ]
+    metadata: MetadataPairs
 
     def wanted(self) -> read.RunFilter:
-        pairs = [entry.partition(":") for entry in self.metadata]
         return read.RunFilter(
             status=self.status,
             agent=self.agent,
@@ -90,7 +67,7 @@ class RunQuery(ViewQuery):
             user=self.user,
             created_after=self.created_after,
             created_before=self.created_before,
-            metadata=[(key, value) for key, _, value in pairs],
+            metadata=pairs_of(self.metadata),
         )
 
 
@@ -325,7 +302,7 @@ async def list_messages(
         tenant,
         run_id,
         query.task_id,
-        after=query.place(tuple[Seq, Part]),
+        after=query.place(tuple[Seq, MessagePart]),
         descending=query.descending,
         limit=query.limit,
     )

@@ -77,6 +77,26 @@ class NewRun(Body):
         Field(description="Shared memory that outlives the run; created when first named."),
     ] = None
     user: Annotated[UserName | None, Field(description=_USER)] = None
+    conversation: Annotated[
+        Literal["continue", "new", "none"] | None,
+        Field(
+            description=(
+                "`continue`: the agent goes on from where the session's last completed run of this "
+                "agent (and graph, and mode) ended; the default with a `session_id`. `new`: it "
+                "begins another conversation in the session. `none`: it knows nothing of the "
+                "session's other runs but their publications; the default without a session."
+            )
+        ),
+    ] = None
+    if_busy: Annotated[
+        Literal["queue", "reject", "interrupt"],
+        Field(
+            description=(
+                "While another run of its conversation is not over. `queue`: it waits its turn. "
+                "`reject`: 409 `conversation_busy`. `interrupt`: those before it are cancelled."
+            )
+        ),
+    ] = "queue"
     input: Annotated[
         RunInput,
         Field(description="The question, or messages of which exactly one has the role `user`."),
@@ -163,6 +183,8 @@ class NewRun(Body):
             raise PydanticCustomError("mode", "mode 'dag' needs a graph, and takes no agent")
         if self.mode == "orchestrated" and self.agent is None:
             raise PydanticCustomError("mode", "mode 'orchestrated' needs an agent to start with")
+        if self.conversation in ("continue", "new") and self.session_id is None:
+            raise PydanticCustomError("conversation", "a conversation needs a session_id")
         return self
 
 
@@ -225,6 +247,15 @@ class Webhook(Answer):
     ended_at: datetime | None
 
 
+class Blocker(Answer):
+    """A run that others of its conversation wait for."""
+
+    run_id: UUID
+    interrupts: Annotated[
+        list[UUID], Field(description="Ids of what it waits for itself, if people must decide.")
+    ]
+
+
 class RunSummary(Answer):
     """A run, without its input and output."""
 
@@ -235,6 +266,16 @@ class RunSummary(Answer):
     graph: str | None
     session_id: str | None
     user: str | None = None
+    conversation_id: Annotated[
+        UUID | None, Field(description="The conversation that it belongs to; null: none.")
+    ] = None
+    blocked_by: Annotated[
+        Blocker | None,
+        Field(
+            description="The run of its conversation that it waits for; that time does not count "
+            "towards `queue_timeout_s`."
+        ),
+    ] = None
     stop_reason: str | None
     error: Failure | None
     usage: AgentUsage | None
@@ -329,52 +370,3 @@ class Event(Answer):
     parent_task_id: UUID | None
     at: datetime
     data: dict[str, Any]
-
-
-class Published(Answer):
-    """The last publication of an agent in the graph."""
-
-    version: int
-    content: str
-    task_id: Annotated[UUID | None, Field(description="Null: from an earlier run of the session.")]
-    published_at: datetime
-
-
-class RunNode(Answer):
-    """An agent of a run's graph."""
-
-    agent: str
-    ttl_s: float | None
-    published: Published | None
-
-
-class ContextItem(Answer):
-    """An answer that an agent received from another agent."""
-
-    seq: Annotated[int, Field(description="Number of its event.")]
-    task_id: UUID | None
-    source: str
-    version: int
-    edge: Annotated[list[str] | None, Field(description="Null: recalled, not read directly.")] = (
-        None
-    )
-    policy: str | None = None
-    score: Annotated[
-        float | None, Field(description="Only if recalled: similarity to the query, -1 to 1.")
-    ] = None
-    content: str
-
-
-class Context(Answer):
-    """All answers that an agent received from other agents."""
-
-    items: list[ContextItem]
-
-
-class RunGraph(Answer):
-    """The run's own copy of its graph."""
-
-    name: str
-    version: int
-    nodes: list[RunNode]
-    edges: list[dict[str, Any]]

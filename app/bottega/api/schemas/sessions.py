@@ -6,14 +6,33 @@ from uuid import UUID
 
 from pydantic import Field
 
-from bottega.api.schemas.base import Answer
+from bottega.api.schemas.base import Answer, Body, Metadata, UserName
+from bottega.api.schemas.messages import Message
+from bottega.api.schemas.runs import SessionName
+
+
+class NewSession(Body):
+    """A session to begin."""
+
+    id: Annotated[SessionName | None, Field(description="Null: the server chooses one.")] = None
+    user: Annotated[
+        UserName | None, Field(description="Your own name for your end user; it never changes.")
+    ] = None
+    metadata: Metadata = Field(default_factory=dict)
+
+
+class SessionChange(Body):
+    """A change of a session."""
+
+    metadata: Annotated[Metadata, Field(description="In place of all that it had.")]
 
 
 class Session(Answer):
-    """A session: memory that several runs share."""
+    """A session: conversations and memory that several runs share."""
 
     id: str
-    user: Annotated[str | None, Field(description="User of its first run; it never changes.")]
+    user: Annotated[str | None, Field(description="Whose it is; it never changes.")]
+    metadata: Metadata = Field(default_factory=dict)
     created_at: datetime
     updated_at: datetime
 
@@ -43,5 +62,20 @@ class Erased(Answer):
         Field(
             description="Number of rows by table.",
             examples=[{"sessions": 1, "session_memory": 2, "runs": 1, "run_steps": 31}],
+        ),
+    ]
+
+
+class SessionMessage(Message):
+    """A message of a session's conversations."""
+
+    run_id: UUID
+    agent: Annotated[
+        str | None, Field(description="Whose conversation it is in; null: a graph's question.")
+    ]
+    discarded: Annotated[
+        bool,
+        Field(
+            description="True: its run failed or was cancelled, so later ones know nothing of it."
         ),
     ]

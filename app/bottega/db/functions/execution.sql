@@ -83,6 +83,9 @@ BEGIN
                         'details', m.details, 'published_at', m.published_at)), '[]')
                     FROM session_memory m
                     WHERE m.tenant_id = p_tenant AND m.session_id = r.session_id) END),
+                turn = CASE WHEN r.conversation_id IS NULL THEN NULL ELSE coalesce(r.turn, (
+                    SELECT jsonb_build_object('base', o.last_run) FROM conversations o
+                    WHERE o.tenant_id = p_tenant AND o.id = r.conversation_id)) END,
                 deadline = coalesce(r.deadline, v_now + make_interval(secs => r.timeout_s))
             WHERE r.tenant_id = p_tenant AND r.id = ANY (p_runs)
               AND r.status IN ('queued', 'running') AND r.id <> ALL (v_held)
@@ -135,6 +138,7 @@ BEGIN
             END,
         'is_cancelled', r.cancel_requested_at IS NOT NULL,
         'session_id', r.session_id, 'user', r.user_id, 'session_base', r.session_base,
+        'in_conversation', r.turn IS NOT NULL, 'base', r.turn -> 'base',
         'remaining_s', extract(epoch FROM r.deadline - clock_timestamp()),
         'timeout_s', r.timeout_s, 'token_budget', r.token_budget, 'cost_budget', r.cost_budget,
         'task_root', coalesce(r.task_root, r.id), 'carried_seq', r.carried_seq,

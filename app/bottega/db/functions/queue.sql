@@ -143,6 +143,7 @@ BEGIN
     UPDATE runs SET slot = p_slot WHERE tenant_id = p_tenant AND id = (
         SELECT id FROM runs
         WHERE tenant_id = p_tenant AND ended_at IS NULL AND slot IS NULL
+          AND queued_at IS NOT NULL
           -- Not those that wait for a model: they get one when they are taken. Looked up one by
           -- one, which no statistics can change.
           AND (SELECT q.run_id FROM run_queue q
@@ -220,8 +221,8 @@ BEGIN
         SELECT tenant_id, id, attempt, queue_timeout_s, timeout_s FROM runs
         WHERE (tenant_id, id) IN (
             (SELECT tenant_id, id FROM runs
-             WHERE ended_at IS NULL AND slot IS NULL AND attempt = 0
-               AND (created_at AT TIME ZONE 'UTC') + make_interval(secs => queue_timeout_s)
+             WHERE ended_at IS NULL AND slot IS NULL AND queued_at IS NOT NULL AND attempt = 0
+               AND (queued_at AT TIME ZONE 'UTC') + make_interval(secs => queue_timeout_s)
                    < now() AT TIME ZONE 'UTC' LIMIT 500)
             UNION ALL
             (SELECT tenant_id, id FROM runs
@@ -232,7 +233,7 @@ BEGIN
              WHERE ended_at IS NULL AND slot IS NOT NULL AND CASE
                  WHEN status = 'running' THEN deadline + interval '60 s'
                  WHEN attempt > 0 THEN deadline
-                 ELSE created_at + make_interval(secs => queue_timeout_s) END < now() LIMIT 500))
+                 ELSE queued_at + make_interval(secs => queue_timeout_s) END < now() LIMIT 500))
         FOR UPDATE SKIP LOCKED
     LOOP
         PERFORM end_unclaimed(r.tenant_id, r.id, 'timeout', CASE WHEN r.attempt = 0
@@ -300,6 +301,7 @@ BEGIN
     INSERT INTO last_sweep (at) VALUES (now())
     ON CONFLICT (one) DO UPDATE SET at = excluded.at;
     PERFORM expire_runs();
+    PERFORM release_forgotten();
     DELETE FROM worker_tenants WHERE (tenant_id, worker_id) IN (
         SELECT tenant_id, worker_id FROM worker_tenants
         WHERE seen_at < now() - interval '30 seconds' FOR UPDATE SKIP LOCKED);
@@ -326,11 +328,13 @@ BEGIN
     v_found := requeue_lost(p_lease_s);
     FOR v_tenant IN
         WITH RECURSIVE waiting(tenant_id) AS (
-            (SELECT tenant_id FROM runs WHERE ended_at IS NULL AND slot IS NULL
+            (SELECT tenant_id FROM runs
+             WHERE ended_at IS NULL AND slot IS NULL AND queued_at IS NOT NULL
              ORDER BY tenant_id LIMIT 1)
             UNION ALL
             SELECT (SELECT r.tenant_id FROM runs r
-                    WHERE r.ended_at IS NULL AND r.slot IS NULL AND r.tenant_id > w.tenant_id
+                    WHERE r.ended_at IS NULL AND r.slot IS NULL AND r.queued_at IS NOT NULL
+                      AND r.tenant_id > w.tenant_id
                     ORDER BY r.tenant_id LIMIT 1)
             FROM waiting w WHERE w.tenant_id IS NOT NULL)
         SELECT tenant_id FROM waiting WHERE tenant_id IS NOT NULL

@@ -2,7 +2,7 @@
 
 -- Called when a run is submitted. Store the run with what it carries over from the run it retries,
 -- and queue it if its tenant has a free slot; otherwise it waits. Return the row as JSON, or
--- {"refused": reason} (a limit, or the session belongs to another user).
+-- {"refused": reason} (a limit, the session belongs to another user, or the conversation is busy).
 CREATE OR REPLACE FUNCTION accept_run(
     p_tenant uuid, p_new jsonb, p_carried jsonb, p_tasks jsonb
 ) RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -13,11 +13,12 @@ DECLARE
     v_refusal jsonb := refuse_run(p_tenant);
     v_user text := p_new ->> 'user';
     v_of_session text;
+    v_conversation uuid;
+    v_blocker uuid;
 BEGIN
     IF v_refusal IS NOT NULL THEN
         RETURN v_refusal;
     END IF;
-    v_slot := free_slot(p_tenant);
     IF p_new ->> 'session_id' IS NOT NULL THEN
         -- The lock makes a concurrent delete of the session wait, so that it deletes this run too.
         LOOP
@@ -31,22 +32,32 @@ BEGIN
             RETURN jsonb_build_object('refused', 'session_user');
         END IF;
         v_user := v_of_session;
+        IF p_new ->> 'conversation' <> 'none' THEN
+            SELECT * INTO v_conversation, v_blocker FROM join_conversation(p_tenant, p_new);
+            IF v_blocker IS NOT NULL AND p_new ->> 'if_busy' = 'reject' THEN
+                RETURN jsonb_build_object('refused', 'conversation_busy', 'run_id', v_blocker);
+            END IF;
+        END IF;
+    END IF;
+    IF v_blocker IS NULL THEN
+        v_slot := free_slot(p_tenant);
     END IF;
     INSERT INTO runs (tenant_id, mode, agent, graph, session_id, user_id, session_base, input,
                       pinned, priority, timeout_s, queue_timeout_s, token_budget, cost_budget,
                       webhook_url, overrides, output_schema, metadata, slot, memory, principal,
-                      retry_of, task_root, last_seq, carried_seq)
+                      retry_of, task_root, last_seq, carried_seq, conversation_id, turn, queued_at)
     SELECT p_tenant, n.mode, n.agent, n.graph, n.session_id, v_user, n.session_base, n.input,
            n.pinned, n.priority, n.timeout_s, n.queue_timeout_s, n.token_budget, n.cost_budget,
            n.webhook_url, coalesce(n.overrides, '{}'), n.output_schema, n.metadata, v_slot,
            coalesce(n.memory, 'full'), n.principal, n.retry_of, n.task_root,
-           1 + v_carried, CASE WHEN v_carried > 0 THEN 1 + v_carried ELSE 0 END
+           1 + v_carried, CASE WHEN v_carried > 0 THEN 1 + v_carried ELSE 0 END,
+           v_conversation, n.turn, CASE WHEN v_blocker IS NULL THEN now() END
     FROM jsonb_to_record(p_new) AS n(
         mode text, agent text, graph text, session_id text, session_base jsonb, input jsonb,
         pinned jsonb, priority smallint, timeout_s double precision,
         queue_timeout_s double precision, token_budget bigint, cost_budget jsonb,
         webhook_url text, overrides jsonb, output_schema jsonb, metadata jsonb, retry_of uuid,
-        task_root uuid, memory text, principal text)
+        task_root uuid, memory text, principal text, turn jsonb)
     RETURNING * INTO r;
     INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events) VALUES (
         p_tenant, r.id, 1, 1, 0, r.created_at, event_line('run.queued', jsonb_build_object(
@@ -69,7 +80,9 @@ BEGIN
     IF v_slot IS NOT NULL THEN
         PERFORM enqueue_run(p_tenant, r.id, r.priority);
     END IF;
-    RETURN to_jsonb(r) - '{pinned,session_base,slot,principal,spent}'::text[];
+    RETURN to_jsonb(r) - '{pinned,session_base,slot,principal,spent,turn,queued_at}'::text[]
+        || CASE WHEN v_blocker IS NULL THEN '{}'
+           ELSE jsonb_build_object('blocked_by', blocked_by(p_tenant, v_blocker)) END;
 END $$;
 
 -- Called when a run is submitted. Accept it, unless the tenant's definitions have another epoch

@@ -224,6 +224,7 @@ BEGIN
         -- A later attempt may not know what earlier ones spent: the log does.
         spent = CASE attempt WHEN 1 THEN coalesce(p_outcome -> 'spent', '[]')
                 ELSE spent_by(p_tenant, p_run) END,
+        turn = turn || coalesce(nullif(p_outcome -> 'turn', 'null'), '{}'),
         attempts = jsonb_set(attempts, '{-1,ended_at}', to_jsonb(p_now)), ended_at = p_now
     WHERE tenant_id = p_tenant AND id = p_run
     RETURNING slot INTO v_slot;

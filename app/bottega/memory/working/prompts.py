@@ -62,6 +62,9 @@ class RunMemory:
         working: holds retrieved memory and the task before the query; receives the answers of tools
             and sub-agents as ``m1``, ``m2`` …
         limit: tokens of a prompt, tool schemas included; defaults to the sum of all budgets.
+
+    Attributes:
+        opening: what the fenced message begins with; set before the first prompt.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class RunMemory:
         tools: Iterable[ToolBase] = (),
     ) -> None:
         self.working = working or WorkingMemory()
+        self.opening = ""
         self.limit = self.working.budgets.total if limit is None else limit
         self.tools: list[ToolBase] = [*tools]
         self._tool = RecallMemory(self)
@@ -120,7 +124,8 @@ class RunMemory:
             self._schemas, self._schema_tokens = schemas, schema_tokens(schemas, count)
         if self.working.revision != self._revision:
             self._revision = self.working.revision
-            self._base = self.working.compose(Area.TASK, Area.RETRIEVED, description=False)
+            base = self.working.compose(Area.TASK, Area.RETRIEVED, description=False)
+            self._base = "\n".join(part for part in (self.opening, base) if part)
         note = self._noting(self._base, self._index)
         if self._with(note) > self.limit:
             self._prune()

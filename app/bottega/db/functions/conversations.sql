@@ -1,0 +1,198 @@
+-- Conversations: runs of one agent in a session, in order, each continuing the last completed one.
+
+-- Called by accept_run, which holds the session. Return the conversation of a run, locked, and the
+-- oldest run in it that is not over. With if_busy = interrupt those are cancelled: before the lock,
+-- since one that ends locks its own row first; and once more those that came between.
+CREATE OR REPLACE FUNCTION join_conversation(
+    p_tenant uuid, p_new jsonb, OUT conversation uuid, OUT blocker uuid
+) LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_session text := p_new ->> 'session_id';
+    v_mode text := p_new ->> 'mode';
+    v_graph text := coalesce(p_new ->> 'graph', '');
+    v_agent text := coalesce(p_new ->> 'agent', '');
+    v_interrupts boolean := coalesce(p_new ->> 'if_busy' = 'interrupt', false);
+BEGIN
+    IF v_interrupts AND p_new ->> 'conversation' = 'continue' THEN
+        PERFORM cancel_unfinished(p_tenant, c.id) FROM conversations c
+        WHERE c.tenant_id = p_tenant AND c.session_id = v_session AND c.mode = v_mode
+          AND c.graph = v_graph AND c.agent = v_agent AND c.is_current;
+    END IF;
+    -- A retry stays in the conversation of the run that it repeats.
+    SELECT c.id INTO conversation FROM conversations c
+    WHERE c.tenant_id = p_tenant AND c.id = (p_new ->> 'conversation_id')::uuid FOR UPDATE;
+    WHILE conversation IS NULL LOOP
+        SELECT c.id INTO conversation FROM conversations c
+        WHERE c.tenant_id = p_tenant AND c.session_id = v_session AND c.mode = v_mode
+          AND c.graph = v_graph AND c.agent = v_agent AND c.is_current FOR UPDATE;
+        IF FOUND AND p_new ->> 'conversation' = 'new' THEN
+            UPDATE conversations SET is_current = false
+            WHERE tenant_id = p_tenant AND id = conversation;
+            conversation := NULL;
+        END IF;
+        IF conversation IS NULL THEN
+            INSERT INTO conversations (tenant_id, session_id, mode, graph, agent)
+            VALUES (p_tenant, v_session, v_mode, v_graph, v_agent)
+            ON CONFLICT DO NOTHING RETURNING id INTO conversation;
+        END IF;
+    END LOOP;
+    IF v_interrupts THEN
+        PERFORM cancel_unfinished(p_tenant, conversation);
+    END IF;
+    blocker := unfinished_in(p_tenant, conversation);
+END $$;
+
+-- Called by join_conversation. Cancel the runs of a conversation, the newest first, so that none is
+-- started because of that.
+CREATE OR REPLACE FUNCTION cancel_unfinished(p_tenant uuid, p_conversation uuid) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_run uuid;
+BEGIN
+    FOR v_run IN
+        SELECT id FROM runs WHERE tenant_id = p_tenant AND conversation_id = p_conversation
+          AND ended_at IS NULL AND cancel_requested_at IS NULL ORDER BY id DESC
+    LOOP
+        PERFORM cancel_run(p_tenant, v_run);
+    END LOOP;
+END $$;
+
+-- Return the oldest run of a conversation that is not over: all others wait for it.
+CREATE OR REPLACE FUNCTION unfinished_in(p_tenant uuid, p_conversation uuid) RETURNS uuid
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_sort = off AS $$
+BEGIN
+    RETURN (SELECT id FROM runs WHERE tenant_id = p_tenant AND conversation_id = p_conversation
+              AND ended_at IS NULL ORDER BY id LIMIT 1);
+END $$;
+
+-- Return a run that others wait for, as they show it.
+CREATE OR REPLACE FUNCTION blocked_by(p_tenant uuid, p_run uuid) RETURNS jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT jsonb_build_object('run_id', p_run, 'interrupts', '[]'::jsonb) WHERE p_run IS NOT NULL
+$$;
+
+-- Trigger on runs. A run of a conversation is over: if it completed, it is the last turn; the next
+-- run begins to wait for a slot. One that is locked is being cancelled, and passes its turn itself.
+CREATE OR REPLACE FUNCTION pass_turn() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    -- The lock orders this with runs that are being accepted.
+    PERFORM FROM conversations WHERE tenant_id = NEW.tenant_id AND id = NEW.conversation_id
+    FOR UPDATE;
+    IF NEW.status = 'completed' THEN
+        UPDATE conversations SET last_run = NEW.id
+        WHERE tenant_id = NEW.tenant_id AND id = NEW.conversation_id;
+    END IF;
+    -- The slot of the run that is over is given away next.
+    IF release_run(NEW.tenant_id, unfinished_in(NEW.tenant_id, NEW.conversation_id))
+        AND NEW.slot IS NULL
+    THEN
+        PERFORM assign_slot(NEW.tenant_id, free_slot(NEW.tenant_id));
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER pass_turn AFTER UPDATE OF ended_at ON runs FOR EACH ROW
+WHEN (OLD.ended_at IS NULL AND NEW.ended_at IS NOT NULL AND NEW.conversation_id IS NOT NULL)
+EXECUTE FUNCTION pass_turn();
+
+-- Let a run wait for a slot, if it was blocked and nobody holds its row. Return whether it was.
+CREATE OR REPLACE FUNCTION release_run(p_tenant uuid, p_run uuid) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE runs SET queued_at = clock_timestamp() WHERE tenant_id = p_tenant AND id = (
+        SELECT id FROM runs WHERE tenant_id = p_tenant AND id = p_run AND queued_at IS NULL
+        FOR NO KEY UPDATE SKIP LOCKED);
+    RETURN FOUND;
+END $$;
+
+-- Called by the sweep. Let blocked runs go on that wait for nobody: the run before was deleted.
+CREATE OR REPLACE FUNCTION release_forgotten() RETURNS void LANGUAGE sql
+SET enable_seqscan = off AS $$
+    SELECT release_run(b.tenant_id, b.id) FROM runs b
+    WHERE b.ended_at IS NULL AND b.queued_at IS NULL
+      AND b.id = unfinished_in(b.tenant_id, b.conversation_id)
+    LIMIT 1000
+$$;
+
+-- Called by a worker. Return the turns before a run, newest first, and gists of a few more. Those
+-- that the last prompt held stay while all fit into p_most tokens; otherwise as many as fit into
+-- half of them: so the beginning of prompts changes rarely.
+CREATE OR REPLACE FUNCTION earlier_turns(
+    p_tenant uuid, p_base uuid, p_most bigint, p_gists integer
+) RETURNS TABLE (
+    run_id uuid, number integer, tokens bigint, events bigint, is_left boolean, gist text,
+    asked jsonb, answer jsonb, ending text
+) LANGUAGE plpgsql AS $$
+DECLARE
+    v_next uuid := p_base;
+    v_first integer;
+    v_sum bigint := 0;
+    v_left integer := 0;
+    r runs%ROWTYPE;
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    WHILE v_next IS NOT NULL AND v_left < p_gists LOOP
+        SELECT * INTO r FROM runs o WHERE o.tenant_id = p_tenant AND o.id = v_next;
+        EXIT WHEN NOT FOUND;
+        run_id := r.id;
+        number := (r.turn ->> 'number')::integer;
+        tokens := (r.turn ->> 'tokens')::bigint;
+        gist := r.turn ->> 'gist';
+        IF v_first IS NULL THEN
+            IF (r.turn ->> 'window')::bigint <= p_most THEN
+                v_first := (r.turn ->> 'first')::integer;
+            ELSE
+                v_first := 0;
+                p_most := p_most / 2;
+            END IF;
+        END IF;
+        is_left := v_left > 0 OR number < v_first OR v_sum > 0 AND v_sum + tokens > p_most;
+        IF is_left THEN
+            v_left := v_left + 1;
+            events := NULL; asked := NULL; answer := NULL; ending := NULL;
+        ELSE
+            v_sum := v_sum + tokens;
+            events := r.last_seq; asked := r.input; answer := r.output; ending := r.stop_reason;
+        END IF;
+        RETURN NEXT;
+        v_next := (r.turn ->> 'base')::uuid;
+    END LOOP;
+END $$;
+
+-- Called by a worker. Return the lines of runs' logs with what their own agents said and their
+-- tools answered (p_dag: the agents of their graph).
+CREATE OR REPLACE FUNCTION lines_of_turns(p_tenant uuid, p_runs uuid[], p_dag boolean)
+RETURNS TABLE (run_id uuid, line text) LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    RETURN QUERY
+    SELECT s.run_id, l.line FROM run_steps s
+    CROSS JOIN LATERAL string_to_table(s.events, E'\n') WITH ORDINALITY AS l(line, n)
+    WHERE s.tenant_id = p_tenant AND s.run_id = ANY (p_runs)
+      AND l.line ~ CASE WHEN p_dag
+        THEN '^{"type":"(llm.completed|tool.completed|tool.failed)","task_id":"[^"]+","agent"'
+        ELSE '^{"type":"(llm.completed|tool.completed|tool.failed)","agent"' END
+    ORDER BY s.run_id, s.last_seq, l.n;
+END $$;
+
+-- Called by the list of sessions. Return ids of the tenant's sessions by metadata, as
+-- runs_by_metadata does it for runs.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION sessions_by_metadata(
+    p_conditions jsonb[], p_user text, p_after text, p_descending boolean, p_most integer
+) RETURNS SETOF text LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_tenant uuid := current_setting('bottega.tenant')::uuid;
+    v_sql text := 'SELECT id FROM sessions WHERE tenant_id = $1 AND metadata <> ''{}''';
+    v_condition jsonb;
+BEGIN
+    FOREACH v_condition IN ARRAY p_conditions LOOP
+        v_sql := v_sql || (
+            SELECT ' AND (' || string_agg(format('metadata @> %L', one), ' OR ') || ')'
+            FROM jsonb_array_elements(v_condition) AS one);
+    END LOOP;
+    RETURN QUERY EXECUTE v_sql || ' AND ($2 IS NULL OR user_id = $2) AND ($3 IS NULL OR id '
+        || CASE WHEN p_descending THEN '< $3) ORDER BY id DESC' ELSE '> $3) ORDER BY id' END
+        || ' LIMIT $4'
+    USING v_tenant, p_user, p_after, p_most;
+END $$;

@@ -1,0 +1,55 @@
+"""Messages of a turn of a conversation, from its run's log. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bottega.agents.history import with_distinct_ids
+from bottega.agents.messages import AssistantMessage, StandardMessage, ToolMessage, ToolResult
+from bottega.events.payloads import LlmCompleted, ToolEnded
+from bottega.events.types import EventType
+from bottega.execution.replay import answer_of, result_of
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenLine:
+    """An event of a turn: an answer of a model, or the end of a tool call."""
+
+    type: str
+    agent: str
+    data: Mapping[str, Any]
+
+
+def said(answer: str | None) -> list[StandardMessage]:
+    return [] if answer is None else [AssistantMessage(content=answer)]
+
+
+def turn_messages(lines: Sequence[SpokenLine], answer: str | None) -> list[StandardMessage]:
+    """Return what an agent said and heard after the question of a turn. Pure.
+
+    These are the model's messages with tool calls, each with all its answers, and the final answer.
+    Drafts that were sent back are left out.
+
+    Args:
+        answer: the final one; ``None``: the last message without calls.
+    """
+    results: dict[tuple[int, str], ToolResult] = {}
+    drafts: list[tuple[int, AssistantMessage]] = []
+    for line in lines:
+        if line.type == EventType.LLM_COMPLETED:
+            completed = LlmCompleted.of(line.data)
+            drafts.append((completed.call, with_distinct_ids(answer_of(completed))))
+        else:
+            ended = ToolEnded.of(line.data)
+            results[ended.call, ended.tool_call_id] = result_of(ended)
+    found: list[StandardMessage] = []
+    for call, message in drafts:
+        keys = [(call, tool_call.id) for tool_call in message.tool_calls]
+        if keys and all(key in results for key in keys):
+            found += [message, *(ToolMessage.answering(results[key]) for key in keys)]
+    last = drafts[-1][1] if drafts else None
+    if last is not None and not last.tool_calls and answer in (None, last.content):
+        found.append(last)
+    elif answer is not None:
+        found += said(answer)
+    return found
