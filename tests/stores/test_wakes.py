@@ -115,9 +115,9 @@ async def test_runs_wake_the_workers_in_turn_but_not_busy_ones(
     idle, busy = sorted(uuid4() for _ in range(3)), uuid4()
     await lease(database, *idle)
     await lease(database, busy, load=50)
-    query = "SELECT worker_for(n) FROM generate_series(3, 8) AS n"
+    query = "SELECT worker_for(n) FROM generate_series(30, 89) AS n"
     named = [row["worker_for"] for row in await database.pool.fetch(query)]
-    assert named == [str(worker) for worker in idle * 2]
+    assert named == [str(worker) for worker in idle * 2 for _ in range(10)]
     await owner.execute("UPDATE worker_leases SET leased_until = now()")
     assert await database.pool.fetchval("SELECT worker_for(3)") == ""
 

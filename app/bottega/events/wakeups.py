@@ -20,7 +20,7 @@ from bottega.events.listener import NotifyListener
 from bottega.events.log import is_transient
 
 CHANNEL = "bottega_events"
-"""Channel for ids of runs that began, ended, or have news after a silence."""
+"""Channel for ids of runs that began, or have news after a silence."""
 AWAKE_S = 2.0
 """Seconds for which subscribers poll a run after each of its events and notices."""
 QUIET_S = 0.8

@@ -25,7 +25,7 @@ from bottega.execution.leases import lease_s
 
 CHANNEL = "bottega_queue"
 _BATCH = 20
-_LOOK_S = 0.25
+_LOOK_S = 0.5
 """Longest time until a worker looks for runs that another one was to take."""
 
 log = structlog.get_logger(__name__)

@@ -67,17 +67,17 @@ BEGIN
     PERFORM pg_notify('bottega_queue', worker_for(v_number));
 END $$;
 
--- Called when a run is queued. Return the worker that is to take it, as text, or '' if none is
--- alive. Workers take turns by the run's number, but for those that were busier than most when they
--- renewed their lease.
+-- Called when a run is queued. Return the worker that is to take it, as text; '': none is alive.
+-- Workers take turns, but for those that were busier than most when they renewed their lease. Ten
+-- runs in a row go to the same, so that their steps are stored together.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION worker_for(p_number bigint) RETURNS text
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     SELECT coalesce((
-        SELECT (array_agg(worker_id ORDER BY worker_id))[1 + p_number % count(*)]::text
+        SELECT (array_agg(worker_id ORDER BY worker_id))[1 + p_number / 10 % count(*)]::text
         FROM (SELECT worker_id, load, avg(load) OVER () AS usual FROM worker_leases
               WHERE leased_until > clock_timestamp()) AS alive
-        WHERE load <= usual + 4), '')
+        WHERE load <= usual + 10), '')
 $$;
 
 -- Called by enqueue_run. Return the turn that is next, of all tenants.
