@@ -131,7 +131,7 @@ async def open_service(
                 _files(settings, database, memory_services),
                 descriptors,
                 working=worker,
-                pins=PinCache(settings.operator_providers),
+                pins=PinCache(settings.operator_providers, settings.default_model),
             )
             if api:
                 await key_cache.is_open()

@@ -12,6 +12,7 @@ import httpx2
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.definitions.models import DEFAULT, listed, named_by
+from bottega.errors import InvalidInputError
 from bottega.execution.claim import ClaimedRun
 from bottega.llm.environment import NO_KEY, with_openai
 from bottega.llm.fallback import FallbackProvider, ServedModel
@@ -170,8 +171,14 @@ class ModelServices:
 
     async def _model(self, reference: str | None, run: ClaimedRun | None) -> ServedModel:
         own = {} if run is None else run.providers
-        operators = self._settings.operator_providers
-        name, model = named_by(reference, own.keys() | operators.keys())
+        there = self._settings.operator_providers
+        names = there.keys() if run is None else run.operators
+        name, model = named_by(reference, own.keys() | names)
+        if name not in own and name not in there:  # the reference must not mean another one now
+            raise InvalidInputError(
+                f"the operator of this server has removed the provider '{name}'",
+                code="unknown_provider",
+            )
         if run is not None and name in own:
             versions = {pin.name: pin.version for pin in run.pins if pin.kind == "provider"}
             provider = own[name]

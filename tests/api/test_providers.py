@@ -250,3 +250,23 @@ async def test_a_repeated_post_with_one_key_creates_one_provider(server: Running
     ]
     assert [each.status_code for each in answers] == [201, 201]
     assert answers[0].json() == answers[1].json()
+
+
+async def test_a_cost_budget_needs_a_price_of_each_model(server: Running) -> None:
+    prices = {"m": {"input": 1, "output": 1}}
+    await server.client.post(
+        "/v1/providers", json=provider("own", prices=prices, models=["m", "n"])
+    )
+    await server.client.post("/v1/providers", json=provider("free"))
+    budget = {"amount": "0.50", "currency": "USD"}
+    codes = []
+    for number, model in enumerate(
+        ("gpt-5-mini", "own/m", None, "own/n", ["own/m", "free/x"], "unheard-of-model", "house/m")
+    ):
+        agent = {"name": f"a{number}", "system_message": "x", "model": model}
+        assert (await server.client.post("/v1/agents", json=agent)).status_code == 201
+        run = {"agent": f"a{number}", "input": "x"}
+        assert (await server.client.post("/v1/runs", json=run)).status_code == 202
+        answer = await server.client.post("/v1/runs", json=run | {"cost_budget": budget})
+        codes.append(answer.json().get("code", 202))
+    assert codes == [202, 202, 202, *["unpriced_model"] * 4]

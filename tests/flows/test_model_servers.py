@@ -172,6 +172,27 @@ async def test_a_tenant_s_provider_replaces_the_operator_s_and_runs_pin_its_vers
     assert asked(model) == ["m", "m"]
 
 
+async def test_a_queued_run_keeps_to_the_operator_s_providers_of_its_acceptance(
+    settings: Settings, database_url: str, model: FakeModel, second: FakeModel
+) -> None:
+    model.decide = lambda request: text("from the first")
+    gone, new = (
+        OperatorProvider(name=name, dialect="chat", base_url=second.base_url)
+        for name in ("gone", "vendor")
+    )
+    configured = settings.model_copy(update={"openai_base_url": model.base_url})
+    before = configured.model_copy(update={"providers": [gone]})
+    async with running(before, database_url) as bottega:
+        lost = await start(bottega, model="gone/m")
+        kept = await start(bottega, model="vendor/m", description="x")
+    after = configured.model_copy(update={"providers": [new]})
+    async with running(after, database_url, worker=True) as bottega:
+        run = await ended(bottega, lost)
+        assert (run["status"], run["error"]["code"]) == ("failed", "unknown_provider")
+        assert (await ended(bottega, kept))["output"] == "from the first"
+    assert (asked(model), asked(second)) == (["vendor/m"], [])
+
+
 async def test_a_provider_of_another_tenant_is_unknown(
     bottega: Running, database_url: str, second: FakeModel
 ) -> None:

@@ -73,9 +73,11 @@ async def test_a_cost_budget_refuses_a_model_without_a_price(
     bottega: Running, model: FakeModel
 ) -> None:
     await define(bottega.client)
-    run = await ended(bottega, cost_budget={"amount": "0.50"})
-    assert (run["status"], run["error"]["code"]) == ("failed", "unpriced_model")
-    assert run["cost_budget"] == {"amount": "0.50", "currency": "USD"}
+    budget = {"amount": "0.50"}
+    new = {"agent": "coordinator", "input": "x", "cost_budget": budget}
+    unpriced = await bottega.client.post("/v1/runs", json=new)
+    assert (unpriced.status_code, unpriced.json()["code"]) == (422, "unpriced_model")
+    assert unpriced.json()["errors"][0]["pointer"] == "/cost_budget"
     assert model.requests == []
     for wrong in ("0", "1e3", "-1", "0.1234567890"):
         refused = await bottega.client.post(

@@ -25,13 +25,15 @@ class KnownProvider(NamedTuple):
     Attributes:
         version: of a tenant's provider; ``None``: the operator's.
         models: its only models; ``None``: any.
-        headers: as its definition has them.
+        headers, base_url, prices: as its definition has them.
     """
 
     version: int | None
     dialect: Literal["chat", "responses", "anthropic", "gemini"]
     models: Sequence[str] | None = None
     headers: Mapping[str, Any] = MappingProxyType({})
+    base_url: str | None = None
+    prices: Mapping[str, Any] | None = None
 
 
 def listed(model: str | Sequence[str] | None) -> Sequence[str | None]:

@@ -39,6 +39,8 @@ async def known_providers(
             row.definition["dialect"],
             row.definition["models"],
             row.definition["headers"],
+            row.definition["base_url"],
+            row.definition["prices"],
         )
         for row in await connection.execute(query)
     }

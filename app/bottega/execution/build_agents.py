@@ -254,7 +254,7 @@ class Teams:
         Raises:
             InvalidInputError: ``unknown_secret``, ``tool_outdated``, ``unknown_provider``.
         """
-        key = (run.tenant_id, run.tenant, run.mode, run.first, run.graph_name)
+        key = (run.tenant_id, run.tenant, run.mode, run.first, run.graph_name, run.operators)
         place = self._places.setdefault(key, _Place())
         self._places.move_to_end(key)
         if (team := place.holds(run)) is None:

@@ -49,6 +49,7 @@ class ClaimedRun:
         output_schema: JSON Schema of the answer; ``None``: the agent's own.
         agents: pinned definitions of all its agents, by name.
         providers: pinned definitions of the tenant's own model servers, by name.
+        operators: names of the operator's model servers that it uses.
         graph_name, graph: name and pinned definition; ``None``: it has no graph.
         session_id: ``None``: it belongs to no session.
         session_base: publications of the session's earlier runs, as ``session_memory`` has them.
@@ -86,6 +87,7 @@ class ClaimedRun:
     output_schema: Mapping[str, Any] | None
     agents: Mapping[str, Mapping[str, Any]]
     providers: Mapping[str, Mapping[str, Any]]
+    operators: frozenset[str]
     graph_name: str | None
     graph: dict[str, Any] | None
     session_id: str | None
@@ -115,6 +117,7 @@ class ClaimedRun:
             "pins": tuple(_pins(tenant_id, values["pinned"])),
             "agents": {},
             "providers": {},
+            "operators": frozenset(values["pinned"].get("operators") or ()),
             "graph": None,
         }
         values |= {name: float(values[name]) for name in ("timeout_s", "remaining_s")}

@@ -12,8 +12,9 @@ from pydantic_core import from_json
 
 from bottega.definitions import store
 from bottega.definitions.agents import Reached
-from bottega.definitions.models import DEFAULT, KnownProvider, checked, listed
+from bottega.definitions.models import DEFAULT, KnownProvider, ModelName, checked, listed
 from bottega.errors import InvalidInputError, UnknownAgentError
+from bottega.runs.model_prices import UsedModel
 from bottega.runs.parameters import Dialects, dialects_of, refuse_unsupported
 
 _MAX_CHAIN = 20
@@ -36,11 +37,13 @@ class Pins:
     Attributes:
         epoch: of the tenant's definitions; the versions are current while it is.
         pinned: ``{"agents": {name: version}, "graph": {"name", "version"} or None, "providers":
-            {name: version}}``, with the tenant's own providers that its agents use.
+            {name: version}, "operators": [name]}``, with the tenant's own providers that its agents
+            use, and those of the operator.
         first: the agents that the run starts with; each gets its input.
         memory: the strictest mode of these.
         params: the parameters of each agent.
         dialects: of each agent's models.
+        models: of each agent, with their providers.
     """
 
     epoch: UUID
@@ -49,6 +52,7 @@ class Pins:
     memory: str
     params: Mapping[str, Mapping[str, Any] | None]
     dialects: Mapping[str, Dialects]
+    models: Mapping[str, Sequence[UsedModel]]
 
 
 class PinCache:
@@ -56,10 +60,14 @@ class PinCache:
 
     Args:
         operators: the operator's providers, which the tenants' own replace.
+        default_model: of providers that list none.
     """
 
-    def __init__(self, operators: Mapping[str, KnownProvider] = _ANY) -> None:
+    def __init__(
+        self, operators: Mapping[str, KnownProvider] = _ANY, default_model: str = ""
+    ) -> None:
         self._operators = operators
+        self._default_model = default_model
         self._known: OrderedDict[tuple[UUID, str | None, str | None], Pins] = OrderedDict()
         self._agents = 0
 
@@ -81,7 +89,7 @@ class PinCache:
             self._known.move_to_end(key)
             return pins
         found = from_json(await driver.fetchval(_READ, *key))
-        pins = _pins(found, agent, graph, self._operators)
+        pins = _pins(found, agent, graph, self._operators, self._default_model)
         self.forget(*key)
         self._known[key] = pins
         self._agents += len(pins.pinned["agents"])
@@ -101,6 +109,7 @@ def _pins(
     agent: str | None,
     graph: str | None,
     operators: Mapping[str, KnownProvider],
+    default_model: str,
 ) -> Pins:
     """Check what a run needs, as read from the database, and return its pins."""
     if graph is not None and found["graph"] is None:
@@ -130,36 +139,42 @@ def _pins(
         **operators,
         **{name: KnownProvider(**each) for name, each in found["providers"].items()},
     }
-    used = {name: _providers(name, each["model"], known) for name, each in found["agents"].items()}
+    models = {name: _models(name, each["model"], known) for name, each in found["agents"].items()}
+    names = sorted({each.provider for of_agent in models.values() for each in of_agent})
     pinned = {
         "agents": {name: each.version for name, each in agents.items()},
         "graph": graph and {"name": graph, "version": found["graph"]["version"]},
         "providers": {
-            name: known[name].version
-            for name in sorted(frozenset().union(*used.values()))
-            if known[name].version is not None
+            name: known[name].version for name in names if known[name].version is not None
         },
+        "operators": [name for name in names if known[name].version is None],
     }
     params = {name: each["params"] for name, each in found["agents"].items()}
     dialects = {
-        agent: dialects_of((known[name].dialect, known[name].headers) for name in names)
-        for agent, names in used.items()
+        agent: dialects_of(
+            (known[each.provider].dialect, known[each.provider].headers) for each in of_agent
+        )
+        for agent, of_agent in models.items()
     }
     for name in agents:
         refuse_unsupported(params[name], dialects[name], "/params", whose=name)
-    return Pins(UUID(found["epoch"]), pinned, first, memory, params, dialects)
+    used = {
+        agent: [UsedModel.of(known[each.provider], each.model, default_model) for each in of_agent]
+        for agent, of_agent in models.items()
+    }
+    return Pins(UUID(found["epoch"]), pinned, first, memory, params, dialects, used)
 
 
-def _providers(
+def _models(
     agent: str, model: str | Sequence[str] | None, known: Mapping[str, KnownProvider]
-) -> frozenset[str]:
-    """Return the providers of an agent's models.
+) -> Sequence[ModelName]:
+    """Return an agent's models.
 
     Raises:
         InvalidInputError: ``unknown_provider``, ``unknown_model``.
     """
     try:
-        return frozenset(checked(each, known).provider for each in listed(model))
+        return [checked(each, known) for each in listed(model)]
     except InvalidInputError as error:
         detail = f"the agent '{agent}': {error.detail}"
         raise InvalidInputError(detail, code=error.code) from None

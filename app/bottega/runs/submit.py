@@ -14,6 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.errors import LimitedError
+from bottega.runs.model_prices import refuse_unpriced
 from bottega.runs.parameters import refuse_overrides
 from bottega.runs.parts import refuse_parts
 from bottega.runs.pins import PinCache, stricter
@@ -130,8 +131,9 @@ async def submit(
         UnknownAgentError: an agent that it needs does not exist.
         InvalidInputError: its graph does not exist (``unknown_graph``), a sub-agent has no
             description (``missing_description``), its sub-agents nest too deep (``too_deep``), or
-            a model lacks a parameter (``unsupported_param``) or takes no such part
-            (``unsupported_part``).
+            a model lacks a parameter (``unsupported_param``), takes no such part
+            (``unsupported_part``) or, with a ``cost_budget``, has no known price
+            (``unpriced_model``).
         LimitedError, ConflictError: see :func:`accept`.
     """
     while True:
@@ -139,6 +141,8 @@ async def submit(
         refuse_overrides(new.overrides or {}, found.params, found.dialects)
         for agent in found.first:
             refuse_parts(new.input, found.dialects[agent])
+        if new.cost_budget is not None:
+            await refuse_unpriced(found.models)
         memory = stricter(new.memory, found.memory)
         values = {name: getattr(new, name) for name in _FIELDS}
         values |= {"pinned": found.pinned, "memory": memory}

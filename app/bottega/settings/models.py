@@ -12,6 +12,7 @@ from bottega.tools.secrets import of_tenant
 
 DEMO_MODEL_NAME = "demo"
 OPENAI_URL = "https://api.openai.com/v1"
+_DEMO_URL = "http://127.0.0.1/v1"
 
 
 class ModelSettings(BaseSettings):
@@ -80,11 +81,14 @@ class ModelSettings(BaseSettings):
     def operator_providers(self) -> Mapping[str, KnownProvider]:
         """The operator's providers by name, as references of agents see them."""
         found = {
-            each.name: KnownProvider(None, each.dialect, each.models, each.headers)
+            each.name: KnownProvider(
+                None, each.dialect, each.models, each.headers, each.base_url, each.prices
+            )
             for each in self.providers
         }
         if self.openai_api_key or self.openai_base_url or self.uses_demo_model:
-            found.setdefault(DEFAULT, KnownProvider(None, "chat"))
+            base_url = _DEMO_URL if self.uses_demo_model else self.openai_base_url
+            found.setdefault(DEFAULT, KnownProvider(None, "chat", base_url=base_url))
         return found
 
     def hosts_of_secret(self, tenant: str, name: str) -> list[str] | None:

@@ -83,7 +83,9 @@ BEGIN
             'providers', (
                 SELECT coalesce(jsonb_object_agg(p.name, jsonb_build_object(
                     'version', p.version, 'dialect', v.definition ->> 'dialect',
-                    'models', v.definition -> 'models', 'headers', v.definition -> 'headers')),
+                    'models', v.definition -> 'models', 'headers', v.definition -> 'headers',
+                    'base_url', v.definition ->> 'base_url',
+                    'prices', nullif(v.definition -> 'prices', 'null'))),
                     '{}')
                 FROM providers p JOIN provider_versions v
                   ON v.tenant_id = p.tenant_id AND v.name = p.name AND v.version = p.version
