@@ -20,6 +20,7 @@ from typing import Any
 
 import openai
 
+from benchmarks.dialects import costs_ms
 from bottega.agents import (
     AgentEvent,
     AgentFactory,
@@ -374,6 +375,8 @@ async def with_model() -> None:
 def main() -> None:
     gc.set_threshold(*GC_THRESHOLD)  # as the service does
     asyncio.run(with_model())
+    for dialect, cost in asyncio.run(costs_ms()).items():
+        line(f"CPU per model call, dialect {dialect}, 41 messages", cost, None, "ms", "-")
     full, lacking = loop_with_and_without()
     line("loop alone per model call, agent without a graph", full, lacking, "us", "1.02 x without")
     line("an event without hooks", hookless_ns(), None, "ns", "-")
