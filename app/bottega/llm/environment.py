@@ -50,7 +50,7 @@ def with_openai(spec: ServerSpec) -> ServerSpec:
 
 
 class VendorProvider(ModelProvider):
-    """A model of a vendor whose SDK would add three headers, for 30 MB and two seconds.
+    """A model of a vendor whose SDK is not used, since it costs more than it gives.
 
     Attributes:
         key_variables: of the key; the first one that is set counts.
