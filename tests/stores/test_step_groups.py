@@ -70,17 +70,18 @@ async def log_of(owner: asyncpg.Pool, run: ClaimedRun) -> list[str]:
     return [row["type"] for row in rows]
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
 async def test_a_refused_step_harms_no_other_of_its_group(
-    database: Database, owner: asyncpg.Pool, runs: list[ClaimedRun]
+    database: Database, owner: asyncpg.Pool, runs: list[ClaimedRun], ahead: int
 ) -> None:
+    """The lost run's step names the last event of its own attempt, or that of the new one."""
     first, lost, third = runs
     await end_leases(owner)
     assert await claim(database.pool, lost.run_id, lease_s=0)
     pool = CountingPool(database.pool)
     writer = StepWriter(pool)
-    stored = await asyncio.gather(
-        *(writer.store(step(run, "a")) for run in (first, lost, third)), return_exceptions=True
-    )
+    steps = step(first, "a"), step(lost, "a", after=lost.last_seq + ahead), step(third, "a")
+    stored = await asyncio.gather(*map(writer.store, steps), return_exceptions=True)
     assert [type(each) for each in stored] == [type(None), FencedError, type(None)]
     assert pool.calls == {3: 1}
     assert await log_of(owner, first) == ["run.queued", "run.started", "warning"]
