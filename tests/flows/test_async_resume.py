@@ -155,7 +155,10 @@ async def states(connection: asyncpg.Connection) -> dict[str, list[str]]:
     return {status: sorted(prompts) for status, prompts in await connection.fetch(_STATES)}
 
 
-@pytest.mark.parametrize("way", ["killed", "drained", "fenced"])
+@pytest.mark.parametrize(
+    "way",
+    ["killed", *(pytest.param(each, marks=pytest.mark.deep) for each in ("drained", "fenced"))],
+)
 async def test_a_tree_in_all_states_goes_on_elsewhere(
     database_url: str, model: FakeModel, way: str
 ) -> None:

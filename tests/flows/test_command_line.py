@@ -101,7 +101,13 @@ def test_the_version_is_shown() -> None:
     assert ended.stdout == f"bottega {__version__}\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        *(pytest.param(n, marks=pytest.mark.deep) for n in (signal.SIGTERM, signal.SIGINT)),
+    ],
+)
 def test_the_demo_model_leaves_nothing_behind(number: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "bottega.cli.commands", "demo-model"],

@@ -110,7 +110,11 @@ async def test_a_secret_that_a_server_returns_is_redacted(
 
 
 @pytest.mark.parametrize(
-    ("status", "code"), [(401, "model_unauthorized"), (400, "model_bad_request")]
+    ("status", "code"),
+    [
+        (400, "model_bad_request"),
+        pytest.param(401, "model_unauthorized", marks=pytest.mark.deep),
+    ],
 )
 async def test_a_key_quoted_by_a_model_server_is_redacted(
     database_url: str, model: FakeModel, web: RawServer, status: int, code: str
