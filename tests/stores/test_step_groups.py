@@ -74,7 +74,7 @@ async def log_of(owner: asyncpg.Pool, run: ClaimedRun) -> list[str]:
 async def test_a_refused_step_harms_no_other_of_its_group(
     database: Database, owner: asyncpg.Pool, runs: list[ClaimedRun], ahead: int
 ) -> None:
-    """The lost run's step names the last event of its own attempt, or that of the new one."""
+    """Name the last event of the lost attempt, or that of the new one."""
     first, lost, third = runs
     await end_leases(owner)
     assert await claim(database.pool, lost.run_id, lease_s=0)
