@@ -112,3 +112,24 @@ async def test_head_exists_while_the_run_is_running(
     await database.pool.execute("SELECT cancel_run($1, $2)", DEFAULT_TENANT, lost)
     assert await owner.fetchrow(head) is None
     assert await owner.fetchval("SELECT last_seq FROM runs") == await owner.fetchval(last)
+
+
+async def test_a_run_that_cannot_be_ended_keeps_no_other_from_its_end(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    runs = [(await claimed(database, DEFAULT_TENANT)).run_id for _ in range(3)]
+    for run_id in runs:
+        await database.pool.execute("SELECT hand_back($1, $2, 1)", DEFAULT_TENANT, run_id)
+    await owner.execute("UPDATE runs SET deadline = now() - interval '1 s'")
+    await owner.execute(
+        "CREATE FUNCTION break_end() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE 'broken'; END $$"
+    )
+    await owner.execute(
+        "CREATE TRIGGER break_end BEFORE UPDATE OF ended_at ON runs FOR EACH ROW "
+        f"WHEN (NEW.id = '{runs[1]}') EXECUTE FUNCTION break_end()"
+    )
+    await sweep(database.pool)
+    rows = await owner.fetch("SELECT id, status FROM runs")
+    ended = {row["id"]: row["status"] == "timeout" for row in rows}
+    assert ended == {runs[0]: True, runs[1]: False, runs[2]: True}

@@ -236,12 +236,16 @@ BEGIN
                  ELSE queued_at + make_interval(secs => queue_timeout_s) END < now() LIMIT 500))
         FOR UPDATE SKIP LOCKED
     LOOP
-        PERFORM end_unclaimed(r.tenant_id, r.id, 'timeout', CASE WHEN r.attempt = 0
-            THEN jsonb_build_object('code', 'queue_timeout', 'message',
-                format('no worker took the run within its queue_timeout_s of %s s',
-                       r.queue_timeout_s))
-            ELSE jsonb_build_object('code', 'timeout', 'message',
-                format('the run took longer than its timeout_s of %s s', r.timeout_s)) END);
+        BEGIN
+            PERFORM end_unclaimed(r.tenant_id, r.id, 'timeout', CASE WHEN r.attempt = 0
+                THEN jsonb_build_object('code', 'queue_timeout', 'message',
+                    format('no worker took the run within its queue_timeout_s of %s s',
+                           r.queue_timeout_s))
+                ELSE jsonb_build_object('code', 'timeout', 'message',
+                    format('the run took longer than its timeout_s of %s s', r.timeout_s)) END);
+        EXCEPTION WHEN OTHERS THEN  -- one run must not keep the sweep from all others
+            RAISE WARNING 'run % could not be ended: %', r.id, SQLERRM;
+        END;
         EXIT WHEN clock_timestamp() > v_until;  -- what is done must be committed in time
     END LOOP;
 END $$;
