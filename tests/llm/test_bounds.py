@@ -7,6 +7,7 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.errors import ModelError
+from bottega.llm import client
 from bottega.llm.dialects.answer import MAX_CALLS, MAX_CHARACTERS
 from tests.fake_model import FakeModel, calls, text
 from tests.llm.conftest import Asking
@@ -61,3 +62,16 @@ async def test_too_many_tool_calls_are_refused(model: FakeModel, asking: Asking)
     assert len((await asking("hi")).tool_calls) == MAX_CALLS
     with pytest.raises(ModelError, match="tool calls"):
         await asking("hi")
+
+
+async def test_a_provider_keeps_something_of_a_bounded_number_of_models(
+    model: FakeModel, asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "MOST_MODELS", 3)
+    model.decide = lambda request: text("hello")
+    for number in range(8):
+        await asking("hi", model=f"m{number % 5}")
+    asked = [request["model"] for request in model.requests]
+    assert asked == [f"m{number % 5}" for number in range(8)]
+    kept = asking.provider._dialects, asking.provider._prices
+    assert [list(each) for each in kept] == [["m0", "m1", "m2"]] * 2

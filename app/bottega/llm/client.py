@@ -8,7 +8,7 @@ from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import cache
 from ipaddress import ip_address, ip_network
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
@@ -25,6 +25,10 @@ from bottega.llm.params import ANTHROPIC_VERSION, VERSION_HEADER
 from bottega.llm.prices import LOOPBACK
 from bottega.llm.server import VENDORS, ServerSpec
 
+T = TypeVar("T")
+
+MOST_MODELS = 1000
+"""Models of one server for which something is kept. Users may name any."""
 NETWORK_ERRORS = (aiohttp.ClientError, ssl.SSLError, OSError, TimeoutError)
 """Errors of sending a request and reading its answer."""
 
@@ -99,7 +103,8 @@ class ModelClient:
         url = self._urls.get(path)
         if url is None:
             raw_path = self._base.raw_path.rstrip(b"/") + path.encode()
-            url = self._urls[path] = URL(str(self._base.copy_with(raw_path=raw_path)), encoded=True)
+            url = URL(str(self._base.copy_with(raw_path=raw_path)), encoded=True)
+            keep(self._urls, path, url)
         try:
             # Not the session's headers: aiohttp sends those, with the key, to a proxy too.
             return await self._session().post(
@@ -147,6 +152,14 @@ class ModelClient:
                 timeout=self._timeout,
             )
         return session
+
+
+def keep(kept: dict[str, T], key: str, value: T) -> T:
+    """Keep a value, and drop the oldest if there are too many; return it."""
+    while len(kept) >= MOST_MODELS:
+        del kept[next(iter(kept))]
+    kept[key] = value
+    return value
 
 
 def is_success(response: aiohttp.ClientResponse) -> bool:

@@ -14,7 +14,7 @@ from bottega.agents.provider import FailedTry, ModelOptions, OnDelta, ToolSchema
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.backoff import next_delay_s, out_of_patience
-from bottega.llm.client import NETWORK_ERRORS, ModelClient, is_success
+from bottega.llm.client import NETWORK_ERRORS, ModelClient, is_success, keep
 from bottega.llm.dialects.answer import AnswerBuilder
 from bottega.llm.dialects.anthropic import anthropic
 from bottega.llm.dialects.chat import chat
@@ -191,7 +191,7 @@ class ModelProvider:
         dialect = self._dialects.get(model)
         if dialect is None:
             dialect = _DIALECTS[self.spec.dialect](self.spec, model, self._client.address)
-            self._dialects[model] = dialect
+            keep(self._dialects, model, dialect)
         return dialect
 
     async def prices(self, model: str | None = None) -> ModelPrices | None:
@@ -200,7 +200,7 @@ class ModelProvider:
         if model not in self._prices:
             find = partial(prices_of, model, self._client.address, self.spec.prices)
             # The first search loads the public lists.
-            self._prices[model] = await asyncio.to_thread(find)
+            return keep(self._prices, model, await asyncio.to_thread(find))
         return self._prices[model]
 
     async def _cost(self, usage: Usage, model: str) -> Decimal | None:

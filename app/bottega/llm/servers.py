@@ -8,6 +8,7 @@ from typing import Protocol
 from bottega.agents.messages import AssistantMessage, StandardMessage
 from bottega.agents.provider import ModelOptions, ModelPrices, OnDelta, ToolSchema
 from bottega.errors import ModelError
+from bottega.llm.client import keep
 from bottega.llm.provider import ModelProvider, open_provider
 from bottega.llm.server import ServerSpec
 
@@ -64,7 +65,7 @@ class _Client:
     def of_model(self, model: str) -> ModelProvider:
         client = self._by_model.get(model)
         if client is None:
-            client = self._by_model[model] = self._first.for_model(model)
+            client = keep(self._by_model, model, self._first.for_model(model))
         return client
 
     async def retire(self) -> None:
