@@ -88,10 +88,10 @@ async def test_one_worker_needs_few_queries_while_it_holds_a_block(
         asked = 0
         exchange = worker.shares._exchange
 
-        async def counted(*, is_last: bool = False) -> None:
+        async def counted(**options: bool) -> None:
             nonlocal asked
             asked += 1
-            await exchange(is_last=is_last)
+            await exchange(**options)
 
         worker.shares._exchange = counted  # type: ignore[method-assign]
         limits = ServerLimits(40, 4000, 4_000_000)

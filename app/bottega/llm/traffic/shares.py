@@ -9,6 +9,7 @@ import asyncpg
 import structlog
 from pydantic_core import from_json, to_json
 
+from bottega.clock import monotonic
 from bottega.events.listener import happens
 from bottega.events.log import is_transient
 from bottega.llm.traffic.limits import Admission, ServerKey, ServerLimits, Share
@@ -73,13 +74,17 @@ class Shares:
 
     async def run(self) -> None:
         """Keep the shares in step until cancelled; return them then."""
+        looked_at = monotonic()
         try:
             while True:
                 await self._any.wait()
                 await happens(self._urgent, self._pause_s())
                 self._urgent.clear()
+                # Between two looks at all only those that somebody waits for.
+                is_look = monotonic() - looked_at >= _LOOK_S
+                looked_at = monotonic() if is_look else looked_at
                 try:
-                    await self._exchange()
+                    await self._exchange(only_wanted=not is_look)
                 except Exception as error:
                     if not is_transient(error):
                         log.exception("limits.failed")
@@ -94,11 +99,15 @@ class Shares:
         soon = [each.again_s for each in self._shares.values() if each.waiting and each.again_s]
         return max(0.02, min((_LOOK_S, *soon)))
 
-    async def _exchange(self, *, is_last: bool = False) -> None:
+    async def _exchange(self, *, only_wanted: bool = False, is_last: bool = False) -> None:
         for key, share in list(self._shares.items()):
             if share.is_idle:
                 del self._shares[key]
-        shares = list(self._shares.items())
+        shares = [
+            (key, share)
+            for key, share in self._shares.items()
+            if share.waiting or share.is_wanted or not only_wanted
+        ]
         for at in range(0, len(shares), _MOST):
             page = shares[at : at + _MOST]
             news = [_about(key) | share.report(is_last=is_last) for key, share in page]
