@@ -17,13 +17,15 @@ from bottega.agents.messages import (
     ToolStatus,
     Usage,
 )
-from bottega.agents.provider import ToolSchema
+from bottega.agents.parts import FileContent, Part
+from bottega.agents.provider import ModelOptions, ToolSchema
 from bottega.clock import monotonic
 from bottega.errors import HistoryError
 from bottega.llm.dialects.opaque import origin_of
 from bottega.llm.dialects.turns import Piece
 from tests.fake_model import FakeModel, calls, chunk, http_reply, sse, text
 from tests.llm.conftest import Asking, provider_for
+from tests.tools.test_media import png
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
@@ -304,6 +306,24 @@ async def test_missing_or_odd_usage_is_estimated_from_the_texts(
     found = (await asking("x" * 1000)).usage
     sent = len(to_json(model.requests[0]))
     assert found == Usage(input=-(-sent // 4), output=4, estimated=True)
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_an_image_counts_by_its_rule_where_no_usage_is_reported(
+    model: FakeModel, asking: Asking, is_stored: bool
+) -> None:
+    image = png(750, 100) + bytes(300_000)  # 100 tokens, and 400 KB in base64
+
+    async def load(file: str) -> FileContent:
+        return FileContent(image, "image/png")
+
+    given: dict[str, Any] = {"file": "f"} if is_stored else {"data": image}
+    part = Part("image", media_type="image/png", size_tokens=100, **given)
+    model.script(sse(chunk("a cat", finish_reason="stop")))
+    message = HumanMessage.of(Part("text", text="x" * 4000), part)
+    found = await asking.provider.invoke([message], options=ModelOptions(files=load))
+    assert found.usage.estimated
+    assert 1100 <= found.usage.input <= 1200
 
 
 async def test_reasoning_counts_where_no_usage_is_reported(

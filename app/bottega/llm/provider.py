@@ -21,7 +21,7 @@ from bottega.llm.dialects.chat import chat
 from bottega.llm.dialects.dialect import Dialect, NewDialect
 from bottega.llm.dialects.gemini import gemini
 from bottega.llm.dialects.opaque import dropped_for
-from bottega.llm.dialects.parts import MissingFilesError, load_files
+from bottega.llm.dialects.parts import NO_FILES, MissingFilesError, load_files, size_as_text
 from bottega.llm.dialects.responses import responses
 from bottega.llm.errors import STREAM_BROKEN
 from bottega.llm.prices import ModelPrices, prices_of
@@ -139,17 +139,19 @@ class ModelProvider:
         model = options.model or self.model
         dialect = self._dialect(model)
         output = dialect.output(options)
+        files = NO_FILES
         try:
             body = dialect.body(messages, tools, options, output)
         except MissingFilesError:
             files = await load_files(messages, options.files, self.spec.dialect)
             body = dialect.body(messages, tools, options, output, files)
         after_results = bool(messages) and isinstance(messages[-1], ToolMessage)
+        sent = partial(size_as_text, len(body), messages, files)
         begin = partial(dialect.new_answer, self._report, after_results)
         patience_s = self.spec.patience_s
         number, broken, failed_at = 1, 0, None
         while True:
-            answer = await self._try(dialect.path, body, begin, on_delta)
+            answer = await self._try(dialect.path, body, sent, begin, on_delta)
             if isinstance(answer, AssistantMessage):
                 answer.metadata["model"] = model
                 answer.usage.cost = await self._cost(answer.usage, model)
@@ -212,6 +214,7 @@ class ModelProvider:
         self,
         path: str,
         body: bytes,
+        sent: Callable[[], int],
         begin: Callable[[], AnswerBuilder],
         on_delta: OnDelta | None,
     ) -> AssistantMessage | ModelError:
@@ -230,7 +233,7 @@ class ModelProvider:
             builder = begin()
             await read(response, builder, self._report, on_delta)
             message = builder.finish(self._clock(), self._new_id)
-            return with_usage(message, len(body), builder.hidden_size)
+            return with_usage(message, sent, builder.hidden_size)
         except ModelError as error:
             return error
         finally:

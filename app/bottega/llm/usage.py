@@ -10,12 +10,12 @@ from bottega.agents.tokens import size_of, tokens_in
 
 
 def with_usage(
-    message: AssistantMessage, sent: int, hidden: Callable[[], int] = lambda: 0
+    message: AssistantMessage, sent: Callable[[], int], hidden: Callable[[], int] = lambda: 0
 ) -> AssistantMessage:
     """Estimate the tokens that the server did not report, and mark the usage as estimated.
 
     Args:
-        sent: size of the request's body, in bytes.
+        sent: measures the request, in bytes of text.
         hidden: measures reasoning and the like, beside text and calls, in bytes.
     """
     usage = message.usage
@@ -25,7 +25,7 @@ def with_usage(
     thought = hidden()
     if usage.input and not (spoken or thought):
         return message
-    filled = replace(usage, input=usage.input or tokens_in(sent), estimated=True)
+    filled = replace(usage, input=usage.input or tokens_in(sent()), estimated=True)
     if not usage.output:
         reasoning = tokens_in(thought)
         filled = replace(filled, output=tokens_in(spoken + thought), reasoning=reasoning)

@@ -20,6 +20,7 @@ from typing import Any
 
 from bottega.agents.messages import StandardMessage, ToolMessage
 from bottega.agents.parts import FileContent, FileLoader, Part
+from bottega.agents.tokens import BYTES_PER_TOKEN
 from bottega.errors import InvalidInputError
 from bottega.llm.dialects.turns import Blocks
 from bottega.llm.dialects.wire import encode_json
@@ -134,6 +135,20 @@ async def load_files(
                 code="files_too_large",
             )
     return found
+
+
+def size_as_text(size: int, messages: Iterable[StandardMessage], files: Files) -> int:
+    """Return the bytes of a text that has as many tokens as a request.
+
+    Args:
+        size: of the request in bytes, with its media in base64.
+    """
+    for message in messages:
+        for part in _parts(message):
+            media = part.text or loaded(part, files)
+            if isinstance(media, Media) and media.data is not None:
+                size += part.tokens * BYTES_PER_TOKEN - len(media.data)
+    return size
 
 
 def _parts(message: StandardMessage) -> Iterable[Part]:
