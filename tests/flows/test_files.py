@@ -9,6 +9,7 @@ import pytest
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
+from bottega.errors import InvalidInputError
 from bottega.files.retention import FileRetention
 from bottega.files.store import FileOrigin, FileStore
 from bottega.memory.episodes.objects import Objects
@@ -84,3 +85,19 @@ async def test_files_that_nobody_uses_expire_and_those_of_sessions_stay(
 
     left = {row["id"] for row in await owner.fetch("SELECT id FROM files")}
     assert left == {stored[name]["id"] for name in ("kept", "new", "used")}
+
+
+async def test_a_deleted_file_is_not_read_from_the_cache(
+    files: FileStore, tmp_path: Path, database: Database
+) -> None:
+    stored = await files.add(DEFAULT_TENANT, b"words", FileOrigin())
+    name = str(stored["id"])
+    assert (await files.load(DEFAULT_TENANT, name)).data == b"words"
+    for path in objects(tmp_path):
+        path.unlink()
+    assert (await files.load(DEFAULT_TENANT, name)).data == b"words"  # the bytes are kept
+    # Another process deletes it.
+    await FileStore(database, files.objects).discard(DEFAULT_TENANT, [stored["id"]])
+    with pytest.raises(InvalidInputError, match="no file") as refused:
+        await files.load(DEFAULT_TENANT, name)
+    assert refused.value.code == "unknown_file"

@@ -138,21 +138,22 @@ class FileStore:
             yield piece[max(0, start - begin) : end - begin]
 
     async def load(self, tenant_id: UUID, file: str) -> FileContent:
-        """Return a whole file, from a cache if it was used lately; the loader of a run's files.
+        """Return a whole file, its bytes from a cache if it was used lately.
 
         Raises:
             InvalidInputError: ``unknown_file``, or ``file_too_large`` for a model.
             UnavailableError: the object store is unreachable.
         """
         key = tenant_id, file
-        if (known := self._cache.get(key)) is not None:
-            self._cache.move_to_end(key)
-            return known
         try:
             row = await self.find(tenant_id, UUID(file))
+            if (known := self._cache.get(key)) is not None:
+                self._cache.move_to_end(key)
+                return known
             check_size(row)
             data = b"".join([piece async for piece in self.read(row)])
         except (NotFoundError, ValueError):
+            self._cache.pop(key, None)
             raise unknown_file(file) from None
         content = self._cache[key] = FileContent(data, row["media_type"], row["name"])
         held = sum(len(each.data) for each in self._cache.values())
