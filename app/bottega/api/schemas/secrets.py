@@ -48,7 +48,11 @@ def _as_compared(host: str) -> str:
         ) from None
 
 
-Host = Annotated[str, StringConstraints(min_length=1, max_length=253), AfterValidator(_as_compared)]
+Host = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=253, pattern=r"^[0-9a-z_.:-]+$"),
+    AfterValidator(_as_compared),
+]
 
 
 class SecretContent(Body):
