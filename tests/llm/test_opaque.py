@@ -130,3 +130,34 @@ def test_long_text_in_small_pieces_takes_linear_time() -> None:
     message = state_of("o", fields, {})["message"]
     assert len(message["reasoning_content"]) == len(message["reasoning_details"][0]["text"])
     assert time.process_time() - began < 10
+
+
+async def test_thinking_within_the_content_goes_back_there(
+    model: FakeModel, asking: Asking
+) -> None:
+    """Mistral's reasoning models send a list of blocks as content."""
+
+    def piece(kind: str, said: Any) -> dict[str, Any]:
+        delta = {"content": [{"type": kind, kind: said}]}
+        return {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+
+    thought = [
+        piece("thinking", [{"type": "text", "text": text}]) for text in ("I should ", "look.")
+    ]
+    said = [piece("text", "Let me "), chunk("look.")]
+    call = {"index": 0, "id": "abcdefghi", "function": {"name": "look", "arguments": "{}"}}
+    end = chunk(tool_calls=[call], finish_reason="tool_calls")
+    model.script(sse(*thought, *said, end), sse(*thought, end), text("Done."))
+    history: list[Any] = [HumanMessage(content="go")]
+    for expected in ("Let me look.", ""):
+        message = await asking(*history)
+        assert message.content == expected
+        history += answered(AssistantMessage.model_validate_json(message.model_dump_json()))
+    await asking(*history)
+    kept = {"type": "thinking", "thinking": [{"type": "text", "text": "I should look."}]}
+    sent = [each["content"] for each in model.requests[2]["messages"] if "tool_calls" in each]
+    assert sent == [[kept, {"type": "text", "text": "Let me look."}], [kept]]
+    assert history[1].state["message"] == {"content": [kept]}
+    async with FakeModel() as stranger, provider_for(stranger) as other:
+        await other(*history)
+        assert "I should" not in json.dumps(stranger.requests)

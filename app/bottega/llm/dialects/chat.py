@@ -149,8 +149,11 @@ def _items(message: AssistantMessage | ToolMessage, *, origin: str, files: Files
         return _results(message, files)
     state = state_for(origin, message)
     wire: dict[str, Any] = {"role": "assistant", "content": message.content, **state["message"]}
-    if message.tool_calls:
+    if blocks := state["message"].get("content"):  # beside the text
+        wire["content"] = [*blocks, *([_text(message.content)] if message.content else ())]
+    elif message.tool_calls:
         wire["content"] = message.content or None
+    if message.tool_calls:
         more = state["calls"]
         wire["tool_calls"] = [_call(call, more.get(call.id, {})) for call in message.tool_calls]
     return encode_json(wire)
@@ -205,7 +208,7 @@ class ChatAnswer(AnswerBuilder):
         delta = choice.get("delta") or choice.get("message")
         if delta:
             if piece := delta.get("content"):
-                text = self._whole(piece)
+                text = self._whole(piece if isinstance(piece, str) else self._text_of(piece))
             if refusal := delta.get("refusal"):
                 self._refused = True
                 text += self._whole(refusal)
@@ -219,6 +222,16 @@ class ChatAnswer(AnswerBuilder):
         if reason := choice.get("finish_reason"):
             self._finish_reason = str(reason)
         return text
+
+    def _text_of(self, blocks: Sequence[Mapping[str, Any]]) -> str:
+        """Return the text of blocks, and keep the others.
+
+        Mistral's reasoning models send thinking as blocks of the content, and want it back there
+        (docs.mistral.ai/capabilities/reasoning).
+        """
+        thoughts = [block for block in blocks if block["type"] != "text"]
+        take(self._more, {"content": thoughts}, frozenset())
+        return "".join([block["text"] for block in blocks if block["type"] == "text"])
 
     def _counted(self) -> Usage:
         return counted(self._usage, "prompt", "completion")
@@ -276,8 +289,8 @@ def _only_text(event: Any) -> str | None:
         value for name, value in delta.items() if name not in _SAID
     ):
         return None
-    text: str = delta["content"]
-    return text
+    text = delta["content"]
+    return text if isinstance(text, str) else None
 
 
 def _begins_another(call: PartialCall, call_id: Any, name: Any) -> bool:
