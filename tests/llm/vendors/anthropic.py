@@ -162,7 +162,12 @@ class Anthropic(Vendor):
         yield {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": None},
-            "usage": {"output_tokens": 20, "output_tokens_details": details},
+            "usage": {
+                "input_tokens": None,
+                "cache_read_input_tokens": None,
+                "output_tokens": 20,
+                "output_tokens_details": details,
+            },
         }
         yield {"type": "message_stop"}
 

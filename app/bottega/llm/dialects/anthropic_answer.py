@@ -117,7 +117,9 @@ class AnthropicAnswer(AnswerBuilder):
         return text
 
     def _end(self, event: dict[str, Any]) -> None:
-        self._usage = {**(self._usage or {}), **(event.get("usage") or {})}
+        used = (event.get("usage") or {}).items()
+        # The counts are cumulative, or null (its SDK's type MessageDeltaUsage).
+        self._usage = {**(self._usage or {}), **{k: v for k, v in used if v is not None}}
         reason = event["delta"].get("stop_reason")
         if reason:
             self._refused = self._refused or reason == "refusal"
