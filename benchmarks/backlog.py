@@ -30,7 +30,7 @@ _ACCEPT = "SELECT accept_run($1, $2, '[]', '[]')::text"
 _TAKE = "SELECT run FROM take_runs($1, $2, 1, 60, false)"
 _END = """
 SELECT append_steps(ARRAY[$1::uuid], ARRAY[$2::uuid], '{1}', '{2}', '{1}',
-    ARRAY['{"type":"run.completed","data":{}}'], '{NULL}', '{NULL}', '{NULL}',
+    ARRAY['{"type":"run.completed","data":{}}'], '{NULL}', '{NULL}', '{NULL}', '{NULL}',
     ARRAY[jsonb '{"status": "completed", "tokens": 0}'])
 """
 

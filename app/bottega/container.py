@@ -262,7 +262,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             day_budgets=day_budgets,
             files=service.files,
         )
-        watch = CancelWatch(database.pool, service.listener, executor.under_way, executor.cancel)
+        watch = CancelWatch(database.pool, service.listener, executor)
         async with (
             heartbeats(database.pool, lambda: _snapshot(runtime, executor, models)),
             leases(database.connect, worker_id, executor.held, executor.lose, settings.takeover_s),

@@ -321,7 +321,8 @@ CREATE TABLE runs (
     -- Of a conversation. ``base``: the run of the turn before, fixed by the first claim. With the
     -- end of a completed run: its number, tokens, and what a prompt may hold of the turns before.
     turn jsonb,
-    -- When its wait for a slot began; null: it is blocked behind a run of its conversation.
+    -- When its wait for a slot began; null: it is blocked behind a run of its
+    -- conversation, or waits for people.
     queued_at timestamptz DEFAULT now(),
     -- The tenant's slot that it holds until it ends; null: it waits for one.
     slot integer,
@@ -332,6 +333,8 @@ CREATE TABLE runs (
     claimed_by uuid,
     started_at timestamptz,
     deadline timestamptz,
+    -- When it began to wait for people; its deadline moves by the time that it waits.
+    waiting_since timestamptz,
     cancel_requested_at timestamptz,
     attempts jsonb NOT NULL DEFAULT '[]',
     -- Of the newest event; while the run is running, its head has it.
@@ -349,7 +352,8 @@ CREATE TABLE runs (
     CONSTRAINT fk_runs_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
     CONSTRAINT ck_runs_memory CHECK (memory IN ('off', 'read', 'full')),
     CONSTRAINT ck_runs_status
-        CHECK (status IN ('queued', 'running', 'completed', 'failed', 'timeout', 'cancelled'))
+        CHECK (status IN ('queued', 'running', 'waiting', 'completed', 'failed', 'timeout',
+        'cancelled'))
 ) WITH (fillfactor=70);  -- claim and end update the row: leave room beside it
 CREATE INDEX ix_runs_metadata ON runs USING gin (metadata jsonb_path_ops)
     WHERE metadata <> '{}';
@@ -363,9 +367,9 @@ CREATE INDEX ix_runs_expiring ON runs
 CREATE INDEX ix_runs_conversation ON runs (tenant_id, conversation_id, id)
     WHERE ended_at IS NULL AND conversation_id IS NOT NULL;
 CREATE INDEX ix_runs_blocked ON runs (tenant_id, id)
-    WHERE ended_at IS NULL AND queued_at IS NULL;
+    WHERE ended_at IS NULL AND queued_at IS NULL AND status = 'queued';
 CREATE INDEX ix_runs_suspended ON runs (deadline)
-    WHERE ended_at IS NULL AND slot IS NULL AND attempt > 0;
+    WHERE ended_at IS NULL AND slot IS NULL AND attempt > 0 AND status <> 'waiting';
 CREATE UNIQUE INDEX uq_runs_slot ON runs (tenant_id, slot)
     WHERE ended_at IS NULL AND slot IS NOT NULL;
 
@@ -440,6 +444,39 @@ CREATE TABLE tasks (
         'cancelled', 'streaming'))
 ) WITH (fillfactor=70);  -- its end updates the row: leave room beside it
 CREATE INDEX ix_tasks_cancelled ON tasks (tenant_id, run_id) WHERE cancel_requested_at IS NOT NULL;
+
+-- Tool calls that wait for people: an approval, an answer, or a result from the client. Steps write
+-- them (see run_steps for the missing foreign key).
+CREATE TABLE interrupts (
+    tenant_id uuid NOT NULL,
+    id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    -- Null: the root.
+    task_id uuid,
+    agent text,
+    kind text NOT NULL,
+    status text NOT NULL DEFAULT 'pending',
+    -- Number of the model call that asked for the tool.
+    call integer NOT NULL,
+    tool text NOT NULL,
+    tool_call_id text NOT NULL,
+    arguments jsonb NOT NULL,
+    question text,
+    schema jsonb,
+    reason text,
+    created_at timestamptz NOT NULL,
+    expires_at timestamptz NOT NULL,
+    resolved_at timestamptz,
+    -- {"key_id", "name"}; null: it expired, or its run ended.
+    resolved_by jsonb,
+    resolution jsonb,
+    CONSTRAINT pk_interrupts PRIMARY KEY (tenant_id, id),
+    CONSTRAINT ck_interrupts_kind CHECK (kind IN ('approval', 'question', 'client_tool')),
+    CONSTRAINT ck_interrupts_status
+        CHECK (status IN ('pending', 'resolved', 'expired', 'cancelled'))
+);
+CREATE INDEX ix_interrupts_run ON interrupts (tenant_id, run_id);
+CREATE INDEX ix_interrupts_pending ON interrupts (expires_at) WHERE status = 'pending';
 
 -- The event log of runs, in rows of consecutive events, one JSON object a line (see steps.sql).
 -- No foreign key, as for all that steps write: the head proves that the run exists. Code that

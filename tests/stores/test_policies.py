@@ -76,6 +76,7 @@ async def fill(server: Running, url: str) -> None:
     run = {"session_id": "s", "webhook_url": "https://example.com/"}
     run_id = await start(client, **run)
     await server.frames(f"/v1/runs/{run_id}/ws")
+    await server.owner.execute(ASKED, UUID(run_id))
     gone = {"name": "gone", "system_message": "x"}
     assert (await client.post("/v1/agents", json=gone)).status_code == 201
     assert (await client.delete("/v1/agents/gone")).status_code == 204
@@ -88,6 +89,11 @@ async def fill(server: Running, url: str) -> None:
 
 SECRET = "whsec_" + "A" * 32
 SECRETS_KEY = "A" * 43 + "="
+ASKED = """
+    INSERT INTO interrupts (tenant_id, id, run_id, kind, call, tool, tool_call_id, arguments,
+                            created_at, expires_at)
+    SELECT tenant_id, id, id, 'question', 1, 'ask_user', 'a', '{}', now(), now() + interval '1 day'
+    FROM runs WHERE id = $1"""
 
 
 async def other_tenant(owner: asyncpg.Pool) -> UUID:

@@ -28,6 +28,7 @@ from bottega.agents.messages import (
 from bottega.agents.output import AnswerSchema
 from bottega.agents.params import ModelParams, ToolChoiceScope
 from bottega.agents.parts import FileLoader
+from bottega.agents.people.interrupts import Interrupt, Resolution
 from bottega.agents.policy import ToolRequirement
 from bottega.agents.provider import (
     FailedTry,
@@ -232,6 +233,11 @@ class Recorder:
         ``tool`` is ``None`` for an unknown name.
         """
         return await execute()
+
+    async def decision(self, query: Query, tool_call: ToolCall, interrupt: Interrupt) -> Resolution:
+        """Wait until people have decided on a tool call. Override it to ask them."""
+        text = "nobody can be asked here (the query's recorder has no decision())"
+        return Resolution({"decision": "deny", "comment": text})
 
     def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
         """Record the predecessors' publications put into the history, in this order."""

@@ -14,6 +14,7 @@ from bottega.agents.messages import (
     ToolResult,
     ToolStatus,
 )
+from bottega.agents.people.interrupts import Interrupt, as_edited
 from bottega.agents.query import (
     CurrentCall,
     QueriedAgent,
@@ -124,15 +125,30 @@ class _Calls:
 
     async def _recorded(self, index: int, call: ToolCall, skipped: ToolResult | None) -> ToolResult:
         tool = self.tools.get(call.name)
-
-        def execute() -> Awaitable[ToolResult]:
-            return _given(skipped) if skipped else execute_tool(tool, call, self.tools)
-
         token = current_call.set(CurrentCall(self.query, index, call.id))
         try:
-            return await self.query.recorder.tool_call(self.query, call, tool, execute)
+            if skipped or tool is None or not (interrupt := self._interrupt(tool, call)):
+                return await self._executed(call, tool, skipped)
+            decision = await self.query.recorder.decision(self.query, call, interrupt)
+            if given := decision.result(call):
+                return await self._executed(call, None, given)
+            if (arguments := decision.arguments) is None:
+                return await self._executed(call, tool, None)
+            edited = call.model_copy(update={"arguments": arguments})
+            return as_edited(await self._executed(edited, tool, None))
         finally:
             current_call.reset(token)
+
+    def _interrupt(self, tool: ToolBase, call: ToolCall) -> Interrupt | None:
+        return None if call.malformed is not None else tool.interrupt(call)
+
+    async def _executed(
+        self, call: ToolCall, tool: ToolBase | None, given: ToolResult | None
+    ) -> ToolResult:
+        def execute() -> Awaitable[ToolResult]:
+            return _given(given) if given else execute_tool(tool, call, self.tools)
+
+        return await self.query.recorder.tool_call(self.query, call, tool, execute)
 
     async def append(self, index: int) -> None:
         """Run BEFORE_HISTORY_UPDATE on a call's answer, and append it to the history."""

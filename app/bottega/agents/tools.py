@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cached_property, partial
 from typing import Any, ClassVar, Protocol, get_type_hints
@@ -20,6 +20,7 @@ from bottega.agents.messages import (
     ToolStatus,
 )
 from bottega.agents.parts import Part
+from bottega.agents.people.interrupts import EXPIRES_S, Interrupt
 from bottega.agents.provider import ToolSchema
 from bottega.agents.threads import run_in_thread
 from bottega.errors import shortened
@@ -42,6 +43,13 @@ class AgentState(Protocol):
         """Add a tool; the next model call has it."""
 
 
+class ApprovalPort(Protocol):
+    """A rule that says which calls of a tool a person must approve."""
+
+    def reason(self, arguments: Mapping[str, Any]) -> str | None:
+        """Return why a call needs an approval; ``None``: it needs none."""
+
+
 class ToolBase(ABC):
     """A tool. Subclasses set ``name`` and ``description``; :func:`tool` sets them from arguments.
 
@@ -50,6 +58,8 @@ class ToolBase(ABC):
         idempotent: true if a call interrupted by a crash may be repeated.
         local: true if it has no effect outside the run; then no step is stored before a call.
         subagents: agents that it calls.
+        approval: which calls a person must approve; ``None``: none.
+        expires_s: seconds that people have to decide.
     """
 
     name: str
@@ -58,6 +68,17 @@ class ToolBase(ABC):
     idempotent: bool = False
     local: bool = False
     subagents: Sequence[AgentState] = ()
+    approval: ApprovalPort | None = None
+    expires_s: float = EXPIRES_S
+
+    def interrupt(self, tool_call: ToolCall) -> Interrupt | None:
+        """Return what the call needs from people before it is executed; ``None``: nothing."""
+        if self.approval is None:
+            return None
+        reason = self.approval.reason(tool_call.arguments)
+        if reason is None:
+            return None
+        return Interrupt(kind="approval", reason=reason, expires_s=self.expires_s)
 
     @abstractmethod
     def create_schema(self) -> dict[str, Any]:

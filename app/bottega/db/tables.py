@@ -132,7 +132,7 @@ runs = _table(
     "error usage spent metadata attempts",
     number="priority token_budget carried_seq attempt last_seq slot",
     real="timeout_s queue_timeout_s",
-    time="created_at queued_at cancel_requested_at started_at deadline ended_at",
+    time="created_at queued_at cancel_requested_at started_at deadline waiting_since ended_at",
 )
 tasks = _table(
     "tasks",

@@ -36,7 +36,7 @@ WHERE e.tenant_id = $1 AND e.run_id = $2 AND e.seq > $3 AND e.seq < $4
     AND ($8::integer IS NULL OR e.depth IS NULL OR e.depth <= $8)))
 ORDER BY e.step {{order}}, e.seq {{order}} LIMIT $9
 """  # noqa: S608 (numbers of ours)
-_APPEND = "SELECT append_steps($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+_APPEND = "SELECT append_steps($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
 
 
 async def page(

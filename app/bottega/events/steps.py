@@ -31,7 +31,7 @@ class Step(NamedTuple):
         after: ``seq`` of the last event before it.
         length: number of its events.
         events: their lines.
-        tasks, publications, outcome: JSON.
+        tasks, interrupts, publications, outcome: JSON.
         session: of the run.
     """
 
@@ -42,6 +42,7 @@ class Step(NamedTuple):
     length: int
     events: str
     tasks: str | None
+    interrupts: str | None
     session: str | None
     publications: str | None
     outcome: str | None
@@ -56,6 +57,7 @@ class Step(NamedTuple):
         after: int,
         events: Sequence[Mapping[str, Any]],
         tasks: Sequence[Mapping[str, Any]] = (),
+        interrupts: Sequence[Mapping[str, Any]] = (),
         session: str | None = None,
         publications: Sequence[Mapping[str, Any]] = (),
         outcome: Mapping[str, Any] | None = None,
@@ -75,6 +77,7 @@ class Step(NamedTuple):
             len(events),
             "\n".join([_line_of(event, known) for event in events]),
             _encode(tasks, known) if tasks else None,
+            _encode(interrupts, known) if interrupts else None,
             session,
             _encode(publications, known) if publications else None,
             None if outcome is None else _encode(outcome, known),

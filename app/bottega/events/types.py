@@ -12,6 +12,7 @@ class EventType(StrEnum):
     RUN_QUEUED = "run.queued"
     RUN_STARTED = "run.started"
     RUN_RESUMED = "run.resumed"
+    RUN_WAITING = "run.waiting"
     RUN_COMPLETED = "run.completed"
     RUN_FAILED = "run.failed"
     RUN_TIMEOUT = "run.timeout"
@@ -23,6 +24,8 @@ class EventType(StrEnum):
     LLM_COMPLETED = "llm.completed"
     LLM_FAILED = "llm.failed"
     ANSWER_REJECTED = "answer.rejected"
+    INTERRUPT_CREATED = "interrupt.created"
+    INTERRUPT_RESOLVED = "interrupt.resolved"
     TOOL_STARTED = "tool.started"
     TOOL_COMPLETED = "tool.completed"
     TOOL_FAILED = "tool.failed"
@@ -46,11 +49,14 @@ class EventType(StrEnum):
 class RunStatus(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
+    WAITING = "waiting"
     COMPLETED = "completed"
     FAILED = "failed"
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
 
+
+UNFINISHED = frozenset((RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING))
 
 FINAL_EVENT = {
     RunStatus.COMPLETED: EventType.RUN_COMPLETED,

@@ -12,10 +12,11 @@ import structlog
 from pydantic_core import from_json
 
 from bottega.definitions.pinned import Pin, PinnedDefinitions
+from bottega.events import log
 from bottega.execution.leases import lease_s
 
 _TAKE = "SELECT * FROM take_runs($1, $2, $3, $4, $5)"
-_HAND_BACK = "SELECT hand_back($1, $2, $3, $4)"
+_HAND_BACK = "SELECT hand_back($1, $2, $3, $4, $5)"
 _GIVE_UP = "SELECT give_up($1, $2, $3, $4)"
 _UNREADABLE = '{"code": "internal", "message": "what the run needs could not be read"}'
 _TAKE_S = 5.0
@@ -213,10 +214,20 @@ def _pins(tenant_id: UUID, pinned: Mapping[str, Any]) -> Iterator[Pin]:
         yield Pin(tenant_id, "graph", graph["name"], graph["version"])
 
 
-async def hand_back(pool: asyncpg.Pool, run: ClaimedRun, pause_s: float | None = None) -> None:
-    """Leave a claimed run to the next worker.
+async def hand_back(
+    pool: asyncpg.Pool,
+    run: ClaimedRun,
+    pause_s: float | None = None,
+    interrupts: Sequence[UUID] = (),
+) -> None:
+    """Leave a claimed run to the next worker. It is repeated while the database is away.
 
     Args:
         pause_s: seconds until it may be taken, without a slot; ``None``: at once.
+        interrupts: what it waits for, until people decide; then it holds no slot.
     """
-    await pool.execute(_HAND_BACK, run.tenant_id, run.run_id, run.attempt, pause_s)
+    await log.persist(
+        lambda: pool.execute(
+            _HAND_BACK, run.tenant_id, run.run_id, run.attempt, pause_s, interrupts
+        )
+    )

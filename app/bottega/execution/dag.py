@@ -53,14 +53,27 @@ async def run_dag(
             first.
     """
     asked: dict[str, asyncio.Task[AssistantResponse]] = {}
+    queries: dict[str, Query] = {}
+
+    def between() -> bool:
+        """Return true if an agent is about to begin, or has ended but its task has not."""
+        return any(
+            not task.done()
+            and queries[name] not in recorder.tasks.open
+            and all(asked[source].done() for source in graph.predecessors(name))
+            for name, task in asked.items()
+        )
+
+    recorder.loops.between = between
     try:
         async with asyncio.TaskGroup() as group:
             for index, name in enumerate(graph.get_topological_order()):
                 sources = {source: asked[source] for source in graph.predecessors(name)}
                 agent = agents[name]
-                query = Query(agent, (), recorder, path=((0, index),))
+                query = queries[name] = Query(agent, (), recorder, path=((0, index),))
                 execute = partial(agent.execute_query_async, question)
                 asked[name] = group.create_task(_ask(query, execute, sources, recorder))
+                asked[name].add_done_callback(lambda _: recorder.looks_if_it_waits())
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None  # the one that stopped the others
     return outcome(graph, {name: task.result() for name, task in asked.items()})

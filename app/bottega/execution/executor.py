@@ -35,6 +35,8 @@ from bottega.execution.replay import fold
 from bottega.execution.retrieval import MemorySources
 from bottega.execution.step_writer import StepWriter
 from bottega.execution.turns.conversation import conversation_of
+from bottega.execution.waiting.interrupts import take_decisions
+from bottega.execution.waiting.loops import Wait
 from bottega.files.run_files import RunFiles
 from bottega.files.store import FileStore
 from bottega.memory.learning.episode_recorder import EpisodeRecorder
@@ -55,7 +57,7 @@ class _UnderWay:
         lost: another worker has it.
         held: ``None`` once it ends or is handed back.
         recorder: set once it began.
-        pause_s: seconds until it goes on, if it is suspended.
+        wait: why it is suspended, if it is.
     """
 
     tenant_id: UUID
@@ -64,7 +66,7 @@ class _UnderWay:
     cancelled: bool = False
     lost: bool = False
     recorder: JournalRecorder | None = None
-    pause_s: float | None = None
+    wait: Wait | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,15 @@ class Executor:
             entry.cancelled = True
             entry.task.cancel()
 
+    async def take_decisions(self) -> None:
+        """Let the runs here know what people decided on tool calls that wait."""
+        asking = {
+            run_id: (entry.tenant_id, entry.recorder.interrupts)
+            for run_id, entry in self._under_way.items()
+            if entry.recorder is not None and entry.recorder.interrupts.is_waiting
+        }
+        await take_decisions(self.pool, asking)
+
     async def hand_back_waiting(self) -> None:
         """Hand back the runs that only wait for a model that is down, when this worker stops."""
         await self.stopping.wait()
@@ -133,20 +144,18 @@ class Executor:
             self._hand_back_if_waiting(entry)
 
     def _hand_back_if_waiting(self, entry: _UnderWay) -> None:
-        """Hand a run back that only waits for a model, if this worker stops or it waits long."""
+        """Hand back a run that only waits: for people, long for a model, or while this stops."""
         if entry.recorder is None or entry.task.cancelling():
             return
-        if (waits := entry.recorder.waits) is None:
+        if self.stopping.is_set() and entry.recorder.loops.needs_a_model:
+            entry.task.cancel()
+        elif (wait := entry.recorder.loops.wait) is None:
             return
-        left_s, pause_s = waits
-        if self.stopping.is_set():
+        elif wait.left_s <= 0:
+            entry.wait = wait
             entry.task.cancel()
-        elif left_s <= 0:
-            entry.pause_s = pause_s
-            entry.task.cancel()
-        elif left_s < pause_s:
-            loop = asyncio.get_running_loop()
-            loop.call_later(left_s, self._hand_back_if_waiting, entry)
+        elif wait.pause_s is not None and wait.left_s < wait.pause_s:
+            asyncio.get_running_loop().call_later(wait.left_s, self._hand_back_if_waiting, entry)
 
     def lose(self, run: Held) -> None:
         """Stop executing a run that another worker has; write nothing more of it."""
@@ -215,8 +224,8 @@ class Executor:
                 await self._end_cancelled(entry.recorder, run)
             else:
                 entry.held = None  # its lease ends now; that does not mean it was lost
-                await self._hand_back(run, journal, entry.pause_s)
-                bound.info("run.handed_back", pause_s=entry.pause_s)
+                await self._hand_back(run, journal, entry.wait or Wait(0.0))
+                bound.info("run.handed_back", wait=entry.wait)
                 raise
         finally:
             entry.held = None
@@ -242,12 +251,12 @@ class Executor:
         else:
             await self._go_on(recorder, run, entry)
 
-    async def _hand_back(self, run: ClaimedRun, journal: Journal, pause_s: float | None) -> None:
+    async def _hand_back(self, run: ClaimedRun, journal: Journal, wait: Wait) -> None:
         """Leave the run to the next worker, after committing what is known of it."""
         with contextlib.suppress(Exception):
             await journal.commit()
         await journal.close()
-        await hand_back(self.pool, run, pause_s)
+        await hand_back(self.pool, run, wait.pause_s, wait.interrupts)
 
     async def _end_tasks(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
         """End the asynchronous tasks of a run that ends before it could resume them."""
@@ -290,6 +299,8 @@ class Executor:
         try:
             events = await self._earlier_events(journal)
             journal.replay = fold(events, journal.carried_seq)
+            if journal.replay.asked_people:
+                await take_decisions(self.pool, {run.run_id: (run.tenant_id, recorder.interrupts)})
             async with limit:
                 if self.runtime is not None and run.uses_subagents:
                     async with running_subagents(

@@ -123,6 +123,7 @@ class Journal:
         self._binding = False
         self._events: list[dict[str, Any]] = []
         self._tasks: dict[UUID, dict[str, Any]] = {}
+        self._interrupts: list[dict[str, Any]] = []
         self._publications: list[dict[str, Any]] = []
         self._outcome: dict[str, Any] | None = None
 
@@ -206,6 +207,10 @@ class Journal:
         so_far = self.spent.get((agent, model))
         self.spent[agent, model] = usage if so_far is None else so_far + usage
 
+    def interrupt(self, **fields: Any) -> None:
+        """Store a new interrupt with the current step."""
+        self._interrupts.append(fields)
+
     def publication(self, **fields: Any) -> None:
         """Store a publication in the run's session with the current step."""
         self._publications.append(fields)
@@ -240,7 +245,8 @@ class Journal:
                 self._wake(self.run_id)
 
     async def _append(self) -> None:
-        events, tasks, publications = self._events, self._tasks, self._publications
+        events, tasks, interrupts = self._events, self._tasks, self._interrupts
+        publications = self._publications
         outcome = self._outcome
         self._clear()
         self._in_flight = len(events)
@@ -252,6 +258,7 @@ class Journal:
                 after=self._stored,
                 events=events,
                 tasks=list(tasks.values()),
+                interrupts=interrupts,
                 session=self._session,
                 publications=publications,
                 outcome=outcome,

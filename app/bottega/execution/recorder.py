@@ -19,8 +19,9 @@ from bottega.agents.messages import (
     ToolStatus,
     Usage,
 )
+from bottega.agents.people.interrupts import Interrupt, Resolution
 from bottega.agents.provider import FailedTry, Failing, ModelTarget, OnDelta
-from bottega.agents.query import Invoke, Query, Recorder, current_call
+from bottega.agents.query import CurrentCall, Invoke, Query, Recorder, current_call
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.agents.tools import ToolBase, error_result
 from bottega.clock import monotonic
@@ -30,10 +31,12 @@ from bottega.events.types import STATE, EventType
 from bottega.execution.budget import DayAccount
 from bottega.execution.claim import ClaimedRun
 from bottega.execution.journal import Journal
-from bottega.execution.live_text import CallText, LiveText, ModelCall, waits_of
+from bottega.execution.live_text import CallText, LiveText, ModelCall
 from bottega.execution.replay import Key, data_of, usage_of
 from bottega.execution.retrieval import FailureMemory, ToolFailure
 from bottega.execution.task_rows import CANCELLED, Tasks, name_of
+from bottega.execution.waiting.interrupts import OpenInterrupts
+from bottega.execution.waiting.loops import Loops
 from bottega.files.run_files import RunFiles
 from bottega.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
 from bottega.subagents.budget import DOLLARS, Account, billionths, estimate, reserved
@@ -88,8 +91,9 @@ class JournalRecorder(Recorder):
         self.tasks = Tasks(journal, run.task_root, run.cancelled_tasks)
         self._live_text = live_text
         self._calls: dict[Query, ModelCall] = {}
-        self._acting = 0  # calls under way of tools with outside effects
-        self._waits = waits
+        self.loops = Loops(self.tasks.open, self._calls, has_tasks=run.uses_subagents)
+        self.interrupts = OpenInterrupts(self.tasks, run.run_id, self.loops, waits)
+        self.looks_if_it_waits = waits
         self._run_files = run_files
         self.files = None if run_files is None else run_files.load
         self._in_session = run.session_id is not None
@@ -159,8 +163,10 @@ class JournalRecorder(Recorder):
             return recorded
         if failure := self.journal.replay.failures.get(key):
             raise failure
-        async with self._admission(query) as most:
-            return await self._ask(query, partial(invoke, most))
+        with self.loops.admission(query) as admitted:
+            async with self._admission(query) as most:
+                admitted()
+                return await self._ask(query, partial(invoke, most))
 
     def _admission(self, query: Query) -> AbstractAsyncContextManager[int | None]:
         """Reserve the call's tokens. A task reserves them itself, from its own budget too."""
@@ -258,15 +264,7 @@ class JournalRecorder(Recorder):
         retry = failed.number, round(failed.delay_s * 1000)
         data = llm_failed(query.model_calls, self.journal.attempt, failed.error, retry)
         self.tasks.add(query, EventType.LLM_FAILED, data | served_by(call.target))
-        self._waits()
-
-    @property
-    def waits(self) -> tuple[float, float] | None:
-        """Seconds until a run that only waits is suspended, and until it goes on; else ``None``.
-
-        Every open model call waits for its next try, and no tool with outside effects is at work.
-        """
-        return None if self._acting else waits_of(self._calls.values(), monotonic())
+        self.looks_if_it_waits()
 
     def failing(self, query: Query) -> Failing | None:
         known = self.journal.replay.failing.get((self.tasks.id_of(query), query.model_calls))
@@ -283,11 +281,6 @@ class JournalRecorder(Recorder):
         tool: ToolBase | None,
         execute: Callable[[], Awaitable[ToolResult]],
     ) -> ToolResult:
-        about = {
-            "call": query.model_calls,
-            "tool_call_id": tool_call.id,
-            "name": tool_call.name,
-        }
         key = (self.tasks.id_of(query), query.model_calls, tool_call.id)
         recorded = self.journal.replay.results.get(key)
         if recorded is not None and not isinstance(tool, SubAgentWrapper):
@@ -295,37 +288,44 @@ class JournalRecorder(Recorder):
                 tool.replayed(tool_call)
             await self._learn_from(query, tool_call, recorded)
             return recorded
+        call = current_call.get()
+        assert call is not None
+        with self.loops.tool_call(query, tool, call):
+            result = await self._act(call, tool_call, tool, execute)
+            await self._learn_from(query, tool_call, result)
+        self.looks_if_it_waits()
+        return result
+
+    async def _act(
+        self,
+        call: CurrentCall,
+        tool_call: ToolCall,
+        tool: ToolBase | None,
+        execute: Callable[[], Awaitable[ToolResult]],
+    ) -> ToolResult:
+        query, number = call.query, call.query.model_calls
+        about = {"call": number, "tool_call_id": tool_call.id, "name": tool_call.name}
+        key = (self.tasks.id_of(query), query.model_calls, tool_call.id)
         self.tasks.add(query, EventType.TOOL_STARTED, {**about, "arguments": tool_call.arguments})
         if isinstance(tool, SubAgentWrapper):
             # Not replayed as a whole: its own calls are replayed, so that it publishes again.
-            call = current_call.get()
-            assert call is not None
-            path = (*query.path, (query.model_calls, call.index))
+            path = (*query.path, (number, call.index))
             answered = await self.tasks.cancellable(path, tool.agent, execute)
             result = answered or error_result(tool_call, CANCELLED["message"])
         elif key in self.journal.replay.begun and not (tool is None or tool.idempotent):
             text = "interrupted by a restart; whether it took effect is unknown"
             result = error_result(tool_call, text)
         else:
-            result = await self._execute(tool, execute)
+            if tool is None or not tool.local:
+                await self.journal.commit()
+            result = await execute()
             if result.parts and self._run_files is not None:
                 result = await self._run_files.stored(tool_call, result)
         self._tool_ended(query, about, result)
-        self._waits()
-        await self._learn_from(query, tool_call, result)
         return result
 
-    async def _execute(
-        self, tool: ToolBase | None, execute: Callable[[], Awaitable[ToolResult]]
-    ) -> ToolResult:
-        if tool is not None and tool.local:
-            return await execute()
-        self._acting += 1  # from before the commit: a stored start is not cut by a suspension
-        try:
-            await self.journal.commit()
-            return await execute()
-        finally:
-            self._acting -= 1
+    async def decision(self, query: Query, tool_call: ToolCall, interrupt: Interrupt) -> Resolution:
+        return await self.interrupts.decision(query, tool_call, interrupt)
 
     async def _learn_from(self, query: Query, tool_call: ToolCall, result: ToolResult) -> None:
         """Give the root memory about failures."""

@@ -63,6 +63,9 @@ class Replay:
         failing: of model calls whose patience has begun: number of failed tries, and its beginning.
         results: results of tools that are no sub-agents, by (task, call, tool call).
         begun: keys of those tools' calls that were started.
+        ended: keys of the calls of any tools that ended.
+        decisions: of people on tool calls, by (task, call, tool call): the interrupt's id, and the
+            resolution.
         carried: keys of the answers that another run paid for.
         versions: of each agent's publications, by task.
         published_at: times of publications, by task.
@@ -72,6 +75,7 @@ class Replay:
             tool call.
         analysis: a model's analysis of the task, as JSON.
         asked: number of the root's last started model call; 0: none.
+        asked_people: true if any tool call has waited for people.
     """
 
     seen: dict[Key, int] = field(default_factory=dict)
@@ -80,6 +84,8 @@ class Replay:
     failing: dict[Key, tuple[int, datetime]] = field(default_factory=dict)
     results: dict[Key, ToolResult] = field(default_factory=dict)
     begun: set[Key] = field(default_factory=set)
+    ended: set[Key] = field(default_factory=set)
+    decisions: dict[Key, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
     carried: set[Key] = field(default_factory=set)
     versions: dict[str | None, dict[UUID | None, int]] = field(default_factory=dict)
     published_at: dict[UUID | None, datetime] = field(default_factory=dict)
@@ -88,6 +94,7 @@ class Replay:
     helped: dict[int, dict[str, list[Mapping[str, Any]]]] = field(default_factory=dict)
     analysis: str | None = None
     asked: int = 0
+    asked_people: bool = False
 
 
 def fold(events: Iterable[Event], carried_seq: int = 0) -> Replay:
@@ -119,16 +126,27 @@ def fold(events: Iterable[Event], carried_seq: int = 0) -> Replay:
                 folded.begun.add((event.task_id, *tool_call_of(data)))
             case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED:
                 ended = ToolEnded.of(data)
+                key = (event.task_id, ended.call, ended.tool_call_id)
+                folded.ended.add(key)
                 if ended.answer_seq is None:
-                    key = (event.task_id, ended.call, ended.tool_call_id)
                     folded.results[key] = result_of(ended)
             case EventType.LLM_STARTED if event.task_id is None:
                 folded.asked = max(folded.asked, call_of(data))
             case EventType.CONTEXT_RECALLED:
                 _fold_recalled(folded, event)
+        _fold_interrupts(folded, event)
         _fold_shared_memory(folded, given, event)
         folded.seen[key_of(event.type, event.task_id, data)] = event.seq
     return folded
+
+
+def _fold_interrupts(folded: Replay, event: Event) -> None:
+    """Fold an event about tool calls that waited for people."""
+    if event.type == EventType.INTERRUPT_CREATED:
+        folded.asked_people = True
+    elif event.type == EventType.INTERRUPT_RESOLVED:
+        decision = event.data["interrupt_id"], event.data["resolution"]
+        folded.decisions[event.task_id, *tool_call_of(event.data)] = decision
 
 
 def _fold_recalled(folded: Replay, event: Event) -> None:
@@ -203,7 +221,7 @@ def usage_of(message: AssistantMessage) -> AgentUsage:
     return AgentUsage().plus(message.usage, 1, len(message.tool_calls))
 
 
-_ABOUT = ("attempt", "call", "try", "tool_call_id", "source", "version")
+_ABOUT = ("attempt", "call", "try", "tool_call_id", "source", "version", "interrupt_id")
 _ABOUT_WARNING = ("code", "message")
 
 

@@ -1,6 +1,7 @@
 """Cancellation of runs and tasks: a stored request, and a notification to the run's worker."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 from uuid import UUID
 
 import asyncpg
@@ -56,31 +57,36 @@ async def request_task_cancel(
     return was_over
 
 
-class CancelWatch:
-    """A worker's watch for cancelled runs. A notification is a hint; the row decides.
+class RunsHere(Protocol):
+    """The runs that a worker executes."""
 
-    Args:
-        under_way: returns tenant and id of the runs that this worker executes.
-        cancel: called with a run to cancel, and the task if only that is to end.
+    def under_way(self) -> Sequence[tuple[UUID, UUID]]:
+        """Return tenant and id of each."""
+
+    def cancel(self, run_id: UUID, task_id: UUID | None = None) -> None:
+        """Cancel a run, or only one task of it. Idempotent."""
+
+    async def take_decisions(self) -> None:
+        """Let the runs know what people have decided."""
+
+
+class CancelWatch:
+    """A worker's watch for cancelled runs, and for decisions of people.
+
+    A notification is a hint; the row decides.
     """
 
-    def __init__(
-        self,
-        pool: asyncpg.Pool,
-        listener: NotifyListener,
-        under_way: Callable[[], Sequence[tuple[UUID, UUID]]],
-        cancel: Callable[[UUID, UUID | None], None],
-    ) -> None:
+    def __init__(self, pool: asyncpg.Pool, listener: NotifyListener, runs: RunsHere) -> None:
         self._pool = pool
-        self._under_way = under_way
-        self._cancel = cancel
+        self._runs = runs
         loop = WorkLoop(CHANNEL, self._cancel_wished, poll_s=_SLOW_POLL_S)
         wake_on_notify(listener, loop)
         self.run = loop.run
 
     async def _cancel_wished(self) -> float:
-        if runs := self._under_way():
+        if runs := self._runs.under_way():
             tenants, ids = zip(*runs, strict=True)
             for row in await self._pool.fetch(_WISHES, tenants, ids, timeout=_PATIENCE_S):
-                self._cancel(row["run_id"], row["task_id"])
+                self._runs.cancel(row["run_id"], row["task_id"])
+        await self._runs.take_decisions()
         return _SLOW_POLL_S

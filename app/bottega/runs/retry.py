@@ -23,7 +23,7 @@ from bottega.events.payloads import (
     tool_call_of,
     tool_name_of,
 )
-from bottega.events.types import Event, EventType, RunStatus
+from bottega.events.types import UNFINISHED, Event, EventType, RunStatus
 from bottega.execution.journal import EPISODE_NOT_STORED
 from bottega.execution.replay import answer_of
 from bottega.execution.replay_tasks import ENDS
@@ -89,7 +89,7 @@ async def retry(
     held = select(runs.c.id).where(same).with_for_update(read=True, key_share=True)
     await connection.execute(held)
     old = await read.get(connection, tenant_id, run_id)
-    if old["status"] in (RunStatus.QUEUED, RunStatus.RUNNING):
+    if old["status"] in UNFINISHED:
         raise ConflictError(
             f"run {run_id} is not over (it is {old['status']}): wait for its end, or cancel it",
             code="not_final",

@@ -32,6 +32,7 @@ DATA = {
     EventType.RUN_QUEUED: "mode agent graph session_id priority retry_of",
     EventType.RUN_STARTED: "attempt cause",
     EventType.RUN_RESUMED: "attempt cause",
+    EventType.RUN_WAITING: "interrupts",
     EventType.RUN_COMPLETED: _END,
     EventType.RUN_FAILED: _END,
     EventType.RUN_TIMEOUT: _END,
@@ -43,6 +44,10 @@ DATA = {
     EventType.LLM_COMPLETED: f"{_CALL} {_SERVED} try message usage duration_ms",
     EventType.LLM_FAILED: f"{_CALL} {_SERVED} try error retry_in_ms",
     EventType.ANSWER_REJECTED: "call code message",
+    EventType.INTERRUPT_CREATED: (
+        "interrupt_id kind call tool_call_id tool arguments question schema reason expires_s"
+    ),
+    EventType.INTERRUPT_RESOLVED: "interrupt_id call tool_call_id status resolution by",
     EventType.TOOL_STARTED: f"{_TOOL} arguments",
     EventType.TOOL_COMPLETED: f"{_TOOL} status result answer_seq error parts",
     EventType.TOOL_FAILED: f"{_TOOL} status result error parts",

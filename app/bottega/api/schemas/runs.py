@@ -29,7 +29,7 @@ from bottega.errors import InvalidInputError
 from bottega.json_schema.values import WHOLE
 from bottega.tools.egress import checked_url
 
-Status = Literal["queued", "running", "completed", "failed", "timeout", "cancelled"]
+Status = Literal["queued", "running", "waiting", "completed", "failed", "timeout", "cancelled"]
 LearningStatus = Literal["pending", "done", "failed"]
 SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
 _USER = "Your own name for your end user, whose memory the run uses. Null: the session's user."
@@ -218,10 +218,11 @@ class Attempt(Answer):
 
     number: int
     cause: Annotated[
-        Literal["start", "crash", "drain", "model"],
+        Literal["start", "crash", "drain", "model", "interrupt"],
         Field(
             description="The first start, or the end of the previous attempt. `model`: it had only "
-            "waited for a model for 30 s, and was suspended."
+            "waited for a model for 30 s, and was suspended. `interrupt`: it had only waited for "
+            "people, who have decided."
         ),
     ]
     started_at: datetime

@@ -68,7 +68,8 @@ END $$;
 -- Return a run that others wait for, as they show it.
 CREATE OR REPLACE FUNCTION blocked_by(p_tenant uuid, p_run uuid) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
-    SELECT jsonb_build_object('run_id', p_run, 'interrupts', '[]'::jsonb) WHERE p_run IS NOT NULL
+    SELECT jsonb_build_object('run_id', p_run, 'interrupts', open_interrupts(p_tenant, p_run))
+    WHERE p_run IS NOT NULL
 $$;
 
 -- Trigger on runs. A run of a conversation is over: if it completed, it is the last turn; the next
@@ -100,7 +101,8 @@ CREATE OR REPLACE FUNCTION release_run(p_tenant uuid, p_run uuid) RETURNS boolea
 LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE runs SET queued_at = clock_timestamp() WHERE tenant_id = p_tenant AND id = (
-        SELECT id FROM runs WHERE tenant_id = p_tenant AND id = p_run AND queued_at IS NULL
+        SELECT id FROM runs WHERE tenant_id = p_tenant AND id = p_run
+          AND status = 'queued' AND queued_at IS NULL
         FOR NO KEY UPDATE SKIP LOCKED);
     RETURN FOUND;
 END $$;
@@ -109,7 +111,7 @@ END $$;
 CREATE OR REPLACE FUNCTION release_forgotten() RETURNS void LANGUAGE sql
 SET enable_seqscan = off AS $$
     SELECT release_run(b.tenant_id, b.id) FROM runs b
-    WHERE b.ended_at IS NULL AND b.queued_at IS NULL
+    WHERE b.ended_at IS NULL AND b.queued_at IS NULL AND b.status = 'queued'
       AND b.id = unfinished_in(b.tenant_id, b.conversation_id)
     LIMIT 1000
 $$;

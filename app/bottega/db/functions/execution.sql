@@ -66,13 +66,12 @@ BEGIN
                 -- The last attempt's real end is unknown after a crash; it was before this one.
                 attempts = CASE WHEN r.status = 'running'
                     THEN jsonb_set(r.attempts, '{-1,ended_at}', to_jsonb(v_now))
-                    ELSE r.attempts END || jsonb_build_array(jsonb_build_object(
+                    ELSE shortened_attempts(r.attempts) END || jsonb_build_array(jsonb_build_object(
                         'number', r.attempt + 1, 'cause', CASE
                             WHEN r.attempt = 0 THEN 'start'
                             -- A worker that stops in order queues the run; one that dies cannot.
                             WHEN r.status <> 'queued' THEN 'crash'
-                            WHEN (r.attempts #> '{-1,waits}')::boolean THEN 'model'
-                            ELSE 'drain' END,
+                            ELSE coalesce(r.attempts #>> '{-1,next}', 'drain') END,
                         'started_at', v_now, 'ended_at', NULL)),
                 started_at = coalesce(r.started_at, v_now),
                 claimed_by = p_claim,
@@ -119,6 +118,17 @@ BEGIN
         RETURN NEXT;
     END LOOP;
 END $$;
+
+-- Called by claim_runs. Return a run's attempts without the oldest one that neither started it nor
+-- followed a crash, if they are very many: a run may wait often.
+CREATE OR REPLACE FUNCTION shortened_attempts(p_attempts jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN jsonb_array_length(p_attempts) < 100 THEN p_attempts
+        ELSE p_attempts - (
+            SELECT coalesce(min(n)::integer - 1, 1)
+            FROM jsonb_array_elements(p_attempts) WITH ORDINALITY AS a(attempt, n)
+            WHERE attempt ->> 'cause' NOT IN ('start', 'crash')) END
+$$;
 
 -- Called by take_runs. Return what a worker needs to execute a run, but for the definitions of its
 -- agents: those it may have.
@@ -199,15 +209,17 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by a worker that stops, or whose run only waits for a model (p_pause_s: seconds until it
--- may be taken again; meanwhile it holds no slot). Queue the run, or end it if it is to be
--- cancelled. Does nothing if the caller's attempt is not the current one.
+-- Called by a worker that stops, or whose run only waits, then without a slot: for a model
+-- (p_pause_s: seconds), or for people to decide on p_interrupts. Queue it, let it wait, or end it
+-- if it is to be cancelled. Does nothing if the caller's attempt is not the current one.
 CREATE OR REPLACE FUNCTION hand_back(
-    p_tenant uuid, p_run uuid, p_attempt integer, p_pause_s double precision DEFAULT NULL
+    p_tenant uuid, p_run uuid, p_attempt integer, p_pause_s double precision DEFAULT NULL,
+    p_interrupts uuid[] DEFAULT '{}'
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_last bigint;
     v_slot integer;
+    v_cause text;
     v_now timestamptz := clock_timestamp();
     r runs%ROWTYPE;
 BEGIN
@@ -220,19 +232,27 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
+    v_cause := CASE WHEN p_pause_s IS NOT NULL THEN 'model'
+                    WHEN p_interrupts <> '{}' THEN 'interrupt' ELSE 'drain' END;
     UPDATE runs SET status = 'queued', last_seq = v_last,
-        slot = CASE WHEN p_pause_s IS NULL OR cancel_requested_at IS NOT NULL THEN slot END,
+        slot = CASE WHEN v_cause = 'drain' OR cancel_requested_at IS NOT NULL THEN slot END,
         attempts = jsonb_set(attempts, '{-1}', attempts -> -1 || jsonb_build_object(
-            'ended_at', v_now, 'waits', p_pause_s IS NOT NULL))
+            'ended_at', v_now, 'next', v_cause))
     WHERE tenant_id = p_tenant AND id = p_run
     RETURNING * INTO r;
     IF r.cancel_requested_at IS NOT NULL THEN
         PERFORM end_unclaimed(p_tenant, p_run, 'cancelled', NULL);
-    ELSIF p_pause_s IS NULL THEN
+    ELSIF v_cause = 'drain' THEN
         PERFORM requeue_run(p_tenant, p_run, v_now);
     ELSE
-        PERFORM requeue_run(
-            p_tenant, p_run, least(r.deadline, v_now + make_interval(secs => p_pause_s)));
+        IF v_cause = 'model' THEN
+            PERFORM requeue_run(
+                p_tenant, p_run, least(r.deadline, v_now + make_interval(secs => p_pause_s)));
+        ELSIF waits_for_people(p_tenant, p_run, p_interrupts) THEN
+            PERFORM begin_waiting(p_tenant, p_run, p_interrupts, v_now);
+        ELSE
+            PERFORM requeue_run(p_tenant, p_run, v_now);
+        END IF;
         PERFORM assign_slot(p_tenant, v_slot);
     END IF;
 END $$;

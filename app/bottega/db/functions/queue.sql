@@ -114,7 +114,8 @@ DECLARE
     v_workers bigint := greatest(1, (
         SELECT count(*) FROM worker_leases WHERE leased_until > clock_timestamp()));
     v_queued bigint := (
-        SELECT count(*) FROM (SELECT FROM run_queue LIMIT p_most * v_workers) AS q);
+        SELECT count(*) FROM (SELECT FROM run_queue WHERE due_at <= clock_timestamp()
+                              LIMIT p_most * v_workers) AS q);
     v_share bigint := least(p_most, (v_queued + v_workers - 1) / v_workers);
 BEGIN
     RETURN QUERY
@@ -168,7 +169,7 @@ BEGIN
     RETURN v_filled;
 END $$;
 
--- Trigger on runs. Count a tenant's waiting runs (unfinished, without a slot) as a sum of parts.
+-- Trigger on runs. Count a tenant's runs that wait for a slot (not for people) as a sum of parts.
 -- Each transaction changes a part that no other one has locked, or adds one, so none waits for
 -- another.
 CREATE OR REPLACE FUNCTION count_waiting_run() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -181,7 +182,7 @@ BEGIN
         v_tenant := OLD.tenant_id;
     ELSE
         v_tenant := NEW.tenant_id;
-        IF NEW.ended_at IS NULL AND NEW.slot IS NULL THEN
+        IF NEW.ended_at IS NULL AND NEW.slot IS NULL AND NEW.status <> 'waiting' THEN
             v_change := 1;
         END IF;
     END IF;
@@ -200,13 +201,15 @@ END $$;
 CREATE OR REPLACE TRIGGER count_waiting_run_in AFTER INSERT ON runs FOR EACH ROW
 WHEN (NEW.ended_at IS NULL AND NEW.slot IS NULL) EXECUTE FUNCTION count_waiting_run();
 
-CREATE OR REPLACE TRIGGER count_waiting_run_change AFTER UPDATE OF ended_at, slot ON runs
-FOR EACH ROW WHEN ((OLD.ended_at IS NULL AND OLD.slot IS NULL)
-      <> (NEW.ended_at IS NULL AND NEW.slot IS NULL))
+CREATE OR REPLACE TRIGGER count_waiting_run_change AFTER UPDATE OF ended_at, slot, waiting_since
+ON runs FOR EACH ROW WHEN (
+    (OLD.ended_at IS NULL AND OLD.slot IS NULL AND OLD.status <> 'waiting')
+    <> (NEW.ended_at IS NULL AND NEW.slot IS NULL AND NEW.status <> 'waiting'))
 EXECUTE FUNCTION count_waiting_run();
 
 CREATE OR REPLACE TRIGGER count_waiting_run_out AFTER DELETE ON runs FOR EACH ROW
-WHEN (OLD.ended_at IS NULL AND OLD.slot IS NULL) EXECUTE FUNCTION count_waiting_run();
+WHEN (OLD.ended_at IS NULL AND OLD.slot IS NULL AND OLD.status <> 'waiting')
+EXECUTE FUNCTION count_waiting_run();
 
 -- Called by the sweep. End runs that waited longer than their time limit, and those whose deadline
 -- passed 60 s ago without a worker ending them; at most a page of them. It reads those that hold a
@@ -226,8 +229,8 @@ BEGIN
                    < now() AT TIME ZONE 'UTC' LIMIT 500)
             UNION ALL
             (SELECT tenant_id, id FROM runs
-             WHERE ended_at IS NULL AND slot IS NULL AND attempt > 0 AND deadline < now()
-             LIMIT 500)
+             WHERE ended_at IS NULL AND slot IS NULL AND status <> 'waiting' AND attempt > 0
+               AND deadline < now() LIMIT 500)
             UNION ALL
             (SELECT tenant_id, id FROM runs
              WHERE ended_at IS NULL AND slot IS NOT NULL AND CASE
@@ -306,6 +309,7 @@ BEGIN
     ON CONFLICT (one) DO UPDATE SET at = excluded.at;
     PERFORM expire_runs();
     PERFORM release_forgotten();
+    PERFORM expire_interrupts(500);
     DELETE FROM worker_tenants WHERE (tenant_id, worker_id) IN (
         SELECT tenant_id, worker_id FROM worker_tenants
         WHERE seen_at < now() - interval '30 seconds' FOR UPDATE SKIP LOCKED);

@@ -175,7 +175,7 @@ BEGIN
     SELECT status INTO v_status FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR UPDATE;
     IF NOT FOUND THEN
         RETURN NULL;
-    ELSIF v_status NOT IN ('queued', 'running') THEN
+    ELSIF v_status NOT IN ('queued', 'running', 'waiting') THEN
         RETURN 'final';
     END IF;
     UPDATE runs SET cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp())
@@ -264,6 +264,7 @@ BEGIN
     UPDATE runs SET last_seq = v_last + cardinality(v_lines)
     WHERE tenant_id = p_tenant AND id = p_run;
     DELETE FROM run_queue WHERE tenant_id = p_tenant AND run_id = p_run;
+    PERFORM cancel_interrupts(p_tenant, p_run, v_now);
     PERFORM pg_notify('bottega_events', p_run::text);
     PERFORM assign_slot(p_tenant, r.slot);
     IF r.attempt > 0 THEN

@@ -30,7 +30,8 @@ $$;
 -- or is over), or busy: its rows are locked, and it waits for them if it is sent alone.
 CREATE OR REPLACE FUNCTION append_steps(
     p_tenants uuid[], p_runs uuid[], p_attempts integer[], p_after bigint[], p_counts integer[],
-    p_events text[], p_tasks jsonb[], p_sessions text[], p_publications jsonb[], p_outcomes jsonb[]
+    p_events text[], p_tasks jsonb[], p_interrupts jsonb[], p_sessions text[],
+    p_publications jsonb[], p_outcomes jsonb[]
 ) RETURNS text[] LANGUAGE plpgsql
 SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -76,6 +77,10 @@ BEGIN
                 metadata = coalesce(excluded.metadata, o.metadata),
                 started_at = coalesce(o.started_at, excluded.started_at),
                 ended_at = excluded.ended_at;
+        END IF;
+        IF num_nonnulls(VARIADIC p_interrupts) > 0 THEN
+            PERFORM open_interrupt(v_tenant, p_runs[n], each, v_now)
+            FROM unnest(v_stored) AS n, jsonb_array_elements(p_interrupts[n]) AS each;
         END IF;
         FOR i IN 1..v_all LOOP
             IF p_tenants[i] = v_tenant THEN
@@ -241,6 +246,7 @@ BEGIN
     UPDATE tasks SET status = 'cancelled', ended_at = p_now
     WHERE tenant_id = p_tenant AND run_id = p_run
       AND status IN ('queued', 'running', 'streaming');
+    PERFORM cancel_interrupts(p_tenant, p_run, p_now);
     PERFORM assign_slot(p_tenant, v_slot);
 END $$;
 

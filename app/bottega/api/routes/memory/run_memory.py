@@ -11,7 +11,7 @@ from bottega.api.schemas.memory.learning import RunLearning
 from bottega.api.schemas.memory.working_memory import WorkingMemory
 from bottega.api.shared.deps import Actor, Tenant, Transaction
 from bottega.errors import ConflictError
-from bottega.events.types import RunStatus
+from bottega.events.types import UNFINISHED
 from bottega.memory.learning import feedback
 from bottega.memory.learning.run_learning import learnt
 from bottega.runs import read
@@ -39,7 +39,7 @@ async def give_feedback(
     tx: Transaction, tenant: Tenant, actor: Actor, run_id: RunId, body: NewFeedback
 ) -> Any:
     run = await read.get(tx, tenant, run_id)
-    if run["status"] in (RunStatus.QUEUED, RunStatus.RUNNING):
+    if run["status"] in UNFINISHED:
         raise ConflictError(
             f"run {run_id} is not over (it is {run['status']}): wait for its end",
             code="not_final",

@@ -1,0 +1,90 @@
+"""Tools that people execute: a question to them, and the tools of the run's client."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bottega.agents.messages import ToolCall, ToolResult
+from bottega.agents.people.interrupts import EXPIRES_S, Interrupt
+from bottega.agents.tools import ToolBase, error_result, explain
+
+
+class _Question(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    question: str = Field(min_length=1, description="What you want to know.")
+    answer_schema: dict[str, Any] | None = Field(
+        default=None, alias="schema", description="JSON Schema of the answer, if not free text."
+    )
+    expires_s: float = Field(
+        default=EXPIRES_S, gt=0, le=31_536_000, description="Seconds until you need no answer."
+    )
+
+
+class _PeoplesTool(ToolBase):
+    timeout_s = None  # people take their time
+    idempotent = True
+    local = True
+
+    async def execute(self, tool_call: ToolCall) -> ToolResult:
+        """Return an error: only calls that cannot be asked come here."""
+        return error_result(tool_call, "the call could not be passed on")
+
+
+class AskUser(_PeoplesTool):
+    """A question to the user, who may take days."""
+
+    name = "ask_user"
+    description = (
+        "Asks the user a question and waits for the answer. Use it if you cannot go on without."
+    )
+
+    def create_schema(self) -> dict[str, Any]:
+        return _Question.model_json_schema()
+
+    def interrupt(self, tool_call: ToolCall) -> Interrupt | None:
+        try:
+            asked = _Question.model_validate(tool_call.arguments)
+        except ValidationError:
+            return None
+        return Interrupt(
+            kind="question",
+            question=asked.question,
+            schema=asked.answer_schema,
+            expires_s=asked.expires_s,
+        )
+
+    async def execute(self, tool_call: ToolCall) -> ToolResult:
+        try:
+            _Question.model_validate(tool_call.arguments)
+        except ValidationError as error:
+            return error_result(tool_call, explain(error))
+        return await super().execute(tool_call)
+
+
+class ClientTool(_PeoplesTool):
+    """A tool that the run's client executes.
+
+    Args:
+        parameters: JSON Schema of the arguments.
+        expires_s: seconds that it has.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        parameters: Mapping[str, Any],
+        expires_s: float = EXPIRES_S,
+    ) -> None:
+        self.name = name
+        self.description = description
+        self.expires_s = expires_s
+        self._parameters = parameters
+
+    def create_schema(self) -> dict[str, Any]:
+        return dict(self._parameters)
+
+    def interrupt(self, tool_call: ToolCall) -> Interrupt | None:
+        return Interrupt(kind="client_tool", expires_s=self.expires_s)
