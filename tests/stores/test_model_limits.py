@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -17,6 +18,7 @@ from bottega.events.listener import NotifyListener
 from bottega.events.wakeups import background
 from bottega.llm.traffic.gates import Traffic
 from bottega.llm.traffic.limits import ServerKey, ServerLimits
+from tests.claims import sweep
 from tests.waiting import until
 
 KEY = ServerKey(DEFAULT_TENANT, False, "vendor")
@@ -200,3 +202,20 @@ async def test_a_repeated_report_counts_once(database: Database, owner: asyncpg.
     for _ in range(2):
         await owner.fetchval("SELECT share_limits($1, $2)", worker, to_json([news]).decode())
     assert await owner.fetchval("SELECT sum(requests) FROM model_uses") == 3
+
+
+async def test_the_sweep_forgets_what_nobody_needs(database: Database, owner: asyncpg.Pool) -> None:
+    share = (
+        "INSERT INTO model_shares (tenant_id, is_operators, provider, worker_id, limits, granted,"
+        " gone, used, waiting, tokens, since, seen_at)"
+        " VALUES ($1, false, 'p', $2, '{}', '{}', '{}', '{}', 0, 1, now(), now() - $3::interval)"
+    )
+    use = "INSERT INTO model_uses VALUES ($1, false, 'p', now() - $2::interval, 1, 1)"
+    breaker = "INSERT INTO model_breakers VALUES ($1, false, 'p', $2, 5, now() - $3::interval)"
+    for age in (timedelta(seconds=1), timedelta(hours=2)):
+        await owner.execute(share, DEFAULT_TENANT, uuid4(), age)
+        await owner.execute(use, DEFAULT_TENANT, age)
+        await owner.execute(breaker, DEFAULT_TENANT, str(age), age)
+    await sweep(database.pool)
+    for table in ("model_shares", "model_uses", "model_breakers"):
+        assert await owner.fetchval(f"SELECT count(*) FROM {table}") == 1, table

@@ -179,11 +179,17 @@ BEGIN
 END $$;
 
 -- Called by the sweep. Forget shares of dead workers, what was used more than a minute ago, and
--- breakers that nobody has needed for an hour.
+-- breakers that nobody has needed for an hour; locked rows are left to the next sweep.
 CREATE OR REPLACE FUNCTION forget_model_traffic() RETURNS void LANGUAGE sql AS $$
-    DELETE FROM model_shares WHERE is_share_lost(worker_id, seen_at);
-    DELETE FROM model_uses WHERE at <= clock_timestamp() - interval '60 seconds';
-    DELETE FROM model_breakers WHERE retry_at < clock_timestamp() - interval '1 hour';
+    DELETE FROM model_shares WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM model_shares WHERE is_share_lost(worker_id, seen_at)
+        LIMIT 5000 FOR UPDATE SKIP LOCKED));
+    DELETE FROM model_uses WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM model_uses WHERE at <= clock_timestamp() - interval '60 seconds'
+        LIMIT 5000 FOR UPDATE SKIP LOCKED));
+    DELETE FROM model_breakers WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM model_breakers WHERE retry_at < clock_timestamp() - interval '1 hour'
+        LIMIT 5000 FOR UPDATE SKIP LOCKED));
 $$;
 
 -- Called by workers when they begin to listen. Return the breakers that are not closed.

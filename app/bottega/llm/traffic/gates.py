@@ -120,9 +120,15 @@ class ModelGate:
                     pause_s=_LIMITED_S,
                 )
         is_probe = self._breakers.is_open(self._key)
-        if is_probe and (pause_s := await self._breakers.admit(self._key)) is not None:
-            self._release(admission, 0)
-            raise self._open(pause_s)
+        if is_probe:
+            try:
+                pause_s = await self._breakers.admit(self._key)
+            except asyncio.CancelledError:
+                self._release(admission, 0)
+                raise
+            if pause_s is not None:
+                self._release(admission, 0)
+                raise self._open(pause_s)
         self._traffic.calls_of(self._key.server).under_way += 1
         return Passage(admission, is_probe)
 
