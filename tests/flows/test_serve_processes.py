@@ -5,6 +5,7 @@ import contextlib
 import errno
 import os
 import signal
+import socket
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from typing import Any
@@ -115,3 +116,24 @@ def hold_answers(model: FakeModel, gate: asyncio.Event) -> None:
         return gated(gate, decide(request))
 
     model.decide = held
+
+
+HANGING = """
+import signal, socket, sys, time
+from bottega.cli.processes import ParentLink
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+ParentLink(int(sys.argv[1]), 0.1).is_ready()
+time.sleep(300)
+"""
+
+
+async def test_a_child_that_hangs_is_killed_after_its_parent() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            arguments = "-c", HANGING, str(theirs.fileno())
+            child = await asyncio.create_subprocess_exec(
+                sys.executable, *arguments, pass_fds=(theirs.fileno(),)
+            )
+        assert await asyncio.to_thread(ours.recv, 1) == b"."
+    assert await child.wait() == -signal.SIGKILL

@@ -21,6 +21,9 @@ from bottega.cli.terminal import console, database, run, start, store_bootstrap_
 from bottega.errors import BottegaError, InvalidInputError
 from bottega.settings import Settings, redactor
 
+_TO_END_S = 30.0
+"""Longest time in which a process stops, after its runs' grace."""
+
 cli = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -86,7 +89,7 @@ def serve(
             raise InvalidInputError("--no-worker and --workers contradict: leave one out")
         count = 0 if no_worker else 1 if workers is None else workers
         sys.exit(_serve_in_processes(settings, workers=count, apis=api or 1))
-    link = ParentLink(parent)
+    link = ParentLink(parent, settings.drain_grace_s + _TO_END_S)
 
     def listening(number: int) -> None:
         link.is_ready()
@@ -126,7 +129,7 @@ def worker(parent: _Descriptor = None) -> None:
     settings = start()
     from bottega import worker as process
 
-    link = ParentLink(parent)
+    link = ParentLink(parent, settings.drain_grace_s + _TO_END_S)
 
     def ready() -> None:
         link.is_ready()

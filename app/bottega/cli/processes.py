@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -144,18 +145,21 @@ class ParentLink:
 
     Args:
         descriptor: of the child's end of the socket; ``None``: this process has no such parent.
+        patience_s: seconds from the parent's end until this process is killed, if it hangs.
     """
 
-    def __init__(self, descriptor: int | None) -> None:
+    def __init__(self, descriptor: int | None, patience_s: float) -> None:
+        self._patience_s = patience_s
         self._socket = None if descriptor is None else socket.socket(fileno=descriptor)
         if self._socket is not None:
             watching = threading.Thread(target=self._watch, args=(self._socket,), daemon=True)
             watching.start()
 
-    @staticmethod
-    def _watch(link: socket.socket) -> None:
+    def _watch(self, link: socket.socket) -> None:
         link.recv(1)  # the parent never writes: this is its end
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(self._patience_s)  # this thread dies with a process that stops in order
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def is_ready(self) -> None:
         """Report that this process does its work."""
