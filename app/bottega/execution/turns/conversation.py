@@ -35,10 +35,7 @@ _MOST_EVENTS = 1000  # of a run whose log is read
 _SPOKEN = ("final_answer", "hook_stop", "length", "max_iterations")
 _TURNS = "SELECT * FROM earlier_turns($1, $2, $3, $4)"
 _LINES = "SELECT * FROM lines_of_turns($1, $2, $3)"
-_ANSWERS = """
-SELECT n.run_id, n.seq, event_data($1, n.run_id, n.seq) ->> 'output' AS output
-FROM unnest($2::uuid[], $3::bigint[]) AS n(run_id, seq)
-"""
+_ANSWERS = "SELECT * FROM answers_of_turns($1, $2, $3)"
 
 
 @dataclass(frozen=True, slots=True)
