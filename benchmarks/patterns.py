@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from bottega.memory.patterns.conditions import kind_of
+from bottega.conditions import kind_of
 from bottega.memory.patterns.matcher import (
     ALWAYS,
     Match,

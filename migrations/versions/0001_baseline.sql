@@ -475,6 +475,7 @@ CREATE TABLE interrupts (
     CONSTRAINT ck_interrupts_status
         CHECK (status IN ('pending', 'resolved', 'expired', 'cancelled'))
 );
+CREATE INDEX ix_interrupts_list ON interrupts (tenant_id, created_at, id);
 CREATE INDEX ix_interrupts_run ON interrupts (tenant_id, run_id);
 CREATE INDEX ix_interrupts_pending ON interrupts (expires_at) WHERE status = 'pending';
 

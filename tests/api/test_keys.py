@@ -119,12 +119,13 @@ async def test_an_operation_accepts_the_scopes_that_it_documents(
     async with held.client(closed) as client:
         for method, path, operation in operations(await document(closed)):
             needed = operation["x-required-scope"]
+            one_of = needed if isinstance(needed, list) else [needed]
             answer = await client.request(method, path, json={})
-            if needed in permitted:
+            if permitted & set(one_of):
                 assert answer.status_code not in (401, 403), (method, path, answer.text)
             else:
                 assert problem(answer, 403)["code"] == "insufficient_scope", (method, path)
-                assert f"'{needed}'" in answer.json()["detail"]
+                assert f"'{one_of[0]}'" in answer.json()["detail"]
 
 
 async def test_a_read_key_may_post_to_listed_operations_only(refusing: Running) -> None:

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 
 from benchmarks.patterns import holds as scanned
+from bottega.conditions import MAX_TESTS, check
 from bottega.errors import InvalidInputError
 from bottega.memory.patterns.condition_circuit import ConditionCircuit
-from bottega.memory.patterns.conditions import MAX_TESTS, check, check_applicability
+from bottega.memory.patterns.conditions import check_applicability
 from bottega.memory.patterns.pattern import Applicability
 from tests.domain.patterns import CONDITIONS, FEATURES
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.patterns import applies, holds
+from bottega.conditions import check
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns.conditions import check
 from bottega.memory.patterns.pattern import (
     Applicability,
     Category,

@@ -74,6 +74,7 @@ class Stage:
             "report_id": self.report_id,
             "pattern_id": self.pattern_id,
             "file_id": self.file_id,
+            "interrupt_id": INTERRUPT,
             "session_id": SESSION,
             "key_id": str(self.victim.key_id),
             "agent": SOFTWARE.coordinator,
@@ -95,6 +96,7 @@ class Stage:
             self.report_id,
             self.pattern_id,
             self.file_id,
+            INTERRUPT,
             SESSION,
             str(self.victim.key_id),
             "nightly",
@@ -129,6 +131,7 @@ async def stage(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             again = await mine.post("/v1/runs", json=RUN, headers={"idempotency-key": "k"})
             await mine.get(f"/v1/runs/{again.json()['id']}/events", headers=SSE)
             assert (await mine.post("/v1/schedules", json=SCHEDULE)).status_code == 201
+            await server.owner.execute(ASKED, victim.tenant_id, INTERRUPT, run_id)
             tasks = (await mine.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
             done = EPISODE | {"session_id": SESSION}
             episode = (await mine.post("/v1/episodes", json=done)).json()
@@ -152,6 +155,13 @@ async def stage(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             yield Stage(server, victim, mine, theirs, intruder, *ids)
 
 
+INTERRUPT = "5b0f5b0e-3d6c-5f0e-9a53-0b8a0c2f4d11"
+ASKED = """
+    INSERT INTO interrupts (tenant_id, id, run_id, kind, call, tool, tool_call_id, arguments,
+                            question, created_at, expires_at)
+    VALUES ($1, $2, $3, 'question', 1, 'ask_user', 'c', '{}', 'nightly?', now(),
+            now() + interval '1 day')
+"""
 PROVIDER = {"name": "own", "dialect": "chat", "base_url": "https://203.0.114.1/v1"}
 SECRET = {"value": "a long secret", "hosts": ["nightly.example"]}
 SSE = {"accept": "text/event-stream"}
@@ -178,6 +188,7 @@ BODIES: dict[str, Any] = {
     "put_secret": {"value": "an own secret", "hosts": ["own.example"]},
     "create_run": {"agent": "own", "input": "x"},
     "retry_run": {"from": "start"},
+    "resolve_interrupt": {"answer": "nightly"},
     "create_schedule": {"name": "own", "cron": "0 3 * * *", "run": {"agent": "own", "input": "x"}},
     "change_schedule": {"paused": True},
     "create_session": {"id": "own"},
@@ -267,7 +278,16 @@ async def test_another_tenant_s_data_is_not_found_by_any_route(stage: Stage) -> 
     assert await fingerprint(stage.server.owner, stage.victim) == before
 
 
-IDS = ("run_id", "task_id", "key_id", "episode_id", "report_id", "pattern_id", "file_id")
+IDS = (
+    "run_id",
+    "task_id",
+    "key_id",
+    "episode_id",
+    "report_id",
+    "pattern_id",
+    "file_id",
+    "interrupt_id",
+)
 
 
 async def test_the_same_requests_work_for_the_owner(stage: Stage) -> None:

@@ -1,7 +1,7 @@
 """Runs that wait for people: without a worker and a slot, until somebody decides."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
@@ -11,34 +11,17 @@ from pydantic_core import from_json, to_json
 from bottega.db.base import DEFAULT_TENANT
 from bottega.execution.queue import sweep
 from bottega.settings import Settings
-from bottega.tools.builtin import BUILTIN
-from bottega.tools.people import AskUser
 from tests.fake_model import FakeModel, calls, gated, text
 from tests.flows.test_patience import ended, start
 from tests.service import Running, running, watch
 from tests.waiting import until
 
 ASK = calls(("ask_user", {"question": "Which one?"}))
-TOOLS = [{"type": "builtin", "name": name} for name in ("current_time", "calculator")]
-
-
-class _Always:
-    def reason(self, arguments: Mapping[str, Any]) -> str | None:
-        return "because"
-
-
-@pytest.fixture
-def tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Definitions cannot name these tools yet: ``ask_user``, and a calculator to be approved."""
-    calculator = BUILTIN["calculator"]
-
-    def approved(deps: Any) -> Any:
-        made = calculator(deps)
-        made.approval = _Always()
-        return made
-
-    monkeypatch.setitem(BUILTIN, "current_time", lambda deps: AskUser())
-    monkeypatch.setitem(BUILTIN, "calculator", approved)
+APPROVED = {"approval": "always", "approval_reason": "because"}
+TOOLS = [
+    {"type": "builtin", "name": "ask_user"},
+    {"type": "builtin", "name": "calculator", **APPROVED},
+]
 
 
 @pytest.fixture
@@ -48,7 +31,7 @@ def configured(settings: Settings, model: FakeModel) -> Settings:
 
 
 @pytest.fixture
-async def bottega(configured: Settings, database_url: str, tools: None) -> AsyncIterator[Running]:
+async def bottega(configured: Settings, database_url: str) -> AsyncIterator[Running]:
     async with running(configured, database_url, worker=True) as server:
         yield server
 
@@ -273,7 +256,7 @@ async def test_a_decision_before_the_wait_is_not_lost(bottega: Running, model: F
 
 
 async def test_another_process_goes_on(
-    configured: Settings, database_url: str, tools: None, model: FakeModel
+    configured: Settings, database_url: str, model: FakeModel
 ) -> None:
     model.script(ASK, text("done"))
     async with running(configured, database_url, worker=True) as first:

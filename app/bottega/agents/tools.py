@@ -78,7 +78,12 @@ class ToolBase(ABC):
         reason = self.approval.reason(tool_call.arguments)
         if reason is None:
             return None
-        return Interrupt(kind="approval", reason=reason, expires_s=self.expires_s)
+        return Interrupt(
+            kind="approval",
+            reason=reason,
+            schema=self.schema.parameters,
+            expires_s=self.expires_s,
+        )
 
     @abstractmethod
     def create_schema(self) -> dict[str, Any]:

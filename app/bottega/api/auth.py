@@ -49,16 +49,17 @@ class Principal:
         """Identity of the caller's key in the keyring."""
         return None if self.key_id is None else (self.tenant_id, self.key_id)
 
-    def need(self, scope: keys.Scope) -> None:
-        """Check that the caller's scopes include ``scope``.
+    def need(self, *one_of: keys.Scope) -> None:
+        """Check that the caller's scopes include one of these.
 
         Raises:
             ForbiddenError: ``insufficient_scope``.
         """
-        if not keys.includes(self.scopes, scope):
+        if not any(keys.includes(self.scopes, scope) for scope in one_of):
+            wanted = " or ".join(f"'{scope}'" for scope in one_of)
             held = ", ".join(f"'{each}'" for each in self.scopes)
             raise ForbiddenError(
-                f"this needs a key with the scope '{scope}', and this one has {held}",
+                f"this needs a key with the scope {wanted}, and this one has {held}",
                 code="insufficient_scope",
             )
 

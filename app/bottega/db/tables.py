@@ -134,6 +134,14 @@ runs = _table(
     real="timeout_s queue_timeout_s",
     time="created_at queued_at cancel_requested_at started_at deadline waiting_since ended_at",
 )
+interrupts = _table(
+    "interrupts",
+    uuid="tenant_id id run_id task_id",
+    text="agent kind status tool tool_call_id question reason",
+    number="call",
+    json="arguments schema resolved_by resolution",
+    time="created_at expires_at resolved_at",
+)
 tasks = _table(
     "tasks",
     uuid="tenant_id run_id id parent_id",

@@ -4,9 +4,8 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
-
-from pydantic import ValidationError
 
 from bottega.agents import (
     AgentFactory,
@@ -22,9 +21,10 @@ from bottega.agents.messages import AssistantMessage, HumanMessage, StandardMess
 from bottega.agents.output import answer_schema
 from bottega.agents.params import merged
 from bottega.agents.parts import Part
+from bottega.agents.people.approval import approval_of
 from bottega.agents.provider import LLMProvider
 from bottega.agents.recall import RecallEmbedder
-from bottega.agents.subagent import FreshCopies
+from bottega.agents.subagent import FreshCopies, SubAgentWrapper
 from bottega.clock import monotonic
 from bottega.definitions.graphs import to_graph
 from bottega.errors import InvalidInputError
@@ -33,8 +33,9 @@ from bottega.graph.shared_memory import Publication
 from bottega.secrets.lookup import SecretLookup
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.tools import use_async_subagents
-from bottega.tools.builtin import ToolDeps, builtin_tool
-from bottega.tools.http import HttpTool, HttpToolDefinition
+from bottega.tools.build import build_tool
+from bottega.tools.builtin import ToolDeps
+from bottega.tools.http import HttpTool
 
 MOST_AGENTS = 5000
 """Agents of compiled teams that a worker keeps."""
@@ -194,6 +195,8 @@ async def compiled(
         is_async = bool(subagents) and subagents["mode"] == "async" and with_async
         agent = factory.create(name, subagents=() if is_async else children)
         for tool in agent.registered_tools:
+            if isinstance(tool, SubAgentWrapper):
+                tool.approval = approval_of(definitions[name].get("approval"))
             _ = tool.schema  # once for all runs, with its encoding
         members.append(_Member(agent, definitions[name], children if is_async else None))
         await rest()
@@ -299,7 +302,7 @@ async def _arguments(
         "agent_name": name,
         "max_iterations": definition["max_iterations"],
         "provider": await dependencies.models_for(run, definition),
-        "tools": [_tool(run, tool, dependencies) for tool in definition["tools"]],
+        "tools": _tools(run, definition, dependencies),
         "tool_policy": [ToolRequirement(**rule) for rule in definition["tool_policy"]],
         "exit_on_success": definition["exit_on_success"],
         "agent_comment": definition["agent_comment"],
@@ -338,23 +341,15 @@ def _answering(
             yield agent
 
 
-def _tool(
+def _tools(
     run: ClaimedRun, definition: Mapping[str, Any], dependencies: AgentDependencies
-) -> ToolBase:
-    known = dependencies.secrets.redactor(run.tenant_id)
-    deps = replace(dependencies.tool_deps, tenant=run.tenant, known=known)
-    if definition["type"] == "builtin":
-        return builtin_tool(definition["name"], deps)
-    try:
-        checked = HttpToolDefinition.model_validate(definition)
-    except ValidationError as error:  # an older version stored it
-        raise InvalidInputError(
-            f"the tool '{definition['name']}' can no longer be used: "
-            f"{error.errors()[0]['msg']}; store the agent again",
-            code="tool_outdated",
-        ) from None
-    secrets = dependencies.secrets.bound(run.tenant_id, run.tenant, checked.origin)
-    return HttpTool(checked, secrets=secrets, egress=deps.egress, known=known, tenant=run.tenant)
+) -> list[ToolBase]:
+    secrets, tenant_id, tenant = dependencies.secrets, run.tenant_id, run.tenant
+    known = secrets.redactor(tenant_id)
+    deps = replace(dependencies.tool_deps, tenant=tenant, known=known)
+    bound = partial(secrets.bound, tenant_id, tenant)
+    approval = definition.get("approval")
+    return [build_tool(tool, approval, deps, bound) for tool in definition["tools"]]
 
 
 def _restore(graph: SharedMemoryGraph, session_base: Sequence[Mapping[str, Any]]) -> None:

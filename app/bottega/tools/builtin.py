@@ -17,6 +17,7 @@ from bottega.errors import InvalidInputError, UnavailableError
 from bottega.redaction import Redactor
 from bottega.tools.calculator import Number, evaluate
 from bottega.tools.egress import Egress
+from bottega.tools.people import AskUser
 from bottega.tools.replies import (
     content_type,
     excerpt,
@@ -185,6 +186,7 @@ BUILTIN: Mapping[str, Callable[[ToolDeps], ToolBase]] = {
     "calculator": calculator,
     "http_get": http_get,
     "read_shared_memory": read_shared_memory,
+    "ask_user": lambda deps: AskUser(),
 }
 
 

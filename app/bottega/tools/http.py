@@ -17,12 +17,14 @@ from pydantic import (
 )
 
 from bottega.agents.messages import ToolCall, ToolResult
+from bottega.agents.people.approval import Approval
 from bottega.agents.tools import ToolBase, error_result, success_result
 from bottega.errors import InvalidInputError, UnavailableError
 from bottega.json_schema.arguments import ArgumentSchema, argument_schema
 from bottega.json_schema.output import output_schema
 from bottega.json_schema.values import WHOLE
 from bottega.redaction import Redactor
+from bottega.tools.approvals import Approvable
 from bottega.tools.egress import Egress, Reply
 from bottega.tools.headers import carries_credentials, check_header
 from bottega.tools.replies import (
@@ -64,7 +66,7 @@ class SecretHeader(BaseModel):
     ]
 
 
-class HttpToolDefinition(BaseModel):
+class HttpToolDefinition(Approvable):
     """A tool that sends an HTTP request.
 
     Arguments replace their placeholders in the URL. Others go to the query (GET, DELETE) or, as a
@@ -233,6 +235,7 @@ class HttpTool(ToolBase):
         egress: sends the requests.
         known: redacts known secrets from answers, besides the secrets that the tool sends.
         tenant: the tenant that sends the requests.
+        approval: which calls a person must approve.
     """
 
     def __init__(
@@ -243,7 +246,10 @@ class HttpTool(ToolBase):
         egress: Egress,
         known: Redactor = Redactor(()),
         tenant: str = "",
+        approval: Approval | None = None,
     ) -> None:
+        self.approval = approval
+        self.expires_s = definition.expires_s
         self.definition = definition
         self.name = definition.name
         self.description = definition.description

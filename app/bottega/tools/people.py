@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.people.interrupts import EXPIRES_S, Interrupt
 from bottega.agents.tools import ToolBase, error_result, explain
+from bottega.errors import InvalidInputError
+from bottega.json_schema.output import output_schema
 
 
 class _Question(BaseModel):
@@ -20,6 +22,18 @@ class _Question(BaseModel):
     expires_s: float = Field(
         default=EXPIRES_S, gt=0, le=31_536_000, description="Seconds until you need no answer."
     )
+
+    @field_validator("answer_schema")
+    @classmethod
+    def _is_schema(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+        if schema is not None:
+            try:
+                patterns = output_schema(schema).patterns
+            except InvalidInputError as error:
+                raise ValueError(error.detail) from None
+            if patterns:
+                raise ValueError("a schema of an answer takes no patterns")
+        return schema
 
 
 class _PeoplesTool(ToolBase):

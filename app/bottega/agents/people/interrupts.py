@@ -20,7 +20,7 @@ class Interrupt:
 
     Attributes:
         question: for people; only of a question.
-        schema: JSON Schema of the answer.
+        schema: JSON Schema of the answer, or of an approval's arguments.
         reason: why an approval is needed.
     """
 

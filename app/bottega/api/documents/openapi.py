@@ -12,7 +12,7 @@ from pydantic.json_schema import models_json_schema
 from bottega.api.auth import is_public
 from bottega.api.documents import variants
 from bottega.api.errors import Problem, problems
-from bottega.api.shared.deps import required_scope
+from bottega.api.shared.deps import required_scopes
 from bottega.tenants.keys import Scope
 
 SCHEME = {
@@ -48,13 +48,13 @@ def document(app: FastAPI) -> dict[str, Any]:
         for operations in schema["paths"].values():
             for operation in operations.values():
                 _add_problems(operation, *_AT_THE_EDGE)
-        for path, method, scope in _protected(app):
-            _protect(schema["paths"][path][method], scope)
+        for path, method, scopes in _protected(app):
+            _protect(schema["paths"][path][method], scopes)
         app.openapi_schema = schema
     return app.openapi_schema
 
 
-def _protected(app: FastAPI) -> Iterator[tuple[str, str, Scope]]:
+def _protected(app: FastAPI) -> Iterator[tuple[str, str, tuple[Scope, ...]]]:
     """Yield path, method and required scope of every operation that is not public."""
     for context in iter_route_contexts(app.routes):
         route = context.original_route
@@ -62,12 +62,12 @@ def _protected(app: FastAPI) -> Iterator[tuple[str, str, Scope]]:
         if not isinstance(route, APIRoute) or not route.include_in_schema or is_public(path):
             continue
         for method in route.methods or ():
-            yield path, method.lower(), _scope(route, method)
+            yield path, method.lower(), _scopes(route, method)
 
 
-def _scope(route: APIRoute, method: str) -> Scope:
+def _scopes(route: APIRoute, method: str) -> tuple[Scope, ...]:
     asked = [each.call for each in _all(route.dependant) if each.call is not None]
-    found = {scope for call in asked if (scope := required_scope(call, method))}
+    found = {scopes for call in asked if (scopes := required_scopes(call, method))}
     if len(found) != 1:
         raise TypeError(
             f"{method} {route.path} must ask for one kind of tenant, see bottega.api.shared.deps"
@@ -81,9 +81,9 @@ def _all(dependant: Dependant) -> Iterator[Dependant]:
         yield from _all(each)
 
 
-def _protect(operation: dict[str, Any], scope: Scope) -> None:
+def _protect(operation: dict[str, Any], scopes: tuple[Scope, ...]) -> None:
     operation["security"] = [{"key": []}]
-    operation["x-required-scope"] = scope
+    operation["x-required-scope"] = scopes[0] if len(scopes) == 1 else list(scopes)
     _add_problems(operation, 401, 403, 422, 429, 500, 503)
 
 

@@ -20,10 +20,11 @@ from bottega.agents.endings import OnLength
 from bottega.agents.params import ToolChoiceScope
 from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
 from bottega.api.schemas.params import OutputSchemaField, Parameters, ToolName
+from bottega.api.schemas.tools import ToolDefinition
 from bottega.definitions.models import MOST_MODELS
 from bottega.json_schema.values import WHOLE
 from bottega.memory.episodes.scope import MemoryScope
-from bottega.tools.http import HttpToolDefinition
+from bottega.tools.approvals import ApprovalField
 
 TASK_TOOLS = (
     *("dispatch_subagent", "poll_subagent", "await_subagent"),
@@ -136,22 +137,12 @@ class SubAgents(Body):
         return TASK_TOOLS if self.mode == "async" else self.names
 
 
-class BuiltinTool(Body):
-    """A tool that is built into the server."""
-
-    type: Literal["builtin"]
-    name: Annotated[
-        Literal["current_time", "calculator", "http_get", "read_shared_memory"],
-        Field(description="The model sees it under this name."),
-    ]
-
-
 def _no_mcp_yet(tools: object) -> object:
     if isinstance(tools, list) and any(
         isinstance(tool, dict) and tool.get("type") == "mcp" for tool in tools
     ):
         raise PydanticCustomError(
-            "mcp_tools", "tools of type 'mcp' are not built yet: use 'builtin' or 'http'"
+            "mcp_tools", "tools of type 'mcp' are not built yet: use 'builtin', 'http' or 'client'"
         )
     return tools
 
@@ -225,10 +216,19 @@ class AgentContent(Body):
     ] = True
     subagents: SubAgents | None = None
     tools: Annotated[
-        list[Annotated[BuiltinTool | HttpToolDefinition, Field(discriminator="type")]],
+        list[ToolDefinition],
         BeforeValidator(_no_mcp_yet),
         Field(max_length=50, description="Tools of its model, besides sub-agents."),
     ] = Field(default_factory=list)
+    approval: Annotated[
+        ApprovalField | None,
+        Field(
+            description=(
+                "Calls of its tools that a person must approve first, as a tool's `approval`, "
+                "which overrides it. For HTTP tools, `http_get` and sub-agents in mode `sync`."
+            )
+        ),
+    ] = None
     recall: SemanticRecall | None = None
     tool_policy: Annotated[
         list[ToolRule],
@@ -368,4 +368,5 @@ class Agent(AgentSummary):
 
     system_message: str
     output_schema: dict[str, Any] | None = None
-    tools: list[Annotated[BuiltinTool | HttpToolDefinition, Field(discriminator="type")]]
+    approval: ApprovalField | None = None
+    tools: list[ToolDefinition]

@@ -1,7 +1,8 @@
 """Dependencies of routes: the service, the caller, and a transaction.
 
-Every route that is not public depends on ``Tenant``, ``DefineTenant``, ``ReadTenant`` or
-``AdminTenant``, which check the key's scopes. ``bottega.api.documents.openapi`` enforces this.
+Every route that is not public depends on ``Tenant``, ``DefineTenant``, ``ReadTenant``,
+``PeopleTenant`` or ``AdminTenant``, which check the key's scopes.
+``bottega.api.documents.openapi`` enforces this.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -57,6 +58,11 @@ async def _read_tenant(principal: PrincipalDep) -> UUID:
     return principal.tenant_id
 
 
+async def _people_tenant(principal: PrincipalDep) -> UUID:
+    principal.need("run", "approve")
+    return principal.tenant_id
+
+
 async def _admin_tenant(principal: PrincipalDep) -> UUID:
     principal.need("admin")
     return principal.tenant_id
@@ -68,18 +74,24 @@ DefineTenant = Annotated[UUID, Depends(_define_tenant)]
 """Tenant of the caller. GET and HEAD need the scope ``read``, other methods ``define``."""
 ReadTenant = Annotated[UUID, Depends(_read_tenant)]
 """Tenant of the caller, for a POST that only reads (scope ``read``)."""
+PeopleTenant = Annotated[UUID, Depends(_people_tenant)]
+"""Tenant of the caller, for what people decide (scope ``run`` or ``approve``)."""
 AdminTenant = Annotated[UUID, Depends(_admin_tenant)]
 """Tenant of the caller, for administration (scope ``admin``)."""
 
 
-_SCOPES: dict[Callable[..., Any], Scope] = {_read_tenant: "read", _admin_tenant: "admin"}
+_SCOPES: dict[Callable[..., Any], tuple[Scope, ...]] = {
+    _read_tenant: ("read",),
+    _people_tenant: ("run", "approve"),
+    _admin_tenant: ("admin",),
+}
 _CHANGING: dict[Callable[..., Any], Scope] = {_tenant: "run", _define_tenant: "define"}
 
 
-def required_scope(dependency: Callable[..., Any], method: str) -> Scope | None:
-    """Return the scope that a route's dependency requires, or ``None``."""
+def required_scopes(dependency: Callable[..., Any], method: str) -> tuple[Scope, ...]:
+    """Return the scopes of which a route's dependency requires one; ``()``: it requires none."""
     changing = _CHANGING.get(dependency)
-    return _SCOPES.get(dependency) if changing is None else _usual_scope(method, changing)
+    return (_usual_scope(method, changing),) if changing else _SCOPES.get(dependency, ())
 
 
 def _usual_scope(method: str, changing: Scope) -> Scope:

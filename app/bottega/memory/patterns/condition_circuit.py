@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bottega.memory.patterns.conditions import kind_of
+from bottega.conditions import kind_of
 from bottega.memory.patterns.pattern import Condition, Features
 
 Key = tuple[str | None, Any]

@@ -14,8 +14,8 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from bottega.conditions import named
 from bottega.memory.patterns.condition_circuit import ConditionCircuit
-from bottega.memory.patterns.conditions import named
 from bottega.memory.patterns.pattern import (
     Applicability,
     Category,

@@ -21,7 +21,7 @@ feature is absent, never ``None``."""
 
 Condition = Mapping[str, Any]
 """``{feature, op, value}``, or ``{all | any: [condition, …]}``, or ``{not: condition}``; see
-:mod:`bottega.memory.patterns.conditions`."""
+:mod:`bottega.conditions`."""
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 

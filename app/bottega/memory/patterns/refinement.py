@@ -12,9 +12,9 @@ from re import findall
 from typing import Any
 from uuid import UUID
 
+from bottega.conditions import MAX_NUMBER, check, kind_of
 from bottega.errors import InvalidInputError
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns.conditions import MAX_NUMBER, check, kind_of
 from bottega.memory.patterns.pattern import (
     Applicability,
     Condition,

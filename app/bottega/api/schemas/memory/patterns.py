@@ -8,8 +8,8 @@ from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import Body
 from bottega.api.schemas.memory.episodes import Moment, Object
+from bottega.conditions import MAX_DEPTH, MAX_LIST, MAX_TESTS, MAX_TEXT
 from bottega.json_schema.values import WHOLE
-from bottega.memory.patterns.conditions import MAX_DEPTH, MAX_LIST, MAX_TESTS, MAX_TEXT
 
 CategoryName = Literal[
     "strategic",

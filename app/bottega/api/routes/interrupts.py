@@ -1,0 +1,95 @@
+"""Routes of interrupts: tool calls that wait for people."""
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import Field
+
+from bottega.agents.people.interrupts import Kind
+from bottega.api.errors import headers, problems
+from bottega.api.schemas.base import Page, PlaceInTime
+from bottega.api.schemas.interrupts import InterruptItem, InterruptStatus, NewDecision
+from bottega.api.shared.deps import PeopleTenant, PrincipalDep, Tenant, Transaction
+from bottega.api.shared.pages import LINK, PageQuery
+from bottega.runs import interrupts
+from bottega.tenants import keys
+
+router = APIRouter(prefix="/v1/interrupts", tags=["runs"])
+
+InterruptId = Annotated[UUID, Path(description="The interrupt's id.")]
+
+
+class InterruptQuery(PageQuery):
+    """Query parameters of the list of interrupts."""
+
+    status: InterruptStatus | None = None
+    kind: Kind | None = None
+    run_id: UUID | None = None
+    session_id: Annotated[str | None, Field(max_length=128)] = None
+
+
+@router.get(
+    "",
+    operation_id="list_interrupts",
+    summary="List tool calls that wait for people, by age",
+    response_model=Page[InterruptItem],
+    responses={**problems(), 200: headers(Link=LINK)},
+)
+async def list_(
+    tx: Transaction,
+    tenant: Tenant,
+    query: Annotated[InterruptQuery, Query()],
+    request: Request,
+    response: Response,
+) -> Any:
+    found = await interrupts.page(
+        tx,
+        tenant,
+        query.model_dump(include={"status", "kind", "run_id", "session_id"}),
+        after=query.place(tuple[PlaceInTime, UUID]),
+        descending=query.descending,
+        limit=query.limit,
+    )
+    return query.page(request, response, found, lambda item: [item["created_at"], item["id"]])
+
+
+@router.get(
+    "/{interrupt_id}",
+    operation_id="get_interrupt",
+    summary="Read a tool call that waits for people",
+    response_model=InterruptItem,
+    responses=problems(404),
+)
+async def get(tx: Transaction, tenant: Tenant, interrupt_id: InterruptId) -> Any:
+    return await interrupts.get(tx, tenant, interrupt_id)
+
+
+@router.post(
+    "/{interrupt_id}/resolve",
+    operation_id="resolve_interrupt",
+    summary="Decide on a tool call that waits",
+    description=(
+        "An approval takes `decision`, with `arguments` or a `comment`, and needs the scope "
+        "`approve`; a question takes `answer`, a client's tool `result` or `error`, and both need "
+        "`run` or `approve`. The run goes on once all calls of one model message are decided on. "
+        "409 `resolved`, `expired` or `cancelled`: it is too late."
+    ),
+    response_model=InterruptItem,
+    responses=problems(400, 404, 409, 413, 415),
+)
+async def resolve(
+    tx: Transaction,
+    tenant: PeopleTenant,
+    principal: PrincipalDep,
+    interrupt_id: InterruptId,
+    body: NewDecision,
+) -> Any:
+    interrupt = await interrupts.get(tx, tenant, interrupt_id)
+    if interrupt["kind"] == "approval":
+        principal.need("approve")
+    by: dict[str, Any] = {"key_id": None, "name": principal.actor}
+    if principal.key_id is not None:
+        key = await keys.get(tx, tenant, principal.key_id)
+        by = {"key_id": key["id"], "name": key["name"]}
+    return await interrupts.resolve(tx, interrupt, body.said, by=by, actor=principal.actor)

@@ -1,0 +1,151 @@
+"""Clients' operations on interrupts: tool calls that wait for people."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import to_json
+from sqlalchemy import and_, select, text, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.db.pages import PageItems, fetch_page
+from bottega.db.tables import interrupts, runs
+from bottega.errors import ConflictError, InvalidInputError, NotFoundError
+from bottega.json_schema.arguments import argument_schema
+from bottega.json_schema.output import output_schema
+from bottega.tenants import audit
+
+Place = tuple[datetime, UUID]
+"""Time and id of an interrupt, by which they are listed."""
+
+_RESOLVE = text(
+    "SELECT resolve_interrupt(:tenant, :id, 'resolved', CAST(:said AS jsonb), CAST(:by AS jsonb))"
+    " ->> 'refused'"
+)
+_FIELDS = {
+    "approval": frozenset(("decision", "arguments", "comment")),
+    "question": frozenset(("answer",)),
+    "client_tool": frozenset(("result", "error")),
+}
+_now = interrupts.c
+_SHOWN = select(interrupts, runs.c.session_id).join(
+    runs, and_(runs.c.tenant_id == _now.tenant_id, runs.c.id == _now.run_id)
+)
+
+
+async def page(
+    tx: AsyncConnection,
+    tenant_id: UUID,
+    filters: Mapping[str, Any],
+    *,
+    after: Place | None,
+    descending: bool,
+    limit: int,
+) -> PageItems[dict[str, Any]]:
+    """List a page of interrupts by time; ``filters`` are values by column, ``None``: any."""
+    query = _SHOWN.where(_now.tenant_id == tenant_id)
+    for name, wanted in filters.items():
+        if wanted is not None:
+            column = runs.c.session_id if name == "session_id" else _now[name]
+            query = query.where(column == wanted)
+    place = tuple_(_now.created_at, _now.id)
+    if after is not None:
+        there = tuple_(*after)
+        query = query.where(place < there if descending else place > there)
+    order = [each.desc() if descending else each for each in (_now.created_at, _now.id)]
+    return await fetch_page(tx, query.order_by(*order), limit)
+
+
+async def get(tx: AsyncConnection, tenant_id: UUID, interrupt_id: UUID) -> dict[str, Any]:
+    """Return an interrupt.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+    """
+    query = _SHOWN.where(_now.tenant_id == tenant_id, _now.id == interrupt_id)
+    row = (await tx.execute(query)).mappings().one_or_none()
+    if row is None:
+        raise NotFoundError(f"there is no interrupt {interrupt_id}")
+    return dict(row)
+
+
+async def resolve(
+    tx: AsyncConnection,
+    interrupt: Mapping[str, Any],
+    said: Mapping[str, Any],
+    *,
+    by: Mapping[str, Any],
+    actor: str,
+) -> dict[str, Any]:
+    """Store what people decided, and let the run go on; return the interrupt.
+
+    Args:
+        said: see :class:`bottega.agents.people.interrupts.Resolution`.
+        by: ``key_id`` and ``name`` of the key.
+
+    Raises:
+        InvalidInputError: it is no decision on an interrupt of this kind, or invalid.
+        ConflictError: ``resolved``, ``expired`` or ``cancelled``: it is too late.
+    """
+    if interrupt["status"] != "pending":
+        raise _too_late(interrupt["status"])
+    await _check(interrupt, said)
+    tenant_id, interrupt_id = interrupt["tenant_id"], interrupt["id"]
+    values = {"tenant": tenant_id, "id": interrupt_id}
+    values |= {"said": to_json(said).decode(), "by": to_json(by).decode()}
+    if refused := await tx.scalar(_RESOLVE, values):
+        raise _too_late(refused)
+    details = {"kind": interrupt["kind"], "tool": interrupt["tool"]}
+    if "decision" in said:
+        details["decision"] = said["decision"]
+    await audit.note(tx, tenant_id, actor, "interrupt.resolve", str(interrupt_id), details)
+    return await get(tx, tenant_id, interrupt_id)
+
+
+def _too_late(status: str) -> ConflictError:
+    return ConflictError(f"the interrupt is {status}: its run goes on without you", code=status)
+
+
+async def _check(interrupt: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+    """Check that a decision is of the interrupt's kind, and fits its schema."""
+    kind, schema = interrupt["kind"], interrupt["schema"]
+    if other := sorted(set(said) - _FIELDS[kind]):
+        expected = ", ".join(sorted(_FIELDS[kind]))
+        raise InvalidInputError(
+            f"an interrupt of the kind '{kind}' takes: {expected}", pointer=f"/{other[0]}"
+        )
+    if kind == "approval":
+        await _check_approval(schema, said)
+    elif kind == "question":
+        await _check_answer(schema, said)
+    elif len(said) != 1:
+        raise InvalidInputError("send either 'result' or 'error'")
+
+
+async def _check_approval(schema: Any, said: Mapping[str, Any]) -> None:
+    if "decision" not in said:
+        raise InvalidInputError("the decision is missing", pointer="/decision")
+    if "arguments" not in said:
+        return
+    if said["decision"] == "deny":
+        raise InvalidInputError("a denied call takes no arguments", pointer="/arguments")
+    try:
+        check = argument_schema(json.dumps(schema)).check
+        await asyncio.to_thread(check, said["arguments"])
+    except InvalidInputError as error:
+        raise InvalidInputError(error.detail, pointer="/arguments") from None
+
+
+async def _check_answer(schema: Any, said: Mapping[str, Any]) -> None:
+    if "answer" not in said:
+        raise InvalidInputError("the answer is missing", pointer="/answer")
+    if schema is None:
+        return
+    problems = await asyncio.to_thread(partial(output_schema(schema).problems, said["answer"]))
+    if problems:
+        first = problems[0]
+        raise InvalidInputError(first.message, pointer=f"/answer{first.pointer}")

@@ -1,0 +1,57 @@
+"""Construction of tools from an agent's definition."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from bottega.agents.tools import ToolBase
+from bottega.errors import InvalidInputError
+from bottega.tools.approvals import Approvable
+from bottega.tools.builtin import ToolDeps, builtin_tool
+from bottega.tools.http import HttpTool, HttpToolDefinition, Secrets
+from bottega.tools.people import ClientTool
+
+
+def build_tool(
+    definition: Mapping[str, Any],
+    approval: Any,
+    deps: ToolDeps,
+    secrets_for: Callable[[str], Secrets],
+) -> ToolBase:
+    """Make a tool.
+
+    Args:
+        approval: its agent's rule, as JSON.
+        secrets_for: returns the secrets for a server, by its origin.
+
+    Raises:
+        InvalidInputError: ``tool_outdated``, ``unknown_tool``.
+    """
+    name: str = definition["name"]
+    if definition["type"] == "client":
+        about = definition["description"], definition["parameters"], definition["expires_s"]
+        return ClientTool(name, *about)
+    if definition["type"] == "builtin":
+        tool = builtin_tool(name, deps)
+        fields = {each: definition[each] for each in Approvable.model_fields if each in definition}
+        rule = Approvable.model_validate(fields)
+        tool.approval = rule.rule(approval if name == "http_get" else None)
+        tool.expires_s = rule.expires_s
+        return tool
+    try:
+        checked = HttpToolDefinition.model_validate(definition)
+    except ValidationError as error:  # an older version stored it
+        raise InvalidInputError(
+            f"the tool '{name}' can no longer be used: "
+            f"{error.errors()[0]['msg']}; store the agent again",
+            code="tool_outdated",
+        ) from None
+    return HttpTool(
+        checked,
+        secrets=secrets_for(checked.origin),
+        egress=deps.egress,
+        known=deps.known,
+        tenant=deps.tenant,
+        approval=checked.rule(approval),
+    )

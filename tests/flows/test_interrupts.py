@@ -1,0 +1,146 @@
+"""People decide over HTTP: approvals, questions, and tools that the client executes."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from bottega.settings import Settings
+from tests.fake_model import FakeModel, calls, text
+from tests.flows.test_patience import ended, start
+from tests.service import Running, running
+from tests.tenants import holder
+from tests.waiting import until
+
+WHEN = {"when": {"feature": "arguments.expression", "op": "contains", "value": "9"}}
+CALCULATOR = {"type": "builtin", "name": "calculator", "approval": WHEN}
+ASK = {"type": "builtin", "name": "ask_user"}
+CLIENT = {"type": "client", "name": "locate", "description": "Says where the user is."}
+COLOUR = {"type": "string", "enum": ["red", "blue"]}
+
+
+@pytest.fixture
+def configured(settings: Settings, model: FakeModel) -> Settings:
+    return settings.model_copy(update={"openai_base_url": model.base_url})
+
+
+@pytest.fixture
+async def bottega(configured: Settings, database_url: str) -> AsyncIterator[Running]:
+    async with running(configured, database_url, worker=True) as server:
+        yield server
+
+
+async def pending(client: httpx2.AsyncClient, run_id: str, count: int = 1) -> list[Any]:
+    """Wait until so many calls of a run wait for people."""
+
+    async def items() -> list[Any]:
+        query = {"status": "pending", "run_id": run_id}
+        found: list[Any] = (await client.get("/v1/interrupts", params=query)).json()["items"]
+        return found
+
+    return await until(items, lambda seen: len(seen) == count)
+
+
+async def decide(client: httpx2.AsyncClient, interrupt: Any, **body: Any) -> tuple[int, Any]:
+    answer = await client.post(f"/v1/interrupts/{interrupt['id']}/resolve", json=body)
+    return answer.status_code, answer.json()
+
+
+async def test_people_decide_on_calls_and_the_run_goes_on(
+    bottega: Running, model: FakeModel
+) -> None:
+    asked = calls(
+        ("calculator", {"expression": "1+1"}),
+        ("calculator", {"expression": "9+9"}),
+        ("ask_user", {"question": "Which colour?", "schema": COLOUR}),
+        ("locate", {}),
+    )
+    model.script(asked, text("done"))
+    run_id = await start(bottega, tools=[CALCULATOR, ASK, CLIENT])
+    client = bottega.client
+    items = await pending(client, run_id, 3)
+    found = {each["kind"]: each for each in items}
+    approval, question, locate = (found[kind] for kind in ("approval", "question", "client_tool"))
+    assert approval["arguments"] == {"expression": "9+9"}
+    assert "contains" in approval["reason"]
+    assert (question["question"], question["schema"]) == ("Which colour?", COLOUR)
+    for interrupt, body, pointer in (
+        (approval, {"answer": "yes"}, "/answer"),
+        (approval, {}, "/decision"),
+        (approval, {"decision": "approve", "arguments": {"x": 1}}, "/arguments"),
+        (approval, {"decision": "deny", "arguments": {}}, "/arguments"),
+        (question, {"decision": "approve"}, "/decision"),
+        (question, {"answer": "green"}, "/answer"),
+        (locate, {"result": 1, "error": "x"}, None),
+    ):
+        status, problem = await decide(client, interrupt, **body)
+        assert status == 422, problem
+        assert pointer is None or problem["errors"][0]["pointer"] == pointer
+    edited = {"decision": "approve", "arguments": {"expression": "20+1"}}
+    status, resolved = await decide(client, approval, **edited)
+    assert (status, resolved["status"], resolved["resolution"]) == (200, "resolved", edited)
+    assert resolved["resolved_by"] == {"key_id": None, "name": "local"}
+    status, problem = await decide(client, approval, decision="deny")
+    assert (status, problem["code"]) == (409, "resolved")
+    assert (await decide(client, question, answer="red"))[0] == 200
+    assert (await decide(client, locate, result={"city": "Rome"}))[0] == 200
+    run = await ended(bottega, run_id)
+    assert (run["status"], run["output"]) == ("completed", "done")
+    told = [each["content"] for each in model.requests[-1]["messages"] if each["role"] == "tool"]
+    assert "2" in told[0]
+    assert told[1].startswith("(arguments edited by a person)")
+    assert "21" in told[1]
+    assert "red" in told[2]
+    assert "Rome" in told[3]
+    noted = (await client.get("/v1/audit?action=interrupt.resolve")).json()["items"]
+    assert [entry["target"] for entry in noted] == [approval["id"], question["id"], locate["id"]]
+
+
+async def test_approvals_need_a_key_that_may_approve(
+    bottega: Running, model: FakeModel, database_url: str
+) -> None:
+    model.script(calls(("calculator", {"expression": "9"})), text("done"))
+    run_id = await start(bottega, tools=[CALCULATOR])
+    (interrupt,) = await pending(bottega.client, run_id)
+    runner = await holder(database_url, "default", "run")
+    approver = await holder(database_url, "default", "approve")
+    foreign = await holder(database_url, "umbrella")
+    async with runner.client(bottega) as client:
+        status, problem = await decide(client, interrupt, decision="approve")
+        assert (status, problem["code"]) == (403, "insufficient_scope")
+        assert "'approve'" in problem["detail"]
+    async with foreign.client(bottega) as client:
+        assert (await client.get("/v1/interrupts")).json()["items"] == []
+        assert (await decide(client, interrupt, decision="approve"))[0] == 404
+    async with approver.client(bottega) as client:
+        status, resolved = await decide(client, interrupt, decision="deny", comment="too dear")
+    assert status == 200
+    assert resolved["resolved_by"] == {"key_id": str(approver.key_id), "name": "a test's"}
+    await until(lambda: len(model.requests) == 2)
+    assert "too dear" in model.requests[-1]["messages"][-1]["content"]
+
+
+async def test_a_cancelled_run_s_call_cannot_be_decided_on(
+    bottega: Running, model: FakeModel
+) -> None:
+    model.script(calls(("ask_user", {"question": "Sure?"})))
+    run_id = await start(bottega, tools=[ASK])
+    (interrupt,) = await pending(bottega.client, run_id)
+    await bottega.client.post(f"/v1/runs/{run_id}/cancel")
+    assert (await ended(bottega, run_id))["status"] == "cancelled"
+    status, problem = await decide(bottega.client, interrupt, answer="yes")
+    assert (status, problem["code"]) == (409, "cancelled")
+
+
+async def test_a_bad_rule_is_refused(bottega: Running) -> None:
+    for tool, pointer in (
+        (CALCULATOR | {"approval": "maybe"}, "/tools/0/approval"),
+        (CALCULATOR | {"approval": {"when": {}}}, "/tools/0/approval"),
+        (CALCULATOR | {"expires_s": 0}, "/tools/0/expires_s"),
+        (CLIENT | {"parameters": {"type": "string"}}, "/tools/0/parameters"),
+    ):
+        body = {"name": "a", "system_message": "x", "tools": [tool]}
+        answer = await bottega.client.post("/v1/agents", json=body)
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["pointer"] == pointer
