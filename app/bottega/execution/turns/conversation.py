@@ -16,6 +16,7 @@ from pydantic_core import from_json
 from bottega.agents import BaseAgent
 from bottega.agents.messages import HumanMessage, StandardMessage, SystemMessage
 from bottega.agents.tokens import estimated_tokens
+from bottega.db.engine import acting_as
 from bottega.events.types import RunStatus
 from bottega.execution.build_agents import query_of
 from bottega.execution.claim import ClaimedRun
@@ -148,7 +149,8 @@ async def _lines(
             asked.append((row["run_id"], seq))
     if asked:
         keys = [run_id for run_id, _ in asked], [seq for _, seq in asked]
-        rows = await pool.fetch(_ANSWERS, run.tenant_id, *keys)
+        async with acting_as(pool, run.tenant_id) as connection:
+            rows = await connection.fetch(_ANSWERS, run.tenant_id, *keys)
         answers = {(row["run_id"], row["seq"]): row["output"] for row in rows}
         for run_id, lines in found.items():
             found[run_id] = [_with_answer(line, run_id, answers) for line in lines]
