@@ -173,11 +173,37 @@ async def test_fields_are_merged_at_every_depth() -> None:
 
 
 def test_both_spellings_of_a_reserved_field_are_reserved() -> None:
-    assert reserved_in("gemini", ["system_instruction", "cached_content", "labels"]) == [
+    given = {"system_instruction": "", "cached_content": "", "labels": {}}
+    assert reserved_in("gemini", given) == [
         "cached_content",
         "system_instruction",
     ]
-    assert reserved_in("chat", ["n", "user"]) == ["n"]
+    assert reserved_in("chat", {"n": 2, "user": "u"}) == ["n"]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "extra", "field"),
+    [
+        ("chat", {"max_tokens": 9}, "max_tokens"),
+        ("chat", {"max_completion_tokens": 9}, "max_completion_tokens"),
+        ("responses", {"max_output_tokens": 9}, "max_output_tokens"),
+        ("anthropic", {"max_tokens": 9}, "max_tokens"),
+        (
+            "gemini",
+            {"generationConfig": {"maxOutputTokens": 9, "topK": 3}},
+            "generationConfig.maxOutputTokens",
+        ),
+        (
+            "gemini",
+            {"generation_config": {"max_output_tokens": 9}},
+            "generation_config.max_output_tokens",
+        ),
+    ],
+)
+def test_a_request_cannot_replace_the_limit_of_a_budget(
+    dialect: Any, extra: dict[str, Any], field: str
+) -> None:
+    assert reserved_in(dialect, extra) == [field]
 
 
 @pytest.mark.parametrize("form", ["native", "tool", "prompt"])

@@ -1,6 +1,7 @@
 """The parameters of a model call that each dialect has. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bottega.llm.server import DialectName
 
@@ -38,7 +39,12 @@ _ANTHROPIC_SAMPLES = "2023-06-01"
 VERSION_HEADER = "anthropic-version"
 
 RESERVED: Mapping[DialectName, frozenset[str]] = {
-    "chat": frozenset({"model", "messages", "tools", "stream", "stream_options", "n"}),
+    "chat": frozenset(
+        {
+            *("model", "messages", "tools", "stream", "stream_options", "n"),
+            *("max_tokens", "max_completion_tokens"),
+        }
+    ),
     "responses": frozenset(
         {
             "model",
@@ -46,22 +52,36 @@ RESERVED: Mapping[DialectName, frozenset[str]] = {
             "tools",
             "stream",
             "store",
+            "max_output_tokens",
             # These would make the server keep the conversation.
             "background",
             "conversation",
             "previous_response_id",
         }
     ),
-    "anthropic": frozenset({"model", "messages", "system", "tools", "stream", "container"}),
+    "anthropic": frozenset(
+        {"model", "messages", "system", "tools", "stream", "container", "max_tokens"}
+    ),
     "gemini": frozenset(
         {
             *("model", "contents", "tools"),
             # The API takes both spellings.
             *("systemInstruction", "system_instruction", "cachedContent", "cached_content"),
+            *(
+                f"{config}.{name}"
+                for config in ("generationConfig", "generation_config")
+                for name in (
+                    *("maxOutputTokens", "max_output_tokens"),
+                    *("candidateCount", "candidate_count"),
+                )
+            ),
         }
     ),
 }
-"""Fields of ``extra_body`` that the provider sets itself, or that contradict it."""
+"""Fields of ``extra_body`` that the provider sets itself, or that contradict it.
+
+A dot stands before the name of a field in an object.
+"""
 
 
 def supported(dialect: DialectName, headers: Mapping[str, str] | None = None) -> frozenset[str]:
@@ -78,6 +98,15 @@ def supported(dialect: DialectName, headers: Mapping[str, str] | None = None) ->
     return SUPPORTED[dialect]
 
 
-def reserved_in(dialect: DialectName, extra_body: Iterable[str]) -> list[str]:
+def reserved_in(dialect: DialectName, extra_body: Mapping[str, Any]) -> list[str]:
     """Return the fields of an ``extra_body`` that it must not set, in order."""
-    return sorted(RESERVED[dialect].intersection(extra_body))
+    return sorted(name for name in RESERVED[dialect] if _has(extra_body, name.split(".")))
+
+
+def _has(found: Any, path: Sequence[str]) -> bool:
+    """Return whether there is a field at a path into nested objects."""
+    for name in path:
+        if not isinstance(found, Mapping) or name not in found:
+            return False
+        found = found[name]
+    return True

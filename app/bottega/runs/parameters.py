@@ -47,11 +47,11 @@ def refuse_unsupported(
                 code="unsupported_param",
                 pointer=f"{place}/{lacking[0]}",
             )
-        if reserved := reserved_in(dialect, given.get("extra_body") or ()):
+        if reserved := reserved_in(dialect, given.get("extra_body") or {}):
             raise InvalidInputError(
                 f"extra_body must not set '{reserved[0]}', which the run sets itself",
                 code="reserved_field",
-                pointer=f"{place}/extra_body/{reserved[0]}",
+                pointer=f"{place}/extra_body/{reserved[0].replace('.', '/')}",
             )
 
 
