@@ -6,38 +6,15 @@ along the graph.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from bottega.agents import AgentUsage, AssistantResponse, BaseAgent, Query, SharedMemoryGraph
 from bottega.agents.history import QueryInput
 from bottega.agents.query import next_query
 from bottega.events.types import RunStatus
+from bottega.execution.journal import End
 from bottega.execution.recorder import JournalRecorder
 from bottega.execution.task_rows import CANCELLED
-
-
-@dataclass(frozen=True, slots=True)
-class DagOutcome:
-    """The end of a DAG.
-
-    Attributes:
-        output: text of the only sink, or texts by sink. After a failure: the texts of all agents
-            that finished, and partial texts of those that failed.
-        output_json: the answer of the only sink, parsed, or those by sink; ``None``: no sink has a
-            schema.
-        error: which agents failed, and which were skipped because of that.
-        stop_reason: of the first failed agent, in the order of the graph. If the DAG is completed:
-            ``max_iterations`` if a sink ran out of iterations.
-    """
-
-    status: RunStatus
-    output: str | dict[str, str]
-    usage: AgentUsage
-    error: dict[str, str] | None = None
-    stop_reason: str | None = None
-    output_json: Any = None
 
 
 async def run_dag(
@@ -45,8 +22,8 @@ async def run_dag(
     agents: Mapping[str, BaseAgent],
     question: QueryInput,
     recorder: JournalRecorder,
-) -> DagOutcome:
-    """Run every agent of the graph, in parallel where the graph allows.
+) -> End:
+    """Run every agent of the graph, in parallel where the graph allows; return the run's end.
 
     Raises:
         Exception: from a query (the recorder's, a hook's bug); all agents under way are cancelled
@@ -76,7 +53,7 @@ async def run_dag(
                 asked[name].add_done_callback(lambda _: recorder.looks_if_it_waits())
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None  # the one that stopped the others
-    return outcome(graph, {name: task.result() for name, task in asked.items()})
+    return end_of_all(graph, {name: task.result() for name, task in asked.items()})
 
 
 async def _ask(
@@ -100,8 +77,13 @@ async def _ask(
     )
 
 
-def outcome(graph: SharedMemoryGraph, responses: Mapping[str, AssistantResponse]) -> DagOutcome:
-    """Return the run's end, derived from the agents' responses. Pure."""
+def end_of_all(graph: SharedMemoryGraph, responses: Mapping[str, AssistantResponse]) -> End:
+    """Return the run's end, derived from the agents' responses. Pure.
+
+    Its output is the text of the only sink, or texts by sink; after a failure the texts of all
+    agents that finished, and partial texts of those that failed. ``error`` says which failed, and
+    ``stop_reason`` is of the first of them in the order of the graph.
+    """
     usage = sum((response.usage for response in responses.values()), AgentUsage())
     sinks = [name for name in graph.get_topological_order() if not graph.successors(name)]
     # A sink's answer at its iteration limit counts as output, since no agent depends on it.
@@ -111,14 +93,20 @@ def outcome(graph: SharedMemoryGraph, responses: Mapping[str, AssistantResponse]
     if failed := {name: a for name, a in responses.items() if name not in good}:
         first = next(name for name in graph.get_topological_order() if name in failed)
         reason = failed[first].stop_reason
-        return DagOutcome(RunStatus.FAILED, texts, usage, _explain(failed), reason)
+        return End(
+            RunStatus.FAILED,
+            output=texts,
+            error=_explain(failed),
+            usage=usage,
+            stop_reason=reason,
+        )
     output = texts[sinks[0]] if len(sinks) == 1 else {name: texts[name] for name in sinks}
     ended = responses[reached[0]].stop_reason if reached else None
     parsed = {name: found for name in sinks if (found := responses[name].output_json) is not None}
-    return DagOutcome(
+    return End(
         RunStatus.COMPLETED,
-        output,
-        usage,
+        output=output,
+        usage=usage,
         stop_reason=ended,
         output_json=parsed.get(sinks[0]) if len(sinks) == 1 else parsed or None,
     )

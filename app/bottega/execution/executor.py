@@ -326,15 +326,7 @@ class Executor:
         if run.mode == "dag" and team.graph is not None:
             if conversation is not None:
                 conversation.begin(team.agents)
-            dag = await run_dag(team.graph, team.agents, question, recorder)
-            end = End(
-                dag.status,
-                output=dag.output,
-                output_json=dag.output_json,
-                error=dag.error,
-                usage=dag.usage,
-                stop_reason=dag.stop_reason,
-            )
+            end = await run_dag(team.graph, team.agents, question, recorder)
         else:
             (agent,) = team.agents.values()
             if run.memory != "off":
