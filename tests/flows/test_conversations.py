@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import pytest
 
+from bottega.runs.working_memory import question_of
 from tests.fake_model import FakeModel, calls, gated, http_error, text
 from tests.service import Running
 from tests.team import define_graph
@@ -246,3 +247,26 @@ async def test_sessions_are_resources(bottega: Running) -> None:
     other = {"agent": "clerk", "input": "x", "session_id": name, "user": "bob"}
     await define(bottega)
     assert (await client.post("/v1/runs", json=other)).json()["code"] == "session_user"
+
+
+async def test_input_of_several_turns_comes_after_those_of_the_session(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega)
+    model.script(*map(text, "abc"))
+    await ask(bottega, "one")
+    turns = [("user", "two"), ("assistant", "2"), ("user", "three")]
+    given = [{"role": role, "content": content} for role, content in turns]
+    await ask(bottega, given)
+    before = [("user", "one"), ("assistant", "a")]
+    assert said(model.requests[-1]) == [*before, *turns]
+    assert question_of(given) == "three"
+    await ask(bottega, "four")
+    told = [*before, *turns, ("assistant", "b"), ("user", "four")]
+    assert said(model.requests[-1]) == told
+    listed = await messages(bottega)
+    assert [(m["role"], m["content"]) for m in listed] == [*told, ("assistant", "c")]
+    body = {"agent": "clerk", "input": given[:1] + given[:2]}
+    refused = await bottega.client.post("/v1/runs", json=body)
+    assert refused.status_code == 422
+    assert "end with one" in refused.json()["detail"]

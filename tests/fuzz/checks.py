@@ -48,7 +48,7 @@ DETAILS = {
     r"give the version to change": "in the body or in a header",
     r"patterns? .*(can be merged|is deprecated|is replaced)": "states and categories of others",
     r"without input, output and trace": "no keyword bounds the bytes of several fields",
-    r"exactly one message must have the role": "a count of members with a value",
+    r"turns must end with one of the role": "the value of a list's last member",
     r"is not a type of event": "a list with commas in a query parameter",
     r"a cron expression|this cron expression": "cron's grammar is no pattern",
     r"/hosts/\d+: must be a host": "what is a host is more than a pattern can say",

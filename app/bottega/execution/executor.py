@@ -35,6 +35,7 @@ from bottega.execution.replay import fold
 from bottega.execution.retrieval import MemorySources
 from bottega.execution.step_writer import StepWriter
 from bottega.execution.turns.conversation import conversation_of
+from bottega.execution.turns.messages import split_turns
 from bottega.execution.waiting.interrupts import take_decisions
 from bottega.execution.waiting.loops import Wait
 from bottega.files.run_files import RunFiles
@@ -322,10 +323,12 @@ class Executor:
         for code, message in team.warnings:
             recorder.journal.add(EventType.WARNING, warning(code, message))
         conversation = await conversation_of(self.pool, run, self.prompt_tokens // 2)
-        question = query_of(run.input)
+        given, question = split_turns(query_of(run.input))
         if run.mode == "dag" and team.graph is not None:
             if conversation is not None:
                 conversation.begin(team.agents)
+            for member in team.agents.values():
+                member.conversation_history += given
             end = await run_dag(team.graph, team.agents, question, recorder)
         else:
             (agent,) = team.agents.values()
@@ -334,6 +337,7 @@ class Executor:
             if conversation is not None:
                 agent.memory = agent.memory or RunMemory(limit=self.prompt_tokens)
                 conversation.begin({run.first: agent})
+            agent.conversation_history += given
             response = await agent.execute_query_async(question, recorder=recorder)
             end = end_of(response, recorder.answer_seq)
         return end if conversation is None else conversation.ended(end, team.agents, run)

@@ -214,7 +214,7 @@ def question_of(asked: str | Sequence[Mapping[str, Any]]) -> str:
     """Return the text of the user's question in a run's input."""
     if isinstance(asked, str):
         return asked
-    return content_text(next(each["content"] for each in asked if each["role"] == "user"))
+    return content_text([each["content"] for each in asked if each["role"] == "user"][-1])
 
 
 async def working_memory(

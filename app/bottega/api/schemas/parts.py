@@ -143,23 +143,22 @@ class ShownMessage(Answer):
 
 
 _MAX_MESSAGES = 500
-_ONE_QUESTION: dict[str, JsonValue] = {
+_QUESTION: dict[str, JsonValue] = {
     "maxItems": _MAX_MESSAGES,
     "contains": {"properties": {"role": {"const": "user"}}},
     "minContains": 1,
-    "maxContains": 1,
 }
 
 
-def _one_question(value: list[InputMessage]) -> list[InputMessage]:
+def _asks(value: list[InputMessage]) -> list[InputMessage]:
     if len(value) > _MAX_MESSAGES:
         raise PydanticCustomError("too_long", f"at most {_MAX_MESSAGES} messages")
     users = sum(message.role == "user" for message in value)
-    if users != 1:
+    if users == 0:
+        raise PydanticCustomError("user_message", "one message must have the role 'user'")
+    if users > 1 and value[-1].role != "user":
         raise PydanticCustomError(
-            "one_user_message",
-            "exactly one message must have the role 'user', found {users}",
-            {"users": users},
+            "last_user_message", "messages of several turns must end with one of the role 'user'"
         )
     return value
 
@@ -168,8 +167,8 @@ RunInput = Annotated[
     Annotated[Text, Tag("text")]
     | Annotated[
         list[InputMessage],
-        AfterValidator(_one_question),
-        Field(json_schema_extra=_ONE_QUESTION),
+        AfterValidator(_asks),
+        Field(json_schema_extra=_QUESTION),
         Tag("list"),
     ],
     Discriminator(lambda value: "list" if isinstance(value, list) else "text"),

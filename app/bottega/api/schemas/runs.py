@@ -99,7 +99,13 @@ class NewRun(Body):
     ] = "queue"
     input: Annotated[
         RunInput,
-        Field(description="The question, or messages of which exactly one has the role `user`."),
+        Field(
+            description=(
+                "The question, or messages of which one has the role `user`. With several of that "
+                "role the last message is the question, and those before it are turns that come "
+                "after the session's own."
+            )
+        ),
     ]
     priority: Annotated[int, Field(ge=1, le=10, description="1 goes first."), WHOLE] = 5
     timeout_s: Annotated[

@@ -308,8 +308,9 @@ CREATE OR REPLACE FUNCTION unclaimed_episode(r runs) RETURNS jsonb LANGUAGE sql 
                 WHEN jsonb_path_exists(r.input, '$[*].content[*].type') THEN to_jsonb(q.text)
                 ELSE r.input END) ELSE '{}' END)
     FROM (SELECT CASE jsonb_typeof(r.input) WHEN 'string' THEN r.input #>> '{}' ELSE (
-              SELECT content_text(m -> 'content') FROM jsonb_array_elements(r.input) AS m
-              WHERE m ->> 'role' = 'user' LIMIT 1) END AS text, (
+              SELECT content_text(m -> 'content')
+              FROM jsonb_array_elements(r.input) WITH ORDINALITY AS a(m, n)
+              WHERE m ->> 'role' = 'user' ORDER BY n DESC LIMIT 1) END AS text, (
               SELECT v.definition -> 'metadata' FROM agent_versions v
               WHERE v.tenant_id = r.tenant_id AND v.name = r.agent
                 AND v.version = (r.pinned #>> ARRAY['agents', r.agent])::integer) AS agent) q

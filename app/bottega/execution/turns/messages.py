@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from bottega.agents.history import with_distinct_ids
-from bottega.agents.messages import AssistantMessage, StandardMessage, ToolMessage, ToolResult
+from bottega.agents.messages import (
+    AssistantMessage,
+    HumanMessage,
+    StandardMessage,
+    ToolMessage,
+    ToolResult,
+)
 from bottega.events.payloads import LlmCompleted, ToolEnded
 from bottega.events.types import EventType
 from bottega.execution.replay import answer_of, result_of
@@ -18,6 +24,18 @@ class SpokenLine:
     type: str
     agent: str
     data: Mapping[str, Any]
+
+
+def split_turns(
+    asked: str | Sequence[StandardMessage],
+) -> tuple[Sequence[StandardMessage], str | Sequence[StandardMessage]]:
+    """Return the turns before the question of a run's input, and the question.
+
+    Messages with one user message are the question as a whole.
+    """
+    if isinstance(asked, str) or sum(isinstance(each, HumanMessage) for each in asked) < 2:
+        return (), asked
+    return asked[:-1], asked[-1:]
 
 
 def said(answer: str | None) -> list[StandardMessage]:

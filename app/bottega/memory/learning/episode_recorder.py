@@ -89,7 +89,7 @@ class RunFacts:
         if isinstance(self.input, str):
             return self.input
         asked: list[str] = [each["content"] for each in self.input if each["role"] == "user"]
-        return asked[0] if asked else ""
+        return asked[-1] if asked else ""
 
     def said(self, name: str) -> str | None:
         """Return a value from the metadata of the run or its root agent."""
