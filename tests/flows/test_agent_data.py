@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic_core import from_json
@@ -37,13 +38,20 @@ def configure_agent(agent, definition):
 """
 
 
-async def create(bottega: Running, name: str, **fields: object) -> None:
-    body = {"name": name, "description": name, "system_message": f"You are {name}.", **fields}
+async def create(bottega: Running, name: str, **fields: Any) -> None:
+    body: dict[str, Any] = {
+        "name": name,
+        "description": name,
+        "system_message": f"You are {name}.",
+        **fields,
+    }
     answer = await bottega.client.post("/v1/agents", json=body)
     assert answer.status_code == 201, answer.text
-    assert {key: answer.json()[key] for key in fields if key != "subagents"} == {
-        key: value for key, value in fields.items() if key != "subagents"
-    }
+    stored = answer.json()
+    for key in fields.keys() - {"subagents", "tools"}:
+        assert stored[key] == fields[key]
+    for shown, tool in zip(stored["tools"], body.get("tools", ()), strict=True):
+        assert shown == shown | tool  # and defaults
 
 
 async def ask(bottega: Running, agent: str) -> dict[str, object]:

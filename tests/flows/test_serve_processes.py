@@ -61,6 +61,7 @@ async def test_dead_processes_are_replaced_and_runs_go_on(
             gate.set()
             await until(lambda: children(parent, "worker") - workers)
             await until(lambda: children(parent, "serve") - apis)
+            assert (await client.get("/healthz")).is_success  # it waits for the new process
         frames = await watch(parent.port, run_id)
         assert frames[-1]["type"] == "run.completed"
         assert any("process.restarted" in line for line in parent.log)

@@ -151,6 +151,13 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         run["id"],
     )
     await owner.execute(
+        "INSERT INTO interrupts (tenant_id, id, run_id, task_id, agent, kind, call, tool,"
+        " tool_call_id, arguments, created_at, expires_at)"
+        " SELECT tenant_id, id, id, id, 'a', 'question', 1, 'ask_user', 'c', '{}', now(), now()"
+        " FROM runs WHERE id = $1",
+        run["id"],
+    )
+    await owner.execute(
         "INSERT INTO run_queue (tenant_id, run_id, turn, priority, due_at)"
         " SELECT tenant_id, id, 0, 5, now() + interval '1 day' FROM runs WHERE id = $1",
         run["id"],
