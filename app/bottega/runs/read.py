@@ -51,7 +51,7 @@ def _runs(*but: str) -> Select[Any]:
             *(column for column in runs.c if column.name not in but),
             *(webhooks.c[name].label(f"webhook_{name}") for name in _OF_WEBHOOK),
             run_learning.c.status.label("learning"),
-            case((runs.c.queued_at.is_(None) & runs.c.ended_at.is_(None), _BLOCKED_BY)).label(
+            case((runs.c.queued_at.is_(None) & (runs.c.status == "queued"), _BLOCKED_BY)).label(
                 "blocked_by"
             ),
         )
