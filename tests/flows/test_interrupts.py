@@ -5,11 +5,13 @@ from typing import Any
 
 import httpx2
 import pytest
+import websockets
+from pydantic_core import from_json
 
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, text
 from tests.flows.test_patience import ended, start
-from tests.service import Running, running
+from tests.service import Running, is_stored, running
 from tests.tenants import holder
 from tests.waiting import until
 
@@ -144,3 +146,42 @@ async def test_a_bad_rule_is_refused(bottega: Running) -> None:
         answer = await bottega.client.post("/v1/agents", json=body)
         assert answer.status_code == 422
         assert answer.json()["errors"][0]["pointer"] == pointer
+
+
+async def test_a_wait_ends_when_the_run_waits_but_its_streams_go_on(
+    bottega: Running, model: FakeModel
+) -> None:
+    model.script(calls(("ask_user", {"question": "Sure?"})), text("one"), text("two"))
+    agent = {"name": "clerk", "system_message": "x", "tools": [ASK]}
+    client = bottega.client
+    assert (await client.post("/v1/agents", json=agent)).status_code == 201
+    body = {"agent": "clerk", "input": "x", "session_id": "s"}
+    run = (await client.post("/v1/runs?wait=60", json=body)).json()
+    assert (run["status"], run["blocked_by"]) == ("waiting", None)
+    path = f"/v1/runs/{run['id']}"
+    (interrupt,) = await pending(client, run["id"])
+    queued = (await client.post("/v1/runs", json=body)).json()
+    blocked = {"run_id": run["id"], "interrupts": [interrupt["id"]]}
+    shown = (await client.get(f"/v1/runs/{queued['id']}")).json()
+    assert (queued["blocked_by"], shown["blocked_by"]) == (blocked, blocked)
+    assert (await client.get(path)).json()["blocked_by"] is None
+    accept = {"accept": "text/event-stream"}
+    async with (
+        websockets.connect(f"ws://127.0.0.1:{bottega.port}{path}/ws") as socket,
+        client.stream("GET", f"{path}/events", headers=accept) as stream,
+    ):
+        lines = stream.aiter_lines()
+        async for line in lines:
+            if line == "event: run.waiting":
+                break
+        seen = [from_json(await socket.recv())]
+        while seen[-1]["type"] != "run.waiting":
+            seen.append(from_json(await socket.recv()))
+        assert seen[-1]["data"] == {"interrupts": [interrupt["id"]]}
+        assert (await decide(client, interrupt, answer="yes"))[0] == 200
+        seen += [from_json(message) async for message in socket]
+        rest = [line async for line in lines]
+    assert "event: run.completed" in rest
+    places = [each["seq"] for each in seen if is_stored(each)]
+    assert places == list(range(1, len(places) + 1))
+    assert (await ended(bottega, queued["id"]))["output"] == "two"

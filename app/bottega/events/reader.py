@@ -20,7 +20,7 @@ _PIECES = 500
 _TOTAL_PIECES = 5000
 _RETRY_S = 0.2
 
-LOOK = "SELECT last_seq, over FROM run_cursor($1, $2)"
+LOOK = "SELECT last_seq, over, waits FROM run_cursor($1, $2)"
 _READ = "SELECT * FROM read_logs($1, $2, $3, $4, $5, $6)"
 _READ_CALLS = "SELECT * FROM read_calls($1, $2, $3)"
 _READ_TEXT = "SELECT * FROM read_live_text($1, $2, $3, $4)"
@@ -30,12 +30,18 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RunCursor:
-    """A run at the start of watching; ``over``: its event ``last_seq`` is the final one."""
+    """A run at the start of watching.
+
+    Attributes:
+        over: its event ``last_seq`` is the final one.
+        waits: it waits for people.
+    """
 
     tenant_id: UUID
     run_id: UUID
     last_seq: int
     over: bool
+    waits: bool = False
 
 
 @dataclass(slots=True)
@@ -91,7 +97,7 @@ class LogReader:
         row = await self._pool.fetchrow(LOOK, tenant_id, run_id)
         if row is None:
             raise NotFoundError(f"there is no run {run_id}")
-        return RunCursor(tenant_id, run_id, row["last_seq"], row["over"])
+        return RunCursor(tenant_id, run_id, row["last_seq"], row["over"], row["waits"])
 
     async def logs(self, places: Sequence[tuple[RunCursor, int]]) -> list[NewEvents]:
         """Return the events of each run after its place.

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.auth import Principal
 from bottega.api.errors import headers, problems
-from bottega.api.routes.stream import until_final
+from bottega.api.routes.stream import until_rest
 from bottega.api.schemas.base import NAME_PATTERN, Page, PlaceInTime, UserName
 from bottega.api.schemas.messages import Message
 from bottega.api.schemas.run_graphs import Context, RunGraph
@@ -177,7 +177,7 @@ async def create(
     run_id = UUID(str(run["id"]))
     try:
         async with asyncio.timeout(wait):
-            await until_final(service, principal, run_id)
+            await until_rest(service, principal, run_id)
     except TimeoutError:
         pass
     except Exception as error:
@@ -197,8 +197,8 @@ router.add_api_route(
     summary="Start a run",
     description=(
         "Stores and queues the run, and responds at once. With `wait` it responds when the run "
-        "has ended, or when the wait is over; the status shows which. With a repeated "
-        "`Idempotency-Key` it returns, and waits for, the existing run."
+        "has ended or waits for people, or when the wait is over; the status shows which. With "
+        "a repeated `Idempotency-Key` it returns, and waits for, the existing run."
     ),
     status_code=202,
     response_model=Run,

@@ -37,8 +37,8 @@ RETRY_MS = 1000
 RunId = Annotated[UUID, Path(description="The run's id.")]
 
 
-async def until_final(service: Service, principal: Principal, run_id: UUID) -> None:
-    """Wait until the run is over, or this process is about to stop.
+async def until_rest(service: Service, principal: Principal, run_id: UUID) -> None:
+    """Wait until the run is over or waits for people, or this process is about to stop.
 
     Raises:
         UnauthenticatedError: the caller's key is no longer valid.
@@ -60,7 +60,8 @@ async def until_final(service: Service, principal: Principal, run_id: UUID) -> N
                         code="bad_key",
                     )
                 news.clear()
-                if (await service.streams.cursor_of(principal.tenant_id, run_id)).over:
+                run = await service.streams.cursor_of(principal.tenant_id, run_id)
+                if run.over or run.waits:
                     return
                 await happens(news, SLOW_POLL_S)
 

@@ -64,12 +64,15 @@ BEGIN
     ORDER BY e.task_id, e.seq DESC;
 END $$;
 
--- Called by streams. Return the seq of a run's last event, and whether the run is over.
+-- Called by streams. Return the seq of a run's last event, and whether the run is over or waits
+-- for people.
 CREATE OR REPLACE FUNCTION run_cursor(p_tenant uuid, p_run uuid)
-RETURNS TABLE (last_seq bigint, over boolean) LANGUAGE plpgsql AS $$
+RETURNS TABLE (last_seq bigint, over boolean, waits boolean) LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    RETURN QUERY SELECT coalesce(h.last_seq, r.last_seq), r.ended_at IS NOT NULL FROM runs r
+    RETURN QUERY
+    SELECT coalesce(h.last_seq, r.last_seq), r.ended_at IS NOT NULL, r.status = 'waiting'
+    FROM runs r
     LEFT JOIN run_heads h ON h.tenant_id = r.tenant_id AND h.run_id = r.id
     WHERE r.tenant_id = p_tenant AND r.id = p_run;
 END $$;
