@@ -6,11 +6,12 @@ from typing import Any
 import httpx2
 import pytest
 import websockets
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, text
 from tests.flows.test_patience import ended, start
+from tests.flows.test_scopes import answer_to, connect
 from tests.service import Running, is_stored, running
 from tests.tenants import holder
 from tests.waiting import until
@@ -185,3 +186,61 @@ async def test_a_wait_ends_when_the_run_waits_but_its_streams_go_on(
     places = [each["seq"] for each in seen if is_stored(each)]
     assert places == list(range(1, len(places) + 1))
     assert (await ended(bottega, queued["id"]))["output"] == "two"
+
+
+async def test_a_websocket_takes_decisions_on_its_run(
+    bottega: Running, model: FakeModel, database_url: str
+) -> None:
+    model.script(
+        calls(("calculator", {"expression": "9"}), ("ask_user", {"question": "Which?"})),
+        calls(("ask_user", {"question": "What?"})),
+        text("done"),
+    )
+    run_id = await start(bottega, tools=[CALCULATOR, ASK])
+    found = {each["kind"]: each["id"] for each in await pending(bottega.client, run_id, 2)}
+    other = (await bottega.client.post("/v1/runs", json={"agent": "agent-1", "input": "y"})).json()
+    await pending(bottega.client, other["id"])
+    path, others = f"/v1/runs/{run_id}/ws", f"/v1/runs/{other['id']}/ws"
+
+    def frame(kind: str, **said: Any) -> str:
+        body = {"type": "resolve", "interrupt_id": found[kind], **said}
+        return to_json(body).decode()
+
+    runner = await holder(database_url, "default", "run")
+    approver = await holder(database_url, "default", "approve")
+    reader = await holder(database_url, "default", "read")
+
+    async def code(at: str, headers: dict[str, str], sent: str) -> str:
+        async with connect(bottega, at, **headers) as socket:
+            answer = await answer_to(socket, sent)
+        assert answer["type"] == "error"
+        return str(answer["code"])
+
+    approval = frame("approval", decision="approve")
+    refused = "insufficient_scope"
+    assert await code(path, reader.headers, frame("question", answer="x")) == refused
+    assert await code(path, runner.headers, approval) == refused
+    assert await code(others, approver.headers, approval) == "not_found"
+    for bad in (
+        frame("approval", answer="x"),
+        frame("approval", decision="perhaps"),
+        frame("approval", decision="approve", more=1),
+        '{"type": "resolve", "interrupt_id": 1}',
+        '{"type": "resolve", "decision": "approve"}',
+    ):
+        assert await code(path, approver.headers, bad) == "invalid", bad
+    async with connect(bottega, path, **approver.headers) as socket:
+        answer = await answer_to(socket, approval)
+        assert answer == {"type": "resolve.accepted", "interrupt_id": found["approval"]}
+        assert (await answer_to(socket, approval))["code"] == "resolved"
+    async with connect(bottega, path, **runner.headers) as socket:
+        answer = await answer_to(socket, frame("question", answer="red"))
+        assert answer["type"] == "resolve.accepted"
+    async with runner.client(bottega) as client:
+
+        async def run() -> Any:
+            return (await client.get(f"/v1/runs/{run_id}")).json()
+
+        assert (await until(run, lambda run: run["status"] == "completed"))["output"] == "done"
+        interrupt = (await client.get(f"/v1/interrupts/{found['approval']}")).json()
+    assert interrupt["resolved_by"] == {"key_id": str(approver.key_id), "name": "a test's"}

@@ -13,6 +13,7 @@ from bottega.api.documents.openapi import SCHEME
 from bottega.api.routes.tickets import VALID_S
 from bottega.api.routes.websocket import CLOSES, PING_LIMIT, SUBPROTOCOL
 from bottega.api.schemas.base import Answer
+from bottega.api.schemas.interrupts import Resolve
 from bottega.api.schemas.runs import Event
 from bottega.api.schemas.usage import AgentUsage, Usage
 from bottega.api.shared.event_filter import WatchQuery
@@ -119,6 +120,13 @@ class CancelAccepted(Answer):
     type: Literal["cancel.accepted"]
 
 
+class ResolveAccepted(Answer):
+    """Confirmation that the decision is stored."""
+
+    type: Literal["resolve.accepted"]
+    interrupt_id: UUID
+
+
 class FrameError(Answer):
     """An error: the frame is unknown, or cannot be carried out."""
 
@@ -153,9 +161,10 @@ _SENT: tuple[type[BaseModel], ...] = (
     Heartbeat,
     Pong,
     CancelAccepted,
+    ResolveAccepted,
     FrameError,
 )
-_RECEIVED: tuple[type[BaseModel], ...] = (Ping, Cancel)
+_RECEIVED: tuple[type[BaseModel], ...] = (Ping, Cancel, Resolve)
 
 
 @router.get(
@@ -214,7 +223,8 @@ def _described() -> str:
         f"Close codes: {closes}. A refusal is an HTTP answer with a problem, before the upgrade. "
         f"Subprotocols: `{SUBPROTOCOL}`, and for browsers `{TICKET}<ticket>` with a ticket of "
         f"POST /v1/ws-tickets, good once for {VALID_S:g} s. Watching needs the scope `read`, the "
-        "frame `cancel` the scope `run` (else an `error` frame with the code `insufficient_scope`)."
+        "frame `cancel` the scope `run`, the frame `resolve` the scope `approve` (approvals), or "
+        "`run` or `approve` (the rest); else an `error` frame has the code `insufficient_scope`."
         f" Pings: {PING_LIMIT}."
     )
 

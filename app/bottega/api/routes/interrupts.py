@@ -10,10 +10,10 @@ from bottega.agents.people.interrupts import Kind
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import Page, PlaceInTime
 from bottega.api.schemas.interrupts import InterruptItem, InterruptStatus, NewDecision
+from bottega.api.shared.decisions import decide
 from bottega.api.shared.deps import PeopleTenant, PrincipalDep, Tenant, Transaction
 from bottega.api.shared.pages import LINK, PageQuery
 from bottega.runs import interrupts
-from bottega.tenants import keys
 
 router = APIRouter(prefix="/v1/interrupts", tags=["runs"])
 
@@ -85,11 +85,4 @@ async def resolve(
     interrupt_id: InterruptId,
     body: NewDecision,
 ) -> Any:
-    interrupt = await interrupts.get(tx, tenant, interrupt_id)
-    if interrupt["kind"] == "approval":
-        principal.need("approve")
-    by: dict[str, Any] = {"key_id": None, "name": principal.actor}
-    if principal.key_id is not None:
-        key = await keys.get(tx, tenant, principal.key_id)
-        by = {"key_id": key["id"], "name": key["name"]}
-    return await interrupts.resolve(tx, interrupt, body.said, by=by, actor=principal.actor)
+    return await decide(tx, principal, interrupt_id, body)

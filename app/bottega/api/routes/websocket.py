@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
@@ -14,6 +16,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 
 from bottega.api.auth import Principal
 from bottega.api.errors import database_unavailable, field_problem, for_error, problem_response
+from bottega.api.schemas.interrupts import Resolve
 from bottega.api.server.http_protocol import DROP
 from bottega.api.server.limits import TURN
 from bottega.api.server.websocket_protocol import (
@@ -23,6 +26,7 @@ from bottega.api.server.websocket_protocol import (
     SEND,
     TOO_MANY_PINGS,
 )
+from bottega.api.shared.decisions import decide
 from bottega.api.shared.event_filter import WatchQuery
 from bottega.container import Service
 from bottega.errors import BottegaError, InvalidInputError
@@ -51,17 +55,22 @@ CLOSES = {
 PING_LIMIT = (
     f"a socket may send {PINGS_PER_S:g} ping per second, and {PING_BURST} at once; "
     "beyond that it is closed with 4008. Frames that the server does not know, and WebSocket pings "
-    "and pongs, count as pings; cancel frames count as requests instead"
+    "and pongs, count as pings; cancel and resolve frames count as requests instead"
 )
-_KNOWN = 'known frames: {"type":"ping"} and {"type":"cancel"} (one task: task_id)'
+_KNOWN = (
+    'known frames: {"type":"ping"}, {"type":"cancel"} (one task: task_id) and '
+    '{"type":"resolve"} with interrupt_id and a decision'
+)
+_CANCELLED = '{"type":"cancel.accepted"}'
 
 
 async def watch(socket: WebSocket) -> None:
     """Send the run's events as JSON text frames, then close with 1000.
 
-    A refusal is an HTTP response before the upgrade. The client may send ``{"type": "ping"}`` and
-    ``{"type": "cancel"}``. Cancelling needs the scope ``run``; a ``task_id`` limits it to that
-    task. Every frame but ``cancel`` counts as a ping.
+    A refusal is an HTTP response before the upgrade. The client may send ``{"type": "ping"}``,
+    ``{"type": "cancel"}`` and ``{"type": "resolve"}``. Cancelling needs the scope ``run``; a
+    ``task_id`` limits it to that task. Deciding needs what it needs over HTTP. Every other frame
+    counts as a ping.
     """
     with contextlib.suppress(ClientDisconnected):  # during the handshake or a refusal
         await _watch(socket)
@@ -205,17 +214,14 @@ async def _answer(
 ) -> str | None:
     """Answer one frame; return ``None`` after too many pings."""
     extensions = socket.scope["extensions"]
+    principal: Principal = socket.state.principal
     match frame:
         case {"type": "cancel", **others} if not others.keys() - {"task_id"}:
-            if TURN in extensions:
-                await extensions[TURN]()
-            principal: Principal = socket.state.principal
-            try:
-                principal.need("run")
-                await _cancel(service, cursor, others.get("task_id"), principal.actor)
-            except Exception as error:
-                return _error(error)
-            return '{"type":"cancel.accepted"}'
+            task = others.get("task_id")
+            act = partial(_cancel, service, cursor, task, principal)
+            return await _request(act, extensions)
+        case {"type": "resolve"}:
+            return await _request(partial(_resolve, service, cursor, frame, principal), extensions)
         case _ if not extensions[MAY_PING]():
             return None
         case {"type": "ping", **others} if not others:
@@ -223,16 +229,43 @@ async def _answer(
     return to_json({"type": "error", "code": "unknown_frame", "detail": _KNOWN}).decode()
 
 
-async def _cancel(service: Service, cursor: RunCursor, task: object, actor: str) -> None:
-    database = service.database
+async def _request(act: Callable[[], Awaitable[str]], extensions: Mapping[str, Any]) -> str:
+    """Carry out a frame that counts as a request, when the tenant's rate allows it."""
+    if TURN in extensions:
+        await extensions[TURN]()
+    try:
+        return await act()
+    except Exception as error:
+        return _error(error)
+
+
+async def _cancel(service: Service, cursor: RunCursor, task: object, principal: Principal) -> str:
+    principal.need("run")
+    database, actor = service.database, principal.actor
     if task is None:
         await request_cancel(database, cursor.tenant_id, cursor.run_id, actor)
-        return
+        return _CANCELLED
     try:
         task_id = UUID(str(task))
     except ValueError:
         raise InvalidInputError("task_id must be a UUID") from None
     await request_task_cancel(database, cursor.tenant_id, cursor.run_id, task_id, actor)
+    return _CANCELLED
+
+
+async def _resolve(
+    service: Service, cursor: RunCursor, frame: Mapping[str, Any], principal: Principal
+) -> str:
+    try:
+        body = Resolve.model_validate(frame)
+    except ValidationError as error:
+        first = error.errors()[0]
+        problem = field_problem({**first, "loc": ("body", *first["loc"])}, frame)
+        raise InvalidInputError(f"{problem.pointer or ''} {problem.detail}".strip()) from None
+    async with service.database.begin(cursor.tenant_id) as tx:
+        await decide(tx, principal, body.interrupt_id, body, run_id=cursor.run_id)
+    accepted = {"type": "resolve.accepted", "interrupt_id": body.interrupt_id}
+    return to_json(accepted).decode()
 
 
 def _error(error: Exception) -> str:

@@ -108,5 +108,12 @@ class NewDecision(Body):
     def said(self) -> dict[str, Any]:
         """The fields that were sent; those that are null and need a value are left out."""
         optional = ("decision", "arguments", "comment", "error")
-        sent = self.model_dump(include=self.model_fields_set)
+        sent = self.model_dump(include=self.model_fields_set & set(NewDecision.model_fields))
         return {name: sent[name] for name in sent if name not in optional or sent[name] is not None}
+
+
+class Resolve(NewDecision):
+    """A decision on a tool call of the run that waits; its fields depend on the kind."""
+
+    type: Literal["resolve"]
+    interrupt_id: Annotated[UUID, Field(strict=False)]
