@@ -31,7 +31,8 @@ def _can_be_sent(value: SecretStr) -> SecretStr:
     if len(credential if " " not in scheme else text) < SHORTEST:
         raise PydanticCustomError(
             "secret",
-            "is shorter than {shortest} characters, too short to be redacted from logs and "
+            "is shorter than {shortest} characters (a first word such as Bearer does not "
+            "count), too short to be redacted from logs and "
             "answers: use a longer secret",
             {"shortest": SHORTEST},
         )
