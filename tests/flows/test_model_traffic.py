@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, http_error, response, text
 from tests.flows.test_model_servers import log_of
 from tests.flows.test_patience import ended
+from tests.flows.test_processes import environment
+from tests.processes import command
 from tests.service import Running, running
 from tests.waiting import until
 
@@ -95,6 +98,28 @@ async def test_two_workers_keep_to_a_provider_s_limit(
         for run_id in runs:
             assert (await ended(bottega, run_id))["status"] == "completed"
     assert (gauge.most, len(model.requests)) == (2, 8)
+
+
+@pytest.mark.deep
+async def test_eight_worker_processes_keep_to_a_provider_s_limit(
+    configured: Settings, database_url: str, model: FakeModel
+) -> None:
+    gauge = Gauge()
+    model.decide = gauge.reply
+    with_model = {**environment(database_url, model), "BOTTEGA_EGRESS_ALLOW": "127.0.0.1"}
+    async with AsyncExitStack() as processes:
+        bottega = await processes.enter_async_context(running(configured, database_url))
+        await prepare(bottega, model, max_concurrent=4)
+        for _ in range(8):
+            await processes.enter_async_context(command("worker", **with_model))
+        runs = await start(bottega, 80)
+        await until(lambda: gauge.now == 4)
+        workers = "SELECT count(DISTINCT worker_id) FROM run_heads"
+        await until(lambda: bottega.owner.fetchval(workers), lambda seen: seen == 8)
+        gauge.gate.set()
+        for run_id in runs:
+            assert (await ended(bottega, run_id))["status"] == "completed"
+    assert (gauge.most, len(model.requests)) == (4, 80)
 
 
 async def test_a_run_that_only_waits_for_a_limit_leaves_its_slot(
