@@ -244,3 +244,31 @@ async def test_a_websocket_takes_decisions_on_its_run(
         assert (await until(run, lambda run: run["status"] == "completed"))["output"] == "done"
         interrupt = (await client.get(f"/v1/interrupts/{found['approval']}")).json()
     assert interrupt["resolved_by"] == {"key_id": str(approver.key_id), "name": "a test's"}
+
+
+async def test_an_agent_s_approval_covers_the_client_s_tools(
+    bottega: Running, model: FakeModel
+) -> None:
+    model.script(
+        calls(("locate", {"who": "ann"}), ("locate", {"who": "bob"}), ("free", {})), text("done")
+    )
+    who = {"type": "object", "properties": {"who": {"type": "string"}}}
+    tools = [CLIENT | {"parameters": who}, CLIENT | {"name": "free", "approval": "never"}]
+    run_id = await start(bottega, approval="always", tools=tools)
+    client = bottega.client
+    found = await pending(client, run_id, 3)
+    assert sorted(each["kind"] for each in found) == ["approval", "approval", "client_tool"]
+    by_name = {each["arguments"].get("who"): each for each in found}
+    edited = {"decision": "approve", "arguments": {"who": "eve"}}
+    assert (await decide(client, by_name["ann"], **edited))[0] == 200
+    assert (await decide(client, by_name["bob"], decision="deny"))[0] == 200
+    assert (await decide(client, by_name[None], result="free"))[0] == 200
+    (locate,) = await pending(client, run_id)
+    assert (locate["kind"], locate["arguments"]) == ("client_tool", {"who": "eve"})
+    assert (await decide(client, locate, result="Rome"))[0] == 200
+    assert (await ended(bottega, run_id))["output"] == "done"
+    told = [each["content"] for each in model.requests[-1]["messages"] if each["role"] == "tool"]
+    assert told[0].startswith("(arguments edited by a person)")
+    assert "Rome" in told[0]
+    assert "denied by a person" in told[1]
+    assert "free" in told[2]

@@ -14,7 +14,7 @@ from bottega.agents.messages import (
     ToolResult,
     ToolStatus,
 )
-from bottega.agents.people.interrupts import Interrupt, as_edited
+from bottega.agents.people.interrupts import as_edited
 from bottega.agents.query import (
     CurrentCall,
     QueriedAgent,
@@ -127,20 +127,26 @@ class _Calls:
         tool = self.tools.get(call.name)
         token = current_call.set(CurrentCall(self.query, index, call.id))
         try:
-            if skipped or tool is None or not (interrupt := self._interrupt(tool, call)):
+            if skipped or tool is None or call.malformed is not None:
                 return await self._executed(call, tool, skipped)
-            decision = await self.query.recorder.decision(self.query, call, interrupt)
-            if given := decision.result(call):
-                return await self._executed(call, None, given)
+            if not (approval := tool.needed_approval(call)):
+                return await self._approved(call, tool)
+            decision = await self.query.recorder.decision(self.query, call, approval)
+            if denied := decision.result(call):
+                return await self._executed(call, None, denied)
             if (arguments := decision.arguments) is None:
-                return await self._executed(call, tool, None)
+                return await self._approved(call, tool)
             edited = call.model_copy(update={"arguments": arguments})
-            return as_edited(await self._executed(edited, tool, None))
+            return as_edited(await self._approved(edited, tool))
         finally:
             current_call.reset(token)
 
-    def _interrupt(self, tool: ToolBase, call: ToolCall) -> Interrupt | None:
-        return None if call.malformed is not None else tool.interrupt(call)
+    async def _approved(self, call: ToolCall, tool: ToolBase) -> ToolResult:
+        """Execute a call, or let people do it."""
+        if not (interrupt := tool.interrupt(call)):
+            return await self._executed(call, tool, None)
+        decision = await self.query.recorder.decision(self.query, call, interrupt)
+        return await self._executed(call, None, decision.result(call))
 
     async def _executed(
         self, call: ToolCall, tool: ToolBase | None, given: ToolResult | None

@@ -72,7 +72,11 @@ class ToolBase(ABC):
     expires_s: float = EXPIRES_S
 
     def interrupt(self, tool_call: ToolCall) -> Interrupt | None:
-        """Return what the call needs from people before it is executed; ``None``: nothing."""
+        """Return what people do in place of :meth:`execute`; ``None``: nothing."""
+        return None
+
+    def needed_approval(self, tool_call: ToolCall) -> Interrupt | None:
+        """Return the approval that the call needs first; ``None``: none."""
         if self.approval is None:
             return None
         reason = self.approval.reason(tool_call.arguments)

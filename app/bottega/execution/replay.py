@@ -64,8 +64,8 @@ class Replay:
         results: results of tools that are no sub-agents, by (task, call, tool call).
         begun: keys of those tools' calls that were started.
         ended: keys of the calls of any tools that ended.
-        decisions: of people on tool calls, by (task, call, tool call): the interrupt's id, and the
-            resolution.
+        decisions: of people on tool calls, by ((task, call, tool call), kind): the interrupt's id,
+            and the resolution.
         carried: keys of the answers that another run paid for.
         versions: of each agent's publications, by task.
         published_at: times of publications, by task.
@@ -85,7 +85,7 @@ class Replay:
     results: dict[Key, ToolResult] = field(default_factory=dict)
     begun: set[Key] = field(default_factory=set)
     ended: set[Key] = field(default_factory=set)
-    decisions: dict[Key, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
+    decisions: dict[tuple[Key, str], tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
     carried: set[Key] = field(default_factory=set)
     versions: dict[str | None, dict[UUID | None, int]] = field(default_factory=dict)
     published_at: dict[UUID | None, datetime] = field(default_factory=dict)
@@ -146,7 +146,8 @@ def _fold_interrupts(folded: Replay, event: Event) -> None:
         folded.asked_people = True
     elif event.type == EventType.INTERRUPT_RESOLVED:
         decision = event.data["interrupt_id"], event.data["resolution"]
-        folded.decisions[event.task_id, *tool_call_of(event.data)] = decision
+        key = event.task_id, *tool_call_of(event.data)
+        folded.decisions[key, event.data["kind"]] = decision
 
 
 def _fold_recalled(folded: Replay, event: Event) -> None:

@@ -30,15 +30,11 @@ def build_tool(
     """
     name: str = definition["name"]
     if definition["type"] == "client":
-        about = definition["description"], definition["parameters"], definition["expires_s"]
-        return ClientTool(name, *about)
+        client = ClientTool(name, definition["description"], definition["parameters"])
+        return _approvable(client, definition, approval)
     if definition["type"] == "builtin":
-        tool = builtin_tool(name, deps)
-        fields = {each: definition[each] for each in Approvable.model_fields if each in definition}
-        rule = Approvable.model_validate(fields)
-        tool.approval = rule.rule(approval if name == "http_get" else None)
-        tool.expires_s = rule.expires_s
-        return tool
+        agents = approval if name == "http_get" else None
+        return _approvable(builtin_tool(name, deps), definition, agents)
     try:
         checked = HttpToolDefinition.model_validate(definition)
     except ValidationError as error:  # an older version stored it
@@ -55,3 +51,11 @@ def build_tool(
         tenant=deps.tenant,
         approval=checked.rule(approval),
     )
+
+
+def _approvable(tool: ToolBase, definition: Mapping[str, Any], approval: Any) -> ToolBase:
+    """Set which of a tool's calls people must approve, and their time."""
+    fields = {each: definition[each] for each in Approvable.model_fields if each in definition}
+    rule = Approvable.model_validate(fields)
+    tool.approval, tool.expires_s = rule.rule(approval), rule.expires_s
+    return tool

@@ -48,7 +48,7 @@ DATA = {
     EventType.INTERRUPT_CREATED: (
         "interrupt_id kind call tool_call_id tool arguments question schema reason expires_s"
     ),
-    EventType.INTERRUPT_RESOLVED: "interrupt_id call tool_call_id status resolution by",
+    EventType.INTERRUPT_RESOLVED: "interrupt_id kind call tool_call_id status resolution by",
     EventType.TOOL_STARTED: f"{_TOOL} arguments",
     EventType.TOOL_COMPLETED: f"{_TOOL} status result answer_seq error parts",
     EventType.TOOL_FAILED: f"{_TOOL} status result error parts",

@@ -225,7 +225,8 @@ class AgentContent(Body):
         Field(
             description=(
                 "Calls of its tools that a person must approve first, as a tool's `approval`, "
-                "which overrides it. For HTTP tools, `http_get` and sub-agents in mode `sync`."
+                "which overrides it. For HTTP tools, `http_get`, client tools, and sub-agents in "
+                "mode `sync`."
             )
         ),
     ] = None

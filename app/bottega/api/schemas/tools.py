@@ -5,11 +5,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, StringConstraints, field_validator
 
-from bottega.agents.people.interrupts import EXPIRES_S
 from bottega.api.schemas.base import Body
 from bottega.errors import InvalidInputError
 from bottega.json_schema.arguments import argument_schema
-from bottega.tools.approvals import Approvable, ExpiresS
+from bottega.tools.approvals import Approvable
 from bottega.tools.http import HttpToolDefinition
 
 
@@ -23,7 +22,7 @@ class BuiltinTool(Body, Approvable):
     ]
 
 
-class ClientToolDefinition(Body):
+class ClientToolDefinition(Body, Approvable):
     """A tool that the run's client executes; its run waits for the result."""
 
     type: Literal["client"]
@@ -41,7 +40,6 @@ class ClientToolDefinition(Body):
         dict[str, JsonValue],
         Field(description="JSON Schema (2020-12) of the arguments, an object."),
     ] = Field(default_factory=dict)
-    expires_s: ExpiresS = EXPIRES_S
 
     @field_validator("parameters")
     @classmethod

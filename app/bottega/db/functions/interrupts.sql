@@ -85,7 +85,8 @@ BEGIN
     IF v_status = 'waiting' THEN
         PERFORM append_event(p_tenant, v_run, v_now, event_line(
             'interrupt.resolved', jsonb_build_object(
-                'interrupt_id', i.id, 'call', i.call, 'tool_call_id', i.tool_call_id,
+                'interrupt_id', i.id, 'kind', i.kind, 'call', i.call,
+                'tool_call_id', i.tool_call_id,
                 'status', p_status, 'resolution', p_resolution, 'by', p_by),
             i.task_id, NULL, i.agent));
         IF NOT waits_for_people(p_tenant, v_run, ARRAY[p_id]) THEN

@@ -56,16 +56,17 @@ class OpenInterrupts:
     async def decision(self, query: Query, tool_call: ToolCall, interrupt: Interrupt) -> Resolution:
         """Return what people decided on a call; ask them and wait, unless the log has it."""
         key = (self._tasks.id_of(query), query.model_calls, tool_call.id)
-        interrupt_id = uuid5(self._run_id, ":".join(map(str, key)))
+        kind = interrupt.kind
+        interrupt_id = uuid5(self._run_id, ":".join(map(str, (*key, kind))))
         replay = self._journal.replay
-        if known := replay.decisions.get(key):
+        if known := replay.decisions.get((key, kind)):
             asked, resolution = known
             # A decision of the run that this one repeats serves only a call that has its result.
             if asked == str(interrupt_id) or key in replay.ended:
                 return Resolution(resolution)
         self._ask(query, tool_call, interrupt, interrupt_id)
         decided = await self._wait(query, interrupt_id)
-        about = {"call": query.model_calls, "tool_call_id": tool_call.id}
+        about = {"kind": kind, "call": query.model_calls, "tool_call_id": tool_call.id}
         self._tasks.add(
             query,
             EventType.INTERRUPT_RESOLVED,
