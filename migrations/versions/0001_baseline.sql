@@ -538,10 +538,13 @@ CREATE UNLOGGED TABLE live_text (
     CONSTRAINT pk_live_text PRIMARY KEY (tenant_id, run_id, id)
 );
 
--- One per run with a webhook; a trigger schedules it when the run ends.
+-- Of runs with a webhook: one for the end, which a trigger schedules, and one for each time that a
+-- run begins to wait for people.
 CREATE TABLE webhooks (
     tenant_id uuid NOT NULL,
     run_id uuid NOT NULL,
+    -- Of the event run.waiting that it tells of; 0: of the run's end.
+    seq bigint NOT NULL DEFAULT 0,
     url text NOT NULL,
     status text NOT NULL DEFAULT 'pending',
     tries integer NOT NULL DEFAULT 0,
@@ -550,7 +553,7 @@ CREATE TABLE webhooks (
     error text,
     next_at timestamptz DEFAULT now(),
     ended_at timestamptz,
-    CONSTRAINT pk_webhooks PRIMARY KEY (tenant_id, run_id),
+    CONSTRAINT pk_webhooks PRIMARY KEY (tenant_id, run_id, seq),
     CONSTRAINT fk_webhooks_tenant_id_run_id_runs
         FOREIGN KEY (tenant_id, run_id) REFERENCES runs (tenant_id, id) ON DELETE CASCADE,
     CONSTRAINT ck_webhooks_status CHECK (status IN ('pending', 'delivered', 'failed'))

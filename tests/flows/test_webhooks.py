@@ -17,7 +17,7 @@ from bottega.events.wakeups import background
 from bottega.leased_work import wake_on_notify
 from bottega.settings import Settings
 from bottega.tools.egress import Egress
-from tests.fake_model import FakeModel, http_error, text
+from tests.fake_model import FakeModel, calls, http_error, text
 from tests.flows.test_processes import environment
 from tests.processes import command
 from tests.service import Running, client_of, running
@@ -394,3 +394,35 @@ def test_the_attempts_take_about_a_day() -> None:
         waited += what.wait_s
     assert (tries, what.status) == (8, "failed")
     assert 18 * 3600 < waited < 30 * 3600
+
+
+async def test_a_run_that_begins_to_wait_is_told_once_each_time(
+    worker: Running, receiver: RawServer, model: FakeModel
+) -> None:
+    ask = calls(("ask_user", {"question": "Which one?"}))
+    model.script(ask, ask, text("done"))
+    tools = [{"type": "builtin", "name": "ask_user"}]
+    client = worker.client
+    agent = {"name": "clerk", "system_message": "x", "tools": tools}
+    assert (await client.post("/v1/agents", json=agent)).status_code == 201
+    body = {"agent": "clerk", "input": "x", "webhook_url": receiver.url("/hook")}
+    body["metadata"] = {"customer": "acme"}  # type: ignore[assignment]
+    run_id = (await client.post("/v1/runs", json=body)).json()["id"]
+    ids = []
+    for number in range(2):
+        await arrived(receiver, number + 1)
+        message = told(receiver, number)
+        assert message["type"] == "run.waiting"
+        (interrupt,) = message["data"]["interrupts"]
+        run = message["data"]["run"]
+        assert (run["id"], run["status"], run["agent"]) == (run_id, "waiting", "clerk")
+        assert run["metadata"] == {"customer": "acme"}
+        assert (await webhook_of(client, run_id))["tries"] == 0
+        ids.append(interrupt)
+        path = f"/v1/interrupts/{interrupt}/resolve"
+        assert (await client.post(path, json={"answer": "x"})).status_code == 200
+    assert (await settled(client, run_id))["status"] == "delivered"
+    assert told(receiver, 2)["type"] == "run.completed"
+    assert len(set(ids)) == 2
+    sent = [request.headers["webhook-id"] for request in receiver.requests]
+    assert (len(set(sent)), sent[2]) == (3, run_id)

@@ -1,8 +1,8 @@
-"""Webhooks at the ends of runs (Standard Webhooks).
+"""Webhooks about runs that ended or wait for people (Standard Webhooks).
 
-A trigger queues the delivery in the transaction that ends the run. A worker takes it by moving the
-time of the next try into the future. It sends without an open transaction and stores the result. If
-the worker dies, the next one sends again at that time, under the same id.
+The transaction that ends the run, or lets it wait, queues the delivery. A worker takes it by moving
+the time of the next try into the future. It sends without an open transaction and stores the
+result. If the worker dies, the next one sends again at that time, under the same id.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ _GONE = 410
 
 log = structlog.get_logger(__name__)
 
-_CLAIM = "SELECT tenant_id, run_id, tries, at FROM claim_due_webhooks($1, $2, $3, $4)"
+_CLAIM = "SELECT tenant_id, run_id, seq, tries, at FROM claim_due_webhooks($1, $2, $3, $4)"
 _NEXT = "SELECT next_webhook_s($1)"
 _TO = """
 SELECT w.url, t.name AS tenant FROM webhooks w JOIN tenants t ON t.id = w.tenant_id
-WHERE w.tenant_id = $1 AND w.run_id = $2
+WHERE w.tenant_id = $1 AND w.run_id = $2 AND w.seq = $3
 """
 _RUN = f"""
 SELECT id, status, mode, agent, graph, session_id, stop_reason, error, usage, metadata, retry_of,
@@ -53,11 +53,15 @@ SELECT id, status, mode, agent, graph, session_id, stop_reason, error, usage, me
        CASE WHEN octet_length(output::text) <= {_MAX_OUTPUT} THEN output_json END AS output_json
 FROM runs WHERE tenant_id = $1 AND id = $2
 """  # noqa: S608
+_WAITED = """
+SELECT at, event_data($1, $2, $3) ->> 'interrupts' AS interrupts FROM run_steps
+WHERE tenant_id = $1 AND run_id = $2 AND last_seq >= $3 ORDER BY last_seq LIMIT 1
+"""
 _STORE = """
-UPDATE webhooks SET status = $4, answer = $5, error = $6,
-    next_at = CASE WHEN $4 = 'pending' THEN now() + make_interval(secs => $7) END,
-    ended_at = CASE WHEN $4 <> 'pending' THEN now() END
-WHERE tenant_id = $1 AND run_id = $2 AND tries = $3 AND status = 'pending'
+UPDATE webhooks SET status = $5, answer = $6, error = $7,
+    next_at = CASE WHEN $5 = 'pending' THEN now() + make_interval(secs => $8) END,
+    ended_at = CASE WHEN $5 <> 'pending' THEN now() END
+WHERE tenant_id = $1 AND run_id = $2 AND seq = $3 AND tries = $4 AND status = 'pending'
 """
 
 
@@ -95,7 +99,7 @@ def outcome(
 
 
 def message(tenant: str, run: Mapping[str, Any]) -> bytes:
-    """Return the body of a run's message. Pure; the same at every try."""
+    """Return the body of the message of a run's end. Pure; the same at every try."""
     data = {name: run[name] for name in _FIELDS}
     data |= {name: None if run[name] is None else from_json(run[name]) for name in _JSON}
     data |= {"output_omitted": bool(run["long"]), "path": f"/v1/runs/{run['id']}"}
@@ -110,15 +114,30 @@ _FIELDS = (
 _JSON = ("output", "output_json", "error", "usage", "metadata")
 
 
-def signed(secrets: Sequence[str], run_id: UUID, at: datetime, body: bytes) -> dict[str, str]:
-    """Return the headers of a message, with a signature by each secret. Pure.
+def waiting_message(tenant: str, run: Mapping[str, Any], waited: Mapping[str, Any]) -> bytes:
+    """Return the body of the message of a run that waited for people. Pure.
 
-    The message id is the run's id at every try.
+    The same at every try, though the run may go on meanwhile.
+
+    Args:
+        waited: ``at`` and ``interrupts`` of its event.
     """
-    signatures = [Webhook(secret).sign(str(run_id), at, body.decode()) for secret in secrets]
+    shown = {name: run[name] for name in _OF_WAITING}
+    shown |= {"metadata": from_json(run["metadata"]), "path": f"/v1/runs/{run['id']}"}
+    data = {"run": {**shown, "status": "waiting"}, "interrupts": from_json(waited["interrupts"])}
+    about = {"type": "run.waiting", "timestamp": waited["at"], "tenant": tenant}
+    return to_json({**about, "data": data})
+
+
+_OF_WAITING = ("id", "mode", "agent", "graph", "session_id", "retry_of", "created_at", "started_at")
+
+
+def signed(secrets: Sequence[str], message_id: str, at: datetime, body: bytes) -> dict[str, str]:
+    """Return the headers of a message, with a signature by each secret. Pure."""
+    signatures = [Webhook(secret).sign(message_id, at, body.decode()) for secret in secrets]
     return {
         "content-type": "application/json",
-        "webhook-id": str(run_id),
+        "webhook-id": message_id,
         "webhook-timestamp": str(int(at.timestamp())),
         "webhook-signature": " ".join(signatures),
     }
@@ -197,29 +216,40 @@ class Webhooks:
             else:
                 log.error("webhook.broken", exc_info=error)
 
-    async def _send(self, tenant_id: UUID, run_id: UUID, tries: int, at: datetime) -> None:
+    async def _send(
+        self, tenant_id: UUID, run_id: UUID, seq: int, tries: int, at: datetime
+    ) -> None:
         """Make one try and store its result."""
+        message_id = f"{run_id}-{seq}" if seq else str(run_id)
         async with asyncio.timeout(self._timeout_s), acting_as(self._pool, tenant_id) as connection:
-            to = await connection.fetchrow(_TO, tenant_id, run_id)
+            to = await connection.fetchrow(_TO, tenant_id, run_id, seq)
             run = await connection.fetchrow(_RUN, tenant_id, run_id)
+            waited = await connection.fetchrow(_WAITED, tenant_id, run_id, seq) if seq else None
             secrets = await webhook_secrets.signing(connection, tenant_id, self._secret)
         if to is None or run is None:
             return  # both were deleted
+        tenant = to["tenant"]
+        body = waiting_message(tenant, run, waited) if waited else message(tenant, run)
         answer, failure = None, None
         try:
-            answer = await self._post(to, run_id, at, message(to["tenant"], run), secrets)
+            answer = await self._post(to, message_id, at, body, secrets)
         except BottegaError as error:
             failure = error
         what = outcome(answer, failure, tries, self._retries_s)
         wait_s = what.wait_s * self._jitter()
         stored = (what.status, what.answer, what.error, wait_s)
         async with acting_as(self._pool, tenant_id) as connection:
-            await connection.execute(_STORE, tenant_id, run_id, tries, *stored)
+            await connection.execute(_STORE, tenant_id, run_id, seq, tries, *stored)
         if what.error is not None:
             log.warning("webhook.failed", run_id=str(run_id), tries=tries, error=what.error)
 
     async def _post(
-        self, to: Mapping[str, Any], run_id: UUID, at: datetime, body: bytes, secrets: Sequence[str]
+        self,
+        to: Mapping[str, Any],
+        message_id: str,
+        at: datetime,
+        body: bytes,
+        secrets: Sequence[str],
     ) -> int:
         """Post a body and return the HTTP status of the reply.
 
@@ -234,7 +264,7 @@ class Webhooks:
         reply = await self._egress.request(
             "POST",
             to["url"],
-            headers=signed(secrets, run_id, at, body),
+            headers=signed(secrets, message_id, at, body),
             content=body,
             timeout_s=self._timeout_s,
             max_bytes=_MAX_REPLY,

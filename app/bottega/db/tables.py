@@ -162,7 +162,7 @@ webhooks = _table(
     "webhooks",
     uuid="tenant_id run_id",
     text="url status error",
-    number="tries answer",
+    number="seq tries answer",
     time="next_at ended_at",
 )
 schedules = _table(

@@ -58,7 +58,11 @@ def _runs(*but: str) -> Select[Any]:
         .join_from(
             runs,
             webhooks,
-            and_(webhooks.c.tenant_id == runs.c.tenant_id, webhooks.c.run_id == runs.c.id),
+            and_(
+                webhooks.c.tenant_id == runs.c.tenant_id,
+                webhooks.c.run_id == runs.c.id,
+                webhooks.c.seq == 0,
+            ),
             isouter=True,
         )
         .outerjoin(

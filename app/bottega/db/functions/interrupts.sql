@@ -43,6 +43,12 @@ BEGIN
     WHERE tenant_id = p_tenant AND id = p_run;
     PERFORM append_event(p_tenant, p_run, p_now, event_line(
         'run.waiting', jsonb_build_object('interrupts', p_interrupts)));
+    INSERT INTO webhooks (tenant_id, run_id, seq, url)
+    SELECT p_tenant, p_run, last_seq, webhook_url FROM runs
+    WHERE tenant_id = p_tenant AND id = p_run AND webhook_url IS NOT NULL;
+    IF FOUND THEN
+        PERFORM pg_notify('bottega_webhooks', '');
+    END IF;
 END $$;
 
 -- Append an event to the log of a run that no worker executes; its row is locked.

@@ -1,4 +1,4 @@
--- Webhooks that announce the end of a run.
+-- Webhooks that announce that a run ended, or waits for people.
 
 -- Trigger on runs. When a run with a webhook_url ends, add its webhook and notify the senders.
 CREATE OR REPLACE FUNCTION order_webhook() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -33,20 +33,20 @@ $$;
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim_due_webhooks(
     p_lease_s double precision, p_most integer, p_each integer, p_busy uuid[]
-) RETURNS TABLE (tenant_id uuid, run_id uuid, tries integer, at timestamptz)
+) RETURNS TABLE (tenant_id uuid, run_id uuid, seq bigint, tries integer, at timestamptz)
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
     UPDATE webhooks w SET tries = w.tries + 1, next_at = now() + make_interval(secs => p_lease_s)
     FROM (
-        SELECT due.tenant_id, due.run_id FROM (
+        SELECT due.tenant_id, due.run_id, due.seq FROM (
             SELECT * FROM webhook_tenants() AS holder(tenant) WHERE holder.tenant <> ALL (p_busy)
             ORDER BY random()
         ) AS holder CROSS JOIN LATERAL (
-            SELECT w.tenant_id, w.run_id FROM webhooks w
+            SELECT w.tenant_id, w.run_id, w.seq FROM webhooks w
             WHERE w.tenant_id = holder.tenant AND w.status = 'pending' AND w.next_at <= now()
             ORDER BY w.next_at LIMIT p_each FOR UPDATE SKIP LOCKED) AS due
         LIMIT p_most) AS taken
-    WHERE w.tenant_id = taken.tenant_id AND w.run_id = taken.run_id
-    RETURNING w.tenant_id, w.run_id, w.tries, now()
+    WHERE w.tenant_id = taken.tenant_id AND w.run_id = taken.run_id AND w.seq = taken.seq
+    RETURNING w.tenant_id, w.run_id, w.seq, w.tries, now()
 $$;
 
 -- Called by the sender of webhooks. Return the seconds until the next webhook is due, without the
