@@ -122,6 +122,12 @@ def gated(gate: asyncio.Event, reply: Reply) -> Reply:
     return make
 
 
+def sse_until(gate: asyncio.Event, *events: dict[str, Any]) -> Reply:
+    """Stream these events, and nothing more until ``gate`` is set; then the answer breaks off."""
+    sent = [wire.event(event) for event in events]
+    return lambda request: _Stream([*sent, b""], ends=False, gate=gate, wait_at=len(sent))
+
+
 def gated_within(gate: asyncio.Event, answer: Answer, *, events: int) -> Reply:
     """Stream an answer that stops after ``events`` events until ``gate`` is set."""
     return lambda request: _Stream(list(wire.chunks(answer, request)), gate=gate, wait_at=events)

@@ -1,11 +1,14 @@
 """Sums of what runs spent, over HTTP."""
 
+import asyncio
+from contextlib import aclosing
 from decimal import Decimal
 from typing import Any
 
 from bottega.settings import Settings
 from bottega.settings.providers import OperatorProvider
-from tests.fake_model import FakeModel, calls, chunk, sse
+from tests.fake_model import FakeModel, calls, chunk, sse, sse_until
+from tests.flows.test_patience import events
 from tests.service import Running, running
 from tests.team import define, start
 
@@ -112,3 +115,52 @@ async def test_a_cost_budget_ends_a_run_whose_models_have_prices(
         assert (dear["status"], dear["error"]["code"]) == ("failed", "budget_exhausted")
         (item,) = await sums(bottega, "day")
         assert Decimal(item["cost"]["amount"]) >= Decimal("0.12")
+
+
+def partly(text: str) -> dict[str, Any]:
+    """Build a piece of an answer with which the server reports usage."""
+    return {**chunk(text), "usage": REPORTED}
+
+
+async def heard(bottega: Running, run_id: str, text: str) -> None:
+    """Wait until a subscriber of a run is shown a text."""
+    async with aclosing(events(bottega, run_id)) as stream:
+        async for event in stream:
+            if event["type"] == "llm.delta" and text in event["data"]["text"]:
+                return
+    raise AssertionError("the run is over")
+
+
+async def test_answers_that_break_off_or_are_cancelled_count(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    configured = settings.model_copy(
+        update={"openai_base_url": model.base_url, "drain_grace_s": 0.0}
+    )
+    never = asyncio.Event()
+    whole = sse(chunk("R", finish_reason="stop"), {"choices": [], "usage": REPORTED})
+    broken = sse(partly("one"), done=False)
+    model.script(broken, sse_until(never, partly("two")), whole, sse_until(never, partly("three")))
+    async with running(configured, database_url, worker=True) as bottega:
+        await define(bottega.client)
+        run_id = await start(bottega.client)
+        await heard(bottega, run_id, "two")
+    async with running(configured, database_url, worker=True) as bottega:
+        frames = await bottega.watch(run_id)
+        run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
+        assert (run["status"], run["output"]) == ("completed", "R")
+        assert (run["usage"]["input"], run["usage"]["output"]) == (210, 90)
+        told = [each["type"] for each in frames if "usage" in each["data"]]
+        assert told[:3] == ["llm.failed", "llm.cancelled", "llm.completed"]
+
+        other = await start(bottega.client)
+        await heard(bottega, other, "three")
+        await bottega.client.post(f"/v1/runs/{other}/cancel")
+        frames = await bottega.watch(other)
+        assert frames[-1]["type"] == "run.cancelled"
+        assert frames[-1]["data"]["usage"]["input"] == 70
+        (item,) = await sums(bottega, "agent")
+        assert (item["agent"], item["input"], item["output"]) == ("coordinator", 280, 120)
+        spent = "SELECT amount FROM daily_spending WHERE unit = 'tokens'"
+        assert await bottega.owner.fetchval(spent) == 400
+    never.set()

@@ -6,11 +6,19 @@ from typing import Any
 
 import pytest
 
-from bottega.agents.messages import HumanMessage
-from bottega.agents.provider import LLMProvider
+from bottega.agents.messages import HumanMessage, Usage
+from bottega.agents.provider import LLMProvider, ModelOptions
 from bottega.errors import ModelError
 from bottega.llm.openai_provider import OpenAIProvider
-from tests.fake_model import FakeModel, gated, gated_within, http_error, text
+from tests.fake_model import (
+    FakeModel,
+    chunk,
+    gated,
+    gated_within,
+    http_error,
+    sse_until,
+    text,
+)
 from tests.llm.conftest import KEY, Asking, provider_for
 
 ANSWER = text("one two three")
@@ -31,6 +39,24 @@ async def test_cancelling_closes_the_stream_at_the_server(
 
     await model.disconnected()
     assert asking.failed == []
+
+
+async def test_usage_that_was_reported_before_is_told(model: FakeModel, asking: Asking) -> None:
+    used = {"prompt_tokens": 9, "completion_tokens": 1}
+    model.script(sse_until(asyncio.Event(), {**chunk("x" * 400), "usage": used}))
+    heard, lost = asyncio.Event(), list[Usage]()
+    task = asyncio.ensure_future(
+        asking.provider.invoke(
+            [HumanMessage(content="hi")],
+            options=ModelOptions(on_lost=lost.append),
+            on_delta=lambda piece: heard.set(),
+        )
+    )
+    await heard.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert lost == [Usage(input=9, output=100, estimated=True)], "at least what has arrived"
 
 
 async def test_cancelling_within_a_delta(model: FakeModel, asking: Asking) -> None:

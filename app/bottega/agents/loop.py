@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from bottega.agents.endings import Ending, PendingAnswer, ending_of, stop_reason_of
 from bottega.agents.history import check_history, with_distinct_ids, without_calls
@@ -17,8 +16,8 @@ from bottega.agents.messages import (
 )
 from bottega.agents.output import OUTPUT_INVALID, Objection, OutputCheck
 from bottega.agents.policy import unmet
-from bottega.agents.provider import LLMProvider, ModelOptions, ToolSchema
-from bottega.agents.query import Query, QueryFailed, delta_listener, fire
+from bottega.agents.provider import LLMProvider, ToolSchema
+from bottega.agents.query import Query, QueryFailed, delta_listener, fire, options_of
 from bottega.agents.shared_memory import inject_shared_memory, publish_answer
 from bottega.agents.tool_calls import answer_calls, tool_ending
 from bottega.agents.tools import ToolBase
@@ -53,15 +52,7 @@ class QueryLoop:
         self._schemas: tuple[ToolSchema, ...] = ()
         self._messages: Sequence[StandardMessage] = ()
         self._output = OutputCheck(self.agent.output)
-        self._options = ModelOptions(
-            on_try=partial(query.recorder.model_try_began, query),
-            on_failed_try=partial(query.recorder.model_try_failed, query),
-            on_warning=partial(query.recorder.warning, query),
-            asked=next(each for each in query.messages if isinstance(each, HumanMessage)),
-            params=self.agent.params,
-            output_schema=None if self.agent.output is None else self.agent.output.schema,
-            files=query.recorder.files,
-        )
+        self._options = options_of(query)
 
     async def run(self) -> AssistantResponse:
         """Run the query.

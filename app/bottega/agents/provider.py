@@ -62,6 +62,8 @@ class ModelOptions:
         model: name of the model; ``None``: the provider's default.
         on_try: called before each try of a provider that has several models.
         on_failed_try: called after each failed try, before the next one.
+        on_lost: called with the usage that the server had reported of an answer that broke off or
+            was cancelled.
         failing: earlier tries of this call, whose patience goes on.
         on_warning: called with a code and a text about what the call loses.
         max_output_tokens: limit of output tokens, from a budget; ``None``: no bound. The smaller of
@@ -77,6 +79,7 @@ class ModelOptions:
     model: str | None = None
     on_try: Callable[[ModelTarget], None] | None = None
     on_failed_try: Callable[[FailedTry], None] | None = None
+    on_lost: Callable[[Usage], None] | None = None
     failing: Failing | None = None
     on_warning: Callable[[str, str], None] | None = None
     max_output_tokens: int | None = None

@@ -19,6 +19,7 @@ from bottega.agents.messages import (
     AgentUsage,
     AssistantMessage,
     AssistantResponse,
+    HumanMessage,
     StandardMessage,
     SystemMessage,
     ToolCall,
@@ -34,6 +35,7 @@ from bottega.agents.provider import (
     FailedTry,
     Failing,
     LLMProvider,
+    ModelOptions,
     ModelTarget,
     OnDelta,
     ToolSchema,
@@ -180,6 +182,21 @@ Invoke = Callable[[int | None], Awaitable[AssistantMessage]]
 """Function that makes a model call with a limit of output tokens (``None``: no bound)."""
 
 
+def options_of(query: Query) -> ModelOptions:
+    """Return the options of a query's model calls, with what its recorder hears of them."""
+    agent, recorder = query.agent, query.recorder
+    return ModelOptions(
+        on_try=partial(recorder.model_try_began, query),
+        on_failed_try=partial(recorder.model_try_failed, query),
+        on_lost=partial(recorder.answer_lost, query),
+        on_warning=partial(recorder.warning, query),
+        asked=next(each for each in query.messages if isinstance(each, HumanMessage)),
+        params=agent.params,
+        output_schema=None if agent.output is None else agent.output.schema,
+        files=recorder.files,
+    )
+
+
 class Recorder:
     """Observer of queries that can replay their calls; this base class records nothing.
 
@@ -220,6 +237,12 @@ class Recorder:
 
     def model_try_failed(self, query: Query, failed: FailedTry) -> None:
         """Record a failed try of the current model call, before it is repeated."""
+
+    def answer_lost(self, query: Query, usage: Usage) -> None:
+        """Count the usage of an answer of the current model call that broke off."""
+        query.usage = query.usage.plus(usage)
+        if query.task is not None:
+            query.task.spent(usage)
 
     async def tool_call(
         self,

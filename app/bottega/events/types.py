@@ -23,6 +23,7 @@ class EventType(StrEnum):
     LLM_STARTED = "llm.started"
     LLM_COMPLETED = "llm.completed"
     LLM_FAILED = "llm.failed"
+    LLM_CANCELLED = "llm.cancelled"
     ANSWER_REJECTED = "answer.rejected"
     INTERRUPT_CREATED = "interrupt.created"
     INTERRUPT_RESOLVED = "interrupt.resolved"

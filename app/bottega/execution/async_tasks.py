@@ -132,7 +132,7 @@ async def running_subagents(
         task_root=run.task_root,
         listener=JournalListener(recorder, resumed),
         remaining=lambda: left - (monotonic() - began),
-        outer=recorder.accounts,
+        outer=recorder.accounts.all,
         plugins=runtime.plugins,
         restored=replay.tasks,
         waits=replay.waits,

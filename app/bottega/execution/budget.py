@@ -8,14 +8,17 @@ such a worker spent and did not report is never counted.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from uuid import UUID, uuid4
 
 import asyncpg
 import structlog
 
+from bottega.agents.messages import Usage
 from bottega.clock import monotonic
 from bottega.events import log
-from bottega.subagents.budget import DOLLARS, TOKENS, Account, Unit
+from bottega.execution.claim import ClaimedRun
+from bottega.subagents.budget import DOLLARS, TOKENS, Account, Unit, billionths
 
 logger = structlog.get_logger(__name__)
 
@@ -110,6 +113,39 @@ class DayAccount(Account):
         self._reported, self.limit = spent, spent + held
         self._is_dry = held < wanted and not self._others
         self._synced_at = monotonic()
+
+
+class RunAccounts:
+    """The budgets that pay for a run's model calls.
+
+    Attributes:
+        day: the accounts of the tenant's day, until the run is over.
+        all: these, and the run's own.
+    """
+
+    def __init__(self, run: ClaimedRun, day: Sequence[DayAccount]) -> None:
+        self._own = [Account("the run's token_budget", run.token_budget)]
+        if run.cost_budget is not None:
+            limit = billionths(Decimal(run.cost_budget["amount"]))
+            budget = Account("the run's cost_budget", limit, unit=DOLLARS, needs_price=True)
+            self._own.append(budget)
+        self.day = day
+        self.all: tuple[Account, ...] = (*self._own, *day)
+
+    @property
+    def are_limited(self) -> bool:
+        return any(account.limit is not None for account in self.all)
+
+    def pay(self, usage: Usage) -> None:
+        """Count what a model call took now."""
+        self.paid_before(usage)
+        for account in self.day:
+            account.spend(usage)
+
+    def paid_before(self, usage: Usage) -> None:
+        """Count what the run paid for in an earlier attempt."""
+        for account in self._own:
+            account.spend(usage)
 
 
 class DayBudgets:

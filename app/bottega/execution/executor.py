@@ -282,7 +282,8 @@ class Executor:
             self.episode_stored()
 
     async def _settle(self, recorder: JournalRecorder) -> None:
-        day, recorder.day = recorder.day, ()
+        accounts = recorder.accounts
+        day, accounts.day = accounts.day, ()
         if self.day_budgets is not None:
             await self.day_budgets.close(day)
 

@@ -10,14 +10,17 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 import asyncpg
 import structlog
 
+from bottega.agents.messages import Usage
 from bottega.agents.provider import ModelTarget, OnDelta
 from bottega.clock import monotonic
 from bottega.events.log import is_transient
+from bottega.events.payloads import served_by
 from bottega.events.steps import storable
 from bottega.execution.journal import Journal
 
@@ -190,6 +193,7 @@ class ModelCall:
         text: shows its text while it comes in.
         goes_on_at: end of the wait for its next try; in the past while it does not wait.
         failing_since: when its patience began, in any attempt of the run.
+        lost: usage of its answer that broke off, until its event is written.
     """
 
     target: ModelTarget | None
@@ -197,6 +201,12 @@ class ModelCall:
     goes_on_at: float
     failed_tries: int = 0
     failing_since: float | None = None
+    lost: Usage | None = None
+
+    def told(self) -> dict[str, Any]:
+        """Return the part of an event about an answer that broke off: its model, and its usage."""
+        lost, self.lost = self.lost, None
+        return served_by(self.target) | ({} if lost is None else {"usage": lost.to_dict()})
 
 
 def waits_of(calls: Collection[ModelCall], now: float) -> tuple[float, float] | None:

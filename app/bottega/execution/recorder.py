@@ -1,9 +1,9 @@
 """The recorder of a run: the agent core's port, backed by the run's journal."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime
-from decimal import Decimal
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -28,7 +28,7 @@ from bottega.clock import monotonic
 from bottega.errors import ModelError
 from bottega.events.payloads import llm_failed, served_by, warning
 from bottega.events.types import STATE, EventType
-from bottega.execution.budget import DayAccount
+from bottega.execution.budget import DayAccount, RunAccounts
 from bottega.execution.claim import ClaimedRun
 from bottega.execution.journal import Journal
 from bottega.execution.live_text import CallText, LiveText, ModelCall
@@ -39,7 +39,7 @@ from bottega.execution.waiting.interrupts import OpenInterrupts
 from bottega.execution.waiting.loops import Loops
 from bottega.files.run_files import RunFiles
 from bottega.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
-from bottega.subagents.budget import DOLLARS, Account, billionths, estimate, reserved
+from bottega.subagents.budget import estimate, reserved
 
 _MOST_FAILURES = 3
 """Number of simultaneous failures for which memory is searched."""
@@ -58,7 +58,6 @@ class JournalRecorder(Recorder):
         answer_seq: ``seq`` of the root's accepted answer, once there is one.
         answered: ``seq`` of the answers of asynchronous tasks, by task.
         accounts: budgets of the run and of its tenant's day.
-        day: the accounts of the tenant's day, until the run is over.
         spent: by all agents of the run, in all its attempts.
         lessons: memory about failures for the root; ``None``: the run has no memory.
     """
@@ -79,15 +78,7 @@ class JournalRecorder(Recorder):
         self.lessons: FailureMemory | None = None
         self._whys: dict[str, tuple[str, str]] = {}  # errors of sub-agents, by tool call
         self.answered: dict[UUID | None, int] = {}
-        self.day = day
-        self._of_run = [Account("the run's token_budget", run.token_budget)]
-        if run.cost_budget is not None:
-            limit = billionths(Decimal(run.cost_budget["amount"]))
-            self._of_run.append(
-                Account("the run's cost_budget", limit, unit=DOLLARS, needs_price=True)
-            )
-        self.accounts = (*self._of_run, *day)
-        self._is_limited = any(account.limit is not None for account in self.accounts)
+        self.accounts = RunAccounts(run, day)
         self.tasks = Tasks(journal, run.task_root, run.cancelled_tasks)
         self._live_text = live_text
         self._calls: dict[Query, ModelCall] = {}
@@ -154,11 +145,13 @@ class JournalRecorder(Recorder):
         )
 
     async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
-        call = query.model_calls
-        key = (self.tasks.id_of(query), call)
+        key = (self.tasks.id_of(query), query.model_calls)
+        if (lost := self.journal.replay.lost.get(key)) is not None:
+            super().answer_lost(query, lost)
+            self.repeat(AgentUsage().plus(lost), lost)
         if recorded := self.journal.replay.answers.get(key):
             if key not in self.journal.replay.carried:  # otherwise another run paid
-                self._pay(recorded.usage)
+                self.accounts.paid_before(recorded.usage)
             self.spent += usage_of(recorded)
             return recorded
         if failure := self.journal.replay.failures.get(key):
@@ -172,9 +165,9 @@ class JournalRecorder(Recorder):
         """Reserve the call's tokens. A task reserves them itself, from its own budget too."""
         if query.task is not None:
             return query.admission()
-        if not self._is_limited:
+        if not self.accounts.are_limited:
             return nullcontext()
-        return reserved(self.accounts, estimate(query), query.agent.provider)
+        return reserved(self.accounts.all, estimate(query), query.agent.provider)
 
     async def _ask(
         self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
@@ -198,7 +191,11 @@ class JournalRecorder(Recorder):
             message = await invoke()
         except ModelError as error:
             data = llm_failed(query.model_calls, self.journal.attempt, error)
-            self.tasks.add(query, EventType.LLM_FAILED, data | served_by(call.target))
+            self.tasks.add(query, EventType.LLM_FAILED, data | call.told())
+            raise
+        except asyncio.CancelledError:
+            if call.lost is not None:
+                self.tasks.add(query, EventType.LLM_CANCELLED, about | call.told())
             raise
         finally:
             del self._calls[query]
@@ -218,12 +215,20 @@ class JournalRecorder(Recorder):
                 "duration_ms": round((monotonic() - began) * 1000),
             },
         )
-        self.journal.spend(name_of(query.agent), message.metadata.get("model", ""), message.usage)
-        self._pay(message.usage)
-        for account in self.day:
-            account.spend(message.usage)
+        self._spend(query, message.metadata.get("model", ""), message.usage)
         self.spent += usage_of(message)
         return message
+
+    def _spend(self, query: Query, model: str, usage: Usage) -> None:
+        self.journal.spend(name_of(query.agent), model, usage)
+        self.accounts.pay(usage)
+
+    def answer_lost(self, query: Query, usage: Usage) -> None:
+        super().answer_lost(query, usage)
+        call = self._calls[query]
+        call.lost = usage
+        self._spend(query, "" if call.target is None else call.target.model, usage)
+        self.spent += usage
 
     def _started(self, query: Query, about: dict[str, Any], target: ModelTarget | None) -> int:
         # The live text of an asynchronous task is also its output.
@@ -234,14 +239,9 @@ class JournalRecorder(Recorder):
         call = self._calls.get(query)
         return None if call is None or call.text is None else call.text.listener
 
-    def _pay(self, usage: Usage) -> None:
-        """Count what the run paid for, in any attempt."""
-        for account in self._of_run:
-            account.spend(usage)
-
     def repeat(self, usage: AgentUsage, paid: Usage) -> None:
         """Count the usage of tasks that do not run again; this run paid ``paid`` of it."""
-        self._pay(paid)
+        self.accounts.paid_before(paid)
         self.spent += usage
 
     def model_try_began(self, query: Query, target: ModelTarget) -> None:
@@ -263,7 +263,7 @@ class JournalRecorder(Recorder):
             call.text.restart()
         retry = failed.number, round(failed.delay_s * 1000)
         data = llm_failed(query.model_calls, self.journal.attempt, failed.error, retry)
-        self.tasks.add(query, EventType.LLM_FAILED, data | served_by(call.target))
+        self.tasks.add(query, EventType.LLM_FAILED, data | call.told())
         self.looks_if_it_waits()
 
     def failing(self, query: Query) -> Failing | None:

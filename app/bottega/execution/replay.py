@@ -67,6 +67,7 @@ class Replay:
         decisions: of people on tool calls, by ((task, call, tool call), kind): the interrupt's id,
             and the resolution.
         carried: keys of the answers that another run paid for.
+        lost: usage of answers that broke off, by (task, call), but for those.
         versions: of each agent's publications, by task.
         published_at: times of publications, by task.
         sources: agents whose answers a task got before its first model call, by task.
@@ -87,6 +88,7 @@ class Replay:
     ended: set[Key] = field(default_factory=set)
     decisions: dict[tuple[Key, str], tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
     carried: set[Key] = field(default_factory=set)
+    lost: dict[Key, Usage] = field(default_factory=dict)
     versions: dict[str | None, dict[UUID | None, int]] = field(default_factory=dict)
     published_at: dict[UUID | None, datetime] = field(default_factory=dict)
     sources: dict[UUID | None, frozenset[str]] = field(default_factory=dict)
@@ -134,6 +136,9 @@ def fold(events: Iterable[Event], carried_seq: int = 0) -> Replay:
                 folded.asked = max(folded.asked, call_of(data))
             case EventType.CONTEXT_RECALLED:
                 _fold_recalled(folded, event)
+        if event.seq > carried_seq and (lost := lost_in(event)) is not None:
+            of_call: Key = event.task_id, call_of(data)
+            folded.lost[of_call] = folded.lost.get(of_call, Usage()) + lost
         _fold_interrupts(folded, event)
         _fold_shared_memory(folded, given, event)
         folded.seen[key_of(event.type, event.task_id, data)] = event.seq
@@ -216,6 +221,14 @@ def result_of(ended: ToolEnded, answer: str | None = None) -> ToolResult:
         error=ended.error,
         parts=tuple(map(Part.from_dict, ended.parts)),
     )
+
+
+def lost_in(event: Event) -> Usage | None:
+    """Return the usage of an answer that broke off, if an event reports that."""
+    if event.type not in (EventType.LLM_FAILED, EventType.LLM_CANCELLED):
+        return None
+    usage = event.data.get("usage")
+    return None if usage is None else Usage.from_dict(usage)
 
 
 def usage_of(message: AssistantMessage) -> AgentUsage:

@@ -26,7 +26,7 @@ from bottega.events.payloads import (
     tool_call_of,
 )
 from bottega.events.types import Event, EventType
-from bottega.execution.replay import answer_of, result_of, usage_of
+from bottega.execution.replay import answer_of, lost_in, result_of, usage_of
 from bottega.graph.shared_memory import Publication
 from bottega.subagents.child import ANONYMOUS, first_message
 from bottega.subagents.handle import DispatchParams, RestoredTask, SubagentOutcome
@@ -161,6 +161,9 @@ def _finished(
 
 def _note(task: _Task, event: Event, *, is_paid: bool) -> None:
     data = event.data
+    if (lost := lost_in(event)) is not None:
+        task.usage += lost
+        task.paid += lost if is_paid else Usage()
     match event.type:
         case EventType.SUBAGENT_DISPATCHED:
             task.dispatched = event

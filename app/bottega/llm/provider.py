@@ -6,10 +6,9 @@ import random
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from decimal import Decimal
 from functools import partial
 
-from bottega.agents.messages import AssistantMessage, StandardMessage, ToolMessage, Usage
+from bottega.agents.messages import AssistantMessage, StandardMessage, ToolMessage
 from bottega.agents.provider import FailedTry, ModelOptions, OnDelta, ToolSchema
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.errors import InvalidInputError, ModelError
@@ -148,13 +147,15 @@ class ModelProvider:
         after_results = bool(messages) and isinstance(messages[-1], ToolMessage)
         sent = partial(size_as_text, len(body), messages, files)
         begin = partial(dialect.new_answer, self._report, after_results)
+        prices = await self.prices(model)
+        lost = partial(_tell_lost, options, prices)
         patience_s = self.spec.patience_s
         number, broken, failed_at = 1, 0, None
         while True:
-            answer = await self._try(dialect.path, body, sent, begin, on_delta)
+            answer = await self._try(dialect.path, body, sent, begin, on_delta, lost)
             if isinstance(answer, AssistantMessage):
                 answer.metadata["model"] = model
-                answer.usage.cost = await self._cost(answer.usage, model)
+                answer.usage.cost = None if prices is None else prices.cost(answer.usage)
                 self._say_loss(dialect, messages, model, options)
                 return answer if output is None else output.read(answer, after_results)
             broken += answer.code == STREAM_BROKEN
@@ -205,11 +206,6 @@ class ModelProvider:
             return keep(self._prices, model, await asyncio.to_thread(find))
         return self._prices[model]
 
-    async def _cost(self, usage: Usage, model: str) -> Decimal | None:
-        """Return what a call cost; ``None``: no price is known."""
-        prices = await self.prices(model)
-        return None if prices is None else prices.cost(usage)
-
     async def _try(
         self,
         path: str,
@@ -217,6 +213,7 @@ class ModelProvider:
         sent: Callable[[], int],
         begin: Callable[[], AnswerBuilder],
         on_delta: OnDelta | None,
+        lost: Callable[[AnswerBuilder], None],
     ) -> AssistantMessage | ModelError:
         """Make one try and return its error instead of raising it.
 
@@ -231,13 +228,24 @@ class ModelProvider:
             if not is_success(response):
                 return await self._client.refusal(response, self._clock)
             builder = begin()
-            await read(response, builder, self._report, on_delta)
-            message = builder.finish(self._clock(), self._new_id)
+            try:
+                await read(response, builder, self._report, on_delta)
+                message = builder.finish(self._clock(), self._new_id)
+            except BaseException:
+                lost(builder)
+                raise
             return with_usage(message, sent, builder.hidden_size)
         except ModelError as error:
             return error
         finally:
             response.close()  # closes the connection of an unread stream
+
+
+def _tell_lost(options: ModelOptions, prices: ModelPrices | None, broken: AnswerBuilder) -> None:
+    """Report what an answer took that broke off, or was cancelled, if the server has said so."""
+    if options.on_lost is not None and (usage := broken.reported()) is not None:
+        usage.cost = None if prices is None else prices.cost(usage)
+        options.on_lost(usage)
 
 
 def open_provider(spec: ServerSpec, model: str) -> ModelProvider:

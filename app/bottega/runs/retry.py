@@ -40,6 +40,7 @@ Parents = Mapping[UUID | None, UUID | None]
 _ENDS = (EventType.AGENT_COMPLETED, EventType.AGENT_FAILED, EventType.MEMORY_PUBLISHED)
 _GOOD_ENDS = (EventType.AGENT_COMPLETED, EventType.SUBAGENT_COMPLETED)
 _TOOL_ENDS = (EventType.TOOL_COMPLETED, EventType.TOOL_FAILED)
+_TRIES = (EventType.LLM_STARTED, EventType.LLM_FAILED, EventType.LLM_CANCELLED)
 _LOOKS = ("poll_subagent", "await_subagent")
 _KEPT = (
     "mode",
@@ -132,10 +133,7 @@ def carry_over(events: Sequence[Event], task_root: UUID) -> Carried:
         event
         for event in good
         if not _is_of_run(event)
-        and not (
-            event.type in (EventType.LLM_STARTED, EventType.LLM_FAILED)
-            and (event.task_id, call_of(event.data)) not in answered
-        )
+        and not (event.type in _TRIES and (event.task_id, call_of(event.data)) not in answered)
     ]
     numbers = {event.seq: new for new, event in enumerate(kept, start=2)}
     rows = [_row(event, numbers, parents) for event in kept]

@@ -43,7 +43,8 @@ DATA = {
     EventType.AGENT_FAILED: "error usage",
     EventType.LLM_STARTED: f"{_CALL} {_SERVED} try beside memory",
     EventType.LLM_COMPLETED: f"{_CALL} {_SERVED} try message usage duration_ms",
-    EventType.LLM_FAILED: f"{_CALL} {_SERVED} try error retry_in_ms",
+    EventType.LLM_FAILED: f"{_CALL} {_SERVED} try error retry_in_ms usage",
+    EventType.LLM_CANCELLED: f"{_CALL} {_SERVED} usage",
     EventType.ANSWER_REJECTED: "call code message",
     EventType.INTERRUPT_CREATED: (
         "interrupt_id kind call tool_call_id tool arguments question schema reason expires_s"

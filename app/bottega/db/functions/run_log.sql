@@ -56,7 +56,8 @@ BEGIN
     FROM run_events e
     WHERE e.tenant_id = p_tenant AND e.run_id = p_run AND e.seq <= p_last
       AND e.type IN (
-        'llm.started', 'llm.completed', 'llm.failed', 'agent.completed', 'agent.failed')
+        'llm.started', 'llm.completed', 'llm.failed', 'llm.cancelled', 'agent.completed',
+        'agent.failed')
       AND NOT e.data ? 'retry_in_ms'
       AND e.seq > coalesce((
         SELECT max(r.seq) FROM run_events r WHERE r.tenant_id = p_tenant AND r.run_id = p_run

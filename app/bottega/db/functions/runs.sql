@@ -225,7 +225,8 @@ BEGIN
     ), spent AS (
         SELECT e.task_id, sum_usage(array_agg(e.data -> 'usage')) AS usage
         FROM run_events e JOIN ended ON ended.id = e.task_id AND ended.mode = 'async'
-        WHERE e.tenant_id = p_tenant AND e.run_id = p_run AND e.type = 'llm.completed'
+        WHERE e.tenant_id = p_tenant AND e.run_id = p_run
+          AND e.type IN ('llm.completed', 'llm.failed', 'llm.cancelled') AND e.data ? 'usage'
         GROUP BY e.task_id
     )
     SELECT array_agg(event_line(e.type, CASE e.position

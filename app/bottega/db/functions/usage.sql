@@ -24,8 +24,8 @@ LANGUAGE sql STABLE AS $$
         SELECT e.agent, coalesce(e.data ->> 'model', '') AS model,
                sum_usage(array_agg(e.data -> 'usage')) AS usage
         FROM run_events e JOIN runs r ON r.tenant_id = e.tenant_id AND r.id = e.run_id
-        WHERE e.tenant_id = p_tenant AND e.run_id = p_run AND e.type = 'llm.completed'
-          AND e.seq > r.carried_seq
+        WHERE e.tenant_id = p_tenant AND e.run_id = p_run AND e.seq > r.carried_seq
+          AND e.type IN ('llm.completed', 'llm.failed', 'llm.cancelled') AND e.data ? 'usage'
         GROUP BY 1, 2) s
 $$;
 

@@ -5,13 +5,14 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from pydantic_core import from_json
 
 from bottega.agents.messages import AssistantMessage, ToolCall, Usage
+from bottega.agents.tokens import size_of, tokens_in
 from bottega.llm.dialects.text_chunks import TextChunks
 from bottega.llm.dialects.wire import encode_json, without_lone_surrogates
 from bottega.llm.errors import ErrorMapper
@@ -170,6 +171,22 @@ class AnswerBuilder(ABC):
             raise self._report.no_completion(f"more than {MAX_CHARACTERS} characters")
         if len(calls) > MAX_CALLS:
             raise self._report.no_completion(f"more than {MAX_CALLS} tool calls")
+
+    def reported(self) -> Usage | None:
+        """Return the usage of an answer that broke off; ``None``: the server reported none.
+
+        Some servers report the output at its end only: it is at least what has arrived.
+        """
+        usage = self._counted()
+        if not usage.total_tokens:
+            return None
+        spoken = size_of("".join(self._text)) + sum(
+            size_of(piece) for call in self._partial_calls() for piece in call.arguments
+        )
+        arrived = tokens_in(spoken + self.hidden_size())
+        if arrived <= usage.output:
+            return usage
+        return replace(usage, output=arrived, estimated=True)
 
     def hidden_size(self) -> int:
         """Return the bytes of reasoning and other fields beside text and tool calls."""
