@@ -195,15 +195,19 @@ def _agent_dependencies(
     )
 
 
-async def _analyst(settings: Settings, models: "ModelServices") -> "Analyst | None":
+async def _analyst(
+    settings: Settings, database: Database, models: "ModelServices"
+) -> "Analyst | None":
     """Return the model that analyses goals and reflects on runs, if one is configured."""
     if settings.memory_model is None:
         return None
+    from bottega.execution.budget import count_beside
     from bottega.llm.structured_output import ANALYST_PATIENCE_S, ModelAnalyst
 
     patience_s = min(ANALYST_PATIENCE_S, settings.model_patience_s)
     provider = await models.of_operator(settings.memory_model, patience_s)
-    return ModelAnalyst(provider, settings.memory_model)
+    count = partial(count_beside, database.pool)
+    return ModelAnalyst(provider, settings.memory_model, count=count)
 
 
 def _subagent_runtime(settings: Settings) -> "SubagentRuntime":
@@ -311,7 +315,7 @@ async def _keeping_memory(
     from bottega.execution.retrieval import MemorySources
 
     settings = service.settings
-    analyst = await _analyst(settings, models)
+    analyst = await _analyst(settings, service.database, models)
     sources = MemorySources(
         service.memory,
         service.patterns,

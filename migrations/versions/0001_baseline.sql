@@ -344,6 +344,8 @@ CREATE TABLE runs (
     usage jsonb,
     -- Of the model calls that the run paid for: [{"agent", "model", and what usage has}].
     spent jsonb NOT NULL DEFAULT '[]',
+    -- The same, of the calls that its agents did not make: to analyse its task, to learn from it.
+    spent_beside jsonb NOT NULL DEFAULT '[]',
     error jsonb,
     output jsonb,
     -- The answer, parsed; null: it has no schema.

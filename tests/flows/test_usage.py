@@ -1,6 +1,7 @@
 """Sums of what runs spent, over HTTP."""
 
 import asyncio
+import json
 from contextlib import aclosing
 from decimal import Decimal
 from typing import Any
@@ -11,6 +12,7 @@ from tests.fake_model import FakeModel, calls, chunk, sse, sse_until
 from tests.flows.test_patience import events
 from tests.service import Running, running
 from tests.team import define, start
+from tests.waiting import until
 
 MODEL = "gpt-5-mini"
 CALL = {"id": "1", "function": {"name": "requirements", "arguments": '{"query": "x"}'}}
@@ -164,3 +166,29 @@ async def test_answers_that_break_off_or_are_cancelled_count(
         spent = "SELECT amount FROM daily_spending WHERE unit = 'tokens'"
         assert await bottega.owner.fetchval(spent) == 400
     never.set()
+
+
+async def test_the_model_of_memory_counts_for_its_run_and_for_the_day(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    def decide(request: dict[str, Any]) -> Any:
+        said = {"goals": ["add"], "complexity": 0.1, "insights": ["Adding is easy."]}
+        call = {"id": "1", "function": {"name": "answer", "arguments": json.dumps(said)}}
+        by_tool = chunk(tool_calls=[call], finish_reason="tool_calls")
+        first = by_tool if request["model"] == "thinker" else chunk("R", finish_reason="stop")
+        return sse(first, {"choices": [], "usage": REPORTED})
+
+    model.decide = decide
+    limited = {"memory_model": "thinker", "tokens_per_day": 1_000_000}
+    configured = settings.model_copy(update={"openai_base_url": model.base_url, **limited})
+    async with running(configured, database_url, worker=True) as bottega:
+        await define(bottega.client)
+        run = await ended(bottega)
+        assert run["usage"]["input"] == 70
+        items = await until(lambda: sums(bottega, "agent"), lambda found: len(found) == 3)
+        names = ["coordinator", "memory:analysis", "memory:reflection"]
+        assert [(each["agent"], each["input"], each["runs"]) for each in items] == [
+            (name, 70, 1) for name in names
+        ]
+        spent = "SELECT amount FROM daily_spending WHERE unit = 'tokens'"
+        await until(lambda: bottega.owner.fetchval(spent), lambda found: found == 300)

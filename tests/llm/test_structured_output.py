@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from uuid import UUID
 
 import pytest
 
@@ -9,6 +10,8 @@ from bottega.errors import ModelError
 from bottega.llm.openai_provider import OpenAIProvider
 from bottega.llm.structured_output import ModelAnalyst
 from tests.fake_model import FakeModel, calls, gated, http_error, text
+
+RUN = UUID(int=1), UUID(int=2)
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ async def analyst(model: FakeModel) -> AsyncIterator[ModelAnalyst]:
 async def test_task_is_analysed(model: FakeModel, analyst: ModelAnalyst) -> None:
     said = {"goals": [" add "], "complexity": 0.5, "more": 1}
     model.script(calls(("answer", said)))
-    assert await analyst.analyse("Add 1 and 2") == {
+    assert await analyst.analyse(RUN, "Add 1 and 2") == {
         "goals": ["add"],
         "constraints": [],
         "criteria": [],
@@ -40,7 +43,7 @@ async def test_task_is_analysed(model: FakeModel, analyst: ModelAnalyst) -> None
 
 async def test_answer_in_text_is_accepted_too(model: FakeModel, analyst: ModelAnalyst) -> None:
     model.script(text('```json\n{"insights": ["slow is better"]}\n```'))
-    assert await analyst.reflect({"outcome": "SUCCESS"}) == ["slow is better"]
+    assert await analyst.reflect(RUN, {"outcome": "SUCCESS"}) == ["slow is better"]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +61,7 @@ async def test_answer_of_the_wrong_form_is_ignored(
 ) -> None:
     model.script(reply)  # type: ignore[arg-type]
     with pytest.raises(ModelError) as caught:
-        await analyst.reflect({})
+        await analyst.reflect(RUN, {})
     assert caught.value.code == "model_bad_response"
     assert "x" * 100 not in caught.value.detail
 
@@ -66,7 +69,7 @@ async def test_answer_of_the_wrong_form_is_ignored(
 async def test_model_that_is_down_is_reported(model: FakeModel, analyst: ModelAnalyst) -> None:
     model.script(http_error(503))
     with pytest.raises(ModelError) as caught:
-        await analyst.reflect({})
+        await analyst.reflect(RUN, {})
     assert caught.value.code == "model_unavailable"
 
 
@@ -75,7 +78,7 @@ async def test_analysis_has_a_time_limit(model: FakeModel) -> None:
     model.script(gated(goes_on, text("{}")))
     provider = OpenAIProvider("any", api_key="test-key", base_url=model.base_url)
     with pytest.raises(ModelError) as caught:
-        await ModelAnalyst(provider, "thinker", timeout_s=0.1).reflect({})
+        await ModelAnalyst(provider, "thinker", timeout_s=0.1).reflect(RUN, {})
     assert (caught.value.code, caught.value.retryable) == ("model_timeout", True)
     goes_on.set()
     await provider.aclose()

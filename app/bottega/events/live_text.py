@@ -15,7 +15,14 @@ from bottega.events.types import EventType
 MAX_CHARACTERS = 500_000
 """Limit for all open calls of a run; the rest is shown with the complete answer."""
 
-_ENDS = frozenset([EventType.LLM_COMPLETED, EventType.AGENT_COMPLETED, EventType.AGENT_FAILED])
+_ENDS = frozenset(
+    [
+        EventType.LLM_COMPLETED,
+        EventType.LLM_CANCELLED,
+        EventType.AGENT_COMPLETED,
+        EventType.AGENT_FAILED,
+    ]
+)
 Row = Mapping[str, Any]
 
 

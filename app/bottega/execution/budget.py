@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import structlog
+from pydantic_core import to_json
 
 from bottega.agents.messages import Usage
 from bottega.clock import monotonic
@@ -29,6 +30,7 @@ _LOOK_S = 2.0
 _ASK_AGAIN_S = 1.0
 _SHARE = 100  # a slice is at most this fraction of the day's limit, or one call
 
+_COUNT_BESIDE = "SELECT count_beside($1, $2, $3)"
 _DRAW = "SELECT held, others FROM draw_budget($1, $2, $3, $4, $5, $6, $7)"
 
 Draw = Callable[[int, int, int], Awaitable[tuple[int, int]]]
@@ -113,6 +115,19 @@ class DayAccount(Account):
         self._reported, self.limit = spent, spent + held
         self._is_dry = held < wanted and not self._others
         self._synced_at = monotonic()
+
+
+async def count_beside(
+    pool: asyncpg.Pool, run: tuple[UUID, UUID], name: str, model: str, usage: Usage
+) -> None:
+    """Count a model call for a run that none of its agents made.
+
+    Args:
+        run: tenant and id; it may be over or deleted.
+        name: in place of an agent's.
+    """
+    spent = to_json([{"agent": name, "model": model, **usage.to_dict()}]).decode()
+    await log.persist(lambda: pool.execute(_COUNT_BESIDE, *run, spent))
 
 
 class RunAccounts:

@@ -124,7 +124,8 @@ async def _goals(about: RunFacts, journal: Journal, sources: MemorySources | Non
         return goals
     try:
         async with asyncio.timeout(_ANALYSIS_S):
-            said = await sources.analyst.analyse(about.question)
+            run = journal.tenant_id, journal.run_id
+            said = await sources.analyst.analyse(run, about.question)
     except (BottegaError, TimeoutError) as error:
         text = f"rules analysed the task, since the model failed: {type(error).__name__}: {error}"
         journal.add(EventType.WARNING, warning("analysis_unavailable", text[:500]))

@@ -35,7 +35,7 @@ from bottega.events.types import EventType, RunStatus
 
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
 _BODIES = ("input", "output", "output_json", "output_schema", "overrides")
-_HIDDEN = ("pinned", "session_base", "spent", "turn")
+_HIDDEN = ("pinned", "session_base", "spent", "spent_beside", "turn")
 """Columns that lists leave out; some are large."""
 
 

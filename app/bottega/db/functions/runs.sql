@@ -80,7 +80,8 @@ BEGIN
     IF v_slot IS NOT NULL THEN
         PERFORM enqueue_run(p_tenant, r.id, r.priority);
     END IF;
-    RETURN to_jsonb(r) - '{pinned,session_base,slot,principal,spent,turn,queued_at}'::text[]
+    RETURN to_jsonb(r)
+        - '{pinned,session_base,slot,principal,spent,spent_beside,turn,queued_at}'::text[]
         || CASE WHEN v_blocker IS NULL THEN '{}'
            ELSE jsonb_build_object('blocked_by', blocked_by(p_tenant, v_blocker)) END;
 END $$;

@@ -6,14 +6,15 @@ LANGUAGE sql STABLE AS
 $$ SELECT coalesce(nullif(current_setting('bottega.' || p_name, true), '')::bigint, p_default) $$;
 
 -- Called when runs end; last in its transaction, since all ends of a tenant's runs lock these rows.
--- Add to what the tenant spent today, in tokens and in billionths of a US dollar, but not in a unit
--- whose day has a limit: workers report it through draw_budget.
-CREATE OR REPLACE FUNCTION count_spending(p_tenant uuid, p_tokens bigint, p_cost bigint)
-RETURNS void LANGUAGE sql AS $$
+-- Add to what the tenant spent today, in tokens and in billionths of a US dollar; without p_always
+-- not in a unit whose day has a limit: workers report it through draw_budget.
+CREATE OR REPLACE FUNCTION count_spending(
+    p_tenant uuid, p_tokens bigint, p_cost bigint, p_always boolean DEFAULT false
+) RETURNS void LANGUAGE sql AS $$
     INSERT INTO daily_spending AS d (tenant_id, day, unit, amount)
     SELECT p_tenant, (now() AT TIME ZONE 'UTC')::date, s.unit, s.amount
     FROM (VALUES ('cost', p_cost), ('tokens', p_tokens)) AS s(unit, amount)
-    WHERE s.amount > 0 AND bottega_limit(s.unit || '_per_day', NULL) IS NULL
+    WHERE s.amount > 0 AND (p_always OR bottega_limit(s.unit || '_per_day', NULL) IS NULL)
     ON CONFLICT (tenant_id, day, unit) DO UPDATE SET amount = d.amount + excluded.amount
 $$;
 

@@ -29,6 +29,21 @@ LANGUAGE sql STABLE AS $$
         GROUP BY 1, 2) s
 $$;
 
+-- Called by workers after a model call for a run that none of its agents made. Count it in the run,
+-- which may be over or deleted, and in the tenant's day.
+CREATE OR REPLACE FUNCTION count_beside(p_tenant uuid, p_run uuid, p_spent jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    UPDATE runs SET spent_beside = (
+        SELECT jsonb_agg(jsonb_build_object('agent', s.agent, 'model', s.model) || s.usage)
+        FROM (
+            SELECT u ->> 'agent' AS agent, u ->> 'model' AS model, sum_usage(array_agg(u)) AS usage
+            FROM jsonb_array_elements(spent_beside || p_spent) AS u GROUP BY 1, 2) AS s)
+    WHERE tenant_id = p_tenant AND id = p_run;
+    PERFORM count_spending(p_tenant, tokens_in(p_spent), cost_in(p_spent), true);
+END $$;
+
 -- Return the tokens in runs.spent.
 CREATE OR REPLACE FUNCTION tokens_in(p_spent jsonb) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(sum((s ->> 'input')::bigint + (s ->> 'output')::bigint), 0)::bigint
@@ -61,7 +76,7 @@ CREATE OR REPLACE FUNCTION usage_by(
            sum(s.reasoning)::bigint, bool_or(s.estimated),
            trim_scale(sum((s.cost ->> 'amount')::numeric))::text,
            bool_and((s.cost ->> 'complete')::boolean), count(DISTINCT r.id)
-    FROM runs r CROSS JOIN LATERAL jsonb_to_recordset(r.spent) AS s(
+    FROM runs r CROSS JOIN LATERAL jsonb_to_recordset(r.spent || r.spent_beside) AS s(
         agent text, model text, input bigint, output bigint, cached bigint, reasoning bigint,
         estimated boolean, cost jsonb)
     WHERE r.tenant_id = p_tenant AND r.id BETWEEN p_first AND p_last

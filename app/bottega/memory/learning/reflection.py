@@ -27,6 +27,8 @@ class Analyst(Protocol):
     """A model that analyses tasks and episodes. Its answers are data: bounded, checked, never
     executed.
 
+    It counts what its calls take for a run, named by tenant and id.
+
     Attributes:
         name: author of its reflections.
 
@@ -37,11 +39,11 @@ class Analyst(Protocol):
     @property
     def name(self) -> str: ...
 
-    async def analyse(self, task: str) -> Mapping[str, Any]:
+    async def analyse(self, run: tuple[UUID, UUID], task: str) -> Mapping[str, Any]:
         """Return ``goals``, ``constraints``, ``criteria`` (texts) and ``complexity`` (0 to 1)."""
         ...
 
-    async def reflect(self, about: Mapping[str, Any]) -> Sequence[str]:
+    async def reflect(self, run: tuple[UUID, UUID], about: Mapping[str, Any]) -> Sequence[str]:
         """Return insights on an episode in the form of :func:`asked_of`."""
         ...
 

@@ -210,7 +210,12 @@ class ReflectionWorker:
         for start in range(0, len(due), _ASKED_AT_ONCE):
             some = due[start : start + _ASKED_AT_ONCE]
             said = await asyncio.gather(
-                *(self._asked(episodes[each.episode_id], found[each.episode_id]) for each in some)
+                *(
+                    self._asked(
+                        (tenant_id, each.run_id), episodes[each.episode_id], found[each.episode_id]
+                    )
+                    for each in some
+                )
             )
             written: dict[UUID, Reflection] = {}
             ended: list[dict[str, Any]] = []
@@ -225,10 +230,12 @@ class ReflectionWorker:
                 await _write(connection, tenant_id, written)
                 await _end(connection, tenant_id, ended)
 
-    async def _asked(self, episode: Episode, known: Reflection) -> Reflection | BottegaError:
+    async def _asked(
+        self, run: tuple[UUID, UUID], episode: Episode, known: Reflection
+    ) -> Reflection | BottegaError:
         assert self._analyst is not None
         try:
-            said = await self._analyst.reflect(asked_of(episode, known))
+            said = await self._analyst.reflect(run, asked_of(episode, known))
         except (ModelError, UnavailableError) as error:
             return error
         return with_insights(known, said, self._analyst.name)
