@@ -911,7 +911,7 @@ CREATE TABLE files (
     id uuid NOT NULL DEFAULT uuidv7(),
     -- Its session, with which it is deleted. There may be no such session yet.
     session_id text,
-    -- The run whose tool made it, with which it is deleted.
+    -- The run whose input or tool made it, with which it is deleted.
     run_id uuid,
     name text,
     media_type text NOT NULL,

@@ -85,6 +85,19 @@ async def test_data_becomes_a_file(client: httpx2.AsyncClient, server_: Running)
     assert DATA[:40] not in log
 
 
+async def test_a_file_of_data_belongs_to_its_run(
+    client: httpx2.AsyncClient, server_: Running
+) -> None:
+    uploaded = await upload(client, IMAGE, "a.png")
+    image = {"type": "image", "data": DATA, "media_type": "image/png"}
+
+    run = await start(client, image, {"type": "image", "file": uploaded["id"]})
+
+    named = [part["file"] for part in run["input"][0]["content"][1:]]
+    rows = await server_.owner.fetch("SELECT id::text, run_id::text FROM files")
+    assert {row["id"]: row["run_id"] for row in rows} == {named[0]: run["id"], named[1]: None}
+
+
 async def test_a_url_is_passed_on(client: httpx2.AsyncClient) -> None:
     part = {"type": "image", "url": "http://127.0.0.1:9/a.png", "media_type": "image/png"}
 

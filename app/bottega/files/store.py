@@ -55,7 +55,7 @@ class FileOrigin:
 
     Attributes:
         session_id: the session with which it is deleted.
-        run_id: the run whose tool made it.
+        run_id: the run whose tool made it, with which it is deleted.
         name: as the sender calls it.
         media_type: as the sender declares it.
     """

@@ -52,6 +52,7 @@ class NewRun:
         output_schema: JSON Schema of the answer, in place of the agent's own.
         memory: ``off``, ``read`` or ``full``; the run's agents may make it stricter.
         principal: who starts it.
+        made_files: files that were made of data in its input; they are deleted with it.
     """
 
     mode: str
@@ -73,6 +74,7 @@ class NewRun:
     principal: str | None
     conversation: str
     if_busy: str
+    made_files: list[UUID] | None
 
     @classmethod
     def of(

@@ -112,7 +112,7 @@ async def _checked(
     await check_schema(body.output_schema, "/output_schema")
     asked = body.model_dump()
     async with stored_input(service.files, tenant, asked["input"], body.session_id) as stored:
-        asked["input"] = stored.input
+        asked |= {"input": stored.input, "made_files": [*stored.made] or None}
         new = submitting.NewRun.of(
             asked,
             timeout_s=settings.run_timeout_s,

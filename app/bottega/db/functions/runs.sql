@@ -59,6 +59,10 @@ BEGIN
         webhook_url text, overrides jsonb, output_schema jsonb, metadata jsonb, retry_of uuid,
         task_root uuid, memory text, principal text, turn jsonb)
     RETURNING * INTO r;
+    IF jsonb_typeof(p_new -> 'made_files') = 'array' THEN
+        UPDATE files SET run_id = r.id WHERE tenant_id = p_tenant AND id IN (
+            SELECT f::uuid FROM jsonb_array_elements_text(p_new -> 'made_files') AS f);
+    END IF;
     INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events) VALUES (
         p_tenant, r.id, 1, 1, 0, r.created_at, event_line('run.queued', jsonb_build_object(
             'mode', r.mode, 'agent', r.agent, 'graph', r.graph, 'session_id', r.session_id,
