@@ -1,5 +1,6 @@
 """People decide over HTTP: approvals, questions, and tools that the client executes."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -272,3 +273,24 @@ async def test_an_agent_s_approval_covers_the_client_s_tools(
     assert "Rome" in told[0]
     assert "denied by a person" in told[1]
     assert "free" in told[2]
+
+
+async def test_of_decisions_at_once_by_two_servers_one_counts(
+    bottega: Running, configured: Settings, model: FakeModel, database_url: str
+) -> None:
+    model.script(calls(("ask_user", {"question": "Which?"})), text("done"))
+    run_id = await start(bottega, tools=[ASK])
+    (interrupt,) = await pending(bottega.client, run_id)
+    async with running(configured, database_url) as second:
+        clients = [bottega.client, second.client] * 3
+        decided = await asyncio.gather(
+            *[decide(client, interrupt, answer=f"a{n}") for n, client in enumerate(clients)]
+        )
+    refused = [body["code"] for status, body in decided if status == 409]
+    assert refused == ["resolved"] * 5
+    (counted,) = [body["resolution"] for status, body in decided if status == 200]
+    assert (await ended(bottega, run_id))["status"] == "completed"
+    assert counted["answer"] in model.requests[-1]["messages"][-1]["content"]
+    assert len(model.requests) == 2
+    noted = (await bottega.client.get("/v1/audit?action=interrupt.resolve")).json()["items"]
+    assert len(noted) == 1
