@@ -170,6 +170,23 @@ async def test_interrupt_cancels_all_before(bottega: Running, model: FakeModel) 
     assert said(model.requests[-1]) == [("user", "three")]
 
 
+async def test_a_refused_run_interrupts_nothing(bottega: Running, model: FakeModel) -> None:
+    await define(bottega)
+    gate = asyncio.Event()
+    model.script(gated(gate, text("a")))
+    first = await ask(bottega, "one", wait=0, user="ada")
+    body = {"agent": "clerk", "input": "x", "session_id": "s", "user": "eve"}
+    refused = await bottega.client.post("/v1/runs", json={**body, "if_busy": "interrupt"})
+    assert (refused.status_code, refused.json()["code"]) == (409, "session_user")
+    gate.set()
+    path = f"/v1/runs/{first['id']}"
+
+    async def status() -> Any:
+        return (await bottega.client.get(path)).json()["status"]
+
+    assert await until(status, lambda now: now not in ("queued", "running")) == "completed"
+
+
 async def test_long_conversations_stay_within_the_budget(
     bottega: Running, model: FakeModel
 ) -> None:

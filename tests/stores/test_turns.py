@@ -15,6 +15,7 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import acting_as, open_database
 from tests.claims import sweep
 from tests.examples import examples
+from tests.waiting import until
 
 NEW: dict[str, Any] = {
     "mode": "dag",
@@ -295,3 +296,44 @@ async def test_the_sweep_repairs_lost_turns(
     placed = await owner.fetch("SELECT id FROM runs WHERE slot IS NOT NULL")
     assert sorted(row[0] for row in queued) == sorted(row[0] for row in placed)
     assert len(queued) == 2
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        pytest.param("SELECT end_unclaimed($1, $2, 'cancelled', NULL)", id="end"),
+        pytest.param(
+            "SELECT $2::uuid FROM sessions WHERE tenant_id = $1 FOR UPDATE", id="deletion"
+        ),
+    ],
+)
+async def test_an_interrupt_waits_for_a_locked_run_without_a_deadlock(
+    database_url: str, owner: asyncpg.Pool, then: str
+) -> None:
+    first, second = [await limited(database_url) for _ in range(2)]
+    spoken = {**NEW, "priority": 5, "session_id": "s", "conversation": "continue"}
+
+    async def submit(connection: asyncpg.Connection, if_busy: str) -> UUID:
+        new = to_json({**spoken, "if_busy": if_busy}).decode()
+        async with connection.transaction():
+            await connection.execute(
+                "SELECT set_config('bottega.tenant', $1, true)", str(DEFAULT_TENANT)
+            )
+            query = "SELECT accept_run($1, $2, '[]', '[]')"
+            return UUID(from_json(await connection.fetchval(query, DEFAULT_TENANT, new))["id"])
+
+    before = [await submit(first, "queue") for _ in range(3)]
+    async with second.transaction():
+        await second.execute("SELECT set_config('bottega.tenant', $1, true)", str(DEFAULT_TENANT))
+        await second.execute("SELECT FROM runs WHERE id = $1 FOR UPDATE", before[0])
+        submitting = asyncio.create_task(submit(first, "interrupt"))
+        waits = """SELECT count(*) FROM pg_stat_activity
+                   WHERE query LIKE '%accept_run%' AND wait_event_type = 'Lock'"""
+        await until(lambda: owner.fetchval(waits))
+        await second.execute(then, DEFAULT_TENANT, before[0])
+    last = await submitting
+    rows = await owner.fetch("SELECT id FROM runs WHERE ended_at IS NULL")
+    assert [row["id"] for row in rows] == [last]
+    assert await owner.fetchval("SELECT queued_at IS NOT NULL FROM runs WHERE id = $1", last)
+    for connection in (first, second):
+        await connection.close()

@@ -1,8 +1,29 @@
 -- Conversations: runs of one agent in a session, in order, each continuing the last completed one.
 
+-- Called by accept_run before it locks the session: ends of runs, and deletions, lock runs first.
+-- Runs are accepted into a conversation one by one. With if_busy = interrupt those before are
+-- cancelled, unless the new one is refused because of its user.
+CREATE OR REPLACE FUNCTION prepare_turn(p_tenant uuid, p_new jsonb) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_session text := p_new ->> 'session_id';
+    v_mode text := p_new ->> 'mode';
+    v_graph text := coalesce(p_new ->> 'graph', '');
+    v_agent text := coalesce(p_new ->> 'agent', '');
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended(
+        jsonb_build_array(p_tenant, v_session, v_mode, v_graph, v_agent)::text, 0));
+    IF p_new ->> 'if_busy' = 'interrupt' AND p_new ->> 'conversation' = 'continue' THEN
+        PERFORM cancel_unfinished(p_tenant, c.id) FROM conversations c
+        JOIN sessions s ON s.tenant_id = p_tenant AND s.id = v_session
+        WHERE c.tenant_id = p_tenant AND c.session_id = v_session AND c.mode = v_mode
+          AND c.graph = v_graph AND c.agent = v_agent AND c.is_current
+          AND coalesce(p_new ->> 'user' = s.user_id, p_new ->> 'user' IS NULL);
+    END IF;
+END $$;
+
 -- Called by accept_run, which holds the session. Return the conversation of a run, locked, and the
--- oldest run in it that is not over. With if_busy = interrupt those are cancelled: before the lock,
--- since one that ends locks its own row first; and once more those that came between.
+-- oldest run in it that is not over.
 CREATE OR REPLACE FUNCTION join_conversation(
     p_tenant uuid, p_new jsonb, OUT conversation uuid, OUT blocker uuid
 ) LANGUAGE plpgsql SET enable_seqscan = off AS $$
@@ -11,13 +32,7 @@ DECLARE
     v_mode text := p_new ->> 'mode';
     v_graph text := coalesce(p_new ->> 'graph', '');
     v_agent text := coalesce(p_new ->> 'agent', '');
-    v_interrupts boolean := coalesce(p_new ->> 'if_busy' = 'interrupt', false);
 BEGIN
-    IF v_interrupts AND p_new ->> 'conversation' = 'continue' THEN
-        PERFORM cancel_unfinished(p_tenant, c.id) FROM conversations c
-        WHERE c.tenant_id = p_tenant AND c.session_id = v_session AND c.mode = v_mode
-          AND c.graph = v_graph AND c.agent = v_agent AND c.is_current;
-    END IF;
     -- A retry stays in the conversation of the run that it repeats.
     SELECT c.id INTO conversation FROM conversations c
     WHERE c.tenant_id = p_tenant AND c.id = (p_new ->> 'conversation_id')::uuid FOR UPDATE;
@@ -36,23 +51,20 @@ BEGIN
             ON CONFLICT DO NOTHING RETURNING id INTO conversation;
         END IF;
     END LOOP;
-    IF v_interrupts THEN
-        PERFORM cancel_unfinished(p_tenant, conversation);
-    END IF;
     blocker := unfinished_in(p_tenant, conversation);
 END $$;
 
--- Called by join_conversation. Cancel the runs of a conversation, the newest first, so that none is
--- started because of that.
+-- Called by prepare_turn. Cancel the runs of a conversation, the newest first, so that none is
+-- started because of that. All are locked before one ends: its end locks the conversation.
 CREATE OR REPLACE FUNCTION cancel_unfinished(p_tenant uuid, p_conversation uuid) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
+    v_runs uuid[] := ARRAY(
+        SELECT id FROM runs WHERE tenant_id = p_tenant AND conversation_id = p_conversation
+          AND ended_at IS NULL AND cancel_requested_at IS NULL ORDER BY id FOR UPDATE);
     v_run uuid;
 BEGIN
-    FOR v_run IN
-        SELECT id FROM runs WHERE tenant_id = p_tenant AND conversation_id = p_conversation
-          AND ended_at IS NULL AND cancel_requested_at IS NULL ORDER BY id DESC
-    LOOP
+    FOR v_run IN SELECT id FROM unnest(v_runs) AS id ORDER BY id DESC LOOP
         PERFORM cancel_run(p_tenant, v_run);
     END LOOP;
 END $$;

@@ -20,6 +20,9 @@ BEGIN
         RETURN v_refusal;
     END IF;
     IF p_new ->> 'session_id' IS NOT NULL THEN
+        IF p_new ->> 'conversation' <> 'none' THEN
+            PERFORM prepare_turn(p_tenant, p_new);
+        END IF;
         -- The lock makes a concurrent delete of the session wait, so that it deletes this run too.
         LOOP
             INSERT INTO sessions (tenant_id, id, user_id)
