@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 import pytest
 from pydantic_core import from_json, to_json
 
@@ -268,3 +269,28 @@ async def test_another_process_goes_on(
         run = await ended(second, run_id)
     assert (run["status"], run["output"]) == ("completed", "done")
     assert len(model.requests) == 2
+
+
+@pytest.mark.parametrize("lost", ["decided_interrupts", "earlier_turns"])
+async def test_a_lost_connection_does_not_end_a_run_that_goes_on(
+    bottega: Running, model: FakeModel, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    model.script(text("first"), ASK, text("done"))
+    first = await start(bottega, {"session_id": "s"}, tools=TOOLS)
+    await ended(bottega, first)
+    body = {"agent": "agent-1", "input": "y", "session_id": "s"}
+    run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
+    (interrupt,) = await pending(bottega)
+    fetch = asyncpg.Pool.fetch
+    failed: list[str] = []
+
+    async def lose_first(pool: asyncpg.Pool, query: str, *values: Any, **more: Any) -> Any:
+        if lost in query and not failed:
+            failed.append(query)
+            raise asyncpg.ConnectionDoesNotExistError("the connection was closed")
+        return await fetch(pool, query, *values, **more)
+
+    monkeypatch.setattr(asyncpg.Pool, "fetch", lose_first)
+    await resolve(bottega, interrupt, answer="yes")
+    assert (await ended(bottega, run_id))["output"] == "done"
+    assert failed

@@ -17,6 +17,7 @@ from bottega.agents import BaseAgent
 from bottega.agents.messages import HumanMessage, StandardMessage, SystemMessage
 from bottega.agents.tokens import estimated_tokens
 from bottega.db.engine import acting_as
+from bottega.events import log
 from bottega.events.types import RunStatus
 from bottega.execution.build_agents import query_of
 from bottega.execution.claim import ClaimedRun
@@ -104,6 +105,8 @@ def _gist(text: str) -> str:
 async def conversation_of(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns | None:
     """Read the turns before a run's own; ``None``: it is in no conversation.
 
+    Waits while the database is away.
+
     Args:
         most: tokens of all turns before that a prompt may hold.
     """
@@ -111,6 +114,10 @@ async def conversation_of(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> Pas
         return None
     if run.base is None:
         return PastTurns(1, 1, 0, {}, {})
+    return await log.persist(lambda: _before(pool, run, most))
+
+
+async def _before(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns:
     rows = await pool.fetch(_TURNS, run.tenant_id, run.base, most, GISTS)
     turns = [row for row in reversed(rows) if not row["is_left"]]
     if not turns:  # they were erased

@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from bottega.agents.messages import ToolCall
 from bottega.agents.people.interrupts import Interrupt, Resolution
 from bottega.agents.query import Query
+from bottega.events import log
 from bottega.events.types import EventType
 from bottega.execution.task_rows import Tasks, name_of
 from bottega.execution.waiting.loops import Loops
@@ -112,13 +113,14 @@ class OpenInterrupts:
 async def take_decisions(
     pool: asyncpg.Pool, asking: Mapping[UUID, tuple[UUID, OpenInterrupts]]
 ) -> None:
-    """Let runs know what was decided on their interrupts.
+    """Let runs know what was decided on their interrupts. Waits while the database is away.
 
     Args:
         asking: tenant and interrupts, by run.
     """
     if not asking:
         return
-    tenants = [tenant for tenant, _ in asking.values()]
-    for row in await pool.fetch(_DECIDED, tenants, list(asking), timeout=_PATIENCE_S):
+    wanted = [tenant for tenant, _ in asking.values()], list(asking)
+    rows = await log.persist(lambda: pool.fetch(_DECIDED, *wanted, timeout=_PATIENCE_S))
+    for row in rows:
         asking[row["run_id"]][1].decide(row["id"], from_json(row["decided"]))
