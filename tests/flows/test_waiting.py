@@ -197,6 +197,30 @@ async def test_a_sub_agent_asks_and_only_its_loop_waits(bottega: Running, model:
     assert (run["status"], run["output"]) == ("completed", "all done")
 
 
+async def test_a_run_goes_on_when_the_task_that_asks_is_cancelled(
+    bottega: Running, model: FakeModel
+) -> None:
+    def decide(request: dict[str, Any]) -> Any:
+        answered = request["messages"][-1]["role"] == "tool"
+        if "LEAD" in request["messages"][0]["content"]:
+            return text("all done") if answered else calls(("asks", {"query": "q"}))
+        return ASK
+
+    model.decide = decide
+    agent = {"name": "asks", "system_message": "x", "tools": TOOLS, "description": "d"}
+    assert (await bottega.client.post("/v1/agents", json=agent)).status_code == 201
+    run_id = await start(
+        bottega, system_message="LEAD", subagents={"mode": "sync", "names": ["asks"]}
+    )
+    (interrupt,) = await pending(bottega)
+    path = f"/v1/runs/{run_id}/tasks/{interrupt['task_id']}/cancel"
+    assert (await bottega.client.post(path)).is_success
+    run = await ended(bottega, run_id)
+    assert (run["status"], run["output"]) == ("completed", "all done")
+    assert "cancelled" in told(model)[0]
+    assert await resolve(bottega, interrupt, answer="x") == {"refused": "cancelled"}
+
+
 async def test_a_waiting_run_can_be_cancelled(bottega: Running, model: FakeModel) -> None:
     model.script(ASK)
     run_id = await start(bottega, tools=TOOLS)

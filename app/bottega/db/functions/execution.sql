@@ -248,7 +248,9 @@ BEGIN
         IF v_cause = 'model' THEN
             PERFORM requeue_run(
                 p_tenant, p_run, least(r.deadline, v_now + make_interval(secs => p_pause_s)));
-        ELSIF waits_for_people(p_tenant, p_run, p_interrupts) THEN
+        ELSIF waits_for_people(p_tenant, p_run, p_interrupts) AND NOT cancels_task(
+            p_tenant, p_run, (r.attempts #>> '{-1,started_at}')::timestamptz)
+        THEN
             PERFORM begin_waiting(p_tenant, p_run, p_interrupts, v_now);
         ELSE
             PERFORM requeue_run(p_tenant, p_run, v_now);

@@ -34,6 +34,15 @@ RETURNS boolean LANGUAGE sql STABLE AS $$
     FROM interrupts i WHERE i.tenant_id = p_tenant AND i.id = ANY (p_interrupts)
 $$;
 
+-- Called by hand_back, which holds the run's row. Return whether the end of a task was requested
+-- after this time and has not come: the worker may not have known of it.
+CREATE OR REPLACE FUNCTION cancels_task(p_tenant uuid, p_run uuid, p_since timestamptz)
+RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (
+        SELECT FROM tasks WHERE tenant_id = p_tenant AND run_id = p_run
+          AND cancel_requested_at > p_since AND status IN ('queued', 'running', 'streaming'))
+$$;
+
 -- Called by hand_back, which holds the run's row and has removed its head. Let the run wait.
 CREATE OR REPLACE FUNCTION begin_waiting(
     p_tenant uuid, p_run uuid, p_interrupts uuid[], p_now timestamptz
@@ -49,6 +58,16 @@ BEGIN
     IF FOUND THEN
         PERFORM pg_notify('bottega_webhooks', '');
     END IF;
+END $$;
+
+-- Queue a waiting run, whose row is locked.
+CREATE OR REPLACE FUNCTION end_waiting(p_tenant uuid, p_run uuid, p_now timestamptz) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE runs SET status = 'queued', waiting_since = NULL, queued_at = p_now,
+        deadline = deadline + (p_now - waiting_since)
+    WHERE tenant_id = p_tenant AND id = p_run;
+    PERFORM requeue_run(p_tenant, p_run, p_now);
 END $$;
 
 -- Append an event to the log of a run that no worker executes; its row is locked.
@@ -96,10 +115,7 @@ BEGIN
                 'status', p_status, 'resolution', p_resolution, 'by', p_by),
             i.task_id, NULL, i.agent));
         IF NOT waits_for_people(p_tenant, v_run, ARRAY[p_id]) THEN
-            UPDATE runs SET status = 'queued', waiting_since = NULL, queued_at = v_now,
-                deadline = deadline + (v_now - waiting_since)
-            WHERE tenant_id = p_tenant AND id = v_run;
-            PERFORM requeue_run(p_tenant, v_run, v_now);
+            PERFORM end_waiting(p_tenant, v_run, v_now);
         END IF;
     ELSIF v_status = 'running' THEN
         PERFORM pg_notify('bottega_cancel', v_run::text);
@@ -107,11 +123,13 @@ BEGIN
     RETURN jsonb_build_object('interrupt', to_jsonb(i), 'run', v_run);
 END $$;
 
--- Called with the run's end. Nobody needs to decide any more.
-CREATE OR REPLACE FUNCTION cancel_interrupts(p_tenant uuid, p_run uuid, p_now timestamptz)
-RETURNS void LANGUAGE sql SET enable_seqscan = off AS $$
+-- Called with the end of a run, or of some of its tasks. Nobody needs to decide any more.
+CREATE OR REPLACE FUNCTION cancel_interrupts(
+    p_tenant uuid, p_run uuid, p_now timestamptz, p_tasks uuid[] DEFAULT NULL
+) RETURNS void LANGUAGE sql SET enable_seqscan = off AS $$
     UPDATE interrupts SET status = 'cancelled', resolved_at = p_now
     WHERE tenant_id = p_tenant AND run_id = p_run AND status = 'pending'
+      AND (p_tasks IS NULL OR task_id = ANY (p_tasks))
 $$;
 
 -- Called by the sweep. Deny what nobody decided on in time; at most p_most. Those of locked runs

@@ -24,25 +24,40 @@ CREATE OR REPLACE FUNCTION task_rows(p_tasks jsonb, p_now timestamptz) RETURNS T
             answer_seq, error, usage, duration_ms, metadata, position)) t
 $$;
 
--- Called by the API. Request the end of a task and all tasks below it. Return each with whether it
--- was over already; no rows if the run has no such task.
+-- Called by the API. Request the end of a task and all tasks below it: its run's worker is told; a
+-- run that waits for people goes on, and nobody needs to decide on these tasks' calls. Return each
+-- with whether it was over already; no rows if the run has no such task.
 CREATE OR REPLACE FUNCTION cancel_task(p_tenant uuid, p_run uuid, p_task uuid)
 RETURNS TABLE (id uuid, was_over boolean) LANGUAGE plpgsql AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_status text;
+    v_below uuid[];
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    RETURN QUERY
+    SELECT r.status INTO v_status FROM runs r
+    WHERE r.tenant_id = p_tenant AND r.id = p_run FOR NO KEY UPDATE;
     WITH RECURSIVE below AS (
-        SELECT t.id, t.status FROM tasks t
+        SELECT t.id FROM tasks t
         WHERE t.tenant_id = p_tenant AND t.run_id = p_run AND t.id = p_task
         UNION ALL
-        SELECT t.id, t.status FROM tasks t JOIN below ON t.parent_id = below.id
+        SELECT t.id FROM tasks t JOIN below ON t.parent_id = below.id
         WHERE t.tenant_id = p_tenant AND t.run_id = p_run
     )
-    SELECT below.id, below.status NOT IN ('queued', 'running', 'streaming') FROM below;
-    UPDATE tasks t SET cancel_requested_at = coalesce(t.cancel_requested_at, clock_timestamp())
+    SELECT array_agg(below.id) INTO v_below FROM below;
+    RETURN QUERY
+    SELECT t.id, t.status NOT IN ('queued', 'running', 'streaming') FROM tasks t
+    WHERE t.tenant_id = p_tenant AND t.run_id = p_run AND t.id = ANY (v_below);
+    UPDATE tasks t SET cancel_requested_at = coalesce(t.cancel_requested_at, v_now)
     WHERE t.tenant_id = p_tenant AND t.run_id = p_run AND t.id = p_task
       AND t.status IN ('queued', 'running', 'streaming');
-    IF FOUND THEN
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    PERFORM cancel_interrupts(p_tenant, p_run, v_now, v_below);
+    IF v_status = 'waiting' THEN
+        PERFORM end_waiting(p_tenant, p_run, v_now);
+    ELSE
         PERFORM pg_notify('bottega_cancel', p_run::text);
     END IF;
 END $$;
