@@ -197,6 +197,34 @@ async def test_a_sub_agent_asks_and_only_its_loop_waits(bottega: Running, model:
     assert (run["status"], run["output"]) == ("completed", "all done")
 
 
+async def test_a_decision_s_event_names_its_task_s_parent(
+    bottega: Running, model: FakeModel
+) -> None:
+    def decide(request: dict[str, Any]) -> Any:
+        below = {"LEAD": "mid", "MID": "asks"}.get(request["messages"][0]["content"].split()[0])
+        if request["messages"][-1]["role"] == "tool":
+            return text("done")
+        return calls((below, {"query": "q"})) if below else ASK
+
+    model.decide = decide
+    for name, does, names in (("asks", "ASKS", []), ("mid", "MID", ["asks"])):
+        subagents = {"mode": "sync", "names": names} if names else None
+        agent = {"name": name, "system_message": does, "description": "d", "subagents": subagents}
+        answer = await bottega.client.post("/v1/agents", json={**agent, "tools": TOOLS})
+        assert answer.status_code == 201, answer.text
+    lead = {"mode": "sync", "names": ["mid"]}
+    run_id = await start(bottega, system_message="LEAD", subagents=lead)
+    (interrupt,) = await pending(bottega)
+    await resolve(bottega, interrupt, answer="yes")
+    assert (await ended(bottega, run_id))["status"] == "completed"
+    seen = {event["type"]: event for event in await watch(bottega.port, run_id)}
+    asked, decided = seen["interrupt.created"], seen["interrupt.resolved"]
+    assert asked["parent_task_id"] is not None
+    assert decided["parent_task_id"] == asked["parent_task_id"]
+    page = (await bottega.client.get(f"/v1/runs/{run_id}/events?depth=0")).json()
+    assert "interrupt.resolved" not in [event["type"] for event in page["items"]]
+
+
 async def test_a_run_goes_on_when_the_task_that_asks_is_cancelled(
     bottega: Running, model: FakeModel
 ) -> None:

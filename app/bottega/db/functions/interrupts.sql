@@ -93,6 +93,7 @@ DECLARE
     v_run uuid;
     v_status text;
     i interrupts%ROWTYPE;
+    t tasks%ROWTYPE;
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
     SELECT run_id INTO v_run FROM interrupts WHERE tenant_id = p_tenant AND id = p_id;
@@ -108,12 +109,13 @@ BEGIN
         resolved_at = v_now
     WHERE tenant_id = p_tenant AND id = p_id RETURNING * INTO i;
     IF v_status = 'waiting' THEN
+        SELECT * INTO t FROM tasks WHERE tenant_id = p_tenant AND run_id = v_run AND id = i.task_id;
         PERFORM append_event(p_tenant, v_run, v_now, event_line(
             'interrupt.resolved', jsonb_build_object(
                 'interrupt_id', i.id, 'kind', i.kind, 'call', i.call,
                 'tool_call_id', i.tool_call_id,
                 'status', p_status, 'resolution', p_resolution, 'by', p_by),
-            i.task_id, NULL, i.agent));
+            i.task_id, t.parent_id, i.agent, t.depth));
         IF NOT waits_for_people(p_tenant, v_run, ARRAY[p_id]) THEN
             PERFORM end_waiting(p_tenant, v_run, v_now);
         END IF;
