@@ -55,12 +55,17 @@ def kind_of(value: Any) -> str | None:
 
 def named(condition: Condition) -> Iterator[str]:
     """Yield the features in a checked condition, with repetitions."""
+    return (test["feature"] for test in tests_of(condition))
+
+
+def tests_of(condition: Condition) -> Iterator[Condition]:
+    """Yield the tests in a checked condition: its parts with a feature."""
     if "feature" in condition:
-        yield condition["feature"]
+        yield condition
         return
     inner = condition.get("all") or condition.get("any") or [condition["not"]]
     for each in inner:
-        yield from named(each)
+        yield from tests_of(each)
 
 
 # --- Validation ------------------------------------------------------------------------------
@@ -91,16 +96,26 @@ def holds(condition: Condition, value_of: Callable[[str], Any]) -> bool:
     return found is not None and _true_of(found, condition["op"], condition.get("value"))
 
 
-def _true_of(found: Any, op: str, value: Any) -> bool:
+def can_compare(found: Any, op: str, value: Any) -> bool:
+    """Return whether a test decides by its value: the kinds fit each other."""
+    kind = kind_of(found)
     if op == "exists":
         return True
     if op == "contains":
+        return kind == "list" or kind == kind_of(value) == "text"
+    return kind not in (None, "list") and kind == kind_of(value[0] if op in _LISTED else value)
+
+
+def _true_of(found: Any, op: str, value: Any) -> bool:
+    if op == "exists":
+        return True
+    if not can_compare(found, op, value):
+        return False
+    if op == "contains":
         if kind_of(found) == "list":
             return any(kind_of(each) == kind_of(value) and each == value for each in found)
-        return kind_of(found) == kind_of(value) == "text" and value in found
+        return value in found
     wanted = value if op in _LISTED else [value]
-    if kind_of(found) in (None, "list") or kind_of(found) != kind_of(wanted[0]):
-        return False
     match op:
         case "eq" | "in":
             return found in wanted

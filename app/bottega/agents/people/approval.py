@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bottega.conditions import Condition, ConditionCheck, holds
+from bottega.conditions import Condition, ConditionCheck, can_compare, holds, tests_of
 from bottega.errors import InvalidInputError
 
 _FEATURE = re.compile(r"arguments(\.[^.\x00-\x1f]{1,64}){1,8}")
@@ -26,12 +26,19 @@ class Approval:
     why: str | None = None
 
     def reason(self, arguments: Mapping[str, Any]) -> str | None:
-        """Return why a call needs an approval; ``None``: it needs none."""
+        """Return why a call needs an approval; ``None``: it needs none.
+
+        An argument of a type that the condition cannot compare needs one, too.
+        """
         if self.when is None:
             return self.why or "always"
-        if not holds(self.when, lambda feature: _value(arguments, feature)):
-            return None
-        return self.why or json.dumps(self.when, ensure_ascii=False)
+        if holds(self.when, lambda feature: _value(arguments, feature)):
+            return self.why or json.dumps(self.when, ensure_ascii=False)
+        for test in tests_of(self.when):
+            found = _value(arguments, test["feature"])
+            if found is not None and not can_compare(found, test["op"], test.get("value")):
+                return f"{test['feature']} has another type than its condition"
+        return None
 
 
 def check_approval(approval: Any) -> None:
@@ -55,8 +62,10 @@ def approval_of(approval: Any, why: str | None = None) -> Approval | None:
 
 
 def _value(arguments: Mapping[str, Any], feature: str) -> Any:
-    """Return the argument at a feature's path, or ``None``."""
+    """Return the argument at a feature's path, or ``None``; an object if the path cannot go on."""
     found: Any = arguments
     for name in feature.split(".")[1:]:
-        found = found.get(name) if isinstance(found, Mapping) else None
+        if found is None:
+            break
+        found = found.get(name) if isinstance(found, Mapping) else {}
     return found
