@@ -56,8 +56,12 @@ class ServerLimits(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """Reservation of an admitted call, which ends with it; its request is spent."""
+    """Reservation of an admitted call, which ends with it; its request is spent.
 
+    What was not limited then is 0: limits may change while the call goes on.
+    """
+
+    calls: int
     tokens: int
 
 
@@ -153,12 +157,11 @@ class Share:
         """
         reserved = admission.tokens
         spent = reserved if tokens is None else tokens
-        if self.limits.tokens is not None:
+        if reserved > 0:
             self._busy[_TOKENS] -= reserved
             self._gone[_TOKENS] += min(spent, reserved)
             self._used[1] += spent
-        if self.limits.calls is not None:
-            self._busy[_CALLS] -= 1
+        self._busy[_CALLS] -= admission.calls
         self._used_at = monotonic()
         if not self._others_wait:
             self._serve()
@@ -217,18 +220,17 @@ class Share:
                 first.admitted.set_result(admission)
 
     def _take(self, tokens: int) -> Admission | None:
-        if self.limits.tokens is not None:
-            tokens = max(1, min(tokens, self.limits.tokens))
+        limit = self.limits.tokens
+        tokens = 0 if limit is None else max(1, min(tokens, limit))
+        calls = 0 if self.limits.calls is None else 1
         needs = (1, 1, tokens)
         for limit, idle, needed in zip(self.limits, self._idle(), needs, strict=True):
             if limit is not None and idle < needed:
                 return None
-        if self.limits.calls is not None:
-            self._busy[_CALLS] += 1
+        self._busy[_CALLS] += calls
         if self.limits.requests is not None:
             self._gone[_REQUESTS] += 1
             self._used[0] += 1
-        if self.limits.tokens is not None:
-            self._busy[_TOKENS] += tokens
+        self._busy[_TOKENS] += tokens
         self._used_at = monotonic()
-        return Admission(tokens)
+        return Admission(calls, tokens)
