@@ -120,11 +120,12 @@ def hold_answers(model: FakeModel, gate: asyncio.Event) -> None:
 
 
 HANGING = """
-import signal, socket, sys, time
+import signal, socket, sys
 from bottega.cli.processes import ParentLink
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 ParentLink(int(sys.argv[1]), 0.1).is_ready()
-time.sleep(300)
+while True:
+    signal.pause()
 """
 
 
