@@ -346,3 +346,29 @@ async def test_a_lost_connection_does_not_end_a_run_that_goes_on(
     await resolve(bottega, interrupt, answer="yes")
     assert (await ended(bottega, run_id))["output"] == "done"
     assert failed
+
+
+async def test_an_interrupt_that_cannot_expire_keeps_no_other_from_it(
+    bottega: Running, model: FakeModel
+) -> None:
+    model.script(ASK, ASK, text("done"))
+    await start(bottega, tools=TOOLS)
+    again = await bottega.client.post("/v1/runs", json={"agent": "agent-1", "input": "y"})
+    assert again.status_code == 202
+    broken, other = await pending(bottega, 2)
+    owner = bottega.owner
+    await owner.execute(
+        "CREATE FUNCTION break_end() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE 'broken'; END $$"
+    )
+    await owner.execute(
+        "CREATE TRIGGER break_end BEFORE UPDATE OF status ON interrupts FOR EACH ROW "
+        f"WHEN (NEW.id = '{broken['id']}') EXECUTE FUNCTION break_end()"
+    )
+    await owner.execute("UPDATE interrupts SET expires_at = now() - interval '1 s'")
+    assert (await ended(bottega, str(other["run_id"])))["status"] == "completed"
+    rows = await owner.fetch("SELECT id, status FROM interrupts")
+    assert {row["id"]: row["status"] for row in rows} == {
+        broken["id"]: "pending",
+        other["id"]: "expired",
+    }

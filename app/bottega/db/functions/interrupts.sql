@@ -148,8 +148,12 @@ BEGIN
         WHERE n.status = 'pending' AND n.expires_at < clock_timestamp()
         ORDER BY n.expires_at LIMIT p_most
     LOOP
-        PERFORM resolve_interrupt(i.tenant_id, i.id, 'expired',
-                                  '{"decision": "deny", "reason": "expired"}', NULL);
+        BEGIN
+            PERFORM resolve_interrupt(i.tenant_id, i.id, 'expired',
+                                      '{"decision": "deny", "reason": "expired"}', NULL);
+        EXCEPTION WHEN OTHERS THEN  -- one run must not keep the sweep from all others
+            RAISE WARNING 'interrupt % could not expire: %', i.id, SQLERRM;
+        END;
     END LOOP;
 END $$;
 
