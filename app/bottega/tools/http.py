@@ -66,6 +66,22 @@ class SecretHeader(BaseModel):
     ]
 
 
+ToolName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$"),
+    Field(description="Name of the tool, for the model."),
+]
+ToolPurpose = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=2000),
+    Field(description="Purpose of the tool, for the model."),
+]
+ToolParameters = Annotated[
+    dict[str, JsonValue],
+    Field(description="JSON Schema (2020-12) of the arguments, an object."),
+]
+
+
 class HttpToolDefinition(Approvable):
     """A tool that sends an HTTP request.
 
@@ -83,16 +99,8 @@ class HttpToolDefinition(Approvable):
     )
 
     type: Literal["http"] = "http"
-    name: Annotated[
-        str,
-        StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$"),
-        Field(description="Name of the tool, for the model."),
-    ]
-    description: Annotated[
-        str,
-        StringConstraints(min_length=1, max_length=2000),
-        Field(description="Purpose of the tool, for the model."),
-    ]
+    name: ToolName
+    description: ToolPurpose
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "GET"
     url: Annotated[
         str,
@@ -105,10 +113,7 @@ class HttpToolDefinition(Approvable):
         dict[str, str | SecretHeader],
         Field(max_length=50, description='Text, or `{"secret": "NAME"}`.'),
     ] = Field(default_factory=dict)
-    parameters: Annotated[
-        dict[str, JsonValue],
-        Field(description="JSON Schema (2020-12) of the arguments, an object."),
-    ] = Field(default_factory=dict)
+    parameters: ToolParameters = Field(default_factory=dict)
     output_schema: Annotated[
         dict[str, JsonValue] | None,
         Field(

@@ -3,13 +3,13 @@
 import json
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, StringConstraints, field_validator
+from pydantic import Field, JsonValue, field_validator
 
 from bottega.api.schemas.base import Body
 from bottega.errors import InvalidInputError
 from bottega.json_schema.arguments import argument_schema
 from bottega.tools.approvals import Approvable
-from bottega.tools.http import HttpToolDefinition
+from bottega.tools.http import HttpToolDefinition, ToolName, ToolParameters, ToolPurpose
 
 
 class BuiltinTool(Body, Approvable):
@@ -26,20 +26,9 @@ class ClientToolDefinition(Body, Approvable):
     """A tool that the run's client executes; its run waits for the result."""
 
     type: Literal["client"]
-    name: Annotated[
-        str,
-        StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$"),
-        Field(description="Name of the tool, for the model."),
-    ]
-    description: Annotated[
-        str,
-        StringConstraints(min_length=1, max_length=2000),
-        Field(description="Purpose of the tool, for the model."),
-    ]
-    parameters: Annotated[
-        dict[str, JsonValue],
-        Field(description="JSON Schema (2020-12) of the arguments, an object."),
-    ] = Field(default_factory=dict)
+    name: ToolName
+    description: ToolPurpose
+    parameters: ToolParameters = Field(default_factory=dict)
 
     @field_validator("parameters")
     @classmethod
