@@ -1,12 +1,13 @@
-"""Incomplete answers of a model, and their handling.
+"""The next step of a query's loop, and incomplete answers of a model.
 
 Providers report them in a message's metadata: ``finish_reason`` (``length``: cut off;
 ``content_filter``) and ``refusal``. Any other answer that is not empty is complete.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from json import JSONDecoder
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic_core import from_json
 
@@ -14,6 +15,29 @@ from bottega.agents.messages import AssistantMessage, HumanMessage, StandardMess
 
 OnLength = Literal["continue", "fail", "accept"]
 """The policy for an answer that is cut off at the model's limit."""
+
+
+class FinalAnswer(NamedTuple):
+    """The next step of a loop: end with this answer.
+
+    Attributes:
+        reason: the response's ``stop_reason``.
+        deferred: messages that hooks injected; they come after the answer.
+    """
+
+    message: AssistantMessage
+    reason: str
+    deferred: Sequence[StandardMessage] = ()
+
+
+class RunAgain(NamedTuple):
+    """The next step of a loop: call the model with what the history has now."""
+
+
+RUN_AGAIN = RunAgain()
+NextStep = FinalAnswer | RunAgain
+"""What a loop does after an iteration. A failure is an exception. Tool calls that wait for people
+suspend the whole run inside an iteration."""
 
 
 class Ending(StrEnum):

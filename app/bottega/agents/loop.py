@@ -5,7 +5,16 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bottega.agents.endings import Ending, PendingAnswer, ending_of, stop_reason_of
+from bottega.agents.endings import (
+    RUN_AGAIN,
+    Ending,
+    FinalAnswer,
+    NextStep,
+    PendingAnswer,
+    RunAgain,
+    ending_of,
+    stop_reason_of,
+)
 from bottega.agents.history import check_history, with_distinct_ids, without_calls
 from bottega.agents.hooks import AgentEvent, HookDecision, HookOutcome
 from bottega.agents.messages import (
@@ -19,7 +28,7 @@ from bottega.agents.policy import unmet
 from bottega.agents.provider import LLMProvider, ToolSchema
 from bottega.agents.query import Query, QueryFailed, delta_listener, fire, options_of
 from bottega.agents.shared_memory import inject_shared_memory, publish_answer
-from bottega.agents.tool_calls import answer_calls, tool_ending
+from bottega.agents.tool_calls import after_tools, answer_calls
 from bottega.agents.tools import ToolBase
 from bottega.errors import BottegaError, ModelError, is_internal
 
@@ -115,19 +124,28 @@ class QueryLoop:
             logger.exception("a hook on query_end failed; the query had failed before: %s", text)
 
     async def _iterate(self) -> AssistantResponse:
+        query, step = self.query, await self._begin()
+        while isinstance(step, RunAgain):
+            if self._is_last:
+                return await self._exhausted()
+            query.iteration += 1
+            step = await self._step()
+        return await self._finish(step)
+
+    @property
+    def _is_last(self) -> bool:
+        """True in the last iteration."""
+        return self.query.iteration >= self.agent.max_iterations
+
+    async def _begin(self) -> NextStep:
         if AgentEvent.QUERY_START in self.agent.hooks:
             outcome = await fire(self.query, AgentEvent.QUERY_START)
             if outcome.decision is HookDecision.STOP:
-                return await self._finish(outcome.value, HOOK_STOP)
-        for iteration in range(1, self.agent.max_iterations + 1):
-            self.query.iteration = iteration
-            response = await self._step(last=iteration == self.agent.max_iterations)
-            if response is not None:
-                return response
-        return await self._exhausted()
+                return FinalAnswer(outcome.value, HOOK_STOP)
+        return RUN_AGAIN
 
-    async def _step(self, *, last: bool) -> AssistantResponse | None:
-        """Run one iteration; return ``None`` if the query goes on."""
+    async def _step(self) -> NextStep:
+        """Run one iteration."""
         query, agent = self.query, self.agent
         if agent.memory_graph is not None and not query.memory_pulled:
             inject_shared_memory(query)
@@ -136,30 +154,26 @@ class QueryLoop:
         if AgentEvent.BEFORE_LLM_CALL in agent.hooks:
             outcome = await fire(query, AgentEvent.BEFORE_LLM_CALL)
             if outcome.decision is HookDecision.STOP:
-                return await self._finish(outcome.value, HOOK_STOP)
+                return FinalAnswer(outcome.value, HOOK_STOP)
         message = await self._ask()
         deferred: list[StandardMessage] = []
         if AgentEvent.AFTER_LLM_CALL in agent.hooks:
             outcome = await self._reviewed(AgentEvent.AFTER_LLM_CALL, message, deferred)
             message = with_distinct_ids(outcome.value)
             if outcome.decision is HookDecision.RETRY:
-                self._send_back(message, deferred)
-                return None
+                return self._send_back(message, deferred)
             if outcome.decision is HookDecision.STOP:
-                return await self._finish(message, HOOK_STOP, deferred)
+                return FinalAnswer(message, HOOK_STOP, deferred)
         if (cut := ending_of(message)) is not None:
-            return await self._unfinished(message, cut, deferred, last=last)
+            return await self._unfinished(message, cut, deferred)
         if not message.tool_calls:
-            return await self._settle(self._whole(message), FINAL_ANSWER, deferred, last=last)
+            return await self._settle(FinalAnswer(self._whole(message), FINAL_ANSWER, deferred))
         self._pending = PendingAnswer()
         if message.content:
             self._reached = message.content
         results = await answer_calls(query, message, self._toolbox, deferred)
-        ending = tool_ending(agent, results)
-        if ending is None:
-            return None
-        content, reason = ending
-        return await self._settle(AssistantMessage(content=content), reason, [], last=last)
+        step = after_tools(agent, results)
+        return step if isinstance(step, RunAgain) else await self._settle(step)
 
     async def _reviewed(
         self, event: AgentEvent, message: AssistantMessage, deferred: list[StandardMessage]
@@ -249,40 +263,31 @@ class QueryLoop:
         is_meant = self.query.model_calls == 1 or self.agent.tool_choice_scope == "all"
         return is_meant and bool(self._schemas)
 
-    async def _settle(
-        self,
-        message: AssistantMessage,
-        reason: str,
-        deferred: list[StandardMessage],
-        *,
-        last: bool,
-    ) -> AssistantResponse | None:
-        """Accept an answer as final, or reject it and return ``None``."""
-        agent = self.agent
-        if (objection := await self._objection(message.content, last=last)) is not None:
+    async def _settle(self, answer: FinalAnswer) -> NextStep:
+        """Accept an answer as final, or reject it."""
+        message, reason, deferred = answer.message, answer.reason, list(answer.deferred)
+        if (objection := await self._objection(message.content)) is not None:
             if reason in _SAID:
                 self._send_back(message, deferred)
-            self._object(objection, message)
-            return None
-        if AgentEvent.BEFORE_FINAL_RESPONSE in agent.hooks:
+            return self._object(objection, message)
+        if AgentEvent.BEFORE_FINAL_RESPONSE in self.agent.hooks:
             outcome = await self._reviewed(AgentEvent.BEFORE_FINAL_RESPONSE, message, deferred)
             message = outcome.value
             if outcome.decision is HookDecision.RETRY:
-                self._send_back(message, deferred)
-                return None
+                return self._send_back(message, deferred)
             if outcome.decision is HookDecision.STOP:
                 reason = HOOK_STOP
-        return await self._finish(message, reason, deferred)
+        return FinalAnswer(message, reason, deferred)
 
-    async def _objection(self, text: str, *, last: bool) -> Objection | None:
+    async def _objection(self, text: str) -> Objection | None:
         """Return the reason why an answer is rejected; ``None``: it is accepted."""
         query, agent = self.query, self.agent
         if agent.tool_policy and (missing := unmet(agent.tool_policy, query.tool_results)):
-            return Objection("tool_policy", missing, missing, is_final=last)
+            return Objection("tool_policy", missing, missing, is_final=self._is_last)
         found = await self._output.objection(text)
-        return found and found._replace(is_final=found.is_final or last)
+        return found and found._replace(is_final=found.is_final or self._is_last)
 
-    def _object(self, objection: Objection, message: AssistantMessage) -> None:
+    def _object(self, objection: Objection, message: AssistantMessage) -> RunAgain:
         """Tell the model why its answer is rejected.
 
         Raises:
@@ -295,15 +300,11 @@ class QueryLoop:
         if is_final:
             raise QueryFailed(error, code)
         self.agent.conversation_history.append(HumanMessage(content=told, metadata={code: True}))
+        return RUN_AGAIN
 
     async def _unfinished(
-        self,
-        message: AssistantMessage,
-        ending: Ending,
-        deferred: list[StandardMessage],
-        *,
-        last: bool,
-    ) -> AssistantResponse | None:
+        self, message: AssistantMessage, ending: Ending, deferred: list[StandardMessage]
+    ) -> NextStep:
         """Ask for the rest of an incomplete answer, or accept or refuse it.
 
         Raises:
@@ -315,10 +316,10 @@ class QueryLoop:
             on_length = "accept" if accepts else "fail"
         if ending is Ending.LENGTH and on_length == "accept" and message.content.strip():
             if not message.tool_calls:
-                return await self._settle(self._whole(message), str(ending), deferred, last=last)
-        elif not last and (more := self._pending.nudge(message, ending, on_length)):
+                return await self._settle(FinalAnswer(self._whole(message), str(ending), deferred))
+        elif not self._is_last and (more := self._pending.nudge(message, ending, on_length)):
             history += [*more[:-1], *deferred, more[-1]]
-            return None
+            return RUN_AGAIN
         history += [without_calls(message), *deferred]
         content = message.content
         if ending is not Ending.REFUSAL:
@@ -334,20 +335,20 @@ class QueryLoop:
             history[:] = [each for each in history if id(each) not in kept]
         return pending.joined(message)
 
-    def _send_back(self, draft: AssistantMessage, deferred: Sequence[StandardMessage]) -> None:
+    def _send_back(self, draft: AssistantMessage, deferred: Sequence[StandardMessage]) -> RunAgain:
         """Keep a rejected message in the history, but never publish it."""
         draft = without_calls(draft)
         self._withheld.append(draft)
         self.agent.conversation_history += [draft, *deferred]
+        return RUN_AGAIN
 
-    async def _finish(
-        self, message: AssistantMessage, reason: str, deferred: Sequence[StandardMessage] = ()
-    ) -> AssistantResponse:
+    async def _finish(self, answer: FinalAnswer) -> AssistantResponse:
         """Publish an answer, and return the query's response.
 
         Raises:
             QueryFailed: a hook's answer does not fit the schema.
         """
+        message, reason, deferred = answer
         if (objection := await self._output.objection(message.content)) is not None:
             raise QueryFailed(objection.error, OUTPUT_INVALID, OUTPUT_INVALID, message.content)
         message = without_calls(message)
@@ -372,7 +373,7 @@ class QueryLoop:
         if AgentEvent.ON_MAX_ITERATIONS in self.agent.hooks:
             outcome = await fire(self.query, AgentEvent.ON_MAX_ITERATIONS)
             if outcome.decision is HookDecision.STOP:
-                return await self._finish(outcome.value, HOOK_STOP)
+                return await self._finish(FinalAnswer(outcome.value, HOOK_STOP))
         text = f"no final answer within {self.agent.max_iterations} iteration(s)"
         if self._reached and not await self._output.accepts(self._reached):
             text += ", and the text so far does not fit the schema of the answer"

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 
+from bottega.agents.endings import RUN_AGAIN, FinalAnswer, NextStep
 from bottega.agents.hooks import AgentEvent, HookDecision
 from bottega.agents.messages import (
     AgentUsage,
@@ -302,16 +303,17 @@ async def _stop(tasks: Sequence[asyncio.Task[None]]) -> None:
             task.exception()  # retrieve it, so that asyncio does not log it
 
 
-def tool_ending(agent: QueriedAgent, results: Sequence[ToolResult]) -> tuple[str, str] | None:
-    """Return (content, stop reason) if these tool results end the query, else ``None``.
+def after_tools(agent: QueriedAgent, results: Sequence[ToolResult]) -> NextStep:
+    """Return a loop's next step after tool results.
 
     Results with an error never end it: the model may correct the call.
     """
     if any(result.status is ToolStatus.ERROR for result in results):
-        return None
+        return RUN_AGAIN
     for result in results:
         if result.tool_name in agent.exit_on_success:
-            return result.text, "exit_on_success"
+            return FinalAnswer(AssistantMessage(content=result.text), "exit_on_success")
     if not agent.agent_comment:
-        return "\n".join(result.text for result in results), "tool_results"
-    return None
+        text = "\n".join(result.text for result in results)
+        return FinalAnswer(AssistantMessage(content=text), "tool_results")
+    return RUN_AGAIN
