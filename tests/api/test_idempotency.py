@@ -72,6 +72,18 @@ async def test_a_refused_request_may_be_repeated(client: httpx2.AsyncClient) -> 
     assert (await post(client, "/v1/runs", RUN)).json() == accepted.json()
 
 
+async def test_a_repeated_run_is_returned_after_its_agent_was_deleted(server_: Running) -> None:
+    client = server_.client
+    await client.post("/v1/agents", json=AGENT)
+    first = await post(client, "/v1/runs", RUN)
+    assert (await client.delete("/v1/agents/a")).is_success
+    again = await post(client, "/v1/runs", RUN)
+    assert (again.status_code, again.json()) == (202, first.json())
+    other = await post(client, "/v1/runs", RUN | {"input": "y"})
+    assert problem(other, 422)["code"] == "idempotency_key_reused"
+    assert problem(await post(client, "/v1/runs", RUN, "key-2"), 422)["code"] == "unknown_agent"
+
+
 async def test_of_two_concurrent_requests_one_creates(server_: Running, database_url: str) -> None:
     client = server_.client
     await client.post("/v1/agents", json=AGENT)

@@ -11,6 +11,7 @@ import pytest
 from pydantic_core import from_json
 
 from bottega.db.base import DEFAULT_TENANT
+from bottega.runs.once import OnceKey
 from bottega.runs.pins import PinCache
 from bottega.runs.submit import NewRun, submit
 from bottega.settings import Settings
@@ -132,7 +133,10 @@ async def test_a_change_between_reading_and_accepting_is_pinned(
     assert await server_.owner.fetchval("SELECT count(*) FROM runs") == 1
     pool.statements.clear()
     await submit(pool, cache, DEFAULT_TENANT, new)
-    assert pool.statements == [accept]
+    first = await submit(pool, cache, DEFAULT_TENANT, new, OnceKey("key", b"hash"))
+    again = await submit(pool, cache, DEFAULT_TENANT, new, OnceKey("key", b"hash"))
+    assert again == first
+    assert pool.statements == [accept] * 3
 
 
 async def test_many_runs_and_changes_at_once_pin_nothing_stale(

@@ -13,8 +13,9 @@ from pydantic_core import from_json, to_json
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.errors import LimitedError
+from bottega.errors import BottegaError, LimitedError
 from bottega.runs.model_prices import refuse_unpriced
+from bottega.runs.once import REFUSED_KEYS, OnceKey, first_answer, refused_key
 from bottega.runs.parameters import refuse_overrides
 from bottega.runs.parts import refuse_parts
 from bottega.runs.pins import PinCache, stricter
@@ -26,7 +27,11 @@ _REFUSALS = {
     "cost_per_day": "the tenant's money for today (UTC) is spent: start more runs tomorrow",
     "tokens_per_day": "the {limit} tokens for today (UTC) are used up: start more runs tomorrow",
 }
-_SUBMIT = "SELECT submit_run($1, $2, $3)::text"
+_SUBMIT = "SELECT submit_run($1, $2, $3, $4, $5)::text"
+_EARLIER = """
+SELECT earlier_answer($1::uuid, $2, $3)::text
+FROM set_config('bottega.tenant', $1::uuid::text, true)
+"""
 _ACCEPT = text("""
 SELECT CAST(accept_run(
     :tenant, CAST(:new AS jsonb), CAST(:carried AS jsonb), CAST(:tasks AS jsonb)
@@ -122,12 +127,17 @@ class Carried:
 
 
 async def submit(
-    driver: asyncpg.Pool | asyncpg.Connection, pins: PinCache, tenant_id: UUID, new: NewRun
+    pool: asyncpg.Pool | asyncpg.Connection,
+    pins: PinCache,
+    tenant_id: UUID,
+    new: NewRun,
+    once: OnceKey | None = None,
 ) -> dict[str, Any]:
     """Store and queue a run; return it as :func:`bottega.runs.read.get` does.
 
     Args:
-        driver: a pool, whose connection commits at once, or a connection in a transaction.
+        pool: a pool or a connection without a transaction: the run is committed at once.
+        once: a repeated request with the same key returns the run of the first.
 
     Raises:
         UnknownAgentError: an agent that it needs does not exist.
@@ -135,24 +145,39 @@ async def submit(
             description (``missing_description``), its sub-agents nest too deep (``too_deep``), or
             a model lacks a parameter (``unsupported_param``), takes no such part
             (``unsupported_part``) or, with a ``cost_budget``, has no known price
-            (``unpriced_model``).
-        LimitedError, ConflictError: see :func:`accept`.
+            (``unpriced_model``); ``idempotency_key_reused``.
+        LimitedError, ConflictError: see :func:`accept`; ``in_flight``.
     """
+    key = (None, None) if once is None else once
     while True:
-        found = await pins.find(driver, tenant_id, new.agent, new.graph)
-        refuse_overrides(new.overrides or {}, found.params, found.dialects)
-        for agent in found.first:
-            refuse_parts(new.input, found.dialects[agent])
-        if new.cost_budget is not None:
-            await refuse_unpriced(found.models)
-        memory = stricter(new.memory, found.memory)
-        values = {name: getattr(new, name) for name in _FIELDS}
-        values |= {"pinned": found.pinned, "memory": memory}
+        try:
+            values, epoch = await _checked(pool, pins, tenant_id, new)
+        except BottegaError:
+            # What the first request needed may be gone since.
+            first = None if once is None else await pool.fetchval(_EARLIER, tenant_id, *once)
+            if first is None:
+                raise
+            return to_response(first_answer(from_json(first))["body"])
         sent = to_json(values).decode()
-        answer = from_json(await driver.fetchval(_SUBMIT, tenant_id, sent, found.epoch))
+        answer = from_json(await pool.fetchval(_SUBMIT, tenant_id, sent, epoch, *key))
         if answer.get("refused") != "stale":
             return _accepted(answer, values)
         pins.forget(tenant_id, new.agent, new.graph)
+
+
+async def _checked(
+    pool: asyncpg.Pool | asyncpg.Connection, pins: PinCache, tenant_id: UUID, new: NewRun
+) -> tuple[Mapping[str, Any], UUID | None]:
+    """Return a run's values with its pinned versions, and the epoch of those."""
+    found = await pins.find(pool, tenant_id, new.agent, new.graph)
+    refuse_overrides(new.overrides or {}, found.params, found.dialects)
+    for agent in found.first:
+        refuse_parts(new.input, found.dialects[agent])
+    if new.cost_budget is not None:
+        await refuse_unpriced(found.models)
+    memory = stricter(new.memory, found.memory)
+    values = {name: getattr(new, name) for name in _FIELDS}
+    return values | {"pinned": found.pinned, "memory": memory}, found.epoch
 
 
 async def accept(
@@ -186,6 +211,8 @@ def _accepted(answer: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, An
         raise session_user(new["session_id"])
     if reason == "conversation_busy":
         raise conversation_busy(answer["run_id"])
+    if reason in REFUSED_KEYS:
+        raise refused_key(reason)
     if reason is not None:
         what = _REFUSALS[reason].format(limit=answer["limit"])
         raise LimitedError(what, code=reason, retry_after_s=answer["retry_after_s"])

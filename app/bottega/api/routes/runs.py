@@ -24,6 +24,7 @@ from bottega.api.schemas.runs import (
     Status,
     Task,
 )
+from bottega.api.shared import idempotency
 from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant, Transaction
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, PageQuery, ViewQuery
@@ -31,12 +32,12 @@ from bottega.api.shared.plain import plain_route
 from bottega.api.shared.schemas import check_schema
 from bottega.api.shared.wanted import MessagePart, MetadataPairs, Seq, pairs_of, storable
 from bottega.container import Service
-from bottega.db.driver import driver_of
 from bottega.errors import InvalidInputError
 from bottega.events.log import is_transient
 from bottega.files.inputs import StoredInput, stored_input
 from bottega.runs import messages, read
 from bottega.runs import submit as submitting
+from bottega.runs.once import OnceKey
 from bottega.settings import Settings
 from bottega.tenants import webhook_secrets
 from bottega.tools.addresses import AllowList
@@ -123,14 +124,16 @@ async def _checked(
         yield new, stored
 
 
-async def _submit(service: Service, principal: Principal, body: NewRun) -> dict[str, Any]:
+async def _submit(
+    service: Service, principal: Principal, body: NewRun, once: OnceKey | None
+) -> dict[str, Any]:
     database, tenant = service.database, principal.tenant_id
     async with _checked(service, principal, body) as (new, stored):
         async with (
             database.turn(tenant),
             database.pool.acquire(timeout=database.patience_s) as connection,
         ):
-            run = await submitting.submit(connection, service.pins, tenant, new)
+            run = await submitting.submit(connection, service.pins, tenant, new, once)
         stored.keep(run["input"])
     return run
 
@@ -142,7 +145,9 @@ def _path(run: Mapping[str, Any]) -> str:
 async def _create_plain(request: Request, body: NewRun) -> Response:
     principal: Principal = request.scope["state"]["principal"]
     principal.need("run")
-    run = await _submit(request.scope["app"].state.service, principal, body)
+    key = request.headers.get(idempotency.HEADER)
+    once = None if key is None else await idempotency.once_key(request, key)
+    run = await _submit(request.scope["app"].state.service, principal, body, once)
     content = Run.model_validate(run).model_dump_json()
     return Response(content, 202, {"Location": _path(run)}, "application/json")
 
@@ -158,20 +163,8 @@ async def create(
         float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the end.")
     ] = 0,
 ) -> Any:
-    if once.key is None:
-        run = await _submit(service, principal, body)
-        response.headers["Location"] = _path(run)
-    else:
-        async with _checked(service, principal, body) as (new, stored):
-            async with service.database.begin(tenant) as tx:
-
-                async def accept() -> dict[str, Any]:
-                    run = await submitting.submit(await driver_of(tx), service.pins, tenant, new)
-                    response.headers["Location"] = _path(run)
-                    return run
-
-                run = await once(tx, response, Run, accept)
-            stored.keep(run["input"])
+    run = await _submit(service, principal, body, await once.sent())
+    response.headers["Location"] = _path(run)
     if not wait:
         return run
     run_id = UUID(str(run["id"]))

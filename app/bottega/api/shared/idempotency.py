@@ -1,30 +1,30 @@
-"""``Idempotency-Key``: a repeated request creates nothing.
-
-The response is stored in the transaction that creates, so a crash leaves both or neither. The sweep
-deletes old responses.
-"""
+"""``Idempotency-Key`` of requests: see :mod:`bottega.runs.once`."""
 
 import json
+import re
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 from hashlib import sha256
 from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import Depends, Header, Request, Response
 from pydantic import BaseModel
-from pydantic_core import from_json
-from sqlalchemy import func, select
-from sqlalchemy.dialects.postgresql import insert
+from pydantic_core import from_json, to_json
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.shared.deps import PrincipalDep
-from bottega.db.tables import idempotency_keys
-from bottega.errors import ConflictError, InvalidInputError
+from bottega.runs.once import OnceKey, first_answer
 
-KEPT = timedelta(hours=24)
+HEADER = "idempotency-key"
+_KEY = r"^[!-~]{1,255}$"
+_EARLIER = text("SELECT CAST(earlier_answer(:tenant, :key, :request_hash) AS text)")
+_KEEP = text("SELECT keep_answer(:tenant, :key, :request_hash, CAST(:answer AS jsonb))")
 
-_keys = idempotency_keys.c
+
+def is_key(value: str) -> bool:
+    """Return true if a header's value may be a key."""
+    return re.fullmatch(_KEY, value) is not None
 
 
 class Once:
@@ -57,46 +57,30 @@ class Once:
             ConflictError: ``in_flight``: a request with this key is in progress.
             InvalidInputError: ``idempotency_key_reused``: the key belongs to another request.
         """
-        if self.key is None:
+        once = await self.sent()
+        if once is None:
             return await create()
-        lock = func.hashtextextended(f"{self._tenant_id} {self.key}", 0)
-        if not await tx.scalar(select(func.pg_try_advisory_xact_lock(lock))):
-            raise ConflictError(
-                "a request with this Idempotency-Key is in progress: repeat it in a moment",
-                code="in_flight",
-            )
-        asked = await self._hash()
-        kept = select(_keys.request_hash, _keys.answer).where(
-            _keys.tenant_id == self._tenant_id,
-            _keys.key == self.key,
-            _keys.created_at > func.now() - KEPT,
-        )
-        if stored := (await tx.execute(kept)).one_or_none():
-            if stored.request_hash != asked:
-                raise InvalidInputError(
-                    "this Idempotency-Key was used for a request with another body or path: use "
-                    "a new key for a new request",
-                    code="idempotency_key_reused",
-                )
-            response.headers.update(stored.answer["headers"])
-            return stored.answer["body"]
+        values = {"tenant": self._tenant_id, **once._asdict()}
+        found = await tx.scalar(_EARLIER, values)
+        stored = first_answer(None if found is None else from_json(found))
+        if stored is not None:
+            response.headers.update(stored["headers"])
+            return stored["body"]
         body = output.model_validate(await create()).model_dump(mode="json")
-        await self._store(tx, asked, {"headers": dict(response.headers), "body": body})
+        answer = to_json({"headers": dict(response.headers), "body": body}).decode()
+        await tx.execute(_KEEP, {**values, "answer": answer})
         return body
 
-    async def _hash(self) -> bytes:
-        """Return a hash of path and body, independent of spaces and the order of keys."""
-        body = await self._request.body()
-        plain = json.dumps(from_json(body) if body else None, sort_keys=True)
-        return sha256(f"{self._request.url.path}\n{plain}".encode()).digest()
+    async def sent(self) -> OnceKey | None:
+        """Return the key with the request's hash, if the request has a key."""
+        return None if self.key is None else await once_key(self._request, self.key)
 
-    async def _store(self, tx: AsyncConnection, asked: bytes, answer: dict[str, Any]) -> None:
-        row = {"request_hash": asked, "answer": answer, "created_at": func.now()}
-        await tx.execute(
-            insert(idempotency_keys)
-            .values(tenant_id=self._tenant_id, key=self.key, **row)
-            .on_conflict_do_update(index_elements=[_keys.tenant_id, _keys.key], set_=row)
-        )
+
+async def once_key(request: Request, key: str) -> OnceKey:
+    """Return a key with a hash of path and body, independent of spaces and the order of keys."""
+    body = await request.body()
+    plain = json.dumps(from_json(body) if body else None, sort_keys=True)
+    return OnceKey(key, sha256(f"{request.url.path}\n{plain}".encode()).digest())
 
 
 async def _once(
@@ -105,7 +89,7 @@ async def _once(
     idempotency_key: Annotated[
         str | None,
         Header(
-            pattern=r"^[!-~]{1,255}$",
+            pattern=_KEY,
             description=(
                 "Your own text, new for each resource to create. For 24 hours, a repeated "
                 "request with the same key and body creates nothing and gets the first response. "

@@ -9,6 +9,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from bottega.api.schemas.base import Body
+from bottega.api.shared.idempotency import HEADER, is_key
 
 Sent = TypeVar("Sent", bound=Body)
 Handle = Callable[[Request], Awaitable[Response]]
@@ -17,7 +18,8 @@ Handle = Callable[[Request], Awaitable[Response]]
 def plain_route(schema: type[Sent], answer: Callable[[Request, Sent], Awaitable[Response]]) -> type:
     """Return a class of routes that answer plain requests by themselves.
 
-    A plain request has a valid JSON body, no query and no ``Idempotency-Key``. All others go to the
+    A plain request has a valid JSON body, no query, and at most a valid
+    ``Idempotency-Key``. All others go to the
     route's function, as FastAPI does it: errors of validation are FastAPI's.
 
     Args:
@@ -43,10 +45,14 @@ async def _plain_body(request: Request, schema: type[Sent]) -> Sent | None:
     if (
         scope["query_string"]
         or headers.get(b"content-type") != b"application/json"
-        or b"idempotency-key" in headers
+        or not _may_be_key(headers.get(HEADER.encode()))
     ):
         return None
     try:
         return schema.model_validate(from_json(await request.body()))
     except (ValueError, ClientDisconnect):
         return None
+
+
+def _may_be_key(value: bytes | None) -> bool:
+    return value is None or is_key(value.decode("latin-1"))

@@ -93,16 +93,32 @@ BEGIN
            ELSE jsonb_build_object('blocked_by', blocked_by(p_tenant, v_blocker)) END;
 END $$;
 
--- Called when a run is submitted. Accept it, unless the tenant's definitions have another epoch
--- than the one with which its versions were read: {"refused": "stale"}.
-CREATE OR REPLACE FUNCTION submit_run(p_tenant uuid, p_new jsonb, p_epoch uuid)
-RETURNS jsonb LANGUAGE plpgsql AS $$
+-- Called when a run is submitted. Accept it once per Idempotency-Key (NULL: always), unless the
+-- tenant's definitions have another epoch than the one with which its versions were read:
+-- {"refused": "stale"}.
+CREATE OR REPLACE FUNCTION submit_run(
+    p_tenant uuid, p_new jsonb, p_epoch uuid, p_key text, p_hash bytea
+) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+    v_answer jsonb;
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    IF p_epoch = (SELECT epoch FROM definition_epochs WHERE tenant_id = p_tenant) THEN
-        RETURN accept_run(p_tenant, p_new, '[]', '[]');
+    IF p_key IS NOT NULL THEN
+        v_answer := earlier_answer(p_tenant, p_key, p_hash);
+        IF v_answer IS NOT NULL THEN
+            RETURN coalesce(v_answer #> '{answer,body}', v_answer);
+        END IF;
     END IF;
-    RETURN '{"refused": "stale"}';
+    IF p_epoch IS DISTINCT FROM (
+        SELECT epoch FROM definition_epochs WHERE tenant_id = p_tenant)
+    THEN
+        RETURN '{"refused": "stale"}';
+    END IF;
+    v_answer := accept_run(p_tenant, p_new, '[]', '[]');
+    IF p_key IS NOT NULL AND NOT v_answer ? 'refused' THEN
+        PERFORM keep_answer(p_tenant, p_key, p_hash, jsonb_build_object('body', v_answer));
+    END IF;
+    RETURN v_answer;
 END $$;
 
 -- Called by accept_run. Return the limit that refuses a tenant's run, with the seconds until

@@ -1,0 +1,29 @@
+-- Responses of requests with an Idempotency-Key: a repeated request creates nothing.
+
+-- Called before something is created. Return NULL for the first request with a key; else
+-- {"answer": ...} of the first, or {"refused": reason}: it is in progress, or was another request.
+-- Requests with the same key exclude each other until the end of the transaction.
+CREATE OR REPLACE FUNCTION earlier_answer(p_tenant uuid, p_key text, p_hash bytea) RETURNS jsonb
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_kept idempotency_keys%ROWTYPE;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(hashtextextended(p_tenant || ' ' || p_key, 0)) THEN
+        RETURN '{"refused": "in_flight"}';
+    END IF;
+    SELECT * INTO v_kept FROM idempotency_keys k WHERE k.tenant_id = p_tenant AND k.key = p_key
+        AND k.created_at > now() - interval '24 hours';
+    RETURN CASE WHEN NOT FOUND THEN NULL
+        WHEN v_kept.request_hash <> p_hash THEN '{"refused": "idempotency_key_reused"}'
+        ELSE jsonb_build_object('answer', v_kept.answer) END;
+END $$;
+
+-- Called after something was created, in the same transaction. Store the response of its request.
+CREATE OR REPLACE FUNCTION keep_answer(p_tenant uuid, p_key text, p_hash bytea, p_answer jsonb)
+RETURNS void LANGUAGE sql AS $$
+    INSERT INTO idempotency_keys AS k (tenant_id, key, request_hash, answer, created_at)
+    VALUES (p_tenant, p_key, p_hash, p_answer, now())
+    ON CONFLICT (tenant_id, key) DO UPDATE SET
+        request_hash = excluded.request_hash, answer = excluded.answer,
+        created_at = excluded.created_at
+$$;
