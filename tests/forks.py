@@ -30,6 +30,15 @@ from tempfile import TemporaryFile
 LONGEST_REQUEST = 1 << 17
 """Bytes of arguments and environment."""
 
+AT_START = (
+    "openai",
+    "uvicorn.loops.auto",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.websockets.auto",
+    "uvloop",
+)
+"""Modules that the service imports only when it starts."""
+
 
 class Forked:
     """Child process, with the part of :class:`asyncio.subprocess.Process` that tests use.
@@ -138,10 +147,8 @@ def _stop(server: socket.socket, process: "subprocess.Popen[bytes]") -> None:
 def main() -> None:
     """Import the service, then fork at each request; in a child, go on as ``bottega``."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    import uvicorn.loops.auto
-    import uvicorn.protocols.http.auto
-    import uvicorn.protocols.websockets.auto  # noqa: F401
-
+    for name in AT_START:
+        importlib.import_module(name)
     import bottega
 
     for module in pkgutil.walk_packages(bottega.__path__, "bottega."):
