@@ -1,9 +1,12 @@
-"""Requests and answers beside the types of the vendors' own SDKs."""
+"""Requests and answers beside the types of the vendors' own SDKs.
 
+The SDKs are imported by the tests that need them: that takes seconds of each test process.
+"""
+
+from importlib import import_module
 from typing import Any
 
-import anthropic.types
-import google.genai.types as google
+import pytest
 from pydantic import TypeAdapter
 
 from bottega.agents.messages import (
@@ -25,14 +28,27 @@ from tests.llm.vendors.anthropic import Anthropic
 from tests.llm.vendors.gemini import Gemini
 
 IMAGE = Part("image", data=PIXEL, media_type="image/png")
-BLOCKS: dict[str, TypeAdapter[Any]] = {
-    "text": TypeAdapter(anthropic.types.TextBlockParam),
-    "image": TypeAdapter(anthropic.types.ImageBlockParam),
-    "thinking": TypeAdapter(anthropic.types.ThinkingBlockParam),
-    "tool_use": TypeAdapter(anthropic.types.ToolUseBlockParam),
-    "tool_result": TypeAdapter(anthropic.types.ToolResultBlockParam),
+BLOCKS = {
+    "text": "TextBlockParam",
+    "image": "ImageBlockParam",
+    "thinking": "ThinkingBlockParam",
+    "tool_use": "ToolUseBlockParam",
+    "tool_result": "ToolResultBlockParam",
 }
+"""Names of Anthropic's types of blocks."""
 SPOKEN = Answer("One two.", (DemoCall("add", {"a": 1, "b": 2}), DemoCall("now", {})))
+
+
+@pytest.fixture
+def anthropic() -> Any:
+    """Return the types of Anthropic's SDK."""
+    return import_module("anthropic.types")
+
+
+@pytest.fixture
+def google() -> Any:
+    """Return the types of Google's SDK."""
+    return import_module("google.genai.types")
 
 
 async def bodies(vendor: type[Any]) -> list[dict[str, Any]]:
@@ -70,8 +86,8 @@ async def bodies(vendor: type[Any]) -> list[dict[str, Any]]:
         return found
 
 
-async def test_requests_to_anthropic_have_the_types_of_its_sdk() -> None:
-    known = TypeAdapter[Any](anthropic.types.message_create_params.MessageCreateParamsStreaming)
+async def test_requests_to_anthropic_have_the_types_of_its_sdk(anthropic: Any) -> None:
+    known = TypeAdapter[Any](anthropic.message_create_params.MessageCreateParamsStreaming)
     for body in await bodies(Anthropic):
         known.validate_python(body, extra="forbid")
         # An adapter looks into an iterable only when it is read.
@@ -81,12 +97,13 @@ async def test_requests_to_anthropic_have_the_types_of_its_sdk() -> None:
         for block in blocks:
             content = block.get("content")
             for inner in [block, *(content if isinstance(content, list) else ())]:
-                BLOCKS[inner["type"]].validate_python(inner, extra="forbid")
+                adapter = TypeAdapter[Any](getattr(anthropic, BLOCKS[inner["type"]]))
+                adapter.validate_python(inner, extra="forbid")
         for each in body["tools"]:
-            TypeAdapter(anthropic.types.ToolParam).validate_python(each, extra="forbid")
+            TypeAdapter[Any](anthropic.ToolParam).validate_python(each, extra="forbid")
 
 
-async def test_requests_to_gemini_have_the_types_of_its_sdk() -> None:
+async def test_requests_to_gemini_have_the_types_of_its_sdk(google: Any) -> None:
     for body in await bodies(Gemini):
         for content in body["contents"]:
             google.Content.model_validate(content)
@@ -99,13 +116,13 @@ async def test_requests_to_gemini_have_the_types_of_its_sdk() -> None:
             google.ToolConfig.model_validate(body["toolConfig"])
 
 
-def test_events_of_the_stub_of_anthropic_have_the_types_of_its_sdk() -> None:
-    known = TypeAdapter[Any](anthropic.types.RawMessageStreamEvent)
+def test_events_of_the_stub_of_anthropic_have_the_types_of_its_sdk(anthropic: Any) -> None:
+    known = TypeAdapter[Any](anthropic.RawMessageStreamEvent)
     for event in Anthropic().events(SPOKEN, {"model": "m", "messages": []}):
         if event["type"] != "ping":  # the SDK drops it
             known.validate_python(event)
 
 
-def test_chunks_of_the_stub_of_gemini_have_the_types_of_its_sdk() -> None:
+def test_chunks_of_the_stub_of_gemini_have_the_types_of_its_sdk(google: Any) -> None:
     for chunk in Gemini().events(SPOKEN, {}):
         google.GenerateContentResponse.model_validate(chunk)

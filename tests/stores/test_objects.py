@@ -10,7 +10,6 @@ from uuid import UUID, uuid4
 
 import httpx2
 import pytest
-from moto.server import ThreadedMotoServer
 from obstore.store import S3Store
 
 from bottega.errors import InvalidInputError, NotFoundError, UnavailableError
@@ -57,6 +56,8 @@ def folder(tmp_path: Path) -> Place:
 
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    from moto.server import ThreadedMotoServer  # takes half a second
+
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
