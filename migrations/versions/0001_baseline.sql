@@ -261,6 +261,18 @@ CREATE UNIQUE INDEX uq_conversations_current
     ON conversations (tenant_id, session_id, mode, graph, agent) WHERE is_current;
 CREATE INDEX ix_conversations_session ON conversations (tenant_id, session_id);
 
+-- Turns that a session begins with and another session took. An erasure of the other one gives them
+-- to a session that has such a row.
+CREATE TABLE forked_turns (
+    tenant_id uuid NOT NULL,
+    session_id text NOT NULL,
+    run_id uuid NOT NULL,
+    CONSTRAINT pk_forked_turns PRIMARY KEY (tenant_id, session_id, run_id),
+    CONSTRAINT fk_forked_turns_tenant_id_session_id_sessions
+        FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+);
+CREATE INDEX ix_forked_turns_run ON forked_turns (tenant_id, run_id);
+
 CREATE TABLE session_memory (
     tenant_id uuid NOT NULL,
     session_id text NOT NULL,

@@ -68,6 +68,7 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
     ).json()
     assert run["status"] == "completed"
     await client.post("/v1/ws-tickets", json={"run_id": run["id"]})
+    assert (await client.post("/v1/sessions/s/fork")).status_code == 201
     schedule = {"name": "s", "cron": "0 8 * * *", "timezone": "UTC", "run": body}
     assert (await client.post("/v1/schedules", json=schedule)).status_code == 201
     assert (await client.post("/v1/files", files={"file": b"x"})).status_code == 201

@@ -192,6 +192,7 @@ BODIES: dict[str, Any] = {
     "create_schedule": {"name": "own", "cron": "0 3 * * *", "run": {"agent": "own", "input": "x"}},
     "change_schedule": {"paused": True},
     "create_session": {"id": "own"},
+    "fork_session": {},
     "change_session": {"metadata": {}},
     "create_ws_ticket": {},
     "import_episode": {"outcome": "SUCCESS", "task": {"original_input": "x"}},

@@ -31,6 +31,7 @@ CODES = {
     "secret_needs_https": "the scheme of another field, with the settings",
     "unknown_provider": "which providers there are is no matter of a request's form",
     "unknown_model": "which models a provider has is in its definition",
+    "unknown_run": "which runs a session has is no matter of a request's form",
     "unknown_file": "which files there are is no matter of a request's form",
     "unsupported_param": "which parameters a model's API has is no matter of a request's form",
     "unsupported_part": "which parts a model's API has is no matter of a request's form",

@@ -77,6 +77,7 @@ async def fill(server: Running, url: str) -> None:
     run_id = await start(client, **run)
     await server.frames(f"/v1/runs/{run_id}/ws")
     await server.owner.execute(ASKED, UUID(run_id))
+    assert (await client.post("/v1/sessions/s/fork")).status_code == 201
     gone = {"name": "gone", "system_message": "x"}
     assert (await client.post("/v1/agents", json=gone)).status_code == 201
     assert (await client.delete("/v1/agents/gone")).status_code == 204

@@ -109,6 +109,7 @@ conversations = _table(
     text="session_id mode graph agent",
     flag="is_current",
 )
+forked_turns = _table("forked_turns", uuid="tenant_id run_id", text="session_id")
 session_memory = _table(
     "session_memory",
     uuid="tenant_id run_id",

@@ -1,14 +1,14 @@
 """Messages of a session's conversations, in pages over its runs."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Select, or_, select
+from sqlalchemy import ColumnElement, Select, and_, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.pages import PageItems
-from bottega.db.tables import runs, sessions
+from bottega.db.tables import forked_turns, runs, sessions
 from bottega.events.types import RunStatus
 from bottega.runs import messages
 from bottega.runs.sessions import unknown_session
@@ -50,19 +50,13 @@ async def page(
     own = (sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
     if await connection.scalar(select(sessions.c.id).where(*own)) is None:
         raise unknown_session(session_id)
-    query = select(*_COLUMNS).where(
-        runs.c.tenant_id == tenant_id,
-        runs.c.session_id == session_id,
-        runs.c.conversation_id.is_not(None),
-    )
-    if agent is not None:
-        query = query.where(or_(runs.c.agent == agent, runs.c.mode == "dag"))
-    query = query.order_by(runs.c.id.desc() if descending else runs.c.id).limit(_RUNS_AT_ONCE)
+    wanted = _Wanted(tenant_id, session_id, agent, descending)
     found: list[dict[str, Any]] = []
     begun, inside = (None, None) if after is None else (after[0], after[1:])
     beyond: UUID | None = None
     while True:
-        rows = await _runs(connection, query, begun or beyond, descending, inclusive=bool(begun))
+        query = wanted.runs(begun or beyond, inclusive=bool(begun))
+        rows = [dict(row) for row in (await connection.execute(query)).mappings()]
         for run in rows:
             beyond = run["id"]
             most = limit + 1 - len(found)
@@ -80,15 +74,40 @@ async def page(
             return PageItems(found, more=False)
 
 
-async def _runs(
-    connection: AsyncConnection,
-    query: Select[Any],
-    after: UUID | None,
-    descending: bool,
-    *,
-    inclusive: bool,
-) -> Sequence[dict[str, Any]]:
-    if after is not None:
-        others = runs.c.id < after if descending else runs.c.id > after
-        query = query.where(or_(others, runs.c.id == after) if inclusive else others)
-    return [dict(row) for row in (await connection.execute(query)).mappings()]
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The runs whose messages a list has: a session's own, and those that it began with."""
+
+    tenant_id: UUID
+    session_id: str
+    agent: str | None
+    descending: bool
+
+    def runs(self, after: UUID | None, *, inclusive: bool) -> Select[Any]:
+        """Select some of the runs in order, after one."""
+        named = forked_turns.c
+        of_session = and_(named.tenant_id == self.tenant_id, named.session_id == self.session_id)
+        shared = self._some(named.run_id, after, inclusive=inclusive).where(
+            of_session, named.run_id == runs.c.id
+        )
+        own = self._some(runs.c.id, after, inclusive=inclusive).where(
+            runs.c.session_id == self.session_id
+        )
+        both = union_all(select(own.subquery()), select(shared.subquery())).subquery()
+        return select(both).order_by(self._order(both.c.id)).limit(_RUNS_AT_ONCE)
+
+    def _some(
+        self, place: ColumnElement[UUID], after: UUID | None, *, inclusive: bool
+    ) -> Select[Any]:
+        query = select(*_COLUMNS).where(
+            runs.c.tenant_id == self.tenant_id, runs.c.conversation_id.is_not(None)
+        )
+        if self.agent is not None:
+            query = query.where(or_(runs.c.agent == self.agent, runs.c.mode == "dag"))
+        if after is not None:
+            others = place < after if self.descending else place > after
+            query = query.where(or_(others, place == after) if inclusive else others)
+        return query.order_by(self._order(place)).limit(_RUNS_AT_ONCE)
+
+    def _order(self, place: ColumnElement[UUID]) -> ColumnElement[UUID]:
+        return place.desc() if self.descending else place.asc()

@@ -1,6 +1,6 @@
 """Sessions: conversations and shared memory that outlive a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -11,7 +11,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.pages import PageItems, fetch_page
 from bottega.db.tables import session_memory, sessions
-from bottega.errors import BusyError, ConflictError, NotFoundError
+from bottega.errors import (
+    BottegaError,
+    BusyError,
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+)
 from bottega.runs.read import spelled
 
 _COLUMNS = (
@@ -76,6 +82,48 @@ async def create(
             f"session '{values['id']}' exists already: use it, or choose another id", code="exists"
         )
     return dict(row)
+
+
+_REFUSALS: Mapping[str, Callable[[str, UUID | None], BottegaError]] = {
+    "unknown_run": lambda session_id, run_id: InvalidInputError(
+        f"run {run_id} is no turn of a conversation of session '{session_id}'",
+        code="unknown_run",
+        pointer="/run_id",
+    ),
+    "not_final": lambda _, run_id: ConflictError(
+        f"run {run_id} is not over: wait for its end, or omit run_id to fork what is completed",
+        code="not_final",
+    ),
+    "not_completed": lambda _, run_id: ConflictError(
+        f"run {run_id} did not complete, so its conversation goes on without it: fork at a run "
+        "that completed",
+        code="not_completed",
+    ),
+}
+
+
+async def fork(
+    connection: AsyncConnection, tenant_id: UUID, session_id: str, run_id: UUID | None
+) -> dict[str, Any]:
+    """Begin a session with the conversations, user, metadata and memory of another one.
+
+    Args:
+        run_id: the last turn that it takes over; ``None``: all turns so far.
+
+    Raises:
+        NotFoundError: an unknown session.
+        InvalidInputError: ``unknown_run``.
+        ConflictError: ``not_final`` or ``not_completed``.
+    """
+    own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
+    source = (await connection.execute(_SESSIONS.where(own))).mappings().one_or_none()
+    if source is None:
+        raise unknown_session(session_id)
+    new = await create(connection, tenant_id, {**source, "id": None})
+    query = select(func.fork_session(tenant_id, session_id, run_id, new["id"]))
+    if (refused := await connection.scalar(query)) is not None:
+        raise _REFUSALS[refused](session_id, run_id)
+    return new
 
 
 async def change(

@@ -41,6 +41,7 @@ from bottega.db.tables import (
     conversations,
     episodes,
     files,
+    forked_turns,
     idempotency_keys,
     run_heads,
     runs,
@@ -98,8 +99,8 @@ async def erase_session(
 ) -> Removed:
     """Remove a session with its memory and runs. A later use of the id begins a new session.
 
-    A worker loses its run in the transaction that removes it: it can write no further step, and
-    is notified at once.
+    Turns that a fork shares stay: they are the fork's from then on. A worker loses its run in the
+    transaction that removes it: it can write no further step, and is notified at once.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
@@ -108,7 +109,8 @@ async def erase_session(
     over = False
     while not over:
         async with database.begin(tenant_id) as tx:
-            page, spent = await _erase_runs(tx, tenant_id, runs.c.session_id == session_id)
+            of_session = runs.c.session_id == session_id
+            page, spent = await _erase_runs(tx, tenant_id, of_session, session_id)
             await tx.execute(select(func.assign_slots(tenant_id)))
             over = await _erase_memory(tx, tenant_id, session_id, page)
             if page:
@@ -141,6 +143,8 @@ async def _erase_memory(
     of_files = and_(files.c.tenant_id == tenant_id, files.c.session_id == session_id)
     await _delete(tx, files, of_files, removed)
     await _delete(tx, session_memory, memory, removed)
+    shared = and_(forked_turns.c.tenant_id == tenant_id, forked_turns.c.session_id == session_id)
+    await _delete(tx, forked_turns, shared, removed)
     spoken = and_(conversations.c.tenant_id == tenant_id, conversations.c.session_id == session_id)
     await _delete(tx, conversations, spoken, removed)
     await _delete(tx, sessions, own, removed)
@@ -225,17 +229,24 @@ async def _erase_rows(begin: Begin, tenant_id: UUID) -> Removed:
 
 
 async def _erase_runs(
-    tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[bool]
+    tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[bool], session_id: str | None = None
 ) -> tuple[Removed, tuple[int, int]]:
     """Remove at most a page of a tenant's runs and their rows, except runs locked by others.
 
     Return also the tokens, and the cost, that the unfinished runs among them have spent.
+
+    Args:
+        session_id: their session, which is removed alone: its forks keep what they share.
     """
     removed: Removed = Counter()
     ids = await _locked(tx, and_(runs.c.tenant_id == tenant_id, which))
+    if session_id is not None:
+        named = bindparam("ids", ids, ARRAY(Uuid))
+        given = select(func.give_turns_away(tenant_id, session_id, named))
+        kept = set((await tx.scalars(given)).all())
+        ids = [each for each in ids if each not in kept]
     if not ids:
         return removed, (0, 0)
-    named = [str(run_id) for run_id in ids]
     # Without its head a run's worker stores no more rows.
     heads = and_(run_heads.c.tenant_id == tenant_id, run_heads.c.run_id.in_(ids))
     await _delete(tx, run_heads, heads, removed)
@@ -250,7 +261,7 @@ async def _erase_runs(
     started = and_(schedules.c.tenant_id == tenant_id, schedules.c.last_run_id.in_(ids))
     await tx.execute(update(schedules).where(started).values(last_run_id=None))
     await _delete(tx, runs, and_(runs.c.tenant_id == tenant_id, runs.c.id.in_(ids)), removed)
-    await tx.execute(_NOTIFY, {"runs": ",".join(named)})
+    await tx.execute(_NOTIFY, {"runs": ",".join(map(str, ids))})
     return +removed, spent
 
 

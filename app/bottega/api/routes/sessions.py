@@ -14,6 +14,7 @@ from bottega.api.schemas.sessions import (
     NewSession,
     Session,
     SessionChange,
+    SessionFork,
     SessionMemory,
     SessionMessage,
 )
@@ -111,6 +112,40 @@ async def change(
     return await sessions.change(tx, tenant, session_id, body.metadata)
 
 
+@router.post(
+    "/{session_id}/fork",
+    operation_id="fork_session",
+    summary="Begin a session with the conversations of another one",
+    description=(
+        "The new session has the same user, metadata and published memory, and each agent's turns "
+        "up to and with a completed run, or all of them. From then on the two go their own ways. "
+        "A later deletion of either leaves the other whole."
+    ),
+    status_code=201,
+    response_model=Session,
+    responses={
+        **problems(400, 404, 409, 413, 415),
+        201: headers(Location="Path of the new session."),
+    },
+)
+async def fork(
+    once: OnceDep,
+    service: ServiceDep,
+    tenant: Tenant,
+    session_id: SessionId,
+    response: Response,
+    body: SessionFork | None = None,
+) -> Any:
+    async with service.database.begin(tenant) as tx:
+
+        async def begin() -> dict[str, Any]:
+            session = await sessions.fork(tx, tenant, session_id, body.run_id if body else None)
+            response.headers["Location"] = f"{router.prefix}/{session['id']}"
+            return session
+
+        return await once(tx, response, Session, begin)
+
+
 class SessionMessageQuery(PageQuery):
     """Query parameters of a session's messages."""
 
@@ -161,8 +196,8 @@ async def list_messages(
     description=(
         "Deletes its memory, and each run's log, tasks, publications, webhook and stored "
         "responses. A run that is not over is cut off within a second and writes nothing more; "
-        "its streams end (a WebSocket with 4010). Its id may be used "
-        "again."
+        "its streams end (a WebSocket with 4010). Turns that a fork of the session shares "
+        "stay, as the fork's. Its id may be used again."
     ),
     response_model=Erased,
     responses=problems(404),

@@ -27,6 +27,15 @@ class SessionChange(Body):
     metadata: Annotated[Metadata, Field(description="In place of all that it had.")]
 
 
+class SessionFork(Body):
+    """The turns that a fork of a session takes over."""
+
+    run_id: Annotated[
+        UUID | None,
+        Field(strict=False, description="The last of them; null: all that are completed."),
+    ] = None
+
+
 class Session(Answer):
     """A session: conversations and memory that several runs share."""
 

@@ -79,7 +79,8 @@ BEGIN
                     ELSE (
                     SELECT coalesce(jsonb_agg(jsonb_build_object(
                         'agent', m.agent, 'version', m.version, 'content', m.content,
-                        'details', m.details, 'published_at', m.published_at)), '[]')
+                        'details', m.details, 'run_id', m.run_id,
+                        'published_at', m.published_at)), '[]')
                     FROM session_memory m
                     WHERE m.tenant_id = p_tenant AND m.session_id = r.session_id) END),
                 turn = CASE WHEN r.conversation_id IS NULL THEN NULL ELSE coalesce(r.turn, (
