@@ -11,6 +11,7 @@ The process that forks only imports: it has one thread, no event loop and no con
 import asyncio
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -22,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -75,6 +77,24 @@ class Forked:
 _server: socket.socket | None = None
 
 
+def on_terminal(
+    arguments: Sequence[str], environment: Mapping[str, str], terminal: int
+) -> tuple[int, int]:
+    """Start ``bottega`` with a terminal as input, output and errors.
+
+    Args:
+        terminal: descriptor of the end that the process gets.
+
+    Returns:
+        Its pid, and a descriptor that says its exit code at its end.
+    """
+    status = _ask(arguments, environment, terminal, terminal, is_terminal=True)
+    pid = b""
+    while not pid.endswith(b"\n"):
+        pid += os.read(status, 1)
+    return int(pid), status
+
+
 async def fork(arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
     """Start ``bottega`` with these arguments and this whole environment."""
     stderr, of_child = os.pipe()
@@ -106,9 +126,16 @@ def run(
         return subprocess.CompletedProcess(arguments, code, stdout.read(), stderr.read())
 
 
-def _ask(arguments: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int) -> int:
+def _ask(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    stdout: int,
+    stderr: int,
+    *,
+    is_terminal: bool = False,
+) -> int:
     """Request a child; return a descriptor that says its pid, and its exit code at its end."""
-    request = json.dumps([list(arguments), dict(environment)]).encode()
+    request = json.dumps([list(arguments), dict(environment), is_terminal]).encode()
     assert len(request) < LONGEST_REQUEST
     status, of_child = os.pipe()
     socket.send_fds(_running(), [request], [stdout, stderr, of_child])
@@ -194,7 +221,9 @@ def _end(status: int) -> None:
     os._exit(status)
 
 
-def _next_child(asked: socket.socket) -> tuple[list[str], dict[str, str], list[int]] | None:
+def _next_child(
+    asked: socket.socket,
+) -> tuple[list[str], dict[str, str], list[int], bool] | None:
     """Fork at each request, and return it in the child; ``None`` when there are no more."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(asked, LONGEST_REQUEST, 3)
@@ -205,8 +234,8 @@ def _next_child(asked: socket.socket) -> tuple[list[str], dict[str, str], list[i
         if os.fork() == 0:
             if (pid := os.fork()) == 0:
                 os.close(status)
-                arguments, environment = json.loads(message)
-                return arguments, environment, outputs
+                arguments, environment, is_terminal = json.loads(message)
+                return arguments, environment, outputs, is_terminal
             asked.close()
             os.write(status, f"{pid}\n".encode())
             for each in (1, 2, *outputs):
@@ -228,11 +257,20 @@ def _reap(options: int) -> None:
                 return
 
 
-def _become(arguments: list[str], environment: dict[str, str], outputs: list[int]) -> None:
+def _become(
+    arguments: list[str], environment: dict[str, str], outputs: list[int], is_terminal: bool
+) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if is_terminal:
+        os.setsid()
+        fcntl.ioctl(outputs[0], termios.TIOCSCTTY, 0)
+        os.dup2(outputs[0], 0)
     for number, descriptor in enumerate(outputs, start=1):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    if is_terminal:  # the old ones know the files of the process that forks
+        sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", 1, closefd=False)
     os.environ.clear()
     os.environ.update(environment)
     more = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))

@@ -35,7 +35,7 @@ def test_the_clock_is_read_in_one_place() -> None:
         "time.time",
         "time.monotonic",
         "perf_counter",
-        but=("app/bottega/clock.py", "app/bottega/cli/demo/session.py"),
+        but=("app/bottega/clock.py", "app/bottega/cli/remote/screen.py"),
     )
 
 

@@ -12,8 +12,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from bottega import __version__
+from bottega.cli import daily
 from bottega.cli.admin import keys, tenants
 from bottega.cli.demo.scenarios import SCENARIOS, ScenarioName
+from bottega.cli.interrupts import interrupts
 from bottega.cli.processes import Child, ParentLink, Supervisor
 from bottega.cli.providers import providers
 from bottega.cli.secrets import secrets
@@ -29,6 +31,11 @@ cli = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+cli.command("run")(daily.start_run)
+cli.command("watch")(daily.watch)
+cli.command("chat")(daily.chat)
+cli.command("cancel")(daily.cancel)
+cli.add_typer(interrupts, name="interrupts")
 cli.add_typer(keys, name="keys")
 cli.add_typer(tenants, name="tenants")
 cli.add_typer(providers, name="providers")

@@ -9,16 +9,15 @@ import httpx2
 import websockets
 from pydantic_core import from_json
 from rich.console import Console
-from rich.live import Live
 from rich.markdown import Markdown
 from rich.panel import Panel
 from rich.text import Text
 
 from bottega.cli.demo import learning
-from bottega.cli.demo.board import Board
 from bottega.cli.demo.client import DemoError, checked
 from bottega.cli.demo.scenarios import LEARNING, Scenario, is_ours
-from bottega.clock import utcnow
+from bottega.cli.remote.screen import drawing
+from bottega.cli.texts import safe
 from bottega.main import serve
 from bottega.settings import Settings
 from bottega.tenants import operator
@@ -135,22 +134,14 @@ async def _events(url: str, headers: Headers) -> AsyncIterator[dict[str, Any]]:
         async for message in socket:
             frame = from_json(message)
             if frame["type"] != "heartbeat":
-                yield frame
+                yield safe(frame)
 
 
 async def _watch(url: str, headers: Headers) -> None:
-    """Draw the run: as a live tree on a terminal, as lines of text elsewhere."""
-    board = Board()
-    if not _console.is_terminal:
+    """Draw the run until it is over."""
+    with drawing(_console) as show:
         async for event in _events(url, headers):
-            if line := board.apply(event):
-                _console.print(f"{event['seq']:>4}  {line}", highlight=False, markup=False)
-        return
-    with Live(
-        get_renderable=lambda: board.render(utcnow()), console=_console, refresh_per_second=12
-    ):
-        async for event in _events(url, headers):
-            board.apply(event)
+            show(event)
 
 
 def _show_end(settings: Settings, run: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""View of a run for the demo: state folded from its events, drawn as a tree. Pure."""
+"""View of a run: state folded from its events, drawn as a tree. Pure."""
 
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rich.markup import escape
@@ -9,6 +9,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.tree import Tree
 
+from bottega.cli.remote.spent import Spent
 from bottega.events.payloads import (
     ContextReceived,
     EventError,
@@ -40,6 +41,8 @@ _ENDS = {
 _NAMELESS = (None, "subagent")
 """Values for a task without an agent of its own."""
 
+_NEVER = datetime.min.replace(tzinfo=UTC)
+
 _MAX_TEXT = 48
 """Characters shown of a model's text."""
 
@@ -50,18 +53,20 @@ class Line:
 
     Attributes:
         is_task: asynchronous: queued, and ended by an event of the task, not of its agent.
+        depth: number of the lines above it.
     """
 
     agent: str
     started: datetime
     state: str = "starting"
     ended: datetime | None = None
-    tokens: int = 0
+    spent: Spent = field(default_factory=Spent)
     text: str = ""
     received: list[str] = field(default_factory=list)
     children: "list[Line]" = field(default_factory=list)
     mark: str = "busy"
     is_task: bool = False
+    depth: int = 0
 
 
 @dataclass(slots=True)
@@ -70,14 +75,18 @@ class Board:
 
     Attributes:
         lines: by task id; ``None`` is the root.
+        tops: lines without another above: the root, or the nodes of a DAG.
+        at: time of the last event.
     """
 
     lines: dict[str | None, Line] = field(default_factory=dict)
+    tops: list[Line] = field(default_factory=list)
     status: str = "queued"
+    at: datetime = _NEVER
 
     def apply(self, event: dict[str, Any]) -> str | None:
         """Apply one event; return a line of text for output without a terminal."""
-        at = datetime.fromisoformat(event["at"])
+        self.at = at = datetime.fromisoformat(event["at"])
         kind, data = event["type"], event["data"]
         if kind.startswith("run."):
             return self._apply_run(kind.removeprefix("run."), at)
@@ -127,17 +136,20 @@ class Board:
         return f"{who} dispatches {line.agent} (priority {task.priority}, {ahead} ahead)"
 
     def _add(self, event: dict[str, Any], line: Line) -> Line:
+        above = None if event["task_id"] is None else self.lines.get(event["parent_task_id"])
         self.lines[event["task_id"]] = line
-        if event["task_id"] is not None and event["parent_task_id"] in self.lines:
-            self.lines[event["parent_task_id"]].children.append(line)
+        if above is None:
+            self.tops.append(line)
+        else:
+            line.depth = above.depth + 1
+            above.children.append(line)
         return line
 
     def render(self, now: datetime) -> Tree:
         """Draw the tree."""
         tree = Tree(f"[bold]run[/] {self.status}", guide_style="dim")
-        root = self.lines.get(None)
-        if root is not None:
-            _grow(tree, root, now)
+        for line in self.tops:
+            _grow(tree, line, now)
         return tree
 
 
@@ -170,7 +182,7 @@ def _move(line: Line, event: dict[str, Any], at: datetime) -> str | None:
             return f"{line.agent} starts after {waited:.1f} s in the queue"
         case "status_changed" if line.ended is None:
             state = event["data"]["to"]
-            if state in ("running", "streaming"):  # the others have an event of their own
+            if state in ("running", "streaming", "waiting"):  # the others have their own event
                 line.mark, line.state = "busy", state
         case "resumed":
             line.mark, line.state = "queued", "queued again"
@@ -195,8 +207,7 @@ def _work(line: Line, kind: str, data: dict[str, Any]) -> str | None:
             line.text = line.text[: data["offset"]] + data["text"]
             line.state = f"[italic]…{escape(' '.join(line.text.split())[-_MAX_TEXT:])}[/]"
         case "llm.completed":
-            usage = LlmCompleted.of(data).usage
-            line.tokens += usage["input"] + usage["output"]
+            line.spent += Spent.of(LlmCompleted.of(data).usage)
             line.state = "reads the answer"
         case "llm.failed":
             error = EventError.of(data)
@@ -204,6 +215,12 @@ def _work(line: Line, kind: str, data: dict[str, Any]) -> str | None:
             return f"{line.agent}: {error.message}"
         case "tool.started":
             line.state = f"calls {escape(tool_name_of(data))}"
+        case "interrupt.created":
+            line.state = f"waits for people ({escape(data['tool'])})"
+            return f"{line.agent} waits for people: {data['kind']}, {data['tool']}"
+        case "interrupt.resolved":
+            line.state = f"goes on: {data['status']}"
+            return f"{line.agent}: a call that waited for people is {data['status']}"
     return None
 
 
@@ -218,11 +235,11 @@ def _end(line: Line, event: dict[str, Any], at: datetime) -> str | None:
     if of_task:
         ended = SubagentEnded.of(event["data"])
         line.started = at - timedelta(milliseconds=ended.duration_ms)
-        line.tokens = ended.token_usage["input"] + ended.token_usage["output"]
+        line.spent = Spent.of(ended.token_usage)
         if reason := ended.error.message:
             line.state = f"{said}: {escape(_shortened(reason))}"
             said = f"{said}: {reason}"
-    return f"{line.agent} {said} ({_seconds(line, at)}, {line.tokens} tokens)"
+    return f"{line.agent} {said} ({_seconds(line, at)}, {line.spent})"
 
 
 def _shortened(text: str) -> str:
@@ -236,7 +253,7 @@ def _grow(tree: Tree, line: Line, now: datetime) -> None:
         Spinner("dots", style="cyan") if line.mark == "busy" else _MARKS[line.mark],
         f"[bold]{escape(line.agent)}[/]",
         line.state,
-        f"[dim]{_seconds(line, now)} · {line.tokens} tokens[/]",
+        f"[dim]{_seconds(line, now)} · {line.spent}[/]",
         f"[magenta]← {escape(', '.join(line.received))}[/]" if line.received else "",
     )
     branch = tree.add(row)

@@ -1,0 +1,202 @@
+"""A Bottega server, asked over HTTP. What it answers is made safe for a terminal at once."""
+
+import contextlib
+import difflib
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self
+from urllib.parse import quote
+from uuid import uuid4
+
+import httpx2
+from pydantic_core import from_json
+
+from bottega.cli.texts import safe
+from bottega.clock import monotonic
+from bottega.errors import BottegaError, ErrorKind
+from bottega.settings.client import ClientSettings
+
+_CONNECT_S = 5.0
+_ANSWER_S = 60.0
+"""Longest silence: above the usual time between the heartbeats of a stream."""
+_PATIENCE_S = 30.0
+"""Time for which a request is repeated that was lost, or came while the server was busy."""
+_LONGEST_PAUSE_S = 5.0
+_HERE = frozenset(("127.0.0.1", "localhost", "::1"))
+_NAMES_SHOWN = 10
+
+
+class RemoteError(BottegaError):
+    """The server refused a request, or cannot be reached.
+
+    Attributes:
+        status: of HTTP; 0: there was no answer.
+    """
+
+    kind = ErrorKind.UNAVAILABLE
+    code = "unreachable"
+
+    def __init__(self, detail: str, *, code: str | None = None, status: int = 0) -> None:
+        super().__init__(detail, code=code)
+        self.status = status
+
+    @property
+    def may_pass(self) -> bool:
+        """True if the same request may succeed later."""
+        return self.status in (0, 429) or self.status >= 500 or self.code == "in_flight"
+
+
+class RemoteServer:
+    """Client of one server.
+
+    Args:
+        address: such as ``http://127.0.0.1:8400``.
+        key: API key; ``None``: the server has none.
+    """
+
+    def __init__(self, address: str, key: str | None) -> None:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        try:
+            here = httpx2.URL(address).host in _HERE
+            self._client = httpx2.Client(
+                base_url=address,
+                headers=headers,
+                timeout=httpx2.Timeout(_ANSWER_S, connect=_CONNECT_S),
+                trust_env=not here,  # no proxy to this machine
+            )
+        except httpx2.InvalidURL as error:
+            raise RemoteError(f"BOTTEGA_URL is no address: {error}") from None
+        self.address = address
+        self._reached = False
+
+    @classmethod
+    def of(cls, settings: ClientSettings) -> Self:
+        key = settings.key
+        return cls(settings.address, None if key is None else key.get_secret_value())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def get(self, path: str, **query: Any) -> Any:
+        """Return the body of the answer.
+
+        Raises:
+            RemoteError: also all other methods.
+        """
+        wanted = {name: value for name, value in query.items() if value is not None}
+        return self._patient("GET", path, params=wanted)
+
+    def create(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Post, under a key with which a repetition creates nothing."""
+        return self._patient("POST", path, json=body, headers={"Idempotency-Key": uuid4().hex})
+
+    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Post what may be repeated: the server does the same only once."""
+        return self._patient("POST", path, json=body or {})
+
+    def start(self, agent: str, **run: Any) -> Any:
+        """Start a run of an agent and return it; the error of an unknown one has near names."""
+        try:
+            return self.create("/v1/runs", {"agent": agent, **run})
+        except RemoteError as error:
+            if error.status in (404, 422):
+                self.agent(agent)
+            raise
+
+    def agent(self, name: str) -> Any:
+        """Return an agent's definition; the error of an unknown one has near names."""
+        try:
+            return self.get(f"/v1/agents/{quote(name, safe='')}")
+        except RemoteError as error:
+            if error.status in (404, 422):
+                raise self._unknown(name, error) from None
+            raise
+
+    @contextmanager
+    def streaming(self, path: str, after: int) -> Iterator[Iterator[bytes] | None]:
+        """Open a stream of server-sent events behind ``after``; yield its bytes.
+
+        ``None``: the run is over, and has nothing behind ``after``.
+        """
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
+        with self._translated(), self._client.stream("GET", path, headers=headers) as answer:
+            if answer.headers.get("content-type", "").startswith("text/event-stream"):
+                yield answer.iter_bytes()
+            else:
+                answer.read()
+                self._checked(answer)
+                yield None
+
+    def _patient(self, method: str, path: str, **request: Any) -> Any:
+        """Send a request, again if it was lost or the server is busy; return the answer's body."""
+        began, pause_s = monotonic(), 0.1
+        while True:
+            reached = self._reached
+            try:
+                with self._translated():
+                    return self._checked(self._client.request(method, path, **request))
+            except RemoteError as error:
+                never_there = not reached and error.code == "nobody"
+                if never_there or not error.may_pass or monotonic() - began > _PATIENCE_S:
+                    raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx2.ConnectError as error:
+            raise RemoteError(
+                f"no server answers at {self.address} ({safe(str(error))}): start one with "
+                "`bottega serve`, or set BOTTEGA_URL",
+                code="nobody",
+            ) from None
+        except (httpx2.TransportError, httpx2.InvalidURL, httpx2.DecodingError) as error:
+            why = safe(str(error)) or type(error).__name__
+            raise RemoteError(f"the connection to {self.address} failed: {why}") from None
+
+    def _checked(self, answer: httpx2.Response) -> Any:
+        """Return the answer's body.
+
+        Raises:
+            RemoteError: it is a refusal, or of another kind of server.
+        """
+        body: Any = None
+        with contextlib.suppress(ValueError):
+            body = safe(from_json(answer.content))
+        if answer.is_success and (answer.status_code == 204 or isinstance(body, dict)):
+            self._reached = True
+            return body
+        if not isinstance(body, dict) or not isinstance(body.get("detail"), str):
+            raise RemoteError(
+                f"{self.address} is no Bottega server, or something between answers for it "
+                f"(HTTP {answer.status_code}): check BOTTEGA_URL",
+                code="no_bottega",
+                status=answer.status_code,
+            )
+        self._reached = True
+        detail = body["detail"]
+        if answer.status_code == 401:
+            detail += ". The key is read from BOTTEGA_KEY"
+        raise RemoteError(detail, code=str(body.get("code")), status=answer.status_code)
+
+    def _unknown(self, name: str, error: RemoteError) -> RemoteError:
+        """Return the error for an agent that is unknown, with near names."""
+        try:
+            names = [each["name"] for each in self.get("/v1/agents", limit=100)["items"]]
+        except RemoteError:  # the key may not read
+            return error
+        detail = f"there is no agent '{safe(name)}'"
+        if near := difflib.get_close_matches(name, names, cutoff=0.5):
+            detail += f": did you mean {' or '.join(near)}?"
+        elif names:
+            more = ", …" if len(names) > _NAMES_SHOWN else ""
+            detail += f". There are: {', '.join(names[:_NAMES_SHOWN])}{more}"
+        else:
+            detail += ", nor any other: POST /v1/agents makes one"
+        return RemoteError(detail, code="unknown_agent", status=404)
