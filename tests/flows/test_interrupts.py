@@ -125,6 +125,48 @@ async def test_approvals_need_a_key_that_may_approve(
     assert "too dear" in model.requests[-1]["messages"][-1]["content"]
 
 
+async def test_an_approval_serves_its_call_once(bottega: Running, model: FakeModel) -> None:
+    """Ask again in a retry, unless it has the result of the call."""
+    client = bottega.client
+    both = calls(("calculator", {"expression": "9"}), ("ask_user", {"question": "Sure?"}))
+    model.script(calls(("calculator", {"expression": "9+9"})), both)
+    run_id = await start(bottega, tools=[CALCULATOR, ASK])
+    (done,) = await pending(client, run_id)
+    await decide(client, done, decision="approve")
+    found = {each["kind"]: each for each in await pending(client, run_id, 2)}
+    await decide(client, found["approval"], decision="approve")
+    await client.post(f"/v1/runs/{run_id}/cancel")
+    assert (await ended(bottega, run_id))["status"] == "cancelled"
+
+    async def repeated(whence: str, count: int) -> tuple[str, list[Any], list[Any]]:
+        """Repeat the run; return its id, what waits, and the events about earlier decisions."""
+        answer = await client.post(f"/v1/runs/{run_id}/retry", json={"from": whence})
+        again = answer.json()["id"]
+        items = await pending(client, again, count)
+        types = "interrupt.created,interrupt.resolved"
+        path = f"/v1/runs/{again}/events?types={types}&limit=100"
+        events = (await client.get(path)).json()["items"]
+        own = {each["id"] for each in items}
+        about = [(each["type"], each["data"]["interrupt_id"]) for each in events]
+        return again, items, [each for each in about if each[1] not in own]
+
+    again, items, before = await repeated("last_step", 2)
+    assert before == [("interrupt.created", done["id"]), ("interrupt.resolved", done["id"])]
+    asked = {each["kind"]: each for each in items}
+    assert asked["approval"]["arguments"] == {"expression": "9"}
+    assert asked["approval"]["id"] != found["approval"]["id"]
+    model.script(text("done"))
+    await decide(client, asked["approval"], decision="deny")
+    await decide(client, asked["question"], answer="yes")
+    assert (await ended(bottega, again))["output"] == "done"
+    assert "denied" in model.requests[-1]["messages"][-2]["content"]
+    model.script(calls(("calculator", {"expression": "9+9"})))
+    again, (item,), before = await repeated("start", 1)
+    assert item["arguments"] == {"expression": "9+9"}
+    assert before == []
+    await client.post(f"/v1/runs/{again}/cancel")
+
+
 async def test_a_cancelled_run_s_call_cannot_be_decided_on(
     bottega: Running, model: FakeModel
 ) -> None:

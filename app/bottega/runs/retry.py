@@ -41,6 +41,7 @@ _ENDS = (EventType.AGENT_COMPLETED, EventType.AGENT_FAILED, EventType.MEMORY_PUB
 _GOOD_ENDS = (EventType.AGENT_COMPLETED, EventType.SUBAGENT_COMPLETED)
 _TOOL_ENDS = (EventType.TOOL_COMPLETED, EventType.TOOL_FAILED)
 _TRIES = (EventType.LLM_STARTED, EventType.LLM_FAILED, EventType.LLM_CANCELLED)
+_ASKS = (EventType.INTERRUPT_CREATED, EventType.INTERRUPT_RESOLVED)
 _LOOKS = ("poll_subagent", "await_subagent")
 _KEPT = (
     "mode",
@@ -116,7 +117,8 @@ def carry_over(events: Sequence[Event], task_root: UUID) -> Carried:
     They are the run's events, renumbered from 2 (1 is the new run's ``run.queued``), without:
 
     - failures that no later step used, and their consequences;
-    - work that began and did not finish.
+    - work that began and did not finish;
+    - what people decided on calls without a result: they are asked again.
 
     Args:
         task_root: the id that the ids of the run's tasks are derived from.
@@ -129,10 +131,12 @@ def carry_over(events: Sequence[Event], task_root: UUID) -> Carried:
         for event in good
         if event.type == EventType.LLM_COMPLETED or _is_final_failure(event)
     }
+    ended = {_call_of(event) for event in good if event.type in _TOOL_ENDS}
     kept = [
         event
         for event in good
         if not _is_of_run(event)
+        and not (event.type in _ASKS and _call_of(event) not in ended)
         and not (event.type in _TRIES and (event.task_id, call_of(event.data)) not in answered)
     ]
     numbers = {event.seq: new for new, event in enumerate(kept, start=2)}
