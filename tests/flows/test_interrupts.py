@@ -125,6 +125,27 @@ async def test_approvals_need_a_key_that_may_approve(
     assert "too dear" in model.requests[-1]["messages"][-1]["content"]
 
 
+async def test_later_turns_know_of_edited_arguments(bottega: Running, model: FakeModel) -> None:
+    agent = {"name": "clerk", "system_message": "x", "tools": [CALCULATOR]}
+    client = bottega.client
+    assert (await client.post("/v1/agents", json=agent)).status_code == 201
+    both = calls(("calculator", {"expression": "9+9"}), ("calculator", {"expression": "9/1"}))
+    model.script(both, text("one"), text("two"))
+    body = {"agent": "clerk", "input": "x", "session_id": "s"}
+    run = (await client.post("/v1/runs", json=body)).json()
+    first, second = await pending(client, run["id"], 2)
+    await decide(client, first, decision="approve", arguments={"expression": "20+1"})
+    await decide(client, second, decision="approve")
+    assert (await ended(bottega, run["id"]))["output"] == "one"
+    assert (await client.post("/v1/runs?wait=30", json=body)).json()["output"] == "two"
+    turns = [
+        [each["content"] for each in request["messages"] if each["role"] == "tool"]
+        for request in model.requests[-2:]
+    ]
+    assert turns[0] == turns[1]
+    assert ["edited by a person" in content for content in turns[1]] == [True, False]
+
+
 async def test_an_approval_serves_its_call_once(bottega: Running, model: FakeModel) -> None:
     """Ask again in a retry, unless it has the result of the call."""
     client = bottega.client

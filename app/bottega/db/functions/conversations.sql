@@ -173,8 +173,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by a worker. Return the lines of runs' logs with what their own agents said and their
--- tools answered (p_dag: the agents of their graph).
+-- Called by a worker. Return the lines of runs' logs with what their own agents said, their tools
+-- answered, and people decided on calls (p_dag: the agents of their graph).
 CREATE OR REPLACE FUNCTION lines_of_turns(p_tenant uuid, p_runs uuid[], p_dag boolean)
 RETURNS TABLE (run_id uuid, line text) LANGUAGE plpgsql AS $$
 BEGIN
@@ -183,9 +183,8 @@ BEGIN
     SELECT s.run_id, l.line FROM run_steps s
     CROSS JOIN LATERAL string_to_table(s.events, E'\n') WITH ORDINALITY AS l(line, n)
     WHERE s.tenant_id = p_tenant AND s.run_id = ANY (p_runs)
-      AND l.line ~ CASE WHEN p_dag
-        THEN '^{"type":"(llm.completed|tool.completed|tool.failed)","task_id":"[^"]+","agent"'
-        ELSE '^{"type":"(llm.completed|tool.completed|tool.failed)","agent"' END
+      AND l.line ~ ('^{"type":"(llm.completed|tool.completed|tool.failed|interrupt.resolved)"'
+        || CASE WHEN p_dag THEN ',"task_id":"[^"]+"' ELSE '' END || ',"agent"')
     ORDER BY s.run_id, s.last_seq, l.n;
 END $$;
 

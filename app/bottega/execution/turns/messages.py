@@ -12,14 +12,15 @@ from bottega.agents.messages import (
     ToolMessage,
     ToolResult,
 )
-from bottega.events.payloads import LlmCompleted, ToolEnded
+from bottega.agents.people.interrupts import Resolution, as_edited
+from bottega.events.payloads import LlmCompleted, ToolEnded, tool_call_of
 from bottega.events.types import EventType
 from bottega.execution.replay import answer_of, result_of
 
 
 @dataclass(frozen=True, slots=True)
 class SpokenLine:
-    """An event of a turn: an answer of a model, or the end of a tool call."""
+    """An event of a turn: an answer of a model, the end of a tool call, or a decision on one."""
 
     type: str
     agent: str
@@ -52,14 +53,20 @@ def turn_messages(lines: Sequence[SpokenLine], answer: str | None) -> list[Stand
         answer: the final one; ``None``: the last message without calls.
     """
     results: dict[tuple[int, str], ToolResult] = {}
+    edited: set[tuple[int, str]] = set()
     drafts: list[tuple[int, AssistantMessage]] = []
     for line in lines:
         if line.type == EventType.LLM_COMPLETED:
             completed = LlmCompleted.of(line.data)
             drafts.append((completed.call, with_distinct_ids(answer_of(completed))))
+        elif line.type == EventType.INTERRUPT_RESOLVED:
+            if Resolution(line.data["resolution"]).arguments is not None:
+                edited.add(tool_call_of(line.data))
         else:
             ended = ToolEnded.of(line.data)
-            results[ended.call, ended.tool_call_id] = result_of(ended)
+            key = ended.call, ended.tool_call_id
+            result = result_of(ended)
+            results[key] = as_edited(result) if key in edited else result
     found: list[StandardMessage] = []
     for call, message in drafts:
         keys = [(call, tool_call.id) for tool_call in message.tool_calls]
