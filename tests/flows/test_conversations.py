@@ -218,6 +218,27 @@ async def test_each_node_of_a_dag_has_its_own_conversation(
         assert [role for role, _ in said(request)] == ["user", "assistant", "user"]
 
 
+async def test_messages_of_an_agent_need_no_logs_of_others(
+    bottega: Running, model: FakeModel
+) -> None:
+    for name, nodes in (("g", ("a", "b")), ("h", ("c", "d"))):
+        await define_graph(bottega.client, name, nodes)
+    for graph in "ghhg":
+        body = {"mode": "dag", "graph": graph, "input": graph, "session_id": "s"}
+        run = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
+        assert run["status"] == "completed"
+        if graph == "h":  # a reader of the log fails
+            query = "UPDATE run_steps SET events = $2 WHERE run_id = $1"
+            broken = '{"type":"llm.completed","agent":"c","data":'
+            await bottega.owner.execute(query, run["id"], broken)
+    listed = await messages(bottega, query="?agent=a")
+    assert [m["content"] for m in listed if m["role"] == "user"] == ["g", "g"]
+    assert len(listed) == 4
+    assert (await messages(bottega, query="?agent=nobody")) == []
+    answer = await bottega.client.get("/v1/sessions/s/messages?agent=c")
+    assert answer.status_code == 500
+
+
 async def test_a_retry_goes_on_from_the_base_of_its_source(
     bottega: Running, model: FakeModel
 ) -> None:

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, and_, or_, select, union_all
+from sqlalchemy import ColumnElement, Select, and_, exists, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.pages import PageItems
-from bottega.db.tables import forked_turns, runs, sessions
+from bottega.db.tables import forked_turns, graph_versions, runs, sessions
 from bottega.events.types import RunStatus
 from bottega.runs import messages
 from bottega.runs.sessions import unknown_session
@@ -74,6 +74,18 @@ async def page(
             return PageItems(found, more=False)
 
 
+def _is_node(agent: str) -> ColumnElement[bool]:
+    """Return the condition for runs whose graph has an agent: the logs of others are not read."""
+    version = runs.c.pinned["graph"]["version"].as_integer()
+    return exists().where(
+        runs.c.mode == "dag",
+        graph_versions.c.tenant_id == runs.c.tenant_id,
+        graph_versions.c.name == runs.c.graph,
+        graph_versions.c.version == version,
+        graph_versions.c.definition["nodes"].contains([{"agent": agent}]),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """The runs whose messages a list has: a session's own, and those that it began with."""
@@ -103,7 +115,7 @@ class _Wanted:
             runs.c.tenant_id == self.tenant_id, runs.c.conversation_id.is_not(None)
         )
         if self.agent is not None:
-            query = query.where(or_(runs.c.agent == self.agent, runs.c.mode == "dag"))
+            query = query.where(or_(runs.c.agent == self.agent, _is_node(self.agent)))
         if after is not None:
             others = place < after if self.descending else place > after
             query = query.where(or_(others, place == after) if inclusive else others)
