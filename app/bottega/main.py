@@ -48,6 +48,7 @@ from bottega.api.routes.memory import (
 )
 from bottega.api.schemas.parts import LONGEST_DATA
 from bottega.api.server import http_protocol
+from bottega.api.server.console import add_console
 from bottega.api.server.headers import ASSETS, SecurityHeaders, add_docs
 from bottega.api.server.http_protocol import Addresses, Bounds, HttpProtocol
 from bottega.api.server.limits import LimitTenants
@@ -125,6 +126,7 @@ def create_app(service: Service) -> FastAPI:
     ):
         # `include_router` would build each route again, and match each request twice.
         app.router.routes.extend(routes.router.routes)
+    add_console(app)
     app.router.add_websocket_route("/{path:path}", websocket.nowhere)
     app.router.middleware_stack = RouteIndex(app.router)
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]

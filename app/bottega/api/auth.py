@@ -20,8 +20,10 @@ from bottega.tenants.key_cache import Identity, KeyCache
 SHORTEST, LONGEST = 32, 256
 """Lengths of a key, in characters. Generated keys have 56, an operator's own may differ."""
 
-_PUBLIC = frozenset(("/", "/healthz", "/readyz", "/docs", "/openapi.json", "/asyncapi.json"))
-_ASSETS = "/docs-assets/"
+_PUBLIC = frozenset(
+    ("/", "/healthz", "/readyz", "/docs", "/openapi.json", "/asyncapi.json", "/console")
+)
+_PAGES = ("/docs-assets/", "/console/")
 _BEARER = re.compile(rf"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{{{SHORTEST},{LONGEST}}}) *".encode())
 _NO_SOCKET = "there is no WebSocket at this path: a run's is /v1/runs/{id}/ws"
 TICKET = "ticket."
@@ -70,7 +72,7 @@ LOCAL = Principal(DEFAULT_TENANT, ("admin",), "local", None)
 
 def is_public(path: str) -> bool:
     """Return true for paths that need no key."""
-    return path in _PUBLIC or path.startswith(_ASSETS)
+    return path in _PUBLIC or path.startswith(_PAGES)
 
 
 class Authenticate:

@@ -3,12 +3,14 @@
 import asyncio
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
 from pydantic import Field
 
 import bottega
 from bottega.api.errors import problem_response, problems, storage_full
 from bottega.api.schemas.base import Answer
+from bottega.api.server.console import CONSOLE, wants_page
 from bottega.api.shared.deps import ReadTenant, ServiceDep
 from bottega.db.migrate import require_current
 from bottega.errors import BottegaError
@@ -54,8 +56,16 @@ class Info(Answer):
     openapi_url: str = "/openapi.json"
 
 
-@router.get("/", operation_id="get_root", summary="Read name and version", response_model=Root)
-async def root() -> Root:
+@router.get(
+    "/",
+    operation_id="get_root",
+    summary="Read name and version",
+    description="A browser is sent to the console instead.",
+    response_model=Root,
+)
+async def root(request: Request) -> Root | Response:
+    if wants_page(request):
+        return RedirectResponse(f"{CONSOLE}/")
     return Root(version=bottega.__version__)
 
 

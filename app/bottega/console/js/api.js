@@ -1,0 +1,72 @@
+/** Requests to the public API, and the key that they are sent with. */
+import { signal } from "@preact/signals";
+
+const KEPT = "bottega.key";
+
+/** The API key; "": none. It stays in memory unless the user asks to keep it. */
+export const key = signal(localStorage.getItem(KEPT) ?? "");
+/** True after a request was refused for want of a valid key. */
+export const needsKey = signal(false);
+/** False after a request did not reach the server, until one does. */
+export const connected = signal(true);
+
+export function useKey(value, keep) {
+  key.value = value;
+  needsKey.value = false;
+  if (value && keep) localStorage.setItem(KEPT, value);
+  else localStorage.removeItem(KEPT);
+}
+
+export const isKept = () => localStorage.getItem(KEPT) !== null;
+
+/** An answer that is not a success. `code` is stable; 0 as `status`: the server was not reached. */
+export class ApiError extends Error {
+  constructor(status, code, detail, problem = {}) {
+    super(detail);
+    this.status = status;
+    this.code = code;
+    this.problem = problem;
+  }
+}
+
+/** Send a request; return the answer's JSON, or null if it has none. */
+export async function call(method, path, body, { signal: abort, headers } = {}) {
+  const options = { method, headers: { Accept: "application/json", ...headers }, signal: abort };
+  if (key.value) options.headers.Authorization = `Bearer ${key.value}`;
+  if (body !== undefined) {
+    options.headers["Content-Type"] = "application/json";
+    options.body = JSON.stringify(body);
+  }
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    connected.value = false;
+    throw new ApiError(0, "unreachable", "The server cannot be reached. It is tried again.");
+  }
+  connected.value = true;
+  const text = await response.text();
+  const is_json = response.headers.get("content-type")?.includes("json");
+  const answer = text && is_json ? JSON.parse(text) : null;
+  if (response.ok) return answer;
+  if (response.status === 401) needsKey.value = true;
+  const detail = answer?.detail ?? `${response.status} ${response.statusText}`;
+  throw new ApiError(response.status, answer?.code ?? "", detail, answer ?? {});
+}
+
+export const get = (path, options) => call("GET", path, undefined, options);
+export const post = (path, body = {}, options) => call("POST", path, body, options);
+/** Send a POST that must not happen twice if it is repeated. */
+export const postOnce = (path, body = {}) =>
+  post(path, body, { headers: { "Idempotency-Key": crypto.randomUUID() } });
+
+/** A path with those parameters that have a value. */
+export function withQuery(path, parameters) {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(parameters)) {
+    if (value !== undefined && value !== null && value !== "") query.append(name, value);
+  }
+  const text = query.toString();
+  return text ? `${path}?${text}` : path;
+}

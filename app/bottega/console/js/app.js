@@ -1,0 +1,100 @@
+/** The frame of all pages: navigation, key, connection, theme. */
+import { signal } from "@preact/signals";
+import { render } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+
+import { connected, get, isKept, key, needsKey, useKey } from "./api.js";
+import { html } from "./html.js";
+import { Home } from "./pages/home.js";
+import { Interrupts } from "./pages/interrupts.js";
+import { Run } from "./pages/run.js";
+import { Runs } from "./pages/runs.js";
+import { Button, Link } from "./parts/basics.js";
+import { Dialog } from "./parts/dialog.js";
+import { route } from "./router.js";
+
+const PLACES = [
+  [[], "Home"],
+  [["runs"], "Runs"],
+  [["interrupts"], "Waiting for you"],
+];
+const asksForKey = signal(false);
+
+function page({ path: [area, id], query }) {
+  if (!area) return html`<${Home} />`;
+  if (area === "runs" && id) return html`<${Run} key=${id} id=${id} query=${query} />`;
+  if (area === "runs") return html`<${Runs} query=${query} />`;
+  if (area === "interrupts") return html`<${Interrupts} />`;
+  return html`<div class="head"><h1>There is no such page</h1></div><p><${Link} path=${[]}>Go to the first page<//></p>`;
+}
+
+const THEMES = ["system", "light", "dark"];
+const theme = signal(localStorage.getItem("bottega.theme") ?? "system");
+
+function useTheme() {
+  useEffect(() => {
+    if (theme.value === "system") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = theme.value;
+    localStorage.setItem("bottega.theme", theme.value);
+  }, [theme.value]);
+}
+
+function KeyDialog({ onClose }) {
+  const [value, setValue] = useState(key.value);
+  const [keep, setKeep] = useState(isKept());
+  const save = (event) => {
+    event.preventDefault();
+    useKey(value.trim(), keep);
+    onClose();
+  };
+  return html`<${Dialog} title="API key" onClose=${onClose}>
+    <p>Make one on the server with <code>bottega keys create --scope run --scope define</code>.</p>
+    <form onSubmit=${save} class="form">
+      <label>Key <input type="password" autocomplete="off" autofocus value=${value} onInput=${(e) => setValue(e.target.value)} /></label>
+      <label class="check"><input type="checkbox" checked=${keep} onChange=${(e) => setKeep(e.target.checked)} /> Keep it in this browser</label>
+      <div class="actions"><button class="button primary">Use it</button><${Button} onClick=${onClose}>Cancel<//></div>
+    </form>
+  <//>`;
+}
+
+function Connection() {
+  useEffect(() => {
+    if (connected.value) return undefined;
+    const timer = setInterval(() => get("/v1/info").catch(() => {}), 2000);
+    return () => clearInterval(timer);
+  }, [connected.value]);
+  if (connected.value) return null;
+  return html`<p class="banner bad" role="alert">The server cannot be reached. What you see is old; it is tried again.</p>`;
+}
+
+function App() {
+  useTheme();
+  const main = useRef(null);
+  const at = route.value;
+  const here = at.path[0] ?? "";
+  useEffect(() => {
+    const [, name] = PLACES.find(([[first]]) => (first ?? "") === here) ?? [[], ""];
+    document.title = name && name !== "Home" ? `${name} · Bottega` : "Bottega";
+    main.current?.focus({ preventScroll: true });
+    scrollTo(0, 0);
+  }, [at.path.join("/")]);
+  const next = THEMES[(THEMES.indexOf(theme.value) + 1) % THEMES.length];
+  return html`
+    <a class="skip" href="#main" onClick=${(e) => (e.preventDefault(), main.current.focus())}>Skip to the page</a>
+    <header class="top">
+      <a class="brand" href="#/"><img src="/console/icon.svg" alt="" width="22" height="22" /> Bottega</a>
+      <nav aria-label="Pages">
+        ${PLACES.map(([path, name]) => html`<${Link} path=${path} aria-current=${(path[0] ?? "") === here ? "page" : null}>${name}<//>`)}
+      </nav>
+      <div class="actions">
+        <${Button} kind="small ghost" onClick=${() => (theme.value = next)} aria-label=${`Colours: ${theme.value}. Change to ${next}`}>${{ system: "◐", light: "☀", dark: "☾" }[theme.value]}<//>
+        <${Button} kind="small" onClick=${() => (asksForKey.value = true)}>${key.value ? "Key ✓" : "Key"}<//>
+      </div>
+    </header>
+    <${Connection} />
+    ${needsKey.value && html`<p class="banner wait" role="alert">This server needs an API key. <${Button} kind="small" onClick=${() => (asksForKey.value = true)}>Enter a key<//></p>`}
+    <main id="main" ref=${main} tabindex="-1" key=${key.value}>${page(at)}</main>
+    ${asksForKey.value && html`<${KeyDialog} onClose=${() => (asksForKey.value = false)} />`}`;
+}
+
+render(html`<${App} />`, document.getElementById("app"));

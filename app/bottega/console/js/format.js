@@ -1,0 +1,70 @@
+/** Numbers, amounts and times as text. Pure. */
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const exactTime = new Intl.DateTimeFormat("en", { dateStyle: "medium", timeStyle: "medium" });
+const relative = new Intl.RelativeTimeFormat("en", { numeric: "auto", style: "short" });
+const NONE = "–";
+
+export const count = (value) => (value == null ? NONE : whole.format(value));
+export const tokens = (value) =>
+  value == null ? NONE : value < 10_000 ? whole.format(value) : short.format(value);
+
+/** An amount of money: at least two digits, and enough to see the first that is not zero. */
+export function money(cost) {
+  if (!cost) return NONE;
+  const amount = Number(cost.amount);
+  if (amount === 0 && cost.complete === false) return "no price";
+  const digits = amount === 0 || amount >= 0.1 ? 2 : Math.min(9, Math.ceil(-Math.log10(amount)) + 1);
+  const sign = cost.complete === false ? "≥ " : "";
+  return `${sign}${amount.toFixed(digits)} ${cost.currency}`;
+}
+
+/** A length of time in milliseconds, in two units at most. */
+export function duration(ms) {
+  if (ms == null || Number.isNaN(ms)) return NONE;
+  if (ms < 1000) return `${Math.max(0, Math.round(ms))} ms`;
+  const s = ms / 1000;
+  if (s < 60) return `${s.toFixed(1)} s`;
+  const minutes = Math.floor(s / 60);
+  if (minutes < 60) return `${minutes} min ${Math.floor(s % 60)} s`;
+  const hours = Math.floor(minutes / 60);
+  if (hours < 48) return `${hours} h ${minutes % 60} min`;
+  return `${Math.floor(hours / 24)} d ${hours % 24} h`;
+}
+
+export const exact = (at) => (at ? exactTime.format(new Date(at)) : NONE);
+
+const STEPS = [
+  [60, "second", 1],
+  [3600, "minute", 60],
+  [86_400, "hour", 3600],
+  [Infinity, "day", 86_400],
+];
+
+/** How long ago or ahead a time is, such as "3 min. ago". */
+export function ago(at, now = Date.now()) {
+  if (!at) return NONE;
+  const s = (new Date(at).getTime() - now) / 1000;
+  const [, unit, size] = STEPS.find(([limit]) => Math.abs(s) < limit);
+  return relative.format(Math.round(s / size), unit);
+}
+
+/** The first characters of a text, on one line. */
+export function excerpt(text, most = 140) {
+  const line = plain(text).replace(/\s+/g, " ").trim();
+  return line.length > most ? `${line.slice(0, most - 1)}…` : line;
+}
+
+/** The text of an input or a message: a string, or a list of messages or parts. */
+export function plain(value) {
+  if (value == null) return "";
+  if (typeof value === "string") return value;
+  if (Array.isArray(value)) return value.map(plain).filter(Boolean).join("\n");
+  if (value.type === "text") return value.text;
+  if (value.content !== undefined) return plain(value.content);
+  if (value.type) return `[${value.type}]`;
+  return JSON.stringify(value);
+}
+
+export const shortId = (id) => (id ? `${id.slice(0, 4)}…${id.slice(-6)}` : NONE);

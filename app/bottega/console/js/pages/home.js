@@ -1,0 +1,60 @@
+/** What runs now, what waits for a person, what failed last, and what today cost. */
+import { count, excerpt, money, tokens } from "../format.js";
+import { html } from "../html.js";
+import { useData } from "../load.js";
+import { Empty, Figure, Figures, Link, Loaded, Panel, Value } from "../parts/basics.js";
+import { RunTable } from "../parts/run_table.js";
+import { withQuery } from "../api.js";
+import { to } from "../router.js";
+
+const EVERY_MS = 4000;
+const FIRST = `curl -s localhost:8400/v1/agents -H 'content-type: application/json' \\
+  -d '{"name": "helper", "system_message": "You answer in one sentence."}'
+curl -s "localhost:8400/v1/runs?wait=60" -H 'content-type: application/json' \\
+  -d '{"agent": "helper", "input": "What is a bottega?"}'`;
+
+const recent = (status, limit = 6) => withQuery("/v1/runs", { status, limit, order: "desc" });
+
+export function Home() {
+  const running = useData(recent("running"), { everyMs: EVERY_MS });
+  const queued = useData(recent("queued"), { everyMs: EVERY_MS });
+  const failed = useData(recent("failed"), { everyMs: EVERY_MS });
+  const last = useData(withQuery("/v1/runs", { limit: 6, order: "desc" }), { everyMs: EVERY_MS });
+  const waits = useData("/v1/interrupts?status=pending&limit=6", { everyMs: EVERY_MS });
+  const usage = useData("/v1/usage?by=day&limit=1&order=desc", { everyMs: 30_000 });
+  const scheduler = useData("/v1/scheduler", { everyMs: EVERY_MS });
+  const today = usage.data?.items[0];
+  const isToday = today?.day === new Date().toISOString().slice(0, 10);
+  const workers = scheduler.data?.workers ?? [];
+  const slots = workers.reduce((sum, each) => sum + each.pool.size, 0);
+  const busy = workers.reduce((sum, each) => sum + each.pool.busy, 0);
+  const atLeast = (page) => (page ? `${page.items.length}${page.next_cursor ? "+" : ""}` : "–");
+  return html`
+    <div class="head"><h1>Home</h1></div>
+    <${Figures}>
+      <${Figure} name="Running" value=${atLeast(running.data)} href=${to(["runs"], { status: "running" })} />
+      <${Figure} name="Queued" value=${atLeast(queued.data)} href=${to(["runs"], { status: "queued" })} />
+      <${Figure} name="Waiting for people" value=${atLeast(waits.data)} href=${to(["interrupts"])} />
+      <${Figure} name="Workers" value=${scheduler.data ? count(workers.length) : "–"} note=${`${count(busy)} of ${count(slots)} task slots busy`} />
+      <${Figure} name="Tokens today (UTC)" value=${isToday ? tokens(today.input + today.output) : "0"} />
+      <${Figure} name="Cost today (UTC)" value=${isToday ? money(today.cost) : "0.00 USD"} />
+    <//>
+    ${scheduler.data && !workers.length && html`<p class="note bad" role="alert">No worker is up: runs wait. Start one with <code>bottega worker</code>.</p>`}
+    <div class="columns">
+      <${Panel} title="Waiting for people" actions=${html`<${Link} path=${["interrupts"]}>All<//>`}>
+        <${Loaded} from=${waits} what="decisions">${(page) => page.items.length
+          ? html`<ul class="rows">${page.items.map((each) => html`<li><${Link} path=${["runs", each.run_id]}>${each.agent}<//> ${each.kind === "question" ? excerpt(each.question, 90) : html`asks for <code>${each.tool}</code>`}</li>`)}</ul>`
+          : html`<${Empty} title="Nobody waits for you." />`}<//>
+      <//>
+      <${Panel} title="Failed last" actions=${html`<${Link} path=${["runs"]} query=${{ status: "failed" }}>All<//>`}>
+        <${Loaded} from=${failed} what="failed runs">${(page) => page.items.length
+          ? html`<ul class="rows">${page.items.map((run) => html`<li><${Link} path=${["runs", run.id]}>${run.agent ?? run.graph}<//> <span class="bad-text">${excerpt(run.error?.message, 110)}</span></li>`)}</ul>`
+          : html`<${Empty} title="No run has failed." />`}<//>
+      <//>
+    </div>
+    <${Panel} title="Latest runs" actions=${html`<${Link} path=${["runs"]}>All<//>`}>
+      <${Loaded} from=${last} what="runs">${(page) => page.items.length
+        ? html`<${RunTable} runs=${page.items} />`
+        : html`<${Empty} title="Nothing has run yet."><p>Define an agent and start a run:</p><${Value} value=${FIRST} /><p>Or start <code>bottega demo --keep</code>, which brings a team of its own.</p><//>`}<//>
+    <//>`;
+}

@@ -1,0 +1,152 @@
+/** One run: its tasks over time, who gave what to whom, each agent's text as it comes, playback. */
+import { useEffect, useMemo, useState } from "preact/hooks";
+
+import { post, postOnce } from "../api.js";
+import { count, duration, money, plain, tokens } from "../format.js";
+import { html } from "../html.js";
+import { useData } from "../load.js";
+import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loading, Panel, Status, Tabs, Time } from "../parts/basics.js";
+import { Decision } from "../parts/decision.js";
+import { EventList } from "../run/events.js";
+import { Flows } from "../run/flows.js";
+import { Graph } from "../run/graph.js";
+import { watch } from "../run/live.js";
+import { Playback } from "../run/playback.js";
+import { isFinal, RunState } from "../run/state.js";
+import { TaskDetail } from "../run/task.js";
+import { Timeline } from "../run/timeline.js";
+import { go } from "../router.js";
+
+const TABS = [["timeline", "Timeline"], ["graph", "Graph"], ["flows", "What flowed"], ["events", "Events"]];
+
+/** The run's state, as its events come; `cut`: after how many of them, for playback. */
+function useRunState(id) {
+  const [, redraw] = useState(0);
+  const state = useMemo(() => new RunState(), [id]);
+  const [link, setLink] = useState("connecting");
+  useEffect(() => {
+    const onEvents = (events) => {
+      for (const event of events) state.apply(event);
+      redraw((n) => n + 1);
+    };
+    return watch(id, { onEvents, onState: setLink });
+  }, [id]);
+  return [state, link];
+}
+
+const LINKS = { connecting: "Connecting…", live: "Live", ended: "Ended", gone: "Deleted" };
+
+export function Run({ id, query }) {
+  const [live, link] = useRunState(id);
+  const run = useData(`/v1/runs/${id}`);
+  const graph = useData(run.data?.graph ? `/v1/runs/${id}/graph` : null);
+  const [played, setPlayed] = useState(null);
+  const state = played ?? live;
+  const tab = query.tab ?? "timeline";
+  const set = (change) => go(["runs", id], { ...query, ...change }, { replace: true });
+  useEffect(() => {
+    if (link !== "connecting") run.reload();
+  }, [link, live.status]);
+  const [, tick] = useState(0);
+  const moves = !isFinal(live.status);
+  useEffect(() => {
+    if (!moves) return undefined;
+    const timer = setInterval(() => tick((n) => n + 1), 500);
+    return () => clearInterval(timer);
+  }, [moves]);
+
+  if (link === "gone" || run.error?.status === 404) {
+    return html`<div class="head"><h1>There is no such run</h1></div><p><${Link} path=${["runs"]}>Show all runs<//></p>`;
+  }
+  if (run.error && !run.data) return html`<${Failure} error=${run.error} again=${run.reload} />`;
+  if (!run.data) return html`<${Loading} what="the run" />`;
+  const now = played ? played.now : moves ? Date.now() : live.endedAt;
+  const chosen = state.tasks.get(query.task) ?? state.tasks.values().next().value;
+  const choose = (task) => set({ task });
+  return html`
+    <div class="head">
+      <div><h1>${run.data.agent ?? run.data.graph}</h1>
+        <p class="soft small"><span class="mono">${id}</span> <${Copy} text=${id} label="Copy id" /> made <${Time} at=${run.data.created_at} />
+          ${run.data.session_id && html` · session ${run.data.session_id}`}${run.data.user && html` · user ${run.data.user}`}
+          ${run.data.retry_of && html` · retry of <${Link} path=${["runs", run.data.retry_of]}>another run<//>`}</p></div>
+      <div class="actions"><${Status} value=${state.status} /><span class="small soft" role="status">${played ? "Playback" : LINKS[link]}</span>
+        <${Actions} run=${run.data} moves=${moves} onDone=${run.reload} /></div>
+    </div>
+    <${Numbers} state=${state} run=${run.data} now=${now} />
+    ${!played && html`<${Asked} state=${live} />`}
+    ${state.error && html`<p class="note bad" role="alert"><strong>${state.error.code}</strong> ${state.error.message}</p>`}
+    ${state.warnings.map((each) => html`<p class="note"><strong>${each.data.code}</strong> ${each.data.message}</p>`)}
+    <${Playback} run=${live} enabled=${!moves} onState=${setPlayed} />
+    <div class="run">
+      <${Panel}>
+        <${Tabs} tabs=${TABS} chosen=${tab} onChoose=${(name) => set({ tab: name })} label="Views of the run" />
+        <div role="tabpanel" aria-label=${tab}>
+          ${tab === "timeline" && html`<${Timeline} state=${state} now=${now} chosen=${chosen?.key} onChoose=${choose} />`}
+          ${tab === "graph" && html`<${Graph} state=${state} graph=${graph.data} chosen=${chosen?.agent}
+            onChoose=${(agent) => choose([...state.tasks.values()].findLast((task) => task.agent === agent)?.key)} />`}
+          ${tab === "flows" && html`<${Flows} state=${state} />`}
+          ${tab === "events" && html`<${EventList} events=${state.events} follow=${moves} />`}
+        </div>
+      <//>
+      <${TaskDetail} run=${run.data} state=${state} task=${chosen} now=${now} />
+    </div>
+    <${Panel} title="Question"><div class="body"><pre class="text">${plain(run.data.input)}</pre></div><//>
+    <${Panel} title="Answer" actions=${state.output && html`<${Copy} text=${state.output} />`}>
+      ${state.output ? html`<div class="body"><pre class="text">${state.output}</pre></div>` : html`<${Empty} title=${moves ? "Not yet." : "There is none."} />`}<//>`;
+}
+
+function Numbers({ state, run, now }) {
+  let input = 0, calls = 0, cost = 0, tools = 0;
+  for (const task of state.tasks.values()) {
+    tools += task.tools.length;
+    cost += task.cost;
+    for (const call of task.calls) {
+      calls += 1;
+      input += call.usage ? call.usage.input + call.usage.output : 0;
+    }
+  }
+  const usage = state.usage;
+  const spent = usage ? money(usage.cost) : money({ amount: cost, currency: "USD" });
+  return html`<${Figures}>
+    <${Figure} name="Time" value=${duration(state.startedAt && now - state.startedAt)} note=${state.startedAt && `after ${duration(state.startedAt - state.queuedAt)} in the queue`} />
+    <${Figure} name="Tasks" value=${count(state.tasks.size)} />
+    <${Figure} name="Model calls" value=${count(usage?.model_calls ?? calls)} />
+    <${Figure} name="Tool calls" value=${count(usage?.tool_calls ?? tools)} />
+    <${Figure} name="Tokens" value=${tokens(usage ? usage.input + usage.output : input)} note=${usage?.estimated && "partly estimated"} />
+    <${Figure} name="Cost" value=${spent} />
+    <${Figure} name="Attempt" value=${count(state.attempt)} />
+  <//>`;
+}
+
+/** What people are asked in this run. */
+function Asked({ state }) {
+  const open = [...state.interrupts.values()].filter((each) => each.status === "pending");
+  if (!open.length) return null;
+  return html`<${Panel} title=${`Waiting for ${open.length === 1 ? "a decision" : `${open.length} decisions`}`} kind="asked-now">
+    ${open.map((each) => html`<${Decision} key=${each.id} interrupt=${each} />`)}<//>`;
+}
+
+function Actions({ run, moves, onDone }) {
+  const [busy, setBusy] = useState("");
+  const [error, setError] = useState(null);
+  const act = async (name, work) => {
+    setBusy(name);
+    setError(null);
+    try {
+      await work();
+      onDone();
+    } catch (problem) {
+      setError(problem.message);
+    }
+    setBusy("");
+  };
+  const retry = async () => {
+    const made = await postOnce(`/v1/runs/${run.id}/retry`);
+    go(["runs", made.id]);
+  };
+  const cancel = () => post(`/v1/runs/${run.id}/cancel`);
+  return html`
+    ${moves && html`<${Button} kind="danger" busy=${busy === "cancel"} onClick=${() => act("cancel", cancel)}>Cancel run<//>`}
+    ${!moves && html`<${Button} busy=${busy === "retry"} onClick=${() => act("retry", retry)}>Run again<//>`}
+    ${error && html`<span class="bad-text small" role="alert">${error}</span>`}`;
+}

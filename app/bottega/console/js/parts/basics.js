@@ -1,0 +1,101 @@
+/** The small parts of all pages. */
+import { useEffect, useState } from "preact/hooks";
+
+import { connected } from "../api.js";
+import { ago, exact } from "../format.js";
+import { html } from "../html.js";
+import { to } from "../router.js";
+
+const SIGNS = {
+  queued: "○", running: "◐", streaming: "◐", waiting: "◇", completed: "●", failed: "✕", timeout: "✕",
+  cancelled: "–", pending: "◇", resolved: "●", expired: "–",
+};
+const TONES = {
+  queued: "quiet", running: "busy", streaming: "busy", waiting: "wait", completed: "ok", failed: "bad",
+  timeout: "bad", cancelled: "quiet", pending: "wait", resolved: "ok", expired: "quiet",
+};
+export const toneOf = (status) => TONES[status] ?? "quiet";
+
+/** A status by sign, colour and word. */
+export const Status = ({ value }) => html`
+  <span class="status ${toneOf(value)}"><span aria-hidden="true">${SIGNS[value] ?? "·"}</span> <span class="word">${value}</span></span>`;
+
+/** A time as "3 min. ago"; the exact one on hover and for screen readers. */
+export function Time({ at }) {
+  const [, tick] = useState(0);
+  useEffect(() => {
+    const isNew = Math.abs(Date.now() - Date.parse(at)) < 90_000;
+    const timer = setTimeout(() => tick((n) => n + 1), isNew ? 1000 : 30_000);
+    return () => clearTimeout(timer);
+  });
+  return html`<time datetime=${at ?? ""} title=${exact(at)}>${ago(at)}</time>`;
+}
+
+export const Button = ({ kind = "", busy = false, children, ...rest }) => html`
+  <button type="button" class="button ${kind}" disabled=${busy || rest.disabled} aria-busy=${busy} ...${rest}>${children}</button>`;
+
+export const Link = ({ path, query, children, ...rest }) => html`<a href=${to(path, query)} ...${rest}>${children}</a>`;
+
+export const Panel = ({ title, actions, children, kind = "" }) => html`
+  <section class="panel ${kind}">
+    ${title && html`<header><h2>${title}</h2><div class="actions">${actions}</div></header>`}
+    ${children}
+  </section>`;
+
+export const Loading = ({ what = "" }) => html`<p class="state" role="status"><span class="spinner" aria-hidden="true"></span> Loading ${what}…</p>`;
+
+export const Empty = ({ title, children }) => html`<div class="state"><p><strong>${title}</strong></p>${children}</div>`;
+
+/** An error of the API, in its own words, with a way on. */
+export const Failure = ({ error, again }) => html`
+  <div class="state bad" role="alert">
+    <p><strong>${error.status === 0 ? "No connection" : "This did not work"}</strong></p>
+    <p>${error.message}</p>
+    ${error.problem?.errors?.map((each) => html`<p class="small"><code>${each.pointer}</code> ${each.detail}</p>`)}
+    ${again && html`<${Button} onClick=${again}>Try again<//>`}
+  </div>`;
+
+/** What a page shows of `useData`: loading, an error, or its children made of the data. */
+export function Loaded({ from, what, children }) {
+  if (from.data !== null) {
+    return html`${from.error && connected.value && html`<p class="note bad" role="alert">${from.error.message}</p>`}${children(from.data)}`;
+  }
+  if (from.error) return html`<${Failure} error=${from.error} again=${from.reload} />`;
+  return html`<${Loading} what=${what} />`;
+}
+
+/** A text that can be copied. */
+export function Copy({ text, label = "Copy" }) {
+  const [done, setDone] = useState(false);
+  const copy = async () => {
+    await navigator.clipboard?.writeText(text);
+    setDone(true);
+    setTimeout(() => setDone(false), 1500);
+  };
+  return html`<${Button} kind="small ghost" onClick=${copy} aria-label=${`${label}: ${text.slice(0, 60)}`}>${done ? "Copied" : label}<//>`;
+}
+
+export const Figure = ({ name, value, note, href }) => html`
+  <div class="figure"><dt>${name}</dt><dd>${href ? html`<a href=${href}>${value}</a>` : value}${note && html`<small>${note}</small>`}</dd></div>`;
+export const Figures = ({ children }) => html`<dl class="figures">${children}</dl>`;
+
+/** Tabs; `chosen` is the name of one of `[[name, label], …]`. */
+export function Tabs({ tabs, chosen, onChoose, label }) {
+  const onKeyDown = (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const at = tabs.findIndex(([name]) => name === chosen);
+    const [name] = tabs[(at + step + tabs.length) % tabs.length];
+    onChoose(name);
+    event.currentTarget.querySelector(`[data-name="${name}"]`)?.focus();
+  };
+  return html`<div class="tabs" role="tablist" aria-label=${label} onKeyDown=${onKeyDown}>
+    ${tabs.map(([name, text]) => html`
+      <button type="button" role="tab" data-name=${name} aria-selected=${name === chosen} tabindex=${name === chosen ? 0 : -1}
+        onClick=${() => onChoose(name)}>${text}</button>`)}
+  </div>`;
+}
+
+/** A value as indented JSON, or a text as it is. */
+export const Value = ({ value }) =>
+  html`<pre class="value" tabindex="0">${typeof value === "string" ? value : JSON.stringify(value, null, 2)}</pre>`;

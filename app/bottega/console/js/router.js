@@ -1,0 +1,28 @@
+/** The page that the address names: `#/runs/ID?tab=events`. */
+import { computed, signal } from "@preact/signals";
+
+const hash = signal(location.hash);
+addEventListener("hashchange", () => (hash.value = location.hash));
+
+/** `{path: ["runs", "ID"], query: {tab: "events"}}` */
+export const route = computed(() => {
+  const [path, query] = hash.value.replace(/^#\/?/, "").split("?");
+  return {
+    path: path.split("/").filter(Boolean).map(decodeURIComponent),
+    query: Object.fromEntries(new URLSearchParams(query ?? "")),
+  };
+});
+
+/** The address of a page. */
+export function to(path, query = {}) {
+  const named = Object.entries(query).filter(([, value]) => value !== "" && value != null);
+  const text = new URLSearchParams(named).toString();
+  return `#/${path.map(encodeURIComponent).join("/")}${text ? `?${text}` : ""}`;
+}
+
+export function go(path, query = {}, { replace = false } = {}) {
+  const address = to(path, query);
+  if (replace) history.replaceState(null, "", address);
+  else history.pushState(null, "", address);
+  hash.value = location.hash;
+}

@@ -1,0 +1,90 @@
+/** The events of a run as they come, over a WebSocket that reconnects where it broke off. */
+import { get, key, post } from "../api.js";
+
+const FIRST_PAUSE_MS = 300;
+const LONGEST_PAUSE_MS = 10_000;
+const FINAL = new Set(["run.completed", "run.failed", "run.timeout", "run.cancelled"]);
+
+/**
+ * Watch a run.
+ *
+ * Args:
+ *   onEvents: called at most once per frame, with the events since the last call.
+ *   onState: called with "live", "connecting", "ended" or "gone".
+ *
+ * Returns a function that stops.
+ */
+export function watch(runId, { onEvents, onState }) {
+  let stopped = false, socket = null, after = 0, pause = FIRST_PAUSE_MS, timer = 0, frame = 0;
+  let waiting = [];
+
+  const flush = () => {
+    frame = 0;
+    const events = waiting;
+    waiting = [];
+    if (!stopped && events.length) onEvents(events);
+  };
+  const take = (event) => {
+    waiting.push(event);
+    if (event.seq != null) after = event.seq;
+    // A hidden page has no frames.
+    if (!frame) frame = document.hidden ? setTimeout(flush, 200) : requestAnimationFrame(flush);
+  };
+  const again = () => {
+    if (stopped) return;
+    onState("connecting");
+    timer = setTimeout(connect, pause * (0.75 + Math.random() / 2));
+    pause = Math.min(pause * 2, LONGEST_PAUSE_MS);
+  };
+
+  async function connect() {
+    if (stopped) return;
+    const protocols = ["bottega.v1"];
+    try {
+      if (key.value) protocols.push(`ticket.${(await post("/v1/ws-tickets", { run_id: runId })).ticket}`);
+      else await get("/v1/info"); // so that a missing key is noticed
+    } catch (error) {
+      if (error.status === 404) onState("gone");
+      else again();
+      return;
+    }
+    if (stopped) return;
+    const scheme = location.protocol === "https:" ? "wss" : "ws";
+    socket = new WebSocket(`${scheme}://${location.host}/v1/runs/${runId}/ws?after=${after}`, protocols);
+    let ended = false;
+    socket.onopen = () => {
+      pause = FIRST_PAUSE_MS;
+      onState("live");
+    };
+    socket.onmessage = ({ data }) => {
+      const event = JSON.parse(data);
+      if (event.type === "heartbeat") after = Math.max(after, event.seq);
+      else if (event.run_id) take(event);
+      ended ||= FINAL.has(event.type);
+    };
+    socket.onclose = ({ code }) => {
+      if (stopped) return;
+      if (ended || code === 1000) onState("ended");
+      else if (code === 4010) onState("gone");
+      else again();
+    };
+  }
+
+  onState("connecting");
+  connect();
+  return () => {
+    stopped = true;
+    clearTimeout(timer);
+    socket?.close();
+  };
+}
+
+/** Read the whole log of a run that has ended. Calls `onEvents` per page. */
+export async function readLog(runId, onEvents, { signal } = {}) {
+  let next = `/v1/runs/${runId}/events?limit=200`;
+  while (next) {
+    const page = await get(next, { signal });
+    onEvents(page.items);
+    next = page.next_cursor ? `/v1/runs/${runId}/events?limit=200&cursor=${encodeURIComponent(page.next_cursor)}` : null;
+  }
+}

@@ -1,0 +1,80 @@
+/** One task in detail: its text as it comes, prompt, model and tool calls, what it received. */
+import { useEffect, useRef, useState } from "preact/hooks";
+
+import { post } from "../api.js";
+import { duration, excerpt, money, plain, tokens } from "../format.js";
+import { html } from "../html.js";
+import { useData } from "../load.js";
+import { Button, Copy, Empty, Loaded, Panel, Status, Tabs, Value } from "../parts/basics.js";
+import { isFinal } from "./state.js";
+import { withQuery } from "../api.js";
+
+export function TaskDetail({ run, state, task, now }) {
+  const [tab, setTab] = useState("text");
+  if (!task) return html`<${Panel} title="Agent"><${Empty} title="No agent has begun yet." /><//>`;
+  const tabs = [["text", "Text"], ["calls", `Model calls ${task.calls.length}`], ["tools", `Tools ${task.tools.length}`],
+    ["received", `Received ${task.received.length}`], ["messages", "Messages"]];
+  return html`<${Panel} title=${task.title ? `${task.agent}: ${task.title}` : task.agent} actions=${html`<${Status} value=${task.status} /><${CancelTask} run=${run} task=${task} />`}>
+    <p class="small soft numbers">${duration(task.startedAt && (task.endedAt ?? now) - task.startedAt)} · ${tokens(task.tokens)} tokens · ${money({ amount: task.cost, currency: "USD" })}</p>
+    <${Tabs} tabs=${tabs} chosen=${tab} onChoose=${setTab} label="Details of the agent" />
+    <div class="body" role="tabpanel" aria-label=${tab}>
+      ${tab === "text" && html`<${Text} task=${task} />`}
+      ${tab === "calls" && html`<${Calls} task=${task} />`}
+      ${tab === "tools" && html`<${Tools} task=${task} state=${state} />`}
+      ${tab === "received" && html`<${Received} task=${task} state=${state} />`}
+      ${tab === "messages" && html`<${Messages} run=${run} task=${task} />`}
+    </div>
+  <//>`;
+}
+
+function CancelTask({ run, task }) {
+  const [error, setError] = useState(null);
+  if (isFinal(task.status) || task.id === null) return null;
+  const cancel = () => post(`/v1/runs/${run.id}/tasks/${task.id}/cancel`).catch((problem) => setError(problem.message));
+  return html`<${Button} kind="small danger" onClick=${cancel}>Cancel task<//>${error && html`<span class="bad-text small" role="alert">${error}</span>`}`;
+}
+
+function Text({ task }) {
+  const box = useRef(null);
+  const text = task.live?.text || task.output || task.calls.findLast((each) => each.message?.content)?.message.content;
+  useEffect(() => {
+    if (task.live && box.current) box.current.scrollTop = box.current.scrollHeight;
+  }, [text]);
+  return html`
+    ${task.prompt && html`<h3>Asked</h3><${Value} value=${task.prompt} />`}
+    ${task.error && html`<p class="note bad"><strong>${task.error.code}</strong> ${task.error.message}</p>`}
+    <h3>${task.live ? "Writing…" : "Said"}</h3>
+    ${text ? html`<pre class="text live" ref=${box} tabindex="0" aria-live="off">${plain(text)}</pre><div class="actions"><${Copy} text=${plain(text)} /></div>` : html`<p class="soft">Nothing yet.</p>`}`;
+}
+
+const Calls = ({ task }) => task.calls.length === 0
+  ? html`<${Empty} title="No model call yet." />`
+  : html`<div class="scroll" tabindex="0" role="region" aria-label="Model calls"><table class="table"><thead><tr><th scope="col">Call</th><th scope="col">Model</th><th scope="col" class="right">Time</th><th scope="col" class="right">In</th><th scope="col" class="right">Out</th><th scope="col" class="right">Cost</th><th scope="col">Result</th></tr></thead>
+    <tbody>${task.calls.map((each) => html`<tr key=${each.call}><td>${each.call}</td><td>${each.model}</td><td class="right">${duration(each.ms)}</td>
+      <td class="right">${tokens(each.usage?.input)}</td><td class="right">${tokens(each.usage?.output)}</td><td class="right">${money(each.usage?.cost)}</td>
+      <td>${each.error && !each.message ? html`<span class="bad-text">${excerpt(each.error.message)}</span>` : excerpt(plain(each.message?.content) || (each.message?.tool_calls ?? []).map((call) => call.name).join(", "), 80)}</td></tr>`)}</tbody></table></div>`;
+
+const Tools = ({ task, state }) => task.tools.length === 0
+  ? html`<${Empty} title="No tool call." />`
+  : task.tools.map((tool) => html`<details class="tool" key=${`${tool.call}:${tool.id}`}>
+      <summary><code>${tool.name}</code> <${Status} value=${tool.status} /> <span class="small soft numbers">${duration(tool.to && tool.to - tool.from)}</span></summary>
+      <h4>Arguments</h4><${Value} value=${tool.arguments} />
+      <h4>${tool.error ? "Error" : "Result"}</h4><${Value} value=${tool.error ?? tool.result ?? (tool.answerSeq ? state.textOf({ answer_seq: tool.answerSeq }) : "–")} />
+    </details>`);
+
+const Received = ({ task, state }) => task.received.length === 0
+  ? html`<${Empty} title="Nothing from other agents or memory." />`
+  : task.received.map((item) => html`<details class="tool" key=${item.seq} open=${task.received.length < 3}>
+      <summary>${item.isRecalled ? "recalled from" : "from"} <strong>${item.source}</strong> <span class="small soft">version ${item.version}${item.data.policy ? ` · ${item.data.policy}` : ""}${item.data.score != null ? ` · likeness ${item.data.score}` : ""}${item.data.arm ? ` · ${item.data.arm}` : ""}</span></summary>
+      <${Value} value=${state.textOf(item.data)} /></details>`);
+
+function Messages({ run, task }) {
+  const found = useData(withQuery(`/v1/runs/${run.id}/messages`, { task_id: task.id, limit: 100 }), { everyMs: isFinal(task.status) ? 0 : 3000 });
+  return html`<${Loaded} from=${found} what="messages">${(page) => page.items.length
+    ? page.items.map((each) => html`<div class=${`message ${each.role}`} key=${`${each.seq}:${each.role}`}>
+        <p class="small soft">${each.role}${each.name ? ` · ${each.name}` : ""}${each.source ? ` · from ${each.source}` : ""}</p>
+        ${each.content && html`<pre class="text">${each.content}</pre>`}
+        ${each.tool_calls?.map((call) => html`<p class="small">calls <code>${call.name}</code> <code>${excerpt(JSON.stringify(call.arguments), 200)}</code></p>`)}
+      </div>`)
+    : html`<${Empty} title="No messages yet." />`}<//>`;
+}

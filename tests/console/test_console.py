@@ -1,0 +1,150 @@
+"""The console in a real browser: runs live, decisions, playback, keyboard, accessibility."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.console.conftest import Console
+from tests.fake_model import calls, gated, text
+from tests.flows.test_interrupts import ASK, CALCULATOR
+from tests.waiting import until
+
+AXE = Path(__file__).parents[1] / "contract/node/node_modules/axe-core/axe.min.js"
+HOSTILE = "<img src=x onerror=\"document.title='broken in'\"> <script>document.title=1</script>"
+
+
+async def test_it_asks_for_a_key_and_then_shows_the_first_page(console: Console) -> None:
+    await console.run()
+    key = console.server.headers["Authorization"].removeprefix("Bearer ")
+    await console.page.add_init_script("localStorage.clear()")
+    page = await console.open()
+    await page.get_by_role("button", name="Enter a key").click()
+    await page.get_by_label("Key", exact=True).fill(key)
+    await page.get_by_role("button", name="Use it").click()
+    await expect(
+        page.get_by_role("link", name="clerk").or_(page.get_by_text("clerk"))
+    ).to_be_visible()
+    await expect(page.get_by_text("This server needs an API key")).to_be_hidden()
+    assert await page.evaluate("localStorage.getItem('bottega.key')") is None
+    refused = "401 (Unauthorized)"
+    assert console.problems
+    assert all(refused in each for each in console.problems)
+    console.problems.clear()
+
+
+async def test_a_run_is_shown_live_to_its_end_and_played_back(console: Console) -> None:
+    go_on = asyncio.Event()
+    console.model.script(calls(("calculator", {"expression": "6*7"})), gated(go_on, text(HOSTILE)))
+    run_id = await console.run(tools=[{"type": "builtin", "name": "calculator"}])
+    page = await console.open(f"runs/{run_id}")
+    head = page.locator(".head")
+    await expect(head.get_by_text("running")).to_be_visible()
+    await expect(page.get_by_role("tab", name="Tools 1")).to_be_visible()
+    await page.get_by_role("tab", name="Tools 1").click()
+    await page.get_by_text("calculator").last.click()
+    await expect(page.get_by_text("6*7")).to_be_visible()
+    go_on.set()
+    await expect(head.get_by_text("completed")).to_be_visible()
+    await expect(page.get_by_text(HOSTILE).last).to_be_visible()
+    assert await page.title() == "Runs · Bottega"
+    for name in ("Graph", "What flowed", "Events", "Timeline"):
+        await page.get_by_role("tab", name=name).click()
+    await page.get_by_label("Position: event").fill("4")
+    await expect(head.get_by_text("running")).to_be_visible()
+    await page.get_by_role("button", name="Show the end").click()
+    await expect(head.get_by_text("completed")).to_be_visible()
+
+
+async def test_a_person_approves_and_answers_in_the_run(console: Console) -> None:
+    asked = calls(("calculator", {"expression": "9+9"}), ("ask_user", {"question": "Which one?"}))
+    console.model.script(asked, text("All done."))
+    run_id = await console.run(tools=[CALCULATOR, ASK])
+    page = await console.open(f"runs/{run_id}")
+    await expect(page.locator(".head").get_by_text("waiting")).to_be_visible()
+    await page.get_by_role("button", name="Edit arguments").click()
+    await page.get_by_label("Arguments").fill('{"expression": "20+1"}')
+    await page.get_by_role("button", name="Approve").click()
+    await page.get_by_label("Answer").fill("the red one")
+    await page.get_by_role("button", name="Send").click()
+    await expect(page.locator(".head").get_by_text("completed")).to_be_visible()
+    await expect(page.get_by_text("All done.").last).to_be_visible()
+    said = console.model.requests[-1]["messages"]
+    assert "21" in str(said)
+    assert "the red one" in str(said)
+
+
+async def test_a_person_denies_on_the_page_of_decisions(console: Console) -> None:
+    console.model.script(calls(("calculator", {"expression": "9+9"})), text("Then not."))
+    run_id = await console.run(tools=[CALCULATOR])
+    page = await console.open("interrupts")
+    await page.get_by_label("Comment").fill("too dear")
+    await page.get_by_role("button", name="Deny").click()
+    await expect(page.get_by_text("Nobody waits for you.")).to_be_visible()
+    await until(lambda: _status(console, run_id), lambda status: status == "completed")
+    assert "too dear" in str(console.model.requests[-1]["messages"])
+
+
+async def test_a_run_is_cancelled_and_run_again_by_keyboard(console: Console) -> None:
+    never = asyncio.Event()
+    console.model.script(gated(never, text("late")), text("again"))
+    run_id = await console.run()
+    page = await console.open("runs")
+    await page.get_by_role("link", name=run_id[:4]).focus()
+    await page.keyboard.press("Enter")
+    await page.get_by_role("button", name="Cancel run").focus()
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".head").get_by_text("cancelled")).to_be_visible()
+    await page.get_by_role("button", name="Run again").focus()
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".head").get_by_text("completed")).to_be_visible()
+    await expect(page.get_by_text("retry of")).to_be_visible()
+    await page.get_by_role("tab", name="Timeline").focus()
+    await page.keyboard.press("ArrowRight")
+    await expect(page.get_by_role("tab", name="Graph")).to_be_focused()
+    await expect(page.get_by_role("tab", name="Graph")).to_have_attribute("aria-selected", "true")
+    never.set()
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+async def test_no_page_has_a_violation_of_accessibility(console: Console, colours: Any) -> None:
+    if not AXE.exists():
+        assert os.environ.get("JUDGES") != "required"
+        pytest.skip("axe-core is not installed: run npm ci --prefix tests/contract/node")
+    await console.page.emulate_media(color_scheme=colours)
+    console.model.script(
+        calls(("calculator", {"expression": "9+9"}), ("ask_user", {"question": "Which one?"}))
+    )
+    run_id = await console.run(tools=[CALCULATOR, ASK])
+    await until(lambda: _status(console, run_id), lambda status: status == "waiting")
+    page = console.page
+    shown = {
+        "": page.get_by_text("waiting", exact=True),
+        "runs": page.get_by_role("link", name=run_id[:4]),
+        "interrupts": page.get_by_role("button", name="Approve"),
+        "nowhere": page.get_by_role("heading", name="There is no such page"),
+        f"runs/{run_id}": page.get_by_role("button", name="Approve"),
+    }
+    for path, expected in shown.items():
+        await console.open(path)
+        await expect(expected).to_be_visible()
+        assert await _violations(page) == [], path
+    for name in ("Graph", "What flowed", "Events"):
+        await page.get_by_role("tab", name=name).click()
+        assert await _violations(page) == [], name
+
+
+async def _violations(page: Page) -> list[Any]:
+    if not await page.evaluate("'axe' in window"):
+        await page.evaluate(AXE.read_text())
+    found: list[Any] = await page.evaluate(
+        "async () => (await axe.run()).violations.map((each) => [each.id, each.nodes[0].html])"
+    )
+    return found
+
+
+async def _status(console: Console, run_id: str) -> str:
+    return str((await console.server.client.get(f"/v1/runs/{run_id}")).json()["status"])

@@ -1,0 +1,81 @@
+"""The console's files: vendored modules, size, policy, and what a browser is sent."""
+
+import gzip
+import json
+import re
+from hashlib import sha256
+
+import httpx2
+import pytest
+
+from bottega.api.server.console import FILES
+from tests.fake_model import FakeModel
+from tests.flows.conftest import shared, shared_model, shared_url
+from tests.service import Running
+
+__all__ = ["shared", "shared_model", "shared_url"]
+
+VENDORED = json.loads((FILES / "vendor" / "vendor.json").read_text())
+MOST_COMPRESSED = 350_000
+
+
+def test_vendored_modules_are_those_that_the_list_names() -> None:
+    listed = {each["file"]: each["sha256"] for each in VENDORED}
+    found = {path.name: path for path in (FILES / "vendor").glob("*.mjs")}
+    assert listed == {name: sha256(path.read_bytes()).hexdigest() for name, path in found.items()}
+    licences = (FILES / "vendor" / "LICENSES.txt").read_text()
+    for each in VENDORED:
+        assert f"{each['package']} {each['version']}, {each['license']}" in licences
+
+
+def test_all_scripts_together_are_small() -> None:
+    scripts = [*FILES.rglob("*.js"), *FILES.rglob("*.mjs")]
+    sizes = {path.name: len(gzip.compress(path.read_bytes(), 6)) for path in scripts}
+    assert sum(sizes.values()) <= MOST_COMPRESSED, sizes
+
+
+def test_no_file_loads_anything_from_elsewhere() -> None:
+    own = [path for path in FILES.rglob("*") if path.suffix in (".js", ".css", ".html")]
+    assert len(own) > 20
+    for path in own:
+        assert not re.search(r"(?:src|href|import|url)\W{1,3}(?:https?:)?//", path.read_text()), (
+            path
+        )
+
+
+@pytest.mark.parametrize("sent", ["text/html,*/*;q=0.8", "application/json", "*/*"])
+async def test_the_root_sends_browsers_to_the_console(shared: Running, sent: str) -> None:
+    answer = await shared.client.get("/", headers={"accept": sent})
+    if "html" in sent:
+        assert (answer.status_code, answer.headers["location"]) == (307, "/console/")
+    else:
+        assert (answer.status_code, answer.json()["name"]) == (200, "bottega")
+
+
+async def test_its_page_may_run_only_its_own_scripts(shared: Running) -> None:
+    page = await shared.client.get("/console/")
+    assert page.status_code == 200
+    assert page.headers["cache-control"] == "no-cache"
+    policy = dict(
+        each.split(" ", 1) for each in page.headers["content-security-policy"].split("; ")
+    )
+    assert policy["default-src"] == "'self'"
+    assert re.fullmatch(r"'self' 'sha256-[^']+'", policy["script-src"])
+    assert policy["frame-ancestors"] == policy["object-src"] == policy["base-uri"] == "'none'"
+    assert "{{" not in page.text
+
+
+async def test_its_files_are_public_and_revalidated(
+    shared: Running, shared_model: FakeModel
+) -> None:
+    async with httpx2.AsyncClient(base_url=str(shared.client.base_url)) as stranger:
+        module = await stranger.get("/console/vendor/cytoscape.mjs")
+        assert module.status_code == 200
+        assert module.headers["content-encoding"] == "gzip"
+        assert module.headers["content-type"].startswith("text/javascript")
+        old = {"if-none-match": module.headers["etag"]}
+        again = await stranger.get("/console/vendor/cytoscape.mjs", headers=old)
+        assert again.status_code == 304
+        for outside in ("..%2fmain.py", "%2e%2e/main.py", "vendor/../../main.py", "nothing.js"):
+            assert (await stranger.get(f"/console/{outside}")).status_code == 404
+        assert (await stranger.get("/console")).headers["location"].endswith("/console/")
