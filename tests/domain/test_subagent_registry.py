@@ -30,8 +30,9 @@ S = SubagentStatus
 FINAL = {S.COMPLETED, S.FAILED, S.TIMEOUT, S.CANCELLED}
 LEGAL = {
     S.QUEUED: {S.RUNNING, S.CANCELLED},
-    S.RUNNING: {S.STREAMING, *FINAL},
-    S.STREAMING: FINAL,
+    S.RUNNING: {S.STREAMING, S.WAITING, *FINAL},
+    S.STREAMING: {S.WAITING, *FINAL},
+    S.WAITING: {S.QUEUED, *FINAL},
 }
 PAIRS = list(itertools.product(S, S))
 
@@ -73,7 +74,7 @@ class TestMoves:
                     assert before == (
                         handle.status, where.active_count, where.queued_count, where.total_count,
                     )  # fmt: skip
-                if handle.status is S.RUNNING and not handle.holds_slot:
+                if handle.status in (S.RUNNING, S.WAITING) and not handle.holds_slot:
                     handle.entry = None  # it was moved without a slot, by hand
 
         run_virtual(run())

@@ -14,7 +14,7 @@ from bottega.subagents.breaker import BreakerKey, kind_of
 from bottega.subagents.budget import Account
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.queue import QueueEntry
-from bottega.subagents.states import SubagentStatus
+from bottega.subagents.states import SubagentStatus, stands_still
 
 MAX_PARTIAL_OUTPUT = 10_000
 
@@ -161,6 +161,7 @@ class SubagentHandle:
         queue_position: ready tasks of the tenant before it at its dispatch (see
             :meth:`TakeQueue.position`).
         deadline: set when it first runs.
+        paused_at: since then its time stands still, because it waits for people.
         partial_output: the last 10,000 characters of its model's text.
         token_usage: set for failed tasks as well.
         rate_limited: a model call failed because the server answered 429 to the last try.
@@ -196,6 +197,7 @@ class SubagentHandle:
     queue_position: int = 0
     started_at: float | None = None
     deadline: float | None = None
+    paused_at: float | None = None
     partial_output: str = ""
     final_output: str | None = None
     error: str | None = None
@@ -246,6 +248,34 @@ class SubagentHandle:
             return self.fixed_duration_ms
         return max(0, round((now - self.created_at) * 1000))
 
+    def left(self, now: float) -> float | None:
+        """Return the seconds until its deadline; ``None``: it never ran."""
+        if self.deadline is None:
+            return None
+        return self.deadline - (now if self.paused_at is None else self.paused_at)
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def pause(self, now: float) -> None:
+        """Let its time stand still."""
+        self.paused_at = now
+        self.stop_timer()
+
+    def resume(self, now: float) -> None:
+        """Let its time go on; the caller sets the timer."""
+        if self.paused_at is not None and self.started_at is not None and self.deadline is not None:
+            self.started_at += now - self.paused_at
+            self.deadline += now - self.paused_at
+        self.paused_at = None
+
+    def tell_waiters(self) -> None:
+        """Let the waits for it know that its status is another."""
+        for waiter in self.waiters or ():
+            waiter.look()
+
     def add_text(self, text: str) -> None:
         """Append to ``partial_output``; keep its last ``MAX_PARTIAL_OUTPUT`` characters."""
         self.partial_output = (self.partial_output + text)[-MAX_PARTIAL_OUTPUT:]
@@ -253,15 +283,45 @@ class SubagentHandle:
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """A wait for the end of ``missing`` more of some tasks."""
+    """A wait for the end of ``missing`` more of some tasks.
+
+    Attributes:
+        left: rest of its timeout, in seconds, while that stands still.
+    """
 
     future: "asyncio.Future[None]"
+    handles: Sequence[SubagentHandle]
     missing: int
+    limit: asyncio.Timeout
+    left: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """True if neither tasks nor the timeout have ended it."""
+        return not self.future.done() and not self.limit.expired()
+
+    @property
+    def needs_people(self) -> bool:
+        """True if it cannot end before people have decided."""
+        return stands_still((handle.status for handle in self.handles), self.missing)
 
     def one_more(self) -> None:
         self.missing -= 1
         if self.missing <= 0 and not self.future.done():
             self.future.set_result(None)
+        self.look()
+
+    def look(self) -> None:
+        """Stop its timeout while it needs people."""
+        due = self.limit.when()
+        if not self.is_open or self.needs_people == (due is None):
+            return
+        now = asyncio.get_running_loop().time()
+        if due is not None:
+            self.left = due - now
+            self.limit.reschedule(None)
+        elif self.left is not None:
+            self.limit.reschedule(now + self.left)
 
 
 Mode = Literal["all", "any", "quorum"]
@@ -286,29 +346,43 @@ def missing(
     return needed(mode, quorum, len(handles) + gone) - over
 
 
-async def wait_for(handles: Sequence[SubagentHandle], count: int, timeout: float) -> bool:
+async def wait_for(
+    handles: Sequence[SubagentHandle],
+    count: int,
+    timeout: float,
+    waits: set[Waiter] | None = None,
+) -> bool:
     """Wait until ``count`` more of the tasks have ended; return false on timeout.
 
-    The tasks go on after a timeout.
+    The tasks go on after a timeout. It stands still while too few of them go on without people.
+
+    Args:
+        waits: contains the wait as long as it lasts.
     """
     if count <= 0:
         return True
     under_way = [handle for handle in handles if not handle.status.is_final]
-    waiter = Waiter(asyncio.get_running_loop().create_future(), count)
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    limit = asyncio.timeout(timeout)
+    waiter = Waiter(future, under_way, count, limit)
+    of_all = [] if waits is None else [waits]
     for handle in under_way:
         handle.waiters = handle.waiters or set()
-        handle.waiters.add(waiter)
+        of_all.append(handle.waiters)
+    for waiting in of_all:
+        waiting.add(waiter)
     try:
-        async with asyncio.timeout(timeout):
-            await waiter.future
+        async with limit:
+            waiter.look()
+            await future
         return True
     except TimeoutError:
         return waiter.missing <= 0
     finally:
+        for waiting in of_all:
+            waiting.discard(waiter)
         for handle in under_way:
-            if handle.waiters is not None:
-                handle.waiters.discard(waiter)
-                handle.waiters = handle.waiters or None
+            handle.waiters = handle.waiters or None
 
 
 async def all_done(tasks: Collection["asyncio.Task[None]"]) -> None:

@@ -17,6 +17,8 @@ from bottega.subagents.states import SubagentStatus
 Kind = tuple[UUID | None, str]
 """(tenant, kind of task)."""
 
+_ACTIVE = (SubagentStatus.RUNNING, SubagentStatus.STREAMING)
+
 
 class TaskCounts:
     """Counts of all tasks of a registry."""
@@ -31,7 +33,7 @@ class TaskCounts:
 
     @property
     def active(self) -> int:
-        return self._by_status[SubagentStatus.RUNNING] + self._by_status[SubagentStatus.STREAMING]
+        return sum(self._by_status[status] for status in _ACTIVE)
 
     @property
     def queued(self) -> int:
@@ -52,7 +54,7 @@ class TaskCounts:
         return self._active_of.get(tenant, 0)
 
     def tenants(self) -> set[UUID | None]:
-        """Return the tenants that have unfinished tasks."""
+        """Return the tenants that have queued or running tasks."""
         return {*self._active_of, *self._queued_of}
 
     def queued_by_priority(self, tenant: UUID | None) -> dict[int, int]:
@@ -76,7 +78,7 @@ class TaskCounts:
             kind = (tenant, handle.kind)
             self._queued.setdefault(kind, {})[handle.task_id] = handle
             handle.parent.queued += 1
-        elif not handle.status.is_final:
+        elif handle.status in _ACTIVE:
             self._active_of[tenant] += 1
 
     def leave(self, handle: SubagentHandle) -> None:
@@ -84,7 +86,7 @@ class TaskCounts:
         self._by_status[handle.status] -= 1
         tenant = handle.tenant_id
         if handle.status is not SubagentStatus.QUEUED:
-            if not handle.status.is_final:
+            if handle.status in _ACTIVE:
                 _take_one(self._active_of, tenant)
             return
         handle.parent.queued -= 1

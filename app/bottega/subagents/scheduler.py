@@ -133,7 +133,7 @@ class SubagentScheduler:
 
     def hold(self, handle: SubagentHandle) -> None:
         """Take a queued task out of the queue: it must wait for others first."""
-        if handle.status is SubagentStatus.QUEUED:
+        if handle.status is SubagentStatus.QUEUED and handle.paused_at is None:
             self._leave_queue(handle)
 
     def released(self, handle: SubagentHandle, by: SubagentHandle) -> None:
@@ -149,12 +149,9 @@ class SubagentScheduler:
 
     def ended(self, handle: SubagentHandle) -> None:
         """Stop a finished or suspended task: its timer, queue entry, slot and coroutine."""
-        if handle.timer is not None:
-            handle.timer.cancel()
-            handle.timer = None
+        handle.stop_timer()
         self._leave_queue(handle)
-        self._ask_no_more(handle)
-        self._give_up_slot(handle)
+        self.release(handle)
         running = handle.running
         if running is not None and running is not asyncio.current_task():
             running.cancel()
@@ -162,9 +159,14 @@ class SubagentScheduler:
 
     def watch_over(self, handle: SubagentHandle) -> None:
         """End a task whose timer was lost: it has run for twice its timeout."""
-        started = handle.started_at
+        started = handle.started_at if handle.paused_at is None else None
         if started is not None and self.now() - started > _OVERDUE * handle.timeout:
-            self._time_out(handle)
+            self.time_out(handle)
+
+    def release(self, handle: SubagentHandle) -> None:
+        """Take a task's slot, and any request for one."""
+        self._ask_no_more(handle)
+        self._give_up_slot(handle)
 
     async def idle(self) -> None:
         await all_done(self._running)
@@ -250,7 +252,7 @@ class SubagentScheduler:
         }
         handle.parent.listener.on_event(handle, "dequeued", data)
         self._registry.transition(handle, SubagentStatus.RUNNING)
-        handle.timer = loop.call_at(handle.deadline, self._time_out, handle)
+        handle.timer = loop.call_at(handle.deadline, self.time_out, handle)
         handle.running = loop.create_task(self._run(handle), context=handle.context)
         self._running.add(handle.running)
         handle.running.add_done_callback(self._running.discard)
@@ -279,10 +281,12 @@ class SubagentScheduler:
             mean = self._mean_s
             self._mean_s = took if mean is None else mean + _SMOOTHING * (took - mean)
 
-    def _time_out(self, handle: SubagentHandle) -> None:
+    def time_out(self, handle: SubagentHandle) -> None:
+        """End a task whose time is up."""
         owner = handle.parent.owner
-        if owner is not None and owner.deadline is not None and owner.deadline <= self.now():
-            self._time_out(owner)  # same deadline: end the owner, which ends its tasks
+        left = None if owner is None else owner.left(self.now())
+        if owner is not None and left is not None and left <= 0:
+            self.time_out(owner)  # same deadline: end the owner, which ends its tasks
         if handle.status.is_final:
             return
         error = f"the task's time is up: {handle.timeout:g} s, or what its parent had left"

@@ -1,5 +1,6 @@
 """The states of an asynchronous task and the moves between them. Pure."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 from bottega.errors import IllegalTransition
@@ -9,6 +10,7 @@ class SubagentStatus(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
     STREAMING = "streaming"
+    WAITING = "waiting"
     COMPLETED = "completed"
     FAILED = "failed"
     TIMEOUT = "timeout"
@@ -28,8 +30,9 @@ _FINAL = (
 )
 _MOVES: dict[SubagentStatus, frozenset[SubagentStatus]] = {
     SubagentStatus.QUEUED: frozenset((SubagentStatus.RUNNING, SubagentStatus.CANCELLED)),
-    SubagentStatus.RUNNING: frozenset((SubagentStatus.STREAMING, *_FINAL)),
-    SubagentStatus.STREAMING: frozenset(_FINAL),
+    SubagentStatus.RUNNING: frozenset((SubagentStatus.STREAMING, SubagentStatus.WAITING, *_FINAL)),
+    SubagentStatus.STREAMING: frozenset((SubagentStatus.WAITING, *_FINAL)),
+    SubagentStatus.WAITING: frozenset((SubagentStatus.QUEUED, *_FINAL)),
     **{final: frozenset() for final in _FINAL},
 }
 
@@ -43,3 +46,9 @@ def check_move(old: SubagentStatus, new: SubagentStatus) -> None:
     if new not in _MOVES[old]:
         legal = ", ".join(sorted(_MOVES[old])) or "none: it is final"
         raise IllegalTransition(f"no move leads from {old} to {new}; from {old} to: {legal}")
+
+
+def stands_still(statuses: Iterable[SubagentStatus], missing: int) -> bool:
+    """Check if a wait for the end of ``missing`` of these tasks cannot end without people."""
+    at_work = (status for status in statuses if not status.is_final)
+    return sum(status is not SubagentStatus.WAITING for status in at_work) < missing

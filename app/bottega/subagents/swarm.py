@@ -23,8 +23,10 @@ from bottega.subagents.handle import (
     Parent,
     RestoredTask,
     SubagentHandle,
+    Waiter,
     all_done,
     missing,
+    wait_for,
 )
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.plugins import PluginContext, TaskOutcome, after_complete
@@ -66,6 +68,7 @@ class SwarmOptions:
         is_suspended: returns true if the run's queries end here but another process resumes the
             run.
         broke: called with the first error of a task that must end the run.
+        awaits: called when a query begins to await tasks.
     """
 
     run_id: UUID | None = None
@@ -81,6 +84,7 @@ class SwarmOptions:
     lookup: Lookup | None = None
     is_suspended: Callable[[], bool] = lambda: False
     broke: Callable[[Exception], object] = lambda error: None
+    awaits: Callable[[], object] = lambda: None
 
 
 class Swarm:
@@ -107,6 +111,11 @@ class Swarm:
     def suspended(self) -> bool:
         """True if the run stops here without an end, and another process resumes it."""
         return self.broken is None and self.options.is_suspended()
+
+    def handles(self) -> list[SubagentHandle]:
+        """Return the run's tasks that have not ended."""
+        known = (each for parent in self._parents for each in parent.children.values())
+        return [handle for handle in known if not handle.status.is_final]
 
     def id_at(self, path: Path) -> UUID:
         """Return the id of the query at a path; the root's is the run's id."""
@@ -269,6 +278,7 @@ class QueryScope:
         self.own_id = owner.task_id if owner and is_task else swarm.id_at(query.path)
         self.task_id = self.own_id if query.path else None
         self.dispatched: set[UUID] = set()
+        self.waits: set[Waiter] = set()
         self.workspace = Workspace(
             swarm.context,
             swarm.files_of(self.own_id),
@@ -308,15 +318,15 @@ class QueryScope:
     ) -> bool:
         """Wait as :meth:`SubagentRegistry.wait_for_completion` does; release the slot meanwhile."""
         registry, owner = self.swarm.registry, self.parent.owner
-        if missing(handles, mode, quorum, gone) <= 0:
+        count = missing(handles, mode, quorum, gone)
+        if count <= 0:
             return True
+        self.swarm.options.awaits()
         parked: AbstractAsyncContextManager[None] = (
             nullcontext() if owner is None else registry.scheduler.parking(owner)
         )
         async with parked:
-            return await registry.wait_for_completion(
-                handles, mode=mode, quorum=quorum, timeout=timeout, gone=gone
-            )
+            return await wait_for(handles, count, timeout, self.waits)
 
     async def close(self, error: BaseException | None = None) -> None:
         """See :class:`bottega.agents.query.QueryScopePort`.
@@ -342,7 +352,7 @@ def _left(swarm: Swarm, owner: SubagentHandle) -> Callable[[], float | None]:
     """Return a function that returns the seconds until a task's deadline."""
 
     def left() -> float | None:
-        return None if owner.deadline is None else owner.deadline - swarm.registry.scheduler.now()
+        return owner.left(swarm.registry.scheduler.now())
 
     return left
 
