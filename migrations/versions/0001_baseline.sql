@@ -455,7 +455,7 @@ CREATE TABLE tasks (
     CONSTRAINT ck_tasks_mode CHECK (mode IN ('sync', 'async')),
     CONSTRAINT ck_tasks_status
         CHECK (status IN ('queued', 'running', 'completed', 'failed', 'timeout',
-        'cancelled', 'streaming'))
+        'cancelled', 'streaming', 'waiting'))
 ) WITH (fillfactor=70);  -- its end updates the row: leave room beside it
 CREATE INDEX ix_tasks_cancelled ON tasks (tenant_id, run_id) WHERE cancel_requested_at IS NOT NULL;
 

@@ -93,6 +93,7 @@ async def test_a_task_that_waits_again_keeps_its_start(
         (["running", "cancelled"], True),
         (["queued", "running", "cancelled"], True),
         (["queued", "running", "streaming", "completed"], True),
+        (["running", "waiting"], True),
         (["failed"], True),
         (["timeout"], True),
         (["queued"], False),
@@ -109,7 +110,8 @@ async def test_a_task_that_never_ran_has_no_start(
     found = await row(owner, task)
     assert found["status"] == states[-1]
     assert (found["started_at"] is not None) == begins
-    assert (found["ended_at"] is not None) == (states[-1] not in ("queued", "running", "streaming"))
+    unfinished = ("queued", "running", "streaming", "waiting")
+    assert (found["ended_at"] is not None) == (states[-1] not in unfinished)
     assert (found["mode"], found["priority"], found["metadata"]) == ("sync", None, None)
 
 
@@ -125,7 +127,8 @@ async def test_tasks_of_one_step_are_ordered(database: Database, owner: asyncpg.
 
 async def test_the_end_of_a_run_ends_every_task(database: Database, owner: asyncpg.Pool) -> None:
     steps = await begun(database)
-    tasks = {status: uuid4() for status in ("queued", "running", "streaming", "completed")}
+    states = ("queued", "running", "streaming", "waiting", "completed")
+    tasks = {status: uuid4() for status in states}
     for status, task in tasks.items():
         await steps.step(task, status)
     ended = (await row(owner, tasks["completed"]))["ended_at"]
@@ -142,13 +145,13 @@ async def test_the_end_of_a_run_without_a_worker_ends_every_task(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     steps = await begun(database)
-    tasks = [uuid4() for _ in range(3)]
-    for status, task in zip(("queued", "running", "streaming"), tasks, strict=True):
+    tasks = [uuid4() for _ in range(4)]
+    for status, task in zip(("queued", "running", "streaming", "waiting"), tasks, strict=True):
         await steps.step(task, status)
     await end_leases(owner)
     answer = "SELECT cancel_run($1, $2)"
     assert await database.pool.fetchval(answer, DEFAULT_TENANT, steps.journal.run_id) == "cancelled"
-    assert [(await row(owner, task))["status"] for task in tasks] == ["cancelled"] * 3
+    assert [(await row(owner, task))["status"] for task in tasks] == ["cancelled"] * 4
 
 
 async def test_every_unfinished_state_can_be_cancelled(
@@ -156,7 +159,7 @@ async def test_every_unfinished_state_can_be_cancelled(
 ) -> None:
     steps, root = await begun(database), uuid4()
     await steps.step(root, "running")
-    below = {status: uuid4() for status in ("queued", "streaming", "failed")}
+    below = {status: uuid4() for status in ("queued", "streaming", "waiting", "failed")}
     steps.journal.add(EventType.WARNING, {})
     for status, task in below.items():
         steps.journal.task(task, **{**WHO, "parent_id": root, "depth": 1}, status=status)
@@ -171,7 +174,7 @@ async def test_every_unfinished_state_can_be_cancelled(
         await database.pool.fetch("SELECT * FROM cancel_task($1, $2, $3)", *run, task)
     wished = "SELECT id FROM tasks WHERE cancel_requested_at IS NOT NULL"
     marked = {found["id"] for found in await owner.fetch(wished)}
-    assert marked == {root, below["queued"], below["streaming"]}
+    assert marked == {root, below["queued"], below["streaming"], below["waiting"]}
     wishes = await database.pool.fetch("SELECT * FROM cancel_wishes($1, $2)", [run[0]], [run[1]])
     assert {found["task_id"] for found in wishes} == marked
     await database.pool.execute("SELECT hand_back($1, $2, 1)", *run)

@@ -18,6 +18,8 @@ class EventType(StrEnum):
     RUN_TIMEOUT = "run.timeout"
     RUN_CANCELLED = "run.cancelled"
     AGENT_STARTED = "agent.started"
+    AGENT_WAITING = "agent.waiting"
+    AGENT_RESUMED = "agent.resumed"
     AGENT_COMPLETED = "agent.completed"
     AGENT_FAILED = "agent.failed"
     LLM_STARTED = "llm.started"

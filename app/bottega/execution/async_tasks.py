@@ -140,13 +140,14 @@ async def running_subagents(
         lookup=lambda ids, asking: _look_up(pool, journal, ids, asking),
         is_suspended=is_suspended,
         broke=lambda error: me.cancel(),
+        awaits=recorder.looks_if_it_waits,
     )
     swarm = Swarm(runtime.registry, options)
     for write in replay.writes:
         swarm.restore_file(*write)
     for each in replay.over:
         swarm.forget_files(each)
-    recorder.swarm = swarm
+    recorder.swarm, recorder.loops.tasks = swarm, swarm.handles
     recorder.repeat(replay.usage, replay.paid)
     resumed.resume()
     try:
@@ -199,6 +200,7 @@ class JournalListener:
         tasks.write(tasks.place_at(handle.path, handle.agent), kind, data)
         if kind in ENDS:
             self._resumed.ended(handle.task_id)
+        self._recorder.looks_if_it_waits()
 
     def refused(self, parent: Parent, data: dict[str, Any]) -> None:
         call = current_call.get()

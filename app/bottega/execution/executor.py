@@ -38,6 +38,7 @@ from bottega.execution.turns.conversation import conversation_of
 from bottega.execution.turns.messages import split_turns
 from bottega.execution.waiting.interrupts import take_decisions
 from bottega.execution.waiting.loops import Wait
+from bottega.execution.waiting.tasks import Soon
 from bottega.files.run_files import RunFiles
 from bottega.files.store import FileStore
 from bottega.memory.learning.episode_recorder import EpisodeRecorder
@@ -146,8 +147,9 @@ class Executor:
 
     def _hand_back_if_waiting(self, entry: _UnderWay) -> None:
         """Hand back a run that only waits: for people, long for a model, or while this stops."""
-        if entry.recorder is None or entry.task.cancelling():
+        if entry.recorder is None or entry.held is None or entry.task.cancelling():
             return
+        entry.recorder.interrupts.tasks.show()
         if self.stopping.is_set() and entry.recorder.loops.needs_a_model:
             entry.task.cancel()
         elif (wait := entry.recorder.loops.wait) is None:
@@ -203,7 +205,7 @@ class Executor:
             day=() if self.day_budgets is None else self.day_budgets.open(tenant_id),
             live_text=self.live_text,
             run_files=self._files_of(run),
-            waits=functools.partial(self._hand_back_if_waiting, entry),
+            waits=Soon(functools.partial(self._hand_back_if_waiting, entry)),
         )
         bound = logger.bind(run_id=str(run_id), attempt=run.attempt)
         try:

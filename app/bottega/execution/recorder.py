@@ -82,7 +82,7 @@ class JournalRecorder(Recorder):
         self.tasks = Tasks(journal, run.task_root, run.cancelled_tasks)
         self._live_text = live_text
         self._calls: dict[Query, ModelCall] = {}
-        self.loops = Loops(self.tasks.open, self._calls, has_tasks=run.uses_subagents)
+        self.loops = Loops(self.tasks.open, self._calls)
         self.interrupts = OpenInterrupts(self.tasks, run.run_id, self.loops, waits)
         self.looks_if_it_waits = waits
         self._run_files = run_files

@@ -31,6 +31,7 @@ from bottega.graph.shared_memory import Publication
 from bottega.subagents.child import ANONYMOUS, first_message
 from bottega.subagents.handle import DispatchParams, RestoredTask, SubagentOutcome
 from bottega.subagents.states import SubagentStatus
+from bottega.subagents.waiting.clocks import Clocks, seconds
 
 ENDS = {
     EventType.SUBAGENT_COMPLETED: SubagentStatus.COMPLETED,
@@ -102,15 +103,14 @@ def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Ta
     tasks = {task_id: _Task() for task_id in parents}
     writes: list[tuple[UUID | None, str, str]] = []
     started: dict[tuple[Any, ...], ToolStarted] = {}
-    waits: dict[tuple[Any, ...], float] = {}
+    clocks = Clocks()
     for event in events:
+        clocks.hear(event)
         task_id, data = event.task_id, event.data
         if event.type in (EventType.TOOL_STARTED, EventType.TOOL_COMPLETED):
             key = (task_id, *tool_call_of(data))
             if event.type == EventType.TOOL_STARTED:
-                call = started.setdefault(key, ToolStarted.of(data))
-                if call.name == "await_subagent":
-                    waits.setdefault(key, _seconds(event.at, now))
+                started.setdefault(key, ToolStarted.of(data))
             elif key in started and _is_write(ToolEnded.of(data)):
                 asked = started[key].arguments
                 writes.append((task_id, asked["path"], asked["content"]))
@@ -120,7 +120,13 @@ def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Ta
     over = frozenset(each for below in finished.values() for each in below)
     return TaskReplay(
         tasks={
-            task_id: _past(task.dispatched, task, finished.get(task_id, {}).values(), now)
+            task_id: _past(
+                task.dispatched,
+                task,
+                finished.get(task_id, {}).values(),
+                now,
+                clocks.ran(task_id, now),
+            )
             for task_id, task in tasks.items()
             if task.dispatched is not None
         },
@@ -129,7 +135,7 @@ def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Ta
         usage=sum((tasks[each].usage for each in over), AgentUsage()),
         paid=sum((tasks[each].paid for each in over), Usage()),
         writes=writes,
-        waits=waits,
+        waits=clocks.waits(now),
     )
 
 
@@ -190,8 +196,19 @@ def _note(task: _Task, event: Event, *, is_paid: bool) -> None:
             task.ended = event
 
 
-def _past(dispatched: Event, task: _Task, finished: Iterable[_Task], now: datetime) -> RestoredTask:
-    """Return the state of an asynchronous task; ``finished``: it and all below, if it is over."""
+def _past(
+    dispatched: Event,
+    task: _Task,
+    finished: Iterable[_Task],
+    now: datetime,
+    ran: float | None,
+) -> RestoredTask:
+    """Return the state of an asynchronous task.
+
+    Args:
+        finished: it and all tasks below it, if it is over.
+        ran: seconds since it got a slot; ``None``: it never did.
+    """
     asked = SubagentDispatched.of(dispatched.data)
     params = DispatchParams(
         prompt=asked.prompt,
@@ -204,8 +221,7 @@ def _past(dispatched: Event, task: _Task, finished: Iterable[_Task], now: dateti
         metadata=asked.metadata,
     )
     remaining = None
-    if task.dequeued is not None:
-        ran = _seconds(task.dequeued.at, now)
+    if task.dequeued is not None and ran is not None:
         remaining = SubagentDequeued.of(task.dequeued.data).timeout_ms / 1000 - ran
     ended = None if task.ended is None else SubagentEnded.of(task.ended.data)
     spent = task.usage.tokens
@@ -214,7 +230,7 @@ def _past(dispatched: Event, task: _Task, finished: Iterable[_Task], now: dateti
     return RestoredTask(
         params,
         attempt=1 + task.resumed + (task.ended is None),
-        waited=_seconds(dispatched.at, now),
+        waited=seconds(dispatched.at, now),
         remaining=remaining,
         outcome=None if task.ended is None else _outcome(task, task.ended),
         duration_ms=None if ended is None else ended.duration_ms,
@@ -257,7 +273,3 @@ def _publication(task: _Task, published: Event) -> Publication:
         tool_results=tuple(results),
         messages=messages,
     )
-
-
-def _seconds(since: datetime, until: datetime) -> float:
-    return max(0.0, (until - since).total_seconds())

@@ -47,6 +47,10 @@ def row_change(event_type: str, data: Mapping[str, Any], seq: int) -> dict[str, 
     match event_type:
         case EventType.AGENT_STARTED:
             return {"status": RunStatus.RUNNING, "began": True}
+        case EventType.AGENT_WAITING:
+            return {"status": RunStatus.WAITING}
+        case EventType.AGENT_RESUMED:
+            return {"status": RunStatus.RUNNING}
         case EventType.AGENT_COMPLETED:
             return {"status": RunStatus.COMPLETED, "answer_seq": seq}
         case EventType.AGENT_FAILED:

@@ -39,6 +39,8 @@ DATA = {
     EventType.RUN_TIMEOUT: _END,
     EventType.RUN_CANCELLED: _END,
     EventType.AGENT_STARTED: "depth",
+    EventType.AGENT_WAITING: "attempt",
+    EventType.AGENT_RESUMED: "attempt",
     EventType.AGENT_COMPLETED: "output usage",
     EventType.AGENT_FAILED: "error usage",
     EventType.LLM_STARTED: f"{_CALL} {_SERVED} try beside memory",

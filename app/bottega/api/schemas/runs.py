@@ -30,6 +30,9 @@ from bottega.json_schema.values import WHOLE
 from bottega.tools.egress import checked_url
 
 Status = Literal["queued", "running", "waiting", "completed", "failed", "timeout", "cancelled"]
+TaskStatus = Literal[
+    "queued", "running", "streaming", "waiting", "completed", "failed", "timeout", "cancelled"
+]
 LearningStatus = Literal["pending", "done", "failed"]
 SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
 _USER = "Your own name for your end user, whose memory the run uses. Null: the session's user."
@@ -334,7 +337,7 @@ class Task(Answer):
     parent_id: Annotated[UUID | None, Field(description="Null: called by the run's own agent.")]
     agent: str
     depth: int
-    status: Literal["queued", "running", "streaming", "completed", "failed", "timeout", "cancelled"]
+    status: TaskStatus
     mode: Annotated[
         Literal["sync", "async"],
         Field(

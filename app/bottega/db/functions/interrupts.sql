@@ -40,7 +40,8 @@ CREATE OR REPLACE FUNCTION cancels_task(p_tenant uuid, p_run uuid, p_since times
 RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT EXISTS (
         SELECT FROM tasks WHERE tenant_id = p_tenant AND run_id = p_run
-          AND cancel_requested_at > p_since AND status IN ('queued', 'running', 'streaming'))
+          AND cancel_requested_at > p_since
+          AND status IN ('queued', 'running', 'streaming', 'waiting'))
 $$;
 
 -- Called by hand_back, which holds the run's row and has removed its head. Let the run wait.
@@ -67,6 +68,8 @@ BEGIN
     UPDATE runs SET status = 'queued', waiting_since = NULL, queued_at = p_now,
         deadline = deadline + (p_now - waiting_since)
     WHERE tenant_id = p_tenant AND id = p_run;
+    UPDATE tasks SET status = 'queued'
+    WHERE tenant_id = p_tenant AND run_id = p_run AND status = 'waiting';
     PERFORM requeue_run(p_tenant, p_run, p_now);
 END $$;
 

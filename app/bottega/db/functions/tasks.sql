@@ -12,7 +12,7 @@ CREATE OR REPLACE FUNCTION task_rows(p_tasks jsonb, p_now timestamptz) RETURNS T
     SELECT t.id, t.parent_id, t.agent, t.depth, t.status, coalesce(t.mode, 'sync'), t.priority,
            t.timeout_ms, t.attempt, t.answer_seq, t.error, t.usage, t.duration_ms, t.metadata,
            t.at, CASE WHEN t.began OR t.status NOT IN ('queued', 'cancelled') THEN t.at END,
-           CASE WHEN t.status NOT IN ('queued', 'running', 'streaming') THEN t.at END
+           CASE WHEN t.status NOT IN ('queued', 'running', 'streaming', 'waiting') THEN t.at END
     FROM (
         SELECT *, p_now + (position - 1) * interval '1 microsecond' AS at
         FROM ROWS FROM (jsonb_to_recordset(p_tasks) AS (
@@ -46,11 +46,11 @@ BEGIN
     )
     SELECT array_agg(below.id) INTO v_below FROM below;
     RETURN QUERY
-    SELECT t.id, t.status NOT IN ('queued', 'running', 'streaming') FROM tasks t
+    SELECT t.id, t.status NOT IN ('queued', 'running', 'streaming', 'waiting') FROM tasks t
     WHERE t.tenant_id = p_tenant AND t.run_id = p_run AND t.id = ANY (v_below);
     UPDATE tasks t SET cancel_requested_at = coalesce(t.cancel_requested_at, v_now)
     WHERE t.tenant_id = p_tenant AND t.run_id = p_run AND t.id = p_task
-      AND t.status IN ('queued', 'running', 'streaming');
+      AND t.status IN ('queued', 'running', 'streaming', 'waiting');
     IF NOT FOUND THEN
         RETURN;
     END IF;

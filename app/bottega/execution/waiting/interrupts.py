@@ -15,6 +15,9 @@ from bottega.events import log
 from bottega.events.types import EventType
 from bottega.execution.task_rows import Tasks, name_of
 from bottega.execution.waiting.loops import Loops
+from bottega.execution.waiting.tasks import WaitingTasks
+from bottega.subagents.swarm import TaskOfQuery
+from bottega.subagents.waiting import people
 
 _DECIDED = "SELECT run_id, id, decided FROM decided_interrupts($1, $2)"
 _PATIENCE_S = 3.0
@@ -31,7 +34,10 @@ class OpenInterrupts:
     worker has the run is only in the interrupt's row until the worker records it.
 
     Args:
-        waits: called when a call has begun to wait.
+        waits: called when a call has begun to wait, or goes on.
+
+    Attributes:
+        tasks: shows which tasks wait.
     """
 
     def __init__(self, tasks: Tasks, run_id: UUID, loops: Loops, waits: Callable[[], None]) -> None:
@@ -40,6 +46,7 @@ class OpenInterrupts:
         self._run_id = run_id
         self._loops = loops
         self._waits = waits
+        self.tasks = WaitingTasks(tasks, loops)
         self._decided: dict[UUID, Decided] = {}
         self._waiting: dict[UUID, asyncio.Event] = {}
 
@@ -73,6 +80,9 @@ class OpenInterrupts:
             EventType.INTERRUPT_RESOLVED,
             {"interrupt_id": str(interrupt_id), **about, **decided},
         )
+        self._waits()
+        if isinstance(query.task, TaskOfQuery):
+            await people.decided(query.task.swarm.registry, query.task.handle)
         return Resolution(decided["resolution"])
 
     def _ask(

@@ -1,0 +1,234 @@
+"""Runs with asynchronous sub-agents that wait for people."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from tests import swarm
+from tests.fake_model import FakeModel, calls, text
+from tests.flows.test_patience import ended
+from tests.flows.test_waiting import resolve
+from tests.service import Running
+from tests.waiting import until
+
+APPROVED = {"approval": "always"}
+ADDS = {"type": "builtin", "name": "calculator", **APPROVED}
+ASKS = calls(("calculator", {"expression": "20+1"}))
+
+
+async def team(client: Any, **limits: Any) -> None:
+    """Create a coordinator of agents that ask for an approval."""
+    await swarm.agent(client, "clerk", tools=[ADDS])
+    await swarm.coordinator(client, subagents={"names": ["clerk"], "limits": limits})
+
+
+def sends(*prompts: str, **common: Any) -> Any:
+    return swarm.dispatches(*prompts, agent="clerk", **common)
+
+
+async def pending(bottega: Running, run_id: str, count: int = 1, status: str = "waiting") -> Any:
+    """Wait until a run has so many pending interrupts and this status; return them in order."""
+    query = """SELECT i.* FROM interrupts i JOIN runs r ON r.id = i.run_id
+               WHERE i.status = 'pending' AND r.id = $1 AND r.status = $2 ORDER BY i.created_at"""
+    return await until(
+        lambda: bottega.owner.fetch(query, UUID(run_id), status), lambda rows: len(rows) == count
+    )
+
+
+def moves(frames: Sequence[Mapping[str, Any]], task_id: str) -> list[str]:
+    """Return the states that a task entered, but for ``streaming``, which depends on timing."""
+    return [state for state in swarm.moves(frames, task_id) if state != "streaming"]
+
+
+async def statuses(bottega: Running, run_id: str) -> list[str]:
+    return [task["status"] for task in await swarm.tasks_of(bottega.client, run_id)]
+
+
+async def test_a_run_waits_for_its_tasks_and_goes_on(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    guest_model.decide = swarm.plays(
+        {
+            "root": [sends("a", "b"), swarm.awaits(), swarm.reports],
+            "a": [ASKS, text("a is done")],
+        }
+    )
+    await team(guest.client)
+    run_id = await swarm.start(guest.client)
+    (interrupt,) = await pending(guest, run_id)
+    row = await guest.owner.fetchrow("SELECT * FROM runs WHERE id = $1", UUID(run_id))
+    assert (row["slot"], row["status"]) == (None, "waiting")
+    assert await statuses(guest, run_id) == ["waiting", "completed"]
+    await resolve(guest, interrupt, decision="approve")
+    run = await ended(guest, run_id)
+    assert run["output"] == "completed: a is done\ncompleted: b is done"
+    assert [attempt["cause"] for attempt in run["attempts"]] == ["start", "interrupt"]
+    frames = await guest.watch(run_id)
+    swarm.assert_whole(frames)
+    a, b = (swarm.dispatched(frames)[prompt] for prompt in "ab")
+    assert moves(frames, a) == ["running", "waiting", "running", "completed"]
+    assert moves(frames, b) == ["running", "completed"]
+    assert sum(swarm.prompt_of(request) == "b" for request in guest_model.requests) == 1
+
+
+async def test_other_tasks_work_on_and_the_run_waits_when_none_can(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    guest_model.decide = swarm.plays(
+        {
+            "root": [sends("a", "b", "c"), swarm.awaits(timeout_ms=1_000), swarm.reports],
+            "a": [ASKS, text("a is done")],
+            "b": [swarm.held(gate, text("b is done"))],
+            "c": [ASKS, text("c is done")],
+        }
+    )
+    await team(guest.client, default_timeout=1.0, max_concurrent=1)
+    run_id = await swarm.start(guest.client)
+    a, c = await pending(guest, run_id, 2, "running")
+    assert {str(a["task_id"]), str(c["task_id"])} == {
+        task["id"]
+        for task in await swarm.tasks_of(guest.client, run_id)
+        if task["status"] == "waiting"
+    }
+    # Longer than the timeouts of the tasks and of the wait for them: all but b's stand still.
+    await until(lambda: statuses(guest, run_id), lambda seen: "timeout" in seen)
+    await pending(guest, run_id, 2)
+    await resolve(guest, a, decision="approve")
+    await pending(guest, run_id, 1)
+    await resolve(guest, c, decision="deny", comment="no")
+    run = await ended(guest, run_id)
+    done = run["output"].splitlines()
+    assert (done[0], done[2]) == ("completed: a is done", "completed: c is done")
+    assert done[1].startswith("timeout: ")
+    assert [attempt["cause"] for attempt in run["attempts"]] == ["start", "interrupt", "interrupt"]
+
+
+async def test_a_decision_reaches_a_task_whose_run_works_on(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    guest_model.decide = swarm.plays(
+        {
+            "root": [sends("a", "b"), swarm.awaits(), swarm.reports],
+            "a": [ASKS, text("a is done")],
+            "b": [swarm.held(gate, text("b is done"))],
+        }
+    )
+    await team(guest.client)
+    run_id = await swarm.start(guest.client)
+    (interrupt,) = await pending(guest, run_id, 1, "running")
+    await until(lambda: statuses(guest, run_id), lambda seen: seen[0] == "waiting")
+    await resolve(guest, interrupt, decision="approve")
+    await until(lambda: statuses(guest, run_id), lambda seen: seen[0] == "completed")
+    gate.set()
+    run = await ended(guest, run_id)
+    assert (run["output"], len(run["attempts"])) == (
+        "completed: a is done\ncompleted: b is done",
+        1,
+    )
+    frames = await guest.watch(run_id)
+    a = swarm.dispatched(frames)["a"]
+    assert moves(frames, a) == ["running", "waiting", "queued", "running", "completed"]
+
+
+async def test_three_decisions_wake_the_run_once(guest: Running, guest_model: FakeModel) -> None:
+    three = calls(*[("calculator", {"expression": f"{n}+0"}) for n in (1, 2, 3)])
+    guest_model.decide = swarm.plays(
+        {"root": [sends("a"), swarm.awaits(), swarm.reports], "a": [three, text("a is done")]}
+    )
+    await team(guest.client)
+    run_id = await swarm.start(guest.client)
+    found = await pending(guest, run_id, 3)
+    await asyncio.gather(*[resolve(guest, each, decision="approve") for each in found])
+    run = await ended(guest, run_id)
+    assert (run["output"], len(run["attempts"])) == ("completed: a is done", 2)
+    asked = [request for request in guest_model.requests if swarm.prompt_of(request) == "a"]
+    assert len(asked) == 2
+    assert len([each for each in asked[1]["messages"] if each["role"] == "tool"]) == 3
+
+
+async def test_the_time_of_tasks_stands_still_while_their_run_waits(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    """Let a run wait for an hour: longer than its task, the lead and both waits may take."""
+    guest_model.decide = swarm.plays(
+        {
+            "root": [swarm.dispatches("lead", agent="lead"), swarm.awaits(), swarm.reports],
+            "lead": [sends("a"), swarm.awaits(), swarm.reports],
+            "a": [ASKS, text("a is done")],
+        }
+    )
+    await swarm.agent(guest.client, "clerk", tools=[ADDS])
+    await swarm.coordinator(guest.client, "lead", subagents={"names": ["clerk"]})
+    await swarm.coordinator(guest.client, subagents={"names": ["lead"]})
+    run_id = await swarm.start(guest.client)
+    (interrupt,) = await pending(guest, run_id)
+    assert await statuses(guest, run_id) == ["waiting", "waiting"]
+    await guest.owner.execute(
+        "UPDATE run_steps SET at = at - interval '1 hour' WHERE run_id = $1", UUID(run_id)
+    )
+    await guest.owner.execute(
+        """UPDATE runs SET deadline = deadline - interval '1 hour',
+                  waiting_since = waiting_since - interval '1 hour' WHERE id = $1""",
+        UUID(run_id),
+    )
+    await resolve(guest, interrupt, decision="approve")
+    assert (await ended(guest, run_id))["output"] == "completed: completed: a is done"
+    frames = await guest.watch(run_id)
+    assert moves(frames, swarm.dispatched(frames)["lead"]) == [
+        *("running", "waiting", "running", "completed")
+    ]
+
+
+async def test_synchronous_tasks_wait_with_those_that_they_call(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    def decide(request: dict[str, Any]) -> Any:
+        below = {"LEAD": "mid", "MID": "clerk"}.get(request["messages"][0]["content"])
+        if request["messages"][-1]["role"] == "tool":
+            return text("done")
+        return calls((below, {"query": "q"})) if below else ASKS
+
+    guest_model.decide = decide
+    await swarm.agent(guest.client, "clerk", tools=[ADDS])
+    for name, below in (("mid", "clerk"), ("lead", "mid")):
+        subagents = {"mode": "sync", "names": [below]}
+        await swarm.agent(guest.client, name, system_message=name.upper(), subagents=subagents)
+    body = {"agent": "lead", "input": "x"}
+    run_id = (await guest.client.post("/v1/runs", json=body)).json()["id"]
+    (interrupt,) = await pending(guest, run_id)
+    assert await statuses(guest, run_id) == ["waiting", "waiting"]
+    await resolve(guest, interrupt, decision="approve")
+    assert (await ended(guest, run_id))["output"] == "done"
+    assert await statuses(guest, run_id) == ["completed", "completed"]
+    seen = [frame["type"] for frame in await guest.watch(run_id)]
+    assert seen.count("agent.waiting") == 2
+
+
+async def test_a_waiting_task_can_be_cancelled(guest: Running, guest_model: FakeModel) -> None:
+    guest_model.decide = swarm.plays(
+        {"root": [sends("a"), swarm.awaits(), swarm.reports], "a": [ASKS]}
+    )
+    await team(guest.client)
+    run_id = await swarm.start(guest.client)
+    (interrupt,) = await pending(guest, run_id)
+    path = f"/v1/runs/{run_id}/tasks/{interrupt['task_id']}/cancel"
+    assert (await guest.client.post(path)).is_success
+    run = await ended(guest, run_id)
+    assert run["output"] == "cancelled: somebody cancelled this task"
+    assert await resolve(guest, interrupt, decision="approve") == {"refused": "cancelled"}
+
+
+async def test_a_run_that_waits_for_tasks_can_be_cancelled(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    guest_model.decide = swarm.plays({"root": [sends("a"), swarm.awaits()], "a": [ASKS]})
+    await team(guest.client)
+    run_id = await swarm.start(guest.client)
+    await pending(guest, run_id)
+    assert (await guest.client.post(f"/v1/runs/{run_id}/cancel")).status_code == 202
+    assert (await ended(guest, run_id))["status"] == "cancelled"
+    assert await statuses(guest, run_id) == ["cancelled"]
+    swarm.assert_whole(await guest.watch(run_id), "run.cancelled")
