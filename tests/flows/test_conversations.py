@@ -200,6 +200,17 @@ async def test_long_conversations_stay_within_the_budget(
     told = str(model.requests[-1]["messages"])
     assert "Earlier turns of this conversation: 1 to" in told
     assert "question 0 xxx" in told
+    asked = [{"reference": reference} for reference in ("t1", "t12", "t0", "t999")]
+    model.script(calls(*(("recall_memory", each) for each in asked)), text("I see."))
+    await ask(bottega, "What did I ask first?")
+    found = [m["content"] for m in model.requests[-1]["messages"] if m["role"] == "tool"]
+    assert found[0].startswith("user: question 0 xxx")
+    assert "assistant: answer answer" in found[0]
+    assert len(found[0]) < 21_000
+    for other in found[1:]:  # the twelfth is in the prompt
+        assert "nothing is called 't" in other
+        assert "t1 to t" in other
+    assert len(str(model.requests[-1]["messages"])) < 80_000
 
 
 async def test_each_node_of_a_dag_has_its_own_conversation(

@@ -173,6 +173,26 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Called by a worker. Return a turn before a run, by its number, as earlier_turns does.
+CREATE OR REPLACE FUNCTION earlier_turn(p_tenant uuid, p_base uuid, p_number integer)
+RETURNS TABLE (run_id uuid, tokens bigint, events bigint, asked jsonb, answer jsonb, ending text)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_turn jsonb;
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    run_id := p_base;
+    LOOP
+        SELECT turn INTO v_turn FROM runs o WHERE o.tenant_id = p_tenant AND o.id = run_id;
+        EXIT WHEN NOT FOUND OR (v_turn ->> 'number')::integer <= p_number;
+        run_id := (v_turn ->> 'base')::uuid;
+    END LOOP;
+    RETURN QUERY
+    SELECT o.id, (turn ->> 'tokens')::bigint, o.last_seq, o.input, o.output, o.stop_reason
+    FROM runs o WHERE o.tenant_id = p_tenant AND o.id = run_id
+      AND (turn ->> 'number')::integer = p_number;
+END $$;
+
 -- Called by a worker. Return the lines of runs' logs with what their own agents said, their tools
 -- answered, and people decided on calls (p_dag: the agents of their graph).
 CREATE OR REPLACE FUNCTION lines_of_turns(p_tenant uuid, p_runs uuid[], p_dag boolean)

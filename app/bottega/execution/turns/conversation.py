@@ -7,6 +7,7 @@ is, so that no more is read than a prompt may hold.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -15,7 +16,7 @@ from pydantic_core import from_json
 
 from bottega.agents import BaseAgent
 from bottega.agents.messages import HumanMessage, StandardMessage, SystemMessage
-from bottega.agents.tokens import estimated_tokens
+from bottega.agents.tokens import BYTES_PER_TOKEN, estimated_tokens
 from bottega.db.engine import acting_as
 from bottega.events import log
 from bottega.events.types import RunStatus
@@ -24,10 +25,10 @@ from bottega.execution.claim import ClaimedRun
 from bottega.execution.journal import End
 from bottega.execution.memory import facts_of
 from bottega.execution.turns.messages import SpokenLine, said, turn_messages
-from bottega.graph.rendering import as_text
+from bottega.graph.rendering import as_text, message_lines
 from bottega.memory.text.summaries import cut, summary_of
 from bottega.memory.working.blocks import tokens_of
-from bottega.memory.working.prompts import RunMemory
+from bottega.memory.working.prompts import RECALL, RunMemory, TurnReader
 
 GISTS = 12
 """Turns before those in the prompt of which it tells the gist."""
@@ -36,6 +37,7 @@ _LEAST = 50  # tokens that a turn counts for at least: bounds the turns of a pro
 _MOST_EVENTS = 1000  # of a run whose log is read
 _SPOKEN = ("final_answer", "hook_stop", "length", "max_iterations")
 _TURNS = "SELECT * FROM earlier_turns($1, $2, $3, $4)"
+_TURN = "SELECT * FROM earlier_turn($1, $2, $3)"
 _LINES = "SELECT * FROM lines_of_turns($1, $2, $3)"
 _ANSWERS = "SELECT * FROM answers_of_turns($1, $2, $3)"
 
@@ -50,6 +52,7 @@ class PastTurns:
         tokens: of the turns in the prompt.
         histories: messages of those turns by agent, the oldest first.
         gists: of turns before those, by number, the oldest first.
+        read: returns the text of one of those turns.
     """
 
     number: int
@@ -57,19 +60,22 @@ class PastTurns:
     tokens: int
     histories: Mapping[str, Sequence[StandardMessage]]
     gists: Mapping[int, str]
+    read: TurnReader | None = None
 
     def begin(self, agents: Mapping[str, BaseAgent]) -> None:
         """Put the turns before into the agents' histories."""
         for name, agent in agents.items():
             agent.conversation_history += self.histories.get(name, ())
-            if isinstance(agent.memory, RunMemory):
-                agent.memory.opening = self.opening()
+            if self.gists and self.read and isinstance(agent.memory, RunMemory):
+                agent.memory.go_on(self.opening(), self.first - 1, self.read)
 
     def opening(self) -> str:
         """Return what a prompt tells of the turns that it leaves out."""
-        if not self.gists:
-            return ""
-        lines = [f"## Earlier turns of this conversation: 1 to {self.first - 1}"]
+        left = self.first - 1
+        lines = [
+            f"## Earlier turns of this conversation: 1 to {left}",
+            f'{RECALL}("t{left}") returns turn {left}, and so on.',
+        ]
         lines += [f"{number}. {gist}" for number, gist in self.gists.items()]
         return "\n".join(lines)
 
@@ -134,7 +140,21 @@ async def _before(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns:
         tokens=sum(row["tokens"] for row in turns),
         histories=histories,
         gists={row["number"]: row["gist"] for row in reversed(rows) if row["is_left"]},
+        read=partial(_text_of_turn, pool, run, most),
     )
+
+
+async def _text_of_turn(pool: asyncpg.Pool, run: ClaimedRun, most: int, number: int) -> str | None:
+    """Return the text of a turn before a run, at most half of ``most`` tokens; ``None``: none."""
+    row = await log.persist(lambda: pool.fetchrow(_TURN, run.tenant_id, run.base, number))
+    if row is None:
+        return None
+    run_id = row["run_id"]
+    whole = [run_id] if _is_read(row, most) else []
+    lines = await log.persist(lambda: _lines(pool, run, whole)) if whole else {}
+    messages = _messages(run, row, lines.get(run_id), most)
+    said = (each for own in messages.values() for each in own)
+    return cut("\n".join(message_lines(said)), most // 2 * BYTES_PER_TOKEN)
 
 
 def _is_read(row: Mapping[str, Any], most: int) -> bool:

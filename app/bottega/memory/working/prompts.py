@@ -3,7 +3,8 @@
 Pure: equal histories give equal prompts, also in a resumed run.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from operator import is_
 from typing import Any
 
@@ -35,8 +36,11 @@ from bottega.memory.working.sections import Area
 from bottega.memory.working.working_memory import WorkingMemory
 
 RECALL = "recall_memory"
+TurnReader = Callable[[int], Awaitable[str | None]]
+"""Function of the number of an earlier turn that returns its text; ``None`` if it was deleted."""
 LINES = 12
 """Most removed answers that are listed, a line each; the newest."""
+_TURN = re.compile(r"t([1-9][0-9]{0,8})")
 _LINE_BYTES = 150
 _AT_ONCE = 2
 _NOTES = 8  # notes that are cached, so that each is built and encoded once
@@ -62,9 +66,6 @@ class RunMemory:
         working: holds retrieved memory and the task before the query; receives the answers of tools
             and sub-agents as ``m1``, ``m2`` …
         limit: tokens of a prompt, tool schemas included; defaults to the sum of all budgets.
-
-    Attributes:
-        opening: what the fenced message begins with; set before the first prompt.
     """
 
     def __init__(
@@ -75,7 +76,9 @@ class RunMemory:
         tools: Iterable[ToolBase] = (),
     ) -> None:
         self.working = working or WorkingMemory()
-        self.opening = ""
+        self._opening = ""
+        self._turns = 0
+        self._read_turn: TurnReader | None = None
         self.limit = self.working.budgets.total if limit is None else limit
         self.tools: list[ToolBase] = [*tools]
         self._tool = RecallMemory(self)
@@ -100,6 +103,27 @@ class RunMemory:
         self._index = ""
         self._notes: dict[tuple[str, ...], SystemMessage] = {}
 
+    def go_on(self, opening: str, turns: int, read: TurnReader) -> None:
+        """Go on with a conversation whose first turns are in no prompt. Call it before the first.
+
+        Args:
+            opening: what the fenced message begins with.
+            turns: number of those turns: the references ``t1``, ``t2`` …
+            read: returns the text of one of them.
+        """
+        self._opening, self._turns, self._read_turn = opening, turns, read
+        self.tools = [*self.tools, self._tool]
+
+    async def find(self, reference: str) -> str | None:
+        """Return the text of a reference, that of an earlier turn included."""
+        if self._read_turn is not None and (turn := self._turn_of(reference)) is not None:
+            return await self._read_turn(turn)
+        return self.recall(reference)
+
+    def _turn_of(self, reference: str) -> int | None:
+        found = _TURN.fullmatch(reference)
+        return int(found[1]) if found and int(found[1]) <= self._turns else None
+
     def recall(self, reference: str) -> str | None:
         """Return the text of a reference, unchanged; ``None`` if it is unknown."""
         if (message := self._said.get(reference)) is not None:
@@ -110,6 +134,8 @@ class RunMemory:
     def references(self) -> str:
         known = [*self.working.references, *self._said]
         kinds = {reference[0]: [r for r in known if r[0] == reference[0]] for reference in known}
+        if self._turns:
+            kinds["t"] = ["t1", f"t{self._turns}"][: self._turns]
         return ", ".join(
             f"{names[0]} to {names[-1]}" if len(names) > 1 else names[0] for names in kinds.values()
         )
@@ -125,7 +151,7 @@ class RunMemory:
         if self.working.revision != self._revision:
             self._revision = self.working.revision
             base = self.working.compose(Area.TASK, Area.RETRIEVED, description=False)
-            self._base = "\n".join(part for part in (self.opening, base) if part)
+            self._base = "\n".join(part for part in (self._opening, base) if part)
         note = self._noting(self._base, self._index)
         if self._with(note) > self.limit:
             self._prune()
@@ -221,7 +247,7 @@ class RunMemory:
         name = call.name if call else "tool"
         if name == RECALL and not self._has_own_recall:
             reference = str(call.arguments.get("reference")) if call else ""
-            if self.recall(reference) == body:
+            if self._turn_of(reference) or self.recall(reference) == body:
                 each.reference = reference
             return
         arguments = as_text(call.arguments)[:_LINE_BYTES] if call and call.arguments else ""
@@ -330,7 +356,7 @@ class RecallMemory(ToolBase):
     name = RECALL
     description = (
         "Returns in full what was shortened or left out of this conversation, by its reference, "
-        "such as m3."
+        "such as m3 or t7."
     )
     local = True
     idempotent = True
@@ -350,7 +376,7 @@ class RecallMemory(ToolBase):
         reference = tool_call.arguments.get("reference")
         if not isinstance(reference, str):
             return error_result(tool_call, "say which: reference must be a text such as 'm3'")
-        text = self._memory.recall(reference.strip())
+        text = await self._memory.find(reference.strip())
         if text is None:
             return error_result(
                 tool_call,
