@@ -80,3 +80,13 @@ async def end_leases(owner: asyncpg.Pool | asyncpg.Connection) -> None:
 async def sweep(pool: asyncpg.Pool, takeover_s: float = 0.0) -> int:
     """Sweep as a process does; without ``takeover_s``, dead workers' runs are queued at once."""
     return await queue.sweep(pool, takeover_s)
+
+
+async def store_head(owner: asyncpg.Pool, run_id: UUID, tenant: UUID = DEFAULT_TENANT) -> None:
+    """Make a run one that a worker has claimed once, without its other rows."""
+    await owner.execute(
+        "INSERT INTO run_heads (tenant_id, run_id, attempt, last_seq, worker_id, claimed_at)"
+        " VALUES ($1, $2, 1, 2, $2, now())",
+        tenant,
+        run_id,
+    )

@@ -11,7 +11,7 @@ from bottega.events.wakeups import background
 from bottega.execution.journal import Journal
 from bottega.execution.live_text import CallText, LiveText
 from bottega.execution.step_writer import StepWriter
-from tests.claims import claim_of
+from tests.claims import claim_of, store_head
 from tests.waiting import until
 
 
@@ -29,8 +29,11 @@ class Woken:
         self.news.clear()
 
 
-def speech(database: Database, *, call: int, started: int = 5) -> CallText:
+async def speech(
+    database: Database, owner: asyncpg.Pool, *, call: int, started: int = 5
+) -> CallText:
     run = claim_of(uuid4(), last_seq=5)
+    await store_head(owner, run.run_id)
     journal = Journal(StepWriter(database.pool), run, wake=lambda run_id: None)
     return CallText(journal, None, None, "a", call, started)
 
@@ -46,9 +49,9 @@ async def test_only_text_of_unfinished_calls_is_written(
     woken = Woken()
     live = LiveText(database.pool, woken, keep_s=0)
     quick, early, slow = (
-        speech(database, call=1),
-        speech(database, call=2, started=6),
-        speech(database, call=3),
+        await speech(database, owner, call=1),
+        await speech(database, owner, call=2, started=6),
+        await speech(database, owner, call=3),
     )
     async with background(live.run):
         for one in (quick, early, slow):
@@ -76,7 +79,7 @@ async def test_text_that_could_not_be_written_is_written_with_the_next(
 ) -> None:
     woken = Woken()
     live = LiveText(database.pool, woken)
-    one = speech(database, call=1)
+    one = await speech(database, owner, call=1)
     await owner.execute("ALTER TABLE live_text ADD CONSTRAINT short CHECK (length(text) > 3)")
     async with background(live.run):
         live.begin(one)
@@ -85,3 +88,19 @@ async def test_text_that_could_not_be_written_is_written_with_the_next(
         one.listener(" two")
         await woken.again()
     assert await rows(owner) == [(1, 0, "one two")]
+
+
+async def test_text_of_a_run_that_the_worker_lost_is_not_written(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    """Check it because the run may be deleted by now."""
+    woken = Woken()
+    live = LiveText(database.pool, woken)
+    lost, other = [await speech(database, owner, call=call) for call in (1, 2)]
+    await owner.execute("DELETE FROM run_heads WHERE run_id = $1", lost.journal.run_id)
+    async with background(live.run):
+        for one in (lost, other):
+            live.begin(one)
+            one.listener("word")
+        await woken.again()
+    assert await rows(owner) == [(2, 0, "word")]

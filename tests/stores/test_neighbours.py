@@ -8,7 +8,7 @@ from pydantic_core import to_json
 
 from bottega.db.engine import Database, acting_as
 from bottega.execution.claim import ClaimedRun
-from tests.claims import claim, end_leases
+from tests.claims import claim, end_leases, store_head
 from tests.stores.test_turns import NEW, accept, tenants
 
 
@@ -69,6 +69,8 @@ async def test_live_text_is_cleared_though_another_tenant_s_is_being_deleted(
     one, other = await tenants(owner, 2)
     calls = [one, other], [uuid4(), uuid4()], [None, None]
     said = *calls, [None, None], ["a", "a"], [1, 1], [1, 1], [0, 0], ["x", "x"]
+    for tenant, run_id in zip(*calls[:2], strict=True):
+        await store_head(owner, run_id, tenant)
     write = "SELECT write_live_text($1, $2, $3, $4, $5, $6, $7, $8, $9)"
     await database.pool.execute(write, *said)
     clearing = await impatient(database)

@@ -1,6 +1,7 @@
 -- Text of model calls that are not finished.
 
--- Called by workers. Store pieces of text for runs of several tenants.
+-- Called by workers. Store pieces of text for runs of several tenants; none for a run that the
+-- worker lost, which may be deleted by now.
 CREATE OR REPLACE FUNCTION write_live_text(
     p_tenants uuid[], p_runs uuid[], p_tasks uuid[], p_parents uuid[], p_agents text[],
     p_calls integer[], p_attempts integer[], p_at integer[], p_texts text[]
@@ -15,6 +16,7 @@ BEGIN
         SELECT s.* FROM unnest(p_tenants, p_runs, p_tasks, p_parents, p_agents, p_calls,
                                p_attempts, p_at, p_texts)
             AS s(tenant_id, run_id, task_id, parent_task_id, agent, call, attempt, at, text)
+        JOIN run_heads h ON h.tenant_id = v_tenant AND h.run_id = s.run_id AND h.attempt = s.attempt
         WHERE s.tenant_id = v_tenant;
     END LOOP;
 END $$;
