@@ -20,6 +20,7 @@ from bottega.events.run_streams import RunStreams
 from bottega.events.wakeups import Notifier, WakeupFeed, background
 from bottega.execution import queue
 from bottega.files.store import FileQuota, FileStore
+from bottega.leased_work import WorkLoop, wake_on_notify
 from bottega.logs import also_clean
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
@@ -28,8 +29,10 @@ from bottega.runs.pins import PinCache
 from bottega.secrets import rows as secret_rows
 from bottega.secrets.lookup import SecretLookup, SecretRules
 from bottega.settings import Settings, keyring, redactor, secrets
+from bottega.tenants import erase
 from bottega.tenants.key_cache import KeyCache
 from bottega.tools.addresses import AllowList
+from bottega.users.erasure import UserErasure
 
 GC_THRESHOLD = (50_000, 20, 20)
 """Python's default collects after every 700 new objects. A thousand agents have millions of objects
@@ -115,6 +118,7 @@ async def open_service(
                 lambda: sweeping,
                 lambda: warn_when_exhausted(descriptors),
                 memory_services.memory.accesses.run,
+                _erasing(database, listener, memory_services).run,
                 listener.run,
             ),
             contextlib.AsyncExitStack() as stack,
@@ -128,7 +132,7 @@ async def open_service(
                 key_cache,
                 memory_services.memory,
                 memory_services.patterns,
-                _files(settings, database, memory_services),
+                _files(settings, database, listener, memory_services),
                 descriptors,
                 working=worker,
                 pins=PinCache(settings.operator_providers, settings.default_model),
@@ -143,9 +147,27 @@ async def open_service(
             yield service
 
 
-def _files(settings: Settings, database: Database, services: MemoryServices) -> FileStore:
+def _files(
+    settings: Settings, database: Database, listener: NotifyListener, services: MemoryServices
+) -> FileStore:
+    """Return the files; this process forgets those, and the episodes, that are erased."""
     quota = FileQuota(settings.files_bytes, settings.files_count)
-    return FileStore(database, services.objects, quota)
+    files = FileStore(database, services.objects, quota)
+    for forget in (files.forget, services.cache.forget):
+        listener.subscribe(erase.CHANNEL, partial(_forget, forget))
+    return files
+
+
+def _erasing(database: Database, listener: NotifyListener, services: MemoryServices) -> WorkLoop:
+    """Return the loop that erases end users: in every process, as it must not wait for a worker."""
+    loop = UserErasure(database, services.objects, services.cache).loop()
+    wake_on_notify(listener, loop)
+    return loop
+
+
+def _forget(forget: Callable[[UUID | None], None], payload: str | None) -> None:
+    """Drop what a process has cached of a tenant whose data was removed, or of all."""
+    forget(None if payload is None else UUID(payload))
 
 
 def settle() -> None:
@@ -361,7 +383,6 @@ async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[Non
     from bottega.background.schedules import Limits, Ticker
     from bottega.background.webhooks import Webhooks
     from bottega.files.retention import FileRetention
-    from bottega.leased_work import WorkLoop, wake_on_notify
 
     settings, database = service.settings, service.database
     limits = Limits(settings.run_timeout_s, settings.queue_timeout_s, settings.memory)

@@ -136,6 +136,17 @@ class BusyError(ConflictError):
         self.run_id = run_id
 
 
+class UserErasingError(ConflictError):
+    """Something new names an end user whose data is being erased."""
+
+    code = "user_erasing"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the data of this user is being erased: wait until GET /v1/users/{user} answers 404"
+        )
+
+
 class VersionConflictError(BottegaError):
     kind = ErrorKind.PRECONDITION
     code = "version_conflict"

@@ -35,6 +35,7 @@ from bottega.api.routes import (
     stream,
     tickets,
     usage,
+    users,
     webhook_secrets,
     websocket,
 )
@@ -109,6 +110,7 @@ def create_app(service: Service) -> FastAPI:
         tickets,
         schedules,
         sessions,
+        users,
         files,
         interrupts,
         episodes,

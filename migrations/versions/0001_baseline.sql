@@ -289,6 +289,22 @@ CREATE TABLE session_memory (
         FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
 );
 
+-- End users whose data is being erased. The last transaction of an erasure deletes the row.
+CREATE TABLE user_erasures (
+    tenant_id uuid NOT NULL,
+    user_id text NOT NULL,
+    -- In the audit log.
+    actor text NOT NULL,
+    requested_at timestamptz NOT NULL DEFAULT now(),
+    -- Number of removed rows by table.
+    removed jsonb NOT NULL DEFAULT '{}',
+    -- Due time; while a process works on it, the end of its lease.
+    next_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_user_erasures PRIMARY KEY (tenant_id, user_id),
+    CONSTRAINT fk_user_erasures_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+);
+CREATE INDEX ix_user_erasures_next_at ON user_erasures (next_at);
+
 -- --- Runs and their log --------------------------------------------------------------------------
 
 CREATE TABLE runs (
@@ -722,6 +738,7 @@ CREATE TABLE episodes (
 );
 CREATE INDEX ix_episodes_run ON episodes (tenant_id, run_id) WHERE run_id IS NOT NULL;
 CREATE INDEX ix_episodes_session ON episodes (tenant_id, session_id) WHERE session_id IS NOT NULL;
+CREATE INDEX ix_episodes_user ON episodes (tenant_id, user_id, id) WHERE user_id IS NOT NULL;
 
 -- The trace, and parts that are too long for ``episodes``. They move to an object store later.
 CREATE TABLE episode_bodies (

@@ -19,7 +19,8 @@ async def test_every_route_is_found_by_the_index(refusing: Running) -> None:
         path = str(getattr(route, "path_format", None)).format_map(Named())
         for method in getattr(route, "methods", None) or ("websocket",):
             kind = "websocket" if method == "websocket" else "http"
-            scope: dict[str, Any] = {"type": kind, "method": method, "path": path}
+            scope: dict[str, Any] = {"type": kind, "method": method}
+            scope |= {"path": path, "raw_path": path.encode()}
             first = next(
                 (each for each in app.router.routes if each.matches(scope)[0] is Match.FULL), None
             )

@@ -131,6 +131,11 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         tenant,
     )
     await owner.execute(
+        "INSERT INTO user_erasures (tenant_id, user_id, actor, next_at)"
+        " SELECT id, 'ada', 'x', now() + interval '1 day' FROM tenants WHERE name = $1",
+        tenant,
+    )
+    await owner.execute(
         "INSERT INTO webhook_secrets (tenant_id, secret) SELECT id, 'x' FROM tenants"
         " WHERE name = $1",
         tenant,
@@ -232,7 +237,7 @@ async def test_an_interrupted_deletion_can_be_continued(
     model.decide = lambda request: text("an answer")
     monkeypatch.setattr(erase, "RUNS_AT_ONCE", 1)
     monkeypatch.setattr(erase, "ROWS_AT_ONCE", 1)
-    whole = erase._erase_runs
+    whole = erase.erase_runs
     pages: list[Any] = []
 
     async def breaks(*arguments: Any) -> Any:
@@ -245,14 +250,14 @@ async def test_an_interrupted_deletion_can_be_continued(
         await fill(gone, database_url, "gone")
         for _ in range(3):
             await gone.post("/v1/runs?wait=30", json={"agent": "a", "input": "x"})
-        monkeypatch.setattr(erase, "_erase_runs", breaks)
+        monkeypatch.setattr(erase, "erase_runs", breaks)
         with pytest.raises(ConnectionError):
             await operator.delete_tenant(database_url, "gone")
         left = await counts(database_url, "gone")
         assert left["runs"] == 2
         # the tenant is closed all the same
         await until(lambda: gone.get("/v1/agents"), lambda answer: answer.status_code == 401)
-    monkeypatch.setattr(erase, "_erase_runs", whole)
+    monkeypatch.setattr(erase, "erase_runs", whole)
     removed = await operator.delete_tenant(database_url, "gone")
     assert removed["runs"] == 2
     assert set((await counts(database_url, "gone")).values()) == {0}

@@ -30,6 +30,7 @@ from tests.tenants import Holder, holder
 from tests.waiting import until
 
 SESSION = "theirs"
+USER = "victoria"
 CREATED = {
     "create_agent",
     "create_file",
@@ -76,6 +77,7 @@ class Stage:
             "file_id": self.file_id,
             "interrupt_id": INTERRUPT,
             "session_id": SESSION,
+            "user": USER,
             "key_id": str(self.victim.key_id),
             "agent": SOFTWARE.coordinator,
             "version": "1",
@@ -98,6 +100,7 @@ class Stage:
             self.file_id,
             INTERRUPT,
             SESSION,
+            USER,
             str(self.victim.key_id),
             "nightly",
             "NIGHTLY",
@@ -122,7 +125,8 @@ async def stage(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             intruder.client(server) as theirs,
         ):
             await define(mine)
-            run_id = await start(mine, session_id=SESSION, metadata={"of": "victim"})
+            named = {"session_id": SESSION, "user": USER, "metadata": {"of": "victim"}}
+            run_id = await start(mine, **named)
             await mine.get(f"/v1/runs/{run_id}/events", headers=SSE)
             await until(
                 lambda: mine.get(f"/v1/runs/{run_id}?"),

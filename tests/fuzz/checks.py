@@ -147,11 +147,12 @@ def accepts_what_it_documents(
 
 @schemathesis.check
 def forgets_what_was_deleted(ctx: CheckContext, response: Response, case: Case[Any]) -> bool | None:
-    """Check that deleted objects are gone, except keys.
+    """Check that deleted objects are gone, except keys and users.
 
-    A revoked key can still be read, since the owners of keys are part of the record.
+    A revoked key can still be read, since the owners of keys are part of the record. A user can be
+    read until the erasure is complete.
     """
-    if case.operation.path == "/v1/keys/{key_id}":
+    if case.operation.path in ("/v1/keys/{key_id}", "/v1/users/{user}"):
         return None
     return use_after_free(ctx, response, case)
 

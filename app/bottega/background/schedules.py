@@ -27,6 +27,7 @@ from bottega.files.inputs import files_of
 from bottega.files.rows import touch
 from bottega.leased_work import WorkLoop, seconds_until_due
 from bottega.runs.pins import PinCache
+from bottega.runs.sessions import user_of
 from bottega.runs.submit import NewRun, submit
 
 CHANNEL = "bottega_schedules"
@@ -56,7 +57,8 @@ async def create(
         new: a validated body of ``POST /v1/schedules``.
 
     Raises:
-        ConflictError: ``exists``, or ``too_many``.
+        ConflictError: ``exists``, ``too_many`` or ``session_user``.
+        UserErasingError: its runs' user is being erased.
     """
     stored = select(func.count()).where(_columns.tenant_id == tenant_id)
     if (await connection.scalar(stored) or 0) >= MOST_SCHEDULES:
@@ -64,6 +66,7 @@ async def create(
             f"a tenant may have at most {MOST_SCHEDULES} schedules: delete one first",
             code="too_many",
         )
+    await user_of(connection, tenant_id, new["run"].get("session_id"), new["run"].get("user"))
     next_at = next_tick(new["cron"], new["timezone"], await _now(connection))
     values = {**new, "tenant_id": tenant_id, "next_at": next_at}
     query = insert(schedules).values(values).on_conflict_do_nothing().returning(schedules)

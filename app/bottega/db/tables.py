@@ -125,6 +125,13 @@ files = _table(
     number="size tokens",
     time="created_at used_at",
 )
+user_erasures = _table(
+    "user_erasures",
+    uuid="tenant_id",
+    text="user_id actor",
+    json="removed",
+    time="requested_at next_at",
+)
 runs = _table(
     "runs",
     uuid="tenant_id id retry_of task_root claimed_by conversation_id",

@@ -18,7 +18,13 @@ from pydantic_core import to_json
 
 from bottega.agents.parts import FileContent, content_tokens
 from bottega.db.engine import Database, acting_as
-from bottega.errors import InvalidInputError, LimitedError, NotFoundError, UnavailableError
+from bottega.errors import (
+    InvalidInputError,
+    LimitedError,
+    NotFoundError,
+    UnavailableError,
+    UserErasingError,
+)
 from bottega.memory.episodes.objects import Objects, new_key
 from bottega.tools.media import HEAD_BYTES, PageCount, media_type_of, pixels_of
 
@@ -162,6 +168,11 @@ class FileStore:
             held -= len(gone.data)
         return content
 
+    def forget(self, tenant_id: UUID | None) -> None:
+        """Drop what is cached of a tenant, or of all."""
+        for key in [key for key in self._cache if tenant_id in (None, key[0])]:
+            del self._cache[key]
+
     @asynccontextmanager
     async def _acting(self, tenant_id: UUID) -> AsyncIterator[asyncpg.Connection]:
         async with (
@@ -218,6 +229,7 @@ class FileWriter:
 
         Raises:
             LimitedError: ``file_quota``.
+            UserErasingError: the session's user is being erased.
             UnavailableError: the object store is unreachable.
         """
         if self._waiting:
@@ -241,12 +253,16 @@ class FileWriter:
         sent = to_json(new).decode()
         self.kept = True  # also if the answer to the commit is lost
         async with self._store._acting(self._tenant_id) as connection:
-            over = await connection.fetchval(
-                "SELECT add_file($1, $2, $3)", sent, quota.bytes, quota.count
-            )
+            try:
+                over = await connection.fetchval(
+                    "SELECT add_file($1, $2, $3)", sent, quota.bytes, quota.count
+                )
+            except asyncpg.ForeignKeyViolationError:  # its run was deleted
+                self.kept = False
+                raise
             if over is not None:
                 self.kept = False
-                raise _over(over, quota)
+                raise UserErasingError if over == "user_erasing" else _over(over, quota)
             row = await connection.fetchrow(_FIND, self._tenant_id, self._id)
         return dict(row)
 

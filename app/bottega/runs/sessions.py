@@ -17,6 +17,7 @@ from bottega.errors import (
     ConflictError,
     InvalidInputError,
     NotFoundError,
+    UserErasingError,
 )
 from bottega.runs.read import spelled
 
@@ -68,7 +69,9 @@ async def create(
 
     Raises:
         ConflictError: ``exists``.
+        UserErasingError: its user is being erased.
     """
+    await hold_user(connection, tenant_id, new["user"])
     values = {
         "tenant_id": tenant_id,
         "id": new["id"] or str(uuid4()),
@@ -146,14 +149,35 @@ def unknown_session(session_id: str) -> NotFoundError:
     return NotFoundError(f"there is no session '{session_id}'")
 
 
+async def hold_user(connection: AsyncConnection, tenant_id: UUID, user: str | None) -> None:
+    """Let no erasure of a user end before the transaction, which stores something of the user.
+
+    Raises:
+        UserErasingError: the user is being erased.
+    """
+    if user is None:
+        return
+    if not await connection.scalar(select(func.hold_user(tenant_id, user))):
+        raise UserErasingError
+
+
 async def user_of(
     connection: AsyncConnection, tenant_id: UUID, session_id: str | None, named: str | None
 ) -> str | None:
-    """Return the user of a session, or ``named`` if there is no such session yet.
+    """Return the user of a session, or ``named`` if there is no such session yet; hold the user.
 
     Raises:
         ConflictError: ``session_user``.
+        UserErasingError: the user is being erased.
     """
+    user = await _user_of(connection, tenant_id, session_id, named)
+    await hold_user(connection, tenant_id, user)
+    return user
+
+
+async def _user_of(
+    connection: AsyncConnection, tenant_id: UUID, session_id: str | None, named: str | None
+) -> str | None:
     if session_id is None:
         return named
     own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)

@@ -13,7 +13,7 @@ from pydantic_core import from_json, to_json
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.errors import BottegaError, LimitedError
+from bottega.errors import BottegaError, LimitedError, UserErasingError
 from bottega.runs.model_prices import refuse_unpriced
 from bottega.runs.once import REFUSED_KEYS, OnceKey, first_answer, refused_key
 from bottega.runs.parameters import refuse_overrides
@@ -194,7 +194,7 @@ async def accept(
 
     Raises:
         LimitedError: ``queued_runs``, ``tokens_per_day`` or ``cost_per_day``.
-        ConflictError: ``session_user`` or ``conversation_busy``.
+        ConflictError: ``session_user``, ``conversation_busy`` or ``user_erasing``.
     """
     values = {
         "tenant": tenant_id,
@@ -209,6 +209,8 @@ def _accepted(answer: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, An
     """Return the stored run, or raise the error of a refusal."""
     if (reason := answer.get("refused")) == "session_user":
         raise session_user(new["session_id"])
+    if reason == "user_erasing":
+        raise UserErasingError
     if reason == "conversation_busy":
         raise conversation_busy(answer["run_id"])
     if reason in REFUSED_KEYS:

@@ -1,4 +1,4 @@
-"""Removal of all data of a session or a tenant.
+"""Removal of all data of a session or a tenant, and of what an end user's erasure removes.
 
 Works in pages, each in its own transaction that also logs the removed rows. So locks are short, and
 a repetition after a crash continues. The tables are found by their columns, so that a new table is
@@ -16,6 +16,7 @@ from sqlalchemy import (
     ColumnClause,
     ColumnElement,
     TableClause,
+    Text,
     Uuid,
     and_,
     bindparam,
@@ -24,6 +25,7 @@ from sqlalchemy import (
     exists,
     func,
     literal_column,
+    or_,
     select,
     table,
     text,
@@ -38,15 +40,11 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, name_tenant
 from bottega.db.tables import (
     api_keys,
-    conversations,
     episodes,
-    files,
-    forked_turns,
     idempotency_keys,
     run_heads,
     runs,
     schedules,
-    session_memory,
     sessions,
     tenants,
     waiting_runs,
@@ -55,6 +53,8 @@ from bottega.db.tables import (
 from bottega.errors import NotFoundError
 from bottega.tenants import audit
 
+CHANNEL = "bottega_erased"
+"""Notifications that data of a tenant, the payload, was removed."""
 RUNS_AT_ONCE = 100
 """Bounded so that all ids fit into one notification."""
 ROWS_AT_ONCE = 5000
@@ -65,8 +65,9 @@ Removed = Counter[str]
 Begin = Callable[[], AbstractAsyncContextManager[AsyncConnection]]
 
 _PLACE: ColumnElement[Any] = literal_column("ctid")
-_tenant_column: ColumnClause[Any] = column("tenant_id", Uuid)
-_run_column: ColumnClause[Any] = column("run_id", Uuid)
+tenant_column: ColumnClause[Any] = column("tenant_id", Uuid)
+run_column: ColumnClause[Any] = column("run_id", Uuid)
+session_column: ColumnClause[Any] = column("session_id", Text)
 _WITH_COLUMN = text("""
 SELECT c.relname AS name, ARRAY(
     SELECT o.relname::text FROM pg_constraint f JOIN pg_class o ON o.oid = f.confrelid
@@ -79,6 +80,8 @@ ORDER BY c.relname
 # session's memory is deleted after the session's row is locked, in the lock order of a publishing
 # run.
 _NOT_OF_RUNS = {"run_heads", "episodes", "session_memory"}
+# Episodes go before, with their dependent rows; there are no runs any more.
+_NOT_OF_SESSIONS = {"runs", "episodes", "episode_search", "episode_vectors"}
 # What removed runs spent still counts against the budgets.
 _SPENT = text("""
     SELECT coalesce(sum(tokens_in(spent_by(tenant_id, id))), 0),
@@ -90,8 +93,11 @@ _FORGET_WORDS = text("""
     UPDATE tenant_memory SET common = '{}', shares = '{}', sampled_rows = 0, sampled_at = NULL
     WHERE tenant_id = :tenant AND sampled_rows > 0
 """)
-# Workers stop executing the runs, and their event streams end.
-_NOTIFY = text("SELECT pg_notify('bottega_cancel', ''), pg_notify('bottega_events', :runs)")
+# Workers stop executing the runs, their event streams end, and processes forget what they cached.
+_NOTIFY = text(
+    "SELECT pg_notify('bottega_cancel', ''), pg_notify('bottega_events', :runs),"
+    f" pg_notify('{CHANNEL}', :tenant)"
+)
 
 
 async def erase_session(
@@ -110,9 +116,9 @@ async def erase_session(
     while not over:
         async with database.begin(tenant_id) as tx:
             of_session = runs.c.session_id == session_id
-            page, spent = await _erase_runs(tx, tenant_id, of_session, session_id)
+            page, spent = await erase_runs(tx, tenant_id, of_session, session_id)
             await tx.execute(select(func.assign_slots(tenant_id)))
-            over = await _erase_memory(tx, tenant_id, session_id, page)
+            over = await erase_sessions(tx, tenant_id, [session_id], page)
             if page:
                 details = {"removed": page}
                 await audit.note(tx, tenant_id, actor, "session.delete", session_id, details)
@@ -123,35 +129,32 @@ async def erase_session(
     return removed
 
 
-async def _erase_memory(
-    tx: AsyncConnection, tenant_id: UUID, session_id: str, removed: Removed
+async def erase_sessions(
+    tx: AsyncConnection, tenant_id: UUID, ids: Sequence[str], removed: Removed
 ) -> bool:
-    """Remove a session's memory, episodes, files and row; return false if rows or runs remain."""
+    """Remove sessions without runs, and what belongs to them; return false if rows or runs remain.
+
+    The lock order is runs, then sessions, here and wherever a run publishes.
+    """
     # A run that is being accepted locks the session until its row is visible; later ones wait.
-    # The lock order is runs, then session, here and wherever a run publishes.
-    own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
-    await tx.execute(select(sessions.c.id).where(own).with_for_update())
-    others = select(runs.c.id).where(runs.c.tenant_id == tenant_id, runs.c.session_id == session_id)
+    own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id.in_(ids))
+    await tx.execute(select(sessions.c.id).where(own).order_by(sessions.c.id).with_for_update())
+    others = select(runs.c.id).where(runs.c.tenant_id == tenant_id, runs.c.session_id.in_(ids))
     if await tx.scalar(others.limit(1)):
         return False
-    memory = and_(
-        session_memory.c.tenant_id == tenant_id, session_memory.c.session_id == session_id
-    )
-    of_session = episodes.c.session_id == session_id
-    if await _erase_episodes(tx, tenant_id, of_session, removed) == ROWS_AT_ONCE:
+    of_sessions = episodes.c.session_id.in_(ids)
+    if await erase_episodes(tx, tenant_id, of_sessions, removed) == ROWS_AT_ONCE:
         return False
-    of_files = and_(files.c.tenant_id == tenant_id, files.c.session_id == session_id)
-    await _delete(tx, files, of_files, removed)
-    await _delete(tx, session_memory, memory, removed)
-    shared = and_(forked_turns.c.tenant_id == tenant_id, forked_turns.c.session_id == session_id)
-    await _delete(tx, forked_turns, shared, removed)
-    spoken = and_(conversations.c.tenant_id == tenant_id, conversations.c.session_id == session_id)
-    await _delete(tx, conversations, spoken, removed)
-    await _delete(tx, sessions, own, removed)
+    of_them = and_(tenant_column == tenant_id, session_column.in_(ids))
+    for each in await tables_with(tx, session_column):
+        if each.name not in _NOT_OF_SESSIONS:
+            await delete_rows(tx, each, of_them, removed)
+    await forget_answers(tx, tenant_id, ids, removed)
+    await delete_rows(tx, sessions, own, removed)
     return True
 
 
-async def _erase_episodes(
+async def erase_episodes(
     tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[bool], removed: Removed
 ) -> int:
     """Remove at most a page of a tenant's episodes with their dependent rows; return the count."""
@@ -185,7 +188,7 @@ async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
         live = and_(api_keys.c.tenant_id == tenant_id, api_keys.c.revoked_at.is_(None))
         await tx.execute(update(api_keys).where(live).values(revoked_at=func.now()))
         for each in (schedules, ws_tickets):
-            await _delete(tx, each, each.c.tenant_id == tenant_id, removed)
+            await delete_rows(tx, each, each.c.tenant_id == tenant_id, removed)
         await audit.note(tx, DEFAULT_TENANT, actor, "tenant.delete", name)
     while True:
         removed += await _erase_rows(begin, tenant_id)
@@ -193,8 +196,8 @@ async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
             async with begin() as tx:
                 if tenant_id != DEFAULT_TENANT:
                     counted = waiting_runs.c.tenant_id == tenant_id
-                    await _delete(tx, waiting_runs, counted, removed)
-                    await _delete(tx, tenants, tenants.c.id == tenant_id, removed)
+                    await delete_rows(tx, waiting_runs, counted, removed)
+                    await delete_rows(tx, tenants, tenants.c.id == tenant_id, removed)
                 await audit.note(
                     tx, DEFAULT_TENANT, actor, "tenant.deleted", name, {"removed": removed}
                 )
@@ -208,27 +211,28 @@ async def _erase_rows(begin: Begin, tenant_id: UUID) -> Removed:
     more = True
     while more:
         async with begin() as tx:
-            page, _ = await _erase_runs(tx, tenant_id, true())
+            page, _ = await erase_runs(tx, tenant_id, true())
             more = bool(await tx.scalar(select(exists().where(runs.c.tenant_id == tenant_id))))
         removed += page
     async with begin() as tx:
-        found = await _tables_with(tx, _tenant_column)
+        found = await tables_with(tx, tenant_column)
     for each in found:
         # The count of waiting runs follows the runs: it is removed with the tenant's own row.
         more = each.name != waiting_runs.name
         while more:
             async with begin() as tx:
                 page = Counter()
-                some = select(_PLACE).select_from(each).where(_tenant_column == tenant_id)
+                some = select(_PLACE).select_from(each).where(tenant_column == tenant_id)
                 if each.name == "audit_log":  # ``default`` keeps the log of tenants
                     some = some.where(column("action").not_like("tenant.%"))
-                await _delete(tx, each, _PLACE.in_(some.limit(ROWS_AT_ONCE).correlate(None)), page)
+                some = some.limit(ROWS_AT_ONCE).correlate(None)
+                await delete_rows(tx, each, _PLACE.in_(some), page)
             removed += page
             more = bool(page)
     return removed
 
 
-async def _erase_runs(
+async def erase_runs(
     tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[bool], session_id: str | None = None
 ) -> tuple[Removed, tuple[int, int]]:
     """Remove at most a page of a tenant's runs and their rows, except runs locked by others.
@@ -249,19 +253,19 @@ async def _erase_runs(
         return removed, (0, 0)
     # Without its head a run's worker stores no more rows.
     heads = and_(run_heads.c.tenant_id == tenant_id, run_heads.c.run_id.in_(ids))
-    await _delete(tx, run_heads, heads, removed)
+    await delete_rows(tx, run_heads, heads, removed)
     (row,) = await tx.execute(_SPENT, {"tenant": tenant_id, "runs": ids})
     spent = int(row[0]), int(row[1])
-    await _erase_episodes(tx, tenant_id, episodes.c.run_id.in_(ids), removed)
-    of_them = and_(_tenant_column == tenant_id, _run_column.in_(ids))
-    for each in await _tables_with(tx, _run_column):
+    await erase_episodes(tx, tenant_id, episodes.c.run_id.in_(ids), removed)
+    of_them = and_(tenant_column == tenant_id, run_column.in_(ids))
+    for each in await tables_with(tx, run_column):
         if each.name not in _NOT_OF_RUNS:
-            await _delete(tx, each, of_them, removed)
+            await delete_rows(tx, each, of_them, removed)
     await forget_answers(tx, tenant_id, ids, removed)
     started = and_(schedules.c.tenant_id == tenant_id, schedules.c.last_run_id.in_(ids))
     await tx.execute(update(schedules).where(started).values(last_run_id=None))
-    await _delete(tx, runs, and_(runs.c.tenant_id == tenant_id, runs.c.id.in_(ids)), removed)
-    await tx.execute(_NOTIFY, {"runs": ",".join(map(str, ids))})
+    await delete_rows(tx, runs, and_(runs.c.tenant_id == tenant_id, runs.c.id.in_(ids)), removed)
+    await tx.execute(_NOTIFY, {"runs": ",".join(map(str, ids)), "tenant": str(tenant_id)})
     return +removed, spent
 
 
@@ -278,17 +282,19 @@ async def _locked(tx: AsyncConnection, which: ColumnElement[bool]) -> Sequence[U
 
 
 async def forget_answers(
-    tx: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID], removed: Removed
+    tx: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID | str], removed: Removed
 ) -> None:
     """Remove the stored responses that created these objects, since they contain them."""
+    named = [str(each) for each in ids]
+    body = idempotency_keys.c.answer
     answers = and_(
         idempotency_keys.c.tenant_id == tenant_id,
-        idempotency_keys.c.answer[("body", "id")].astext.in_([str(each) for each in ids]),
+        or_(body[("body", "id")].astext.in_(named), body[("body", "episode_id")].astext.in_(named)),
     )
-    await _delete(tx, idempotency_keys, answers, removed)
+    await delete_rows(tx, idempotency_keys, answers, removed)
 
 
-async def _tables_with(tx: AsyncConnection, wanted: ColumnElement[Any]) -> list[TableClause]:
+async def tables_with(tx: AsyncConnection, wanted: ColumnElement[Any]) -> list[TableClause]:
     """List the tables that have a column, referring tables before those that they refer to."""
     rows = (await tx.execute(_WITH_COLUMN, {"column": str(wanted)})).all()
     refers_to = {row.name: row.refers_to for row in rows}
@@ -296,7 +302,7 @@ async def _tables_with(tx: AsyncConnection, wanted: ColumnElement[Any]) -> list[
     return [table(name) for name in order if name in refers_to]
 
 
-async def _delete(
+async def delete_rows(
     tx: AsyncConnection, rows_of: TableClause, which: ColumnElement[bool], removed: Removed
 ) -> None:
     if count := (await tx.execute(delete(rows_of).where(which))).rowcount:

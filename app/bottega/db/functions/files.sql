@@ -21,6 +21,10 @@ BEGIN
         RETURN 'file_bytes';
     ELSIF v_files > p_most_files THEN
         RETURN 'files';
+    ELSIF NOT coalesce((SELECT hold_user(v_tenant, s.user_id) FROM sessions s
+                        WHERE s.tenant_id = v_tenant AND s.id = p_file->>'session_id'
+                          AND s.user_id IS NOT NULL), true) THEN
+        RETURN 'user_erasing';
     END IF;
     SELECT coalesce(array_agg(key), '{}') INTO v_keys
     FROM jsonb_array_elements_text(p_file->'object_keys') AS key

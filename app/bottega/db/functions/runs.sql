@@ -18,6 +18,8 @@ DECLARE
 BEGIN
     IF v_refusal IS NOT NULL THEN
         RETURN v_refusal;
+    ELSIF v_user IS NOT NULL AND NOT hold_user(p_tenant, v_user) THEN
+        RETURN '{"refused": "user_erasing"}';
     END IF;
     IF p_new ->> 'session_id' IS NOT NULL THEN
         IF p_new ->> 'conversation' <> 'none' THEN
@@ -33,6 +35,10 @@ BEGIN
         END LOOP;
         IF v_user IS NOT NULL AND v_user IS DISTINCT FROM v_of_session THEN
             RETURN jsonb_build_object('refused', 'session_user');
+        ELSIF v_user IS NULL AND v_of_session IS NOT NULL
+            AND NOT hold_user(p_tenant, v_of_session)
+        THEN
+            RETURN '{"refused": "user_erasing"}';
         END IF;
         v_user := v_of_session;
         IF p_new ->> 'conversation' <> 'none' THEN

@@ -59,6 +59,9 @@ class SharedCache(Protocol):
     async def drop(self, key: Key, counts: CacheCounts) -> None:
         """Drop an episode."""
 
+    async def drop_tenant(self, tenant_id: UUID, counts: CacheCounts) -> None:
+        """Drop all episodes of a tenant."""
+
     async def aclose(self) -> None:
         """Close the connections."""
 
@@ -165,6 +168,19 @@ class EpisodeCache:
         self._own.drop(key)
         if self._shared is not None:
             await self._shared.drop(key, self.counts)
+
+    def forget(self, tenant_id: UUID | None) -> None:
+        """Drop what this process has of a tenant, or of all."""
+        if tenant_id is None:
+            self._own.clear()
+        else:
+            self._own.drop_tenant(tenant_id)
+
+    async def drop_tenant(self, tenant_id: UUID) -> None:
+        """Drop a tenant's episodes here and in Redis."""
+        self.forget(tenant_id)
+        if self._shared is not None:
+            await self._shared.drop_tenant(tenant_id, self.counts)
 
     async def aclose(self) -> None:
         if self._shared is not None:

@@ -6,6 +6,7 @@ It is apart from ``cache`` because the client is slow to import, and optional.
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 import structlog
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -22,6 +23,8 @@ _TIMEOUT_S = 0.2
 _CONNECT_TIMEOUT_S = 0.5
 _REST_S = 5.0
 _CONNECTIONS = 16
+_PREFIX = "bottega:episode:2"
+_SCANNED = 1000
 _FAILURES = (RedisError, OSError, TimeoutError, ValueError, RuntimeError)
 
 log = structlog.get_logger(__name__)
@@ -80,6 +83,17 @@ class RedisCache:
     async def drop(self, key: Key, counts: CacheCounts) -> None:
         await self._ask(counts, "DEL", _name(key))
 
+    async def drop_tenant(self, tenant_id: UUID, counts: CacheCounts) -> None:
+        cursor: Any = 0
+        while answer := await self._ask(
+            counts, "SCAN", cursor, "MATCH", f"{_PREFIX}:{tenant_id}:*", "COUNT", _SCANNED
+        ):
+            cursor, found = answer
+            if found:
+                await self._ask(counts, "DEL", *found)
+            if not int(cursor):
+                return
+
     async def aclose(self) -> None:
         await self._redis.aclose()
 
@@ -107,4 +121,4 @@ class RedisCache:
 
 def _name(key: Key) -> str:
     """Return the key in Redis: with the format's version, for its values, and the tenant."""
-    return f"bottega:episode:2:{key[0]}:{key[1]}"
+    return f"{_PREFIX}:{key[0]}:{key[1]}"

@@ -1,0 +1,86 @@
+"""Routes of end users."""
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Path, Response
+from fastapi.responses import StreamingResponse
+from pydantic import AfterValidator
+
+from bottega.api.errors import headers, problems
+from bottega.api.schemas.base import UserName
+from bottega.api.schemas.users import User
+from bottega.api.shared.deps import Actor, AdminTenant, ServiceDep, Transaction
+from bottega.api.shared.encoded_paths import EncodedPathRoute
+from bottega.api.shared.wanted import storable
+from bottega.tenants import audit
+from bottega.users import erasure
+from bottega.users.export import UserExport
+
+router = APIRouter(prefix="/v1/users", tags=["users"], route_class=EncodedPathRoute)
+
+_NDJSON = "application/x-ndjson"
+UserPath = Annotated[
+    UserName,
+    AfterValidator(storable),
+    Path(description="The user, percent-encoded: a slash as `%2F`."),
+]
+
+
+@router.get(
+    "/{user}",
+    operation_id="get_user",
+    summary="Read a user, and the progress of an erasure",
+    description="404: nothing names the user, or the erasure is complete.",
+    response_model=User,
+    responses=problems(404),
+)
+async def get(tx: Transaction, tenant: AdminTenant, user: UserPath) -> Any:
+    return await erasure.get(tx, tenant, user)
+
+
+@router.delete(
+    "/{user}",
+    operation_id="delete_user",
+    summary="Erase a user's data",
+    description=(
+        "Deletes the user's sessions, runs, episodes, files and schedules with all their data, in "
+        "the background; GET answers 404 when all is gone. Until then nothing new of the user is "
+        "accepted (409 `user_erasing`). A run that is not over is cut off, as with a session."
+    ),
+    status_code=202,
+    response_model=User,
+    responses={**problems(404), 202: headers(Location="Path of the user.")},
+)
+async def delete(
+    tx: Transaction, tenant: AdminTenant, actor: Actor, user: UserPath, response: Response
+) -> Any:
+    response.headers["Location"] = f"{router.prefix}/{quote(user, safe='')}"
+    return await erasure.request(tx, tenant, user, actor)
+
+
+@router.get(
+    "/{user}/export",
+    operation_id="export_user",
+    summary="Export a user's data",
+    description=(
+        "Lines of JSON, each an object with `type` (the table) and `data` (the row); a line of the "
+        "type `content` is a part of a file or of a long text, in base64. An export is complete if "
+        "its last line has the type `end`; it is missing if the export broke off, or the user's "
+        "erasure began meanwhile."
+    ),
+    response_class=StreamingResponse,
+    responses={
+        **problems(404, 409),
+        200: {"content": {_NDJSON: {"schema": {"type": "string"}}}, "description": "The lines."},
+    },
+)
+async def export(
+    service: ServiceDep, tenant: AdminTenant, actor: Actor, user: UserPath
+) -> StreamingResponse:
+    objects = service.files.objects
+    found = UserExport(service.database, objects, tenant, user)
+    async with service.database.begin(tenant) as tx:
+        await found.check(tx)
+        await audit.note(tx, tenant, actor, "user.export", erasure.pseudonym(user))
+    return StreamingResponse(found.lines(), media_type=_NDJSON)

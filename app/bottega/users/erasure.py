@@ -1,0 +1,232 @@
+"""Erasure of all data of an end user.
+
+A row of ``user_erasures`` refuses everything new of the user from the request on. The rows go in
+pages, each in its own transaction that also counts them; then the objects in the object store, and
+what processes cached. The last transaction removes that row, if nothing names the user any more.
+All processes look for such rows, so another one goes on if a process dies.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+from sqlalchemy import String, and_, column, delete, func, or_, select, text, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.clock import monotonic
+from bottega.db.engine import Database
+from bottega.db.tables import episodes, idempotency_keys, runs, schedules, sessions, user_erasures
+from bottega.errors import NotFoundError, UnavailableError
+from bottega.leased_work import Blame, LeasedWork, Outage, WorkLoop
+from bottega.memory.episodes.cache import EpisodeCache
+from bottega.memory.episodes.objects import Objects
+from bottega.tenants import audit, erase
+from bottega.tenants.erase import (
+    RUNS_AT_ONCE,
+    Removed,
+    delete_rows,
+    erase_episodes,
+    erase_runs,
+    erase_sessions,
+    tables_with,
+    tenant_column,
+)
+
+CHANNEL = "bottega_users"
+LEASE_S = 5.0
+"""Of a process that erases, renewed by each page; two at once do no harm."""
+_AGAIN_S = 0.2
+_AT_ONCE = 4
+_OBJECTS_AT_ONCE = 500
+
+_CLAIM = "SELECT tenant_id, user_id FROM claim_user_erasures($1, $2)"
+_NEXT = "SELECT next_user_erasure_s()"
+_own = user_erasures.c
+_user_column = column("user_id", String)
+# Removed in a way of their own.
+_NAMING = {"runs", "sessions", "episodes", "episode_search", "episode_vectors", "user_erasures"}
+_LOCK = text("SELECT pg_try_advisory_xact_lock(user_lock(:tenant, :user))")
+
+
+def pseudonym(user: str) -> str:
+    """Return the text that stands for a user in the audit log."""
+    return f"sha256:{sha256(user.encode()).hexdigest()}"
+
+
+async def request(tx: AsyncConnection, tenant_id: UUID, user: str, actor: str) -> Mapping[str, Any]:
+    """Begin to erase a user's data, or return the erasure under way.
+
+    Raises:
+        NotFoundError: nothing names the user.
+    """
+    await get(tx, tenant_id, user)
+    new = {"tenant_id": tenant_id, "user_id": user, "actor": actor}
+    begun = insert(user_erasures).values(new).on_conflict_do_nothing().returning(_own.user_id)
+    if await tx.scalar(begun) is not None:
+        await audit.note(tx, tenant_id, actor, "user.delete", pseudonym(user))
+        await tx.execute(select(func.pg_notify(CHANNEL, "")))
+    return await get(tx, tenant_id, user)
+
+
+async def get(tx: AsyncConnection, tenant_id: UUID, user: str) -> Mapping[str, Any]:
+    """Return a user, with the progress of the erasure that is under way.
+
+    Raises:
+        NotFoundError: nothing names the user.
+    """
+    query = select(_own.requested_at, _own.removed).where(_is(tenant_id, user))
+    if (row := (await tx.execute(query)).mappings().one_or_none()) is not None:
+        return {"user": user, "status": "erasing", **row}
+    if not await tx.scalar(select(func.knows_user(tenant_id, user))):
+        raise NotFoundError("nothing names this user")
+    return {"user": user, "status": "active", "requested_at": None, "removed": {}}
+
+
+async def is_erasing(tx: AsyncConnection, tenant_id: UUID, user: str) -> bool:
+    query = select(_own.user_id).where(_is(tenant_id, user))
+    return await tx.scalar(query) is not None
+
+
+def _is(tenant_id: UUID, user: str) -> Any:
+    return and_(_own.tenant_id == tenant_id, _own.user_id == user)
+
+
+@dataclass(frozen=True, slots=True)
+class UserErasure:
+    """Background work; any number of processes may do it at once."""
+
+    database: Database
+    objects: Objects
+    cache: EpisodeCache
+
+    def loop(self) -> WorkLoop:
+        """Return the loop that erases the users of all tenants."""
+        work = LeasedWork(
+            pool=self.database.pool,
+            claim=_CLAIM,
+            limits=(LEASE_S, _AT_ONCE),
+            next_s=_NEXT,
+            do=self._erase_some,
+            blame=_blamed,
+            put_off=self._put_off,
+            outage=Outage("users.objects_unavailable", monotonic),
+            tenants_at_once=2,
+        )
+        return WorkLoop(CHANNEL, work.do_due)
+
+    async def _erase_some(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
+        for row in due:
+            await self.erase(tenant_id, row["user_id"])
+
+    async def erase(self, tenant_id: UUID, user: str) -> None:
+        """Erase what is left of a user.
+
+        Raises:
+            UnavailableError: the object store is unreachable; all rows are gone.
+        """
+        while await self._erase_page(tenant_id, user):
+            pass
+        await self._empty_trash(tenant_id)
+        await self.cache.drop_tenant(tenant_id)
+        await self._finish(tenant_id, user)
+
+    async def _erase_page(self, tenant_id: UUID, user: str) -> bool:
+        """Remove a page of rows; return false if none was left."""
+        async with self.database.begin(tenant_id) as tx:
+            # One process at a time; the row is gone if another has finished.
+            query = select(_own.removed).where(_is(tenant_id, user)).with_for_update()
+            before = await tx.scalar(query)
+            if before is None:
+                return False
+            removed = await erase_page(tx, tenant_id, user)
+            changes = {"removed": Counter(before) + removed, "next_at": _later(LEASE_S)}
+            await tx.execute(update(user_erasures).where(_is(tenant_id, user)).values(changes))
+        return bool(removed)
+
+    async def _empty_trash(self, tenant_id: UUID) -> None:
+        while True:
+            async with self.database.begin(tenant_id) as tx:
+                found = select(func.trash_of_tenant(_OBJECTS_AT_ONCE))
+                keys = list((await tx.scalars(found)).all())
+            if not keys:
+                return
+            await self.objects.delete(keys)
+            await self.database.pool.execute("SELECT forget_deleted_objects($1)", keys)
+
+    async def _finish(self, tenant_id: UUID, user: str) -> None:
+        """End the erasure, unless a transaction from before its begin has stored something."""
+        async with self.database.begin(tenant_id) as tx:
+            free = await tx.scalar(_LOCK, {"tenant": tenant_id, "user": user})
+            if not free or await tx.scalar(select(func.knows_user(tenant_id, user))):
+                again = update(user_erasures).where(_is(tenant_id, user))
+                await tx.execute(again.values(next_at=_later(_AGAIN_S)))
+                return
+            gone = delete(user_erasures).where(_is(tenant_id, user))
+            row = (await tx.execute(gone.returning(_own.actor, _own.removed))).one_or_none()
+            if row is not None:
+                about = {"removed": row.removed}
+                await audit.note(tx, tenant_id, row.actor, "user.deleted", pseudonym(user), about)
+                await tx.execute(select(func.pg_notify(erase.CHANNEL, str(tenant_id))))
+
+    async def _put_off(
+        self, tenant_id: UUID, due: Sequence[asyncpg.Record], error: Exception
+    ) -> None:
+        async with self.database.begin(tenant_id) as tx:
+            for row in due:
+                later = update(user_erasures).where(_is(tenant_id, row["user_id"]))
+                await tx.execute(later.values(next_at=_later(LEASE_S)))
+
+
+def _blamed(error: Exception) -> Blame | None:
+    return Blame.SERVICE if isinstance(error, UnavailableError) else None
+
+
+def _later(seconds: float) -> Any:
+    return func.now() + func.make_interval(0, 0, 0, 0, 0, 0, seconds)
+
+
+async def erase_page(tx: AsyncConnection, tenant_id: UUID, user: str) -> Removed:
+    """Remove a page of a user's rows, first what makes new ones; return the counts.
+
+    Runs that are not over come first: a worker loses its run in the transaction that removes it.
+    """
+    removed: Removed = Counter()
+    starting = schedules.c.name.in_(select(func.schedules_of_user(tenant_id, user)))
+    await delete_rows(tx, schedules, and_(schedules.c.tenant_id == tenant_id, starting), removed)
+    of_user = runs.c.user_id == user
+    for which in (and_(of_user, runs.c.ended_at.is_(None)), of_user):
+        page, spent = await erase_runs(tx, tenant_id, which)
+        if page:
+            await tx.execute(select(func.assign_slots(tenant_id)))
+            await tx.execute(select(func.count_spending(tenant_id, *spent)))  # last: lock order
+            return removed + page
+    found = select(sessions.c.id).where(
+        sessions.c.tenant_id == tenant_id, sessions.c.user_id == user
+    )
+    if ids := (await tx.scalars(found.order_by(sessions.c.id).limit(RUNS_AT_ONCE))).all():
+        await erase_sessions(tx, tenant_id, ids, removed)
+        return removed
+    if await erase_episodes(tx, tenant_id, episodes.c.user_id == user, removed):
+        return removed
+    for each in await tables_with(tx, _user_column):
+        if each.name not in _NAMING:
+            named = and_(tenant_column == tenant_id, _user_column == user)
+            await delete_rows(tx, each, named, removed)
+    await _forget_answers(tx, tenant_id, user, removed)
+    return removed
+
+
+async def _forget_answers(
+    tx: AsyncConnection, tenant_id: UUID, user: str, removed: Removed
+) -> None:
+    """Remove stored responses that name the user: of sessions, runs, episodes and schedules."""
+    body = idempotency_keys.c.answer
+    places = (("body", "user"), ("body", "user_id"), ("body", "run", "user"))
+    naming = or_(*(body[place].astext == user for place in places))
+    answers = and_(idempotency_keys.c.tenant_id == tenant_id, naming)
+    await delete_rows(tx, idempotency_keys, answers, removed)

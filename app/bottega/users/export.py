@@ -1,0 +1,163 @@
+"""Export of all data of an end user, as lines of JSON.
+
+Read in pages, each in a transaction of its own: a slow reader holds nothing. So it is no snapshot:
+it has what there was when it began, and perhaps some that came later.
+"""
+
+from base64 import b64encode
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import to_json
+from sqlalchemy import Text, TextClause, Uuid, bindparam, text
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.types import TypeEngine
+
+from bottega.db.engine import Database
+from bottega.errors import NotFoundError, UserErasingError
+from bottega.memory.episodes.objects import Objects
+from bottega.users import belongings, erasure
+from bottega.users.belongings import OWNERS, Belongings
+
+_ROWS = 200
+_BYTES = 1_000_000
+"""Of a page, beyond its first row."""
+_OWNERS = 50
+"""Runs, sessions or episodes whose rows are read together."""
+_HIDDEN = ("tenant_id", "filler", "slot", "claimed_by", "object_key", "object_keys")
+"""Columns that say nothing of the user."""
+_OWNING = {"runs": "run_id", "sessions": "session_id", "episodes": "episode_id"}
+"""Tables whose rows own others, with the column that names them there."""
+_MORE = {
+    # A step's events are lines of JSON.
+    "run_steps": " || jsonb_build_object("
+    "'events', ('[' || replace(t.events, E'\\n', ',') || ']')::jsonb)",
+}
+_OBJECTS = {
+    "files": "t.object_keys",
+    "episode_bodies": "CASE WHEN t.object_key IS NOT NULL THEN ARRAY[t.object_key] END",
+}
+_SCHEDULES = Belongings("schedules", (("name", "text"),), "name")
+"""They name the user inside of a document."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserExport:
+    """The export of one user."""
+
+    database: Database
+    objects: Objects
+    tenant_id: UUID
+    user: str
+    _count: Counter[str] = field(default_factory=Counter)
+
+    async def check(self, tx: AsyncConnection) -> None:
+        """Check that there is something to export.
+
+        Raises:
+            NotFoundError: nothing names the user.
+            UserErasingError: the user is being erased.
+        """
+        if (await erasure.get(tx, self.tenant_id, self.user))["status"] == "erasing":
+            raise UserErasingError
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """Yield pages of lines, each an object with ``type`` and ``data``.
+
+        The last line has the type ``end`` and the number of lines of each type. It is missing if
+        the user's erasure began, or an error occurred.
+        """
+        async with self.database.begin(self.tenant_id) as tx:
+            found = await belongings.find(tx)
+        try:
+            starting = "SELECT schedules_of_user(:tenant, :user)"
+            async for lines, _ in self._pages(_SCHEDULES, starting):
+                yield lines
+            for each in found:
+                if each.owner == "user_id":
+                    async for lines in self._owned(each, found):
+                        yield lines
+        except UserErasingError:
+            return
+        yield self._line("end", to_json({"lines": self._count}))
+
+    async def _owned(self, of: Belongings, found: Sequence[Belongings]) -> AsyncIterator[bytes]:
+        """Yield the lines of a table that names users, each page with what its rows own."""
+        inner = [each for each in found if each.owner == _OWNING.get(of.table)]
+        async for lines, ids in self._pages(of, "SELECT :user"):
+            yield lines
+            for start in range(0, len(ids), _OWNERS):
+                some = ids[start : start + _OWNERS]
+                for each in inner:
+                    owners = f"SELECT unnest(CAST(:ids AS {OWNERS[each.owner]}[]))"
+                    async for more, _ in self._pages(each, owners, some):
+                        yield more
+
+    async def _pages(
+        self, of: Belongings, owners: str, ids: Sequence[str] = ()
+    ) -> AsyncIterator[tuple[bytes, list[str]]]:
+        """Yield pages of a table's lines, each with the first columns of its rows' keys."""
+        values = {"tenant": self.tenant_id, "user": self.user, "ids": ids, "after": None}
+        while True:
+            query = _page(of, owners, is_first=values["after"] is None)
+            async with self.database.begin(self.tenant_id) as tx:
+                if await erasure.is_erasing(tx, self.tenant_id, self.user):
+                    raise UserErasingError
+                rows = (await tx.execute(query, values)).all()
+            if not rows:
+                return
+            lines = b"".join(self._line(of.table, row.line.encode()) for row in rows)
+            yield lines, [row.key[0] for row in rows]
+            for row in rows:
+                async for content in self._contents(of.table, row.key, row.objects or ()):
+                    yield content, []
+            values["after"] = rows[-1].key
+
+    async def _contents(
+        self, table: str, key: Sequence[str], object_keys: Sequence[str]
+    ) -> AsyncIterator[bytes]:
+        """Yield what a row keeps in the object store, one object a line."""
+        for number, object_key in enumerate(object_keys):
+            try:
+                data = await self.objects.get(object_key)
+            except NotFoundError:  # deleted meanwhile
+                return
+            about = {"of": table, "key": key, "piece": number, "base64": b64encode(data).decode()}
+            yield self._line("content", to_json(about))
+
+    def _line(self, kind: str, data: bytes) -> bytes:
+        self._count[kind] += 1
+        return b'{"type":"%s","data":%s}\n' % (kind.encode(), data)
+
+
+def _page(of: Belongings, owners: str, *, is_first: bool) -> TextClause:
+    """Return the query of a page of a table's rows, in the order of their keys."""
+    names = [f't."{name}"' for name, _ in of.key]
+    after = [f"CAST((:after)[{n}] AS {kind})" for n, (_, kind) in enumerate(of.key, 1)]
+    place = "true" if is_first else f"({', '.join(names)}) > ({', '.join(after)})"
+    query = f"""
+SELECT line, key, objects FROM (
+    SELECT q.*, sum(octet_length(line)) OVER (ORDER BY n) - octet_length(line) AS before FROM (
+        SELECT row_number() OVER () AS n, ARRAY[{", ".join(f"{name}::text" for name in names)}]
+               AS key, {_OBJECTS.get(of.table, "NULL::text[]")} AS objects,
+               (to_jsonb(t) - '{{{",".join(_HIDDEN)}}}'::text[]{_MORE.get(of.table, "")})::text
+               AS line
+        FROM (SELECT * FROM {of.table} t
+              WHERE t.tenant_id = :tenant AND t."{of.owner}" IN ({owners}) AND {of.where}
+                AND {place}
+              ORDER BY {", ".join(names)} LIMIT {_ROWS}) t) q) p
+WHERE before < {_BYTES} ORDER BY n
+"""  # noqa: S608
+    bound: dict[str, TypeEngine[Any]] = {
+        "tenant": Uuid(),
+        "user": Text(),
+        "ids": ARRAY(Text()),
+        "after": ARRAY(Text()),
+    }
+    return text(query).bindparams(
+        *(bindparam(name, type_=kind) for name, kind in bound.items() if f":{name}" in query)
+    )
