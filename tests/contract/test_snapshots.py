@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bottega import errors
 from bottega.api.documents import asyncapi
 from bottega.api.schemas.runs import Event
@@ -26,23 +28,27 @@ def check(name: str, value: Any) -> None:
     assert current == path.read_text(), f"{name} changed: if it should, UPDATE_SNAPSHOTS=1"
 
 
-def document(settings: Settings) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def document(module_settings: Settings) -> dict[str, Any]:
+    """Return the OpenAPI document; to make it takes seconds."""
+
     class NoService:
         pass
 
     service = NoService()
-    service.settings = settings  # type: ignore[attr-defined]
+    service.settings = module_settings  # type: ignore[attr-defined]
     return create_app(service).openapi()  # type: ignore[arg-type]
 
 
-def test_openapi_document_is_unchanged(settings: Settings) -> None:
-    check("openapi", document(settings))
+def test_openapi_document_is_unchanged(document: dict[str, Any]) -> None:
+    check("openapi", document)
 
 
-def test_every_operation_is_named_described_and_documents_its_problems(settings: Settings) -> None:
-    found = document(settings)
+def test_every_operation_is_named_described_and_documents_its_problems(
+    document: dict[str, Any],
+) -> None:
     names = set()
-    for path, operations in found["paths"].items():
+    for path, operations in document["paths"].items():
         for method, operation in operations.items():
             where = f"{method} {path}"
             assert operation["summary"], where
@@ -55,8 +61,8 @@ def test_every_operation_is_named_described_and_documents_its_problems(settings:
                 assert {"422", "500", "503"} <= set(operation["responses"]), where
             if "{" in path and path.startswith("/v1/"):
                 assert "404" in operation["responses"], where
-    assert "itemSchema" not in json.dumps(found)
-    assert "HTTPValidationError" not in json.dumps(found)
+    assert "itemSchema" not in json.dumps(document)
+    assert "HTTPValidationError" not in json.dumps(document)
 
 
 def test_events_are_unchanged() -> None:
@@ -76,9 +82,9 @@ def test_error_catalogue_is_unchanged() -> None:
     check("errors", tree)
 
 
-def test_generators_can_name_every_object(settings: Settings) -> None:
+def test_generators_can_name_every_object(document: dict[str, Any]) -> None:
     """Generators name inline objects after schema and property: `Episode.task`, `EpisodeTask`."""
-    schemas = document(settings)["components"]["schemas"]
+    schemas = document["components"]["schemas"]
     names = {name.casefold() for name in schemas}
     inline = {
         f"{name}.{field}"
