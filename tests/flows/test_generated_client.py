@@ -1,4 +1,8 @@
-"""A client that openapi-python-client generates from the server's own document."""
+"""A client that openapi-python-client generates from the server's own document.
+
+In the gate, each change of the document shows in its snapshot, and generated requests check the
+answers against it.
+"""
 
 import asyncio
 import compileall
@@ -65,6 +69,7 @@ async def generated(
         del sys.modules[name]
 
 
+@pytest.mark.deep
 async def test_the_generated_client_runs_a_pipeline(
     bottega: Running, generated: SimpleNamespace, database_url: str
 ) -> None:

@@ -42,6 +42,25 @@ def with_model(database_url: str, model: FakeModel) -> dict[str, str]:
     }
 
 
+async def test_processes_below_one_parent_serve_and_end_together(
+    database_url: str, model: FakeModel
+) -> None:
+    options = ("--workers", "1", "--api", "1", "--port", "0")
+    async with command("serve", *options, **with_model(database_url, model)) as parent:
+        left = children(parent, "worker") | children(parent, "serve")
+        assert len(left) == 2
+        base_url = f"http://127.0.0.1:{parent.port}"
+        async with httpx2.AsyncClient(base_url=base_url, timeout=30) as client:
+            await define(client)
+            run_id = await start(client)
+        frames = await watch(parent.port, run_id)
+        assert frames[-1]["type"] == "run.completed"
+        parent.process.send_signal(signal.SIGTERM)
+        assert await parent.process.wait() == 0
+        assert not any(map(psutil.pid_exists, left))
+
+
+@pytest.mark.deep
 async def test_dead_processes_are_replaced_and_runs_go_on(
     database_url: str, model: FakeModel
 ) -> None:
@@ -88,7 +107,7 @@ def test_a_child_that_cannot_start_ends_the_command() -> None:
     assert "cannot reach PostgreSQL" in ended.stderr
 
 
-async def test_a_child_that_cannot_be_forked_is_tried_again(
+async def test_a_child_that_died_or_cannot_be_forked_is_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     script = "import os, sys; os.write(int(sys.argv[1]), b'.'); os.read(0, 1)"
