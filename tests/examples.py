@@ -5,7 +5,7 @@ from hypothesis import settings
 USUAL = 100
 """Examples of a property that does not say its own number, in neither profile."""
 
-settings.register_profile("gate", max_examples=USUAL // 2, deadline=None)
+settings.register_profile("gate", max_examples=USUAL // 4, deadline=None)
 settings.register_profile("deep", max_examples=USUAL * 20, deadline=None)
 
 
