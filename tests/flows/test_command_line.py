@@ -14,6 +14,8 @@ from bottega import __version__
 from tests import forks
 from tests.waiting import until_now
 
+NOWHERE = {"DATABASE_URL": "postgresql://127.0.0.1:1/x"}
+
 
 def bottega(*arguments: str, **environment: str) -> tuple[int, str]:
     """Return the exit status and standard error of a command that ends by itself."""
@@ -39,6 +41,8 @@ def bottega(*arguments: str, **environment: str) -> tuple[int, str]:
         (["keys", "create", "--tenant", "a" * 64, "--scope", "run"], {}, "lower-case", 2),
         (["keys", "create", "--tenant", "acme", "--scope", "root"], {}, "'root'", 2),
         (["demo", "--scenario", "cooking"], {}, "'research'", 2),
+        (["demo", "--resume"], {**NOWHERE, "BOTTEGA_DATA_DIR": "/nowhere"}, "no chat", 1),
+        (["demo", "--scenario", "support"], {**NOWHERE, "BOTTEGA_DATA_DIR": "/dev/null"}, "DIR", 1),
         (["serve"], {"BOTTEGA_TAKEOVER_S": "soon"}, "takeover_s", 2),
         (["serve"], {"BOTTEGA_EGRESS_ALLOW": "10.0.0.0/99"}, "egress_allow", 2),
         (["worker"], {"BOTTEGA_SUBAGENT_MIN_WORKERS": "60"}, "SUBAGENT_MAX_WORKERS (50)", 2),

@@ -104,7 +104,7 @@ def serve(
             _announce_address(settings, number)
 
     with database(settings) as url:
-        if not no_worker:
+        if not no_worker and parent is None:
             _announce_model(settings)
         ours = None if listener is None else socket.socket(fileno=listener)
         run(web.serve(settings, url, worker=not no_worker, on_listening=listening, listener=ours))
@@ -169,22 +169,29 @@ def demo(
     task: Annotated[
         str | None, typer.Option(help="Task of the team, instead of the scenario's own.")
     ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the last chat of support.")] = False,
 ) -> None:
     """Run a team and watch it live.
 
     software: requirements → designer → implementer, whose answers flow along a graph.
     research: a lead that dispatches many tasks, which run in parallel.
     learning: thirty similar tasks, in which a pattern is found, validated and used.
+    support: a chat with a refund that waits for you, even over Ctrl-C; then --resume.
     """
     settings = start(port=port)
-    from bottega.cli.demo import session
+    from bottega.cli.demo import session, support
 
+    if resume:
+        scenario = "support"
     chosen = SCENARIOS[scenario] if task is None else replace(SCENARIOS[scenario], task=task)
     if task is not None and scenario == "learning":
         raise InvalidInputError("the scenario learning has its own tasks: leave out --task")
     with database(settings) as url:
         _announce_model(settings)
-        status = run(session.run(settings, url, chosen, keep=keep))
+        if scenario == "support":
+            status = support.run(settings, url, chosen, resume=resume, keep=keep)
+        else:
+            status = run(session.run(settings, url, chosen, keep=keep))
     sys.exit(status)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-ScenarioName = Literal["software", "research", "learning"]
+ScenarioName = Literal["software", "research", "learning", "support"]
 
 _MARK = {"created_by": "bottega demo"}
 
@@ -133,8 +133,37 @@ LEARNING = Scenario(
     ),
 )
 
+SUPPORT = Scenario(
+    coordinator="support-desk",
+    task="My kettle arrived broken. Please refund 240 euros.",
+    agents=[
+        {
+            "name": "support-desk",
+            "description": "Helps the customers of a shop.",
+            "system_message": "You help the customers of a shop, in a few sentences. Pay money "
+            "back with the tool refund, then tell the customer.",
+            "metadata": _MARK,
+            "tools": [
+                {
+                    "type": "client",
+                    "name": "refund",
+                    "description": "Pays money back to the customer.",
+                    "parameters": {
+                        "type": "object",
+                        "properties": {"amount": {"type": "number"}, "reason": {"type": "string"}},
+                        "required": ["amount", "reason"],
+                    },
+                    "approval": {"when": {"feature": "arguments.amount", "op": "gt", "value": 100}},
+                    "approval_reason": "Refunds above 100 need a person.",
+                }
+            ],
+        }
+    ],
+)
+
 SCENARIOS: dict[ScenarioName, Scenario] = {
     "software": SOFTWARE,
     "research": RESEARCH,
     "learning": LEARNING,
+    "support": SUPPORT,
 }

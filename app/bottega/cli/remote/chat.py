@@ -93,7 +93,9 @@ class Chat:
                 self.server.post(f"/v1/runs/{run_id}/cancel")
                 follow(events, transcript.show, self.people, ours=ours)
         except Undecided as undecided:
-            transcript.note(f"The run waits for a decision, here or by: {undecided}")
+            transcript.note("The run waits for a decision.")
+            if not self.people.asks:
+                transcript.note(f"Decide with: {undecided}")
             self._status = STATUSES["waiting"]
             raise _Left from None
         except KeyboardInterrupt:

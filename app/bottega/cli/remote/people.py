@@ -210,6 +210,8 @@ def read_line(prompt: str, text: str = "") -> str:
     line = sys.stdin.readline()
     if not line:
         raise EOFError
+    if not sys.stdin.isatty():
+        sys.stderr.write(line.removesuffix("\n") + "\n")
     return line.removesuffix("\n")
 
 

@@ -98,6 +98,9 @@ class RemoteServer:
         """Post what may be repeated: the server does the same only once."""
         return self._patient("POST", path, json=body or {})
 
+    def replace(self, path: str, body: Mapping[str, Any]) -> Any:
+        return self._patient("PUT", path, json=body)
+
     def start(self, agent: str, **run: Any) -> Any:
         """Start a run of an agent and return it; the error of an unknown one has near names."""
         try:
