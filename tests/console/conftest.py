@@ -59,15 +59,16 @@ class Console:
         await self.page.goto(f"{self.address}#/{path}")
         return self.page
 
-    async def run(self, **body: Any) -> str:
-        """Start a run of an agent, which is made before, and return its id."""
-        tools = body.pop("tools", [])
+    async def define(self, *tools: Any) -> None:
+        """Make the agent ``clerk``."""
         agent = {"name": "clerk", "system_message": "You help.", "tools": tools}
-        made = await self.server.client.post("/v1/agents", json=agent)
-        assert made.status_code in (201, 409), made.text
-        run = await self.server.client.post(
-            "/v1/runs", json={"agent": "clerk", "input": "?", **body}
-        )
+        (await self.server.client.post("/v1/agents", json=agent)).raise_for_status()
+
+    async def run(self, *tools: Any) -> str:
+        """Make the agent ``clerk``, start a run of it, and return the run's id."""
+        await self.define(*tools)
+        wanted = {"agent": "clerk", "input": "?"}
+        run = await self.server.client.post("/v1/runs", json=wanted)
         assert run.status_code == 202, run.text
         return str(run.json()["id"])
 

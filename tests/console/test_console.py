@@ -39,7 +39,7 @@ async def test_it_asks_for_a_key_and_then_shows_the_first_page(console: Console)
 async def test_a_run_is_shown_live_to_its_end_and_played_back(console: Console) -> None:
     go_on = asyncio.Event()
     console.model.script(calls(("calculator", {"expression": "6*7"})), gated(go_on, text(HOSTILE)))
-    run_id = await console.run(tools=[{"type": "builtin", "name": "calculator"}])
+    run_id = await console.run({"type": "builtin", "name": "calculator"})
     page = await console.open(f"runs/{run_id}")
     head = page.locator(".head")
     await expect(head.get_by_text("running")).to_be_visible()
@@ -62,7 +62,7 @@ async def test_a_run_is_shown_live_to_its_end_and_played_back(console: Console) 
 async def test_a_person_approves_and_answers_in_the_run(console: Console) -> None:
     asked = calls(("calculator", {"expression": "9+9"}), ("ask_user", {"question": "Which one?"}))
     console.model.script(asked, text("All done."))
-    run_id = await console.run(tools=[CALCULATOR, ASK])
+    run_id = await console.run(CALCULATOR, ASK)
     page = await console.open(f"runs/{run_id}")
     await expect(page.locator(".head").get_by_text("waiting")).to_be_visible()
     await page.get_by_role("button", name="Edit arguments").click()
@@ -79,13 +79,38 @@ async def test_a_person_approves_and_answers_in_the_run(console: Console) -> Non
 
 async def test_a_person_denies_on_the_page_of_decisions(console: Console) -> None:
     console.model.script(calls(("calculator", {"expression": "9+9"})), text("Then not."))
-    run_id = await console.run(tools=[CALCULATOR])
+    run_id = await console.run(CALCULATOR)
     page = await console.open("interrupts")
     await page.get_by_label("Comment").fill("too dear")
     await page.get_by_role("button", name="Deny").click()
     await expect(page.get_by_text("Nobody waits for you.")).to_be_visible()
     await until(lambda: _status(console, run_id), lambda status: status == "completed")
     assert "too dear" in str(console.model.requests[-1]["messages"])
+
+
+async def test_a_conversation_goes_on_over_runs_and_decisions(console: Console) -> None:
+    console.model.script(
+        text("Hello Ada."), calls(("calculator", {"expression": "9+9"})), text("It is 18.")
+    )
+    await console.define(CALCULATOR)
+    page = await console.open("chat")
+    await page.get_by_label("Agent").select_option("clerk")
+    await page.get_by_role("button", name="Start").click()
+    await page.get_by_label("Message").fill("I am Ada.")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("I am Ada.")).to_be_visible()
+    await expect(page.get_by_role("button", name="Send")).to_be_visible()
+    await page.get_by_label("Message").fill("What is 9+9?")
+    await page.get_by_role("button", name="Send").click()
+    await page.get_by_role("button", name="Approve").click()
+    await expect(page.get_by_text("It is 18.")).to_be_visible()
+    await expect(page.get_by_role("button", name="Send")).to_be_visible()
+    assert "I am Ada." in str(console.model.requests[-1]["messages"])
+    await page.reload()
+    for said in ("I am Ada.", "What is 9+9?", "It is 18."):
+        await expect(page.get_by_text(said)).to_have_count(1)
+    await page.get_by_text("step").click()
+    await expect(page.get_by_text("18", exact=True)).to_be_visible()
 
 
 async def test_a_run_is_cancelled_and_run_again_by_keyboard(console: Console) -> None:
@@ -118,13 +143,14 @@ async def test_no_page_has_a_violation_of_accessibility(console: Console, colour
     console.model.script(
         calls(("calculator", {"expression": "9+9"}), ("ask_user", {"question": "Which one?"}))
     )
-    run_id = await console.run(tools=[CALCULATOR, ASK])
+    run_id = await console.run(CALCULATOR, ASK)
     await until(lambda: _status(console, run_id), lambda status: status == "waiting")
     page = console.page
     shown = {
         "": page.get_by_text("waiting", exact=True),
         "runs": page.get_by_role("link", name=run_id[:4]),
         "interrupts": page.get_by_role("button", name="Approve"),
+        "chat": page.get_by_label("Agent"),
         "nowhere": page.get_by_role("heading", name="There is no such page"),
         f"runs/{run_id}": page.get_by_role("button", name="Approve"),
     }

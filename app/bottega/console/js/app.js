@@ -5,6 +5,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 
 import { connected, get, isKept, key, needsKey, useKey } from "./api.js";
 import { html } from "./html.js";
+import { Chat } from "./pages/chat.js";
 import { Home } from "./pages/home.js";
 import { Interrupts } from "./pages/interrupts.js";
 import { Run } from "./pages/run.js";
@@ -17,6 +18,7 @@ const PLACES = [
   [[], "Home"],
   [["runs"], "Runs"],
   [["interrupts"], "Waiting for you"],
+  [["chat"], "Chat"],
 ];
 const asksForKey = signal(false);
 
@@ -24,6 +26,7 @@ function page({ path: [area, id], query }) {
   if (!area) return html`<${Home} />`;
   if (area === "runs" && id) return html`<${Run} key=${id} id=${id} query=${query} />`;
   if (area === "runs") return html`<${Runs} query=${query} />`;
+  if (area === "chat") return html`<${Chat} query=${query} />`;
   if (area === "interrupts") return html`<${Interrupts} />`;
   return html`<div class="head"><h1>There is no such page</h1></div><p><${Link} path=${[]}>Go to the first page<//></p>`;
 }

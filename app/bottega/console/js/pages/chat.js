@@ -1,0 +1,169 @@
+/** A conversation with an agent: what was said in a session, the answer as it comes, decisions. */
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+
+import { post, postOnce, withQuery } from "../api.js";
+import { excerpt } from "../format.js";
+import { html } from "../html.js";
+import { useData } from "../load.js";
+import { Button, Empty, Link, Loaded, Panel, Status, Time } from "../parts/basics.js";
+import { Decision } from "../parts/decision.js";
+import { watch } from "../run/live.js";
+import { isFinal, RunState } from "../run/state.js";
+import { go } from "../router.js";
+
+export function Chat({ query }) {
+  return query.session
+    ? html`<${Conversation} key=${query.session} session=${query.session} agent=${query.agent} />`
+    : html`<${Choice} />`;
+}
+
+/** Choose an agent for a new conversation, or go on with an old one. */
+function Choice() {
+  const agents = useData("/v1/agents?limit=100");
+  const sessions = useData("/v1/sessions?limit=20&order=desc", { everyMs: 10_000 });
+  const start = (event) => {
+    event.preventDefault();
+    const agent = new FormData(event.target).get("agent");
+    go(["chat"], { agent, session: `chat-${crypto.randomUUID()}` });
+  };
+  return html`
+    <div class="head"><h1>Chat</h1></div>
+    <${Panel} title="A new conversation">
+      <${Loaded} from=${agents} what="agents">${(page) => page.items.length
+        ? html`<form class="body inline" onSubmit=${start}><label>Agent <select name="agent">${page.items.map((each) => html`<option value=${each.name}>${each.name}</option>`)}</select></label>
+            <button class="button primary">Start</button></form>`
+        : html`<${Empty} title="There is no agent yet."><p>Define one with <code>POST /v1/agents</code>.</p><//>`}<//>
+    <//>
+    <${Panel} title="Go on with">
+      <${Loaded} from=${sessions} what="sessions">${(page) => page.items.length
+        ? html`<ul class="rows">${page.items.map((each) => html`<li key=${each.id}><${Link} path=${["chat"]} query=${{ session: each.id }}>${each.id}<//>
+            <span class="small soft">${each.user ? ` user ${each.user}` : ""}</span></li>`)}</ul>`
+        : html`<${Empty} title="There is no session yet." />`}<//>
+    <//>`;
+}
+
+/** The last run of a session while it is not over, with its state as events come. */
+function useRun(id, onEnd) {
+  const [, redraw] = useState(0);
+  const state = useMemo(() => new RunState(), [id]);
+  useEffect(() => {
+    if (!id) return undefined;
+    const onEvents = (events) => {
+      for (const event of events) state.apply(event);
+      redraw((n) => n + 1);
+    };
+    return watch(id, { onEvents, onState: (link) => ["ended", "gone"].includes(link) && onEnd(state) });
+  }, [id]);
+  return state;
+}
+
+function Conversation({ session, agent: wanted }) {
+  const base = `/v1/sessions/${encodeURIComponent(session)}`;
+  const [began, setBegan] = useState(false);
+  const last = useData(withQuery("/v1/runs", { session_id: session, limit: 1, order: "desc" }));
+  const latest = last.data?.items[0];
+  const agent = wanted ?? latest?.agent;
+  const said = useData(latest || began ? withQuery(`${base}/messages`, { limit: 100, order: "desc", agent }) : null);
+  const [sent, setSent] = useState(null);
+  const [error, setError] = useState(null);
+  const open = sent?.id ?? (latest && !isFinal(latest.status) ? latest.id : null);
+  const reload = async (state) => {
+    setBegan(true);
+    await said.reload();
+    await last.reload();
+    setSent(null);
+    if (state.error) setError(`${state.error.code}: ${state.error.message}`);
+  };
+  const state = useRun(open, reload);
+  const end = useRef(null);
+  const messages = [...(said.data?.items ?? [])].reverse();
+  const root = state.tasks.values().next().value;
+  useEffect(() => end.current?.scrollIntoView({ block: "end" }), [messages.length, open, root?.live?.text]);
+
+  const send = async (text) => {
+    setError(null);
+    try {
+      setSent(await postOnce("/v1/runs", { agent, session_id: session, input: text }));
+    } catch (problem) {
+      setError(problem.message);
+      throw problem;
+    }
+  };
+  const pending = [...state.interrupts.values()].filter((each) => each.status === "pending");
+  const shown = new Set(messages.map((each) => each.run_id));
+  const question = sent && !shown.has(sent.id) ? sent.input : null;
+  return html`
+    <div class="head"><div><h1>${agent ?? "Chat"}</h1><p class="soft small">session <span class="mono">${session}</span></p></div>
+      <div class="actions">${open && html`<${Status} value=${state.status} /><${Link} path=${["runs", open]} class="small">Show the run<//>`}
+        <${Button} onClick=${() => go(["chat"])}>Other conversations<//></div></div>
+    <section class="chat panel" aria-label="Conversation">
+      ${said.error && html`<p class="note bad" role="alert">${said.error.message}</p>`}
+      ${!messages.length && !question && html`<${Empty} title="Say something." />`}
+      ${said.data?.next_cursor && html`<p class="small soft">Only the last 100 messages are shown.</p>`}
+      ${inSteps(messages).map((each) => each.steps
+        ? html`<details key=${each.key} class="said tool-said"><summary>${each.steps.length} ${each.steps.length === 1 ? "step" : "steps"}: <span class="soft small">${each.names}</span></summary>
+            ${each.steps.map((step) => html`<${Said} key=${keyOf(step)} message=${step} />`)}</details>`
+        : html`<${Said} key=${keyOf(each)} message=${each} />`)}
+      ${question && html`<div class="said user"><pre class="text">${question}</pre></div>`}
+      ${open && !shown.has(open) && html`<${Coming} state=${state} root=${root} />`}
+      ${pending.map((each) => html`<${Decision} key=${each.id} interrupt=${each} />`)}
+      ${error && html`<p class="note bad" role="alert">${error}</p>`}
+      <div ref=${end} class="end"></div>
+    </section>
+    <${Composer} busy=${open !== null} disabled=${!agent} onSend=${send} onStop=${() => post(`/v1/runs/${open}/cancel`).catch((problem) => setError(problem.message))} />`;
+}
+
+const keyOf = (message) => `${message.run_id}:${message.seq}:${message.role}:${message.tool_call_id ?? ""}`;
+
+/** Messages, with those between question and answer put together as the steps of a run. */
+function inSteps(messages) {
+  const found = [];
+  for (const message of messages) {
+    const isStep = message.role === "tool" || (message.role === "assistant" && message.tool_calls?.length > 0);
+    const last = found.at(-1);
+    if (!isStep) found.push(message);
+    else if (last?.steps && last.run === message.run_id) last.steps.push(message);
+    else found.push({ key: `steps ${keyOf(message)}`, run: message.run_id, steps: [message] });
+  }
+  for (const each of found) {
+    if (each.steps) each.names = [...new Set(each.steps.flatMap((step) => step.tool_calls?.map((call) => call.name) ?? []))].join(", ");
+  }
+  return found;
+}
+
+function Said({ message }) {
+  if (message.role === "tool") return html`<p class="small soft">result of <code>${message.name}</code></p><pre class="value">${message.content}</pre>`;
+  return html`<div class=${`said ${message.role} ${message.discarded ? "discarded" : ""}`}>
+    ${message.content && html`<pre class="text">${message.content}</pre>`}
+    ${message.tool_calls?.map((call) => html`<p class="small soft">calls <code>${call.name}</code> <code>${excerpt(JSON.stringify(call.arguments), 120)}</code></p>`)}
+    <p class="small soft">${message.discarded ? "of a run that did not complete · " : ""}<${Time} at=${message.at} /></p></div>`;
+}
+
+/** The answer that is being made: its text, and what the agents do. */
+function Coming({ state, root }) {
+  const doing = [...state.tasks.values()].flatMap((task) => task.tools.filter((tool) => tool.status === "running").map((tool) => tool.name));
+  return html`<div class="said assistant" aria-live="polite" aria-busy="true">
+    <pre class="text">${root?.live?.text || root?.output || ""}</pre>
+    <p class="small soft"><span class="spinner" aria-hidden="true"></span> ${doing.length ? `calls ${doing.join(", ")}` : state.status === "waiting" ? "waits for you" : "thinks"}</p></div>`;
+}
+
+function Composer({ busy, disabled, onSend, onStop }) {
+  const [text, setText] = useState("");
+  const send = async (event) => {
+    event?.preventDefault();
+    const said = text.trim();
+    if (!said || busy) return;
+    setText("");
+    try {
+      await onSend(said);
+    } catch {
+      setText(said);
+    }
+  };
+  const onKeyDown = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && send(event);
+  return html`<form class="composer" onSubmit=${send}>
+    <label class="grow">Message <textarea rows="2" value=${text} disabled=${disabled} placeholder="Enter sends, Shift+Enter begins a line"
+      onInput=${(e) => setText(e.target.value)} onKeyDown=${onKeyDown}></textarea></label>
+    ${busy ? html`<${Button} kind="danger" onClick=${onStop}>Stop<//>` : html`<button class="button primary" disabled=${disabled || !text.trim()}>Send</button>`}
+  </form>`;
+}
