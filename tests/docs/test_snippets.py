@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from asyncio.subprocess import PIPE, STDOUT
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -58,11 +59,24 @@ async def execute(*command: str, cwd: Path, **environment: str) -> None:
     [page for page in PAGES if any(kind == "python" for _, kind, _ in blocks(page))],
     ids=lambda page: page.name,
 )
-async def test_python_snippets_work(page: Path, tmp_path: Path) -> None:
-    """Run a page's Python blocks as one program."""
+async def test_python_snippets_work(
+    page: Path, tmp_path: Path, settings: Settings, database_url: str
+) -> None:
+    """Run a page's Python blocks as one program, with a server of its own if it needs one."""
+    text = "\n".join(code for _, kind, code in blocks(page) if kind == "python")
     program = tmp_path / "program.py"
-    program.write_text("\n".join(code for _, kind, code in blocks(page) if kind == "python"))
-    async with FakeModel() as model, Anthropic() as anthropic, Gemini() as gemini:
+    program.write_text(text)
+    async with (
+        FakeModel() as model,
+        Anthropic() as anthropic,
+        Gemini() as gemini,
+        AsyncExitStack() as stack,
+    ):
+        address = {}
+        if '"BOTTEGA"' in text:
+            asking = settings.model_copy(update={"openai_base_url": model.base_url})
+            server = await stack.enter_async_context(running(asking, database_url, worker=True))
+            address = {"BOTTEGA": f"http://127.0.0.1:{server.port}"}
         await execute(
             sys.executable,
             str(program),
@@ -74,6 +88,7 @@ async def test_python_snippets_work(page: Path, tmp_path: Path) -> None:
             GOOGLE_GEMINI_BASE_URL=gemini.base_url,
             GEMINI_API_KEY="test-key",
             PYTHONPATH=str(ROOT / "app"),
+            **address,
         )
         assert model.requests
         assert not [*anthropic.refusals, *gemini.refusals]
