@@ -49,14 +49,17 @@ END $$;
 CREATE OR REPLACE FUNCTION turns_until(p_tenant uuid, p_last uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_turns uuid[] := ARRAY(
-        WITH RECURSIVE turns AS (
-            SELECT id, turn FROM runs WHERE tenant_id = p_tenant AND id = ANY (p_last)
-            UNION ALL
-            SELECT r.id, r.turn FROM turns t
-            JOIN runs r ON r.tenant_id = p_tenant AND r.id = (t.turn ->> 'base')::uuid)
-        SELECT id FROM turns);
+    v_turns uuid[] := '{}';
+    v_next uuid;
 BEGIN
+    -- A loop: what a recursive query knows of each step's rows is a guess, and its plan may be bad.
+    FOREACH v_next IN ARRAY p_last LOOP
+        WHILE v_next IS NOT NULL LOOP
+            v_turns := v_turns || v_next;
+            v_next := (SELECT (turn ->> 'base')::uuid FROM runs
+                       WHERE tenant_id = p_tenant AND id = v_next);
+        END LOOP;
+    END LOOP;
     RETURN ARRAY(SELECT id FROM runs WHERE tenant_id = p_tenant AND id = ANY (v_turns)
                  ORDER BY id FOR KEY SHARE);
 END $$;
