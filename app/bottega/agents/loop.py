@@ -25,12 +25,12 @@ from bottega.agents.messages import (
 )
 from bottega.agents.output import OUTPUT_INVALID, Objection, OutputCheck
 from bottega.agents.policy import unmet
-from bottega.agents.provider import LLMProvider, ToolSchema
+from bottega.agents.provider import LLMProvider, ToolSchema, answer_from
 from bottega.agents.query import Query, QueryFailed, delta_listener, fire, options_of
 from bottega.agents.shared_memory import inject_shared_memory, publish_answer
 from bottega.agents.tool_calls import after_tools, answer_calls
 from bottega.agents.tools import ToolBase
-from bottega.errors import BottegaError, ModelError, is_internal
+from bottega.errors import ModelError
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ class QueryLoop:
         self._before = tuple(self.agent.conversation_history)
         self._withheld: list[StandardMessage] = []
         self._pending = PendingAnswer()
+        self._heard_at = 0
         self._reached = ""
         self._good: list[StandardMessage] = []
         self._tools: list[ToolBase] = []
@@ -124,18 +125,37 @@ class QueryLoop:
             logger.exception("a hook on query_end failed; the query had failed before: %s", text)
 
     async def _iterate(self) -> AssistantResponse:
-        query, step = self.query, await self._begin()
-        while isinstance(step, RunAgain):
-            if self._is_last:
+        step = await self._begin()
+        while True:
+            if isinstance(step, FinalAnswer):
+                if not self._is_told_more(step):
+                    return await self._finish(step)
+            elif not self._hear() and self._is_last:
                 return await self._exhausted()
-            query.iteration += 1
+            self.query.iteration += 1
             step = await self._step()
-        return await self._finish(step)
 
     @property
     def _is_last(self) -> bool:
-        """True in the last iteration."""
-        return self.query.iteration >= self.agent.max_iterations
+        """True in the last iteration; a user's message restarts the count."""
+        return self.query.iteration - self._heard_at >= self.agent.max_iterations
+
+    def _hear(self, *said: StandardMessage, answered: bool = False) -> bool:
+        """Put messages that a user has sent into the history, after ``said``; true if any."""
+        query = self.query
+        if query.recorder.inbox is None or self._pending.kept:
+            return False
+        if not (told := query.recorder.inbox.due(query, answered=answered)):
+            return False
+        query.messages += tuple(told)
+        self.agent.conversation_history += [*said, *told]
+        self._heard_at = query.iteration
+        return True
+
+    def _is_told_more(self, answer: FinalAnswer) -> bool:
+        """Go on after an answer, if a user has sent messages meanwhile."""
+        own = [without_calls(answer.message)] if answer.reason in _SAID else []
+        return self._hear(*own, *answer.deferred, answered=True)
 
     async def _begin(self) -> NextStep:
         if AgentEvent.QUERY_START in self.agent.hooks:
@@ -239,24 +259,8 @@ class QueryLoop:
             options = replace(options, params=options.params.without_tool_choice())
         if most is not None:
             options = replace(options, max_output_tokens=most)
-        try:
-            message = await self.provider.invoke(
-                self._messages,
-                self._schemas,
-                options=options,
-                on_delta=delta_listener(self.query),
-            )
-        except Exception as error:
-            if isinstance(error, ModelError) or is_internal(error):
-                raise
-            code = error.code if isinstance(error, BottegaError) else "provider_failed"
-            raise ModelError(f"{type(error).__name__}: {error}", code=code) from error
-        if not isinstance(message, AssistantMessage):
-            raise ModelError(
-                f"the provider returned {type(message).__name__}, not an AssistantMessage",
-                code="provider_failed",
-            )
-        return message
+        on_delta = delta_listener(self.query)
+        return await answer_from(self.provider, self._messages, self._schemas, options, on_delta)
 
     def _keeps_tool_choice(self) -> bool:
         """Return true if the agent's choice of tools holds for this call; it needs tools."""

@@ -102,6 +102,17 @@ class PromptMemory(Protocol):
         """
 
 
+class InboxPort(Protocol):
+    """Messages that users send while a query is under way."""
+
+    def due(self, query: "Query", *, answered: bool) -> Sequence[StandardMessage]:
+        """Return the messages to put into the history now, before the next model call.
+
+        Args:
+            answered: true if otherwise the query's last answer was final.
+        """
+
+
 class RecallPort(Protocol):
     """The part of :class:`Recall` that a query needs."""
 
@@ -136,7 +147,7 @@ class Query:
 
     Attributes:
         agent: the agent that runs it (for a stateless sub-agent, the copy).
-        messages: the query's own messages, as in the history.
+        messages: the query's own messages, as in the history; also those sent while it runs.
         parent: the query whose tool call made this one; ``None`` for the root.
         path: place in the tree, equal on every replay; the root's is empty.
         iteration: 1-based; 0 before the first.
@@ -205,9 +216,11 @@ class Recorder:
     Attributes:
         swarm: the run's ``Swarm`` of asynchronous sub-agents, if it exists already.
         files: loads the run's stored files; ``None``: there are none.
+        inbox: messages of users for the root; ``None``: there are none.
     """
 
     swarm: object = None
+    inbox: InboxPort | None = None
     files: FileLoader | None = None
 
     def query_started(self, query: Query) -> None:

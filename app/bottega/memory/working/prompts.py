@@ -58,9 +58,10 @@ class RunMemory:
     Within the limit, the prompt is the history. A longer one shrinks to three quarters of the
     limit, so that the beginning of prompts changes rarely: first, answers of old tool calls become
     a summary with a reference; then whole blocks (a message with its calls and all answers) are
-    removed, the oldest first. The agent's system message, tools, shared context, the current query
-    and the newest block always stay. After the shared context, one fenced message presents the
-    task, retrieved memory and the list of removed messages, if there are any.
+    removed, the oldest first. The agent's system message, tools, shared context, the current query,
+    what its user said meanwhile, and the newest block always stay. After the shared context, one
+    fenced message presents the task, retrieved memory and the list of removed messages, if there
+    are any.
 
     Args:
         working: holds retrieved memory and the task before the query; receives the answers of tools
@@ -192,7 +193,7 @@ class RunMemory:
             self._seen, self._blocks, self._ready = [], [], 0
             self._show()
             self._pinned = {id(message) for message in history[: self._head]}
-            self._pinned.update(map(id, query.messages))
+        self._pinned.update(map(id, query.messages))
         new = history[len(self._seen) :]
         self._seen += new
         count = self.working.count
