@@ -256,6 +256,12 @@ class FencedError(BottegaError):
     code = "fenced"
 
 
+class UnreadMessagesError(BottegaError):
+    """A run may not end: it has not read a message that was sent to it."""
+
+    code = "unread"
+
+
 def is_internal(error: Exception) -> bool:
     """Return true for an internal error of Bottega, false for a failure of the model."""
     return isinstance(error, BottegaError) and error.kind is ErrorKind.INTERNAL

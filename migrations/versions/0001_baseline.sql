@@ -378,6 +378,8 @@ CREATE TABLE runs (
     output jsonb,
     -- The answer, parsed; null: it has no schema.
     output_json jsonb,
+    -- Number of the messages that were sent to it.
+    messages smallint NOT NULL DEFAULT 0,
     CONSTRAINT pk_runs PRIMARY KEY (tenant_id, id),
     CONSTRAINT fk_runs_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
     CONSTRAINT ck_runs_memory CHECK (memory IN ('off', 'read', 'full')),
@@ -508,6 +510,22 @@ CREATE TABLE interrupts (
 CREATE INDEX ix_interrupts_list ON interrupts (tenant_id, created_at, id);
 CREATE INDEX ix_interrupts_run ON interrupts (tenant_id, run_id);
 CREATE INDEX ix_interrupts_pending ON interrupts (expires_at) WHERE status = 'pending';
+
+-- Messages that users sent to runs under way. The log says which of them a run's agent was given.
+CREATE TABLE run_messages (
+    tenant_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    -- 1, 2, 3 … in the order in which the agent gets them.
+    number smallint NOT NULL,
+    id uuid NOT NULL DEFAULT uuidv7(),
+    -- A text, or a list of parts.
+    content jsonb NOT NULL,
+    principal text,
+    sent_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_run_messages PRIMARY KEY (tenant_id, run_id, number),
+    CONSTRAINT fk_run_messages_tenant_id_run_id_runs
+        FOREIGN KEY (tenant_id, run_id) REFERENCES runs (tenant_id, id) ON DELETE CASCADE
+);
 
 -- The event log of runs, in rows of consecutive events, one JSON object a line (see steps.sql).
 -- No foreign key, as for all that steps write: the head proves that the run exists. Code that

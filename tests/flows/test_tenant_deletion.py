@@ -164,6 +164,11 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         run["id"],
     )
     await owner.execute(
+        "INSERT INTO run_messages (tenant_id, run_id, number, content)"
+        " SELECT tenant_id, id, 1, '\"x\"' FROM runs WHERE id = $1",
+        run["id"],
+    )
+    await owner.execute(
         "INSERT INTO run_queue (tenant_id, run_id, turn, priority, due_at)"
         " SELECT tenant_id, id, 0, 5, now() + interval '1 day' FROM runs WHERE id = $1",
         run["id"],

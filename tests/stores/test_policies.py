@@ -78,6 +78,7 @@ async def fill(server: Running, url: str) -> None:
     await server.frames(f"/v1/runs/{run_id}/ws")
     await server.owner.execute(ASKED, UUID(run_id))
     assert (await client.post("/v1/sessions/s/fork")).status_code == 201
+    await server.owner.execute(SENT, UUID(run_id))
     gone = {"name": "gone", "system_message": "x"}
     assert (await client.post("/v1/agents", json=gone)).status_code == 201
     assert (await client.delete("/v1/agents/gone")).status_code == 204
@@ -95,6 +96,9 @@ ASKED = """
                             created_at, expires_at)
     SELECT tenant_id, id, id, 'question', 1, 'ask_user', 'a', '{}', now(), now() + interval '1 day'
     FROM runs WHERE id = $1"""
+SENT = """
+    INSERT INTO run_messages (tenant_id, run_id, number, content)
+    SELECT tenant_id, id, 1, '"x"' FROM runs WHERE id = $1"""
 
 
 async def other_tenant(owner: asyncpg.Pool) -> UUID:

@@ -175,7 +175,7 @@ async def test_every_unfinished_state_can_be_cancelled(
     wished = "SELECT id FROM tasks WHERE cancel_requested_at IS NOT NULL"
     marked = {found["id"] for found in await owner.fetch(wished)}
     assert marked == {root, below["queued"], below["streaming"], below["waiting"]}
-    wishes = await database.pool.fetch("SELECT * FROM cancel_wishes($1, $2)", [run[0]], [run[1]])
+    wishes = await database.pool.fetch("SELECT * FROM run_wishes($1, $2)", [run[0]], [run[1]])
     assert {found["task_id"] for found in wishes} == marked
     await database.pool.execute("SELECT hand_back($1, $2, 1)", *run)
     again = await claim(database.pool, steps.journal.run_id)

@@ -138,7 +138,7 @@ runs = _table(
     text="status mode agent graph session_id user_id stop_reason webhook_url memory principal",
     json="session_base turn input pinned cost_budget overrides output_schema output output_json "
     "error usage spent spent_beside metadata attempts",
-    number="priority token_budget carried_seq attempt last_seq slot",
+    number="priority token_budget carried_seq attempt last_seq slot messages",
     real="timeout_s queue_timeout_s",
     time="created_at queued_at cancel_requested_at started_at deadline waiting_since ended_at",
 )
@@ -149,6 +149,14 @@ interrupts = _table(
     number="call",
     json="arguments schema resolved_by resolution",
     time="created_at expires_at resolved_at",
+)
+run_messages = _table(
+    "run_messages",
+    uuid="tenant_id run_id id",
+    text="principal",
+    number="number",
+    json="content",
+    time="sent_at",
 )
 tasks = _table(
     "tasks",

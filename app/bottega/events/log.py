@@ -12,7 +12,7 @@ from pydantic_core import from_json
 
 from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_rows
-from bottega.errors import FencedError, UnavailableError
+from bottega.errors import FencedError, UnavailableError, UnreadMessagesError
 from bottega.events.frames import Filter
 from bottega.events.steps import STEP_EVENTS, Step, events_of
 from bottega.events.types import FINAL_EVENT_TYPES, Event
@@ -148,7 +148,8 @@ async def append_steps(pool: asyncpg.Pool, steps: Sequence[Step]) -> list[str]:
 
     Returns:
         For each ``stored``, ``repeated`` (it was stored before), ``refused`` (the run belongs to a
-        newer attempt, or is over) or ``busy`` (send it alone; then it waits for the run's locks).
+        newer attempt, or is over), ``unread`` (it ends a run that must read a message first) or
+        ``busy`` (send it alone; then it waits for the run's locks).
     """
     columns = map(list, zip(*steps, strict=True))
     answers: list[str] = await pool.fetchval(_APPEND, *columns)
@@ -165,6 +166,7 @@ async def append_step(
 
     Raises:
         FencedError: the run belongs to a newer attempt, or is over.
+        UnreadMessagesError: it ends a run that must read a message first.
     """
 
     async def ask() -> list[str]:
@@ -173,11 +175,13 @@ async def append_step(
 
     (answer,) = await persist(ask)
     if answer not in ("stored", "repeated"):
-        raise fenced(step)
+        raise refusal(step, answer)
 
 
-def fenced(step: Step) -> FencedError:
-    """Return the error for a step of a run that was lost."""
+def refusal(step: Step, answer: str) -> FencedError | UnreadMessagesError:
+    """Return the error for a step that will never be stored."""
+    if answer == "unread":
+        return UnreadMessagesError(f"run {step.run_id} has not read a message")
     return FencedError(
         f"run {step.run_id} is not at attempt {step.attempt}, event {step.after} any more"
     )

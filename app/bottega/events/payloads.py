@@ -75,6 +75,24 @@ class LlmCompleted(NamedTuple):
         return calls
 
 
+class MessageDelivered(NamedTuple):
+    """Data of ``message.delivered``: a user's message, given before a model call.
+
+    Attributes:
+        content: a text, or parts.
+        answered: true if the agent had given an answer that would have been its last.
+    """
+
+    message_id: str
+    call: int
+    content: str | Sequence[Data]
+    answered: bool
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        return cls(data["message_id"], data["call"], data["content"], data.get("answered", False))
+
+
 class ToolStarted(NamedTuple):
     """Data of ``tool.started``."""
 

@@ -27,6 +27,8 @@ class EventType(StrEnum):
     LLM_FAILED = "llm.failed"
     LLM_CANCELLED = "llm.cancelled"
     ANSWER_REJECTED = "answer.rejected"
+    MESSAGE_RECEIVED = "message.received"
+    MESSAGE_DELIVERED = "message.delivered"
     INTERRUPT_CREATED = "interrupt.created"
     INTERRUPT_RESOLVED = "interrupt.resolved"
     TOOL_STARTED = "tool.started"

@@ -373,6 +373,11 @@ def query_of(value: str | list[dict[str, Any]]) -> str | list[StandardMessage]:
     return [_message(_ROLES[message["role"]], message["content"]) for message in value]
 
 
+def user_message(content: Any) -> StandardMessage:
+    """Return a user's message; ``content``: a text or parts."""
+    return _message(HumanMessage, content)
+
+
 def _message(
     kind: type[SystemMessage | HumanMessage | AssistantMessage],
     content: str | list[dict[str, Any]],

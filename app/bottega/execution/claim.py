@@ -16,7 +16,7 @@ from bottega.events import log
 from bottega.execution.leases import lease_s
 
 _TAKE = "SELECT * FROM take_runs($1, $2, $3, $4, $5)"
-_HAND_BACK = "SELECT hand_back($1, $2, $3, $4, $5)"
+_HAND_BACK = "SELECT hand_back($1, $2, $3, $4, $5, $6)"
 _GIVE_UP = "SELECT give_up($1, $2, $3, $4)"
 _UNREADABLE = '{"code": "internal", "message": "what the run needs could not be read"}'
 _TAKE_S = 5.0
@@ -63,6 +63,7 @@ class ClaimedRun:
         cost_budget: ``amount`` and ``currency`` that it may spend; ``None``: no limit.
         memory: ``off``, ``read`` or ``full``.
         salt: of the tenant, for random assignments.
+        messages: number of those that were sent to it.
         assigned_as: the run whose assignment it gets: the first of a series of retries, or itself.
     """
 
@@ -103,6 +104,7 @@ class ClaimedRun:
     memory: str
     salt: UUID
     assigned_as: UUID
+    messages: int = 0
 
     @classmethod
     def decoded(cls, tenant_id: UUID, run_id: UUID, attempt: int, claim: str) -> Self:
@@ -219,15 +221,17 @@ async def hand_back(
     run: ClaimedRun,
     pause_s: float | None = None,
     interrupts: Sequence[UUID] = (),
+    cause: str = "drain",
 ) -> None:
     """Leave a claimed run to the next worker. It is repeated while the database is away.
 
     Args:
         pause_s: seconds until it may be taken, without a slot; ``None``: at once.
         interrupts: what it waits for, until people decide; then it holds no slot.
+        cause: of the next attempt, if it waits for neither.
     """
     await log.persist(
         lambda: pool.execute(
-            _HAND_BACK, run.tenant_id, run.run_id, run.attempt, pause_s, interrupts
+            _HAND_BACK, run.tenant_id, run.run_id, run.attempt, pause_s, interrupts, cause
         )
     )

@@ -3,16 +3,15 @@
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
 import asyncpg
 import structlog
 
-from bottega.agents import AssistantResponse
-from bottega.errors import BottegaError, FencedError
+from bottega.errors import FencedError, UnreadMessagesError
 from bottega.events import log
 from bottega.events.payloads import warning
 from bottega.events.types import Event, EventType, RunStatus
@@ -35,7 +34,9 @@ from bottega.execution.replay import fold
 from bottega.execution.retrieval import MemorySources
 from bottega.execution.step_writer import StepWriter
 from bottega.execution.turns.conversation import conversation_of
+from bottega.execution.turns.ends import broken, end_of
 from bottega.execution.turns.messages import split_turns
+from bottega.execution.waiting.inbox import take_messages
 from bottega.execution.waiting.interrupts import take_decisions
 from bottega.execution.waiting.loops import Wait
 from bottega.execution.waiting.tasks import Soon
@@ -139,6 +140,15 @@ class Executor:
         }
         await take_decisions(self.pool, asking)
 
+    async def take_messages(self, sent: Mapping[UUID, int]) -> None:
+        """Let the runs here have what users sent to them; ``sent``: number of messages, by run."""
+        here = {
+            run_id: (entry.tenant_id, entry.recorder.inbox, sent[run_id])
+            for run_id in sent
+            if (entry := self._under_way.get(run_id)) is not None and entry.recorder is not None
+        }
+        await take_messages(self.pool, here)
+
     async def hand_back_waiting(self) -> None:
         """Hand back the runs that only wait for a model that is down, when this worker stops."""
         await self.stopping.wait()
@@ -215,10 +225,13 @@ class Executor:
             await self._take_to_its_end(entry.recorder, run, entry)
         except FencedError:
             bound.warning("run.fenced")
+        except UnreadMessagesError:
+            entry.held = None
+            await self._hand_back(run, journal, Wait(0.0), "message")
         except asyncio.CancelledError:
             if not entry.task.cancelling():  # something in the run cancelled itself
-                broken = _broken(entry.recorder, run, _SELF_CANCELLED, timed_out=False)
-                await self._finish(entry.recorder, broken)
+                end = broken(_SELF_CANCELLED, run_id, entry.recorder.spent)
+                await self._finish(entry.recorder, end)
             elif entry.lost:
                 entry.task.uncancel()
                 bound.warning("run.fenced")
@@ -254,12 +267,14 @@ class Executor:
         else:
             await self._go_on(recorder, run, entry)
 
-    async def _hand_back(self, run: ClaimedRun, journal: Journal, wait: Wait) -> None:
+    async def _hand_back(
+        self, run: ClaimedRun, journal: Journal, wait: Wait, cause: str = "drain"
+    ) -> None:
         """Leave the run to the next worker, after committing what is known of it."""
         with contextlib.suppress(Exception):
             await journal.commit()
         await journal.close()
-        await hand_back(self.pool, run, wait.pause_s, wait.interrupts)
+        await hand_back(self.pool, run, wait.pause_s, wait.interrupts, cause)
 
     async def _end_tasks(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
         """End the asynchronous tasks of a run that ends before it could resume them."""
@@ -279,7 +294,7 @@ class Executor:
     async def _finish(self, recorder: JournalRecorder, end: End) -> None:
         """Write the run's end, after settling its tenant's day budget."""
         await self._settle(recorder)
-        await recorder.journal.finish(end)
+        await recorder.journal.finish(replace(end, messages=recorder.inbox.read))
         if recorder.journal.episode_recorder is not None:
             self.episode_stored()
 
@@ -303,6 +318,8 @@ class Executor:
         try:
             events = await self._earlier_events(journal)
             journal.replay = fold(events, journal.carried_seq)
+            recorder.inbox.open()
+            await self.take_messages({run.run_id: run.messages})
             if journal.replay.asked_people:
                 await take_decisions(self.pool, {run.run_id: (run.tenant_id, recorder.interrupts)})
             async with limit:
@@ -314,11 +331,12 @@ class Executor:
                 else:
                     end = await self._work(recorder, run)
             await self._finish(recorder, end)
-        except FencedError:
+        except (FencedError, UnreadMessagesError):
             raise
         except Exception as error:
-            broken = _broken(recorder, run, error, timed_out=limit.expired())
-            await self._finish(recorder, broken)
+            timeout_s = run.timeout_s if limit.expired() else None
+            end = broken(error, run.run_id, recorder.spent, timeout_s=timeout_s)
+            await self._finish(recorder, end)
 
     async def _work(self, recorder: JournalRecorder, run: ClaimedRun) -> End:
         """Run the agents; return the run's end."""
@@ -359,41 +377,3 @@ def _lose(entry: _UnderWay) -> None:
         return  # it is ending; if it was lost before, the database refuses the end
     entry.lost = True
     entry.task.cancel()
-
-
-def _broken(
-    recorder: JournalRecorder, run: ClaimedRun, error: Exception, *, timed_out: bool
-) -> End:
-    """Return the end of a run that raised an error."""
-    usage = recorder.spent
-    if timed_out and isinstance(error, TimeoutError):
-        detail = f"the run took longer than its timeout_s of {run.timeout_s:g} s"
-        return End(RunStatus.TIMEOUT, error={"code": "timeout", "message": detail}, usage=usage)
-    if isinstance(error, BottegaError):
-        failure = {"code": error.code, "message": error.detail}
-        return End(RunStatus.FAILED, error=failure, usage=usage)
-    logger.error("run.broken", run_id=str(recorder.journal.run_id), exc_info=error)
-    detail = "an internal error ended the run; the worker's log says more"
-    return End(RunStatus.FAILED, error={"code": "internal", "message": detail}, usage=usage)
-
-
-def end_of(response: AssistantResponse, answer_seq: int | None) -> End:
-    """Return the end of a run from the root's response. Pure."""
-    if not response.is_answer:
-        failure = response.error or ""
-        error = {"code": response.error_code or "agent_failed", "message": failure}
-        return End(
-            RunStatus.FAILED,
-            output=response.content or None,
-            error=error,
-            stop_reason=response.stop_reason,
-            usage=response.usage,
-        )
-    return End(
-        RunStatus.COMPLETED,
-        output=response.content,
-        output_json=response.output_json,
-        stop_reason=response.stop_reason,
-        usage=response.usage,
-        answer_seq=answer_seq,
-    )

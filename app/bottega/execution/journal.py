@@ -11,7 +11,7 @@ A step is all events since the last commit, stored by one statement. Steps are c
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +20,7 @@ import structlog
 
 from bottega.agents.messages import AgentUsage, Usage
 from bottega.clock import monotonic
+from bottega.errors import UnreadMessagesError
 from bottega.events import log
 from bottega.events.payloads import EventError, warning
 from bottega.events.steps import Step
@@ -58,6 +59,7 @@ class End:
         output_json: the answer, parsed, if it has a schema.
         answer_seq: ``seq`` of the event that holds the answer.
         turn: the run's turn of its conversation; ``None``: it is none.
+        messages: number of those sent to the run that its agent got.
     """
 
     status: RunStatus
@@ -68,6 +70,30 @@ class End:
     usage: AgentUsage | None = None
     answer_seq: int | None = None
     turn: dict[str, Any] | None = None
+    messages: int = 0
+
+
+@dataclass(slots=True)
+class _OpenStep:
+    """Everything written since the last commit.
+
+    Attributes:
+        binding: true if something may depend on its events.
+    """
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+    tasks: dict[UUID, dict[str, Any]] = field(default_factory=dict)
+    interrupts: list[dict[str, Any]] = field(default_factory=list)
+    publications: list[dict[str, Any]] = field(default_factory=list)
+    outcome: dict[str, Any] | None = None
+    binding: bool = False
+
+    def before(self, end: tuple[int, int]) -> "_OpenStep":
+        events, publications = self.events[: end[0]], self.publications[: end[1]]
+        return replace(self, events=events, publications=publications, outcome=None)
+
+    def after(self, end: tuple[int, int]) -> "_OpenStep":
+        return _OpenStep(self.events[end[0] :], publications=self.publications[end[1] :])
 
 
 class Journal:
@@ -110,6 +136,7 @@ class Journal:
         self._heard_earlier_steps = False
         self._claimed = run.last_seq
         self.carried_seq = run.carried_seq
+        self._has_messages = run.messages > 0
         self._stored = run.last_seq
         self._in_flight = 0
         self._writing = asyncio.Lock()
@@ -117,15 +144,8 @@ class Journal:
         self._shower: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self.finishing = False
-        self._clear()
-
-    def _clear(self) -> None:
-        self._binding = False
-        self._events: list[dict[str, Any]] = []
-        self._tasks: dict[UUID, dict[str, Any]] = {}
-        self._interrupts: list[dict[str, Any]] = []
-        self._publications: list[dict[str, Any]] = []
-        self._outcome: dict[str, Any] | None = None
+        self._step = _OpenStep()
+        self._end: tuple[int, int] | None = None
 
     def add(
         self,
@@ -142,8 +162,8 @@ class Journal:
         if seen and (known := seen.get(key_of(event_type, task_id, data))):
             return known
         if event_type not in _STARTS:
-            self._binding = True
-        self._events.append(
+            self._step.binding = True
+        self._step.events.append(
             {
                 "type": event_type,
                 "task_id": task_id,
@@ -160,12 +180,12 @@ class Journal:
         if not self._unshown:
             self._unshown = True
             self._writer.show_later(self._show)
-        return self._stored + self._in_flight + len(self._events)
+        return self._stored + self._in_flight + len(self._step.events)
 
     @property
     def has_earlier_steps(self) -> bool:
         """True if the log holds steps from before this attempt."""
-        return self.attempt > 1 or self.carried_seq > 0
+        return self.attempt > 1 or self.carried_seq > 0 or self._has_messages
 
     @property
     def lacks_earlier_steps(self) -> bool:
@@ -197,7 +217,7 @@ class Journal:
         Args:
             fields: always with ``parent_id``, ``agent``, ``depth`` and ``status``.
         """
-        row = self._tasks.setdefault(task_id, {"id": task_id})
+        row = self._step.tasks.setdefault(task_id, {"id": task_id})
         if row.get("status") not in (None, RunStatus.QUEUED, RunStatus.CANCELLED):
             row["began"] = True  # the row keeps only the step's last status
         row.update(fields)
@@ -209,15 +229,22 @@ class Journal:
 
     def interrupt(self, **fields: Any) -> None:
         """Store a new interrupt with the current step."""
-        self._interrupts.append(fields)
+        self._step.interrupts.append(fields)
 
     def publication(self, **fields: Any) -> None:
         """Store a publication in the run's session with the current step."""
-        self._publications.append(fields)
+        self._step.publications.append(fields)
+
+    def hold(self) -> None:
+        """Keep what follows until it is stored with the run's end.
+
+        It is dropped if the run must read a message first.
+        """
+        self._end = len(self._step.events), len(self._step.publications)
 
     async def settle(self) -> None:
         """Commit, unless the step holds only starts, which may wait. Raises as :meth:`commit`."""
-        if self._binding or self._writing.locked() or self._failure is not None:
+        if self._step.binding or self._writing.locked() or self._failure is not None:
             await self.commit()
 
     async def commit(self) -> None:
@@ -231,7 +258,7 @@ class Journal:
             if self._failure is not None:
                 raise self._failure
             self._stop_showing()
-            if not self._events:
+            if not (self._step.events if self._end is None or self._step.outcome else self._end[0]):
                 return
             writing = asyncio.ensure_future(self._append())
             try:
@@ -245,30 +272,34 @@ class Journal:
                 self._wake(self.run_id)
 
     async def _append(self) -> None:
-        events, tasks, interrupts = self._events, self._tasks, self._interrupts
-        publications = self._publications
-        outcome = self._outcome
-        self._clear()
-        self._in_flight = len(events)
+        open_step, end = self._step, self._end
+        self._step = _OpenStep()
+        if end is not None and open_step.outcome is None:
+            open_step, self._step, self._end = open_step.before(end), open_step.after(end), (0, 0)
+        self._in_flight = len(open_step.events)
         try:
             step = Step.of(
                 self.tenant_id,
                 self.run_id,
                 attempt=self.attempt,
                 after=self._stored,
-                events=events,
-                tasks=list(tasks.values()),
-                interrupts=interrupts,
+                events=open_step.events,
+                tasks=list(open_step.tasks.values()),
+                interrupts=open_step.interrupts,
                 session=self._session,
-                publications=publications,
-                outcome=outcome,
+                publications=open_step.publications,
+                outcome=open_step.outcome,
                 known=self._known,
             )
             await self._writer.store(step)
+        except UnreadMessagesError:
+            self._step, self._end = open_step.before(end or (0, 0)), None
+            self._in_flight = 0
+            raise
         except Exception as error:
             self._failure = error
             raise
-        self._stored += len(events)
+        self._stored += self._in_flight
         self._in_flight = 0
 
     def _show(self) -> None:
@@ -295,11 +326,14 @@ class Journal:
         """Write the final event and the run's end, in one step with all that is still open.
 
         A step that the database refused for good is dropped, so that the run can still end.
+
+        Raises:
+            UnreadMessagesError: the run must read a message first; nothing of its end is stored.
         """
         self.finishing = True
         if isinstance(self._failure, asyncpg.PostgresError) and not log.is_transient(self._failure):
             self._failure, self._in_flight = None, 0
-            self._clear()
+            self._step, self._end = _OpenStep(), None
         usage = None if end.usage is None else end.usage.to_dict()
         data: dict[str, Any] = {"stop_reason": end.stop_reason, "usage": usage}
         if end.error is not None:
@@ -314,8 +348,9 @@ class Journal:
             self.add(EventType.EPISODE_STORED, about)
         self.add(FINAL_EVENT[end.status], data)
         # Whichever commit stores the final event stores the outcome: another one may be waiting.
-        self._outcome = {
+        self._step.outcome = {
             "episode": episode,
+            "messages": end.messages,
             "status": end.status,
             "output": end.output,
             "output_json": end.output_json,

@@ -32,9 +32,10 @@ from bottega.execution.budget import DayAccount, RunAccounts
 from bottega.execution.claim import ClaimedRun
 from bottega.execution.journal import Journal
 from bottega.execution.live_text import CallText, LiveText, ModelCall
-from bottega.execution.replay import Key, data_of, usage_of
+from bottega.execution.replay import Key, data_of, data_of_result, usage_of
 from bottega.execution.retrieval import FailureMemory, ToolFailure
 from bottega.execution.task_rows import CANCELLED, Tasks, name_of
+from bottega.execution.waiting.inbox import Inbox
 from bottega.execution.waiting.interrupts import OpenInterrupts
 from bottega.execution.waiting.loops import Loops
 from bottega.files.run_files import RunFiles
@@ -84,6 +85,7 @@ class JournalRecorder(Recorder):
         self._calls: dict[Query, ModelCall] = {}
         self.loops = Loops(self.tasks.open, self._calls)
         self.interrupts = OpenInterrupts(self.tasks, run.run_id, self.loops, waits)
+        self.inbox: Inbox = Inbox(self.tasks)
         self.looks_if_it_waits = waits
         self._run_files = run_files
         self.files = None if run_files is None else run_files.load
@@ -99,6 +101,8 @@ class JournalRecorder(Recorder):
 
     def query_ended(self, query: Query, response: AssistantResponse) -> None:
         self.tasks.open.pop(query, None)
+        if not query.path:
+            self.journal.hold()
         usage = response.usage.to_dict()
         published = self._published.pop(query, None)
         if response.error is not None:
@@ -109,9 +113,8 @@ class JournalRecorder(Recorder):
             if published is not None:
                 self._show(query, published, None)
             return
-        seq = self.tasks.add(
-            query, EventType.AGENT_COMPLETED, {"output": response.content, "usage": usage}
-        )
+        told = {"output": response.content, "usage": usage}
+        seq = self.tasks.add(query, EventType.AGENT_COMPLETED, told)
         if query.parent is None:
             self.answer_seq = seq
         elif query.tool_call is None:  # asynchronous
@@ -131,9 +134,8 @@ class JournalRecorder(Recorder):
         if answer_seq is not None:
             text = {"answer_seq": answer_seq}
             self._publications[published.agent_id, published.version] = answer_seq
-        seq = self.tasks.add(
-            query, EventType.MEMORY_PUBLISHED, {"version": published.version, **text}
-        )
+        data = {"version": published.version, **text}
+        seq = self.tasks.add(query, EventType.MEMORY_PUBLISHED, data)
         if not self._in_session or not self.journal.is_new(seq):
             return  # a resumed run repeats it; others may have published since
         kept = published.to_dict()
@@ -343,9 +345,7 @@ class JournalRecorder(Recorder):
 
     def _tool_ended(self, query: Query, about: dict[str, Any], result: ToolResult) -> None:
         failed = result.status is ToolStatus.ERROR
-        data = {**about, "status": result.status, "result": result.result, "error": result.error}
-        if result.parts:
-            data["parts"] = [part.to_dict() for part in result.parts]
+        data = data_of_result(about, result)
         call = (self.tasks.id_of(query), about["call"], about["tool_call_id"])
         if (answer := self._answers.pop(call, None)) and not failed:
             data |= {"result": None, "answer_seq": answer}

@@ -30,6 +30,7 @@ from bottega.events.payloads import (
     EventError,
     LlmCompleted,
     MemoryPublished,
+    MessageDelivered,
     ToolEnded,
     call_of,
     is_repeated,
@@ -47,6 +48,8 @@ ANALYSIS = "analysis:"
 
 _SERVED = frozenset(("provider", "model"))
 """Metadata of an answer that ``llm.completed`` has beside the message."""
+
+_ROOT_ENDS = (EventType.AGENT_COMPLETED, EventType.AGENT_FAILED, EventType.MEMORY_PUBLISHED)
 
 Key = tuple[Any, ...]
 """The identity of an event over attempts: its type and subject."""
@@ -77,6 +80,8 @@ class Replay:
         analysis: a model's analysis of the task, as JSON.
         asked: number of the root's last started model call; 0: none.
         asked_people: true if any tool call has waited for people.
+        delivered: contents of the messages that the root got, by the model call before which.
+        messages_read: number of those, but for a run's that this one repeats.
     """
 
     seen: dict[Key, int] = field(default_factory=dict)
@@ -97,6 +102,21 @@ class Replay:
     analysis: str | None = None
     asked: int = 0
     asked_people: bool = False
+    delivered: dict[int, list[Any]] = field(default_factory=dict)
+    messages_read: int = 0
+
+    def has_call(self, call: int) -> bool:
+        """Return true if the result of a model call of the root is known."""
+        return (None, call) in self.answers or (None, call) in self.failures
+
+    def reopen(self) -> None:
+        """Forget that the root ended: it has got a message, and will end again."""
+        for key in [key for key in self.seen if key[0] in _ROOT_ENDS and key[1] is None]:
+            del self.seen[key]
+        for versions in self.versions.values():
+            versions.pop(None, None)
+        self.versions = {name: versions for name, versions in self.versions.items() if versions}
+        self.published_at.pop(None, None)
 
 
 def fold(events: Iterable[Event], carried_seq: int = 0) -> Replay:
@@ -139,20 +159,25 @@ def fold(events: Iterable[Event], carried_seq: int = 0) -> Replay:
         if event.seq > carried_seq and (lost := lost_in(event)) is not None:
             of_call: Key = event.task_id, call_of(data)
             folded.lost[of_call] = folded.lost.get(of_call, Usage()) + lost
-        _fold_interrupts(folded, event)
+        _fold_people(folded, event, carried_seq)
         _fold_shared_memory(folded, given, event)
         folded.seen[key_of(event.type, event.task_id, data)] = event.seq
     return folded
 
 
-def _fold_interrupts(folded: Replay, event: Event) -> None:
-    """Fold an event about tool calls that waited for people."""
+def _fold_people(folded: Replay, event: Event, carried_seq: int) -> None:
+    """Fold an event about tool calls that waited for people, or a message of the user."""
     if event.type == EventType.INTERRUPT_CREATED:
         folded.asked_people = True
     elif event.type == EventType.INTERRUPT_RESOLVED:
         decision = event.data["interrupt_id"], event.data["resolution"]
         key = event.task_id, *tool_call_of(event.data)
         folded.decisions[key, event.data["kind"]] = decision
+    elif event.type == EventType.MESSAGE_DELIVERED:
+        message = MessageDelivered.of(event.data)
+        folded.delivered.setdefault(message.call, []).append(message.content)
+        folded.messages_read += event.seq > carried_seq
+        folded.reopen()
 
 
 def _fold_recalled(folded: Replay, event: Event) -> None:
@@ -211,6 +236,13 @@ def answer_of(completed: LlmCompleted) -> AssistantMessage:
     )
 
 
+def data_of_result(about: Mapping[str, Any], result: ToolResult) -> dict[str, Any]:
+    """Return the data of a tool call's end, for :func:`result_of`; ``about``: of the call."""
+    said = {"status": result.status, "result": result.result, "error": result.error}
+    parts = {"parts": [part.to_dict() for part in result.parts]} if result.parts else {}
+    return {**about, **said, **parts}
+
+
 def result_of(ended: ToolEnded, answer: str | None = None) -> ToolResult:
     """Return a tool's result; ``answer`` is the text that ``answer_seq`` refers to."""
     return ToolResult(
@@ -235,7 +267,16 @@ def usage_of(message: AssistantMessage) -> AgentUsage:
     return AgentUsage().plus(message.usage, 1, len(message.tool_calls))
 
 
-_ABOUT = ("attempt", "call", "try", "tool_call_id", "source", "version", "interrupt_id")
+_ABOUT = (
+    "attempt",
+    "call",
+    "try",
+    "tool_call_id",
+    "source",
+    "version",
+    "interrupt_id",
+    "message_id",
+)
 _ABOUT_WARNING = ("code", "message")
 
 

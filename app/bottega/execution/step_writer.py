@@ -49,6 +49,7 @@ class StepWriter:
 
         Raises:
             FencedError: the run belongs to a newer attempt, or is over.
+            UnreadMessagesError: the step ends a run that must read a message first.
             UnavailableError, OSError, …: the database was away for too long.
         """
         loop = asyncio.get_running_loop()
@@ -117,8 +118,8 @@ class StepWriter:
             if answer == "busy":
                 self._each_alone([each])
             elif not each.stored.done():
-                if answer == "refused":
-                    each.stored.set_exception(log.fenced(each.step))
+                if answer in ("refused", "unread"):
+                    each.stored.set_exception(log.refusal(each.step, answer))
                 else:
                     each.stored.set_result(None)
 

@@ -1,6 +1,6 @@
 """Cancellation of runs and tasks: a stored request, and a notification to the run's worker."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 from uuid import UUID
 
@@ -16,7 +16,7 @@ from bottega.tenants import audit
 CHANNEL = "bottega_cancel"
 _SLOW_POLL_S = 5.0
 _PATIENCE_S = 3.0
-_WISHES = "SELECT run_id, task_id FROM cancel_wishes($1, $2)"
+_WISHES = "SELECT run_id, task_id, messages FROM run_wishes($1, $2)"
 
 
 _CANCEL = text("SELECT cancel_run(:tenant, :run)")
@@ -69,9 +69,12 @@ class RunsHere(Protocol):
     async def take_decisions(self) -> None:
         """Let the runs know what people have decided."""
 
+    async def take_messages(self, sent: Mapping[UUID, int]) -> None:
+        """Let the runs have the messages that users sent; ``sent``: their number, by run."""
+
 
 class CancelWatch:
-    """A worker's watch for cancelled runs, and for decisions of people.
+    """A worker's watch for cancelled runs, and for decisions and messages of people.
 
     A notification is a hint; the row decides.
     """
@@ -86,7 +89,12 @@ class CancelWatch:
     async def _cancel_wished(self) -> float:
         if runs := self._runs.under_way():
             tenants, ids = zip(*runs, strict=True)
+            sent: dict[UUID, int] = {}
             for row in await self._pool.fetch(_WISHES, tenants, ids, timeout=_PATIENCE_S):
-                self._runs.cancel(row["run_id"], row["task_id"])
+                if row["messages"] is None:
+                    self._runs.cancel(row["run_id"], row["task_id"])
+                else:
+                    sent[row["run_id"]] = row["messages"]
+            await self._runs.take_messages(sent)
         await self._runs.take_decisions()
         return _SLOW_POLL_S

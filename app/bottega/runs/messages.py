@@ -20,14 +20,19 @@ from bottega.agents.subagent import question_of
 from bottega.db.pages import PAGE_BYTES, PageItems, fetch_page
 from bottega.db.tables import run_events, tasks
 from bottega.errors import NotFoundError
-from bottega.events.payloads import ContextReceived, LlmCompleted, ToolEnded
+from bottega.events.payloads import ContextReceived, LlmCompleted, MessageDelivered, ToolEnded
 from bottega.events.steps import STEP_EVENTS
 from bottega.events.types import EventType
 from bottega.execution.replay import result_of
 from bottega.runs import read
 from bottega.subagents.child import first_message
 
-_SAID = (EventType.LLM_COMPLETED, EventType.TOOL_COMPLETED, EventType.TOOL_FAILED)
+_SAID = (
+    EventType.LLM_COMPLETED,
+    EventType.TOOL_COMPLETED,
+    EventType.TOOL_FAILED,
+    EventType.MESSAGE_DELIVERED,
+)
 _TOLD = (
     *_SAID,
     EventType.MEMORY_INJECTED,
@@ -70,6 +75,10 @@ def messages_of(entry: MessageEntry, question: Sequence[Mapping[str, Any]]) -> l
             content = entry.text if context.answer_seq is not None else context.content
             source = {"source": context.source, "version": context.version}
             found = [{"role": "system", "content": content, **source}]
+        case EventType.MESSAGE_DELIVERED:
+            delivered = MessageDelivered.of(data)
+            said = {"role": "user", "message_id": delivered.message_id}
+            found = [{**_shown({"content": delivered.content}), **said}]
         case _:
             found = [dict(message) for message in question]
     about_all = {"seq": entry.seq, "at": entry.at}

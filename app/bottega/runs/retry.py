@@ -118,7 +118,8 @@ def carry_over(events: Sequence[Event], task_root: UUID) -> Carried:
 
     - failures that no later step used, and their consequences;
     - work that began and did not finish;
-    - what people decided on calls without a result: they are asked again.
+    - what people decided on calls without a result: they are asked again;
+    - messages of users that no agent got.
 
     Args:
         task_root: the id that the ids of the run's tasks are derived from.
@@ -132,11 +133,17 @@ def carry_over(events: Sequence[Event], task_root: UUID) -> Carried:
         if event.type == EventType.LLM_COMPLETED or _is_final_failure(event)
     }
     ended = {_call_of(event) for event in good if event.type in _TOOL_ENDS}
+    delivered = {
+        event.data["message_id"] for event in good if event.type == EventType.MESSAGE_DELIVERED
+    }
     kept = [
         event
         for event in good
         if not _is_of_run(event)
         and not (event.type in _ASKS and _call_of(event) not in ended)
+        and not (
+            event.type == EventType.MESSAGE_RECEIVED and event.data["message_id"] not in delivered
+        )
         and not (event.type in _TRIES and (event.task_id, call_of(event.data)) not in answered)
     ]
     numbers = {event.seq: new for new, event in enumerate(kept, start=2)}

@@ -14,6 +14,7 @@ from bottega.api.routes.tickets import VALID_S
 from bottega.api.routes.websocket import CLOSES, PING_LIMIT, SUBPROTOCOL
 from bottega.api.schemas.base import Answer
 from bottega.api.schemas.interrupts import Resolve
+from bottega.api.schemas.messages import MessageSent, SendMessage
 from bottega.api.schemas.runs import Event
 from bottega.api.schemas.usage import AgentUsage, Usage
 from bottega.api.shared.event_filter import WatchQuery
@@ -48,6 +49,8 @@ DATA = {
     EventType.LLM_FAILED: f"{_CALL} {_SERVED} try error retry_in_ms usage",
     EventType.LLM_CANCELLED: f"{_CALL} {_SERVED} usage",
     EventType.ANSWER_REJECTED: "call code message",
+    EventType.MESSAGE_RECEIVED: "message_id",
+    EventType.MESSAGE_DELIVERED: "message_id call content answered",
     EventType.INTERRUPT_CREATED: (
         "interrupt_id kind call tool_call_id tool arguments question schema reason expires_s"
     ),
@@ -130,6 +133,12 @@ class ResolveAccepted(Answer):
     interrupt_id: UUID
 
 
+class MessageAccepted(MessageSent):
+    """Confirmation that the message is stored."""
+
+    type: Literal["message.accepted"]
+
+
 class FrameError(Answer):
     """An error: the frame is unknown, or cannot be carried out."""
 
@@ -165,9 +174,10 @@ _SENT: tuple[type[BaseModel], ...] = (
     Pong,
     CancelAccepted,
     ResolveAccepted,
+    MessageAccepted,
     FrameError,
 )
-_RECEIVED: tuple[type[BaseModel], ...] = (Ping, Cancel, Resolve)
+_RECEIVED: tuple[type[BaseModel], ...] = (Ping, Cancel, SendMessage, Resolve)
 
 
 @router.get(
@@ -226,9 +236,9 @@ def _described() -> str:
         f"Close codes: {closes}. A refusal is an HTTP answer with a problem, before the upgrade. "
         f"Subprotocols: `{SUBPROTOCOL}`, and for browsers `{TICKET}<ticket>` with a ticket of "
         f"POST /v1/ws-tickets, good once for {VALID_S:g} s. Watching needs the scope `read`, the "
-        "frame `cancel` the scope `run`, the frame `resolve` the scope `approve` (approvals), or "
-        "`run` or `approve` (the rest); else an `error` frame has the code `insufficient_scope`."
-        f" Pings: {PING_LIMIT}."
+        "frames `cancel` and `message` the scope `run`, the frame `resolve` the scope `approve` "
+        "(approvals), or `run` or `approve` (the rest); else an `error` frame has the code "
+        f"`insufficient_scope`. Pings: {PING_LIMIT}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Routes that cancel or retry runs, and cancel tasks."""
+"""Routes that cancel, retry or steer runs, and cancel tasks."""
 
 import asyncio
 from typing import Annotated, Any
@@ -7,9 +7,11 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Response
 
 from bottega.api.errors import headers, problems
+from bottega.api.schemas.messages import MessageSent, NewMessage
 from bottega.api.schemas.runs import Retry, Run, StoppedTasks
-from bottega.api.shared.deps import Actor, ServiceDep, Tenant
+from bottega.api.shared.deps import Actor, PrincipalDep, ServiceDep, Tenant
 from bottega.api.shared.idempotency import OnceDep
+from bottega.api.shared.sent_messages import send_message
 from bottega.clock import monotonic
 from bottega.container import Service
 from bottega.db.engine import acting_as
@@ -100,6 +102,32 @@ async def _over(service: Service, tenant: UUID, run_id: UUID, tasks: set[UUID]) 
             list(tasks),
         )
     return {row["id"] for row in rows}
+
+
+@router.post(
+    "/{run_id}/messages",
+    operation_id="send_run_message",
+    summary="Send a message to a run under way",
+    description=(
+        "The run's own agent gets the user's message before its next model call; while its last "
+        "one is under way, the agent makes another call. A run that is queued or waits for people "
+        "gets it when it goes on; the message does not wake it. 409 `final`: the run is over; "
+        "`no_root`: the run is of the mode `dag`; `too_many_messages`: it has got 100."
+    ),
+    status_code=202,
+    response_model=MessageSent,
+    responses=problems(400, 404, 409, 413, 415),
+)
+async def send(
+    service: ServiceDep,
+    tenant: Tenant,
+    principal: PrincipalDep,
+    run_id: RunId,
+    body: NewMessage,
+    response: Response,
+    once: OnceDep,
+) -> Any:
+    return await send_message(service, principal, run_id, body, (once, response))
 
 
 @router.post(

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from uuid import UUID
 
 import structlog
@@ -16,7 +16,9 @@ from uvicorn.protocols.utils import ClientDisconnected
 
 from bottega.api.auth import Principal
 from bottega.api.errors import database_unavailable, field_problem, for_error, problem_response
+from bottega.api.schemas.base import Body
 from bottega.api.schemas.interrupts import Resolve
+from bottega.api.schemas.messages import SendMessage
 from bottega.api.server.http_protocol import DROP
 from bottega.api.server.limits import TURN
 from bottega.api.server.websocket_protocol import (
@@ -28,6 +30,7 @@ from bottega.api.server.websocket_protocol import (
 )
 from bottega.api.shared.decisions import decide
 from bottega.api.shared.event_filter import WatchQuery
+from bottega.api.shared.sent_messages import send_message
 from bottega.container import Service
 from bottega.errors import BottegaError, InvalidInputError
 from bottega.events.log import is_transient
@@ -36,6 +39,8 @@ from bottega.events.stream import RunStream, Subscriber
 from bottega.runs.control import request_cancel, request_task_cancel
 
 log = structlog.get_logger(__name__)
+
+Sent = TypeVar("Sent", bound=Body)
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
@@ -55,11 +60,11 @@ CLOSES = {
 PING_LIMIT = (
     f"a socket may send {PINGS_PER_S:g} ping per second, and {PING_BURST} at once; "
     "beyond that it is closed with 4008. Frames that the server does not know, and WebSocket pings "
-    "and pongs, count as pings; cancel and resolve frames count as requests instead"
+    "and pongs, count as pings; cancel, message and resolve frames count as requests instead"
 )
 _KNOWN = (
-    'known frames: {"type":"ping"}, {"type":"cancel"} (one task: task_id) and '
-    '{"type":"resolve"} with interrupt_id and a decision'
+    'known frames: {"type":"ping"}, {"type":"cancel"} (one task: task_id), {"type":"message"} with '
+    'content and {"type":"resolve"} with interrupt_id and a decision'
 )
 _CANCELLED = '{"type":"cancel.accepted"}'
 
@@ -68,9 +73,9 @@ async def watch(socket: WebSocket) -> None:
     """Send the run's events as JSON text frames, then close with 1000.
 
     A refusal is an HTTP response before the upgrade. The client may send ``{"type": "ping"}``,
-    ``{"type": "cancel"}`` and ``{"type": "resolve"}``. Cancelling needs the scope ``run``; a
-    ``task_id`` limits it to that task. Deciding needs what it needs over HTTP. Every other frame
-    counts as a ping.
+    ``{"type": "cancel"}``, ``{"type": "message"}`` and ``{"type": "resolve"}``. Cancelling and
+    messages need the scope ``run``; a ``task_id`` limits a cancel to that task. Deciding needs what
+    it needs over HTTP. Every other frame counts as a ping.
     """
     with contextlib.suppress(ClientDisconnected):  # during the handshake or a refusal
         await _watch(socket)
@@ -222,6 +227,8 @@ async def _answer(
             return await _request(act, extensions)
         case {"type": "resolve"}:
             return await _request(partial(_resolve, service, cursor, frame, principal), extensions)
+        case {"type": "message"}:
+            return await _request(partial(_message, service, cursor, frame, principal), extensions)
         case _ if not extensions[MAY_PING]():
             return None
         case {"type": "ping", **others} if not others:
@@ -256,16 +263,28 @@ async def _cancel(service: Service, cursor: RunCursor, task: object, principal: 
 async def _resolve(
     service: Service, cursor: RunCursor, frame: Mapping[str, Any], principal: Principal
 ) -> str:
-    try:
-        body = Resolve.model_validate(frame)
-    except ValidationError as error:
-        first = error.errors()[0]
-        problem = field_problem({**first, "loc": ("body", *first["loc"])}, frame)
-        raise InvalidInputError(f"{problem.pointer or ''} {problem.detail}".strip()) from None
+    body = _valid(Resolve, frame)
     async with service.database.begin(cursor.tenant_id) as tx:
         await decide(tx, principal, body.interrupt_id, body, run_id=cursor.run_id)
     accepted = {"type": "resolve.accepted", "interrupt_id": body.interrupt_id}
     return to_json(accepted).decode()
+
+
+async def _message(
+    service: Service, cursor: RunCursor, frame: Mapping[str, Any], principal: Principal
+) -> str:
+    principal.need("run")
+    sent = await send_message(service, principal, cursor.run_id, _valid(SendMessage, frame))
+    return to_json({"type": "message.accepted", **sent}).decode()
+
+
+def _valid(schema: type[Sent], frame: Mapping[str, Any]) -> Sent:
+    try:
+        return schema.model_validate(frame)
+    except ValidationError as error:
+        first = error.errors()[0]
+        problem = field_problem({**first, "loc": ("body", *first["loc"])}, frame)
+        raise InvalidInputError(f"{problem.pointer or ''} {problem.detail}".strip()) from None
 
 
 def _error(error: Exception) -> str:

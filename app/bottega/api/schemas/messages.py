@@ -2,12 +2,36 @@
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
+from uuid import UUID
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from bottega.api.schemas.base import Answer
-from bottega.api.schemas.parts import ContentPart
+from bottega.api.schemas.base import Answer, Body
+from bottega.api.schemas.parts import Content, ContentPart
 from bottega.api.schemas.usage import Usage
+
+
+class NewMessage(Body):
+    """A user's message for a run under way."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"content": "In euros, please."}]})
+
+    content: Annotated[
+        Content,
+        Field(description="A text, or parts; at most 100,000 bytes, but for the data of files."),
+    ]
+
+
+class SendMessage(NewMessage):
+    """A user's message for the run."""
+
+    type: Literal["message"]
+
+
+class MessageSent(Answer):
+    """Confirmation that a message is stored; events name it by its id."""
+
+    message_id: UUID
 
 
 class MessageCall(Answer):
@@ -43,3 +67,6 @@ class Message(Answer):
     ] = None
     source: str | None = None
     version: int | None = None
+    message_id: Annotated[
+        UUID | None, Field(description="Id of a user's message that was sent during the run.")
+    ] = None

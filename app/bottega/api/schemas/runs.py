@@ -227,11 +227,11 @@ class Attempt(Answer):
 
     number: int
     cause: Annotated[
-        Literal["start", "crash", "drain", "model", "interrupt"],
+        Literal["start", "crash", "drain", "model", "interrupt", "message"],
         Field(
             description="The first start, or the end of the previous attempt. `model`: it had only "
             "waited for a model for 30 s, and was suspended. `interrupt`: it had only waited for "
-            "people, who have decided."
+            "people, who have decided. `message`: a user's message came at its very end."
         ),
     ]
     started_at: datetime

@@ -194,7 +194,7 @@ BEGIN
 END $$;
 
 -- Called by a worker. Return the lines of runs' logs with what their own agents said, their tools
--- answered, and people decided on calls (p_dag: the agents of their graph).
+-- and users answered, and people decided on calls (p_dag: the agents of their graph).
 CREATE OR REPLACE FUNCTION lines_of_turns(p_tenant uuid, p_runs uuid[], p_dag boolean)
 RETURNS TABLE (run_id uuid, line text) LANGUAGE plpgsql AS $$
 BEGIN
@@ -203,7 +203,8 @@ BEGIN
     SELECT s.run_id, l.line FROM run_steps s
     CROSS JOIN LATERAL string_to_table(s.events, E'\n') WITH ORDINALITY AS l(line, n)
     WHERE s.tenant_id = p_tenant AND s.run_id = ANY (p_runs)
-      AND l.line ~ ('^{"type":"(llm.completed|tool.completed|tool.failed|interrupt.resolved)"'
+      AND l.line ~ ('^{"type":"(llm.completed|tool.(completed|failed)|message.delivered|'
+        || 'interrupt.resolved)"'
         || CASE WHEN p_dag THEN ',"task_id":"[^"]+"' ELSE '' END || ',"agent"')
     ORDER BY s.run_id, s.last_seq, l.n;
 END $$;

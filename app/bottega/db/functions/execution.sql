@@ -152,6 +152,7 @@ BEGIN
         'in_conversation', r.turn IS NOT NULL, 'base', r.turn -> 'base',
         'remaining_s', extract(epoch FROM r.deadline - clock_timestamp()),
         'timeout_s', r.timeout_s, 'token_budget', r.token_budget, 'cost_budget', r.cost_budget,
+        'messages', r.messages,
         'task_root', coalesce(r.task_root, r.id), 'carried_seq', r.carried_seq,
         'cancelled_tasks', CASE WHEN r.attempt = 1 AND r.carried_seq = 0
             THEN '[]' ELSE (
@@ -187,22 +188,24 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by a worker. Return, of its runs, those to be cancelled or deleted (task_id NULL), and
--- their tasks to be cancelled.
-CREATE OR REPLACE FUNCTION cancel_wishes(p_tenants uuid[], p_runs uuid[])
-RETURNS TABLE (run_id uuid, task_id uuid) LANGUAGE plpgsql AS $$
+-- Called by a worker. Return, of its runs, those to be cancelled or deleted (task_id and messages
+-- NULL), their tasks to be cancelled, and how many messages were sent to those that got any.
+CREATE OR REPLACE FUNCTION run_wishes(p_tenants uuid[], p_runs uuid[])
+RETURNS TABLE (run_id uuid, task_id uuid, messages integer) LANGUAGE plpgsql AS $$
 DECLARE
     v_tenant uuid;
 BEGIN
     FOR v_tenant IN SELECT DISTINCT unnest(p_tenants) LOOP
         PERFORM set_config('bottega.tenant', v_tenant::text, true);
         RETURN QUERY
-        SELECT mine.id, NULL::uuid
+        SELECT mine.id, NULL::uuid,
+               CASE WHEN r.cancel_requested_at IS NULL THEN r.messages::integer END
         FROM unnest(p_tenants, p_runs) AS mine(tenant_id, id)
         LEFT JOIN runs r ON r.tenant_id = v_tenant AND r.id = mine.id
-        WHERE mine.tenant_id = v_tenant AND (r.id IS NULL OR r.cancel_requested_at IS NOT NULL)
+        WHERE mine.tenant_id = v_tenant
+          AND (r.id IS NULL OR r.cancel_requested_at IS NOT NULL OR r.messages > 0)
         UNION ALL
-        SELECT t.run_id, t.id
+        SELECT t.run_id, t.id, NULL::integer
         FROM unnest(p_tenants, p_runs) AS mine(tenant_id, id)
         JOIN tasks t ON t.tenant_id = v_tenant AND t.run_id = mine.id
         WHERE mine.tenant_id = v_tenant AND t.cancel_requested_at IS NOT NULL
@@ -210,12 +213,12 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by a worker that stops, or whose run only waits, then without a slot: for a model
--- (p_pause_s: seconds), or for people to decide on p_interrupts. Queue it, let it wait, or end it
--- if it is to be cancelled. Does nothing if the caller's attempt is not the current one.
+-- Called by a worker whose run goes on elsewhere (p_cause: drain, message), or only waits, then
+-- without a slot: for a model (p_pause_s: seconds), or for p_interrupts. Queue it, let it wait, or
+-- end it if it is to be cancelled; nothing, if the caller's attempt is not the current one.
 CREATE OR REPLACE FUNCTION hand_back(
     p_tenant uuid, p_run uuid, p_attempt integer, p_pause_s double precision DEFAULT NULL,
-    p_interrupts uuid[] DEFAULT '{}'
+    p_interrupts uuid[] DEFAULT '{}', p_cause text DEFAULT 'drain'
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_last bigint;
@@ -234,16 +237,16 @@ BEGIN
         RETURN;
     END IF;
     v_cause := CASE WHEN p_pause_s IS NOT NULL THEN 'model'
-                    WHEN p_interrupts <> '{}' THEN 'interrupt' ELSE 'drain' END;
+                    WHEN p_interrupts <> '{}' THEN 'interrupt' ELSE p_cause END;
     UPDATE runs SET status = 'queued', last_seq = v_last,
-        slot = CASE WHEN v_cause = 'drain' OR cancel_requested_at IS NOT NULL THEN slot END,
+        slot = CASE WHEN v_cause = p_cause OR cancel_requested_at IS NOT NULL THEN slot END,
         attempts = jsonb_set(attempts, '{-1}', attempts -> -1 || jsonb_build_object(
             'ended_at', v_now, 'next', v_cause))
     WHERE tenant_id = p_tenant AND id = p_run
     RETURNING * INTO r;
     IF r.cancel_requested_at IS NOT NULL THEN
         PERFORM end_unclaimed(p_tenant, p_run, 'cancelled', NULL);
-    ELSIF v_cause = 'drain' THEN
+    ELSIF v_cause = p_cause THEN
         PERFORM requeue_run(p_tenant, p_run, v_now);
     ELSE
         IF v_cause = 'model' THEN

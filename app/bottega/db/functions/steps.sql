@@ -26,8 +26,8 @@ CREATE OR REPLACE FUNCTION put_events(
 $$;
 
 -- Called by workers. Store steps of several runs, at most one of each run, in one transaction.
--- Answer each: stored, repeated (it was stored before), refused (the run belongs to a newer attempt
--- or is over), or busy: its rows are locked, and it waits for them if it is sent alone.
+-- Answer each: stored, repeated (it was stored before), refused (the run was lost, or is over),
+-- unread (it ends a run that must read a message), busy (locked: sent alone, it waits).
 CREATE OR REPLACE FUNCTION append_steps(
     p_tenants uuid[], p_runs uuid[], p_attempts integer[], p_after bigint[], p_counts integer[],
     p_events text[], p_tasks jsonb[], p_interrupts jsonb[], p_sessions text[],
@@ -52,7 +52,7 @@ BEGIN
         IF v_all = 1 THEN
             v_stored := CASE WHEN store_step(
                 v_tenant, p_runs[1], p_attempts[1], p_after[1], p_counts[1], p_events[1],
-                p_outcomes[1] IS NOT NULL, v_now) THEN '{1}'::integer[] ELSE '{}' END;
+                messages_read(p_outcomes[1]), v_now) THEN '{1}'::integer[] ELSE '{}' END;
         ELSE
             v_stored := store_steps(v_tenant, p_tenants, p_runs, p_attempts, p_after, p_counts,
                                     p_events, p_outcomes, v_now);
@@ -85,7 +85,8 @@ BEGIN
         FOR i IN 1..v_all LOOP
             IF p_tenants[i] = v_tenant THEN
                 v_answers[i] := CASE WHEN i = ANY (v_stored) THEN 'stored' ELSE why_not_stored(
-                    v_tenant, p_runs[i], p_attempts[i], p_after[i], p_counts[i], p_events[i]) END;
+                    v_tenant, p_runs[i], p_attempts[i], p_after[i], p_counts[i], p_events[i],
+                    messages_read(p_outcomes[i])) END;
             END IF;
         END LOOP;
     END LOOP;
@@ -123,14 +124,18 @@ BEGIN
 END $$;
 
 -- Called by append_steps. Store the events of a step that is alone, if the run's head is as the
--- caller knows it. It waits for locks.
+-- caller knows it. It waits for locks. p_read: messages that the run has read that it ends.
 CREATE OR REPLACE FUNCTION store_step(
     p_tenant uuid, p_run uuid, p_attempt integer, p_after bigint, p_count integer, p_events text,
-    p_ends boolean, p_now timestamptz
+    p_read integer, p_now timestamptz
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    IF p_ends THEN
-        PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR NO KEY UPDATE;
+    IF p_read IS NOT NULL THEN
+        PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_run AND messages <= p_read
+        FOR NO KEY UPDATE;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
     END IF;
     UPDATE run_heads SET last_seq = p_after + p_count
     WHERE tenant_id = p_tenant AND run_id = p_run AND attempt = p_attempt AND last_seq = p_after;
@@ -163,7 +168,7 @@ BEGIN
         v_ending := ARRAY(
             SELECT r.id FROM unnest(p_runs) WITH ORDINALITY AS s(run_id, n)
             JOIN runs r ON r.tenant_id = p_tenant AND r.id = s.run_id
-            WHERE p_tenants[s.n] = p_tenant AND p_outcomes[s.n] IS NOT NULL
+            WHERE p_tenants[s.n] = p_tenant AND r.messages <= messages_read(p_outcomes[s.n])
             ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED);
     END IF;
     WITH free AS (
@@ -198,7 +203,8 @@ END $$;
 -- Called by append_steps. Tell why a step was not stored. Its last line tells it from another one
 -- of this attempt, such as the end by a cancellation.
 CREATE OR REPLACE FUNCTION why_not_stored(
-    p_tenant uuid, p_run uuid, p_attempt integer, p_after bigint, p_count integer, p_events text
+    p_tenant uuid, p_run uuid, p_attempt integer, p_after bigint, p_count integer, p_events text,
+    p_read integer
 ) RETURNS text LANGUAGE sql AS $$
     SELECT CASE
         WHEN EXISTS (
@@ -207,7 +213,9 @@ CREATE OR REPLACE FUNCTION why_not_stored(
               AND split_part(events, E'\n', -1) = split_part(p_events, E'\n', -1)) THEN 'repeated'
         WHEN EXISTS (
             SELECT FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run
-              AND attempt = p_attempt AND last_seq = p_after) THEN 'busy'
+              AND attempt = p_attempt AND last_seq = p_after) THEN CASE WHEN EXISTS (
+            SELECT FROM runs WHERE tenant_id = p_tenant AND id = p_run AND messages > p_read)
+            THEN 'unread' ELSE 'busy' END
         ELSE 'refused' END
 $$;
 

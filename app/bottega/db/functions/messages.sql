@@ -1,0 +1,65 @@
+-- Messages that users send to a run under way, for its root agent. The run's row is locked while
+-- one comes in and while the run ends, so that a message is either refused or read before the end.
+
+-- Called when a message is sent. Store it; a worker that executes the run is told, and records it.
+-- Return {"id"}, or {"refused"}: unknown, final, no_root, too_many_messages, message_too_large.
+CREATE OR REPLACE FUNCTION send_message(
+    p_tenant uuid, p_run uuid, p_content jsonb, p_principal text, p_files uuid[]
+) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+    v_most_messages integer := 100;
+    v_most_bytes integer := 100000;
+    v_id uuid;
+    r runs%ROWTYPE;
+BEGIN
+    SELECT * INTO r FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN jsonb_build_object('refused', 'unknown');
+    ELSIF r.ended_at IS NOT NULL OR r.cancel_requested_at IS NOT NULL THEN
+        RETURN jsonb_build_object('refused', 'final');
+    ELSIF r.mode = 'dag' THEN
+        RETURN jsonb_build_object('refused', 'no_root');
+    ELSIF r.messages >= v_most_messages THEN
+        RETURN jsonb_build_object('refused', 'too_many_messages', 'limit', v_most_messages);
+    ELSIF octet_length(p_content::text) > v_most_bytes THEN
+        RETURN jsonb_build_object('refused', 'message_too_large', 'limit', v_most_bytes);
+    END IF;
+    UPDATE runs SET messages = messages + 1 WHERE tenant_id = p_tenant AND id = p_run;
+    INSERT INTO run_messages (tenant_id, run_id, number, content, principal)
+    VALUES (p_tenant, p_run, r.messages + 1, p_content, p_principal) RETURNING id INTO v_id;
+    UPDATE files SET run_id = p_run WHERE tenant_id = p_tenant AND id = ANY (p_files);
+    IF r.status = 'running' THEN
+        PERFORM pg_notify('bottega_cancel', p_run::text);
+    ELSE
+        PERFORM append_event(p_tenant, p_run, clock_timestamp(), event_line(
+            'message.received', jsonb_build_object('message_id', v_id)));
+    END IF;
+    RETURN jsonb_build_object('id', v_id);
+END $$;
+
+-- Called by append_steps. Return how many of its messages a run has read that a step ends; NULL:
+-- the step ends none. Only a run that completes must have read all.
+CREATE OR REPLACE FUNCTION messages_read(p_outcome jsonb) RETURNS integer
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_outcome ->> 'status' = 'completed'
+        THEN coalesce((p_outcome ->> 'messages')::integer, 0)
+        WHEN p_outcome IS NOT NULL THEN 32767 END
+$$;
+
+-- Called by a worker. Return the messages of its runs after those that it knows, in order.
+CREATE OR REPLACE FUNCTION messages_after(p_tenants uuid[], p_runs uuid[], p_known integer[])
+RETURNS TABLE (run_id uuid, number integer, id uuid, content jsonb) LANGUAGE plpgsql AS $$
+DECLARE
+    v_tenant uuid;
+BEGIN
+    FOR v_tenant IN SELECT DISTINCT unnest(p_tenants) LOOP
+        PERFORM set_config('bottega.tenant', v_tenant::text, true);
+        RETURN QUERY
+        SELECT m.run_id, m.number::integer, m.id, m.content
+        FROM unnest(p_tenants, p_runs, p_known) AS mine(tenant_id, run_id, known)
+        JOIN run_messages m ON m.tenant_id = v_tenant AND m.run_id = mine.run_id
+             AND m.number > mine.known
+        WHERE mine.tenant_id = v_tenant
+        ORDER BY m.run_id, m.number;
+    END LOOP;
+END $$;
