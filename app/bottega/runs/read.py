@@ -227,15 +227,22 @@ async def tasks_page(
     tenant_id: UUID,
     run_id: UUID,
     *,
+    status: str | None,
     after: tuple[Any, ...] | None,
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List a run's tasks in the order of their creation, each with its accepted answer."""
+    """List a run's tasks in the order of their creation, each with its accepted answer.
+
+    Args:
+        status: ``None``: of all statuses.
+    """
     await require(connection, tenant_id, run_id)
     query = select(tasks, event_data(tasks, tasks.c.answer_seq).label("answer")).where(
         tasks.c.tenant_id == tenant_id, tasks.c.run_id == run_id
     )
+    if status is not None:
+        query = query.where(tasks.c.status == status)
     columns = (tasks.c.created_at, tasks.c.id)
     if after is not None:
         place = tuple_(*columns)

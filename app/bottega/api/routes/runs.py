@@ -23,6 +23,7 @@ from bottega.api.schemas.runs import (
     SessionName,
     Status,
     Task,
+    TaskStatus,
 )
 from bottega.api.shared import idempotency
 from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant, Transaction
@@ -236,6 +237,12 @@ async def get(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
     return await read.get(tx, tenant, run_id)
 
 
+class TaskQuery(PageQuery):
+    """Query parameters of the list of a run's tasks."""
+
+    status: TaskStatus | None = None
+
+
 @router.get(
     "/{run_id}/tasks",
     operation_id="list_run_tasks",
@@ -247,7 +254,7 @@ async def tasks(
     tx: Transaction,
     tenant: Tenant,
     run_id: RunId,
-    query: Annotated[PageQuery, Query()],
+    query: Annotated[TaskQuery, Query()],
     request: Request,
     response: Response,
 ) -> Any:
@@ -255,6 +262,7 @@ async def tasks(
         tx,
         tenant,
         run_id,
+        status=query.status,
         after=query.place(tuple[PlaceInTime, UUID]),
         descending=query.descending,
         limit=query.limit,
