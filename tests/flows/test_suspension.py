@@ -9,8 +9,10 @@ import pytest
 
 from bottega.execution import live_text
 from bottega.settings import Settings
+from tests import swarm
 from tests.fake_model import FakeModel, calls, gated, http_error, text
 from tests.flows.test_patience import ended, start
+from tests.flows.test_waiting import pending, resolve
 from tests.service import Running, running, watch
 from tests.waiting import until
 
@@ -138,3 +140,42 @@ async def test_a_suspended_run_comes_before_newer_runs_that_wait(
     run = await ended(bottega, suspended)
     assert run["status"] == "completed"
     assert run["attempts"][-1]["started_at"] < last["started_at"]
+
+
+async def test_a_run_with_tasks_waits_for_a_model_and_then_for_people(
+    bottega: Running, model: FakeModel
+) -> None:
+    """Let one task fail to reach its model, one ask for an approval, and one be over."""
+    is_away = True
+
+    def away(request: dict[str, Any]) -> Any:
+        return BUSY if is_away else text("slow is done")
+
+    asks = calls(("calculator", {"expression": "1+1"}))
+    model.decide = swarm.plays(
+        {
+            "root": [
+                swarm.dispatches("slow", "asks", "over", agent="clerk"),
+                swarm.awaits(),
+                swarm.reports,
+            ],
+            "slow": [away],
+            "asks": [asks, text("asks is done")],
+        }
+    )
+    tools = [{"type": "builtin", "name": "calculator", "approval": "always"}]
+    await swarm.agent(bottega.client, "clerk", tools=tools)
+    await swarm.coordinator(bottega.client, subagents={"names": ["clerk"]})
+    run_id = await swarm.start(bottega.client)
+    await until_suspended(bottega, run_id)
+    is_away = False
+    (interrupt,) = await pending(bottega)
+    await resolve(bottega, interrupt, decision="approve")
+    run = await ended(bottega, run_id)
+    assert run["output"] == "\n".join(
+        f"completed: {name} is done" for name in ("slow", "asks", "over")
+    )
+    causes = [attempt["cause"] for attempt in run["attempts"]]
+    assert causes[-1] == "interrupt"
+    assert set(causes[1:-1]) == {"model"}
+    assert sum(swarm.prompt_of(request) == "over" for request in model.requests) == 1

@@ -1,15 +1,20 @@
 """Runs with asynchronous sub-agents that wait for people."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from tests import swarm
-from tests.fake_model import FakeModel, calls, text
+from tests.fake_model import FakeModel, calls, gated, text
 from tests.flows.test_patience import ended
+from tests.flows.test_processes import environment
 from tests.flows.test_waiting import resolve
-from tests.service import Running
+from tests.processes import command
+from tests.service import Running, client_of, watch
 from tests.waiting import until
 
 APPROVED = {"approval": "always"}
@@ -232,3 +237,109 @@ async def test_a_run_that_waits_for_tasks_can_be_cancelled(
     assert (await ended(guest, run_id))["status"] == "cancelled"
     assert await statuses(guest, run_id) == ["cancelled"]
     swarm.assert_whole(await guest.watch(run_id), "run.cancelled")
+
+
+async def test_a_call_beside_one_that_asks_is_made_before_the_run_waits(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    both = calls(("calculator", {"expression": "20+1"}), ("plain", {"query": "q"}))
+
+    def decide(request: dict[str, Any]) -> Any:
+        if request["messages"][0]["content"] == "You are plain.":
+            return gated(gate, text("plain is done"))
+        return text("done") if request["messages"][-1]["role"] == "tool" else both
+
+    guest_model.decide = decide
+    await swarm.agent(guest.client, "plain")
+    subagents = {"mode": "sync", "names": ["plain"]}
+    await swarm.agent(guest.client, "lead", tools=[ADDS], subagents=subagents)
+    body = {"agent": "lead", "input": "x"}
+    run_id = (await guest.client.post("/v1/runs", json=body)).json()["id"]
+    await guest_model.received(2)
+    (interrupt,) = await pending(guest, run_id, 1, "running")
+    gate.set()
+    await pending(guest, run_id)
+    await resolve(guest, interrupt, decision="approve")
+    run = await ended(guest, run_id)
+    assert (run["output"], len(run["attempts"])) == ("done", 2)
+
+
+async def test_tasks_are_listed_by_status(guest: Running, guest_model: FakeModel) -> None:
+    guest_model.decide = swarm.plays(
+        {"root": [sends("a", "b"), swarm.awaits()], "a": [ASKS]},
+    )
+    await team(guest.client)
+    run_id = await swarm.start(guest.client)
+    (interrupt,) = await pending(guest, run_id)
+    page = await guest.client.get(f"/v1/runs/{run_id}/tasks?status=waiting")
+    assert [task["id"] for task in page.json()["items"]] == [str(interrupt["task_id"])]
+    refused = await guest.client.get(f"/v1/runs/{run_id}/tasks?status=lazy")
+    assert refused.status_code == 422
+
+
+@pytest.mark.deep
+async def test_nothing_is_lost_when_the_worker_of_waiting_tasks_is_killed(
+    database_url: str, model: FakeModel
+) -> None:
+    """Kill it while one task asks and another is at work, and again while the run waits."""
+    gate = asyncio.Event()
+    model.decide = swarm.plays(
+        {
+            "root": [sends("a", "b", "c"), swarm.awaits(), swarm.reports],
+            "a": [ASKS, text("a is done")],
+            "b": [swarm.held(gate, text("b is done"))],
+        }
+    )
+    with_model = environment(database_url, model)
+    async with (
+        command("serve", "--no-worker", "--port", "0", **with_model) as api,
+        client_of(api.port) as client,
+    ):
+
+        async def states() -> list[str]:
+            return [task["status"] for task in await swarm.tasks_of(client, run_id)]
+
+        await team(client)
+        async with command("worker", **with_model) as victim:
+            run_id = await swarm.start(client)
+            await until(states, lambda seen: seen == ["waiting", "running", "completed"])
+            victim.kill()
+            await victim.process.wait()
+        gate.set()
+        async with command("worker", **with_model) as victim:
+            await until(states, lambda seen: seen == ["waiting", "completed", "completed"])
+            found = f"/v1/interrupts?status=pending&run_id={run_id}"
+            (interrupt,) = (await client.get(found)).json()["items"]
+            victim.kill()
+            await victim.process.wait()
+        path = f"/v1/interrupts/{interrupt['id']}/resolve"
+        answer = await client.post(path, json={"decision": "approve"})
+        assert answer.status_code == 200, answer.text
+        async with command("worker", **with_model):
+            frames = await watch(api.port, run_id)
+        run = (await client.get(f"/v1/runs/{run_id}")).json()
+    swarm.assert_whole(frames)
+    assert run["output"] == "\n".join(f"completed: {name} is done" for name in "abc")
+    asked = Counter(swarm.prompt_of(request) for request in model.requests)
+    assert (asked["a"], asked["c"]) == (2, 1)
+    assert [frame["type"] for frame in frames].count("interrupt.created") == 1
+
+
+async def test_a_decision_queues_the_tasks_with_their_run(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    guest_model.decide = swarm.plays({"root": [sends("a"), swarm.awaits()], "a": [ASKS]})
+    await team(guest.client)
+    run_id = await swarm.start(guest.client)
+    (interrupt,) = await pending(guest, run_id)
+    async with guest.owner.acquire() as connection, connection.transaction():
+        await connection.execute(
+            "SELECT set_config('bottega.tenant', $1, true)", str(interrupt["tenant_id"])
+        )
+        await connection.execute(
+            "SELECT resolve_interrupt($1, $2, 'resolved', '{\"decision\": \"approve\"}', NULL)",
+            *(interrupt["tenant_id"], interrupt["id"]),
+        )
+        query = "SELECT status FROM tasks WHERE run_id = $1"
+        assert await connection.fetchval(query, UUID(run_id)) == "queued"
