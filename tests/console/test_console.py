@@ -65,6 +65,7 @@ async def test_a_person_approves_and_answers_in_the_run(console: Console) -> Non
     run_id = await console.run(CALCULATOR, ASK)
     page = await console.open(f"runs/{run_id}")
     await expect(page.locator(".head").get_by_text("waiting")).to_be_visible()
+    await expect(page.locator(".task-row").get_by_text("waiting", exact=True)).to_be_visible()
     await page.get_by_role("button", name="Edit arguments").click()
     await page.get_by_label("Arguments").fill('{"expression": "20+1"}')
     await page.get_by_role("button", name="Approve").click()
@@ -75,6 +76,39 @@ async def test_a_person_approves_and_answers_in_the_run(console: Console) -> Non
     said = console.model.requests[-1]["messages"]
     assert "21" in str(said)
     assert "the red one" in str(said)
+
+
+async def test_tasks_wait_and_go_on_in_the_state_of_a_run(console: Console) -> None:
+    events = [
+        ("run.started", None, None, {"attempt": 1}),
+        ("agent.started", None, "lead", {"depth": 0}),
+        ("agent.started", "t", "clerk", {"depth": 1}),
+        ("agent.waiting", "t", "clerk", {"attempt": 1}),
+        ("run.waiting", None, None, {"interrupts": ["i"]}),
+        ("run.resumed", None, None, {"attempt": 2}),
+        ("agent.resumed", "t", "clerk", {"attempt": 2}),
+        ("agent.completed", "t", "clerk", {"output": "yes"}),
+    ]
+    page = await console.open()
+    found = await page.evaluate(
+        """async (events) => {
+            const { RunState } = await import("/console/js/run/state.js");
+            const state = new RunState();
+            return events.map(([type, task_id, agent, data], i) => {
+                const at = new Date(i).toISOString();
+                state.apply({ seq: i + 1, type, task_id, agent, data, at, parent_task_id: null });
+                return [state.status, ...[...state.tasks.values()].map((task) => task.status)];
+            });
+        }""",
+        events,
+    )
+    assert found[3:] == [
+        ["running", "running", "waiting"],
+        ["waiting", "waiting", "waiting"],
+        ["running", "running", "waiting"],
+        ["running", "running", "running"],
+        ["running", "running", "completed"],
+    ]
 
 
 async def test_a_person_denies_on_the_page_of_decisions(console: Console) -> None:

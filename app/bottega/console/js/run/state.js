@@ -80,9 +80,16 @@ export class RunState {
       this.status = "running";
       this.attempt = data.attempt;
       this.startedAt ??= at;
-      if (type === "run.resumed") for (const task of this.tasks.values()) task.live = null;
-    } else if (type === "run.waiting") this.status = "waiting";
-    else if (FINAL[type]) {
+      for (const task of this.tasks.values()) {
+        task.live = null;
+        if (task.id === null && task.status === "waiting") task.status = "running";
+      }
+    } else if (type === "run.waiting") {
+      this.status = "waiting";
+      for (const task of this.tasks.values()) {
+        if (task.id === null && !isFinal(task.status)) task.status = "waiting";
+      }
+    } else if (FINAL[type]) {
       this.status = FINAL[type];
       this.endedAt = at;
       this.error = data.error ?? null;
@@ -138,6 +145,8 @@ export class RunState {
     if (what === "started") {
       task.startedAt ??= at;
       if (task.status === "queued") task.status = "running";
+    } else if (what === "waiting" || what === "resumed") {
+      task.status = what === "waiting" ? "waiting" : "running";
     } else {
       task.output = data.output ?? task.output;
       task.usage = data.usage ?? task.usage;
