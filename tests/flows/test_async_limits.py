@@ -184,7 +184,7 @@ async def test_patience_that_ends_on_429_opens_no_breaker(
             for leaf in (*"vwxyz", "again")
         },
     }
-    async with running(configured(model_patience_s=10.0), database_url, worker=True) as bottega:
+    async with running(configured(model_patience_s=2.0), database_url, worker=True) as bottega:
         await swarm.agent(bottega.client, "weak", model="overloaded")
         await swarm.coordinator(bottega.client, subagents={"names": ["weak"]})
         frames = await play(bottega, model, script)

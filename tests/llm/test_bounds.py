@@ -7,7 +7,7 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.errors import ModelError
-from bottega.llm import client
+from bottega.llm import client, reading
 from bottega.llm.dialects.answer import MAX_CALLS, MAX_CHARACTERS
 from tests.fake_model import FakeModel, calls, text
 from tests.llm.conftest import Asking
@@ -22,7 +22,10 @@ async def _send_for_ever(send: Send, event: bytes) -> None:
 
 
 @pytest.mark.parametrize("event", [EVENT, b"x" * 100_000, b": " + b"x" * 100_000 + b"\n\n"])
-async def test_endless_answer_is_cut_off(model: FakeModel, asking: Asking, event: bytes) -> None:
+async def test_endless_answer_is_cut_off(
+    model: FakeModel, asking: Asking, event: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_COLLECT_S", 0.0)  # 64 MB would take 7 s
     hung_up = asyncio.Event()
 
     def endless(request: dict[str, Any]) -> ASGIApp:
