@@ -77,6 +77,7 @@ async def fill(server: Running, url: str) -> None:
     run_id = await start(client, **run)
     await server.frames(f"/v1/runs/{run_id}/ws")
     await server.owner.execute(ASKED, UUID(run_id))
+    await server.owner.execute(ERASING, DEFAULT_TENANT)
     assert (await client.post("/v1/sessions/s/fork")).status_code == 201
     await server.owner.execute(SENT, UUID(run_id))
     gone = {"name": "gone", "system_message": "x"}
@@ -99,6 +100,10 @@ ASKED = """
 SENT = """
     INSERT INTO run_messages (tenant_id, run_id, number, content)
     SELECT tenant_id, id, 1, '"x"' FROM runs WHERE id = $1"""
+
+ERASING = """
+    INSERT INTO user_erasures (tenant_id, user_id, actor, next_at)
+    VALUES ($1, 'ada', 'local', now() + interval '1 day')"""
 
 
 async def other_tenant(owner: asyncpg.Pool) -> UUID:
