@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -165,6 +166,39 @@ async def test_an_erasure_goes_on_after_failures(
     assert pages["rows"] > 6
     assert pages["objects"] >= 2
     assert await rows_of(bottega.owner, "failing.l") == {}
+
+
+async def test_a_file_is_not_stored_behind_the_deletion_of_its_session(bottega: Running) -> None:
+    client = bottega.client
+    await client.post("/v1/sessions", json={"id": "s", "user": "ada.l"})
+    sending = client.post("/v1/files", files={"file": b"x"}, data={"session_id": "s"})
+    async with bottega.owner.acquire() as deleting, deleting.transaction():
+        tenant = await tenant_of(bottega)
+        await deleting.execute("DELETE FROM sessions WHERE tenant_id = $1", tenant)
+        sent = asyncio.ensure_future(sending)
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        await until(lambda: bottega.owner.fetchval(waiting))
+    answer = await sent
+    assert (answer.status_code, answer.json()["code"]) == (409, "user_erasing")
+    assert (await client.get("/v1/files")).json()["items"] == []
+
+
+async def test_processes_forget_what_they_cached(bottega: Running, model: FakeModel) -> None:
+    client, tenant = bottega.client, await tenant_of(bottega)
+    await client.post("/v1/sessions", json={"id": "s", "user": "ada.l"})
+    sent = await client.post("/v1/files", files={"file": b"x"}, data={"session_id": "s"})
+    done = {"outcome": "SUCCESS", "user": "ada.l", "task": {"original_input": "x"}}
+    stored = (await client.post("/v1/episodes", json=done)).json()
+    files = bottega.service.files
+    await files.load(tenant, sent.json()["id"])
+    asked = {"user": "ada.l"}
+    assert (await client.get(f"/v1/episodes/{stored['id']}", params=asked)).status_code == 200
+    cache = bottega.service.memory._cache
+    assert cache is not None
+    assert await cache.get(tenant, UUID(stored["id"]))
+    await gone(bottega, "ada.l")
+    await until(lambda: [key for key in files._cache if key[0] == tenant], lambda keys: not keys)
+    assert await cache.get(tenant, UUID(stored["id"])) is None
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 -- an object that no row names is deleted.
 
 -- Called after the upload of a file's pieces, whose keys were claimed. Insert the file's row, and
--- return null; or return the limit that it would exceed. Uploads of a tenant wait for each other.
+-- return null; or return the limit that it would exceed, or user_erasing: its session is deleted
+-- with the session's user. Uploads of a tenant wait for each other.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION add_file(p_file jsonb, p_most_bytes bigint, p_most_files bigint)
 RETURNS text
@@ -13,6 +14,7 @@ DECLARE
     v_bytes bigint;
     v_files bigint;
     v_count integer;
+    v_user text;
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('files ' || v_tenant, 0));
     SELECT coalesce(sum(f.size), 0) + (p_file->>'size')::bigint, count(*) + 1
@@ -21,10 +23,16 @@ BEGIN
         RETURN 'file_bytes';
     ELSIF v_files > p_most_files THEN
         RETURN 'files';
-    ELSIF NOT coalesce((SELECT hold_user(v_tenant, s.user_id) FROM sessions s
-                        WHERE s.tenant_id = v_tenant AND s.id = p_file->>'session_id'
-                          AND s.user_id IS NOT NULL), true) THEN
-        RETURN 'user_erasing';
+    END IF;
+    SELECT s.user_id INTO v_user FROM sessions s
+    WHERE s.tenant_id = v_tenant AND s.id = p_file->>'session_id';
+    IF v_user IS NOT NULL THEN
+        -- The session stays until the file can be seen, so that both are deleted together.
+        PERFORM FROM sessions s WHERE hold_user(v_tenant, v_user)
+            AND s.tenant_id = v_tenant AND s.id = p_file->>'session_id' FOR KEY SHARE;
+        IF NOT FOUND THEN
+            RETURN 'user_erasing';
+        END IF;
     END IF;
     SELECT coalesce(array_agg(key), '{}') INTO v_keys
     FROM jsonb_array_elements_text(p_file->'object_keys') AS key
