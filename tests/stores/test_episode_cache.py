@@ -20,6 +20,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from bottega.errors import InvalidInputError
+from bottega.memory.episodes import redis_cache
 from bottega.memory.episodes.cache import MAX_BYTES, EpisodeCache
 from bottega.memory.episodes.episode import Episode, Outcome, State, StorageState, Summary
 from bottega.memory.episodes.redis_cache import RedisCache
@@ -241,6 +242,24 @@ async def test_a_dropped_episode_is_deleted_from_redis(
     await theirs.drop(TENANT, UUID(int=1))
 
     assert not await inside.keys("*")
+
+
+async def test_all_episodes_of_a_tenant_are_dropped(
+    ours: EpisodeCache, theirs: EpisodeCache, inside: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_cache, "_SCANNED", 2)
+    for number in range(1, 8):
+        await ours.put(TENANT, episode(number))
+    await ours.put(OTHER, episode())
+    await theirs.drop_tenant(TENANT)
+    ours.forget(TENANT)
+
+    assert [await ours.get(TENANT, UUID(int=number)) for number in (1, 7)] == [None, None]
+    assert await theirs.get(OTHER, UUID(int=1)) == episode()
+    (name,) = await inside.keys("*")
+    assert str(OTHER).encode() in name
+    ours.forget(None)
+    assert len(ours) == 0
 
 
 @pytest.mark.parametrize(
