@@ -230,6 +230,25 @@ async def test_a_deletion_waits_for_turns_that_a_fork_gets(
     assert (await bottega.client.get(f"/v1/runs/{run['id']}")).status_code == 404
 
 
+async def test_erasing_the_user_erases_all_forks(bottega: Running, model: FakeModel) -> None:
+    await define(bottega)
+    model.script(*map(text, "ab"))
+    run = await ask(bottega, "one", user="ada")
+    made = await fork(bottega, "s")
+    await ask(bottega, "two", made["id"])
+    client = bottega.client
+    assert (await client.delete("/v1/users/ada")).status_code == 202
+
+    async def gone() -> bool:
+        return (await client.get("/v1/users/ada")).status_code == 404
+
+    await until(gone)
+    for path in ("sessions/s", f"sessions/{made['id']}", f"runs/{run['id']}"):
+        assert (await client.get(f"/v1/{path}")).status_code == 404
+    named = "SELECT count(*) FROM forked_turns WHERE run_id = $1"
+    assert await bottega.owner.fetchval(named, run["id"]) == 0
+
+
 async def test_a_repeated_request_forks_once(bottega: Running, model: FakeModel) -> None:
     await define(bottega)
     model.script(text("a"))
