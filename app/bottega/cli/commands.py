@@ -3,7 +3,7 @@
 import socket
 import sys
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import ValidationError
@@ -21,7 +21,9 @@ from bottega.cli.providers import providers
 from bottega.cli.secrets import secrets
 from bottega.cli.terminal import console, database, run, start, store_bootstrap_key
 from bottega.errors import BottegaError, InvalidInputError
-from bottega.settings import Settings, redactor
+
+if TYPE_CHECKING:
+    from bottega.settings import Settings
 
 _TO_END_S = 30.0
 """Longest time in which a process stops, after its runs' grace."""
@@ -58,7 +60,7 @@ def _options(
     """Run teams of LLM agents on Postgres, with every step visible."""
 
 
-def _announce_model(settings: Settings) -> None:
+def _announce_model(settings: "Settings") -> None:
     if settings.uses_demo_model:
         console.print(
             "[bold yellow]The built-in demo model answers: its texts are canned.[/] "
@@ -110,7 +112,7 @@ def serve(
         run(web.serve(settings, url, worker=not no_worker, on_listening=listening, listener=ours))
 
 
-def _serve_in_processes(settings: Settings, *, workers: int, apis: int) -> int:
+def _serve_in_processes(settings: "Settings", *, workers: int, apis: int) -> int:
     """Serve in several processes; return the exit status."""
     from bottega import main as web
 
@@ -125,7 +127,7 @@ def _serve_in_processes(settings: Settings, *, workers: int, apis: int) -> int:
         return run(Supervisor({"DATABASE_URL": url}).run(children, ready))
 
 
-def _announce_address(settings: Settings, port: int) -> None:
+def _announce_address(settings: "Settings", port: int) -> None:
     display = f"[{settings.host}]" if ":" in settings.host else settings.host
     console.print(f"Bottega listens on http://{display}:{port} (docs at /docs)")
 
@@ -210,6 +212,8 @@ def demo_model(context: typer.Context) -> None:
 @cli.command("settings")
 def show_settings() -> None:
     """Print every setting with its value; secrets are masked."""
+    from bottega.settings import Settings, redactor
+
     settings = Settings()
     clean = redactor(settings).text
     table = Table(Column("variable", no_wrap=True), "value", "meaning")

@@ -26,9 +26,9 @@ _User = Annotated[str | None, typer.Option(help="Whose it is, among your own use
 @contextmanager
 def connected() -> "Iterator[RemoteServer]":
     """Yield the server of ``BOTTEGA_URL``; end the command if it refuses a request."""
+    from bottega.cli.remote.client_settings import ClientSettings
     from bottega.cli.remote.following import REFUSED
     from bottega.cli.remote.server import RemoteError, RemoteServer
-    from bottega.settings.client import ClientSettings
 
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

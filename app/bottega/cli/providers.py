@@ -1,7 +1,7 @@
 """``bottega providers``: small calls that show what a model server can do."""
 
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -9,7 +9,9 @@ from rich.table import Table
 
 from bottega.cli.terminal import database, run, start
 from bottega.errors import NotFoundError
-from bottega.settings import Settings
+
+if TYPE_CHECKING:
+    from bottega.settings import Settings
 
 providers = typer.Typer(no_args_is_help=True, help="Check model servers.")
 
@@ -36,7 +38,7 @@ def test_provider(
     raise typer.Exit(0 if works else 1)
 
 
-async def _show(settings: Settings, url: str, tenant: str, name: str, model: str | None) -> bool:
+async def _show(settings: "Settings", url: str, tenant: str, name: str, model: str | None) -> bool:
     """Print what works; return true if all does."""
     from bottega.container import secret_rules
     from bottega.db.engine import open_database

@@ -1,10 +1,14 @@
 """``bottega secrets``: change the key that seals tenants' secrets."""
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from bottega.cli.terminal import console, database, run, start
 from bottega.errors import ConflictError
-from bottega.settings import Settings
+
+if TYPE_CHECKING:
+    from bottega.settings import Settings
 
 secrets = typer.Typer(no_args_is_help=True, help="Change the key of tenants' secrets.")
 
@@ -27,7 +31,7 @@ def reencrypt() -> None:
     raise typer.Exit(1 if unreadable else 0)
 
 
-async def _reencrypt(settings: Settings, url: str) -> tuple[int, int]:
+async def _reencrypt(settings: "Settings", url: str) -> tuple[int, int]:
     """Return how many secrets were changed, and how many no key opens."""
     from bottega.secrets import rows
     from bottega.settings import keyring

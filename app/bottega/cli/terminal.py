@@ -4,19 +4,21 @@ import asyncio
 import signal
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
-from bottega.settings import Settings, redactor
+if TYPE_CHECKING:
+    from bottega.settings import Settings
 
 console = Console(stderr=True)
 T = TypeVar("T")
 
 
-def start(**overrides: object) -> Settings:
+def start(**overrides: object) -> "Settings":
     """Return the settings with the command line's values, and configure the log."""
     from bottega.logs import configure_logging
+    from bottega.settings import Settings, redactor
 
     settings = Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]
     configure_logging(settings.log_level, redactor(settings).text)
@@ -33,7 +35,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 @contextmanager
-def database(settings: Settings) -> Iterator[str]:
+def database(settings: "Settings") -> Iterator[str]:
     """Yield the database's URL: the configured one, or that of an embedded, migrated server."""
     # Until the event loop takes over: a signal must not leave the embedded server running.
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -50,7 +52,7 @@ def database(settings: Settings) -> Iterator[str]:
         yield url
 
 
-def store_bootstrap_key(settings: Settings, url: str) -> None:
+def store_bootstrap_key(settings: "Settings", url: str) -> None:
     """Store ``BOTTEGA_BOOTSTRAP_KEY`` as a key, if it is set and there is no key yet."""
     if settings.bootstrap_key is None:
         return

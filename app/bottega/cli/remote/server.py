@@ -12,10 +12,10 @@ from uuid import uuid4
 import httpx2
 from pydantic_core import from_json
 
+from bottega.cli.remote.client_settings import ClientSettings
 from bottega.cli.texts import safe
 from bottega.clock import monotonic
 from bottega.errors import BottegaError, ErrorKind
-from bottega.settings.client import ClientSettings
 
 _CONNECT_S = 5.0
 _ANSWER_S = 60.0
