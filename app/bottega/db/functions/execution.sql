@@ -10,6 +10,7 @@ LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     n record;
+    v_any boolean;
     v_found boolean := false;
 BEGIN
     IF NOT (p_again OR any_due()) THEN
@@ -33,9 +34,16 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    FOR n IN SELECT * FROM next_runs(p_most) LOOP
-        RETURN QUERY SELECT c.*, n.more
-        FROM claim_runs(n.tenant_id, n.run_ids, p_worker, p_claim, p_lease_s) c;
+    LOOP
+        v_any := false;
+        FOR n IN SELECT * FROM next_runs(p_most) LOOP
+            v_any := true;
+            RETURN QUERY SELECT c.*, n.more
+            FROM claim_runs(n.tenant_id, n.run_ids, p_worker, p_claim, p_lease_s) c;
+            v_found := v_found OR FOUND;
+        END LOOP;
+        -- All of them left the queue: for runs without a slot look at those behind them.
+        EXIT WHEN v_found OR NOT v_any;
     END LOOP;
 END $$;
 
@@ -276,7 +284,9 @@ BEGIN
         SELECT id FROM runs WHERE tenant_id = p_tenant AND id = ANY (p_runs)
           AND slot IS NULL AND attempt > 0 AND ended_at IS NULL
     LOOP
-        v_slot := free_slot(p_tenant);
+        IF v_left = '{}' THEN
+            v_slot := free_slot(p_tenant);
+        END IF;
         IF v_slot IS NULL THEN
             v_left := v_left || v_run;
         ELSE
