@@ -170,6 +170,33 @@ async def test_interrupt_cancels_all_before(bottega: Running, model: FakeModel) 
     assert said(model.requests[-1]) == [("user", "three")]
 
 
+async def test_interrupt_ends_runs_that_never_began_as_any_cancellation_does(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega)
+    gate = asyncio.Event()
+    model.script(gated(gate, text("never")), text("now"))
+    await ask(bottega, "one", wait=0)
+    await until(lambda: len(model.requests) == 1)
+    blocked = [await ask(bottega, "x", wait=0, memory=memory) for memory in ("full", "off")]
+    alone = await ask(bottega, "x", wait=0)
+    await bottega.client.post(f"/v1/runs/{alone['id']}/cancel")
+    assert (await ask(bottega, "three", if_busy="interrupt"))["output"] == "now"
+    kinds = [[e["type"] for e in await bottega.watch(run["id"])] for run in (alone, *blocked)]
+    assert kinds == [
+        ["run.queued", "episode.stored", "run.cancelled"],
+        ["run.queued", "episode.stored", "run.cancelled"],
+        ["run.queued", "run.cancelled"],
+    ]
+    ended = [
+        (await bottega.client.get(f"/v1/runs/{run['id']}")).json() for run in (alone, *blocked)
+    ]
+    for name in ("status", "stop_reason", "error", "usage", "attempts", "output"):
+        assert len({str(run[name]) for run in ended}) == 1, name
+    left = "SELECT coalesce(sum(runs), 0) FROM waiting_runs"
+    assert await bottega.owner.fetchval(left) == 0
+
+
 async def test_a_refused_run_interrupts_nothing(bottega: Running, model: FakeModel) -> None:
     await define(bottega)
     gate = asyncio.Event()

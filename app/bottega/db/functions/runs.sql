@@ -230,7 +230,6 @@ DECLARE
     r runs%ROWTYPE;
     v_last bigint;
     v_lines text[];
-    v_episode jsonb;
     v_why jsonb := '{"code": "cancelled", "message": "parent-ended"}';
     v_now timestamptz := clock_timestamp();
     v_data jsonb := jsonb_build_object(
@@ -273,18 +272,7 @@ BEGIN
         AS e(position, type)
     WHERE t.mode = 'async';
     IF r.memory = 'full' THEN
-        BEGIN
-            v_episode := unclaimed_episode(r);
-            v_lines := v_lines || event_line('episode.stored', jsonb_build_object(
-                'episode_id', store_episode(p_tenant, v_episode),
-                'outcome', v_episode ->> 'outcome'));
-        EXCEPTION
-            WHEN lock_not_available OR deadlock_detected THEN RAISE;  -- the caller tries again
-            WHEN OTHERS THEN  -- an episode never keeps a run from ending
-                v_lines := v_lines || event_line('warning', jsonb_build_object(
-                    'code', 'episode_not_stored',
-                    'message', 'its episode was not stored: ' || SQLERRM));
-        END;
+        v_lines := v_lines || store_unclaimed_episode(r);
     END IF;
     IF p_error IS NOT NULL THEN
         v_data := v_data || jsonb_build_object('error', p_error);
@@ -306,7 +294,44 @@ BEGIN
     END IF;
 END $$;
 
--- Called by end_unclaimed. Build the episode of a run that no worker ended, from its row alone.
+-- Called by cancel_unfinished, which holds the rows. Cancel runs that no worker ever had and that
+-- hold no slot, as cancel_run does it one by one.
+CREATE OR REPLACE FUNCTION cancel_unbegun(p_tenant uuid, p_runs uuid[]) RETURNS void
+LANGUAGE sql AS $$
+    WITH ended AS (
+        UPDATE runs SET status = 'cancelled', stop_reason = 'cancelled', ended_at = at,
+            cancel_requested_at = at,
+            last_seq = last_seq + CASE memory WHEN 'full' THEN 2 ELSE 1 END
+        FROM clock_timestamp() AS at
+        WHERE tenant_id = p_tenant AND id = ANY (p_runs)
+        RETURNING runs AS run)
+    INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events)
+    SELECT p_tenant, (run).id, (run).last_seq - CASE (run).memory WHEN 'full' THEN 1 ELSE 0 END,
+           (run).last_seq, 0, (run).ended_at, concat_ws(E'\n',
+               CASE (run).memory WHEN 'full' THEN store_unclaimed_episode(run) END,
+               event_line('run.cancelled', '{"stop_reason": "cancelled", "usage": null}'))
+    FROM ended;
+    SELECT pg_notify('bottega_events', id::text) FROM unnest(p_runs) AS id
+$$;
+
+-- Called when a run ended without a worker. Store its episode; return the event that tells of it.
+CREATE OR REPLACE FUNCTION store_unclaimed_episode(r runs) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    v_episode jsonb;
+BEGIN
+    v_episode := unclaimed_episode(r);
+    RETURN event_line('episode.stored', jsonb_build_object(
+        'episode_id', store_episode(r.tenant_id, v_episode), 'outcome', v_episode ->> 'outcome'));
+EXCEPTION
+    WHEN lock_not_available OR deadlock_detected THEN RAISE;  -- the caller tries again
+    WHEN OTHERS THEN  -- an episode never keeps a run from ending
+        RETURN event_line('warning', jsonb_build_object(
+            'code', 'episode_not_stored',
+            'message', 'its episode was not stored: ' || SQLERRM));
+END $$;
+
+-- Called by store_unclaimed_episode. Build the episode of a run that no worker ended, from its row
+-- alone.
 CREATE OR REPLACE FUNCTION unclaimed_episode(r runs) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT jsonb_build_object(
         'id', md5('episode ' || r.id)::uuid, 'run_id', r.id, 'session_id', r.session_id,
