@@ -56,13 +56,18 @@ async def _drain(stream: asyncio.StreamReader) -> None:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process, with its children unless it is this one."""
+    """Return the CPU seconds of a process, with its children unless it is this one.
+
+    Children that are over count too: a database ends idle connections, each a process.
+    """
     root = psutil.Process(pid)
     total = 0.0
     for member in [root, *(root.children(recursive=True) if pid != os.getpid() else ())]:
         with contextlib.suppress(psutil.NoSuchProcess):
             times = member.cpu_times()
             total += times.user + times.system
+            if pid != os.getpid():
+                total += times.children_user + times.children_system
     return total
 
 
