@@ -308,6 +308,7 @@ class Executor:
         """Take the claimed run to its final event."""
         journal = recorder.journal
         limit = asyncio.timeout(max(0.0, run.remaining_s))
+        began = False
 
         def suspended() -> bool:
             """Return true if the current cancellation does not end the run."""
@@ -322,6 +323,7 @@ class Executor:
             await self.take_messages({run.run_id: run.messages})
             if journal.replay.asked_people:
                 await take_decisions(self.pool, {run.run_id: (run.tenant_id, recorder.interrupts)})
+            began = True
             async with limit:
                 if self.runtime is not None and run.uses_subagents:
                     async with running_subagents(
@@ -334,6 +336,8 @@ class Executor:
         except (FencedError, UnreadMessagesError):
             raise
         except Exception as error:
+            if not began and log.is_transient(error):
+                raise  # the database was away for too long: a later attempt asks again
             timeout_s = run.timeout_s if limit.expired() else None
             end = broken(error, run.run_id, recorder.spent, timeout_s=timeout_s)
             await self._finish(recorder, end)
