@@ -1,0 +1,69 @@
+"""Many runs that wait, over several real processes, workers of which are killed on the way."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.fake_model import FakeModel, calls, text
+from tests.flows.test_interrupts import ASK, decide, pending
+from tests.flows.test_processes import environment
+from tests.processes import command
+from tests.service import client_of, watch
+from tests.waiting import until
+
+RUNS = 10
+
+
+def ask_once(request: dict[str, Any]) -> Any:
+    answered = request["messages"][-1]["role"] == "tool"
+    return text("done") if answered else calls(("ask_user", {"question": "Which colour?"}))
+
+
+async def count(client: httpx2.AsyncClient, status: str) -> int:
+    page = (await client.get("/v1/runs", params={"status": status})).json()
+    return len(page["items"])
+
+
+@pytest.mark.deep
+async def test_workers_die_while_runs_begin_and_end_to_wait(
+    database_url: str, model: FakeModel
+) -> None:
+    with_model = environment(database_url, model, BOTTEGA_MAX_CRASHES="10")
+    model.decide = ask_once
+    async with (
+        command("serve", "--no-worker", "--port", "0", **with_model) as first,
+        command("serve", "--no-worker", "--port", "0", **with_model) as second,
+        client_of(first.port) as one,
+        client_of(second.port) as other,
+    ):
+        agent = {"name": "asks", "system_message": "You ask.", "tools": [ASK]}
+        assert (await one.post("/v1/agents", json=agent)).status_code == 201
+        body = {"agent": "asks", "input": "x", "memory": "off"}
+        async with command("worker", **with_model) as victim:
+            runs = [(await one.post("/v1/runs", json=body)).json()["id"] for _ in range(RUNS)]
+            await until(lambda: count(one, "waiting"))
+            victim.kill()
+            await victim.process.wait()
+        async with command("worker", **with_model) as victim:
+            await until(lambda: count(one, "waiting"), lambda found: found == RUNS)
+            asked = [(await pending(one, run_id))[0] for run_id in runs]
+            answers = [
+                asyncio.ensure_future(decide(client, each, answer="red"))
+                for each in asked
+                for client in (one, other, one)
+            ]
+            await until(lambda: count(one, "completed"))
+            victim.kill()
+            await victim.process.wait()
+            statuses = Counter(status for status, _ in await asyncio.gather(*answers))
+        async with command("worker", **with_model):
+            logs = [await watch(second.port, run_id) for run_id in runs]
+    assert statuses == {200: RUNS, 409: 2 * RUNS}
+    for log in logs:
+        kinds = Counter(event["type"] for event in log)
+        assert log[-1]["type"] == "run.completed"
+        once = ("interrupt.created", "run.waiting", "interrupt.resolved", "tool.completed")
+        assert [kinds[kind] for kind in once] == [1, 1, 1, 1]
