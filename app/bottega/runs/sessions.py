@@ -54,7 +54,7 @@ def conversation_busy(run_id: str) -> BusyError:
     """Return the error for a run that must not wait for another one."""
     return BusyError(
         f"run {run_id} of this conversation is not over: wait for its end, or let if_busy be "
-        "'queue' or 'interrupt'",
+        "'queue', 'interrupt' or 'steer'",
         run_id=run_id,
     )
 

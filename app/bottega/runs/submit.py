@@ -14,6 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.errors import BottegaError, LimitedError, UserErasingError
+from bottega.runs.inbox import REFUSED_MESSAGES, refused_message
 from bottega.runs.model_prices import refuse_unpriced
 from bottega.runs.once import REFUSED_KEYS, OnceKey, first_answer, refused_key
 from bottega.runs.parameters import refuse_overrides
@@ -45,8 +46,8 @@ class NewRun:
 
     Attributes:
         conversation: ``continue``, ``new`` or ``none``.
-        if_busy: while another run of its conversation is not over: ``queue``, ``reject`` or
-            ``interrupt`` it.
+        if_busy: while another run of its conversation is not over: ``queue``, ``reject``,
+            ``interrupt`` it, or ``steer``: the input is a message for that one.
         user: the integrator's name for its end user; ``None``: the session's user, if it has one.
         timeout_s: wall time from the first start on.
         queue_timeout_s: longest wait for that start.
@@ -135,6 +136,8 @@ async def submit(
 ) -> dict[str, Any]:
     """Store and queue a run; return it as :func:`bottega.runs.read.get` does.
 
+    If its input became a message of another run, return that run, with ``message_id``.
+
     Args:
         pool: a pool or a connection without a transaction: the run is committed at once.
         once: a repeated request with the same key returns the run of the first.
@@ -145,8 +148,9 @@ async def submit(
             description (``missing_description``), its sub-agents nest too deep (``too_deep``), or
             a model lacks a parameter (``unsupported_param``), takes no such part
             (``unsupported_part``) or, with a ``cost_budget``, has no known price
-            (``unpriced_model``); ``idempotency_key_reused``.
-        LimitedError, ConflictError: see :func:`accept`; ``in_flight``.
+            (``unpriced_model``); ``idempotency_key_reused``,
+            ``message_too_large``.
+        LimitedError, ConflictError: see :func:`accept`; ``in_flight``, ``too_many_messages``.
     """
     key = (None, None) if once is None else once
     while True:
@@ -213,6 +217,8 @@ def _accepted(answer: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, An
         raise UserErasingError
     if reason == "conversation_busy":
         raise conversation_busy(answer["run_id"])
+    if reason in REFUSED_MESSAGES:
+        raise refused_message(answer, answer["run_id"], "/input")
     if reason in REFUSED_KEYS:
         raise refused_key(reason)
     if reason is not None:

@@ -135,7 +135,7 @@ async def _submit(
             database.pool.acquire(timeout=database.patience_s) as connection,
         ):
             run = await submitting.submit(connection, service.pins, tenant, new, once)
-        stored.keep(run["input"])
+        stored.keep(run["input"] if run.get("message_id") is None else new.input)
     return run
 
 

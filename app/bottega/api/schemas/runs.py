@@ -92,11 +92,13 @@ class NewRun(Body):
         ),
     ] = None
     if_busy: Annotated[
-        Literal["queue", "reject", "interrupt"],
+        Literal["queue", "reject", "interrupt", "steer"],
         Field(
             description=(
                 "While another run of its conversation is not over. `queue`: it waits its turn. "
-                "`reject`: 409 `conversation_busy`. `interrupt`: those before it are cancelled."
+                "`reject`: 409 `conversation_busy`. `interrupt`: those before it are cancelled. "
+                "`steer`: the input, a text or one message, is a message for that run, which is "
+                "also the answer."
             )
         ),
     ] = "queue"
@@ -194,7 +196,15 @@ class NewRun(Body):
             raise PydanticCustomError("mode", "mode 'orchestrated' needs an agent to start with")
         if self.conversation in ("continue", "new") and self.session_id is None:
             raise PydanticCustomError("conversation", "a conversation needs a session_id")
+        if self.if_busy == "steer" and self.session_id and self.conversation != "none":
+            self._can_steer()
         return self
+
+    def _can_steer(self) -> None:
+        if self.mode == "dag":
+            raise PydanticCustomError("steer", "a run of the mode 'dag' cannot be steered")
+        if not isinstance(self.input, str) and len(self.input) > 1:
+            raise PydanticCustomError("steer", "'steer' takes a text or one message as input")
 
 
 class Retry(Body):
@@ -328,6 +338,10 @@ class Run(RunSummary):
     ] = None
     overrides: dict[str, AgentOverrides] = Field(default_factory=dict)
     output_schema: dict[str, Any] | None = None
+    message_id: Annotated[
+        UUID | None,
+        Field(description="Of the message for this run that the request became (`steer`)."),
+    ] = None
 
 
 class Task(Answer):

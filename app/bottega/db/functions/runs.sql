@@ -15,6 +15,7 @@ DECLARE
     v_of_session text;
     v_conversation uuid;
     v_blocker uuid;
+    v_steered jsonb;
 BEGIN
     IF v_refusal IS NOT NULL THEN
         RETURN v_refusal;
@@ -24,6 +25,10 @@ BEGIN
     IF p_new ->> 'session_id' IS NOT NULL THEN
         IF p_new ->> 'conversation' <> 'none' THEN
             PERFORM prepare_turn(p_tenant, p_new);
+            v_steered := steer_run(p_tenant, p_new);
+            IF v_steered IS NOT NULL THEN
+                RETURN v_steered;
+            END IF;
         END IF;
         -- The lock makes a concurrent delete of the session wait, so that it deletes this run too.
         LOOP
@@ -69,8 +74,7 @@ BEGIN
         task_root uuid, memory text, principal text, turn jsonb)
     RETURNING * INTO r;
     IF jsonb_typeof(p_new -> 'made_files') = 'array' THEN
-        UPDATE files SET run_id = r.id WHERE tenant_id = p_tenant AND id IN (
-            SELECT f::uuid FROM jsonb_array_elements_text(p_new -> 'made_files') AS f);
+        UPDATE files SET run_id = r.id WHERE tenant_id = p_tenant AND id = ANY (made_files(p_new));
     END IF;
     INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events) VALUES (
         p_tenant, r.id, 1, 1, 0, r.created_at, event_line('run.queued', jsonb_build_object(
@@ -93,11 +97,15 @@ BEGIN
     IF v_slot IS NOT NULL THEN
         PERFORM enqueue_run(p_tenant, r.id, r.priority);
     END IF;
-    RETURN to_jsonb(r)
-        - '{pinned,session_base,slot,principal,spent,spent_beside,turn,queued_at}'::text[]
-        || CASE WHEN v_blocker IS NULL THEN '{}'
-           ELSE jsonb_build_object('blocked_by', blocked_by(p_tenant, v_blocker)) END;
+    RETURN shown_run(r) || CASE WHEN v_blocker IS NULL THEN '{}'
+        ELSE jsonb_build_object('blocked_by', blocked_by(p_tenant, v_blocker)) END;
 END $$;
+
+-- Return a run's row as JSON, without what the API does not show.
+CREATE OR REPLACE FUNCTION shown_run(r runs) RETURNS jsonb LANGUAGE sql STABLE AS $$
+    SELECT to_jsonb(r)
+        - '{pinned,session_base,slot,principal,spent,spent_beside,turn,queued_at}'::text[]
+$$;
 
 -- Called when a run is submitted. Accept it once per Idempotency-Key (NULL: always), unless the
 -- tenant's definitions have another epoch than the one with which its versions were read:
