@@ -132,19 +132,40 @@ async def test_a_conversation_goes_on_over_runs_and_decisions(console: Console) 
     await page.get_by_role("button", name="Start").click()
     await page.get_by_label("Message").fill("I am Ada.")
     await page.keyboard.press("Enter")
-    await expect(page.get_by_text("I am Ada.")).to_be_visible()
-    await expect(page.get_by_role("button", name="Send")).to_be_visible()
+    await expect(page.get_by_text("Hello Ada.")).to_be_visible()
+    await expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     await page.get_by_label("Message").fill("What is 9+9?")
     await page.get_by_role("button", name="Send").click()
     await page.get_by_role("button", name="Approve").click()
     await expect(page.get_by_text("It is 18.")).to_be_visible()
-    await expect(page.get_by_role("button", name="Send")).to_be_visible()
+    await expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     assert "I am Ada." in str(console.model.requests[-1]["messages"])
     await page.reload()
     for said in ("I am Ada.", "What is 9+9?", "It is 18."):
         await expect(page.get_by_text(said)).to_have_count(1)
     await page.get_by_text("step").click()
     await expect(page.get_by_text("18", exact=True)).to_be_visible()
+
+
+async def test_a_message_reaches_a_run_under_way(console: Console) -> None:
+    go_on = asyncio.Event()
+    console.model.script(gated(go_on, text("A red one.")), text("A blue one."))
+    await console.define()
+    page = await console.open("chat")
+    await page.get_by_label("Agent").select_option("clerk")
+    await page.get_by_role("button", name="Start").click()
+    await page.get_by_label("Message").fill("Find a lamp.")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    await page.get_by_label("Message").fill("Blue, please.")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("not read yet")).to_be_visible()
+    go_on.set()
+    await expect(page.get_by_text("A blue one.")).to_be_visible()
+    await expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    for said in ("Find a lamp.", "Blue, please.", "A blue one."):
+        await expect(page.get_by_text(said)).to_have_count(1)
+    assert "Blue, please." in str(console.model.requests[-1]["messages"])
 
 
 async def test_a_run_is_cancelled_and_run_again_by_keyboard(console: Console) -> None:

@@ -2,7 +2,7 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { post, postOnce, withQuery } from "../api.js";
-import { excerpt } from "../format.js";
+import { excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Empty, Link, Loaded, Panel, Status, Time } from "../parts/basics.js";
@@ -65,6 +65,7 @@ function Conversation({ session, agent: wanted }) {
   const agent = wanted ?? latest?.agent;
   const said = useData(latest || began ? withQuery(`${base}/messages`, { limit: 100, order: "desc", agent }) : null);
   const [sent, setSent] = useState(null);
+  const [posted, setPosted] = useState({});
   const [error, setError] = useState(null);
   const open = sent?.id ?? (latest && !isFinal(latest.status) ? latest.id : null);
   const reload = async (state) => {
@@ -83,6 +84,11 @@ function Conversation({ session, agent: wanted }) {
   const send = async (text) => {
     setError(null);
     try {
+      const added = open === null ? null : await steered(open, text);
+      if (added) {
+        setPosted((old) => ({ ...old, [added]: text }));
+        return;
+      }
       setSent(await postOnce("/v1/runs", { agent, session_id: session, input: text }));
     } catch (problem) {
       setError(problem.message);
@@ -92,6 +98,7 @@ function Conversation({ session, agent: wanted }) {
   const pending = [...state.interrupts.values()].filter((each) => each.status === "pending");
   const shown = new Set(messages.map((each) => each.run_id));
   const question = sent && !shown.has(sent.id) ? sent.input : null;
+  const added = shown.has(open) ? [] : state.messages;
   return html`
     <div class="head"><div><h1>${agent ?? "Chat"}</h1><p class="soft small">session <span class="mono">${session}</span></p></div>
       <div class="actions">${open && html`<${Status} value=${state.status} /><${Link} path=${["runs", open]} class="small">Show the run<//>`}
@@ -105,12 +112,24 @@ function Conversation({ session, agent: wanted }) {
             ${each.steps.map((step) => html`<${Said} key=${keyOf(step)} message=${step} />`)}</details>`
         : html`<${Said} key=${keyOf(each)} message=${each} />`)}
       ${question && html`<div class="said user"><pre class="text">${question}</pre></div>`}
+      ${added.map((each) => html`<div class="said user" key=${each.id}><pre class="text">${plain(each.content ?? posted[each.id])}</pre>
+        <p class="small soft">${each.delivered ? "read" : "not read yet"}</p></div>`)}
       ${open && !shown.has(open) && html`<${Coming} state=${state} root=${root} />`}
       ${pending.map((each) => html`<${Decision} key=${each.id} interrupt=${each} />`)}
       ${error && html`<p class="note bad" role="alert">${error}</p>`}
       <div ref=${end} class="end"></div>
     </section>
     <${Composer} busy=${open !== null} disabled=${!agent} onSend=${send} onStop=${() => post(`/v1/runs/${open}/cancel`).catch((problem) => setError(problem.message))} />`;
+}
+
+/** Send a message to a run under way; return its id, or null if the run has ended meanwhile. */
+async function steered(run, text) {
+  try {
+    return (await postOnce(`/v1/runs/${run}/messages`, { content: text })).message_id;
+  } catch (problem) {
+    if (problem.code === "final") return null;
+    throw problem;
+  }
 }
 
 const keyOf = (message) => `${message.run_id}:${message.seq}:${message.role}:${message.tool_call_id ?? ""}`;
@@ -152,7 +171,7 @@ function Composer({ busy, disabled, onSend, onStop }) {
   const send = async (event) => {
     event?.preventDefault();
     const said = text.trim();
-    if (!said || busy) return;
+    if (!said) return;
     setText("");
     try {
       await onSend(said);
@@ -164,6 +183,7 @@ function Composer({ busy, disabled, onSend, onStop }) {
   return html`<form class="composer" onSubmit=${send}>
     <label class="grow">Message <textarea rows="2" value=${text} disabled=${disabled} placeholder="Enter sends, Shift+Enter begins a line"
       onInput=${(e) => setText(e.target.value)} onKeyDown=${onKeyDown}></textarea></label>
-    ${busy ? html`<${Button} kind="danger" onClick=${onStop}>Stop<//>` : html`<button class="button primary" disabled=${disabled || !text.trim()}>Send</button>`}
+    <button class="button primary" disabled=${disabled || !text.trim()}>Send</button>
+    ${busy && html`<${Button} kind="danger" onClick=${onStop}>Stop<//>`}
   </form>`;
 }

@@ -17,6 +17,7 @@ export class RunState {
     this.flows = [];
     this.recalled = [];
     this.interrupts = new Map();
+    this.messages = [];
     this.warnings = [];
     this.status = "queued";
     this.attempt = 0;
@@ -38,6 +39,7 @@ export class RunState {
     const at = Date.parse(event.at);
     this.now = Math.max(this.now, at);
     if (event.type.startsWith("run.")) this.#run(event, at);
+    else if (event.type.startsWith("message.")) this.#message(event.type, event.data);
     else if (event.type === "warning") this.warnings.push(event);
     else if (event.agent != null || event.task_id != null) this.#task(event, at);
   }
@@ -231,6 +233,13 @@ export class RunState {
     const span = task.spans.findLast((each) => each.id === data.interrupt_id);
     if (span) span.to = at;
     if (this.status === "waiting") this.status = "queued";
+  }
+
+  #message(type, { message_id: id, content }) {
+    const known = this.messages.find((each) => each.id === id);
+    const delivered = type === "message.delivered";
+    if (!known) this.messages.push({ id, content, delivered });
+    else if (delivered) Object.assign(known, { content, delivered: true });
   }
 
   #delta(event) {
