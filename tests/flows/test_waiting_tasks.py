@@ -343,3 +343,23 @@ async def test_a_decision_queues_the_tasks_with_their_run(
         )
         query = "SELECT status FROM tasks WHERE run_id = $1"
         assert await connection.fetchval(query, UUID(run_id)) == "queued"
+
+
+async def test_a_run_waits_when_a_task_ends_that_nobody_awaits(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    guest_model.decide = swarm.plays(
+        {
+            "root": [swarm.dispatches("b"), ASKS, text("done")],
+            "b": [swarm.held(gate, text("b is done"))],
+        }
+    )
+    await swarm.coordinator(guest.client, tools=[ADDS])
+    run_id = await swarm.start(guest.client)
+    await pending(guest, run_id, 1, "running")
+    await until(lambda: statuses(guest, run_id), lambda seen: seen == ["running"])
+    gate.set()
+    (interrupt,) = await pending(guest, run_id)
+    await resolve(guest, interrupt, decision="approve")
+    assert (await ended(guest, run_id))["output"] == "done"
