@@ -272,6 +272,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     ):
         day_budgets = DayBudgets(database.pool, settings.run_limits)
         dependencies = _agent_dependencies(models, egress, secrets)
+        checks = models.success_checks(database.pool)
         executor = Executor(
             pool=database.pool,
             writer=StepWriter(database.pool),
@@ -282,7 +283,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             known=secrets.redactor,
             runtime=runtime,
             sources=sources,
-            episode_stored=episode_stored,
+            left_work=checks.then(episode_stored),
             prompt_tokens=settings.memory_prompt_tokens,
             stopping=service.stop_working,
             day_budgets=day_budgets,
@@ -294,7 +295,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             leases(database.connect, worker_id, executor.held, executor.lose, settings.takeover_s),
             background(
                 *(notifier.run, live_text.run, watch.run),
-                *(executor.hand_back_waiting, day_budgets.run, secrets.run),
+                *(executor.hand_back_waiting, day_budgets.run, secrets.run, checks.loop.run),
             ),
             runtime.registry,
             _by_the_clock(service, egress),

@@ -4,16 +4,21 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 import httpx2
 
+from bottega.background.checks import SuccessChecks
 from bottega.db.base import DEFAULT_TENANT
 from bottega.definitions.models import DEFAULT, listed, named_by
+from bottega.definitions.pinned import PinnedModels
 from bottega.errors import InvalidInputError
-from bottega.execution.claim import ClaimedRun
+from bottega.execution.budget import count_beside
+from bottega.execution.plugins import success_checks
 from bottega.llm.environment import NO_KEY, with_openai
 from bottega.llm.fallback import FallbackProvider, ServedModel
 from bottega.llm.prices import TokenPrices
@@ -106,8 +111,8 @@ class ModelServices:
             each.name: each.model_dump(exclude={"name"}) for each in settings.providers
         }
 
-    async def for_agent(self, run: ClaimedRun, definition: Mapping[str, Any]) -> FallbackProvider:
-        """Return the models of an agent of a run.
+    async def for_agent(self, run: PinnedModels, definition: Mapping[str, Any]) -> FallbackProvider:
+        """Return the models of an agent of a run, or of a judge of one.
 
         Raises:
             InvalidInputError: ``unknown_provider``, or as :meth:`SecretLookup.bound`.
@@ -152,6 +157,20 @@ class ModelServices:
         first = self._first(own or self._operators.get(name, {}))
         return FallbackProvider([ServedModel(server, model or first)], 0.0)
 
+    def success_checks(self, pool: asyncpg.Pool) -> SuccessChecks:
+        """Return what does the success checks of runs, which may ask these models.
+
+        Raises:
+            InvalidInputError: a plugin cannot be loaded.
+        """
+        return SuccessChecks(
+            pool,
+            self.for_agent,
+            success_checks(),
+            count=partial(count_beside, pool),
+            known=self._secrets.redactor,
+        )
+
     def calls(self) -> Mapping[UUID, Sequence[Mapping[str, Any]]]:
         """Return the calls under way and waiting, by tenant; see :meth:`Traffic.load`."""
         return {} if self._traffic is None else self._traffic.load()
@@ -169,7 +188,7 @@ class ModelServices:
         """Close all connections."""
         await self._servers.aclose()
 
-    async def _model(self, reference: str | None, run: ClaimedRun | None) -> ServedModel:
+    async def _model(self, reference: str | None, run: PinnedModels | None) -> ServedModel:
         own = {} if run is None else run.providers
         there = self._settings.operator_providers
         names = there.keys() if run is None else run.operators

@@ -1095,6 +1095,29 @@ CREATE INDEX ix_run_learning_due ON run_learning (tenant_id, next_at, run_id)
     WHERE status = 'pending';
 CREATE INDEX ix_run_learning_next ON run_learning (next_at) WHERE status = 'pending';
 
+-- The agent's success_check of a completed run, decided in the background.
+CREATE TABLE run_checks (
+    tenant_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    status text NOT NULL DEFAULT 'pending',
+    tries integer NOT NULL DEFAULT 0,
+    -- Due time; while a worker has it, the end of its lease.
+    next_at timestamptz NOT NULL DEFAULT now(),
+    -- Null: not decided.
+    passed boolean,
+    -- [{"type", "passed", "reason"}], one for each check, in order.
+    results jsonb NOT NULL DEFAULT '[]',
+    error text,
+    updated_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_run_checks PRIMARY KEY (tenant_id, run_id),
+    CONSTRAINT fk_run_checks_tenant_id_run_id_runs
+        FOREIGN KEY (tenant_id, run_id) REFERENCES runs (tenant_id, id) ON DELETE CASCADE,
+    CONSTRAINT ck_run_checks_status CHECK (status IN ('pending', 'done', 'failed'))
+);
+CREATE INDEX ix_run_checks_due ON run_checks (tenant_id, next_at, run_id)
+    WHERE status = 'pending';
+CREATE INDEX ix_run_checks_next ON run_checks (next_at) WHERE status = 'pending';
+
 -- Maintenance jobs of a tenant's memory: nightly and on demand.
 CREATE TABLE memory_jobs (
     tenant_id uuid NOT NULL,

@@ -92,7 +92,7 @@ async def test_the_latest_feedback_on_a_run_counts(
         assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
 
 
-async def test_feedback_on_a_run_without_an_episode_is_refused(
+async def test_feedback_on_a_run_without_an_episode_counts_for_the_run(
     bottega: Running, model: FakeModel
 ) -> None:
     client = bottega.client
@@ -102,9 +102,9 @@ async def test_feedback_on_a_run_without_an_episode_is_refused(
     path = f"/v1/episodes/{(await episode_of(client, gone['id']))['id']}"
     assert (await client.delete(path)).status_code == 204
     for run in (off, gone):
-        answer = await client.post(f"/v1/runs/{run['id']}/feedback", json={"score": 0.5})
-        assert (answer.status_code, answer.json()["code"]) == (409, "no_episode")
-        assert "memory" in answer.json()["detail"]
+        await judge(client, run["id"], outcome="PARTIAL")
+        shown = (await client.get(f"/v1/runs/{run['id']}")).json()
+        assert shown["outcome"] == {"value": "PARTIAL", "source": "feedback"}
 
 
 async def test_feedback_on_an_unfinished_run_is_refused(bottega: Running, model: FakeModel) -> None:

@@ -80,6 +80,7 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
     )
     for row in (
         "episode_feedback (tenant_id, run_id, by) SELECT tenant_id, run_id, 'x'",
+        "run_checks (tenant_id, run_id, status) SELECT tenant_id, run_id, 'done'",
         "episode_reflections (tenant_id, episode_id, reflection) SELECT tenant_id, id, '{}'",
         "episode_tags (tenant_id, episode_id, tag) SELECT tenant_id, id, 'x'",
         # No worker takes it meanwhile.

@@ -80,6 +80,8 @@ async def fill(server: Running, url: str) -> None:
     await server.owner.execute(ERASING, DEFAULT_TENANT)
     assert (await client.post("/v1/sessions/s/fork")).status_code == 201
     await server.owner.execute(SENT, UUID(run_id))
+    checked = "INSERT INTO run_checks (tenant_id, run_id, status) SELECT tenant_id, id, 'done'"
+    await server.owner.execute(f"{checked} FROM runs WHERE id = $1", UUID(run_id))
     gone = {"name": "gone", "system_message": "x"}
     assert (await client.post("/v1/agents", json=gone)).status_code == 201
     assert (await client.delete("/v1/agents/gone")).status_code == 204

@@ -189,6 +189,22 @@ schedules = _table(
     flag="paused",
     time="next_at last_at created_at",
 )
+run_checks = _table(
+    "run_checks",
+    uuid="tenant_id run_id",
+    text="status error",
+    number="tries",
+    flag="passed",
+    time="next_at updated_at",
+    json="results",
+)
+episode_feedback = _table(
+    "episode_feedback",
+    uuid="tenant_id run_id",
+    text="outcome comment by",
+    real="score",
+    time="at",
+)
 run_learning = _table(
     "run_learning",
     uuid="tenant_id run_id episode_id",

@@ -1,8 +1,8 @@
 """Definitions that runs are pinned to. A version never changes, so a worker keeps those it read."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Set
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any, Literal, NamedTuple, Protocol
 from uuid import UUID
 
 import asyncpg
@@ -19,6 +19,38 @@ class Pin(NamedTuple):
     kind: Literal["agent", "graph", "provider"]
     name: str
     version: int
+
+
+class PinnedModels(Protocol):
+    """The model servers of a run: one under way, or one that is over.
+
+    Attributes:
+        tenant: the tenant's name.
+        pins: the versions that the run keeps.
+        providers: definitions of the tenant's own model servers among these, by name.
+        operators: names of the operator's model servers.
+    """
+
+    @property
+    def tenant_id(self) -> UUID: ...
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def pins(self) -> Sequence[Pin]: ...
+    @property
+    def providers(self) -> Mapping[str, Mapping[str, Any]]: ...
+    @property
+    def operators(self) -> frozenset[str]: ...
+
+
+def pins_of(tenant_id: UUID, pinned: Mapping[str, Any]) -> Iterator[Pin]:
+    """Yield the versions that a run is pinned to; ``pinned``: of its row."""
+    for name, version in (pinned.get("agents") or {}).items():
+        yield Pin(tenant_id, "agent", name, version)
+    for name, version in (pinned.get("providers") or {}).items():
+        yield Pin(tenant_id, "provider", name, version)
+    if graph := pinned.get("graph"):
+        yield Pin(tenant_id, "graph", graph["name"], graph["version"])
 
 
 class PinnedDefinitions:

@@ -49,7 +49,12 @@ class DefinitionKind:
     audited: bool = False
 
 
-AGENTS = DefinitionKind("agent", tables.agents, tables.agent_versions, ("system_message", "tools"))
+AGENTS = DefinitionKind(
+    "agent",
+    tables.agents,
+    tables.agent_versions,
+    ("system_message", "tools", "success_check"),
+)
 GRAPHS = DefinitionKind("graph", tables.graphs, tables.graph_versions, ("nodes", "edges"))
 PROVIDERS = DefinitionKind(
     "provider",

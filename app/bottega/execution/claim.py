@@ -1,7 +1,7 @@
 """Claims: a worker takes runs from the queue, gets all that they need, and hands them back."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from typing import Any, Self
@@ -11,7 +11,7 @@ import asyncpg
 import structlog
 from pydantic_core import from_json
 
-from bottega.definitions.pinned import Pin, PinnedDefinitions
+from bottega.definitions.pinned import Pin, PinnedDefinitions, pins_of
 from bottega.events import log
 from bottega.execution.leases import lease_s
 
@@ -117,7 +117,7 @@ class ClaimedRun:
             "started_at": datetime.fromisoformat(values["started_at"]),
             "cancelled_tasks": frozenset(map(UUID, values["cancelled_tasks"])),
             "base": None if values["base"] is None else UUID(values["base"]),
-            "pins": tuple(_pins(tenant_id, values["pinned"])),
+            "pins": tuple(pins_of(tenant_id, values["pinned"])),
             "agents": {},
             "providers": {},
             "operators": frozenset(values["pinned"].get("operators") or ()),
@@ -152,6 +152,11 @@ class ClaimedRun:
         name = self.agent or self.graph_name
         assert name is not None
         return name
+
+    @property
+    def has_checks(self) -> bool:
+        """True if its root agent has a ``success_check``."""
+        return bool(self.agents.get(self.agent or "", {}).get("success_check"))
 
     @property
     def uses_subagents(self) -> bool:
@@ -204,16 +209,6 @@ class Claims:
             logger.exception("run.unreadable", run_id=str(row["run"]))
             await self._pool.execute(_GIVE_UP, *key, _UNREADABLE)
             return None
-
-
-def _pins(tenant_id: UUID, pinned: Mapping[str, Any]) -> Iterator[Pin]:
-    """Yield the versions that a run is pinned to."""
-    for name, version in (pinned.get("agents") or {}).items():
-        yield Pin(tenant_id, "agent", name, version)
-    for name, version in (pinned.get("providers") or {}).items():
-        yield Pin(tenant_id, "provider", name, version)
-    if graph := pinned.get("graph"):
-        yield Pin(tenant_id, "graph", graph["name"], graph["version"])
 
 
 async def hand_back(

@@ -85,7 +85,7 @@ class Executor:
         known: returns what removes a tenant's secrets from logs.
         runtime: shared state of asynchronous sub-agents; without it, runs that use them fail.
         sources: memory of earlier runs.
-        episode_stored: called after a run's episode was stored with its end.
+        left_work: called after a run's end with (it stored an episode, it ordered checks).
         prompt_tokens: limit of a root agent's prompt.
         day_budgets: of tenants; ``None``: no limits.
         files: of all tenants; without them, runs have none.
@@ -101,7 +101,7 @@ class Executor:
     known: Callable[[UUID], Redactor] = lambda tenant_id: Redactor(())
     runtime: SubagentRuntime | None = None
     sources: MemorySources | None = None
-    episode_stored: Callable[[], None] = lambda: None
+    left_work: Callable[[bool, bool], None] = lambda episode, checks: None
     prompt_tokens: int = 20_000
     day_budgets: DayBudgets | None = None
     files: FileStore | None = None
@@ -294,9 +294,9 @@ class Executor:
     async def _finish(self, recorder: JournalRecorder, end: End) -> None:
         """Write the run's end, after settling its tenant's day budget."""
         await self._settle(recorder)
-        await recorder.journal.finish(replace(end, messages=recorder.inbox.read))
-        if recorder.journal.episode_recorder is not None:
-            self.episode_stored()
+        journal = recorder.journal
+        await journal.finish(replace(end, messages=recorder.inbox.read))
+        self.left_work(journal.episode_recorder is not None, journal.checks(end))
 
     async def _settle(self, recorder: JournalRecorder) -> None:
         accounts = recorder.accounts

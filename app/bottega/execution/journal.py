@@ -130,6 +130,7 @@ class Journal:
         self.tenant_id = run.tenant_id
         self._wake = wake
         self._session = run.session_id
+        self._has_checks = run.has_checks
         self._known = known
         self._began = monotonic() - run.elapsed_s
         self.episode_recorder = episode_recorder
@@ -358,6 +359,7 @@ class Journal:
             "error": end.error,
             "usage": usage,
             "turn": end.turn,
+            "is_checked": self.checks(end),
             "spent": [
                 {"agent": agent, "model": model, **usage.to_dict()}
                 for (agent, model), usage in self.spent.items()
@@ -366,6 +368,10 @@ class Journal:
         await self.commit()
         if end.error is not None:
             logger.warning("run.failed", run_id=str(self.run_id), **end.error)
+
+    def checks(self, end: End) -> bool:
+        """Return true if the end orders the root agent's success checks."""
+        return self._has_checks and end.status is RunStatus.COMPLETED
 
     def _episode(self, end: End) -> dict[str, Any] | None:
         """Return the run's episode. A bug in it must not keep the run from ending."""

@@ -2,9 +2,9 @@
 
 A distribution registers an object in the group ``bottega.plugins``. The service calls those of
 these functions that it defines: ``configure_agent(agent, definition)``, in the worker, for every
-agent from the factory, so that agents of the service can have hooks in Python; and
-``before_dispatch`` and ``after_subagent_complete`` around asynchronous tasks
-(:mod:`bottega.subagents.plugins`).
+agent from the factory, so that agents of the service can have hooks in Python; ``check_success``,
+for agents whose ``success_check`` names the plugin; and ``before_dispatch`` and
+``after_subagent_complete`` around asynchronous tasks (:mod:`bottega.subagents.plugins`).
 """
 
 import functools
@@ -79,6 +79,20 @@ def subagent_plugins() -> tuple[SubagentPlugin, ...]:
                 f"the plugin '{plugin.name}' is a guard without before_dispatch"
             )
     return tuple(plugins)
+
+
+def success_checks() -> dict[str, Callable[[Mapping[str, Any]], Any]]:
+    """Return the ``check_success`` functions of all plugins, by entry point name.
+
+    Raises:
+        InvalidInputError: a plugin cannot be loaded.
+    """
+    return {name: plugin.check_success for name, plugin in _defining("check_success")}
+
+
+def installed() -> set[str]:
+    """Return the entry point names of all plugins, without loading them."""
+    return {entry.name for entry in _registered(tuple(sys.path))}
 
 
 def _defining(*names: str) -> list[tuple[str, Any]]:

@@ -140,7 +140,8 @@ def _pins(
         **{name: KnownProvider(**each) for name, each in found["providers"].items()},
     }
     models = {name: _models(name, each["model"], known) for name, each in found["agents"].items()}
-    names = sorted({each.provider for of_agent in models.values() for each in of_agent})
+    judges = [each for name in first for each in _judges(name, found["agents"][name], known)]
+    names = sorted({each.provider for of_one in (*models.values(), judges) for each in of_one})
     pinned = {
         "agents": {name: each.version for name, each in agents.items()},
         "graph": graph and {"name": graph, "version": found["graph"]["version"]},
@@ -163,6 +164,14 @@ def _pins(
         for agent, of_agent in models.items()
     }
     return Pins(UUID(found["epoch"]), pinned, first, memory, params, dialects, used)
+
+
+def _judges(
+    agent: str, found: Mapping[str, Any], known: Mapping[str, KnownProvider]
+) -> Sequence[ModelName]:
+    """Return the models that an agent's success checks name; see :func:`_models`."""
+    named = [each for each in found["judges"] if each is not None]
+    return _models(agent, named, known) if named else ()
 
 
 def _models(

@@ -13,6 +13,7 @@ from sqlalchemy import (
     DateTime,
     FromClause,
     Select,
+    Table,
     Text,
     Uuid,
     and_,
@@ -27,11 +28,20 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB, distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.pages import PageItems, fetch_page
-from bottega.db.tables import run_events, run_learning, runs, tasks, webhooks
+from bottega.db.tables import (
+    episode_feedback,
+    run_checks,
+    run_events,
+    run_learning,
+    runs,
+    tasks,
+    webhooks,
+)
 from bottega.definitions import store
 from bottega.errors import NotFoundError
 from bottega.events.payloads import ContextReceived
 from bottega.events.types import EventType, RunStatus
+from bottega.runs import outcomes
 
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
 _BODIES = ("input", "output", "output_json", "output_schema", "overrides")
@@ -45,12 +55,14 @@ _BLOCKED_BY = func.blocked_by(
 
 
 def _runs(*but: str) -> Select[Any]:
-    """Select runs with their webhook and learning state, without the columns ``but``."""
+    """Select runs with what other tables have of them, without the columns ``but``."""
     return (
         select(
             *(column for column in runs.c if column.name not in but),
             *(webhooks.c[name].label(f"webhook_{name}") for name in _OF_WEBHOOK),
             run_learning.c.status.label("learning"),
+            episode_feedback.c.outcome.label("feedback_outcome"),
+            *(run_checks.c[name].label(f"check_{name}") for name in outcomes.OF_CHECK),
             case((runs.c.queued_at.is_(None) & (runs.c.status == "queued"), _BLOCKED_BY)).label(
                 "blocked_by"
             ),
@@ -58,18 +70,17 @@ def _runs(*but: str) -> Select[Any]:
         .join_from(
             runs,
             webhooks,
-            and_(
-                webhooks.c.tenant_id == runs.c.tenant_id,
-                webhooks.c.run_id == runs.c.id,
-                webhooks.c.seq == 0,
-            ),
+            and_(_of_run(webhooks), webhooks.c.seq == 0),
             isouter=True,
         )
-        .outerjoin(
-            run_learning,
-            and_(run_learning.c.tenant_id == runs.c.tenant_id, run_learning.c.run_id == runs.c.id),
-        )
+        .outerjoin(run_learning, _of_run(run_learning))
+        .outerjoin(episode_feedback, _of_run(episode_feedback))
+        .outerjoin(run_checks, _of_run(run_checks))
     )
+
+
+def _of_run(table: Table) -> ColumnElement[bool]:
+    return and_(table.c.tenant_id == runs.c.tenant_id, table.c.run_id == runs.c.id)
 
 
 _BY_METADATA = text("""
@@ -125,7 +136,14 @@ def to_response(row: Mapping[str, Any]) -> dict[str, Any]:
         webhook["url"] = row["webhook_url"].split("?")[0]
         if webhook["status"] is None:  # a trigger queues it when the run ends
             webhook |= {"status": "pending", "tries": 0}
-    return {"learning": None, "blocked_by": None, **row, "user": row["user_id"], "webhook": webhook}
+    return {
+        "learning": None,
+        "blocked_by": None,
+        **row,
+        **outcomes.shown(row),
+        "user": row["user_id"],
+        "webhook": webhook,
+    }
 
 
 async def page(

@@ -124,7 +124,7 @@ async def before_dispatch(
             continue
         try:
             own = replace(request, metadata=copy.deepcopy(dict(request.metadata)))
-            said = _understood(await _bounded(function, ctx, own, timeout_s=timeout_s), request)
+            said = _understood(await bounded(function, ctx, own, timeout_s=timeout_s), request)
         except Exception as error:
             _log(plugin, "before_dispatch", ctx, error)
             if is_guard(plugin):
@@ -152,7 +152,7 @@ async def after_complete(
         if function is None:
             continue
         try:
-            await _bounded(function, ctx, outcome, timeout_s=timeout_s)
+            await bounded(function, ctx, outcome, timeout_s=timeout_s)
         except Exception as error:
             _log(plugin, "after_subagent_complete", ctx, error)
 
@@ -171,7 +171,7 @@ def _log(plugin: object, function: str, ctx: PluginContext, error: Exception) ->
     logger.warning(text, name, function, ctx.run_id, error, exc_info=error)
 
 
-async def _bounded(function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
+async def bounded(function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
     """Call a plugin's function with a time limit.
 
     Runs it in a task of its own: if it ignores the cancellation, nobody waits for it.

@@ -1,17 +1,20 @@
 """Routes of agents."""
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 from bottega.api.schemas.agents import Agent, AgentContent, AgentSummary, NewAgent
+from bottega.api.schemas.checks import EqualsCheck, PythonCheck, SchemaCheck
 from bottega.api.shared.definitions import Caller, definition_router
-from bottega.api.shared.schemas import check_schema
+from bottega.api.shared.schemas import check_schemas
 from bottega.api.shared.secret_hosts import Sending, refuse_foreign
 from bottega.definitions.agents import refuse_circle
 from bottega.definitions.models import listed, named_by
 from bottega.definitions.providers import known_providers, possible_names
 from bottega.definitions.store import AGENTS
 from bottega.errors import InvalidInputError
+from bottega.execution.plugins import installed
 from bottega.runs.parameters import Dialects, dialects_of, refuse_unsupported
 from bottega.tools.http import HttpToolDefinition
 
@@ -29,13 +32,37 @@ async def _prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, A
         for header, secret in tool.secrets.items()
     ]
     await refuse_foreign(caller, sent)
-    await check_schema(body.output_schema, "/output_schema", patterns)
+    await check_schemas(_schemas(body), patterns)
+    _refuse_unknown_plugins(body)
     if body.params is not None:
         dialects = await _dialects(caller, body.model)
         refuse_unsupported(body.params.model_dump(), dialects, "/params", whose=name)
     children = [] if body.subagents is None else body.subagents.names
     await refuse_circle(caller.tx, caller.tenant, name, children)
     return body.model_dump(exclude={"name"})
+
+
+def _schemas(body: AgentContent) -> dict[str, Mapping[str, Any]]:
+    """Return the schemas of an agent's answers, by JSON Pointer."""
+    found: dict[str, Mapping[str, Any]] = {}
+    if body.output_schema is not None:
+        found["/output_schema"] = body.output_schema
+    for number, check in enumerate(body.success_check):
+        if isinstance(check, SchemaCheck):
+            found[f"/success_check/{number}/schema"] = check.schema_
+        elif isinstance(check, EqualsCheck) and not isinstance(check.value, str):
+            found[f"/success_check/{number}/value"] = {"const": check.value}
+    return found
+
+
+def _refuse_unknown_plugins(body: AgentContent) -> None:
+    for number, check in enumerate(body.success_check):
+        if isinstance(check, PythonCheck) and check.name not in installed():
+            raise InvalidInputError(
+                f"there is no plugin '{check.name}' here: install it beside the service",
+                code="unknown_plugin",
+                pointer=f"/success_check/{number}/name",
+            )
 
 
 async def _dialects(caller: Caller, model: str | list[str] | None) -> Dialects:

@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 from bottega.agents.endings import OnLength
 from bottega.agents.params import ToolChoiceScope
 from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
+from bottega.api.schemas.checks import SuccessCheck
 from bottega.api.schemas.params import OutputSchemaField, Parameters, ToolName
 from bottega.api.schemas.tools import ToolDefinition
 from bottega.definitions.models import MOST_MODELS
@@ -268,6 +269,7 @@ class AgentContent(Body):
             )
         ),
     ] = None
+    success_check: SuccessCheck = Field(default_factory=list)
     memory: Annotated[
         MemoryMode,
         Field(
@@ -370,4 +372,5 @@ class Agent(AgentSummary):
     system_message: str
     output_schema: dict[str, Any] | None = None
     approval: ApprovalField | None = None
+    success_check: SuccessCheck = Field(default_factory=list)
     tools: list[ToolDefinition]

@@ -28,7 +28,8 @@ def _short(extra: dict[str, Any]) -> dict[str, Any]:
     return extra
 
 
-def _short_schema(schema: dict[str, Any]) -> dict[str, Any]:
+def short_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a schema of more than 64 KiB."""
     try:
         check_length(schema)
     except InvalidInputError as error:
@@ -36,7 +37,7 @@ def _short_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-OutputSchemaField = Annotated[dict[str, JsonValue], AfterValidator(_short_schema)]
+OutputSchemaField = Annotated[dict[str, JsonValue], AfterValidator(short_schema)]
 """A JSON Schema of an answer, at most 64 KiB; :func:`api.shared.schemas.check_schema` checks it."""
 
 

@@ -22,6 +22,7 @@ from bottega.api.schemas.base import (
     Name,
     UserName,
 )
+from bottega.api.schemas.checks import RunCheck, ShownOutcome
 from bottega.api.schemas.params import AgentOverrides, OutputSchemaField
 from bottega.api.schemas.parts import RunInput, ShownMessage
 from bottega.api.schemas.usage import AgentUsage, CostBudget
@@ -296,6 +297,7 @@ class RunSummary(Answer):
             "towards `queue_timeout_s`."
         ),
     ] = None
+    outcome: ShownOutcome
     stop_reason: str | None
     error: Failure | None
     usage: AgentUsage | None
@@ -336,6 +338,7 @@ class Run(RunSummary):
             )
         ),
     ] = None
+    success_check: RunCheck | None = None
     overrides: dict[str, AgentOverrides] = Field(default_factory=dict)
     output_schema: dict[str, Any] | None = None
     message_id: Annotated[

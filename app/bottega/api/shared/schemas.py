@@ -13,30 +13,36 @@ Patterns = dict[str, str]
 """Patterns by JSON Pointer."""
 
 
-async def check_schema(
-    schema: Mapping[str, Any] | None,
-    place: str,
+async def check_schema(schema: Mapping[str, Any] | None, place: str) -> None:
+    """Check one schema; see :func:`check_schemas`."""
+    if schema is not None:
+        await check_schemas({place: schema})
+
+
+async def check_schemas(
+    schemas: Mapping[str, Mapping[str, Any]],
     patterns: Mapping[str, Patterns] = MappingProxyType({}),
 ) -> None:
-    """Check a schema of an answer, and compile its patterns.
+    """Check the schemas of an agent's answers, and compile their patterns.
 
     Args:
-        place: JSON Pointer to the schema.
+        schemas: by JSON Pointer.
         patterns: further patterns of the same agent, those of one schema under one name.
 
     Raises:
-        InvalidInputError: it is not a valid schema, or exceeds a bound; or see
+        InvalidInputError: one is not a valid schema, or exceeds a bound; or see
             :func:`bottega.json_schema.patterns.check_patterns`.
     """
-    if schema is not None or any(patterns.values()):
-        await asyncio.to_thread(_check, schema, place, patterns)
+    if schemas or any(patterns.values()):
+        await asyncio.to_thread(_check, schemas, patterns)
 
 
-def _check(schema: Mapping[str, Any] | None, place: str, patterns: Mapping[str, Patterns]) -> None:
-    if schema is not None:
+def _check(schemas: Mapping[str, Mapping[str, Any]], patterns: Mapping[str, Patterns]) -> None:
+    all_ = dict(patterns)
+    for place, schema in schemas.items():
         try:
             found = output_schema(schema).patterns
         except InvalidInputError as error:
             raise InvalidInputError(error.detail, code=error.code, pointer=place) from None
-        patterns = {**patterns, place: {f"{place}{at}": text for at, text in found.items()}}
-    check_patterns(patterns)
+        all_[place] = {f"{place}{at}": text for at, text in found.items()}
+    check_patterns(all_)

@@ -77,6 +77,7 @@ BEGIN
                 'version', version, 'undescribed', definition ->> 'description' = '',
                 'memory', coalesce(definition ->> 'memory', 'full'),
                 'model', definition -> 'model',
+                'judges', jsonb_path_query_array(definition, 'lax $.success_check[*].model'),
                 'params', definition -> 'params',
                 'children', coalesce(nullif(definition #> '{subagents,names}', 'null'), '[]'))),
                 '{}') FROM reached),
@@ -92,6 +93,10 @@ BEGIN
                 WHERE p.tenant_id = p_tenant AND p.deleted_at IS NULL AND p.name IN (
                     SELECT 'default' UNION
                     SELECT substring(model FROM '^[^/:]*') FROM reached
-                    CROSS JOIN jsonb_path_query(definition, 'lax $.model[*]') AS named(value)
+                    CROSS JOIN LATERAL (
+                        SELECT jsonb_path_query(definition, 'lax $.model[*]')
+                        UNION ALL
+                        SELECT jsonb_path_query(definition, 'lax $.success_check[*].model')
+                    ) AS named(value)
                     CROSS JOIN LATERAL (SELECT named.value #>> '{}') AS text(model)))));
 END $$;

@@ -251,6 +251,9 @@ BEGIN
                 PERFORM warn_of_episode(p_tenant, p_run, p_last, SQLERRM);
         END;
     END IF;
+    IF p_outcome @> '{"is_checked": true}' THEN
+        INSERT INTO run_checks (tenant_id, run_id) VALUES (p_tenant, p_run) ON CONFLICT DO NOTHING;
+    END IF;
     UPDATE tasks SET status = 'cancelled', ended_at = p_now
     WHERE tenant_id = p_tenant AND run_id = p_run
       AND status IN ('queued', 'running', 'streaming', 'waiting');

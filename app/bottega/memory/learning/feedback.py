@@ -7,15 +7,12 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.errors import ConflictError
 from bottega.memory.episodes.rows import CHANNEL
 
 _STORE = text("""
 INSERT INTO episode_feedback (tenant_id, run_id, outcome, score, comment, by, at)
-SELECT e.tenant_id, e.run_id, CAST(:outcome AS text), CAST(:score AS double precision),
-       CAST(:comment AS text), CAST(:by AS text), now()
-FROM episodes e JOIN episode_state s ON s.tenant_id = e.tenant_id AND s.episode_id = e.id
-WHERE e.tenant_id = :tenant AND e.run_id = :run AND s.state <> 'deleted'
+VALUES (:tenant, :run, CAST(:outcome AS text), CAST(:score AS double precision),
+        CAST(:comment AS text), CAST(:by AS text), now())
 ON CONFLICT (tenant_id, run_id) DO UPDATE SET
     outcome = excluded.outcome, score = excluded.score, comment = excluded.comment,
     by = excluded.by, at = excluded.at
@@ -71,26 +68,16 @@ class Feedback:
 async def give(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID, feedback: Feedback, by: str
 ) -> dict[str, Any]:
-    """Store feedback on a finished run, in place of earlier feedback.
+    """Store feedback on a finished run, in place of earlier feedback; learn again from its episode.
 
     Args:
         by: the author, as in the audit log.
-
-    Raises:
-        ConflictError: ``no_episode``: the run has no episode, or it was deleted.
     """
     where = {"tenant": tenant_id, "run": run_id}
     await connection.execute(_HOLD, where)
     stored = await connection.execute(_STORE, where | asdict(feedback) | {"by": by})
-    row = stored.mappings().one_or_none()
-    if row is None:
-        raise ConflictError(
-            f"run {run_id} has no episode for the feedback: its memory was not 'full', or the "
-            "episode was deleted",
-            code="no_episode",
-        )
     for statement in (_SEPARATE, *_COUNT):
         await connection.execute(statement, where | {"outcome": feedback.outcome})
     await connection.execute(_LEARN_AGAIN, where)
     await connection.execute(_TELL, {"channel": CHANNEL})
-    return dict(row)
+    return dict(stored.mappings().one())

@@ -28,9 +28,9 @@ RunId = Annotated[UUID, Path(description="The run's id.")]
     operation_id="give_run_feedback",
     summary="Give feedback on a run's result",
     description=(
-        "Only for a run that is over. The `outcome` replaces the run's own wherever episodes are "
-        "read or searched; the episode itself stays as it is. New feedback replaces the old as "
-        "a whole. 409 `not_final`; 409 `no_episode` if the run left none, or it was deleted."
+        "Only for a run that is over. The `outcome` becomes the run's, and replaces that of its "
+        "episode wherever episodes are read or searched; the episode itself stays as it is. New "
+        "feedback replaces the old as a whole. 409 `not_final`."
     ),
     response_model=Feedback,
     responses=problems(400, 404, 409, 413, 415),
