@@ -129,7 +129,9 @@ def _serve_in_processes(settings: "Settings", *, workers: int, apis: int) -> int
 
 def _announce_address(settings: "Settings", port: int) -> None:
     display = f"[{settings.host}]" if ":" in settings.host else settings.host
-    console.print(f"Bottega listens on http://{display}:{port} (docs at /docs)")
+    console.print(
+        f"Bottega listens on http://{display}:{port} (console at /console/, docs at /docs)"
+    )
 
 
 @cli.command()

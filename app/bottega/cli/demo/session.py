@@ -91,15 +91,14 @@ async def _client(
         )
         return 130
     _show_end(settings, ended)
-    where = f"{base_url}/v1/runs/{run_id}"
+    where = f"console/#/runs/{run_id}"
     if keep:
-        _console.print(f"Look around: {base_url}/docs, {where}, {where}/events", highlight=False)
+        _console.print(f"Look at the run: {base_url}/{where}", highlight=False, soft_wrap=True)
         _console.print("The server stays up; Ctrl-C stops it.")
         await asyncio.Event().wait()
     address = f"http://127.0.0.1:{Settings.model_fields['port'].default}"
     _console.print(
-        f"Next: [bold]bottega serve[/], then {address}/docs and {address}/v1/runs/{run_id} "
-        "(the run is kept).",
+        f"Next: [bold]bottega serve[/], then look at the run: {address}/{where}",
         highlight=False,
         soft_wrap=True,
     )

@@ -59,7 +59,7 @@ def run(settings: Settings, url: str, scenario: Scenario, *, resume: bool, keep:
             _console.print(f"error: {error.detail}", style="red", markup=False, highlight=False)
             return REFUSED
         if keep:
-            _console.print(f"The server stays up: {address}/docs. Ctrl-C stops it.")
+            _console.print(f"The server stays up: {address}/console/. Ctrl-C stops it.")
             signal.pause()
     return status
 
