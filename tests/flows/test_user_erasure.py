@@ -111,6 +111,10 @@ async def fill(bottega: Running, owner: asyncpg.Pool, user: str) -> None:
     for row in (
         "webhooks (tenant_id, run_id, url, status) SELECT tenant_id, run_id, $2, 'failed'",
         (
+            "run_messages (tenant_id, run_id, number, content)"
+            " SELECT tenant_id, run_id, 1, to_jsonb($2::text)"
+        ),
+        (
             "run_checks (tenant_id, run_id, status, results)"
             " SELECT tenant_id, run_id, 'done', to_jsonb(ARRAY[$2::text])"
         ),
