@@ -20,8 +20,7 @@ _STORE = "SELECT store_episode($1, $2)"
 _STATES = "SELECT * FROM read_episode_states($1::jsonb, $2)"
 _EPISODES = "SELECT * FROM read_episodes($1::jsonb, $2)"
 _FOUND = """
-SELECT * FROM read_episodes(
-    '{"reach": "everything"}', $2, set_config('bottega.tenant', $1, true)::uuid)
+SELECT * FROM read_episodes($2::jsonb, $3, set_config('bottega.tenant', $1, true)::uuid)
 """
 _CONTENTS = "SELECT part, content, object_key FROM read_episode_bodies($1::jsonb, $2)"
 # Locks are taken in the order of ids, so that transactions do not deadlock.
@@ -71,10 +70,10 @@ async def load(
 
 
 async def load_found(
-    pool: asyncpg.Pool, tenant_id: UUID, ids: Sequence[UUID]
+    pool: asyncpg.Pool, tenant_id: UUID, scope: Scope, ids: Sequence[UUID]
 ) -> dict[UUID, Episode]:
-    """Load episodes like :func:`load`, without a transaction, after a search within a scope."""
-    rows = await pool.fetch(_FOUND, str(tenant_id), ids)
+    """Load episodes like :func:`load`, without a transaction."""
+    rows = await pool.fetch(_FOUND, str(tenant_id), scope.document, ids)
     return {row["id"]: _episode(row) for row in rows}
 
 

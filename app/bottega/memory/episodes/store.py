@@ -182,7 +182,7 @@ class EpisodicMemory:
         found, by_meaning = await self._candidates(tenant_id, scope, query, k, where, by, now)
         best = score(found, self._options.scoring, now, domain)[:k]
         ids = [each.candidate.episode_id for each in best]
-        loaded = await rows.load_found(self._pool, tenant_id, ids) if ids else {}
+        loaded = await rows.load_found(self._pool, tenant_id, scope, ids) if ids else {}
         self.accesses.count(tenant_id, loaded)
         hits = [
             Hit(loaded[each.candidate.episode_id], each.score, each.parts)
