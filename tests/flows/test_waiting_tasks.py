@@ -89,7 +89,7 @@ async def test_other_tasks_work_on_and_the_run_waits_when_none_can(
             "c": [ASKS, text("c is done")],
         }
     )
-    await team(guest.client, default_timeout=1.0, max_concurrent=1)
+    await team(guest.client, default_timeout=3.0, max_concurrent=2)
     run_id = await swarm.start(guest.client)
     a, c = await pending(guest, run_id, 2, "running")
     assert {str(a["task_id"]), str(c["task_id"])} == {

@@ -200,6 +200,8 @@ class JournalListener:
         tasks.write(tasks.place_at(handle.path, handle.agent), kind, data)
         if kind in ENDS:
             self._resumed.ended(handle.task_id)
+            if handle.running is not None:  # its calls may end after it
+                handle.running.add_done_callback(lambda _: self._recorder.looks_if_it_waits())
         self._recorder.looks_if_it_waits()
 
     def refused(self, parent: Parent, data: dict[str, Any]) -> None:
