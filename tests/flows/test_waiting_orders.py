@@ -25,7 +25,10 @@ AGENT = {
     "tools": [{"type": "builtin", "name": "calculator", "approval": "always"}],
 }
 FINAL = ("completed", "failed", "cancelled", "timeout")
-ORDERS = ("approve", "approve", "deny", "approve other", "crash", "expire", "cancel", "look")
+ORDERS = (
+    *("approve", "approve", "approve other", "deny", "message"),
+    *("crash", "expire", "cancel", "look"),
+)
 """What one client, or chance, may do at any time; more approvals, so that runs come further."""
 MOMENTS = st.lists(
     st.tuples(st.booleans(), st.lists(st.sampled_from(ORDERS), min_size=1, max_size=3)), max_size=5
@@ -59,6 +62,7 @@ class OneRun:
         self._bottega = bottega
         self._client = bottega.client
         self.id = run_id
+        self.accepted: list[str] = []
 
     async def status(self) -> str:
         found: str = (await self._client.get(f"/v1/runs/{self.id}")).json()["status"]
@@ -76,6 +80,8 @@ class OneRun:
     async def obey(self, order: str) -> None:
         if order == "cancel":
             await self._client.post(f"/v1/runs/{self.id}/cancel")
+        elif order == "message":
+            await self._send()
         elif order == "crash":
             await self._crash()
         elif order == "expire":
@@ -92,6 +98,14 @@ class OneRun:
         path = f"/v1/interrupts/{interrupt['id']}/resolve"
         answer = await self._client.post(path, json={"decision": decision})
         assert answer.status_code in (httpx2.codes.OK, httpx2.codes.CONFLICT), answer.text
+
+    async def _send(self) -> None:
+        body = {"content": f"message {len(self.accepted)}"}
+        answer = await self._client.post(f"/v1/runs/{self.id}/messages", json=body)
+        if answer.status_code == httpx2.codes.ACCEPTED:
+            self.accepted.append(answer.json()["message_id"])
+        else:
+            assert answer.json()["code"] == "final", answer.text
 
     async def _crash(self) -> None:
         """Let its worker be dead for all others; what it still does is too late."""
@@ -129,6 +143,24 @@ class OneRun:
         assert sum(kind in {f"run.{final}" for final in FINAL} for kind in kinds) == 1
         for row in rows:
             check_call(row, log)
+        self._check_messages(log)
+
+    def _check_messages(self, log: Sequence[dict[str, Any]]) -> None:
+        """Check that a run that completed has read each message that was accepted, once."""
+        about = [
+            (event["type"], event["data"]["message_id"])
+            for event in log
+            if event["type"].startswith("message.")
+        ]
+        for message in self.accepted:
+            read = about.count(("message.delivered", message))
+            assert read == 1 if log[-1]["type"] == "run.completed" else read <= 1
+            if read:
+                first, second = (
+                    about.index(("message.received", message)),
+                    about.index(("message.delivered", message)),
+                )
+                assert first < second
 
 
 def check_call(row: Any, log: Sequence[dict[str, Any]]) -> None:
@@ -194,6 +226,7 @@ async def test_any_order_of_events_ends_the_run(
         ["approve", "cancel"],
         ["approve", "expire"],
         ["approve", "crash", "approve other"],
+        ["approve", "approve other", "message"],
     ],
     ids="+".join,
 )
