@@ -188,8 +188,8 @@ async def test_every_list_comes_in_pages_of_limited_bytes(
                 assert all(len(page) <= 1 for page in single)
 
 
-DEFINED = {"system_message", "tools", "output_schema", "approval"}
-SCHEMAS = ("output_json", "output_schema", "overrides")
+DEFINED = {"system_message", "tools", "output_schema", "approval", "success_check"}
+LONG = ("output_json", "output_schema", "overrides", "success_check", "message_id")
 
 
 async def test_lists_show_bodies_only_in_a_full_view(bottega: Running, model: FakeModel) -> None:
@@ -200,7 +200,7 @@ async def test_lists_show_bodies_only_in_a_full_view(bottega: Running, model: Fa
     run = {"agent": "designer", "input": "secret words", "priority": 3}
     await client.post("/v1/schedules", json={"name": "s", "cron": "0 5 * * 1", "run": run})
     for path, one, bodies in [
-        ("/v1/runs", f"/v1/runs/{run_id}", {"input", "output", *SCHEMAS}),
+        ("/v1/runs", f"/v1/runs/{run_id}", {"input", "output", *LONG}),
         ("/v1/agents", "/v1/agents/coordinator", DEFINED),
         ("/v1/agents/coordinator/versions", "/v1/agents/coordinator", DEFINED),
         ("/v1/graphs", "/v1/graphs/software", {"nodes", "edges"}),

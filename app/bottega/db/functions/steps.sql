@@ -79,8 +79,11 @@ BEGIN
                 ended_at = excluded.ended_at;
         END IF;
         IF num_nonnulls(VARIADIC p_interrupts) > 0 THEN
-            PERFORM open_interrupt(v_tenant, p_runs[n], each, v_now)
-            FROM unnest(v_stored) AS n, jsonb_array_elements(p_interrupts[n]) AS each;
+            -- Lists show them in the order of the calls.
+            PERFORM open_interrupt(v_tenant, p_runs[n], each.new,
+                                   v_now + (each.position - 1) * interval '1 microsecond')
+            FROM unnest(v_stored) AS n,
+                 jsonb_array_elements(p_interrupts[n]) WITH ORDINALITY AS each(new, position);
         END IF;
         FOR i IN 1..v_all LOOP
             IF p_tenants[i] = v_tenant THEN
