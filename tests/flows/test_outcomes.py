@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from bottega.background import checks as checks_module
 from bottega.background.checks import MOST_TRIES
 from bottega.llm.structured_output import JUDGEMENT
 from bottega.settings import Settings
@@ -50,6 +51,13 @@ async def checked(bottega: Running, run: dict[str, Any]) -> dict[str, Any]:
     return await until(
         lambda: show(bottega, run),
         lambda shown: (shown["success_check"] or {}).get("status") in ("done", "failed"),
+    )
+
+
+async def tried(bottega: Running, run: dict[str, Any]) -> dict[str, Any]:
+    """Return a run once its checks were tried."""
+    return await until(
+        lambda: show(bottega, run), lambda shown: bool(shown["success_check"]["results"])
     )
 
 
@@ -356,3 +364,47 @@ async def expire(url: str) -> None:
     owner = await asyncpg.connect(url)
     await owner.execute("UPDATE run_checks SET next_at = now()")
     await owner.close()
+
+
+async def test_a_run_that_cannot_be_checked_costs_no_other_run_a_judgement(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    await define(guest, [JUDGE], model="any")
+    guest_model.decide = by_role("blue", text("no verdict"))
+    runs = [await finished(guest) for _ in range(2)]
+    for run in runs:
+        await tried(guest, run)
+    gate = asyncio.Event()
+    guest_model.decide = by_role("blue", gated(gate, verdict(True)))
+    guest_model.requests.clear()
+    again = (
+        "UPDATE run_checks SET next_at = now(), tries = 1, results = CASE run_id WHEN $1"
+        " THEN results || results ELSE results END WHERE run_id IN ($1, $2)"  # one too many
+    )
+    await guest.owner.execute(again, *(UUID(run["id"]) for run in runs))
+    await define(guest, [{"type": "contains", "value": "x"}], name="b")
+    await finished(guest, agent="b")  # its end makes the worker look
+    broken, _ = runs
+    shown = await until(lambda: show(guest, broken), lambda it: it["success_check"]["error"])
+    assert "internal error" in shown["success_check"]["error"]
+    gate.set()
+    assert (await checked(guest, runs[1]))["outcome"]["value"] == "SUCCESS"
+    judged = [each for each in guest_model.requests if "You judge" in str(each["messages"][0])]
+    assert len(judged) == 1
+
+
+async def test_a_judge_that_waits_for_others_is_put_off_before_its_lease_ends(
+    guest: Running, guest_model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else other workers would ask the same judges again, while these are waiting still."""
+    monkeypatch.setattr(checks_module, "JUDGED_WITHIN_S", 1.0)
+    await define(guest, [{**JUDGE, "criteria": f"{n}"} for n in range(10)], model="any")
+    gate = asyncio.Event()
+    guest_model.decide = by_role("blue", gated(gate, verdict(True)))
+    runs = [await finished(guest) for _ in range(2)]
+    for run in runs:
+        shown = await tried(guest, run)
+        reasons = {each["reason"] for each in shown["success_check"]["results"]}
+        assert reasons == {"no judge was free, or answered, within 1 s"}
+        assert shown["success_check"]["status"] == "pending"
+    gate.set()

@@ -29,8 +29,8 @@ from bottega.background.verdicts import (
 )
 from bottega.db.engine import acting_as
 from bottega.definitions.pinned import Pin, PinnedDefinitions, PinnedModels, pins_of
-from bottega.errors import PluginError
-from bottega.leased_work import Blame, LeasedWork, WorkLoop
+from bottega.errors import ModelError, PluginError
+from bottega.leased_work import LeasedWork, WorkLoop
 from bottega.llm.structured_output import Count, Judge
 from bottega.redaction import Redactor
 from bottega.subagents.plugins import bounded
@@ -38,7 +38,9 @@ from bottega.subagents.plugins import bounded
 MOST_TRIES = 6
 
 _LEASE_S = 180.0
-"""Longer than the checks of a claim take: they are done side by side, each with a time limit."""
+"""Longer than the checks of a claim take: they begin at once, each with a time limit."""
+JUDGED_WITHIN_S = 150.0
+"""For each judge, its wait for others included."""
 _MOST = 64
 _EACH = 16
 _FIRST_PAUSE_S = 5.0
@@ -59,6 +61,9 @@ UPDATE run_checks SET status = $4, passed = $5, results = coalesce($6, results),
     updated_at = clock_timestamp(), next_at = clock_timestamp() + make_interval(secs => $8)
 WHERE tenant_id = $1 AND run_id = $2 AND tries = $3 AND status = 'pending'
 """
+
+_LOST = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError)
+"""Errors of the connection to the database."""
 
 PLUGIN_TIMEOUT_S = 30.0
 MODELS_AT_ONCE = 16
@@ -121,8 +126,6 @@ class SuccessChecks:
             limits=(_LEASE_S, _MOST, _EACH),
             next_s=_NEXT,
             do=self._check,
-            blame=_blamed,
-            put_off=self._put_off,
             tenants_at_once=_MOST,
         )
         self.loop = WorkLoop(_CHANNEL, work.do_due, poll_s=_POLL_S)
@@ -142,7 +145,18 @@ class SuccessChecks:
         return left_work
 
     async def _check(self, tenant_id: UUID, claimed: Sequence[asyncpg.Record]) -> None:
-        await asyncio.gather(*(self._check_run(row) for row in claimed))
+        await asyncio.gather(*(self._check_or_put_off(row) for row in claimed))
+
+    async def _check_or_put_off(self, claimed: asyncpg.Record) -> None:
+        """Check a run; store why that failed, so that the others of its claim go on."""
+        try:
+            await self._check_run(claimed)
+        except _LOST:  # the lease ends by itself
+            raise
+        except Exception as error:
+            log.error("run.not_checked", run_id=str(claimed["run_id"]), exc_info=error)
+            why = f"an internal error ({type(error).__name__}); see the worker's log"
+            await self._store(claimed, [], why)
 
     async def _check_run(self, claimed: asyncpg.Record) -> None:
         tenant_id, run_id = claimed["tenant_id"], claimed["run_id"]
@@ -158,10 +172,11 @@ class SuccessChecks:
             "judge": partial(self._judge, run),
             "python": partial(self._call, run),
         }
+        each_with_known = list(zip(asked, known, strict=True))
         verdicts = await asyncio.gather(
             *(
                 decide(check, run.result, outside) if before.passed is None else _same(before)
-                for check, before in zip(asked, known, strict=True)
+                for check, before in each_with_known
             )
         )
         clean = self._known(tenant_id).text
@@ -193,12 +208,16 @@ class SuccessChecks:
 
     async def _judge(self, run: _EndedRun, check: Check, result: EndResult) -> tuple[bool, str]:
         model = run.definition["model"] if check["model"] is None else check["model"]
-        provider = await self._models_for(run, {"model": model, "model_patience_s": 0.0})
-        judge = Judge(provider, None, count=self._count)
         task = result.task if isinstance(result.task, str) else to_json(result.task).decode()
         told = {"task": task[:LONGEST_JUDGED], "result": result.text[:LONGEST_JUDGED]}
-        async with self._asking:
-            return await judge.judge((run.tenant_id, run.run_id), check["criteria"], told)
+        try:
+            async with asyncio.timeout(JUDGED_WITHIN_S), self._asking:
+                provider = await self._models_for(run, {"model": model, "model_patience_s": 0.0})
+                judge = Judge(provider, None, count=self._count)
+                return await judge.judge((run.tenant_id, run.run_id), check["criteria"], told)
+        except TimeoutError:
+            why = f"no judge was free, or answered, within {JUDGED_WITHIN_S:g} s"
+            raise ModelError(why, code="model_timeout", retryable=True) from None
 
     async def _call(self, run: _EndedRun, check: Check, result: EndResult) -> tuple[bool, str]:
         name = check["name"]
@@ -239,20 +258,6 @@ class SuccessChecks:
         async with acting_as(self._pool, claimed["tenant_id"]) as connection:
             await connection.execute(_STORE, *key, status, good, results, error, pause_s)
 
-    async def _put_off(
-        self, tenant_id: UUID, claimed: Sequence[asyncpg.Record], error: Exception
-    ) -> None:
-        (row,) = claimed
-        log.error("run.not_checked", run_id=str(row["run_id"]), exc_info=error)
-        why = f"an internal error ({type(error).__name__}); see the worker's log"
-        await self._store(row, [], why)
-
 
 async def _same(verdict: CheckVerdict) -> CheckVerdict:
     return verdict
-
-
-def _blamed(error: Exception) -> Blame | None:
-    """Blame a row, but for errors of the connection."""
-    lost = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError)
-    return None if isinstance(error, lost) else Blame.ROW
