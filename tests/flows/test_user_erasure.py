@@ -284,3 +284,16 @@ async def test_no_table_keeps_anything_of_an_erased_user(
     assert set(about) == {"user.export", "user.delete", "user.deleted"}
     assert about["user.delete"]["target"] == erasure.pseudonym(ODD)
     assert about["user.deleted"]["details"]["removed"]["runs"] == 3
+
+
+async def test_an_erased_users_schedules_leave_no_stored_answer(bottega: Running) -> None:
+    """Include schedules that name only a session of the user's."""
+    session = {"id": "of-leaver", "user": "leaver"}
+    assert (await bottega.client.post("/v1/sessions", json=session)).status_code == 201
+    run = {"agent": "a", "input": mark("leaver"), "session_id": "of-leaver"}
+    new = {"name": "s", "cron": "0 8 * * *", "timezone": "UTC", "run": run}
+    headers = {"idempotency-key": "of-schedule"}
+    answer = await bottega.client.post("/v1/schedules", json=new, headers=headers)
+    assert answer.status_code == 201, answer.text
+    await gone(bottega, "leaver")
+    assert await rows_of(bottega.owner, "leaver") == {}

@@ -66,9 +66,11 @@ async def create(
             f"a tenant may have at most {MOST_SCHEDULES} schedules: delete one first",
             code="too_many",
         )
-    await user_of(connection, tenant_id, new["run"].get("session_id"), new["run"].get("user"))
+    run = new["run"]
+    user = await user_of(connection, tenant_id, run.get("session_id"), run.get("user"))
     next_at = next_tick(new["cron"], new["timezone"], await _now(connection))
-    values = {**new, "tenant_id": tenant_id, "next_at": next_at}
+    # It names a session's user itself, so that the user's erasure finds it without the session.
+    values = {**new, "run": {**run, "user": user}, "tenant_id": tenant_id, "next_at": next_at}
     query = insert(schedules).values(values).on_conflict_do_nothing().returning(schedules)
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
