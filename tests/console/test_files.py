@@ -79,3 +79,29 @@ async def test_its_files_are_public_and_revalidated(
         for outside in ("..%2fmain.py", "%2e%2e/main.py", "vendor/../../main.py", "nothing.js"):
             assert (await stranger.get(f"/console/{outside}")).status_code == 404
         assert (await stranger.get("/console")).headers["location"].endswith("/console/")
+
+
+async def test_its_files_are_compressed_once(
+    shared: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a stranger's requests would take the time of all others'."""
+    compressed = []
+
+    def count(content: bytes, *arguments: object, **more: object) -> bytes:
+        compressed.append(len(content))
+        return whole(content)
+
+    whole = gzip.compress
+    monkeypatch.setattr(gzip, "compress", count)
+    content = (FILES / "vendor" / "dagre.mjs").read_bytes()
+    for _ in range(3):
+        module = await shared.client.get("/console/vendor/dagre.mjs")
+        assert module.headers["content-encoding"] == "gzip"
+        assert module.headers["vary"] == "Accept-Encoding"
+        assert module.content == content
+    assert len(compressed) == 1
+    plain = await shared.client.get(
+        "/console/vendor/dagre.mjs", headers={"accept-encoding": "identity"}
+    )
+    assert "content-encoding" not in plain.headers
+    assert plain.content == content

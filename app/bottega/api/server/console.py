@@ -1,14 +1,16 @@
 """The console: pages of this package that use the public API, for browsers."""
 
+import functools
+import gzip
 import json
+import os
 from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
 
 from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, RedirectResponse
-from starlette.datastructures import MutableHeaders
-from starlette.middleware.gzip import GZipMiddleware
+from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -49,9 +51,7 @@ def add_console(app: FastAPI) -> None:
     async def without_slash() -> RedirectResponse:
         return RedirectResponse(f"{CONSOLE}/")
 
-    app.mount(
-        CONSOLE, _Revalidated(GZipMiddleware(StaticFiles(directory=FILES), minimum_size=1000))
-    )
+    app.mount(CONSOLE, _Revalidated(_Compressed(directory=FILES)))
 
 
 def wants_page(request: Request) -> bool:
@@ -60,6 +60,33 @@ def wants_page(request: Request) -> bool:
 
 
 _CHECK = "no-cache"  # a browser keeps its copy, and asks each time if it is still current
+
+
+class _Compressed(StaticFiles):
+    """Files that are compressed once: anybody may ask for them, as often as they like."""
+
+    def file_response(
+        self,
+        full_path: str | os.PathLike[str],
+        stat_result: os.stat_result,
+        scope: Scope,
+        status_code: int = 200,
+    ) -> Response:
+        plain = super().file_response(full_path, stat_result, scope, status_code)
+        plain.headers["Vary"] = "Accept-Encoding"
+        wanted = Headers(scope=scope).get("accept-encoding", "")
+        if not isinstance(plain, FileResponse) or "gzip" not in wanted:
+            return plain
+        response = Response(_gzipped(str(full_path), stat_result.st_mtime_ns))
+        kept = {name: plain.headers[name] for name in ("content-type", "etag", "vary")}
+        response.headers.update({**kept, "Content-Encoding": "gzip"})
+        return response
+
+
+@functools.cache
+def _gzipped(path: str, changed_at: int) -> bytes:
+    """Return a file's content, compressed. The time of its last change is part of the key."""
+    return gzip.compress(Path(path).read_bytes(), mtime=0)
 
 
 class _Revalidated:
