@@ -1,6 +1,14 @@
 """Messages that users send while a query is under way."""
 
-from bottega.agents import AssistantMessage, HumanMessage, Query, Recorder, tool
+from bottega.agents import (
+    AgentEvent,
+    AssistantMessage,
+    HookDecision,
+    HumanMessage,
+    Query,
+    Recorder,
+    tool,
+)
 from tests.domain.scripted import agent, call, model_of, shape
 
 
@@ -64,3 +72,14 @@ async def test_no_message_comes_between_the_parts_of_an_answer() -> None:
     assert shape(lead)[1:3] == ["assistant: half whole", "user: and?"]
     assert isinstance(recorder.inbox, Inbox)
     assert recorder.inbox.asked == [(0, False), (2, True), (3, True)]
+
+
+async def test_a_hook_that_stops_between_the_parts_of_an_answer_keeps_no_message_back() -> None:
+    cut = AssistantMessage(content="half ", metadata={"finish_reason": "length"})
+    lead = agent(cut)
+    hook = lead.on(AgentEvent.BEFORE_LLM_CALL).when(lambda status: status.iteration >= 2)
+    hook.handle(HookDecision.STOP, AssistantMessage(content="enough"))
+    recorder = told({1: ["and?"]})
+    await lead.execute_query_async("go", recorder=recorder)
+    assert isinstance(recorder.inbox, Inbox)
+    assert not recorder.inbox.sent  # otherwise the run could never complete

@@ -154,6 +154,7 @@ class QueryLoop:
 
     def _is_told_more(self, answer: FinalAnswer) -> bool:
         """Go on after an answer, if a user has sent messages meanwhile."""
+        self._pending = PendingAnswer()  # a hook may have stopped it
         own = [without_calls(answer.message)] if answer.reason in _SAID else []
         return self._hear(*own, *answer.deferred, answered=True)
 
