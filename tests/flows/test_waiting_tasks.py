@@ -363,3 +363,32 @@ async def test_a_run_waits_when_a_task_ends_that_nobody_awaits(
     (interrupt,) = await pending(guest, run_id)
     await resolve(guest, interrupt, decision="approve")
     assert (await ended(guest, run_id))["output"] == "done"
+
+
+async def test_a_task_ends_though_what_people_decided_on_is_cancelled(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    """Cancel a call of a task while the task waits for a slot because of its decision."""
+    gate = asyncio.Event()
+    guest_model.decide = swarm.plays(
+        {
+            "root": [sends("a", "b"), swarm.awaits(), swarm.reports],
+            "a": [calls(("asker", {"query": "c"})), text("a is done")],
+            "b": [swarm.held(gate, text("b is done"))],
+            "c": [ASKS, text("c is done")],
+        }
+    )
+    await swarm.agent(guest.client, "asker", tools=[ADDS])
+    await swarm.agent(guest.client, "clerk", subagents={"mode": "sync", "names": ["asker"]})
+    limits = {"max_concurrent": 1}
+    await swarm.coordinator(guest.client, subagents={"names": ["clerk"], "limits": limits})
+    run_id = await swarm.start(guest.client)
+    (interrupt,) = await pending(guest, run_id, 1, "running")
+    await until(lambda: statuses(guest, run_id), lambda seen: "running" in seen[:2])
+    await resolve(guest, interrupt, decision="approve")
+    await until(lambda: statuses(guest, run_id), lambda seen: "queued" in seen)
+    path = f"/v1/runs/{run_id}/tasks/{interrupt['task_id']}/cancel"
+    assert (await guest.client.post(path)).is_success
+    await until(lambda: statuses(guest, run_id), lambda seen: "cancelled" in seen)
+    gate.set()
+    assert (await ended(guest, run_id))["output"] == "completed: a is done\ncompleted: b is done"

@@ -29,8 +29,11 @@ async def decided(registry: SubagentRegistry, handle: SubagentHandle) -> None:
     if handle.status is SubagentStatus.WAITING:
         _queue(registry, handle)
     if handle.status is SubagentStatus.QUEUED:
-        async with registry.scheduler.calling(handle):
-            if handle.status is SubagentStatus.QUEUED:
+        try:
+            async with registry.scheduler.calling(handle):
+                pass
+        finally:  # also if only this call is cancelled: the task's others go on
+            if handle.status is SubagentStatus.QUEUED and not handle.suspended:
                 _run(registry, handle)
 
 
