@@ -271,8 +271,9 @@ BEGIN
     END IF;
 END $$;
 
--- Called by claim_runs, which took the runs from the queue. Give slots to those that waited for a
--- model without one. Return those for which none is free: they wait for one like new runs.
+-- Called by claim_runs, which took the runs from the queue. Give slots to those that waited without
+-- one. Return those for which none is free: they wait for one like new runs. One that waits for
+-- people needs none: it was queued as lost, but its worker was alive and let it wait.
 CREATE OR REPLACE FUNCTION without_slot(p_tenant uuid, p_runs uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -282,7 +283,7 @@ DECLARE
 BEGIN
     FOR v_run IN
         SELECT id FROM runs WHERE tenant_id = p_tenant AND id = ANY (p_runs)
-          AND slot IS NULL AND attempt > 0 AND ended_at IS NULL
+          AND slot IS NULL AND attempt > 0 AND status = 'queued'
     LOOP
         IF v_left = '{}' THEN
             v_slot := free_slot(p_tenant);
