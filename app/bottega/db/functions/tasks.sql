@@ -30,13 +30,14 @@ $$;
 CREATE OR REPLACE FUNCTION cancel_task(p_tenant uuid, p_run uuid, p_task uuid)
 RETURNS TABLE (id uuid, was_over boolean) LANGUAGE plpgsql AS $$
 DECLARE
-    v_now timestamptz := clock_timestamp();
+    v_now timestamptz;
     v_status text;
     v_below uuid[];
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
     SELECT r.status INTO v_status FROM runs r
     WHERE r.tenant_id = p_tenant AND r.id = p_run FOR NO KEY UPDATE;
+    v_now := clock_timestamp();  -- after a claim that does not know of it: see cancels_task
     WITH RECURSIVE below AS (
         SELECT t.id FROM tasks t
         WHERE t.tenant_id = p_tenant AND t.run_id = p_run AND t.id = p_task
