@@ -50,7 +50,8 @@ class Loops:
         self._calls = calls
         self._admitted: Counter[Query] = Counter()
         self._busy: Counter[Query] = Counter()
-        self._asking: dict[UUID, Query] = {}
+        self._asking: dict[UUID, None] = {}
+        self._askers: Counter[Query] = Counter()
         self._decided: set[tuple[Query, int]] = set()
         self._delegated: dict[tuple[Path, int], tuple[Path, SubAgentWrapper]] = {}
 
@@ -96,12 +97,14 @@ class Loops:
         call = current_call.get()
         assert call is not None
         self._decided.discard((query, call.index))
-        self._asking[interrupt_id] = query
+        self._asking[interrupt_id] = None
+        _count(self._askers, query, 1)
         try:
             yield
             self._decided.add((query, call.index))
         finally:
             del self._asking[interrupt_id]
+            _count(self._askers, query, -1)
 
     @property
     def needs_a_model(self) -> bool:
@@ -155,7 +158,7 @@ class Loops:
         delegated = self._delegated_by(query)
         if not all(self._is_open(*each) for each in delegated):
             return False
-        return bool(delegated or _waits_of(query)) or query in self._asking.values()
+        return bool(delegated or _waits_of(query)) or query in self._askers
 
     def _task_rests(self, handle: SubagentHandle) -> bool:
         """Check if an asynchronous task neither begins nor ends now."""
@@ -171,7 +174,8 @@ class Loops:
         if query in self._calls or query in self._admitted or self._has_tool_at_work(query):
             return False
         parts = [waiter.needs_people for waiter in _waits_of(query)]
-        parts += [True for each in self._asking.values() if each is query]
+        if query in self._askers:
+            parts.append(True)
         for path, tool in self._delegated_by(query):
             below = [each for each in self._queries if each.path == path]
             if not below and not tool.stateless:  # another query of the same agent is before it
