@@ -1,13 +1,18 @@
 """Settings of the commands that talk to a server."""
 
+import os
 from typing import Annotated
 
 from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 
 class ClientSettings(BaseSettings):
-    """Address of the server and key for it, from environment variables or a ``.env`` file."""
+    """Address of the server and key for it, from environment variables or a ``.env`` file.
+
+    A key from the environment keeps the file from being read: the file of a strange folder must not
+    send that key to a server of its own.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix="BOTTEGA_",
@@ -23,6 +28,18 @@ class ClientSettings(BaseSettings):
     ] = None
     port: Annotated[int, Field(description="Port of this machine's server.")] = 8400
     key: Annotated[SecretStr | None, Field(description="API key, if the server has keys.")] = None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        has_key = any(name.upper() == "BOTTEGA_KEY" and os.environ[name] for name in os.environ)
+        return (env_settings,) if has_key else (env_settings, dotenv_settings)
 
     @field_validator("url")
     @classmethod
