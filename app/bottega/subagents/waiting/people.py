@@ -33,13 +33,17 @@ async def decided(registry: SubagentRegistry, handle: SubagentHandle) -> None:
             async with registry.scheduler.calling(handle):
                 pass
         finally:  # also if only this call is cancelled: the task's others go on
-            if handle.status is SubagentStatus.QUEUED and not handle.suspended:
-                _run(registry, handle)
+            _run_if_queued(registry, handle)
 
 
 def _queue(registry: SubagentRegistry, handle: SubagentHandle) -> None:
     registry.transition(handle, SubagentStatus.QUEUED)
     handle.tell_waiters()
+
+
+def _run_if_queued(registry: SubagentRegistry, handle: SubagentHandle) -> None:
+    if handle.status is SubagentStatus.QUEUED and not handle.suspended:
+        _run(registry, handle)
 
 
 def _run(registry: SubagentRegistry, handle: SubagentHandle) -> None:
