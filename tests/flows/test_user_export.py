@@ -22,6 +22,14 @@ def model(guest_model: FakeModel) -> FakeModel:
     return guest_model
 
 
+def lasting(line: dict[str, Any]) -> str:
+    """Return a line as a text, without the counts of reading that are stored later."""
+    data = line.get("data", {})
+    return str(
+        {**line, "data": data.get("episode_id")} if line["type"] == "episode_state" else line
+    )
+
+
 async def test_an_export_is_read_in_pages(
     bottega: Running, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,7 +51,7 @@ async def test_an_export_is_read_in_pages(
     for name, least in (("_ROWS", 1), ("_BYTES", 1), ("_OWNERS", 1)):
         monkeypatch.setattr(export, name, least)
         again = await lines_of(client, "ada")
-        assert sorted(map(str, again)) == sorted(map(str, whole))
+        assert sorted(map(lasting, again)) == sorted(map(lasting, whole))
         monkeypatch.undo()
 
 
