@@ -96,7 +96,7 @@ async def _over(service: Service, tenant: UUID, run_id: UUID, tasks: set[UUID]) 
     async with acting_as(service.database.pool, tenant) as connection:
         rows = await connection.fetch(
             "SELECT id FROM tasks WHERE tenant_id = $1 AND run_id = $2 AND id = ANY($3)"
-            " AND status NOT IN ('queued', 'running', 'streaming', 'waiting')",
+            " AND ended_at IS NOT NULL",
             tenant,
             run_id,
             list(tasks),

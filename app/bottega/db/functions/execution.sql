@@ -167,7 +167,7 @@ BEGIN
             SELECT coalesce(jsonb_agg(t.id), '[]') FROM tasks t
             WHERE t.tenant_id = r.tenant_id AND t.run_id = r.id
               AND t.cancel_requested_at IS NOT NULL
-              AND t.status IN ('queued', 'running', 'streaming', 'waiting', 'cancelled')) END,
+              AND (t.ended_at IS NULL OR t.status = 'cancelled')) END,
         'crashes', jsonb_array_length(jsonb_path_query_array(
             r.attempts, '$[*] ? (@.cause == "crash")')));
 END $$;
@@ -217,7 +217,7 @@ BEGIN
         FROM unnest(p_tenants, p_runs) AS mine(tenant_id, id)
         JOIN tasks t ON t.tenant_id = v_tenant AND t.run_id = mine.id
         WHERE mine.tenant_id = v_tenant AND t.cancel_requested_at IS NOT NULL
-          AND t.status IN ('queued', 'running', 'streaming', 'waiting');
+          AND t.ended_at IS NULL;
     END LOOP;
 END $$;
 

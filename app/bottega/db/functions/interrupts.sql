@@ -41,7 +41,7 @@ RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT EXISTS (
         SELECT FROM tasks WHERE tenant_id = p_tenant AND run_id = p_run
           AND cancel_requested_at > p_since
-          AND status IN ('queued', 'running', 'streaming', 'waiting'))
+          AND ended_at IS NULL)
 $$;
 
 -- Called by hand_back, which holds the run's row and has removed its head. Let the run wait.

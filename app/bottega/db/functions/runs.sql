@@ -257,7 +257,7 @@ BEGIN
             duration_ms = CASE t.mode WHEN 'async'
                 THEN (extract(epoch FROM v_now - t.created_at) * 1000)::bigint END
         WHERE t.tenant_id = p_tenant AND t.run_id = p_run
-          AND t.status IN ('queued', 'running', 'streaming', 'waiting')
+          AND t.ended_at IS NULL
         RETURNING t.*, old.status AS was
     ), spent AS (
         SELECT e.task_id, sum_usage(array_agg(e.data -> 'usage')) AS usage

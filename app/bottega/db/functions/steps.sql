@@ -259,7 +259,7 @@ BEGIN
     END IF;
     UPDATE tasks SET status = 'cancelled', ended_at = p_now
     WHERE tenant_id = p_tenant AND run_id = p_run
-      AND status IN ('queued', 'running', 'streaming', 'waiting');
+      AND ended_at IS NULL;
     PERFORM cancel_interrupts(p_tenant, p_run, p_now);
     PERFORM assign_slot(p_tenant, v_slot);
 END $$;

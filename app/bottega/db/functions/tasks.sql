@@ -47,11 +47,11 @@ BEGIN
     )
     SELECT array_agg(below.id) INTO v_below FROM below;
     RETURN QUERY
-    SELECT t.id, t.status NOT IN ('queued', 'running', 'streaming', 'waiting') FROM tasks t
+    SELECT t.id, t.ended_at IS NOT NULL FROM tasks t
     WHERE t.tenant_id = p_tenant AND t.run_id = p_run AND t.id = ANY (v_below);
     UPDATE tasks t SET cancel_requested_at = coalesce(t.cancel_requested_at, v_now)
     WHERE t.tenant_id = p_tenant AND t.run_id = p_run AND t.id = p_task
-      AND t.status IN ('queued', 'running', 'streaming', 'waiting');
+      AND t.ended_at IS NULL;
     IF NOT FOUND THEN
         RETURN;
     END IF;
