@@ -84,6 +84,16 @@ async def test_a_repeated_run_is_returned_after_its_agent_was_deleted(server_: R
     assert problem(await post(client, "/v1/runs", RUN, "key-2"), 422)["code"] == "unknown_agent"
 
 
+async def test_no_invalid_key_is_stored_beside_a_valid_one(server_: Running) -> None:
+    client = server_.client
+    await client.post("/v1/agents", json=AGENT)
+    for sent in (["a b", "key-1"], ["key-1", "a b"]):
+        headers = [("idempotency-key", key) for key in sent]
+        await client.post("/v1/runs", json=RUN, headers=headers)
+    stored = await server_.owner.fetch("SELECT key FROM idempotency_keys")
+    assert {row["key"] for row in stored} <= {"key-1"}
+
+
 async def test_of_two_concurrent_requests_one_creates(server_: Running, database_url: str) -> None:
     client = server_.client
     await client.post("/v1/agents", json=AGENT)

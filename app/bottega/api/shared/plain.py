@@ -1,6 +1,6 @@
 """Requests that need nothing of FastAPI: for them its dependencies cost more than all the rest."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from fastapi import Request, Response
@@ -9,6 +9,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from bottega.api.schemas.base import Body
+from bottega.api.server.headers import sent
 from bottega.api.shared.idempotency import HEADER, is_key
 
 Sent = TypeVar("Sent", bound=Body)
@@ -45,7 +46,7 @@ async def _plain_body(request: Request, schema: type[Sent]) -> Sent | None:
     if (
         scope["query_string"]
         or headers.get(b"content-type") != b"application/json"
-        or not _may_be_key(headers.get(HEADER.encode()))
+        or not _may_be_keys(sent(scope, HEADER.encode()))
     ):
         return None
     try:
@@ -54,5 +55,5 @@ async def _plain_body(request: Request, schema: type[Sent]) -> Sent | None:
         return None
 
 
-def _may_be_key(value: bytes | None) -> bool:
-    return value is None or is_key(value.decode("latin-1"))
+def _may_be_keys(values: Sequence[bytes]) -> bool:
+    return len(values) < 2 and all(is_key(value.decode("latin-1")) for value in values)
