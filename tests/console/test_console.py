@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, WebSocketRoute, expect
 
 from tests.console.conftest import Console
 from tests.fake_model import calls, gated, text
@@ -57,6 +57,32 @@ async def test_a_run_is_shown_live_to_its_end_and_played_back(console: Console) 
     await expect(head.get_by_text("running")).to_be_visible()
     await page.get_by_role("button", name="Show the end").click()
     await expect(head.get_by_text("completed")).to_be_visible()
+
+
+async def test_a_lost_connection_goes_on_where_it_broke_off(console: Console) -> None:
+    go_on = asyncio.Event()
+    console.model.script(
+        calls(("calculator", {"expression": "6*7"})), gated(go_on, text("It is 42."))
+    )
+    opened: list[WebSocketRoute] = []
+
+    def between(socket: WebSocketRoute) -> None:
+        opened.append(socket)
+        socket.connect_to_server()
+
+    await console.page.route_web_socket("**/ws?*", between)
+    run_id = await console.run({"type": "builtin", "name": "calculator"})
+    page = await console.open(f"runs/{run_id}")
+    await expect(page.get_by_role("tab", name="Tools 1")).to_be_visible()
+    await expect(page.get_by_text("Live", exact=True)).to_be_visible()
+    await opened[0].close(code=1001)
+    go_on.set()
+    await expect(page.locator(".head").get_by_text("completed")).to_be_visible()
+    await expect(page.get_by_text("It is 42.").last).to_be_visible()
+    places = [int(socket.url.rpartition("after=")[2]) for socket in opened]
+    assert places[0] == 0
+    assert len(places) == 2
+    assert places[1] > 0
 
 
 async def test_a_person_approves_and_answers_in_the_run(console: Console) -> None:

@@ -96,24 +96,25 @@ export function Run({ id, query }) {
 }
 
 function Numbers({ state, run, now }) {
-  let input = 0, calls = 0, cost = 0, tools = 0;
+  let input = 0, calls = 0, tools = 0;
+  const cost = { amount: 0, currency: "USD", complete: true };
   for (const task of state.tasks.values()) {
     tools += task.tools.length;
-    cost += task.cost;
+    cost.amount += task.cost.amount;
+    cost.complete &&= task.cost.complete;
     for (const call of task.calls) {
       calls += 1;
       input += call.usage ? call.usage.input + call.usage.output : 0;
     }
   }
   const usage = state.usage;
-  const spent = usage ? money(usage.cost) : money({ amount: cost, currency: "USD" });
   return html`<${Figures}>
     <${Figure} name="Time" value=${duration(state.startedAt && now - state.startedAt)} note=${state.startedAt && `after ${duration(state.startedAt - state.queuedAt)} in the queue`} />
     <${Figure} name="Tasks" value=${count(state.tasks.size)} />
     <${Figure} name="Model calls" value=${count(usage?.model_calls ?? calls)} />
     <${Figure} name="Tool calls" value=${count(usage?.tool_calls ?? tools)} />
     <${Figure} name="Tokens" value=${tokens(usage ? usage.input + usage.output : input)} note=${usage?.estimated && "partly estimated"} />
-    <${Figure} name="Cost" value=${spent} />
+    <${Figure} name="Cost" value=${money(usage ? usage.cost : cost)} />
     <${Figure} name="Attempt" value=${count(state.attempt)} />
   <//>`;
 }

@@ -21,7 +21,7 @@ export function Runs({ query }) {
   const set = (change) => go(["runs"], { ...query, ...change }, { replace: true });
   const readMore = async () => {
     try {
-      const page = await get(withQuery(path, {}) + `&cursor=${encodeURIComponent(cursor)}`);
+      const page = await get(`${path}&cursor=${encodeURIComponent(cursor)}`);
       setMore({ path, items: [...older.items, ...page.items], cursor: page.next_cursor, error: null });
     } catch (error) {
       setMore({ ...older, error });

@@ -7,6 +7,7 @@ import { Loading } from "../parts/basics.js";
 const FLASH_MS = 1600;
 const COLOURS = { queued: "quiet", running: "busy", streaming: "busy", waiting: "wait", completed: "ok", failed: "bad", timeout: "bad", cancelled: "quiet", idle: "quiet" };
 const WORST = ["streaming", "running", "waiting", "queued", "failed", "timeout", "cancelled", "completed"];
+const SHADES = ["surface", "line", "line-strong", "text", "text-soft", "accent", ...["ok", "busy", "wait", "bad"].flatMap((tone) => [tone, `${tone}-soft`])];
 const COLUMN = 230, LINE = 84;
 
 /** Nodes by agent, and edges: those of the run's graph, and calls. */
@@ -50,9 +51,21 @@ const labelOf = (agent, node) => {
   return `${agent}${times}\n${node.status === "idle" ? "not called" : node.status}`;
 };
 
+/** Return a function that gives a colour of the design as the canvas needs it: light or dark. */
+function colours() {
+  const probe = document.body.appendChild(document.createElement("i"));
+  const found = {};
+  for (const name of SHADES) {
+    probe.style.color = `var(--${name})`;
+    found[name] = getComputedStyle(probe).color;
+  }
+  probe.remove();
+  return (name) => found[name];
+}
+
 function styles() {
   const css = getComputedStyle(document.documentElement);
-  const colour = (name) => css.getPropertyValue(`--${name}`).trim();
+  const colour = colours();
   const base = {
     shape: "round-rectangle", width: 168, height: 46, "background-color": colour("surface"), "border-width": 1.5,
     "border-color": colour("line-strong"), label: "data(label)", color: colour("text"), "font-size": 12,

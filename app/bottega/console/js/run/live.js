@@ -1,9 +1,9 @@
 /** The events of a run as they come, over a WebSocket that reconnects where it broke off. */
 import { get, key, post } from "../api.js";
+import { FINAL } from "./state.js";
 
 const FIRST_PAUSE_MS = 300;
 const LONGEST_PAUSE_MS = 10_000;
-const FINAL = new Set(["run.completed", "run.failed", "run.timeout", "run.cancelled"]);
 
 /**
  * Watch a run.
@@ -60,7 +60,7 @@ export function watch(runId, { onEvents, onState }) {
       const event = JSON.parse(data);
       if (event.type === "heartbeat") after = Math.max(after, event.seq);
       else if (event.run_id) take(event);
-      ended ||= FINAL.has(event.type);
+      ended ||= event.type in FINAL;
     };
     socket.onclose = ({ code }) => {
       if (stopped) return;
@@ -77,14 +77,4 @@ export function watch(runId, { onEvents, onState }) {
     clearTimeout(timer);
     socket?.close();
   };
-}
-
-/** Read the whole log of a run that has ended. Calls `onEvents` per page. */
-export async function readLog(runId, onEvents, { signal } = {}) {
-  let next = `/v1/runs/${runId}/events?limit=200`;
-  while (next) {
-    const page = await get(next, { signal });
-    onEvents(page.items);
-    next = page.next_cursor ? `/v1/runs/${runId}/events?limit=200&cursor=${encodeURIComponent(page.next_cursor)}` : null;
-  }
 }

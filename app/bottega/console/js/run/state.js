@@ -5,7 +5,8 @@
  * key is its id, or "@agent" for an agent of the run itself.
  */
 
-const FINAL = { "run.completed": "completed", "run.failed": "failed", "run.timeout": "timeout", "run.cancelled": "cancelled" };
+/** The status of a run by its last event. */
+export const FINAL = { "run.completed": "completed", "run.failed": "failed", "run.timeout": "timeout", "run.cancelled": "cancelled" };
 const ENDED = new Set(["completed", "failed", "timeout", "cancelled"]);
 
 export const isFinal = (status) => ENDED.has(status);
@@ -105,7 +106,7 @@ export class RunState {
     }
   }
 
-  #find(event, at) {
+  #find(event) {
     const key = event.task_id ?? `@${event.agent}`;
     let task = this.tasks.get(key);
     if (!task) {
@@ -115,16 +116,15 @@ export class RunState {
         key, id: event.task_id, agent: event.agent, parent: event.parent_task_id ?? root, title: "",
         status: "running", queuedAt: null, startedAt: null, endedAt: null, spans: [], calls: [],
         tools: [], received: [], prompt: "", output: null, error: null, usage: null, live: null,
-        isAsync: false, tokens: 0, cost: 0, at, changed: 0,
+        isAsync: false, tokens: 0, cost: { amount: 0, currency: "USD", complete: true },
       };
       this.tasks.set(key, task);
     }
-    task.changed = event.seq;
     return task;
   }
 
   #task(event, at) {
-    const task = this.#find(event, at);
+    const task = this.#find(event);
     const { type, data } = event;
     const [area, what] = type.split(".");
     if (area === "agent") this.#agent(task, what, data, at);
@@ -181,7 +181,8 @@ export class RunState {
     if (what === "completed") {
       Object.assign(call, { message: data.message, usage: data.usage, ms: data.duration_ms, tries: data.try });
       task.tokens += data.usage.input + data.usage.output;
-      task.cost += Number(data.usage.cost?.amount ?? 0);
+      task.cost.amount += Number(data.usage.cost.amount);
+      task.cost.complete &&= data.usage.cost.complete;
       task.live = null;
     } else if (what === "failed") {
       call.error = data.error;

@@ -1,13 +1,12 @@
 /** One task in detail: its text as it comes, prompt, model and tool calls, what it received. */
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { post } from "../api.js";
+import { post, withQuery } from "../api.js";
 import { duration, excerpt, money, plain, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Copy, Empty, Loaded, Panel, Status, Tabs, Value } from "../parts/basics.js";
 import { isFinal } from "./state.js";
-import { withQuery } from "../api.js";
 
 export function TaskDetail({ run, state, task, now }) {
   const [tab, setTab] = useState("text");
@@ -15,7 +14,7 @@ export function TaskDetail({ run, state, task, now }) {
   const tabs = [["text", "Text"], ["calls", `Model calls ${task.calls.length}`], ["tools", `Tools ${task.tools.length}`],
     ["received", `Received ${task.received.length}`], ["messages", "Messages"]];
   return html`<${Panel} title=${task.title ? `${task.agent}: ${task.title}` : task.agent} actions=${html`<${Status} value=${task.status} /><${CancelTask} run=${run} task=${task} />`}>
-    <p class="small soft numbers">${duration(task.startedAt && (task.endedAt ?? now) - task.startedAt)} · ${tokens(task.tokens)} tokens · ${money({ amount: task.cost, currency: "USD" })}</p>
+    <p class="small soft numbers">${duration(task.startedAt && (task.endedAt ?? now) - task.startedAt)} · ${tokens(task.tokens)} tokens · ${money(task.cost)}</p>
     <${Tabs} tabs=${tabs} chosen=${tab} onChoose=${setTab} label="Details of the agent" />
     <div class="body" role="tabpanel" aria-label=${tab}>
       ${tab === "text" && html`<${Text} task=${task} />`}

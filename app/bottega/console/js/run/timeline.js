@@ -23,7 +23,7 @@ export function Timeline({ state, now, chosen, onChoose }) {
         <span class="name">${task.title || task.agent}</span> <${Status} value=${task.status} /></button>
       <span class="numbers small soft">${lasted}</span>
       <span class="numbers small soft wide">${tokens(task.tokens)}</span>
-      <span class="numbers small soft wide">${money({ amount: task.cost, currency: "USD" })}</span>
+      <span class="numbers small soft wide">${money(task.cost)}</span>
       <span class="track" aria-hidden="true">${spans.map(bar)}</span>
     </div>`;
   };
