@@ -36,7 +36,7 @@ class RunAgain(NamedTuple):
 
 RUN_AGAIN = RunAgain()
 NextStep = FinalAnswer | RunAgain
-"""What a loop does after an iteration. A failure is an exception. Tool calls that wait for people
+"""The step of a loop after an iteration. A failure is an exception. Tool calls that wait for people
 suspend the whole run inside an iteration."""
 
 

@@ -7,7 +7,7 @@ _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e"
     "\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
 )
-"""What a terminal obeys, what turns or hides text, and what no encoding has."""
+"""Characters that control a terminal, turn or hide text, or that no encoding has."""
 
 _LONGEST_LINE = 300
 
