@@ -10,25 +10,37 @@ import { Home } from "./pages/home.js";
 import { Interrupts } from "./pages/interrupts.js";
 import { Run } from "./pages/run.js";
 import { Runs } from "./pages/runs.js";
-import { Button, Link } from "./parts/basics.js";
+import { Button, Failure, Link, Loading } from "./parts/basics.js";
 import { Dialog } from "./parts/dialog.js";
 import { route } from "./router.js";
 
-const PLACES = [
-  [[], "Home"],
-  [["runs"], "Runs"],
-  [["interrupts"], "Waiting for you"],
-  [["chat"], "Chat"],
-];
+/** The pages by the first word of their address. Those with `load` are read when they are first shown. */
+const PAGES = {
+  "": { name: "Home", view: Home },
+  runs: { name: "Runs", view: Runs, one: Run },
+  interrupts: { name: "Waiting for you", view: Interrupts },
+  chat: { name: "Chat", view: Chat },
+};
 const asksForKey = signal(false);
 
-function page({ path: [area, id], query }) {
-  if (!area) return html`<${Home} />`;
-  if (area === "runs" && id) return html`<${Run} key=${id} id=${id} query=${query} />`;
-  if (area === "runs") return html`<${Runs} query=${query} />`;
-  if (area === "chat") return html`<${Chat} query=${query} />`;
-  if (area === "interrupts") return html`<${Interrupts} />`;
-  return html`<div class="head"><h1>There is no such page</h1></div><p><${Link} path=${[]}>Go to the first page<//></p>`;
+/** A page gets `rest`, the words of its address after the first, and `query`; `id` is the first of `rest`. */
+function page({ path: [area = "", ...rest], query }) {
+  const found = PAGES[area];
+  if (!found) return html`<div class="head"><h1>There is no such page</h1></div><p><${Link} path=${[]}>Go to the first page<//></p>`;
+  const view = (rest.length && found.one) || found.view;
+  const given = { id: rest[0], rest, query };
+  if (found.load) return html`<${Later} key=${area} name=${found.name} load=${found.load} given=${given} />`;
+  return html`<${view} key=${rest[0]} ...${given} />`;
+}
+
+/** A page whose module is read when it is first shown. `load` returns a promise of its component. */
+function Later({ name, load, given }) {
+  const [view, setView] = useState(null);
+  const [error, setError] = useState(null);
+  const read = () => load().then((found) => setView(() => found), () => setError({ message: "The page could not be loaded. Load it again." }));
+  useEffect(() => void read(), []);
+  if (error) return html`<${Failure} error=${error} again=${() => location.reload()} />`;
+  return view ? html`<${view} ...${given} />` : html`<${Loading} what=${name} />`;
 }
 
 const THEMES = ["system", "light", "dark"];
@@ -76,7 +88,7 @@ function App() {
   const at = route.value;
   const here = at.path[0] ?? "";
   useEffect(() => {
-    const [, name] = PLACES.find(([[first]]) => (first ?? "") === here) ?? [[], ""];
+    const name = PAGES[here]?.name;
     document.title = name && name !== "Home" ? `${name} · Bottega` : "Bottega";
     main.current?.focus({ preventScroll: true });
     scrollTo(0, 0);
@@ -87,7 +99,7 @@ function App() {
     <header class="top">
       <a class="brand" href="#/"><img src="/console/icon.svg" alt="" width="22" height="22" /> Bottega</a>
       <nav aria-label="Pages">
-        ${PLACES.map(([path, name]) => html`<${Link} path=${path} aria-current=${(path[0] ?? "") === here ? "page" : null}>${name}<//>`)}
+        ${Object.entries(PAGES).map(([area, { name }]) => html`<${Link} path=${area ? [area] : []} aria-current=${area === here ? "page" : null}>${name}<//>`)}
       </nav>
       <div class="actions">
         <${Button} kind="small ghost" onClick=${() => (theme.value = next)} aria-label=${`Colours: ${theme.value}. Change to ${next}`}>${{ system: "◐", light: "☀", dark: "☾" }[theme.value]}<//>
