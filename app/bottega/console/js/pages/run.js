@@ -7,6 +7,7 @@ import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loading, Panel, Status, Tabs, Time } from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
+import { Dialog } from "../parts/dialog.js";
 import { EventList } from "../run/events.js";
 import { Flows } from "../run/flows.js";
 import { Graph } from "../run/graph.js";
@@ -95,6 +96,13 @@ export function Run({ id, query }) {
       ${state.output ? html`<div class="body"><pre class="text">${state.output}</pre></div>` : html`<${Empty} title=${moves ? "Not yet." : "There is none."} />`}<//>`;
 }
 
+/** How many tasks are in each state but "completed", such as "3 failed · 2 running". */
+function unfinished(tasks) {
+  const counts = new Map();
+  for (const { status } of tasks) if (status !== "completed") counts.set(status, (counts.get(status) ?? 0) + 1);
+  return [...counts].map(([status, number]) => `${count(number)} ${status}`).join(" · ");
+}
+
 function Numbers({ state, run, now }) {
   let input = 0, calls = 0, tools = 0;
   const cost = { amount: 0, currency: "USD", complete: true };
@@ -110,7 +118,7 @@ function Numbers({ state, run, now }) {
   const usage = state.usage;
   return html`<${Figures}>
     <${Figure} name="Time" value=${duration(state.startedAt && now - state.startedAt)} note=${state.startedAt && `after ${duration(state.startedAt - state.queuedAt)} in the queue`} />
-    <${Figure} name="Tasks" value=${count(state.tasks.size)} />
+    <${Figure} name="Tasks" value=${count(state.tasks.size)} note=${unfinished(state.tasks.values())} />
     <${Figure} name="Model calls" value=${count(usage?.model_calls ?? calls)} />
     <${Figure} name="Tool calls" value=${count(usage?.tool_calls ?? tools)} />
     <${Figure} name="Tokens" value=${tokens(usage ? usage.input + usage.output : input)} note=${usage?.estimated && "partly estimated"} />
@@ -130,6 +138,7 @@ function Asked({ state }) {
 function Actions({ run, moves, onDone }) {
   const [busy, setBusy] = useState("");
   const [error, setError] = useState(null);
+  const [changing, setChanging] = useState(false);
   const act = async (name, work) => {
     setBusy(name);
     setError(null);
@@ -141,13 +150,40 @@ function Actions({ run, moves, onDone }) {
     }
     setBusy("");
   };
-  const retry = async () => {
-    const made = await postOnce(`/v1/runs/${run.id}/retry`);
-    go(["runs", made.id]);
-  };
+  const retry = async (from) => go(["runs", (await postOnce(`/v1/runs/${run.id}/retry`, { from })).id]);
   const cancel = () => post(`/v1/runs/${run.id}/cancel`);
   return html`
     ${moves && html`<${Button} kind="danger" busy=${busy === "cancel"} onClick=${() => act("cancel", cancel)}>Cancel run<//>`}
-    ${!moves && html`<${Button} busy=${busy === "retry"} onClick=${() => act("retry", retry)}>Run again<//>`}
+    ${!moves && run.status !== "completed" && html`<${Button} busy=${busy === "last_step"} title="Keeps all work before the failure" onClick=${() => act("last_step", () => retry("last_step"))}>Go on from the last step<//>`}
+    ${!moves && html`<${Button} busy=${busy === "start"} onClick=${() => act("start", () => retry("start"))}>Run again<//>`}
+    ${!moves && typeof run.input === "string" && html`<${Button} onClick=${() => setChanging(true)}>Change and run<//>`}
+    ${changing && html`<${Changed} run=${run} onClose=${() => setChanging(false)} />`}
     ${error && html`<span class="bad-text small" role="alert">${error}</span>`}`;
+}
+
+/** What a new run takes over from another one. */
+const TAKEN = ["agent", "graph", "mode", "user", "memory", "token_budget", "cost_budget", "timeout_s", "output_schema"];
+
+/** Ask the same agent another question: a new run, outside of the session of the old one. */
+function Changed({ run, onClose }) {
+  const [input, setInput] = useState(run.input);
+  const [error, setError] = useState(null);
+  const start = async (event) => {
+    event.preventDefault();
+    const taken = TAKEN.filter((name) => run[name] != null).map((name) => [name, run[name]]);
+    try {
+      go(["runs", (await postOnce("/v1/runs", { ...Object.fromEntries(taken), input })).id]);
+      onClose();
+    } catch (problem) {
+      setError(problem);
+    }
+  };
+  return html`<${Dialog} title="Change and run" onClose=${onClose}>
+    <form class="form" onSubmit=${start}>
+      <label>Question <textarea rows="8" autofocus value=${input} onInput=${(e) => setInput(e.target.value)}></textarea></label>
+      <p class="small soft">A new run of the same agent in its present version, outside of the session.</p>
+      ${error && html`<${Failure} error=${error} />`}
+      <div class="actions"><button class="button primary" disabled=${!input.trim()}>Start</button><${Button} onClick=${onClose}>Cancel<//></div>
+    </form>
+  <//>`;
 }

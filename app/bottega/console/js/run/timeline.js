@@ -1,18 +1,37 @@
 /** The tree of tasks beside a waterfall of what each did when. */
+import { useMemo, useState } from "preact/hooks";
+
 import { duration, money, tokens } from "../format.js";
 import { html } from "../html.js";
 import { Status } from "../parts/basics.js";
 import { Windowed } from "../parts/windowed.js";
+import { axis, idleTimes } from "./scale.js";
 
 const ROW = 34;
+/** Below this number of tasks a search among them is not offered. */
+const FEW = 8;
+const STATUSES = ["queued", "running", "streaming", "waiting", "completed", "failed", "timeout", "cancelled"];
 const KINDS = { queue: "waiting in the queue", model: "model", tool: "tool", person: "waiting for a person" };
+
+/** The rows of the tree whose task has a status and a text in its name; "" stands for any. */
+function chosenRows(rows, status, text) {
+  const wanted = text.trim().toLowerCase();
+  return rows.filter(({ task }) => (!status || task.status === status) && (!wanted || `${task.agent} ${task.title}`.toLowerCase().includes(wanted)));
+}
 
 /** `state`: RunState; `now`: end of the time axis in ms; `chosen`: key of a task. */
 export function Timeline({ state, now, chosen, onChoose }) {
+  const [status, setStatus] = useState("");
+  const [text, setText] = useState("");
+  const [squeezed, setSqueezed] = useState(true);
   const from = state.queuedAt ?? state.startedAt ?? now;
   const span = Math.max(1, now - from);
-  const place = (at) => `${(100 * Math.max(0, at - from)) / span}%`;
-  const width = (a, b) => `max(2px, ${(100 * Math.max(0, b - a)) / span}%)`;
+  const second = Math.floor(now / 1000);
+  const found = useMemo(() => idleTimes(state.tasks.values(), from, now), [state, state.last, second]);
+  const idle = squeezed ? found : [];
+  const at = axis(from, now, idle);
+  const place = (time) => `${100 * at(time)}%`;
+  const width = (a, b) => `max(2px, ${100 * Math.max(0, at(b) - at(a))}%)`;
   const bar = (each, i) => html`<i key=${i} class=${`bar ${each.kind}`} title=${`${KINDS[each.kind]}: ${each.label ?? ""} ${duration((each.to ?? now) - each.from)}`}
     style=${{ left: place(each.from), width: width(each.from, each.to ?? now) }}></i>`;
   const row = ({ task, depth }) => {
@@ -24,13 +43,23 @@ export function Timeline({ state, now, chosen, onChoose }) {
       <span class="numbers small soft">${lasted}</span>
       <span class="numbers small soft wide">${tokens(task.tokens)}</span>
       <span class="numbers small soft wide">${money(task.cost)}</span>
-      <span class="track" aria-hidden="true">${spans.map(bar)}</span>
+      <span class="track" aria-hidden="true">${idle.map((each) => html`<i class="idle" style=${{ left: place(each.from), width: width(each.from, each.to) }}></i>`)}${spans.map(bar)}</span>
     </div>`;
   };
+  const rows = state.tree();
+  const shown = status || text ? chosenRows(rows, status, text) : rows;
   return html`<div class="timeline">
+    ${rows.length >= FEW && html`<form class="filters body" onSubmit=${(e) => e.preventDefault()}>
+      <label>Status <select value=${status} onChange=${(e) => setStatus(e.target.value)}>
+        <option value="">any</option>${STATUSES.map((each) => html`<option value=${each}>${each}</option>`)}</select></label>
+      <label>Task or agent <input type="search" value=${text} onInput=${(e) => setText(e.target.value)} /></label>
+      <span class="small soft" role="status">${shown.length} of ${rows.length} tasks</span></form>`}
     <div class="task-row names" aria-hidden="true"><span>Task</span><span>Time</span><span class="wide">Tokens</span><span class="wide">Cost</span>
-      <span class="axis"><span>0</span><span>${duration(span / 2)}</span><span>${duration(span)}</span></span></div>
-    <${Windowed} items=${state.tree()} rowHeight=${ROW} row=${row} label="Tasks" />
-    <p class="legend small soft">${Object.entries(KINDS).map(([kind, name]) => html`<span><i class=${`bar ${kind}`}></i>${name}</span>`)}</p>
+      <span class="axis">${idle.length
+        ? idle.map((each) => html`<span style=${{ left: place((each.from + each.to) / 2) }}>${duration(each.to - each.from)}</span>`)
+        : html`<span>0</span><span style=${{ left: "50%" }}>${duration(span / 2)}</span>`}<span class="last">${duration(span)}</span></span></div>
+    <${Windowed} items=${shown} rowHeight=${ROW} row=${row} label="Tasks" />
+    <p class="legend small soft">${Object.entries(KINDS).map(([kind, name]) => html`<span><i class=${`bar ${kind}`}></i>${name}</span>`)}
+      ${found.length > 0 && html`<label class="check"><input type="checkbox" checked=${squeezed} onChange=${(e) => setSqueezed(e.target.checked)} /> Shorten times without work</label>`}</p>
   </div>`;
 }
