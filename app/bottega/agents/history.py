@@ -1,14 +1,19 @@
-"""Checks that a conversation history is valid for a model's API."""
+"""Messages of queries, read from JSON, and checks that a model's API takes a history."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from bottega.agents.messages import (
     AssistantMessage,
     HumanMessage,
     Message,
     StandardMessage,
+    SystemMessage,
+    ToolCall,
     ToolMessage,
+    ToolResult,
 )
+from bottega.agents.parts import Part, content_text
 from bottega.errors import HistoryError, InvalidQueryError
 
 QueryInput = str | Sequence[StandardMessage]
@@ -99,3 +104,55 @@ def with_distinct_ids(message: AssistantMessage) -> AssistantMessage:
 
 def _kind(value: object) -> str:
     return type(value).__name__
+
+
+Content = str | Sequence[Mapping[str, Any]]
+"""A text, or parts as JSON."""
+
+_ROLES: dict[str, type[SystemMessage | HumanMessage | AssistantMessage]] = {
+    "system": SystemMessage,
+    "user": HumanMessage,
+    "assistant": AssistantMessage,
+}
+
+
+def query_of(value: str | Sequence[Mapping[str, Any]]) -> str | list[StandardMessage]:
+    """Return a run's input, a text or messages, as an agent's query."""
+    if isinstance(value, str):
+        return value
+    called: dict[str, str] = {}
+    found: list[StandardMessage] = []
+    for message in value:
+        calls = tuple(ToolCall(**call) for call in message.get("tool_calls") or ())
+        called |= {call.id: call.name for call in calls}
+        if message["role"] == "tool":
+            call_id = message["tool_call_id"]
+            found.append(_answer(call_id, called[call_id], message["content"]))
+        else:
+            kept = {"tool_calls": calls} if calls else {}
+            found.append(_message(_ROLES[message["role"]], message["content"], **kept))
+    return found
+
+
+def user_message(content: Content) -> StandardMessage:
+    """Return a user's message."""
+    return _message(HumanMessage, content)
+
+
+def _answer(call_id: str, tool: str, content: Content) -> ToolMessage:
+    parts = () if isinstance(content, str) else tuple(map(Part.from_dict, content))
+    result = ToolResult(
+        tool_call_id=call_id,
+        tool_name=tool,
+        result=content_text(content),
+        parts=tuple(part for part in parts if part.text is None),
+    )
+    return ToolMessage.answering(result)
+
+
+def _message(
+    kind: type[SystemMessage | HumanMessage | AssistantMessage], content: Content, **fields: Any
+) -> StandardMessage:
+    if isinstance(content, str):
+        return kind(content=content, **fields)
+    return kind.of(*map(Part.from_dict, content), **fields)

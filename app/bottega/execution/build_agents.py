@@ -17,10 +17,8 @@ from bottega.agents import (
     ToolBase,
     ToolRequirement,
 )
-from bottega.agents.messages import AssistantMessage, HumanMessage, StandardMessage, SystemMessage
 from bottega.agents.output import answer_schema
 from bottega.agents.params import merged
-from bottega.agents.parts import Part
 from bottega.agents.people.approval import approval_of
 from bottega.agents.provider import LLMProvider
 from bottega.agents.recall import RecallEmbedder
@@ -33,7 +31,7 @@ from bottega.graph.shared_memory import Publication
 from bottega.secrets.lookup import SecretLookup
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.tools import use_async_subagents
-from bottega.tools.build import build_tool
+from bottega.tools.build import build_tool, client_tool
 from bottega.tools.builtin import ToolDeps
 from bottega.tools.http import HttpTool
 
@@ -314,11 +312,13 @@ async def _arguments(
 
 
 def _override(agent: BaseAgent, definition: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-    """Merge a run's parameters with the agent's own.
+    """Merge a run's parameters with the agent's own, and add the tools of the run's client.
 
     Raises:
-        InvalidInputError: ``unknown_tool``: their ``tool_choice`` names one.
+        InvalidInputError: ``unknown_tool``: their ``tool_choice`` names one; ``duplicate_tool``.
     """
+    for tool in changed.get("tools") or ():
+        agent.register_tool(client_tool(tool, definition.get("approval")))
     params = ModelParams.from_dict(merged(definition.get("params"), changed.get("params")))
     choice = params.tool_choice
     if isinstance(choice, NamedTool):
@@ -358,30 +358,3 @@ def _restore(graph: SharedMemoryGraph, session_base: Sequence[Mapping[str, Any]]
         published = {**row["details"], "content": row["content"], "version": row["version"]}
         published["timestamp"] = row["published_at"]
         graph.restore(Publication.from_dict(row["agent"], published))
-
-
-_ROLES: dict[str, type[SystemMessage | HumanMessage | AssistantMessage]] = {
-    "system": SystemMessage,
-    "user": HumanMessage,
-    "assistant": AssistantMessage,
-}
-
-
-def query_of(value: str | list[dict[str, Any]]) -> str | list[StandardMessage]:
-    if isinstance(value, str):
-        return value
-    return [_message(_ROLES[message["role"]], message["content"]) for message in value]
-
-
-def user_message(content: Any) -> StandardMessage:
-    """Return a user's message; ``content``: a text or parts."""
-    return _message(HumanMessage, content)
-
-
-def _message(
-    kind: type[SystemMessage | HumanMessage | AssistantMessage],
-    content: str | list[dict[str, Any]],
-) -> StandardMessage:
-    if isinstance(content, str):
-        return kind(content=content)
-    return kind.of(*map(Part.from_dict, content))

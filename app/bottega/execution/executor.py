@@ -11,6 +11,7 @@ from uuid import UUID
 import asyncpg
 import structlog
 
+from bottega.agents.history import query_of
 from bottega.errors import FencedError, UnreadMessagesError
 from bottega.events import log
 from bottega.events.payloads import warning
@@ -22,7 +23,7 @@ from bottega.execution.async_tasks import (
     running_subagents,
 )
 from bottega.execution.budget import DayBudgets
-from bottega.execution.build_agents import Teams, query_of
+from bottega.execution.build_agents import Teams
 from bottega.execution.claim import ClaimedRun, hand_back
 from bottega.execution.dag import run_dag
 from bottega.execution.journal import End, Journal

@@ -279,7 +279,12 @@ def _input(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     asked = run["input"]
     if isinstance(asked, str):
         return [{"role": "user", "content": asked}]
-    return [_shown(message) for message in asked]
+    called = {
+        call["id"]: call["name"] for message in asked for call in message.get("tool_calls", ())
+    }
+    return [
+        {**_shown(message), "name": called.get(message.get("tool_call_id"))} for message in asked
+    ]
 
 
 def _parts_of(message: ToolMessage) -> list[dict[str, Any]]:

@@ -30,8 +30,7 @@ def build_tool(
     """
     name: str = definition["name"]
     if definition["type"] == "client":
-        client = ClientTool(name, definition["description"], definition["parameters"])
-        return _approvable(client, definition, approval)
+        return client_tool(definition, approval)
     if definition["type"] == "builtin":
         agents = approval if name == "http_get" else None
         return _approvable(builtin_tool(name, deps), definition, agents)
@@ -51,6 +50,12 @@ def build_tool(
         tenant=deps.tenant,
         approval=checked.rule(approval),
     )
+
+
+def client_tool(definition: Mapping[str, Any], approval: Any) -> ToolBase:
+    """Make a tool that the run's client executes; ``approval``: its agent's rule, as JSON."""
+    name, purpose = definition["name"], definition["description"]
+    return _approvable(ClientTool(name, purpose, definition["parameters"]), definition, approval)
 
 
 def _approvable(tool: ToolBase, definition: Mapping[str, Any], approval: Any) -> ToolBase:

@@ -42,7 +42,7 @@ class MessageCall(Answer):
     arguments: dict[str, Any]
     malformed: Annotated[
         str | None, Field(description="The model's text, if it is not a JSON object.")
-    ]
+    ] = None
 
 
 class Message(Answer):

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError, to_json
 
 from bottega.agents.params import Effort, Verbosity
 from bottega.api.schemas.base import Body
+from bottega.api.schemas.tools import ClientToolDefinition
 from bottega.errors import InvalidInputError
 from bottega.json_schema.output import check_length
 from bottega.json_schema.values import WHOLE
@@ -103,6 +104,15 @@ class Parameters(Body):
         return self.model_fields_set
 
 
+def _distinct(tools: list[ClientToolDefinition]) -> list[ClientToolDefinition]:
+    names = [tool.name for tool in tools]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise PydanticCustomError(
+            "duplicate_tool", "two tools have the name '{name}'", {"name": repeated}
+        )
+    return tools
+
+
 class AgentOverrides(Body):
     """Changes of one agent for one run."""
 
@@ -115,3 +125,11 @@ class AgentOverrides(Body):
             )
         ),
     ] = Field(default_factory=Parameters)
+    tools: Annotated[
+        list[ClientToolDefinition],
+        Field(
+            max_length=128,
+            description="Tools of this run's client, beside the agent's own; their names differ.",
+        ),
+        AfterValidator(_distinct),
+    ] = Field(default_factory=list)

@@ -128,18 +128,70 @@ class ContentPart(Answer):
         return {name: value for name, value in dump(self).items() if value is not None}
 
 
+CallId = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+
+class InputCall(Body):
+    """A call of a tool, in a message of the role `assistant`."""
+
+    id: CallId
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+_CALLS = "Tool calls of the message; the messages after it answer them, in their order."
+
+
 class InputMessage(Body):
     """A message of a run's input."""
 
-    role: Literal["system", "user", "assistant"]
-    content: Content
+    role: Literal["system", "user", "assistant", "tool"]
+    content: Annotated[
+        Content, Field(description="May be left out if the message calls tools.")
+    ] = ""
+    tool_calls: Annotated[
+        list[InputCall] | None, Field(min_length=1, max_length=128, description=_CALLS)
+    ] = None
+    tool_call_id: Annotated[
+        CallId | None, Field(description="The call that a message of the role `tool` answers.")
+    ] = None
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> Self:
+        if self.tool_calls is not None and self.role != "assistant":
+            raise PydanticCustomError("tool_calls", "only the role 'assistant' calls tools")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise PydanticCustomError(
+                "tool_call_id", "the role 'tool', and no other, has a tool_call_id"
+            )
+        if not self.content and self.tool_calls is None:
+            raise PydanticCustomError("content", "the content is missing")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _set_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if value is not None}
+
+
+class ShownCall(Answer):
+    """A call of a tool, in a message of the role `assistant`."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
 
 
 class ShownMessage(Answer):
     """A message of a run's input, as it is stored: data became files."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     content: str | list[ContentPart]
+    tool_calls: list[ShownCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _set_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if value is not None}
 
 
 _MAX_MESSAGES = 500
@@ -156,11 +208,32 @@ def _asks(value: list[InputMessage]) -> list[InputMessage]:
     users = sum(message.role == "user" for message in value)
     if users == 0:
         raise PydanticCustomError("user_message", "one message must have the role 'user'")
-    if users > 1 and value[-1].role != "user":
+    if users > 1 and value[-1].role not in ("user", "tool"):
         raise PydanticCustomError(
             "last_user_message", "messages of several turns must end with one of the role 'user'"
         )
+    _check_calls(value)
     return value
+
+
+def _check_calls(messages: list[InputMessage]) -> None:
+    """Check that the answers to a message's tool calls follow it, in their order."""
+    unanswered: list[str] = []
+    for number, message in enumerate(messages):
+        if message.role == "tool":
+            if not unanswered or unanswered.pop(0) != message.tool_call_id:
+                raise PydanticCustomError(
+                    "tool_call_id",
+                    "message {number} answers a call that is not the next one without an answer",
+                    {"number": number},
+                )
+        elif unanswered:
+            break
+        unanswered += [call.id for call in message.tool_calls or ()]
+    if unanswered:
+        raise PydanticCustomError(
+            "tool_calls", "the tool call '{id}' has no answer", {"id": unanswered[0]}
+        )
 
 
 RunInput = Annotated[

@@ -15,12 +15,12 @@ import asyncpg
 from pydantic_core import from_json
 
 from bottega.agents import BaseAgent
+from bottega.agents.history import query_of
 from bottega.agents.messages import HumanMessage, StandardMessage, SystemMessage
 from bottega.agents.tokens import BYTES_PER_TOKEN, estimated_tokens
 from bottega.db.engine import acting_as
 from bottega.events import log
 from bottega.events.types import RunStatus
-from bottega.execution.build_agents import query_of
 from bottega.execution.claim import ClaimedRun
 from bottega.execution.journal import End
 from bottega.execution.memory import facts_of

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bottega.agents.history import with_distinct_ids, without_calls
+from bottega.agents.history import user_message, with_distinct_ids, without_calls
 from bottega.agents.messages import (
     AssistantMessage,
     HumanMessage,
@@ -16,7 +16,6 @@ from bottega.agents.messages import (
 from bottega.agents.people.interrupts import Resolution, as_edited
 from bottega.events.payloads import LlmCompleted, MessageDelivered, ToolEnded, tool_call_of
 from bottega.events.types import EventType
-from bottega.execution.build_agents import user_message
 from bottega.execution.replay import answer_of, result_of
 
 
@@ -34,11 +33,15 @@ def split_turns(
 ) -> tuple[Sequence[StandardMessage], str | Sequence[StandardMessage]]:
     """Return the turns before the question of a run's input, and the question.
 
-    Messages with one user message are the question as a whole.
+    Messages with one user message are the question as a whole. Of more, the last is the question,
+    with the tool calls and their answers that follow it.
     """
-    if isinstance(asked, str) or sum(isinstance(each, HumanMessage) for each in asked) < 2:
+    if isinstance(asked, str):
         return (), asked
-    return asked[:-1], asked[-1:]
+    users = [place for place, each in enumerate(asked) if isinstance(each, HumanMessage)]
+    if len(users) < 2:
+        return (), asked
+    return asked[: users[-1]], asked[users[-1] :]
 
 
 def said(answer: str | None) -> list[StandardMessage]:

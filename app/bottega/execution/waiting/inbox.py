@@ -8,11 +8,11 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import from_json
 
+from bottega.agents.history import user_message
 from bottega.agents.messages import StandardMessage
 from bottega.agents.query import Query
 from bottega.events import log
 from bottega.events.types import EventType
-from bottega.execution.build_agents import user_message
 from bottega.execution.task_rows import Tasks
 
 _AFTER = "SELECT * FROM messages_after($1, $2, $3)"
