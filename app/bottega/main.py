@@ -47,6 +47,7 @@ from bottega.api.routes.memory import (
     patterns,
     run_memory,
 )
+from bottega.api.routes.openai import completions, models
 from bottega.api.schemas.parts import LONGEST_DATA
 from bottega.api.server import http_protocol
 from bottega.api.server.console import add_console
@@ -54,6 +55,7 @@ from bottega.api.server.headers import ASSETS, SecurityHeaders, add_docs
 from bottega.api.server.http_protocol import Addresses, Bounds, HttpProtocol
 from bottega.api.server.limits import LimitTenants
 from bottega.api.server.middleware import Cors, LongBodies, OnlyFromHere, RefuseLongBody
+from bottega.api.server.openai_errors import OpenAIErrors
 from bottega.api.server.route_index import RouteIndex
 from bottega.api.server.websocket_protocol import WebSocketProtocol
 from bottega.api.shared.drawings import Drawings
@@ -72,6 +74,39 @@ watch every sub-agent live (`GET /v1/runs/{id}/events` as server-sent events, or
 `Authorization: Bearer <key>`; a server that never had one needs none, and serves only
 its own machine.
 """
+
+
+_ROUTES = (
+    agents,
+    asyncapi,
+    graphs,
+    providers,
+    runs,
+    run_control,
+    run_memory,
+    stream,
+    websocket,
+    tickets,
+    schedules,
+    sessions,
+    users,
+    files,
+    interrupts,
+    episodes,
+    learning,
+    maintenance,
+    keys,
+    webhook_secrets,
+    secrets,
+    audit,
+    usage,
+    scheduler,
+    operations,
+    patterns,
+    pattern_lifecycle,
+    completions,
+    models,
+)
 
 
 def create_app(service: Service) -> FastAPI:
@@ -97,35 +132,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(Authenticate)
     app.add_middleware(OnlyFromHere, host=settings.host, origins=settings.cors_origins)
     errors.install(app)
-    for routes in (
-        agents,
-        asyncapi,
-        graphs,
-        providers,
-        runs,
-        run_control,
-        run_memory,
-        stream,
-        websocket,
-        tickets,
-        schedules,
-        sessions,
-        users,
-        files,
-        interrupts,
-        episodes,
-        learning,
-        maintenance,
-        keys,
-        webhook_secrets,
-        secrets,
-        audit,
-        usage,
-        scheduler,
-        operations,
-        patterns,
-        pattern_lifecycle,
-    ):
+    for routes in _ROUTES:
         # `include_router` would build each route again, and match each request twice.
         app.router.routes.extend(routes.router.routes)
     add_console(app)
@@ -143,6 +150,7 @@ def _longer_bodies(usual: int) -> dict[tuple[str, str], LongBodies]:
         http_protocol.UPLOADS: uploads,
         ("POST", "/v1/runs"): inputs,
         ("POST", "/v1/schedules"): inputs,
+        ("POST", "/openai/v1/chat/completions"): inputs,
     }
 
 
@@ -157,8 +165,11 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
         trusted=[ip_network(entry) for entry in settings.trusted_proxies],
     )
     addresses = Addresses.of(bounds)
+    answering = OpenAIErrors(app)
     return uvicorn.Config(
-        SecurityHeaders(Cors(app, settings.cors_origins) if settings.cors_origins else app),
+        SecurityHeaders(
+            Cors(answering, settings.cors_origins) if settings.cors_origins else answering
+        ),
         http=partial(HttpProtocol, bounds=bounds, addresses=addresses),  # type: ignore[arg-type]
         ws=partial(WebSocketProtocol, addresses=addresses),  # type: ignore[arg-type]
         ws_max_size=64 * 1024,

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -71,6 +71,29 @@ async def get(tx: AsyncConnection, tenant_id: UUID, interrupt_id: UUID) -> dict[
     if row is None:
         raise NotFoundError(f"there is no interrupt {interrupt_id}")
     return dict(row)
+
+
+async def of_client(
+    tx: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID]
+) -> list[dict[str, Any]]:
+    """Return those calls of clients' tools that wait, each with what its run was started with.
+
+    Returns:
+        ``id``, ``run_id``, and of the run ``agent``, ``graph``, ``principal``, ``user_id`` and
+        ``last_seq``.
+    """
+    of_run = [runs.c[name] for name in ("agent", "graph", "principal", "user_id", "last_seq")]
+    query = (
+        select(_now.id, _now.run_id, *of_run)
+        .join(runs, and_(runs.c.tenant_id == _now.tenant_id, runs.c.id == _now.run_id))
+        .where(
+            _now.tenant_id == tenant_id,
+            _now.id.in_(ids),
+            _now.kind == "client_tool",
+            _now.status == "pending",
+        )
+    )
+    return [dict(row) for row in (await tx.execute(query)).mappings()]
 
 
 async def resolve(

@@ -1,14 +1,12 @@
 """Routes of runs."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator, Field
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.auth import Principal
 from bottega.api.errors import headers, problems
@@ -28,21 +26,12 @@ from bottega.api.schemas.runs import (
 from bottega.api.shared import idempotency
 from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant, Transaction
 from bottega.api.shared.idempotency import OnceDep
+from bottega.api.shared.new_runs import submit
 from bottega.api.shared.pages import LINK, PageQuery, ViewQuery
 from bottega.api.shared.plain import plain_route
-from bottega.api.shared.schemas import check_schema
 from bottega.api.shared.wanted import MessagePart, MetadataPairs, Seq, pairs_of, storable
-from bottega.container import Service
-from bottega.errors import InvalidInputError
 from bottega.events.log import is_transient
-from bottega.files.inputs import StoredInput, stored_input
 from bottega.runs import messages, read
-from bottega.runs import submit as submitting
-from bottega.runs.once import OnceKey
-from bottega.settings import Settings
-from bottega.tenants import webhook_secrets
-from bottega.tools.addresses import AllowList
-from bottega.tools.egress import EgressRefusedError, refuse_inside
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
@@ -73,72 +62,6 @@ class RunQuery(ViewQuery):
         )
 
 
-async def check_webhook(
-    tx: AsyncConnection,
-    tenant: UUID,
-    settings: Settings,
-    url: str | None,
-    *,
-    pointer: str = "/webhook_url",
-) -> None:
-    """Refuse a webhook that could never be sent; its host's addresses are checked when it is.
-
-    Raises:
-        InvalidInputError: ``no_webhook_secret``, or ``egress_refused``.
-    """
-    if url is None:
-        return
-    has_first = settings.webhook_secret is not None
-    if not await webhook_secrets.can_sign(tx, tenant, has_first=has_first):
-        raise InvalidInputError(
-            "the tenant has no secret to sign webhooks with: make one with POST /v1/webhook-secret "
-            "(scope admin)",
-            code="no_webhook_secret",
-            pointer=pointer,
-        )
-    try:
-        refuse_inside(url, AllowList.parse(settings.egress_allow))
-    except EgressRefusedError as error:
-        raise InvalidInputError(error.detail, code=error.code, pointer=pointer) from None
-
-
-@asynccontextmanager
-async def _checked(
-    service: Service, principal: Principal, body: NewRun
-) -> AsyncIterator[tuple[submitting.NewRun, StoredInput]]:
-    """Yield the run to submit; tell the input, too, which run was accepted."""
-    tenant, settings = principal.tenant_id, service.settings
-    if body.webhook_url is not None:
-        async with service.database.begin(tenant) as tx:
-            await check_webhook(tx, tenant, settings, body.webhook_url)
-    await check_schema(body.output_schema, "/output_schema")
-    asked = body.model_dump()
-    async with stored_input(service.files, tenant, asked["input"], body.session_id) as stored:
-        asked |= {"input": stored.input, "made_files": [*stored.made] or None}
-        new = submitting.NewRun.of(
-            asked,
-            timeout_s=settings.run_timeout_s,
-            queue_timeout_s=settings.queue_timeout_s,
-            memory=settings.memory,
-            principal=principal.actor,
-        )
-        yield new, stored
-
-
-async def _submit(
-    service: Service, principal: Principal, body: NewRun, once: OnceKey | None
-) -> dict[str, Any]:
-    database, tenant = service.database, principal.tenant_id
-    async with _checked(service, principal, body) as (new, stored):
-        async with (
-            database.turn(tenant),
-            database.pool.acquire(timeout=database.patience_s) as connection,
-        ):
-            run = await submitting.submit(connection, service.pins, tenant, new, once)
-        stored.keep(run["input"] if run.get("message_id") is None else new.input)
-    return run
-
-
 def _path(run: Mapping[str, Any]) -> str:
     return f"{router.prefix}/{run['id']}"
 
@@ -148,7 +71,7 @@ async def _create_plain(request: Request, body: NewRun) -> Response:
     principal.need("run")
     key = request.headers.get(idempotency.HEADER)
     once = None if key is None else await idempotency.once_key(request, key)
-    run = await _submit(request.scope["app"].state.service, principal, body, once)
+    run = await submit(request.scope["app"].state.service, principal, body, once)
     content = Run.model_validate(run).model_dump_json()
     return Response(content, 202, {"Location": _path(run)}, "application/json")
 
@@ -164,7 +87,7 @@ async def create(
         float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the end.")
     ] = 0,
 ) -> Any:
-    run = await _submit(service, principal, body, await once.sent())
+    run = await submit(service, principal, body, await once.sent())
     response.headers["Location"] = _path(run)
     if not wait:
         return run

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from bottega.api.errors import headers, problems
-from bottega.api.routes.runs import check_webhook
 from bottega.api.schemas.base import NAME_PATTERN, Page
 from bottega.api.schemas.schedules import NewSchedule, Schedule, ScheduleChange
 from bottega.api.shared.deps import Actor, DefineTenant, ServiceDep, Transaction
 from bottega.api.shared.idempotency import OnceDep
+from bottega.api.shared.new_runs import check_webhook
 from bottega.api.shared.pages import LINK, ViewQuery
 from bottega.api.shared.schemas import check_schema
 from bottega.background import schedules

@@ -113,7 +113,7 @@ async def events(
             after = min(int(last_event_id), MAX_SEQ)
         if cursor.over and after >= cursor.last_seq:
             return Response(status_code=204)
-        return _EventStream(_sse(service, principal, cursor, after, query), service.settings)
+        return EventStream(_sse(service, principal, cursor, after, query), service.settings)
     place: int | None = query.place(int)
     after, before = query.after, MAX_SEQ
     if place is not None:
@@ -132,7 +132,7 @@ async def events(
     return query.page(request, response, items, lambda event: event["seq"])
 
 
-class _EventStream(EventSourceResponse):
+class EventStream(EventSourceResponse):
     """Server-sent events of a run; a client that reads nothing for too long is dropped."""
 
     def __init__(self, content: AsyncIterator[bytes], settings: Settings) -> None:

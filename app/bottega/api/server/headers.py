@@ -24,7 +24,7 @@ _OF_API: tuple[RawHeader, ...] = (*_ALWAYS, (b"cache-control", b"no-store"))
 
 def for_path(path: str) -> tuple[RawHeader, ...]:
     """Return the default headers of a response at ``path``."""
-    return _OF_API if path.startswith("/v1/") else _ALWAYS
+    return _OF_API if path.startswith(("/v1/", "/openai/")) else _ALWAYS
 
 
 def sent(scope: Scope, name: bytes) -> list[bytes]:

@@ -1,0 +1,1 @@
+"""OpenAI's API: a model is an agent, and a completion is a run."""

@@ -1,0 +1,93 @@
+"""Acceptance of runs, however they are asked for."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.api.auth import Principal
+from bottega.api.schemas.runs import NewRun
+from bottega.api.shared.schemas import check_schema
+from bottega.container import Service
+from bottega.errors import InvalidInputError
+from bottega.files.inputs import StoredInput, stored_input
+from bottega.runs import submit as submitting
+from bottega.runs.once import OnceKey
+from bottega.settings import Settings
+from bottega.tenants import webhook_secrets
+from bottega.tools.addresses import AllowList
+from bottega.tools.egress import EgressRefusedError, refuse_inside
+
+
+async def check_webhook(
+    tx: AsyncConnection,
+    tenant: UUID,
+    settings: Settings,
+    url: str | None,
+    *,
+    pointer: str = "/webhook_url",
+) -> None:
+    """Refuse a webhook that could never be sent; its host's addresses are checked when it is.
+
+    Raises:
+        InvalidInputError: ``no_webhook_secret``, or ``egress_refused``.
+    """
+    if url is None:
+        return
+    has_first = settings.webhook_secret is not None
+    if not await webhook_secrets.can_sign(tx, tenant, has_first=has_first):
+        raise InvalidInputError(
+            "the tenant has no secret to sign webhooks with: make one with POST /v1/webhook-secret "
+            "(scope admin)",
+            code="no_webhook_secret",
+            pointer=pointer,
+        )
+    try:
+        refuse_inside(url, AllowList.parse(settings.egress_allow))
+    except EgressRefusedError as error:
+        raise InvalidInputError(error.detail, code=error.code, pointer=pointer) from None
+
+
+async def submit(
+    service: Service, principal: Principal, body: NewRun, once: OnceKey | None = None
+) -> dict[str, Any]:
+    """Store and queue a run; return it as :func:`bottega.runs.submit.submit` does.
+
+    Raises:
+        BottegaError: see :func:`bottega.runs.submit.submit`, :func:`check_webhook`, and
+            :func:`bottega.files.inputs.stored_input`; ``bad_schema``.
+    """
+    database, tenant = service.database, principal.tenant_id
+    async with _checked(service, principal, body) as (new, stored):
+        async with (
+            database.turn(tenant),
+            database.pool.acquire(timeout=database.patience_s) as connection,
+        ):
+            run = await submitting.submit(connection, service.pins, tenant, new, once)
+        stored.keep(run["input"] if run.get("message_id") is None else new.input)
+    return run
+
+
+@asynccontextmanager
+async def _checked(
+    service: Service, principal: Principal, body: NewRun
+) -> AsyncIterator[tuple[submitting.NewRun, StoredInput]]:
+    """Yield the run to submit; tell the input, too, which run was accepted."""
+    tenant, settings = principal.tenant_id, service.settings
+    if body.webhook_url is not None:
+        async with service.database.begin(tenant) as tx:
+            await check_webhook(tx, tenant, settings, body.webhook_url)
+    await check_schema(body.output_schema, "/output_schema")
+    asked = body.model_dump()
+    async with stored_input(service.files, tenant, asked["input"], body.session_id) as stored:
+        asked |= {"input": stored.input, "made_files": [*stored.made] or None}
+        new = submitting.NewRun.of(
+            asked,
+            timeout_s=settings.run_timeout_s,
+            queue_timeout_s=settings.queue_timeout_s,
+            memory=settings.memory,
+            principal=principal.actor,
+        )
+        yield new, stored
