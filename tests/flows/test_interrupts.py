@@ -357,3 +357,8 @@ async def test_of_decisions_at_once_by_two_servers_one_counts(
     assert len(model.requests) == 2
     noted = (await bottega.client.get("/v1/audit?action=interrupt.resolve")).json()["items"]
     assert len(noted) == 1
+
+
+async def test_a_strange_session_id_is_refused_in_the_list(bottega: Running) -> None:
+    answer = await bottega.client.get("/v1/interrupts?session_id=%00")
+    assert answer.status_code == 422

@@ -4,12 +4,12 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import Field
 
 from bottega.agents.people.interrupts import Kind
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import Page, PlaceInTime
 from bottega.api.schemas.interrupts import InterruptItem, InterruptStatus, NewDecision
+from bottega.api.schemas.runs import SessionName
 from bottega.api.shared.decisions import decide
 from bottega.api.shared.deps import PeopleTenant, PrincipalDep, Tenant, Transaction
 from bottega.api.shared.pages import LINK, PageQuery
@@ -26,7 +26,7 @@ class InterruptQuery(PageQuery):
     status: InterruptStatus | None = None
     kind: Kind | None = None
     run_id: UUID | None = None
-    session_id: Annotated[str | None, Field(max_length=128)] = None
+    session_id: SessionName | None = None
 
 
 @router.get(
