@@ -6,6 +6,7 @@ Without Chromium the tests are skipped, unless `JUDGES=required`.
 import os
 import shutil
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,17 +79,31 @@ async def console(
     browser: Browser, guest: Running, guest_model: FakeModel
 ) -> AsyncIterator[Console]:
     """The console with the tenant's key; at the end it must have reported no problem."""
-    context = await browser.new_context(viewport={"width": 1280, "height": 900})
     key = guest.headers["Authorization"].removeprefix("Bearer ")
-    await context.add_init_script(f"localStorage.setItem('bottega.key', '{key}')")
+    async with window(browser, key) as (page, problems):
+        yield Console(page, guest, guest_model, problems)
+        await page.context.close()
+        assert not problems
+
+
+@asynccontextmanager
+async def window(browser: Browser, key: str = "") -> AsyncIterator[tuple[Page, list[str]]]:
+    """Open an empty page in a browser that keeps the key; yield it and what it reports."""
+    context = await browser.new_context(viewport={"width": 1280, "height": 900})
+    if key:
+        await context.add_init_script(f"localStorage.setItem('bottega.key', '{key}')")
     context.set_default_timeout(20_000)
+    problems: list[str] = []
     page = await context.new_page()
-    console = Console(page, guest, guest_model)
-    page.on("pageerror", lambda error: console.problems.append(str(error)))
+    heed(page, problems)
+    yield page, problems
+    await context.close()
+
+
+def heed(page: Page, problems: list[str]) -> None:
+    """Collect errors of a page's scripts and of its console."""
+    page.on("pageerror", lambda error: problems.append(str(error)))
     page.on(
         "console",
-        lambda said: console.problems.append(said.text) if said.type == "error" else None,
+        lambda said: problems.append(said.text) if said.type == "error" else None,
     )
-    yield console
-    await context.close()
-    assert not console.problems
