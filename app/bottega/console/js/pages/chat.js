@@ -65,6 +65,7 @@ function Conversation({ session, agent: wanted }) {
   const agent = wanted ?? latest?.agent;
   const said = useData(latest || began ? withQuery(`${base}/messages`, { limit: 100, order: "desc", agent }) : null);
   const [sent, setSent] = useState(null);
+  const [sending, setSending] = useState(null);
   const [posted, setPosted] = useState({});
   const [error, setError] = useState(null);
   const open = sent?.id ?? (latest && !isFinal(latest.status) ? latest.id : null);
@@ -79,10 +80,11 @@ function Conversation({ session, agent: wanted }) {
   const end = useRef(null);
   const messages = [...(said.data?.items ?? [])].reverse();
   const root = state.tasks.values().next().value;
-  useEffect(() => end.current?.scrollIntoView({ block: "end" }), [messages.length, open, root?.live?.text]);
+  useEffect(() => end.current?.scrollIntoView({ block: "end" }), [messages.length, open, sending, root?.live?.text]);
 
   const send = async (text) => {
     setError(null);
+    setSending(text);
     try {
       const added = open === null ? null : await steered(open, text);
       if (added) {
@@ -93,6 +95,8 @@ function Conversation({ session, agent: wanted }) {
     } catch (problem) {
       setError(problem.message);
       throw problem;
+    } finally {
+      setSending(null);
     }
   };
   const pending = [...state.interrupts.values()].filter((each) => each.status === "pending");
@@ -105,7 +109,7 @@ function Conversation({ session, agent: wanted }) {
         <${Button} onClick=${() => go(["chat"])}>Other conversations<//></div></div>
     <section class="chat panel" aria-label="Conversation">
       ${said.error && html`<p class="note bad" role="alert">${said.error.message}</p>`}
-      ${!messages.length && !question && html`<${Empty} title="Say something." />`}
+      ${!messages.length && !question && !sending && html`<${Empty} title="Say something." />`}
       ${said.data?.next_cursor && html`<p class="small soft">Only the last 100 messages are shown.</p>`}
       ${inSteps(messages).map((each) => each.steps
         ? html`<details key=${each.key} class="said tool-said"><summary>${each.steps.length} ${each.steps.length === 1 ? "step" : "steps"}: <span class="soft small">${each.names}</span></summary>
@@ -115,6 +119,7 @@ function Conversation({ session, agent: wanted }) {
       ${added.map((each) => html`<div class="said user" key=${each.id}><pre class="text">${plain(each.content ?? posted[each.id])}</pre>
         <p class="small soft">${each.delivered ? "read" : "not read yet"}</p></div>`)}
       ${open && !shown.has(open) && html`<${Coming} state=${state} root=${root} />`}
+      ${sending && html`<div class="said user"><pre class="text">${sending}</pre><p class="small soft">being sent</p></div>`}
       ${pending.map((each) => html`<${Decision} key=${each.id} interrupt=${each} />`)}
       ${error && html`<p class="note bad" role="alert">${error}</p>`}
       <div ref=${end} class="end"></div>

@@ -1,5 +1,5 @@
 /** The events of a run as they come, over a WebSocket that reconnects where it broke off. */
-import { get, key, post } from "../api.js";
+import { connected, get, key, post } from "../api.js";
 import { FINAL } from "./state.js";
 
 const FIRST_PAUSE_MS = 300;
@@ -38,6 +38,7 @@ export function watch(runId, { onEvents, onState }) {
   };
 
   async function connect() {
+    timer = 0;
     if (stopped) return;
     const protocols = ["bottega.v1"];
     try {
@@ -70,10 +71,17 @@ export function watch(runId, { onEvents, onState }) {
     };
   }
 
+  // Another request found that the server is there again: a pause that is left ends.
+  const forget = connected.subscribe((isUp) => {
+    if (!isUp || !timer) return;
+    clearTimeout(timer);
+    connect();
+  });
   onState("connecting");
   connect();
   return () => {
     stopped = true;
+    forget();
     clearTimeout(timer);
     socket?.close();
   };
