@@ -48,6 +48,7 @@ from bottega.api.routes.memory import (
     run_memory,
 )
 from bottega.api.routes.openai import completions, models
+from bottega.api.routes.run_views import diff
 from bottega.api.schemas.parts import LONGEST_DATA
 from bottega.api.server import http_protocol
 from bottega.api.server.console import add_console
@@ -84,6 +85,7 @@ _ROUTES = (
     runs,
     run_control,
     run_memory,
+    diff,
     stream,
     websocket,
     tickets,

@@ -150,6 +150,7 @@ async def stage(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             assert (await mine.post("/v1/providers", json=server_at)).status_code == 201
             assert (await mine.put("/v1/secrets/NIGHTLY", json=SECRET)).status_code == 201
             added = [(await theirs.post("/v1/patterns", json=OWN_PATTERN)).json() for _ in "ab"]
+            COMPARED["with"] = run_id
             MERGED["ids"] = [each["id"] for each in added]
             # Background work has ended, so that nothing else changes a row.
             await until(lambda: server.owner.fetchval("SELECT count(*) FROM episode_work"), not_)
@@ -216,7 +217,10 @@ BODIES: dict[str, Any] = {
         "insights": [{"text": "Do it."}],
     },
 }
+COMPARED: dict[str, str] = {}
+"""The other run of a comparison: the victim's, too."""
 QUERIES = {
+    "compare_runs": COMPARED,
     "remove_graph_edge": {"source": "requirements", "target": "designer"},
 }
 

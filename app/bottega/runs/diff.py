@@ -1,0 +1,205 @@
+"""The difference of two runs, per agent, from their logs."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from difflib import unified_diff
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Boolean, Text, Uuid, bindparam, text
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.agents.messages import CURRENCY
+from bottega.db.pages import PageItems
+from bottega.errors import NotFoundError
+
+MOST_CHARACTERS = 10_000
+"""Length to which an output is shown and compared."""
+MOST_LINES = 400
+"""Number of lines to which an output is compared: the comparison's time grows with its square."""
+MOST_RECEIVED = 100
+"""Number of sources that are listed per agent."""
+
+_RUNS = text("""
+SELECT id, status, agent, graph, mode, created_at, started_at, ended_at, usage,
+       pinned -> 'agents' AS versions,
+       CAST(round(extract(epoch FROM ended_at - started_at) * 1000) AS bigint) AS duration_ms
+FROM runs WHERE tenant_id = :tenant AND id = ANY(:runs)
+""").bindparams(bindparam("runs", type_=ARRAY(Uuid)))
+
+# An event's data are parsed once, since the list of events is materialized.
+_AGENTS = text("""
+WITH events AS MATERIALIZED (
+    SELECT run_id, step, seq, type, agent, task_id, at, data FROM run_events
+    WHERE tenant_id = :tenant AND run_id = ANY(:runs) AND agent IS NOT NULL
+      AND type IN ('agent.started', 'agent.completed', 'agent.failed', 'llm.completed',
+        'llm.failed', 'llm.cancelled', 'tool.started', 'memory.injected', 'context.recalled')
+), page AS (
+    SELECT DISTINCT agent FROM events
+    WHERE CAST(:after AS text) IS NULL
+       OR CASE WHEN :descending THEN agent < :after ELSE agent > :after END
+), chosen AS (
+    SELECT agent FROM page
+    ORDER BY CASE WHEN :descending THEN agent END DESC, agent LIMIT :most
+), queries AS (
+    SELECT run_id, agent, max(at) FILTER (WHERE type <> 'agent.started')
+        - min(at) FILTER (WHERE type = 'agent.started') AS took
+    FROM events WHERE type IN ('agent.started', 'agent.completed', 'agent.failed')
+    GROUP BY run_id, agent, task_id
+), times AS (
+    SELECT run_id, agent, count(*) AS queries, extract(epoch FROM sum(took)) * 1000 AS duration_ms
+    FROM queries GROUP BY run_id, agent
+), sources AS (
+    SELECT r.run_id, r.agent, r.data ->> 'source' AS source, count(*) AS times,
+           max(CAST(r.data ->> 'version' AS integer)) AS version,
+           md5(string_agg(coalesce(r.data ->> 'content', a.data ->> 'output', ''), E'\\x01'
+               ORDER BY r.seq)) AS digest
+    FROM events r LEFT JOIN events a ON a.run_id = r.run_id
+        AND a.seq = CAST(r.data ->> 'answer_seq' AS bigint)
+    WHERE r.type IN ('memory.injected', 'context.recalled')
+      AND (r.data ? 'answer_seq' OR r.data ->> 'content' <> '')
+    GROUP BY r.run_id, r.agent, 3
+), received AS (
+    SELECT run_id, agent, jsonb_agg(to_jsonb(s) - 'run_id' - 'agent' ORDER BY source) AS received
+    FROM sources s GROUP BY run_id, agent
+), sums AS (
+    SELECT run_id, agent,
+           max(seq) FILTER (WHERE type = 'agent.completed') AS answer,
+           sum_usage(array_agg(data -> 'usage') FILTER (
+               WHERE starts_with(type, 'llm.') AND data ? 'usage')) AS usage,
+           count(*) FILTER (WHERE type = 'llm.completed') AS model_calls,
+           count(DISTINCT (task_id, data ->> 'call', data ->> 'tool_call_id'))
+               FILTER (WHERE type = 'tool.started') AS tool_calls
+    FROM events GROUP BY run_id, agent
+)
+SELECT s.run_id, s.agent, s.usage, s.model_calls, s.tool_calls, t.queries,
+       CAST(round(t.duration_ms) AS bigint) AS duration_ms, r.received,
+       left(a.data ->> 'output', :characters) AS output,
+       length(a.data ->> 'output') AS length
+FROM chosen c JOIN sums s USING (agent)
+LEFT JOIN times t ON t.run_id = s.run_id AND t.agent = s.agent
+LEFT JOIN received r ON r.run_id = s.run_id AND r.agent = s.agent
+LEFT JOIN events a ON a.run_id = s.run_id AND a.seq = s.answer
+ORDER BY CASE WHEN :descending THEN s.agent END DESC, s.agent
+""").bindparams(
+    bindparam("runs", type_=ARRAY(Uuid)),
+    bindparam("after", type_=Text),
+    bindparam("descending", type_=Boolean),
+)
+
+Side = Mapping[str, Any]
+"""What one run has of an agent: a row of the database; empty if the agent did nothing in it."""
+
+
+async def compare(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    before: UUID,
+    after: UUID,
+    *,
+    place: str | None,
+    descending: bool,
+    limit: int,
+) -> tuple[dict[str, Any], dict[str, Any], PageItems[tuple[str, Side, Side]]]:
+    """Return two runs, and for each agent by name what both have of it.
+
+    Args:
+        place: the agent before the page.
+
+    Raises:
+        NotFoundError: one of them is unknown.
+    """
+    of_both = {"tenant": tenant_id, "runs": [before, after]}
+    found = {row["id"]: dict(row) for row in (await connection.execute(_RUNS, of_both)).mappings()}
+    for run_id in (before, after):
+        if run_id not in found:
+            raise NotFoundError(f"there is no run {run_id}")
+    wanted = {"after": place, "descending": descending, "most": limit + 1}
+    rows = await connection.execute(_AGENTS, of_both | wanted | {"characters": MOST_CHARACTERS})
+    sides: dict[str, dict[UUID, Side]] = {}
+    for row in rows.mappings():
+        sides.setdefault(row["agent"], {})[row["run_id"]] = dict(row)
+    pairs = [(agent, of.get(before, {}), of.get(after, {})) for agent, of in sides.items()]
+    return found[before], found[after], PageItems(pairs[:limit], more=len(pairs) > limit)
+
+
+async def differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], pairs: Sequence[tuple[str, Side, Side]]
+) -> list[dict[str, Any]]:
+    """Return the differences of all agents. The texts are compared in a thread."""
+    return await asyncio.to_thread(
+        lambda: [difference(agent, (before, after), sides) for agent, *sides in pairs]
+    )
+
+
+def difference(agent: str, runs: Sequence[Side], sides: Sequence[Side]) -> dict[str, Any]:
+    """Return the difference of an agent in two runs. Pure."""
+    old, new = sides
+    received = [{each["source"]: each for each in side.get("received") or ()} for side in sides]
+    sources = sorted({*received[0], *received[1]})
+    return {
+        "agent": agent,
+        "version": _both(*((run["versions"] or {}).get(agent) for run in runs)),
+        "output": output_difference(old, new),
+        "tokens": _both(*(_tokens(side.get("usage")) for side in sides)),
+        "cost": _both(*(_cost(side.get("usage")) for side in sides)),
+        "duration_ms": _both(*(side.get("duration_ms") for side in sides)),
+        **{
+            name: _both(*(side.get(name) or 0 for side in sides))
+            for name in ("model_calls", "tool_calls", "queries")
+        },
+        "received": [
+            {
+                "source": source,
+                "version": _both(*(of.get(source, {}).get("version") for of in received)),
+                "times": _both(*(of.get(source, {}).get("times", 0) for of in received)),
+                "is_same": len({of.get(source, {}).get("digest") for of in received}) == 1,
+            }
+            for source in sources[:MOST_RECEIVED]
+        ],
+        "received_more": len(sources) > MOST_RECEIVED,
+    }
+
+
+def totals(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the difference of two runs as wholes; ``None``: known once the run ends. Pure."""
+    usages = [run["usage"] for run in (before, after)]
+    return {
+        "tokens": _both(*(usage and _tokens(usage) for usage in usages)),
+        "cost": _both(*(usage and usage["cost"] for usage in usages)),
+        "duration_ms": _both(before["duration_ms"], after["duration_ms"]),
+        "model_calls": _both(*(usage and usage["model_calls"] for usage in usages)),
+        "tool_calls": _both(*(usage and usage["tool_calls"] for usage in usages)),
+    }
+
+
+def output_difference(before: Side, after: Side) -> dict[str, Any]:
+    """Return two outputs with their difference in lines, as a unified diff. Pure.
+
+    ``truncated``: an output is longer than what is shown, or than what is compared.
+    """
+    outputs = [side.get("output") for side in (before, after)]
+    lines = [(output or "").splitlines() for output in outputs]
+    old, new = (each[:MOST_LINES] for each in lines)
+    cut = any((side.get("length") or 0) > MOST_CHARACTERS for side in (before, after))
+    return {
+        **_both(*outputs),
+        "diff": "\n".join(unified_diff(old, new, "before", "after", lineterm="")),
+        "truncated": cut or any(len(each) > MOST_LINES for each in lines),
+    }
+
+
+def _both(before: Any, after: Any) -> dict[str, Any]:
+    return {"before": before, "after": after}
+
+
+def _tokens(usage: Mapping[str, Any] | None) -> int:
+    return 0 if usage is None else usage["input"] + usage["output"]
+
+
+def _cost(usage: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if usage is None:
+        return {"amount": "0", "currency": CURRENCY, "complete": True}
+    cost: Mapping[str, Any] = usage["cost"]
+    return cost
