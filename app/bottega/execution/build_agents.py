@@ -8,23 +8,20 @@ from functools import partial
 from typing import Any
 
 from bottega.agents import (
-    AgentFactory,
     BaseAgent,
     ModelParams,
     NamedTool,
     Recall,
     SharedMemoryGraph,
     ToolBase,
-    ToolRequirement,
 )
 from bottega.agents.output import answer_schema
 from bottega.agents.params import merged
-from bottega.agents.people.approval import approval_of
 from bottega.agents.provider import LLMProvider
 from bottega.agents.recall import RecallEmbedder
-from bottega.agents.subagent import FreshCopies, SubAgentWrapper
-from bottega.clock import monotonic
+from bottega.agents.subagent import FreshCopies
 from bottega.definitions.graphs import to_graph
+from bottega.definitions.teams import Definitions, Member, build_team
 from bottega.errors import InvalidInputError
 from bottega.execution.claim import ClaimedRun
 from bottega.graph.shared_memory import Publication
@@ -37,10 +34,6 @@ from bottega.tools.http import HttpTool
 
 MOST_AGENTS = 5000
 """Agents of compiled teams that a worker keeps."""
-_LONGEST_S = 0.005  # without letting other runs go on
-
-Definitions = Mapping[str, Mapping[str, Any]]
-"""Definitions of agents, or of providers, by name."""
 
 ConfigureAgent = Callable[[BaseAgent, Mapping[str, Any]], None]
 """A plugin's function; it gets an agent from the factory and its definition."""
@@ -81,19 +74,6 @@ class Team:
 
 
 @dataclass(frozen=True, slots=True)
-class _Member:
-    """An agent that is never asked itself; each run gets a copy.
-
-    Attributes:
-        children: asynchronous sub-agents; ``None``: it may have none.
-    """
-
-    agent: BaseAgent
-    definition: Mapping[str, Any]
-    children: Sequence[BaseAgent] | None
-
-
-@dataclass(frozen=True, slots=True)
 class CompiledTeam:
     """The agents of a run's definitions, built and checked once for all runs with the same.
 
@@ -108,7 +88,7 @@ class CompiledTeam:
     definitions: Definitions
     providers: Definitions
     structure: Mapping[str, Any] | None
-    members: Sequence[_Member]
+    members: Sequence[Member]
     tools: Sequence[HttpTool]
     roots: Mapping[str, BaseAgent]
     graph: SharedMemoryGraph | None
@@ -162,50 +142,27 @@ async def compiled(
     Raises:
         InvalidInputError: ``unknown_secret``, ``tool_outdated``, ``unknown_provider``.
     """
-    definitions = run.agents
-    factory = AgentFactory()
-    rest = _rests()
-    for name, definition in definitions.items():
-        if (schema := definition.get("output_schema")) is not None:
-            await asyncio.to_thread(answer_schema, schema)  # takes long the first time
-        factory.register(
-            name,
-            BaseAgent,
-            subagent_description=definition["description"] or None,
-            stateless=definition["stateless"],
-            defaults=await _arguments(run, name, definition, dependencies),
-        )
-        await rest()
     graph = None if run.graph is None else to_graph(run.graph)
-    if graph is not None:
-        factory.with_memory_graph(graph)
-    members: list[_Member] = []
-    made: dict[str, BaseAgent] = {}  # several parents share one sub-agent, with one conversation
-
-    async def subagent(name: str) -> BaseAgent:
-        if name not in made:
-            made[name] = await create(name)
-        return made[name]
-
-    async def create(name: str) -> BaseAgent:
-        subagents = definitions[name]["subagents"]
-        children = [await subagent(child) for child in subagents["names"]] if subagents else []
-        is_async = bool(subagents) and subagents["mode"] == "async" and with_async
-        agent = factory.create(name, subagents=() if is_async else children)
-        for tool in agent.registered_tools:
-            if isinstance(tool, SubAgentWrapper):
-                tool.approval = approval_of(definitions[name].get("approval"))
-            _ = tool.schema  # once for all runs, with its encoding
-        members.append(_Member(agent, definitions[name], children if is_async else None))
-        await rest()
-        return agent
-
     in_dag = run.mode == "dag" and graph is not None
     names = graph.get_topological_order() if in_dag and graph is not None else [run.first]
-    roots = {name: await create(name) for name in names}
-    tools = [tool for member in members for tool in _sending(member.agent)]
+
+    async def equip(
+        name: str, definition: Mapping[str, Any]
+    ) -> tuple[LLMProvider, Sequence[ToolBase]]:
+        models = await dependencies.models_for(run, definition)
+        return models, _tools(run, definition, dependencies)
+
+    built = await build_team(run.agents, graph, names, equip, with_async=with_async)
+    tools = [tool for member in built.members for tool in _sending(member.agent)]
     return CompiledTeam(
-        definitions, run.providers, run.graph, members, tools, roots, graph, factory.warnings
+        run.agents,
+        run.providers,
+        run.graph,
+        built.members,
+        tools,
+        built.roots,
+        graph,
+        built.warnings,
     )
 
 
@@ -276,39 +233,6 @@ class Teams:
             _, oldest = self._places.popitem(last=False)
             kept -= oldest.size
         return team
-
-
-def _rests() -> Callable[[], Awaitable[None]]:
-    """Return a function that lets other tasks run if none did for some milliseconds."""
-    since = monotonic()
-
-    async def rest() -> None:
-        nonlocal since
-        if monotonic() - since > _LONGEST_S:
-            await asyncio.sleep(0)
-            since = monotonic()
-
-    return rest
-
-
-async def _arguments(
-    run: ClaimedRun, name: str, definition: Mapping[str, Any], dependencies: AgentDependencies
-) -> dict[str, Any]:
-    return {
-        "system_message": definition["system_message"],
-        "description": definition["description"] or None,
-        "agent_name": name,
-        "max_iterations": definition["max_iterations"],
-        "provider": await dependencies.models_for(run, definition),
-        "tools": _tools(run, definition, dependencies),
-        "tool_policy": [ToolRequirement(**rule) for rule in definition["tool_policy"]],
-        "exit_on_success": definition["exit_on_success"],
-        "agent_comment": definition["agent_comment"],
-        "on_length": definition.get("on_length", "continue"),
-        "params": ModelParams.from_dict(params) if (params := definition.get("params")) else None,
-        "tool_choice_scope": definition.get("tool_choice_scope", "first"),
-        "output_schema": definition.get("output_schema"),
-    }
 
 
 def _override(agent: BaseAgent, definition: Mapping[str, Any], changed: Mapping[str, Any]) -> None:

@@ -1,0 +1,139 @@
+"""Construction of a team's agents from their definitions."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bottega.agents import AgentFactory, BaseAgent, ModelParams, ToolBase, ToolRequirement
+from bottega.agents.output import answer_schema
+from bottega.agents.people.approval import approval_of
+from bottega.agents.provider import LLMProvider
+from bottega.agents.subagent import SubAgentWrapper
+from bottega.clock import monotonic
+from bottega.graph.shared_memory import SharedMemoryGraph
+
+_LONGEST_S = 0.005  # without letting others go on
+
+Definitions = Mapping[str, Mapping[str, Any]]
+"""Definitions of agents, or of providers, by name."""
+
+Equip = Callable[[str, Mapping[str, Any]], Awaitable[tuple[LLMProvider, Sequence[ToolBase]]]]
+"""Returns the model and the tools of an agent, by its name and definition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An agent of a team.
+
+    Attributes:
+        children: asynchronous sub-agents; ``None``: it may have none.
+    """
+
+    agent: BaseAgent
+    definition: Mapping[str, Any]
+    children: Sequence[BaseAgent] | None
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltTeam:
+    """The agents of some definitions.
+
+    Attributes:
+        members: all agents, sub-agents first.
+        roots: those that were asked for.
+        warnings: (code, message) pairs.
+    """
+
+    members: Sequence[Member]
+    roots: Mapping[str, BaseAgent]
+    warnings: Sequence[tuple[str, str]]
+
+
+async def build_team(
+    definitions: Definitions,
+    graph: SharedMemoryGraph | None,
+    roots: Sequence[str],
+    equip: Equip,
+    *,
+    with_async: bool,
+) -> BuiltTeam:
+    """Build agents with their sub-agents; a large team lets other tasks go on meanwhile.
+
+    Args:
+        roots: names of the agents to build.
+        with_async: asynchronous sub-agents are supported.
+
+    Raises:
+        InvalidInputError: from ``equip``.
+    """
+    factory = AgentFactory()
+    rest = _rests()
+    for name, definition in definitions.items():
+        if (schema := definition.get("output_schema")) is not None:
+            await asyncio.to_thread(answer_schema, schema)  # takes long the first time
+        factory.register(
+            name,
+            BaseAgent,
+            subagent_description=definition["description"] or None,
+            stateless=definition["stateless"],
+            defaults=await _arguments(name, definition, equip),
+        )
+        await rest()
+    if graph is not None:
+        factory.with_memory_graph(graph)
+    members: list[Member] = []
+    made: dict[str, BaseAgent] = {}  # several parents share one sub-agent, with one conversation
+
+    async def subagent(name: str) -> BaseAgent:
+        if name not in made:
+            made[name] = await create(name)
+        return made[name]
+
+    async def create(name: str) -> BaseAgent:
+        subagents = definitions[name]["subagents"]
+        children = [await subagent(child) for child in subagents["names"]] if subagents else []
+        is_async = bool(subagents) and subagents["mode"] == "async" and with_async
+        agent = factory.create(name, subagents=() if is_async else children)
+        for tool in agent.registered_tools:
+            if isinstance(tool, SubAgentWrapper):
+                tool.approval = approval_of(definitions[name].get("approval"))
+            _ = tool.schema  # once for all runs, with its encoding
+        members.append(Member(agent, definitions[name], children if is_async else None))
+        await rest()
+        return agent
+
+    built = {name: await create(name) for name in roots}
+    return BuiltTeam(members, built, factory.warnings)
+
+
+async def _arguments(name: str, definition: Mapping[str, Any], equip: Equip) -> dict[str, Any]:
+    provider, tools = await equip(name, definition)
+    return {
+        "system_message": definition["system_message"],
+        "description": definition["description"] or None,
+        "agent_name": name,
+        "max_iterations": definition["max_iterations"],
+        "provider": provider,
+        "tools": tools,
+        "tool_policy": [ToolRequirement(**rule) for rule in definition["tool_policy"]],
+        "exit_on_success": definition["exit_on_success"],
+        "agent_comment": definition["agent_comment"],
+        "on_length": definition.get("on_length", "continue"),
+        "params": ModelParams.from_dict(params) if (params := definition.get("params")) else None,
+        "tool_choice_scope": definition.get("tool_choice_scope", "first"),
+        "output_schema": definition.get("output_schema"),
+    }
+
+
+def _rests() -> Callable[[], Awaitable[None]]:
+    """Return a function that lets other tasks run if none did for some milliseconds."""
+    since = monotonic()
+
+    async def rest() -> None:
+        nonlocal since
+        if monotonic() - since > _LONGEST_S:
+            await asyncio.sleep(0)
+            since = monotonic()
+
+    return rest
