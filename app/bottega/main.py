@@ -60,6 +60,7 @@ from bottega.api.server.openai_errors import OpenAIErrors
 from bottega.api.server.route_index import RouteIndex
 from bottega.api.server.websocket_protocol import WebSocketProtocol
 from bottega.api.shared.drawings import Drawings
+from bottega.api.shared.dry_runs import DryRuns
 from bottega.container import Service, open_service, settle
 from bottega.errors import InvalidInputError, UnavailableError
 from bottega.files.store import MOST_BYTES
@@ -126,6 +127,7 @@ def create_app(service: Service) -> FastAPI:
     add_docs(app)
     app.state.service = service
     app.state.drawings = Drawings()
+    app.state.dry_runs = DryRuns()
     settings = service.settings
     # The middleware that is added last runs first.
     usual = settings.max_body_bytes

@@ -187,6 +187,7 @@ BODIES: dict[str, Any] = {
     "create_graph": {"name": "own", "edges": [{"source": "own", "target": "other"}]},
     "replace_graph": {"nodes": ["requirements"], "edges": []},
     "add_graph_edge": {"source": "requirements", "target": "implementer"},
+    "dry_run_graph": {"agent": "requirements", "input": "x"},
     "create_provider": PROVIDER,
     "replace_provider": {name: PROVIDER[name] for name in ("dialect", "base_url")},
     "create_key": {"name": "own", "scopes": ["read"]},

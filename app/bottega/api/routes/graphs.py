@@ -7,7 +7,15 @@ from fastapi import Query, Request, Response
 
 from bottega.api.errors import problems
 from bottega.api.schemas.base import NAME_PATTERN
-from bottega.api.schemas.graphs import Edge, Graph, GraphContent, GraphSummary, NewGraph, Order
+from bottega.api.schemas.graphs.definitions import (
+    Edge,
+    Graph,
+    GraphContent,
+    GraphSummary,
+    NewGraph,
+    Order,
+)
+from bottega.api.schemas.graphs.dry_runs import DryRun, NewDryRun
 from bottega.api.shared.definitions import (
     Caller,
     DefinitionName,
@@ -15,8 +23,9 @@ from bottega.api.shared.definitions import (
     answer,
     definition_router,
 )
-from bottega.api.shared.deps import DefineTenant, ServiceDep, Transaction
+from bottega.api.shared.deps import DefineTenant, ServiceDep, Tenant, Transaction
 from bottega.api.shared.drawings import Drawings
+from bottega.api.shared.dry_runs import DryRuns, plan_of
 from bottega.api.shared.etags import if_match_version
 from bottega.definitions import store
 from bottega.definitions.graphs import normalised, to_graph, with_edge, without_edge
@@ -135,3 +144,26 @@ async def drawing(
 async def order(tx: Transaction, tenant: DefineTenant, name: DefinitionName) -> Any:
     definition = await store.get(tx, GRAPHS, tenant, name)
     return {"order": to_graph(definition.content).get_topological_order()}
+
+
+@router.post(
+    "/{name}/dry-run",
+    operation_id="dry_run_graph",
+    summary="Show what a run of the graph would do",
+    description=(
+        "Runs the graph's current version at once, with the demo model in place of the agents' "
+        "own, and stores nothing: no run, no memory, no usage. Tools are not called, but for "
+        "`calculator`, `current_time` and `read_shared_memory`. It refuses what a run refuses."
+    ),
+    response_model=DryRun,
+    responses=problems(400, 404, 413, 415, 503),
+)
+async def dry_run(
+    request: Request, service: ServiceDep, tenant: Tenant, name: DefinitionName, body: NewDryRun
+) -> Response:
+    async with service.database.begin(tenant) as tx:
+        await store.get(tx, GRAPHS, tenant, name)
+    async with service.database.turn(tenant):
+        plan = await plan_of(service, tenant, name, body.agent, body.input)
+    dry_runs: DryRuns = request.app.state.dry_runs
+    return Response(await dry_runs.answer(tenant, plan), media_type="application/json")

@@ -1,8 +1,6 @@
 """Drawings of graphs, made outside the event loop and cached."""
 
 import asyncio
-import contextlib
-from asyncio.subprocess import PIPE
 from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import sha256
@@ -12,6 +10,7 @@ from weakref import WeakValueDictionary
 
 from pydantic_core import from_json
 
+from bottega.api.shared.processes import output_of
 from bottega.clock import monotonic
 from bottega.definitions.draw import command, draw, packed
 from bottega.errors import LimitedError, UnavailableError
@@ -86,7 +85,7 @@ class Drawings:
         async with turn, self._slots:
             try:
                 async with asyncio.timeout(_LONGEST_S):
-                    return await _draw_elsewhere(plan)
+                    return await output_of(command(), plan)
             except TimeoutError:
                 raise UnavailableError(
                     f"the drawing took longer than {_LONGEST_S:g} s: draw a smaller graph, or ask "
@@ -107,21 +106,3 @@ class Drawings:
     def _drop(self, key: Key) -> None:
         if kept := self._kept.pop(key, None):
             self._bytes -= len(kept[1])
-
-
-async def _draw_elsewhere(plan: bytes) -> bytes:
-    """Draw in a separate process, which does not outlive the call."""
-    arguments, environment = command()
-    process = await asyncio.create_subprocess_exec(
-        *arguments, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True
-    )
-    try:
-        picture, _ = await process.communicate(plan)
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    if process.returncode:
-        raise RuntimeError(f"drawing ended with status {process.returncode}")
-    return picture

@@ -103,7 +103,7 @@ class DryRunWarning(Answer):
 
 
 class DryRun(Answer):
-    """What a run of the graph would do, with the demo model."""
+    """Course of a dry run."""
 
     graph: str
     version: int

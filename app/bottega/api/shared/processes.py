@@ -1,0 +1,39 @@
+"""Work in a process of its own."""
+
+import asyncio
+import contextlib
+from asyncio.subprocess import PIPE
+
+
+class ProcessEndedError(Exception):
+    """A process ended with a status that is not 0; of a signal, minus its number."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the process ended with status {status}")
+        self.status = status
+
+
+async def output_of(command: tuple[list[str], dict[str, str]], data: bytes) -> bytes:
+    """Run a program, which does not outlive the call, and return its output.
+
+    Args:
+        command: its arguments and environment.
+        data: its input.
+
+    Raises:
+        ProcessEndedError: it failed.
+    """
+    arguments, environment = command
+    process = await asyncio.create_subprocess_exec(
+        *arguments, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True
+    )
+    try:
+        output, _ = await process.communicate(data)
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    if process.returncode:
+        raise ProcessEndedError(process.returncode)
+    return output

@@ -1,0 +1,32 @@
+"""The program of a dry run: a plan on standard input, its result on standard output, as JSON.
+
+It has a process of its own because it takes CPU time, which would block the event loop even from a
+thread, and because a process can be ended.
+"""
+
+import asyncio
+import os
+import resource
+import sys
+
+from pydantic_core import from_json
+
+from bottega.dry_run.result import dry_run
+from bottega.dry_run.start import CPU_S, MOST_BYTES, NO_MEMORY
+
+_NICENESS = 10
+
+
+def main() -> None:
+    os.nice(_NICENESS)
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    try:
+        answer = asyncio.run(dry_run(from_json(sys.stdin.buffer.read())))
+    except MemoryError:
+        sys.exit(NO_MEMORY)
+    sys.stdout.buffer.write(answer)
+
+
+if __name__ == "__main__":
+    main()
