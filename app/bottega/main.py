@@ -47,7 +47,7 @@ from bottega.api.routes.memory import (
     patterns,
     run_memory,
 )
-from bottega.api.routes.openai import completions, models
+from bottega.api.routes.openai import completions, models, responses
 from bottega.api.routes.run_views import diff
 from bottega.api.schemas.parts import LONGEST_DATA
 from bottega.api.server import http_protocol
@@ -109,6 +109,7 @@ _ROUTES = (
     pattern_lifecycle,
     completions,
     models,
+    responses,
 )
 
 
@@ -155,6 +156,7 @@ def _longer_bodies(usual: int) -> dict[tuple[str, str], LongBodies]:
         ("POST", "/v1/runs"): inputs,
         ("POST", "/v1/schedules"): inputs,
         ("POST", "/openai/v1/chat/completions"): inputs,
+        ("POST", "/openai/v1/responses"): inputs,
     }
 
 

@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.pages import PageItems, fetch_page
-from bottega.db.tables import session_memory, sessions
+from bottega.db.tables import runs, session_memory, sessions
 from bottega.errors import (
     BottegaError,
     BusyError,
@@ -127,6 +127,19 @@ async def fork(
     if (refused := await connection.scalar(query)) is not None:
         raise _REFUSALS[refused](session_id, run_id)
     return new
+
+
+async def ends_with(
+    connection: AsyncConnection, tenant_id: UUID, session_id: str, run_id: UUID
+) -> bool:
+    """Return true if a run is the youngest of a session."""
+    last = (
+        select(runs.c.id)
+        .where(runs.c.tenant_id == tenant_id, runs.c.session_id == session_id)
+        .order_by(runs.c.id.desc())
+        .limit(1)
+    )
+    return bool(await connection.scalar(last) == run_id)
 
 
 async def change(

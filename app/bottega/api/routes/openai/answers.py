@@ -25,11 +25,6 @@ class Completion:
     run_id: UUID
     model: str
 
-    @property
-    def created(self) -> int:
-        """The time at which the run was made, in seconds since 1970: its id begins with it."""
-        return int(self.run_id.hex[:12], 16) // 1000
-
     def whole(self, run: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return a ``chat.completion``.
 
@@ -41,7 +36,7 @@ class Completion:
         if calls:
             message["tool_calls"] = [_call(each) for each in calls]
         else:
-            message["content"] = self.text(run)
+            message["content"] = output_text(run)
         finish = "tool_calls" if calls else _finish(run)
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
         return self._head("chat.completion") | {"choices": [choice], "usage": usage_of(run)}
@@ -65,18 +60,11 @@ class Completion:
             made.append(event(self._head("chat.completion.chunk") | usage))
         return [*made, DONE]
 
-    def text(self, run: Mapping[str, Any]) -> str:
-        """Return a run's output as a text; a DAG's with several answers as JSON by agent."""
-        output = run["output"]
-        if output is None or isinstance(output, str):
-            return output or ""
-        return json.dumps(output, ensure_ascii=False)
-
     def _head(self, kind: str) -> dict[str, Any]:
         return {
             "id": f"chatcmpl-{self.run_id.hex}",
             "object": kind,
-            "created": self.created,
+            "created": created_at(self.run_id),
             "model": self.model,
         }
 
@@ -125,6 +113,24 @@ def event(body: Mapping[str, Any]) -> bytes:
     return b"data: %s\n\n" % to_json(body)
 
 
+def created_at(run_id: UUID) -> int:
+    """Return the time at which a run was made, in seconds since 1970: its id begins with it."""
+    return int(run_id.hex[:12], 16) // 1000
+
+
+def output_text(run: Mapping[str, Any]) -> str:
+    """Return a run's output as a text; a DAG's with several answers as JSON by agent."""
+    output = run["output"]
+    if output is None or isinstance(output, str):
+        return output or ""
+    return json.dumps(output, ensure_ascii=False)
+
+
+def arguments_of(interrupt: Mapping[str, Any]) -> str:
+    """Return the arguments of a call as JSON."""
+    return json.dumps(interrupt["arguments"], ensure_ascii=False)
+
+
 def usage_of(run: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the tokens of a run so far; ``None``: not known yet."""
     used = run["usage"]
@@ -144,6 +150,5 @@ def _finish(run: Mapping[str, Any]) -> str:
 
 
 def _call(interrupt: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = json.dumps(interrupt["arguments"], ensure_ascii=False)
-    function = {"name": interrupt["tool"], "arguments": arguments}
+    function = {"name": interrupt["tool"], "arguments": arguments_of(interrupt)}
     return {"id": call_id(interrupt["id"]), "type": "function", "function": function}

@@ -31,38 +31,38 @@ _PARAMS = {
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
 
 
-class _Lenient(BaseModel):
+class Lenient(BaseModel):
     """Part of a request; what it does not name is ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class Function(_Lenient):
+class Function(Lenient):
     name: str
     arguments: str = "{}"
     description: str = ""
     parameters: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-class Call(_Lenient):
+class Call(Lenient):
     id: str
     type: Literal["function"] = "function"
     function: Function
 
 
-class ChatMessage(_Lenient):
+class ChatMessage(Lenient):
     role: Literal["developer", "system", "user", "assistant", "tool"]
     content: str | list[dict[str, JsonValue]] | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
 
 
-class Tool(_Lenient):
+class Tool(Lenient):
     type: Literal["function"]
     function: Function
 
 
-class StreamOptions(_Lenient):
+class StreamOptions(Lenient):
     include_usage: bool = False
 
 
@@ -135,6 +135,11 @@ def run_of(asked: ChatRequest) -> dict[str, Any]:
 def graph_of(model: str) -> str | None:
     """Return the graph that a model stands for; ``None``: an agent."""
     return model.removeprefix(GRAPH) if model.startswith(GRAPH) else None
+
+
+def model_of(run: Mapping[str, Any]) -> str:
+    """Return the model that a run's agent or graph is."""
+    return str(run["agent"]) if run["agent"] else f"{GRAPH}{run['graph']}"
 
 
 def call_id(interrupt: UUID) -> str:
