@@ -14,10 +14,13 @@ import { Button, Failure, Link, Loading } from "./parts/basics.js";
 import { Dialog } from "./parts/dialog.js";
 import { route } from "./router.js";
 
-/** The pages by the first word of their address. Those with `load` are read when they are first shown. */
+/**
+ * The pages by the first word of their address. Those with `load` are read when they are first shown;
+ * so are those in `below`, by the third word.
+ */
 const PAGES = {
   "": { name: "Home", view: Home },
-  runs: { name: "Runs", view: Runs, one: Run },
+  runs: { name: "Runs", view: Runs, one: Run, below: { compare: () => import("./pages/compare.js").then((m) => m.Compare) } },
   interrupts: { name: "Waiting for you", view: Interrupts },
   chat: { name: "Chat", view: Chat },
 };
@@ -29,6 +32,8 @@ function page({ path: [area = "", ...rest], query }) {
   if (!found) return html`<div class="head"><h1>There is no such page</h1></div><p><${Link} path=${[]}>Go to the first page<//></p>`;
   const view = (rest.length && found.one) || found.view;
   const given = { id: rest[0], rest, query };
+  const below = found.below?.[rest[1]];
+  if (below) return html`<${Later} key=${`${area} ${rest[1]}`} name=${rest[1]} load=${below} given=${given} />`;
   if (found.load) return html`<${Later} key=${area} name=${found.name} load=${found.load} given=${given} />`;
   return html`<${view} key=${rest[0]} ...${given} />`;
 }

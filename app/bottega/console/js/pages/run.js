@@ -69,7 +69,7 @@ export function Run({ id, query }) {
       <div><h1>${run.data.agent ?? run.data.graph}</h1>
         <p class="soft small"><span class="mono">${id}</span> <${Copy} text=${id} label="Copy id" /> made <${Time} at=${run.data.created_at} />
           ${run.data.session_id && html` · session ${run.data.session_id}`}${run.data.user && html` · user ${run.data.user}`}
-          ${run.data.retry_of && html` · retry of <${Link} path=${["runs", run.data.retry_of]}>another run<//>`}</p></div>
+          ${run.data.retry_of && html` · retry of <${Link} path=${["runs", run.data.retry_of]}>another run<//> (<${Link} path=${["runs", run.data.retry_of, "compare"]} query=${{ with: id }}>compare<//>)`}</p></div>
       <div class="actions"><${Status} value=${state.status} /><span class="small soft" role="status">${played ? "Playback" : LINKS[link]}</span>
         <${Actions} run=${run.data} moves=${moves} onDone=${run.reload} /></div>
     </div>
@@ -157,6 +157,7 @@ function Actions({ run, moves, onDone }) {
     ${!moves && run.status !== "completed" && html`<${Button} busy=${busy === "last_step"} title="Keeps all work before the failure" onClick=${() => act("last_step", () => retry("last_step"))}>Go on from the last step<//>`}
     ${!moves && html`<${Button} busy=${busy === "start"} onClick=${() => act("start", () => retry("start"))}>Run again<//>`}
     ${!moves && typeof run.input === "string" && html`<${Button} onClick=${() => setChanging(true)}>Change and run<//>`}
+    <${Link} class="button" path=${["runs", run.id, "compare"]}>Compare<//>
     ${changing && html`<${Changed} run=${run} onClose=${() => setChanging(false)} />`}
     ${error && html`<span class="bad-text small" role="alert">${error}</span>`}`;
 }

@@ -1,0 +1,72 @@
+/** Two runs side by side: figures, outputs, and what each agent received. */
+import { useState } from "preact/hooks";
+
+import { get, withQuery } from "../api.js";
+import { AgentDifference } from "../compare/agent.js";
+import { Choice } from "../compare/choice.js";
+import { Differences } from "../compare/figures.js";
+import { html } from "../html.js";
+import { useData } from "../load.js";
+import { Button, Copy, Empty, Failure, Link, Loaded, Panel, Status, Time } from "../parts/basics.js";
+import { go } from "../router.js";
+import { isFinal } from "../run/state.js";
+
+const ALL = 50;
+
+export function Compare({ id, query }) {
+  const other = query.with ?? "";
+  const [chooses, setChooses] = useState(false);
+  const run = useData(`/v1/runs/${id}`);
+  if (run.error?.status === 404) {
+    return html`<div class="head"><h1>There is no such run</h1></div><p><${Link} path=${["runs"]}>Show all runs<//></p>`;
+  }
+  // The older run is the "before"; ids begin with their time.
+  const choose = (chosen) => {
+    setChooses(false);
+    const [before, after] = chosen < id ? [chosen, id] : [id, chosen];
+    go(["runs", before, "compare"], { with: after });
+  };
+  return html`
+    <div class="head"><h1>Compare two runs</h1>
+      ${other && html`<div class="actions">
+        <${Button} onClick=${() => go(["runs", other, "compare"], { with: id })}>Swap<//>
+        <${Button} onClick=${() => setChooses(!chooses)} aria-expanded=${chooses}>Choose another run<//></div>`}
+    </div>
+    ${(!other || chooses) && html`<${Loaded} from=${run} what="the run">${(found) => html`<${Choice} run=${found} onChoose=${choose} />`}<//>`}
+    ${other && html`<${Both} key=${`${id} ${other}`} id=${id} other=${other} />`}`;
+}
+
+function Both({ id, other }) {
+  const path = withQuery(`/v1/runs/${id}/diff`, { with: other, limit: ALL });
+  const [moves, setMoves] = useState(false);
+  const found = useData(path, { everyMs: moves ? 3000 : 0 });
+  const [more, setMore] = useState({ agents: [], cursor: undefined, error: null });
+  const wanted = found.data !== null && ![found.data.before, found.data.after].every((run) => isFinal(run.status));
+  if (wanted !== moves) setMoves(wanted);
+  const cursor = more.cursor === undefined ? found.data?.next_cursor : more.cursor;
+  const readMore = async () => {
+    try {
+      const page = await get(`${path}&cursor=${encodeURIComponent(cursor)}`);
+      setMore({ agents: [...more.agents, ...page.agents], cursor: page.next_cursor, error: null });
+    } catch (error) {
+      setMore({ ...more, error });
+    }
+  };
+  return html`<${Loaded} from=${found} what="the comparison">${({ before, after, total, agents }) => {
+    const first = after.agent ?? before.agent;
+    const all = [...agents, ...more.agents].sort((a, b) => (b.agent === first) - (a.agent === first));
+    return html`
+      <div class="sides"><${Side} name="Before" run=${before} /><${Side} name="After" run=${after} /></div>
+      <${Panel} title="In all"><${Differences} of=${total} label="Figures of the runs" /><//>
+      ${all.length === 0 && html`<${Panel}><${Empty} title="No agent has begun in these runs." /><//>`}
+      ${all.map((each) => html`<${AgentDifference} key=${each.agent} of=${each} />`)}
+      ${more.error && html`<${Failure} error=${more.error} />`}
+      ${cursor && html`<div><${Button} onClick=${readMore}>Show more agents<//></div>`}`;
+  }}<//>`;
+}
+
+const Side = ({ name, run }) => html`<section class="panel side" aria-label=${name}>
+  <p class="small soft">${name}</p>
+  <p><${Link} path=${["runs", run.id]}>${run.agent ?? run.graph}<//> <${Status} value=${run.status} /></p>
+  <p class="small soft"><span class="mono">${run.id}</span> <${Copy} text=${run.id} label="Copy id" /> made <${Time} at=${run.created_at} /></p>
+</section>`;
