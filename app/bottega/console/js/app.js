@@ -23,6 +23,7 @@ const PAGES = {
   runs: { name: "Runs", view: Runs, one: Run, below: { compare: () => import("./pages/compare.js").then((m) => m.Compare) } },
   interrupts: { name: "Waiting for you", view: Interrupts },
   chat: { name: "Chat", view: Chat },
+  graphs: { name: "Graphs", load: () => import("./pages/graphs.js").then((m) => m.Graphs) },
 };
 const asksForKey = signal(false);
 

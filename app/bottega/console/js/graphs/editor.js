@@ -1,0 +1,116 @@
+/** The drawing of a graph, and all that can be changed in it: by mouse in the drawing, and in lists below it. */
+import { useState } from "preact/hooks";
+
+import { html } from "../html.js";
+import { Button, Empty, Link, Panel } from "../parts/basics.js";
+import { Canvas } from "../parts/canvas.js";
+import { cycleOf, has, idOf, levelsOf, moved, POLICIES, withEdge, withNode, withoutEdge, withoutNode, withPolicy, withTtl } from "./draft.js";
+
+const USUAL = "final_response_only";
+
+/** `graph`: the draft; `agents`: names of all agents, or null if there are too many; `onChange` gets another draft. */
+export function Editor({ graph, agents, onChange }) {
+  const [chosen, setChosen] = useState(null);
+  const [refused, setRefused] = useState(null);
+  const level = levelsOf(graph);
+  const change = (next) => {
+    setRefused(null);
+    onChange(next);
+  };
+  const connect = (source, target, policy = USUAL) => {
+    const path = cycleOf(graph, source, target);
+    if (path) setRefused(`This edge would close a cycle: ${path.join(" → ")}`);
+    else change(withEdge(graph, source, target, policy));
+    return !path;
+  };
+  const nodes = graph.nodes.map(({ agent }) => ({ id: agent, label: `${agent}\n${isUnknown(agents, agent) ? "no such agent" : `level ${level.get(agent) + 1}`}`, classes: [...(isUnknown(agents, agent) ? ["bad"] : []), ...(chosen === agent ? ["chosen"] : [])] }));
+  const edges = graph.edges.map((edge) => ({ id: idOf(edge), ...edge, label: edge.policy === USUAL ? "" : edge.policy.replaceAll("_", " "), classes: chosen === idOf(edge) ? ["chosen"] : [] }));
+  return html`
+    <${Panel} title="Drawing" actions=${html`<span class="small soft">Pull a line from one agent to another to connect them</span>`}>
+      ${nodes.length
+        ? html`<div class="graph"><${Canvas} nodes=${nodes} edges=${edges} onNode=${setChosen} onEdge=${setChosen} onConnect=${(source, target) => connect(source, target)} label="The graph; the tables below say the same, and change it." /></div>`
+        : html`<${Empty} title="The graph is empty."><p>Add its agents below.</p><//>`}
+      ${refused && html`<p class="note bad" role="alert">${refused}</p>`}
+    <//>
+    <div class="columns">
+      <${Agents} ...${{ graph, agents, level, chosen, setChosen, change }} />
+      <${Edges} ...${{ graph, chosen, setChosen, change, connect }} />
+    </div>`;
+}
+
+/** Leave the focus at the table whose row is removed. */
+const keepFocus = (event) => event.currentTarget.closest(".scroll").focus();
+
+const isUnknown = (agents, agent) => agents !== null && !agents.includes(agent);
+
+function Agents({ graph, agents, level, chosen, setChosen, change }) {
+  const [name, setName] = useState("");
+  const add = (event) => {
+    event.preventDefault();
+    change(withNode(graph, name.trim()));
+    setChosen(name.trim());
+    setName("");
+  };
+  return html`<${Panel} title="Agents">
+    <div class="body"><form class="filters" onSubmit=${add}>
+      <label class="grow">Add an agent
+        <input value=${name} list="graph-agents" required pattern="[a-z][a-z0-9_\\-]{0,63}" title="Lower-case letters, digits, _ and -; starts with a letter" autocomplete="off" onInput=${(e) => setName(e.target.value)} /></label>
+      <datalist id="graph-agents">${(agents ?? []).filter((each) => !has(graph, each)).map((each) => html`<option value=${each} />`)}</datalist>
+      <button class="button">Add</button>
+    </form></div>
+    <div class="scroll" tabindex="-1"><table class="table">
+      <thead><tr><th>Agent</th><th>Level</th><th>Expires after (s)</th><th><span class="hidden">Changes</span></th></tr></thead>
+      <tbody>${graph.nodes.map(({ agent, ttl_s }, at) => html`<tr key=${agent} class=${chosen === agent ? "chosen" : ""}>
+        <td><button type="button" class="link" aria-pressed=${chosen === agent} onClick=${() => setChosen(agent)}>${agent}</button>
+          ${isUnknown(agents, agent) && html`<span class="small bad-text"> no such agent</span>`}</td>
+        <td class="numbers">${level.get(agent) + 1}</td>
+        <td><input class="short" type="number" min="1" max="31536000" placeholder="never" value=${ttl_s ?? ""} aria-label=${`Seconds until what ${agent} says expires`}
+          onChange=${(e) => change(withTtl(graph, agent, e.target.value ? Number(e.target.value) : null))} /></td>
+        <td class="right"><span class="actions end-of-row">
+          <${Button} kind="small ghost" disabled=${at === 0} aria-label=${`${agent} earlier`} onClick=${() => change(moved(graph, agent, -1))}>↑<//>
+          <${Button} kind="small ghost" disabled=${at === graph.nodes.length - 1} aria-label=${`${agent} later`} onClick=${() => change(moved(graph, agent, 1))}>↓<//>
+          <${Button} kind="small" aria-label=${`Remove ${agent}`} onClick=${(e) => (keepFocus(e), change(withoutNode(graph, agent)))}>Remove<//></span></td></tr>`)}</tbody>
+    </table></div>
+    <p class="small soft">Each level reads only from levels before it. Within a level the order of this table counts.</p>
+  <//>`;
+}
+
+function Edges({ graph, chosen, setChosen, change, connect }) {
+  const names = graph.nodes.map(({ agent }) => agent);
+  const [wanted, setWanted] = useState({ source: "", target: "", policy: USUAL });
+  const set = (part) => setWanted((old) => ({ ...old, ...part }));
+  const add = (event) => {
+    event.preventDefault();
+    if (connect(wanted.source, wanted.target, wanted.policy)) setWanted({ source: "", target: "", policy: USUAL });
+  };
+  const choice = (label, name) => html`<label>${label} <select required value=${wanted[name]} onChange=${(e) => set({ [name]: e.target.value })}>
+    <option value="">agent</option>${names.map((each) => html`<option value=${each}>${each}</option>`)}</select></label>`;
+  return html`<${Panel} title="Edges">
+    <div class="body"><form class="filters" onSubmit=${add}>
+      ${choice("From", "source")} ${choice("To", "target")}
+      <label>Passes on <${Policy} value=${wanted.policy} onChange=${(policy) => set({ policy })} /></label>
+      <button class="button">Connect</button>
+    </form></div>
+    ${graph.edges.length
+      ? html`<div class="scroll" tabindex="-1"><table class="table">
+        <thead><tr><th>From</th><th>To</th><th>Passes on</th><th><span class="hidden">Changes</span></th></tr></thead>
+        <tbody>${graph.edges.map((edge) => html`<tr key=${idOf(edge)} class=${chosen === idOf(edge) || chosen === edge.source || chosen === edge.target ? "chosen" : ""}>
+          <td>${edge.source}</td><td>${edge.target}</td>
+          <td><${Policy} value=${edge.policy} label=${`What passes from ${edge.source} to ${edge.target}`} onFocus=${() => setChosen(idOf(edge))} onChange=${(policy) => change(withPolicy(graph, idOf(edge), policy))} /></td>
+          <td class="right"><${Button} kind="small" aria-label=${`Remove ${edge.source} to ${edge.target}`} onClick=${(e) => (keepFocus(e), change(withoutEdge(graph, idOf(edge))))}>Remove<//></td></tr>`)}</tbody>
+      </table></div>`
+      : html`<${Empty} title="No agent reads from another yet." />`}
+    <p class="small soft">An edge passes what its source says to its target, before the target's first model call.</p>
+  <//>`;
+}
+
+const Policy = ({ value, label, onChange, onFocus }) => html`<select value=${value} aria-label=${label} onFocus=${onFocus} onChange=${(e) => onChange(e.target.value)}>
+  ${Object.entries(POLICIES).map(([name, words]) => html`<option value=${name}>${words}</option>`)}</select>`;
+
+/** A link to the page where the agents of a graph are made. */
+export const MissingAgents = ({ graph, agents }) => {
+  const missing = agents === null ? [] : graph.nodes.filter(({ agent }) => isUnknown(agents, agent));
+  return missing.length
+    ? html`<p class="note">A run of this graph is refused until there are agents of these names: ${missing.map(({ agent }) => agent).join(", ")}. <${Link} path=${["agents"]}>Make them<//></p>`
+    : null;
+};

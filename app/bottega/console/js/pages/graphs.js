@@ -1,0 +1,157 @@
+/** The graphs: a list, and one of them to look at, change and try. */
+import { useEffect, useState } from "preact/hooks";
+
+import { call, get, post } from "../api.js";
+import { changes, draftOf } from "../graphs/draft.js";
+import { Editor, MissingAgents } from "../graphs/editor.js";
+import { Trial } from "../graphs/trial.js";
+import { Versions } from "../graphs/versions.js";
+import { html } from "../html.js";
+import { useData } from "../load.js";
+import { Button, Empty, Failure, Link, Loaded, Panel, Tabs, Time } from "../parts/basics.js";
+import { Dialog } from "../parts/dialog.js";
+import { go } from "../router.js";
+
+const TABS = [["edit", "Graph"], ["try", "Try it"], ["versions", "Versions"]];
+const LIMIT = 100;
+
+export function Graphs({ id, query }) {
+  return id ? html`<${One} key=${id} name=${id} query=${query} />` : html`<${All} />`;
+}
+
+function All() {
+  const first = useData(`/v1/graphs?limit=${LIMIT}`);
+  const [more, setMore] = useState({ items: [], cursor: undefined });
+  const [error, setError] = useState(null);
+  const cursor = more.cursor === undefined ? first.data?.next_cursor : more.cursor;
+  const readMore = async () => {
+    try {
+      const page = await get(`/v1/graphs?limit=${LIMIT}&cursor=${encodeURIComponent(cursor)}`);
+      setMore({ items: [...more.items, ...page.items], cursor: page.next_cursor });
+    } catch (problem) {
+      setError(problem);
+    }
+  };
+  return html`
+    <div class="head"><h1>Graphs</h1></div>
+    <${New} />
+    <${Panel}>
+      <${Loaded} from=${first} what="graphs">${({ items }) => [...items, ...more.items].length
+        ? html`<div class="scroll"><table class="table"><thead><tr><th>Graph</th><th>Version</th><th>Stored</th></tr></thead>
+          <tbody>${[...items, ...more.items].map((graph) => html`<tr key=${graph.name}>
+            <td><${Link} path=${["graphs", graph.name]}>${graph.name}<//></td><td class="numbers">${graph.version}</td><td><${Time} at=${graph.created_at} /></td></tr>`)}</tbody></table></div>`
+        : html`<${Empty} title="There is no graph yet."><p>A graph says which agents receive whose answers. Make one above.</p><//>`}<//>
+      ${error && html`<p class="note bad" role="alert">${error.message}</p>`}
+      ${cursor && html`<div class="body"><${Button} onClick=${readMore}>Show more<//></div>`}
+    <//>`;
+}
+
+function New() {
+  const [name, setName] = useState("");
+  const [error, setError] = useState(null);
+  const make = async (event) => {
+    event.preventDefault();
+    try {
+      await post("/v1/graphs", { name });
+      go(["graphs", name]);
+    } catch (problem) {
+      setError(problem);
+    }
+  };
+  return html`<form class="filters" onSubmit=${make}>
+      <label>Name of a new graph <input value=${name} required pattern="[a-z][a-z0-9_\\-]{0,63}" title="Lower-case letters, digits, _ and -; starts with a letter" autocomplete="off" onInput=${(e) => setName(e.target.value.trim())} /></label>
+      <button class="button primary">Make it</button>
+    </form>
+    ${error && html`<${Failure} error=${error} />`}`;
+}
+
+function One({ name, query }) {
+  const stored = useData(`/v1/graphs/${name}`);
+  const known = useData(`/v1/agents?limit=200`);
+  const agents = known.data && !known.data.next_cursor ? known.data.items.map((agent) => agent.name) : null;
+  return html`<${Loaded} from=${stored} what="the graph">${(graph) => html`<${Workshop} ...${{ graph, agents, query }} reload=${stored.reload} />`}<//>`;
+}
+
+/** The page of one graph, with the drafts since it was last stored: the last one is shown. */
+function Workshop({ graph, agents, query, reload }) {
+  const { name } = graph;
+  const [base, setBase] = useState(graph);
+  const [drafts, setDrafts] = useState([]);
+  const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const [removes, setRemoves] = useState(false);
+  const draft = drafts.at(-1) ?? draftOf(base);
+  const differences = changes(base, draft);
+  const isChanged = differences.length > 0;
+  const tab = query.tab ?? "edit";
+  const show = (next) => go(["graphs", name], { tab: next === "edit" ? "" : next }, { replace: true });
+  const undo = () => setDrafts((old) => old.slice(0, -1));
+  useEffect(() => {
+    const ask = (event) => event.preventDefault();
+    if (isChanged) addEventListener("beforeunload", ask);
+    return () => removeEventListener("beforeunload", ask);
+  }, [isChanged]);
+  useEffect(() => {
+    const onKeyDown = (event) => {
+      if (!(event.ctrlKey || event.metaKey) || event.key !== "z" || event.target.matches("input, textarea")) return;
+      event.preventDefault();
+      undo();
+    };
+    addEventListener("keydown", onKeyDown);
+    return () => removeEventListener("keydown", onKeyDown);
+  }, []);
+  const adopt = (next) => {
+    setBase(next);
+    setDrafts([]);
+    setError(null);
+  };
+  const save = async () => {
+    setBusy(true);
+    try {
+      adopt(await call("PUT", `/v1/graphs/${name}`, draft, { headers: { "If-Match": `"${base.version}"` } }));
+      reload();
+    } catch (problem) {
+      setError(problem);
+    }
+    setBusy(false);
+  };
+  return html`<div class="workshop">
+    <div class="head">
+      <div><h1>${name}</h1><p class="soft small">Version ${base.version}, stored <${Time} at=${base.created_at} /></p></div>
+      <div class="actions">
+        <${Button} disabled=${!drafts.length} onClick=${undo}>Undo<//>
+        <${Button} kind="primary" busy=${busy} disabled=${!isChanged || busy} onClick=${save}>Save version ${base.version + 1}<//>
+        <${Button} kind="danger" onClick=${() => setRemoves(true)}>Delete<//>
+      </div>
+    </div>
+    ${error && html`<${Failure} error=${error} />`}
+    ${error?.status === 412 && html`<p class="note">Somebody stored another version. <${Button} kind="small" onClick=${async () => adopt(await get(`/v1/graphs/${name}`))}>Drop my changes and show it<//></p>`}
+    ${isChanged && html`<p class="note" role="status">Not saved: ${differences.join(" · ")}</p>`}
+    <${MissingAgents} graph=${draft} agents=${agents} />
+    <${Tabs} tabs=${TABS} chosen=${tab} onChoose=${show} label="Views of the graph" />
+    ${tab === "edit" && html`<${Editor} graph=${draft} agents=${agents} onChange=${(next) => setDrafts((old) => [...old, next])} />`}
+    ${tab === "try" && html`<${Trial} name=${name} agents=${agents} isChanged=${isChanged} />`}
+    ${tab === "versions" && html`<${Versions} key=${base.version} name=${name} current=${base.version} onTake=${(content) => {
+      setDrafts((old) => [...old, content]);
+      show("edit");
+    }} />`}
+    ${removes && html`<${Removal} name=${name} version=${base.version} onClose=${() => setRemoves(false)} />`}
+  </div>`;
+}
+
+function Removal({ name, version, onClose }) {
+  const [error, setError] = useState(null);
+  const remove = async () => {
+    try {
+      await call("DELETE", `/v1/graphs/${name}`, undefined, { headers: { "If-Match": `"${version}"` } });
+      go(["graphs"]);
+    } catch (problem) {
+      setError(problem);
+    }
+  };
+  return html`<${Dialog} title=${`Delete ${name}?`} onClose=${onClose}>
+    <p>Runs that were accepted keep their version. Schedules that name the graph fail.</p>
+    ${error && html`<${Failure} error=${error} />`}
+    <div class="actions"><${Button} kind="danger" onClick=${remove}>Delete it<//><${Button} onClick=${onClose}>Keep it<//></div>
+  <//>`;
+}

@@ -1,0 +1,108 @@
+"""The page of the graphs: changes by keyboard and by mouse, versions, a dry run."""
+
+from typing import Any
+
+from playwright.async_api import Page, expect
+
+from tests.console.conftest import Console
+from tests.console.test_console import AXE, _violations
+from tests.team import define_graph
+
+
+async def stored(console: Console, name: str) -> dict[str, Any]:
+    graph: dict[str, Any] = (await console.server.client.get(f"/v1/graphs/{name}")).json()
+    return graph
+
+
+async def opened(console: Console) -> Page:
+    """Show a graph of three agents in a row, once it is drawn."""
+    edges = ("first", "second"), ("second", "third")
+    await define_graph(console.server.client, "chain", *edges)
+    page = await console.open("graphs")
+    await page.get_by_role("link", name="chain").click()
+    await expect(page.locator(".canvas canvas").first).to_be_visible()
+    return page
+
+
+async def connect(page: Page, source: str, target: str) -> None:
+    """Connect two agents by keyboard alone."""
+    await page.get_by_role("combobox", name="From", exact=True).focus()
+    await page.keyboard.type(source)
+    await page.keyboard.press("Tab")
+    await page.keyboard.type(target)
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Enter")
+
+
+async def test_a_graph_is_made_and_changed_by_keyboard(console: Console) -> None:
+    page = await opened(console)
+    await connect(page, "third", "first")
+    await expect(page.get_by_role("alert")).to_contain_text("third → first → second → third")
+    await connect(page, "first", "third")
+    await expect(page.get_by_text("Not saved: + first → third")).to_be_visible()
+    await page.get_by_label("Add an agent").focus()
+    await page.keyboard.type("fourth")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("A run of this graph is refused")).to_be_visible()
+    await page.get_by_role("button", name="fourth earlier").press("Enter")
+    await page.get_by_label("What passes from first to second").select_option("tool_results")
+    await page.get_by_role("button", name="Remove second to third").press("Enter")
+    await page.keyboard.press("Control+z")
+    await page.get_by_role("button", name="Remove first to third").press("Enter")
+    await page.get_by_role("button", name="Undo").press("Enter")
+    await page.get_by_role("button", name="Save version 2").press("Enter")
+    await expect(page.get_by_text("Version 2, stored")).to_be_visible()
+    graph = await stored(console, "chain")
+    assert [node["agent"] for node in graph["nodes"]] == ["first", "second", "fourth", "third"]
+    assert {(e["source"], e["target"]): e["policy"] for e in graph["edges"]} == {
+        ("first", "second"): "tool_results",
+        ("second", "third"): "final_response_only",
+        ("first", "third"): "final_response_only",
+    }
+    await page.get_by_role("tab", name="Versions").press("Enter")
+    await expect(page.get_by_text("+ agent fourth")).to_be_visible()
+    await page.get_by_role("button", name="Edit version 1").press("Enter")
+    await page.get_by_role("button", name="Save version 3").press("Enter")
+    await expect(page.get_by_text("Version 3, stored")).to_be_visible()
+    assert len((await stored(console, "chain"))["edges"]) == 2
+
+
+async def test_a_line_is_pulled_by_mouse_and_a_lost_update_is_refused(console: Console) -> None:
+    page = await opened(console)
+    box = await page.locator(".canvas").bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    # The drawing shows at most 1.1 pixels a unit; its columns are 230 units wide.
+    scale = min(1.1, (box["width"] - 48) / 628)
+    centre = box["x"] + box["width"] / 2
+    await page.mouse.move(centre - 230 * scale, middle)
+    await page.mouse.down()
+    await page.mouse.move(centre, middle + 60, steps=3)
+    await page.mouse.move(centre + 230 * scale, middle, steps=3)
+    await page.mouse.up()
+    await expect(page.get_by_text("Not saved: + first → third")).to_be_visible()
+    changed = {"source": "fourth", "target": "first"}
+    await console.server.client.post("/v1/graphs/chain/edges", json=changed)
+    await page.get_by_role("button", name="Save version 2").click()
+    await page.get_by_role("button", name="Drop my changes and show it").click()
+    await expect(page.get_by_text("Version 2, stored")).to_be_visible()
+    await expect(page.get_by_role("button", name="Remove fourth to first")).to_be_visible()
+    assert console.problems
+    assert all("412" in each for each in console.problems)
+    console.problems.clear()
+
+
+async def test_a_dry_run_shows_what_flows_and_the_page_is_accessible(console: Console) -> None:
+    page = await opened(console)
+    assert not AXE.exists() or await _violations(page) == []
+    await page.get_by_role("tab", name="Try it").click()
+    await page.get_by_label("Question").fill("Build it.")
+    await page.get_by_role("button", name="Dry run").click()
+    await page.get_by_text("received first v1").click()
+    await expect(page.get_by_text("Shared context from first").first).to_be_visible()
+    await expect(page.get_by_role("heading", name="The answer", exact=True)).to_be_visible()
+    assert not AXE.exists() or await _violations(page) == []
+    await page.emulate_media(color_scheme="dark")
+    assert not AXE.exists() or await _violations(page) == []
+    assert (await console.server.client.get("/v1/runs")).json()["items"] == []
