@@ -48,7 +48,7 @@ from bottega.api.routes.memory import (
     run_memory,
 )
 from bottega.api.routes.openai import completions, models, responses
-from bottega.api.routes.run_views import diff
+from bottega.api.routes.run_views import diff, prompt
 from bottega.api.schemas.parts import LONGEST_DATA
 from bottega.api.server import http_protocol
 from bottega.api.server.console import add_console
@@ -87,6 +87,7 @@ _ROUTES = (
     run_control,
     run_memory,
     diff,
+    prompt,
     stream,
     websocket,
     tickets,

@@ -27,17 +27,16 @@ from bottega.execution.replay import result_of
 from bottega.runs import read
 from bottega.subagents.child import first_message
 
-_SAID = (
+SAID = (
     EventType.LLM_COMPLETED,
     EventType.TOOL_COMPLETED,
     EventType.TOOL_FAILED,
     EventType.MESSAGE_DELIVERED,
 )
-_TOLD = (
-    *_SAID,
-    EventType.MEMORY_INJECTED,
-    EventType.CONTEXT_RECALLED,
-)
+"""Types of events about what the agent and others said."""
+GIVEN = (EventType.MEMORY_INJECTED, EventType.CONTEXT_RECALLED)
+"""Types of events about shared context and memory."""
+_TOLD = (*SAID, *GIVEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +90,7 @@ async def page(
     run_id: UUID,
     task_id: UUID | None,
     *,
+    types: Sequence[str] = _TOLD,
     after: tuple[int, int] | None,
     descending: bool,
     limit: int,
@@ -98,6 +98,7 @@ async def page(
     """List messages of a task (``None``: of the run's own agent), in the order of the log.
 
     Args:
+        types: of events; the question is always listed.
         after: (``seq``, ``part``) of the message before the page.
 
     Raises:
@@ -122,7 +123,7 @@ async def page(
         of_task,
         first,
         question,
-        _TOLD,
+        types,
         after=after,
         descending=descending,
         limit=limit,
@@ -159,7 +160,7 @@ async def page_of_turn(
         told = (message for message in _input(run) if message["role"] != "system")
         return [{**message, "agent": run["agent"] or agent} for message in told]
 
-    first, types = EventType.RUN_QUEUED, _SAID
+    first, types = EventType.RUN_QUEUED, SAID
     return await _page(
         connection,
         run,
@@ -251,9 +252,10 @@ def _conversation(
     )
 
 
-def _events_of(
+def events_of(
     tenant_id: UUID, run_id: UUID, task_id: UUID | None
 ) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions for the events of a task; ``None``: of the run's own agent."""
     return (
         run_events.c.tenant_id == tenant_id,
         run_events.c.run_id == run_id,
@@ -303,12 +305,12 @@ async def _asked(
 ) -> list[Mapping[str, str]]:
     """Return the question to a sub-agent: its dispatch's prompt, or the call's arguments."""
     dispatched = select(run_events.c.data["prompt"].astext).where(
-        *_events_of(run["tenant_id"], run["id"], task_id),
+        *events_of(run["tenant_id"], run["id"], task_id),
         run_events.c.type == EventType.SUBAGENT_DISPATCHED,
     )
     if prompt := await connection.scalar(dispatched.limit(1)):
         return [{"role": "user", "content": first_message(task_id, prompt)}]
-    calls = _events_of(run["tenant_id"], run["id"], parent)
+    calls = events_of(run["tenant_id"], run["id"], parent)
     answers = select(
         run_events.c.data["call"].as_integer(), run_events.c.data["message"]["tool_calls"]
     ).where(*calls, run_events.c.type == EventType.LLM_COMPLETED)

@@ -45,11 +45,9 @@ class MessageCall(Answer):
     ] = None
 
 
-class Message(Answer):
-    """A message of a conversation, from the run's log."""
+class _Said(Answer):
+    """The content of a message."""
 
-    seq: Annotated[int, Field(description="Number of its event; one for all messages of an input.")]
-    at: datetime
     role: Annotated[
         Literal["system", "user", "assistant", "tool"],
         Field(description="`system`: from the input, or passed on by another agent (`source`)."),
@@ -70,3 +68,67 @@ class Message(Answer):
     message_id: Annotated[
         UUID | None, Field(description="Id of a user's message that was sent during the run.")
     ] = None
+
+
+class Message(_Said):
+    """A message of a conversation, from the run's log."""
+
+    seq: Annotated[int, Field(description="Number of its event; one for all messages of an input.")]
+    at: datetime
+
+
+class PromptMessage(_Said):
+    """A message of a prompt, and its origin."""
+
+    seq: Annotated[
+        int | None, Field(description="Number of its event; null: from a definition.")
+    ] = None
+    at: datetime | None = None
+    origin: Annotated[
+        Literal["agent", "graph", "context", "memory", "input", "user", "model", "tool"],
+        Field(
+            description="`agent`: its system message; `graph`: the order of its sub-agents; "
+            "`context`: another agent's publication; `memory`: of earlier runs; `user`: sent "
+            "during the run."
+        ),
+    ]
+
+
+class PromptTool(Answer):
+    """A tool of the agent's definition, a sub-agent, or a tool of the run's client."""
+
+    name: str
+    type: Literal["builtin", "http", "client", "agent"]
+    description: str | None
+    parameters: dict[str, Any] | None = None
+
+
+class Shortened(Answer):
+    """Effect of the working memory on a prompt that would be too long."""
+
+    tokens: Annotated[int, Field(description="Estimated tokens of the prompt as sent.")]
+    shrunk: Annotated[int, Field(description="Results that were replaced by a summary.")]
+    left: Annotated[int, Field(description="Messages that were left out.")]
+
+
+class Prompt(Answer):
+    """The prompt of a model call, from the run's log and its pinned definitions."""
+
+    task_id: UUID | None
+    agent: str
+    version: Annotated[
+        int | None, Field(description="Version of its definition; null: a helper without one.")
+    ]
+    call: int
+    attempt: int
+    provider: str | None
+    model: str | None
+    params: Annotated[dict[str, Any], Field(description="The agent's and the run's, merged.")]
+    tools: list[PromptTool]
+    shortened: Annotated[
+        Shortened | None, Field(description="Null: the prompt has the messages as they are.")
+    ]
+    messages: list[PromptMessage]
+    more: Annotated[
+        bool, Field(description="Messages between the first 100 and the last 200 are left out.")
+    ]

@@ -1,0 +1,216 @@
+"""The prompt of a model call, derived from the run's log and its pinned definitions."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import select, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.agents.params import merged
+from bottega.agents.shared_memory import awareness_message, shared_message
+from bottega.db.tables import run_events
+from bottega.definitions import store
+from bottega.definitions.graphs import to_graph
+from bottega.errors import NotFoundError
+from bottega.events.types import EventType
+from bottega.execution.replay import ANALYSIS, TAUGHT
+from bottega.graph.publication import MemoryItem, PropagationPolicy
+from bottega.runs import messages, read
+from bottega.subagents.child import DEFAULT_INSTRUCTIONS
+
+MOST_CONTEXT = 100
+"""Most messages before the conversation: the question, shared context and memory."""
+MOST_SAID = 200
+"""Most messages of the conversation, the newest."""
+
+Row = Mapping[str, Any]
+
+
+async def prompt(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    run_id: UUID,
+    task_id: UUID | None,
+    call: int | None,
+) -> dict[str, Any]:
+    """Return the prompt of a model call.
+
+    Args:
+        task_id: ``None``: the run's own agent.
+        call: number of the model call; ``None``: the last one.
+
+    Raises:
+        NotFoundError: an unknown run or task; ``no_model_call``: there was no such call.
+    """
+    run = await read.get(connection, tenant_id, run_id)
+
+    async def page(types: Sequence[str], after: tuple[int, int] | None, limit: int) -> Any:
+        return await messages.page(
+            connection,
+            tenant_id,
+            run_id,
+            task_id,
+            types=types,
+            after=after,
+            descending=after is not None,
+            limit=limit,
+        )
+
+    opening = await page(messages.GIVEN, None, MOST_CONTEXT)
+    starts = _of_call(run_id, call, await _starts(connection, run, task_id))
+    first, last = starts[0], starts[-1]
+    said = await page(messages.SAID, (first["seq"], 0), MOST_SAID)
+    agent, names = first["agent"], run["pinned"]["agents"]
+    definitions = await _definitions(connection, run, agent)
+    definition = definitions.get(agent, {})
+    changed = run["overrides"].get(agent) or {}
+    own = _own(definition, await _instructions(connection, run, task_id))
+    order = await _order(connection, run, _subagents(definition))
+    return {
+        "task_id": task_id,
+        "agent": agent,
+        "version": names.get(agent),
+        **{name: last["data"].get(name) for name in ("call", "attempt", "provider", "model")},
+        "params": merged(definition.get("params"), changed.get("params")),
+        "tools": [*_tools(definition, definitions), *map(_tool, changed.get("tools") or ())],
+        "shortened": last["data"].get("memory"),
+        "messages": list(composed(own, order, opening, said, first["seq"])),
+        "more": opening.more or said.more,
+    }
+
+
+def composed(
+    own: str, order: str | None, opening: Sequence[Row], said: Sequence[Row], before: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the messages of a prompt in their order, each with its origin. Pure.
+
+    Args:
+        own: the agent's system message.
+        order: what tells it the order of its sub-agents.
+        opening: the question, shared context and memory, in the order of the log.
+        said: the conversation, the newest message first.
+        before: ``seq`` of the call's start.
+    """
+    yield {"role": "system", "origin": "agent", "content": own}
+    if order is not None:
+        yield {"role": "system", "origin": "graph", "content": order}
+    given = [each for each in opening if each.get("source") and each["seq"] < before]
+    given = [each for each in given if each["content"] and not each["source"].startswith(ANALYSIS)]
+    for each in given:
+        if not each["source"].startswith(TAUGHT):
+            yield {**each, "origin": "context", "content": _fenced(each)}
+    for each in given:
+        if each["source"].startswith(TAUGHT):
+            yield {**each, "origin": "memory"}
+    asked = {each["seq"] for each in opening if not each.get("source")}
+    for each in opening:
+        if each["seq"] in asked:
+            yield {**each, "origin": "input"}
+    origins = {"assistant": "model", "tool": "tool", "user": "user"}
+    for each in reversed(said):
+        if each["seq"] not in asked:
+            yield {**each, "origin": origins[each["role"]]}
+
+
+def _fenced(given: Row) -> str:
+    """Return shared context as prompts have it."""
+    policy = PropagationPolicy.FINAL_RESPONSE_ONLY  # what was passed on is known
+    item = MemoryItem(given["source"], given["content"], given["at"], given["version"], policy)
+    return shared_message(item).content
+
+
+def _own(definition: Row, dispatched: Row | None) -> str:
+    """Return an agent's system message; ``dispatched``: as an asynchronous task's."""
+    told = (dispatched or {}).get("instructions")
+    own: str = definition.get("system_message") or ""
+    if not definition:
+        return told or DEFAULT_INSTRUCTIONS
+    return f"{own}\n\n{told}" if told else own
+
+
+def _subagents(definition: Row) -> list[str]:
+    names: list[str] = (definition.get("subagents") or {}).get("names", [])
+    return names
+
+
+def _tools(definition: Row, definitions: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
+    yield from map(_tool, definition.get("tools") or ())
+    for name in _subagents(definition):
+        described = definitions.get(name, {}).get("description")
+        yield {"name": name, "type": "agent", "description": described}
+
+
+def _tool(tool: Row) -> dict[str, Any]:
+    return {
+        "name": tool["name"],
+        "type": tool.get("type", "client"),
+        "description": tool.get("description"),
+        "parameters": tool.get("parameters"),
+    }
+
+
+def _of_call(run_id: UUID, call: int | None, starts: Sequence[Row]) -> Sequence[Row]:
+    """Return the starts of a call, the last one's if it is ``None``."""
+    wanted = starts[-1]["data"]["call"] if call is None and starts else call
+    found = [each for each in starts if each["data"]["call"] == wanted]
+    if not found:
+        which = "a model call" if call is None else f"the model call {call}"
+        raise NotFoundError(f"run {run_id} has not begun {which} there", code="no_model_call")
+    return found
+
+
+async def _starts(connection: AsyncConnection, run: Row, task_id: UUID | None) -> Sequence[Row]:
+    events = run_events.c
+    query = (
+        select(events.seq, events.agent, events.data)
+        .where(
+            *messages.events_of(run["tenant_id"], run["id"], task_id),
+            events.type == EventType.LLM_STARTED,
+        )
+        .order_by(events.step, events.seq)
+    )
+    return [dict(row) for row in (await connection.execute(query)).mappings()]
+
+
+async def _instructions(connection: AsyncConnection, run: Row, task_id: UUID | None) -> Row | None:
+    """Return the data of the dispatch of an asynchronous task."""
+    query = select(run_events.c.data).where(
+        *messages.events_of(run["tenant_id"], run["id"], task_id),
+        run_events.c.type == EventType.SUBAGENT_DISPATCHED,
+    )
+    found: Row | None = await connection.scalar(query.limit(1))
+    return found
+
+
+async def _definitions(connection: AsyncConnection, run: Row, agent: str) -> dict[str, Row]:
+    """Return the pinned definitions of an agent and of its sub-agents."""
+    pinned: Mapping[str, int] = run["pinned"]["agents"]
+    found: dict[str, Row] = {}
+    missing = [agent] if agent in pinned else []
+    while missing:
+        versions = store.AGENTS.versions.c
+        query = select(versions.name, versions.definition).where(
+            versions.tenant_id == run["tenant_id"],
+            tuple_(versions.name, versions.version).in_([(each, pinned[each]) for each in missing]),
+        )
+        found |= {row.name: row.definition for row in await connection.execute(query)}
+        names = [] if len(found) > 1 else _subagents(found.get(agent, {}))
+        missing = [name for name in names if name in pinned and name not in found]
+    return found
+
+
+async def _order(connection: AsyncConnection, run: Row, names: Sequence[str]) -> str | None:
+    """Return the message about the order of an agent's sub-agents."""
+    pinned = run["pinned"]["graph"]
+    if pinned is None or not names:
+        return None
+    versions = store.GRAPHS.versions.c
+    query = select(versions.definition).where(
+        versions.tenant_id == run["tenant_id"],
+        versions.name == pinned["name"],
+        versions.version == pinned["version"],
+    )
+    graph = to_graph((await connection.execute(query)).scalar_one())
+    message = awareness_message(graph, {name: name for name in names if graph.has_node(name)})
+    return message.content if message else None
