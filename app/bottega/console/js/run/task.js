@@ -6,19 +6,27 @@ import { duration, excerpt, money, plain, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Copy, Empty, Loaded, Panel, Status, Tabs, Value } from "../parts/basics.js";
+import { Prompt } from "./prompt.js";
 import { isFinal } from "./state.js";
 
 export function TaskDetail({ run, state, task, now }) {
   const [tab, setTab] = useState("text");
+  const [call, setCall] = useState(null);
+  useEffect(() => setCall(null), [task?.key]);
+  const showPrompt = (number) => {
+    setCall(number);
+    setTab("prompt");
+  };
   if (!task) return html`<${Panel} title="Agent"><${Empty} title="No agent has begun yet." /><//>`;
-  const tabs = [["text", "Text"], ["calls", `Model calls ${task.calls.length}`], ["tools", `Tools ${task.tools.length}`],
+  const tabs = [["text", "Text"], ["prompt", "Prompt"], ["calls", `Model calls ${task.calls.length}`], ["tools", `Tools ${task.tools.length}`],
     ["received", `Received ${task.received.length}`], ["messages", "Messages"]];
   return html`<${Panel} title=${task.title ? `${task.agent}: ${task.title}` : task.agent} actions=${html`<${Status} value=${task.status} /><${CancelTask} run=${run} task=${task} />`}>
     <p class="small soft numbers">${duration(task.startedAt && (task.endedAt ?? now) - task.startedAt)} · ${tokens(task.tokens)} tokens · ${money(task.cost)}</p>
     <${Tabs} tabs=${tabs} chosen=${tab} onChoose=${setTab} label="Details of the agent" />
     <div class="body" role="tabpanel" aria-label=${tab}>
       ${tab === "text" && html`<${Text} task=${task} />`}
-      ${tab === "calls" && html`<${Calls} task=${task} />`}
+      ${tab === "prompt" && html`<${Prompt} run=${run} task=${task} call=${call} onChoose=${setCall} />`}
+      ${tab === "calls" && html`<${Calls} task=${task} onPrompt=${showPrompt} />`}
       ${tab === "tools" && html`<${Tools} task=${task} state=${state} />`}
       ${tab === "received" && html`<${Received} task=${task} state=${state} />`}
       ${tab === "messages" && html`<${Messages} run=${run} task=${task} />`}
@@ -46,10 +54,10 @@ function Text({ task }) {
     ${text ? html`<pre class="text live" ref=${box} tabindex="0" aria-live="off">${plain(text)}</pre><div class="actions"><${Copy} text=${plain(text)} /></div>` : html`<p class="soft">Nothing yet.</p>`}`;
 }
 
-const Calls = ({ task }) => task.calls.length === 0
+const Calls = ({ task, onPrompt }) => task.calls.length === 0
   ? html`<${Empty} title="No model call yet." />`
   : html`<div class="scroll" tabindex="0" role="region" aria-label="Model calls"><table class="table"><thead><tr><th scope="col">Call</th><th scope="col">Model</th><th scope="col" class="right">Time</th><th scope="col" class="right">In</th><th scope="col" class="right">Out</th><th scope="col" class="right">Cost</th><th scope="col">Result</th></tr></thead>
-    <tbody>${task.calls.map((each) => html`<tr key=${each.call}><td>${each.call}</td><td>${each.model}</td><td class="right">${duration(each.ms)}</td>
+    <tbody>${task.calls.map((each) => html`<tr key=${each.call}><td><${Button} kind="small ghost" onClick=${() => onPrompt(each.call)} aria-label=${`Prompt of call ${each.call}`}>${each.call}<//></td><td>${each.model}</td><td class="right">${duration(each.ms)}</td>
       <td class="right">${tokens(each.usage?.input)}</td><td class="right">${tokens(each.usage?.output)}</td><td class="right">${money(each.usage?.cost)}</td>
       <td>${each.error && !each.message ? html`<span class="bad-text">${excerpt(each.error.message)}</span>` : excerpt(plain(each.message?.content) || (each.message?.tool_calls ?? []).map((call) => call.name).join(", "), 80)}</td></tr>`)}</tbody></table></div>`;
 

@@ -1,0 +1,28 @@
+"""Details of an agent on the page of a run, in a real browser."""
+
+import pytest
+from playwright.async_api import expect
+
+from tests.console.conftest import Console
+from tests.console.test_console import AXE, _violations
+from tests.fake_model import calls, text
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+async def test_it_shows_the_prompt_of_each_model_call(console: Console, colours: str) -> None:
+    console.model.script(calls(("calculator", {"expression": "6*7"})), text("It is 42."))
+    run_id = await console.run({"type": "builtin", "name": "calculator"})
+    await console.page.emulate_media(color_scheme="dark" if colours == "dark" else "light")
+    page = await console.open(f"runs/{run_id}")
+    await expect(page.locator(".head").get_by_text("completed")).to_be_visible()
+    await page.get_by_role("tab", name="Model calls 2").click()
+    await page.get_by_role("button", name="Prompt of call 2").press("Enter")
+    prompt = page.get_by_role("tabpanel", name="prompt")
+    for words in ("its own instructions", "You help.", "the question", "result of calculator"):
+        await expect(prompt.get_by_text(words)).to_be_visible()
+    await prompt.get_by_text("Tools and sub-agents").click()
+    await expect(prompt.get_by_text("builtin")).to_be_visible()
+    assert not AXE.exists() or await _violations(page) == []
+    await prompt.get_by_label("Model call").select_option("1")
+    await expect(prompt.get_by_text("result of calculator")).to_be_hidden()
+    await expect(prompt.get_by_text("You help.")).to_be_visible()
