@@ -7,8 +7,11 @@ from uuid import UUID, uuid4
 
 import httpx2
 import pytest
+from pydantic_core import from_json
 
 from bottega.api.shared.dry_runs import DryRuns
+from bottega.dry_run.result import MOST_CHARACTERS
+from bottega.dry_run.result import dry_run as made
 from bottega.dry_run.team import NOT_CALLED
 from bottega.errors import LimitedError, UnavailableError
 from tests.api.test_bad_input import problem
@@ -141,13 +144,52 @@ async def test_dry_runs_of_a_tenant_and_their_time_are_bounded() -> None:
     assert ended == [0, 1, 2, 3, 6]
 
 
-async def test_a_dry_run_that_needs_too_much_time_is_ended_by_the_system(
-    monkeypatch: pytest.MonkeyPatch,
+ENDLESS = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 1))\nwhile True: pass"
+
+
+@pytest.mark.parametrize("ends", [ENDLESS, "import sys; sys.exit(3)", "import os; os.abort()"])
+async def test_a_dry_run_that_needs_too_much_is_ended(
+    monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
-    endless = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 1))\nwhile True: pass"
+    """Check it of too much CPU time, and of too little memory."""
     monkeypatch.setattr(
-        "bottega.api.shared.dry_runs.command", lambda: (["python3", "-c", endless], {})
+        "bottega.api.shared.dry_runs.command", lambda: (["python3", "-c", ends], {})
     )
     with pytest.raises(UnavailableError) as refused:
         await DryRuns().answer(MINE, {})
     assert refused.value.code == "dry_run_too_large"
+
+
+async def test_an_answer_stays_small() -> None:
+    """Check it of agents whose prompts are far longer than the whole answer may be."""
+    agents = [f"agent-{number}" for number in range(250)]
+    definition = {
+        "description": "",
+        "stateless": True,
+        "subagents": None,
+        "system_message": "x" * 100_000,
+        "max_iterations": 1,
+        "tool_policy": [],
+        "exit_on_success": [],
+        "agent_comment": True,
+        "tools": [],
+        "recall": None,
+    }
+    plan = {
+        "graph": "large",
+        "version": 1,
+        "agent": None,
+        "content": {
+            "ttl_s": None,
+            "nodes": [{"agent": name, "ttl_s": None} for name in agents],
+            "edges": [],
+        },
+        "agents": dict.fromkeys(agents, definition),
+        "versions": dict.fromkeys(agents, 1),
+        "input": "x",
+    }
+    answer = await made(plan)
+    assert len(answer) < MOST_CHARACTERS
+    found = from_json(answer)
+    assert len(found["tasks"]) == 250
+    assert found["longest_text"] == len(found["tasks"][0]["messages"][0]["content"]) == 2_000

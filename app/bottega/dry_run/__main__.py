@@ -23,8 +23,10 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     try:
         answer = asyncio.run(dry_run(from_json(sys.stdin.buffer.read())))
-    except MemoryError:
-        sys.exit(NO_MEMORY)
+    except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, MemoryError):
+            raise
+        sys.exit(NO_MEMORY)  # a panic of PyO3, which is no Exception, is for want of memory, too
     sys.stdout.buffer.write(answer)
 
 

@@ -10,6 +10,8 @@ from bottega.dry_run.model import PROMPT
 from bottega.graph.shared_memory import MemoryItem
 from bottega.llm.demo_model.conversation import json_object, text_of
 
+LONGEST_TEXT = 20_000
+"""Characters after which texts are cut at once, so that they need no memory."""
 MOST_TASKS = 1_000
 MOST_CALLS = 5_000
 """Limit of the model calls of all tasks."""
@@ -60,13 +62,13 @@ class Notes(Recorder):
 
     def add(self, agent: str, question: str, parent: int | None = None) -> Note:
         """Note that a task begins."""
-        note = Note(len(self.tasks) + 1, agent, parent, question)
+        note = Note(len(self.tasks) + 1, agent, parent, shortened(question))
         self.tasks.append(note)
         return note
 
     def query_ended(self, query: Query, response: AssistantResponse) -> None:
         note = self._of[query]
-        note.output, note.error = response.content, response.error
+        note.output, note.error = shortened(response.content), response.error
 
     async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
         self._calls += 1
@@ -95,7 +97,7 @@ class Notes(Recorder):
                 "source": item.source_id,
                 "version": item.version,
                 "policy": str(item.policy) if direct else None,
-                "content": item.content,
+                "content": shortened(item.content),
             }
             for item in items
         ]
@@ -118,4 +120,10 @@ def _call(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict[str, An
 def _message(
     role: str, content: str, calls: Sequence[dict[str, Any]], answers: str | None = None
 ) -> dict[str, Any]:
-    return {"role": role, "content": content, "tool_calls": calls, "tool_call_id": answers}
+    said = shortened(content)
+    return {"role": role, "content": said, "tool_calls": calls, "tool_call_id": answers}
+
+
+def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
+    """Return a text without what is too long."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"

@@ -1,6 +1,6 @@
 """A dry run, from its plan to its answer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -9,13 +9,14 @@ from pydantic_core import to_json
 from bottega.agents import BaseAgent, SharedMemoryGraph
 from bottega.definitions.graphs import to_graph
 from bottega.definitions.teams import BuiltTeam
-from bottega.dry_run.notes import Note, Notes, TooMuchError
+from bottega.dry_run.notes import LONGEST_TEXT, Note, Notes, TooMuchError, shortened
 from bottega.dry_run.team import team_of, tools_of
 from bottega.errors import BottegaError
 from bottega.subagents.registry import SubagentRegistry
 
-MOST_ANSWER_BYTES = 4_000_000
-_CUTS = (20_000, 2_000, 200)
+MOST_CHARACTERS = 4_000_000
+"""Limit of an answer, about."""
+_CUTS = (LONGEST_TEXT, 2_000, 200)
 """Lengths of texts, from the longest that fits."""
 
 
@@ -90,13 +91,11 @@ def _answer(
         "error": error,
         "warnings": [{"code": code, "message": text} for code, text in warnings],
     }
-    tasks = [asdict(note) for note in notes.tasks]
-    for longest in _CUTS:
-        body = to_json(cutter(longest)({**answer, "tasks": tasks}) | {"longest_text": longest})
-        if len(body) <= MOST_ANSWER_BYTES:
-            return body
-    few = {**answer, "tasks": [{**task, "messages": []} for task in tasks]}
-    return to_json(cutter(longest)(few) | {"longest_text": longest})
+    whole = {**answer, "tasks": [asdict(note) for note in notes.tasks]}
+    longest = next((each for each in _CUTS if size_of(whole, each) <= MOST_CHARACTERS), _CUTS[-1])
+    if size_of(whole, longest) > MOST_CHARACTERS:
+        whole["tasks"] = [{**task, "messages": []} for task in whole["tasks"]]
+    return to_json(cut(whole, longest) | {"longest_text": longest})
 
 
 def _output(agent: str | None, graph: SharedMemoryGraph, notes: Notes) -> str | dict[str, str]:
@@ -122,14 +121,21 @@ def levels(graph: SharedMemoryGraph) -> list[list[str]]:
     return found
 
 
-def cutter(longest: int) -> Callable[[Any], Any]:
-    """Return a function that shortens the long texts in a JSON value."""
+def cut(value: Any, longest: int) -> Any:
+    """Return a JSON value with its long texts shortened."""
+    if isinstance(value, str):
+        return shortened(value, longest)
+    if isinstance(value, dict):
+        return {name: cut(each, longest) for name, each in value.items()}
+    return [cut(each, longest) for each in value] if isinstance(value, list | tuple) else value
 
-    def cut(value: Any) -> Any:
-        if isinstance(value, str):
-            return value if len(value) <= longest else f"{value[: longest - 1]}…"
-        if isinstance(value, dict):
-            return {name: cut(each) for name, each in value.items()}
-        return [cut(each) for each in value] if isinstance(value, list | tuple) else value
 
-    return cut
+def size_of(value: Any, longest: int) -> int:
+    """Return the characters of a JSON value whose texts are shortened, about."""
+    if isinstance(value, str):
+        return min(len(value), longest) + 2
+    if isinstance(value, dict):
+        return sum(len(name) + 4 + size_of(each, longest) for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return sum(1 + size_of(each, longest) for each in value)
+    return 4

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from signal import SIGKILL, SIGXCPU
+from signal import SIGABRT, SIGKILL, SIGXCPU
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +17,7 @@ from bottega.errors import LimitedError, UnavailableError
 _AT_ONCE = 2
 _OF_ONE_TENANT = 4
 """Limit on a tenant's dry runs; one is in progress, and others wait."""
-_TOO_LARGE = (-SIGXCPU, -SIGKILL, NO_MEMORY)
+_TOO_LARGE = (-SIGXCPU, -SIGKILL, -SIGABRT, NO_MEMORY)
 
 
 class DryRuns:
