@@ -48,7 +48,7 @@ from bottega.api.routes.memory import (
     run_memory,
 )
 from bottega.api.routes.openai import completions, models, responses
-from bottega.api.routes.run_views import diff, prompt
+from bottega.api.routes.run_views import deliveries, diff, prompt
 from bottega.api.schemas.parts import LONGEST_DATA
 from bottega.api.server import http_protocol
 from bottega.api.server.console import add_console
@@ -88,6 +88,7 @@ _ROUTES = (
     run_memory,
     diff,
     prompt,
+    deliveries,
     stream,
     websocket,
     tickets,

@@ -181,12 +181,22 @@ async def test_a_failed_delivery_is_retried_under_the_same_id(
         answer("y" * 100_000, status=429),
         answer(status=204),
     )
-    run_id = await ended(api.client, receiver.url("/hook"))
+    run_id = await ended(api.client, receiver.url("/hook?secret=x"))
+    (listed,) = (await api.client.get("/v1/webhook-deliveries")).json()["items"]
+    assert (listed["run_id"], listed["event"], listed["status"]) == (
+        run_id,
+        "run.cancelled",
+        "pending",
+    )
+    assert listed["url"] == receiver.url("/hook")
     async with delivering(api.service, retries_s=(0.0, 0.0, 0.0)):
         webhook = await settled(api.client, run_id)
+    (listed,) = (await api.client.get("/v1/webhook-deliveries?status=delivered")).json()["items"]
+    assert (listed["tries"], listed["answer"]) == (4, 204)
+    assert (await api.client.get("/v1/webhook-deliveries?status=failed")).json()["items"] == []
     assert (webhook["status"], webhook["tries"], webhook["answer"]) == ("delivered", 4, 204)
     assert webhook["error"] is None
-    assert {request.target for request in receiver.requests} == {"/hook"}
+    assert {request.target for request in receiver.requests} == {"/hook?secret=x"}
     assert {request.headers["webhook-id"] for request in receiver.requests} == {run_id}
     assert len({request.body for request in receiver.requests}) == 1
     assert [told(receiver, number)["type"] for number in range(4)] == ["run.cancelled"] * 4

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -92,6 +93,18 @@ async def heartbeats(
 async def any_alive(pool: asyncpg.Pool) -> bool:
     alive: bool = await pool.fetchval(_ANY_ALIVE, GONE_AFTER)
     return alive
+
+
+async def load_of(connection: AsyncConnection, tenant_id: UUID) -> dict[str, Any]:
+    """Return a tenant's queued runs and its quotas; see the SQL function ``tenant_load``."""
+    load: dict[str, Any] = (
+        await connection.execute(select(func.tenant_load(tenant_id)))
+    ).scalar_one()
+    for quota in load["quotas"]:
+        if quota["name"] == "cost_per_day":
+            amounts = {name: quota[name] for name in ("used", "limit") if quota[name] is not None}
+            quota |= {name: Decimal(value).scaleb(-9) for name, value in amounts.items()}
+    return load
 
 
 async def alive(connection: AsyncConnection, tenant_id: UUID) -> Sequence[RowMapping]:

@@ -1,6 +1,7 @@
 """Load of the workers, from their heartbeats."""
 
 from datetime import datetime
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -85,10 +86,30 @@ class Worker(Answer):
     tenant: OwnTasks
 
 
+class QueuedRuns(Answer):
+    """The caller's queued runs of one priority."""
+
+    priority: int
+    queued: Annotated[int, Field(description="Number of runs that wait for a place.")]
+    oldest_at: Annotated[datetime, Field(description="Since when the oldest of them waits.")]
+
+
+class Quota(Answer):
+    """A limit of the caller's tenant, and how much of it is used."""
+
+    name: Literal["concurrent_runs", "queued_runs", "tokens_per_day", "cost_per_day"]
+    used: Annotated[
+        Decimal, Field(description="Runs, tokens of today (UTC), or US dollars of today.")
+    ]
+    limit: Annotated[Decimal | None, Field(description="Null: there is none.")]
+
+
 class Workers(Answer):
-    """The workers that are alive, oldest first."""
+    """The workers that are alive, oldest first, and what the caller's tenant waits for."""
 
     workers: list[Worker]
+    runs: Annotated[list[QueuedRuns], Field(description="Queued runs, the first to go first.")]
+    quotas: list[Quota]
 
 
 @router.get(
@@ -97,11 +118,12 @@ class Workers(Answer):
     summary="Read the workers' load",
     description=(
         "The workers with a heartbeat in the last 30 seconds, and their asynchronous tasks: "
-        "totals of all tenants, and the caller's own part."
+        "totals of all tenants, and the caller's own part; its queued runs, and its limits."
     ),
     response_model=Workers,
     responses=problems(),
 )
 async def get(tx: Transaction, tenant: Tenant) -> dict[str, Any]:
     found = await heartbeat.alive(tx, tenant)
-    return {"workers": [{**row, "tenant": row["state"] or {}} for row in found]}
+    load = await heartbeat.load_of(tx, tenant)
+    return {"workers": [{**row, "tenant": row["state"] or {}} for row in found], **load}

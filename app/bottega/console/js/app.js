@@ -24,6 +24,7 @@ const PAGES = {
   interrupts: { name: "Waiting for you", view: Interrupts },
   chat: { name: "Chat", view: Chat },
   graphs: { name: "Graphs", load: () => import("./pages/graphs.js").then((m) => m.Graphs) },
+  operations: { name: "Operations", load: () => import("./pages/operations.js").then((m) => m.Operations) },
 };
 const asksForKey = signal(false);
 

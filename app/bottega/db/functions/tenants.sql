@@ -47,3 +47,31 @@ BEGIN
                 clock_timestamp() + make_interval(secs => p_lapses_s));
     END IF;
 END $$;
+
+-- Return a tenant's queued runs by priority, and what it uses of its limits: {"runs": [{"priority",
+-- "queued", "oldest_at"}], "quotas": [{"name", "used", "limit"}]}; cost in billionths of a dollar.
+CREATE OR REPLACE FUNCTION tenant_load(p_tenant uuid) RETURNS jsonb LANGUAGE sql STABLE
+SET enable_seqscan = off AS $$
+    SELECT jsonb_build_object(
+        'runs', (
+            SELECT coalesce(jsonb_agg(to_jsonb(q) ORDER BY q.priority), '[]') FROM (
+                SELECT priority, count(*) AS queued, min(queued_at) AS oldest_at FROM runs
+                WHERE tenant_id = p_tenant AND ended_at IS NULL AND slot IS NULL
+                  AND queued_at IS NOT NULL
+                GROUP BY priority) q),
+        'quotas', jsonb_build_array(
+            jsonb_build_object(
+                'name', 'concurrent_runs', 'limit', bottega_limit('concurrent_runs', 100),
+                'used', (SELECT count(*) FROM runs
+                         WHERE tenant_id = p_tenant AND ended_at IS NULL AND slot IS NOT NULL)),
+            jsonb_build_object(
+                'name', 'queued_runs', 'limit', bottega_limit('queued_runs', 1000),
+                'used', (SELECT coalesce(sum(w.runs), 0) FROM waiting_runs w
+                         WHERE w.tenant_id = p_tenant)))
+        || (SELECT jsonb_agg(jsonb_build_object(
+                'name', u || '_per_day', 'limit', nullif(bottega_limit(u || '_per_day', NULL), 0),
+                'used', coalesce((SELECT amount FROM daily_spending
+                                  WHERE tenant_id = p_tenant AND unit = u
+                                    AND day = (now() AT TIME ZONE 'UTC')::date), 0)))
+            FROM unnest(ARRAY['tokens', 'cost']) AS u))
+$$;

@@ -1,0 +1,54 @@
+"""Deliveries of webhooks, as clients see them."""
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import and_, case, func, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.db.pages import PageItems, fetch_page
+from bottega.db.tables import runs, webhooks
+from bottega.events.types import EventType
+
+Place = tuple[UUID, int]
+"""Run and ``seq`` of a delivery, by which they are listed: runs by age."""
+
+_event = case(
+    (webhooks.c.seq > 0, EventType.RUN_WAITING.value), else_=func.concat("run.", runs.c.status)
+)
+
+
+async def page(
+    tx: AsyncConnection,
+    tenant_id: UUID,
+    filters: Mapping[str, Any],
+    *,
+    after: Place | None,
+    descending: bool,
+    limit: int,
+) -> PageItems[dict[str, Any]]:
+    """List a page of deliveries; ``filters``: values of ``status`` and ``run_id``, ``None``: any.
+
+    A delivery has the ``event`` that it tells of, and ``url`` without its query, which may hold a
+    secret.
+    """
+    own = webhooks.c
+    query = (
+        select(
+            own.run_id,
+            own.seq,
+            _event.label("event"),
+            func.split_part(own.url, "?", 1).label("url"),
+            *(own[name] for name in ("status", "tries", "answer", "error", "next_at", "ended_at")),
+        )
+        .join(runs, and_(runs.c.tenant_id == own.tenant_id, runs.c.id == own.run_id))
+        .where(own.tenant_id == tenant_id)
+        .where(*(own[name] == value for name, value in filters.items() if value is not None))
+    )
+    place = tuple_(own.run_id, own.seq)
+    if after is not None:
+        there = tuple_(*after)
+        query = query.where(place < there if descending else place > there)
+    order = [each.desc() if descending else each for each in (own.run_id, own.seq)]
+    return await fetch_page(tx, query.order_by(*order), limit)

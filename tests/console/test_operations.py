@@ -1,0 +1,69 @@
+"""The page Operations in a real browser."""
+
+import re
+
+import pytest
+from playwright.async_api import expect
+
+from tests.console.conftest import Console
+from tests.console.test_console import _violations as violations
+from tests.fake_model import text
+
+TABS = ("Scheduler", "Usage", "Providers", "Keys", "Schedules", "Webhooks", "Audit")
+
+
+async def test_a_key_is_made_shown_once_and_revoked(console: Console) -> None:
+    page = await console.open("operations/keys")
+    await page.get_by_label("Name").fill("chat product")
+    await page.get_by_label("approve").check()
+    await page.get_by_role("button", name="Make it").click()
+    await expect(page.get_by_text("It is shown only now")).to_be_visible()
+    key = await page.locator(".state .value").inner_text()
+    row = page.get_by_role("row").filter(has_text="chat product")
+    await expect(row).to_contain_text("run, approve")
+    found = await console.server.client.get(
+        "/v1/runs", headers={"authorization": f"Bearer {key.strip()}"}
+    )
+    assert found.status_code == 200
+    await row.get_by_role("button", name="Revoke").click()
+    await row.get_by_role("group").get_by_role("button", name="Revoke").click()
+    await expect(row).to_contain_text("revoked")
+    await page.get_by_role("tab", name="Audit").click()
+    await expect(page.get_by_role("row").filter(has_text="key.revoke")).to_be_visible()
+
+
+async def test_a_schedule_is_made_and_paused(console: Console) -> None:
+    await console.define()
+    page = await console.open("operations/schedules")
+    await page.get_by_label("Name").fill("mornings")
+    await page.get_by_label("Cron").fill("nonsense")
+    await page.get_by_label("Agent").fill("clerk")
+    await page.get_by_label("Question").fill("What is new?")
+    await page.get_by_role("button", name="Make it").click()
+    await expect(page.get_by_role("alert")).to_contain_text("/cron")
+    await page.get_by_label("Cron").fill("0 8 * * 1-5")
+    await page.get_by_role("button", name="Make it").click()
+    row = page.get_by_role("row").filter(has_text="mornings")
+    await row.get_by_role("button", name="Pause").click()
+    await expect(row).to_contain_text("paused")
+    refused = [each for each in console.problems if "422" in each]
+    assert console.problems == refused
+    console.problems.clear()
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+async def test_each_part_shows_what_there_is(console: Console, colours: str) -> None:
+    console.model.script(text("done"))
+    await console.page.emulate_media(color_scheme=colours)  # type: ignore[arg-type]
+    await console.run()
+    page = await console.open("operations")
+    await expect(page.get_by_role("table", name="").first).to_be_visible()
+    await expect(page.get_by_text("Runs at once")).to_be_visible()
+    for name in TABS:
+        await page.get_by_role("tab", name=name, exact=True).click()
+        await expect(page.get_by_role("tabpanel", name=name)).to_be_visible()
+        await expect(page.get_by_text(re.compile("Loading"))).to_have_count(0)
+        assert await violations(page) == [], name
+    await page.get_by_role("tab", name="Usage").click()
+    await page.get_by_label("By").select_option("agent")
+    await expect(page.get_by_role("row").filter(has_text="clerk")).to_be_visible()
