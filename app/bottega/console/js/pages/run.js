@@ -85,8 +85,8 @@ export function Run({ id, query }) {
           ${tab === "timeline" && html`<${Timeline} state=${state} now=${now} chosen=${chosen?.key} onChoose=${choose} />`}
           ${tab === "graph" && html`<${Graph} state=${state} graph=${graph.data} chosen=${chosen?.agent}
             onChoose=${(agent) => choose([...state.tasks.values()].findLast((task) => task.agent === agent)?.key)} />`}
-          ${tab === "flows" && html`<${Flows} state=${state} />`}
-          ${tab === "events" && html`<${EventList} events=${state.events} follow=${moves} />`}
+          ${tab === "flows" && html`<${Flows} state=${state} last=${state.last} />`}
+          ${tab === "events" && html`<${EventList} events=${state.events} last=${state.last} follow=${moves} />`}
         </div>
       <//>
       <${TaskDetail} run=${run.data} state=${state} task=${chosen} now=${now} />

@@ -83,7 +83,7 @@ export function Canvas({ nodes, edges, label, onNode, onEdge, onConnect }) {
 
   useEffect(() => {
     if (library && drawn.current.cy) draw(drawn.current, nodes, edges, library);
-  });
+  }, [library, nodes, edges]);
   return html`<div class="canvas" ref=${box} role="img" aria-label=${label}></div>${!library && html`<${Loading} what="the graph" />`}`;
 }
 

@@ -8,13 +8,14 @@ import { Windowed } from "../parts/windowed.js";
 const ROW = 30;
 const time = (at) => new Date(at).toISOString().slice(11, 23);
 
-export function EventList({ events, follow }) {
+/** `events` grows in place: `last`, the number of the last of them, says so. */
+export function EventList({ events, last, follow }) {
   const [wanted, setWanted] = useState("");
   const [open, setOpen] = useState(null);
   const shown = useMemo(() => {
     const text = wanted.trim().toLowerCase();
     return text ? events.filter((each) => `${each.type} ${each.agent ?? ""}`.toLowerCase().includes(text)) : events;
-  }, [events, events.length, wanted]);
+  }, [events, last, wanted]);
   const row = (event) => html`<div key=${event.seq} class=${`event-row ${open?.seq === event.seq ? "chosen" : ""}`} style=${{ height: `${ROW}px` }} role="listitem">
     <button type="button" aria-pressed=${open?.seq === event.seq} onClick=${() => setOpen(event)}>
       <span class="numbers soft">${event.seq}</span><span class="numbers soft wide">${time(event.at)}</span><code>${event.type}</code><span>${event.agent ?? ""}</span></button></div>`;

@@ -1,7 +1,11 @@
 /** The agents of a run, who calls whom, and what flows along the graph's edges. */
+import { useEffect, useRef, useState } from "preact/hooks";
+
 import { html } from "../html.js";
 import { Canvas } from "../parts/canvas.js";
 
+/** Between two drawings: each measures and paints every text that has changed. */
+const DRAWN_EVERY_MS = 200;
 const COLOURS = { queued: "quiet", running: "busy", streaming: "busy", waiting: "wait", completed: "ok", failed: "bad", timeout: "bad", cancelled: "quiet", idle: "quiet" };
 const WORST = ["streaming", "running", "waiting", "queued", "failed", "timeout", "cancelled", "completed"];
 
@@ -44,8 +48,23 @@ const labelOf = (agent, node) => {
   return `${agent}${times}\n${node.status === "idle" ? "not called" : node.status}`;
 };
 
-/** `graph`: of `GET /v1/runs/{id}/graph`, or null; `chosen`: an agent's name. */
-export function Graph({ state, graph, chosen, onChoose }) {
+/** What `make` returns; it is called again when `key` changes, but not more often than every `ms`. */
+function useSeldom(make, key, ms) {
+  const kept = useRef({ at: -Infinity });
+  const [, redraw] = useState(0);
+  const now = performance.now();
+  if (kept.current.key !== key && now >= kept.current.at + ms) kept.current = { at: now, key, value: make() };
+  const { at, key: shown, value } = kept.current;
+  useEffect(() => {
+    if (shown === key) return undefined;
+    const timer = setTimeout(() => redraw((n) => n + 1), at + ms - now + 1);
+    return () => clearTimeout(timer);
+  });
+  return value;
+}
+
+/** Nodes and edges as the canvas needs them, and the agents with their tasks. */
+function drawing(state, graph, chosen) {
   const found = elementsOf(state, graph);
   const nodes = [...found.nodes].map(([id, node]) => ({ id, label: labelOf(id, node), classes: [COLOURS[node.status], ...(chosen === id ? ["chosen"] : [])] }));
   const edges = [...found.edges.values()].map((edge) => ({
@@ -53,9 +72,15 @@ export function Graph({ state, graph, chosen, onChoose }) {
     label: edge.flows ? `v${edge.version}${edge.flows > 1 ? ` · ${edge.flows} ×` : ""}` : "",
     classes: [...(edge.kind === "call" ? ["call"] : []), ...(edge.flows > 0 ? ["flowed"] : [])],
   }));
+  return { agents: found.nodes, nodes, edges };
+}
+
+/** `graph`: of `GET /v1/runs/{id}/graph`, or null; `chosen`: an agent's name. */
+export function Graph({ state, graph, chosen, onChoose }) {
+  const { agents, nodes, edges } = useSeldom(() => drawing(state, graph, chosen), `${state.last} ${graph !== null} ${chosen}`, DRAWN_EVERY_MS);
   return html`<div class="graph">
     <${Canvas} nodes=${nodes} edges=${edges} onNode=${onChoose} label="The graph of the agents; the list below says the same." />
-    <ul class="agents">${[...found.nodes].map(([agent, node]) => html`<li key=${agent}>
+    <ul class="agents">${[...agents].map(([agent, node]) => html`<li key=${agent}>
       <button type="button" class=${`button small ${chosen === agent ? "primary" : ""}`} aria-pressed=${chosen === agent} disabled=${!node.tasks.length} onClick=${() => onChoose(agent)}>
         ${agent}${node.tasks.length > 1 ? ` × ${node.tasks.length}` : ""}: ${node.status === "idle" ? "not called" : node.status}</button></li>`)}</ul>
   </div>`;

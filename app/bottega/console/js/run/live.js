@@ -4,22 +4,25 @@ import { FINAL } from "./state.js";
 
 const FIRST_PAUSE_MS = 300;
 const LONGEST_PAUSE_MS = 10_000;
+/** Between two calls of `onEvents`: each draws the page. */
+const SHOWN_EVERY_MS = 50;
 
 /**
  * Watch a run.
  *
  * Args:
- *   onEvents: called at most once per frame, with the events since the last call.
+ *   onEvents: called a few times a second at most, with the events since the last call.
  *   onState: called with "live", "connecting", "ended" or "gone".
  *
  * Returns a function that stops.
  */
 export function watch(runId, { onEvents, onState }) {
-  let stopped = false, socket = null, after = 0, pause = FIRST_PAUSE_MS, timer = 0, frame = 0;
+  let stopped = false, socket = null, after = 0, pause = FIRST_PAUSE_MS, timer = 0, isDue = false, shownAt = 0;
   let waiting = [];
 
   const flush = () => {
-    frame = 0;
+    isDue = false;
+    shownAt = performance.now();
     const events = waiting;
     waiting = [];
     if (!stopped && events.length) onEvents(events);
@@ -27,8 +30,11 @@ export function watch(runId, { onEvents, onState }) {
   const take = (event) => {
     waiting.push(event);
     if (event.seq != null) after = event.seq;
+    if (isDue) return;
+    isDue = true;
     // A hidden page has no frames.
-    if (!frame) frame = document.hidden ? setTimeout(flush, 200) : requestAnimationFrame(flush);
+    if (document.hidden) setTimeout(flush, 200);
+    else setTimeout(() => requestAnimationFrame(flush), Math.max(0, shownAt + SHOWN_EVERY_MS - performance.now()));
   };
   const again = () => {
     if (stopped) return;
