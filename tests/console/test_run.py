@@ -1,11 +1,14 @@
 """Details of an agent on the page of a run, in a real browser."""
 
+import asyncio
+
 import pytest
 from playwright.async_api import expect
 
 from tests.console.conftest import Console
+from tests.console.test_compare import HOSTILE
 from tests.console.test_console import AXE, _violations
-from tests.fake_model import calls, text
+from tests.fake_model import calls, gated, text
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
@@ -26,3 +29,26 @@ async def test_it_shows_the_prompt_of_each_model_call(console: Console, colours:
     await prompt.get_by_label("Model call").select_option("1")
     await expect(prompt.get_by_text("result of calculator")).to_be_hidden()
     await expect(prompt.get_by_text("You help.")).to_be_visible()
+
+
+async def test_a_message_is_sent_to_a_run_under_way(console: Console) -> None:
+    go_on = asyncio.Event()
+    console.model.script(gated(go_on, text("It is red.")), text("Es ist rot."))
+    run_id = await console.run()
+    await console.model.received(1)
+    page = await console.open(f"runs/{run_id}")
+    box = page.get_by_label("Tell clerk something")
+    await box.fill(f"In German, please. {HOSTILE}")
+    await box.press("Enter")
+    await expect(box).to_have_value("")
+    await expect(page.get_by_text("In German, please.")).to_be_visible()
+    await expect(page.get_by_text("not read yet")).to_be_visible()
+    assert not AXE.exists() or await _violations(page) == []
+    go_on.set()
+    await expect(page.get_by_text("read by clerk")).to_be_visible()
+    await expect(page.locator(".head").get_by_text("completed")).to_be_visible()
+    await expect(page.get_by_text("Es ist rot.").last).to_be_visible()
+    await expect(box).to_be_hidden()
+    said = console.model.requests[-1]["messages"][-1]["content"]
+    assert said == f"In German, please. {HOSTILE}"
+    assert await page.title() == "Runs · Bottega"

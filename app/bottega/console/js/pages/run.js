@@ -14,6 +14,7 @@ import { Graph } from "../run/graph.js";
 import { watch } from "../run/live.js";
 import { Playback } from "../run/playback.js";
 import { isFinal, RunState } from "../run/state.js";
+import { Steer } from "../run/steer.js";
 import { TaskDetail } from "../run/task.js";
 import { Timeline } from "../run/timeline.js";
 import { go } from "../router.js";
@@ -75,6 +76,7 @@ export function Run({ id, query }) {
     </div>
     <${Numbers} state=${state} run=${run.data} now=${now} />
     ${!played && html`<${Asked} state=${live} />`}
+    ${!played && html`<${Steer} key=${id} run=${run.data} state=${live} moves=${moves} />`}
     ${state.error && html`<p class="note bad" role="alert"><strong>${state.error.code}</strong> ${state.error.message}</p>`}
     ${state.warnings.map((each) => html`<p class="note"><strong>${each.data.code}</strong> ${each.data.message}</p>`)}
     <${Playback} run=${live} enabled=${!moves} onState=${setPlayed} />

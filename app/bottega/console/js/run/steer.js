@@ -1,0 +1,42 @@
+/** Messages to a run under way: what was sent, whether its agent has read it, and a form for the next. */
+import { useState } from "preact/hooks";
+
+import { postOnce } from "../api.js";
+import { plain } from "../format.js";
+import { html } from "../html.js";
+import { Panel } from "../parts/basics.js";
+
+export function Steer({ run, state, moves }) {
+  const [text, setText] = useState("");
+  const [sent, setSent] = useState({});
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState(null);
+  const takes = moves && run.mode !== "dag";
+  // A message that was just sent comes into the log a little later.
+  const known = new Set(state.messages.map((each) => each.id));
+  const coming = Object.keys(sent).filter((id) => !known.has(id)).map((id) => ({ id, delivered: false }));
+  const messages = [...state.messages, ...coming];
+  if (!takes && !messages.length) return null;
+  const send = async (event) => {
+    event.preventDefault();
+    setBusy(true);
+    setError(null);
+    try {
+      const { message_id: id } = await postOnce(`/v1/runs/${run.id}/messages`, { content: text.trim() });
+      setSent((old) => ({ ...old, [id]: text.trim() }));
+      setText("");
+    } catch (problem) {
+      setError(problem.message);
+    }
+    setBusy(false);
+  };
+  return html`<${Panel} title="Messages during the run">
+    ${messages.length > 0 && html`<ul class="rows">${messages.map((each) => html`<li key=${each.id}>
+      <pre class="text">${plain(each.content) || sent[each.id] || "A message"}</pre>
+      <p class="small soft">${each.delivered ? `read by ${run.agent}` : "not read yet: it comes before the next model call"}</p></li>`)}</ul>`}
+    ${takes && html`<form class="body filters" onSubmit=${send}>
+      <label class="grow">Tell ${run.agent} something <input value=${text} onInput=${(e) => setText(e.target.value)} /></label>
+      <button class="button" disabled=${busy || !text.trim()}>Send</button></form>`}
+    ${error && html`<p class="bad-text small" role="alert">${error}</p>`}
+  <//>`;
+}
