@@ -32,6 +32,8 @@ async def test_it_shows_the_prompt_of_each_model_call(console: Console, colours:
 
 
 async def test_a_message_is_sent_to_a_run_under_way(console: Console) -> None:
+    # As with plain HTTP from another machine.
+    await console.page.add_init_script("delete Crypto.prototype.randomUUID")
     go_on = asyncio.Event()
     console.model.script(gated(go_on, text("It is red.")), text("Es ist rot."))
     run_id = await console.run()

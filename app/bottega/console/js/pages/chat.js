@@ -1,7 +1,7 @@
 /** A conversation with an agent: what was said in a session, the answer as it comes, decisions. */
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
-import { post, postOnce, withQuery } from "../api.js";
+import { newId, post, postOnce, withQuery } from "../api.js";
 import { excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -24,7 +24,7 @@ function Choice() {
   const start = (event) => {
     event.preventDefault();
     const agent = new FormData(event.target).get("agent");
-    go(["chat"], { agent, session: `chat-${crypto.randomUUID()}` });
+    go(["chat"], { agent, session: `chat-${newId()}` });
   };
   return html`
     <div class="head"><h1>Chat</h1></div>
