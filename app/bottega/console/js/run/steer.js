@@ -36,7 +36,7 @@ export function Steer({ run, state, moves }) {
       <p class="small soft">${each.delivered ? `read by ${run.agent}` : "not read yet: it comes before the next model call"}</p></li>`)}</ul>`}
     ${takes && html`<form class="body filters" onSubmit=${send}>
       <label class="grow">Tell ${run.agent} something <input value=${text} onInput=${(e) => setText(e.target.value)} /></label>
-      <button class="button" disabled=${busy || !text.trim()}>Send</button></form>`}
+      <button class="button" disabled=${busy || !text.trim()}>Tell it</button></form>`}
     ${error && html`<p class="bad-text small" role="alert">${error}</p>`}
   <//>`;
 }
