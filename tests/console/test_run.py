@@ -9,6 +9,8 @@ from tests.console.conftest import Console
 from tests.console.test_compare import HOSTILE
 from tests.console.test_console import AXE, _violations
 from tests.fake_model import calls, gated, text
+from tests.flows.test_dag import DIAMOND, says
+from tests.team import define_graph
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
@@ -33,7 +35,8 @@ async def test_it_shows_the_prompt_of_each_model_call(console: Console, colours:
 
 async def test_a_message_is_sent_to_a_run_under_way(console: Console) -> None:
     # As with plain HTTP from another machine.
-    await console.page.add_init_script("delete Crypto.prototype.randomUUID")
+    secure_only = "delete Crypto.prototype.randomUUID; delete Navigator.prototype.clipboard"
+    await console.page.add_init_script(secure_only)
     go_on = asyncio.Event()
     console.model.script(gated(go_on, text("It is red.")), text("Es ist rot."))
     run_id = await console.run()
@@ -46,6 +49,8 @@ async def test_a_message_is_sent_to_a_run_under_way(console: Console) -> None:
     await expect(page.get_by_text("In German, please.")).to_be_visible()
     await expect(page.get_by_text("not read yet")).to_be_visible()
     assert not AXE.exists() or await _violations(page) == []
+    await page.get_by_label("Copy id").click()
+    await expect(page.get_by_label("Copy id")).to_have_text("Copied")
     go_on.set()
     await expect(page.get_by_text("read by clerk")).to_be_visible()
     await expect(page.locator(".head").get_by_text("completed")).to_be_visible()
@@ -54,3 +59,19 @@ async def test_a_message_is_sent_to_a_run_under_way(console: Console) -> None:
     said = console.model.requests[-1]["messages"][-1]["content"]
     assert said == f"In German, please. {HOSTILE}"
     assert await page.title() == "Runs · Bottega"
+
+
+async def test_it_shows_who_received_which_version(console: Console) -> None:
+    client = console.server.client
+    await define_graph(client, "g", *DIAMOND)
+    console.model.decide = says()
+    wanted = {"mode": "dag", "graph": "g", "input": "?"}
+    run = (await client.post("/v1/runs?wait=30", json=wanted)).json()
+    page = await console.open(f"runs/{run['id']}?tab=flows")
+    table = page.get_by_role("region", name="Publications")
+    for source, receivers in (("a", "b, c"), ("b", "d"), ("d", "nobody")):
+        row = table.get_by_role("row").filter(has=page.get_by_role("rowheader", name=source))
+        await expect(row.get_by_role("cell").nth(0)).to_have_text("1")
+        await expect(row.get_by_role("cell").nth(2)).to_have_text(receivers)
+    assert not AXE.exists() or await _violations(page) == []
+    await expect(page.get_by_label("Tell")).to_be_hidden()

@@ -64,12 +64,24 @@ export function Loaded({ from, what, children }) {
   return html`<${Loading} what=${what} />`;
 }
 
+/** Copy a text; false: the browser refused. Without HTTPS browsers have only the old way. */
+async function copied(text, button) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
+  // Beside the button: outside of an open dialog nothing can be selected.
+  const field = button.parentNode.appendChild(document.createElement("textarea"));
+  field.value = text;
+  field.select();
+  const done = document.execCommand("copy");
+  field.remove();
+  button.focus();
+  return done;
+}
+
 /** A text that can be copied. */
 export function Copy({ text, label = "Copy" }) {
   const [done, setDone] = useState(false);
-  const copy = async () => {
-    await navigator.clipboard?.writeText(text);
-    setDone(true);
+  const copy = async ({ currentTarget }) => {
+    setDone(await copied(text, currentTarget));
     setTimeout(() => setDone(false), 1500);
   };
   return html`<${Button} kind="small ghost" onClick=${copy} aria-label=${`${label}: ${text.slice(0, 60)}`}>${done ? "Copied" : label}<//>`;

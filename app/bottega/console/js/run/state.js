@@ -17,6 +17,7 @@ export class RunState {
     this.tasks = new Map();
     this.flows = [];
     this.recalled = [];
+    this.published = [];
     this.interrupts = new Map();
     this.messages = [];
     this.warnings = [];
@@ -136,6 +137,8 @@ export class RunState {
       const flow = { seq: event.seq, at, source: data.source, target: task.agent, version: data.version, data };
       this.flows.push(flow);
       task.received.push(flow);
+    } else if (type === "memory.published") {
+      this.published.push({ agent: task.agent, version: data.version, at });
     } else if (type === "context.recalled") {
       const item = { seq: event.seq, at, source: data.source, target: task.agent, version: data.version, data, isRecalled: true };
       this.recalled.push(item);
