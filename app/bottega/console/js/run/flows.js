@@ -1,7 +1,13 @@
 /** What agents received from each other and from memory: who got which version, and each text in order. */
+import { useMemo, useState } from "preact/hooks";
+
 import { duration } from "../format.js";
 import { html } from "../html.js";
 import { Empty, Value } from "../parts/basics.js";
+import { Windowed } from "../parts/windowed.js";
+
+const ROW = 34;
+const kindOf = (flow) => (flow.isRecalled ? "recalled" : `version ${flow.version}`);
 
 /** The publications of a run, and those of earlier runs that were received: who got them, and how often. Pure. */
 export function publicationsOf(state) {
@@ -22,18 +28,24 @@ export function publicationsOf(state) {
 
 const times = ([agent, number]) => `${agent}${number > 1 ? ` (${number} times)` : ""}`;
 
-export function Flows({ state }) {
-  const all = [...state.flows, ...state.recalled].sort((a, b) => a.seq - b.seq);
-  const published = publicationsOf(state);
-  const since = (at) => duration(at - (state.startedAt ?? at));
-  if (!all.length && !published.length) return html`<${Empty} title="Nothing has flowed between agents yet." />`;
-  return html`
-    ${published.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="Publications"><table class="table">
-      <thead><tr><th scope="col">Answer of</th><th scope="col">Version</th><th scope="col">Published</th><th scope="col">Received by</th></tr></thead>
-      <tbody>${published.map((each) => html`<tr key=${each.key}><th scope="row">${each.source}</th><td>${each.version}</td>
-        <td>${each.at === null ? "in an earlier run" : `after ${since(each.at)}`}</td><td>${[...each.receivers].map(times).join(", ") || "nobody"}</td></tr>`)}</tbody></table></div>`}
-    <ol class="flows">${all.map((flow) => html`<li key=${flow.seq}><details>
-      <summary><span class="numbers soft small">${since(flow.at)}</span> <strong>${flow.source}</strong> → <strong>${flow.target}</strong>
-        <span class="small soft">${flow.isRecalled ? "recalled" : `version ${flow.version}`}</span></summary>
-      <${Value} value=${state.textOf(flow.data)} /></details></li>`)}</ol>`;
+/** `state` grows in place: `last`, the number of its last event, says so. */
+export function Flows({ state, last }) {
+  const [open, setOpen] = useState(null);
+  const number = state.flows.length + state.recalled.length;
+  const all = useMemo(() => [...state.flows, ...state.recalled].sort((a, b) => a.seq - b.seq), [state, last]);
+  const published = useMemo(() => publicationsOf(state), [state, last]);
+  if (!number && !published.length) return html`<${Empty} title="Nothing has flowed between agents yet." />`;
+  const row = (flow) => html`<div key=${flow.seq} class=${`event-row ${open?.seq === flow.seq ? "chosen" : ""}`} style=${{ height: `${ROW}px` }} role="listitem">
+    <button type="button" aria-pressed=${open?.seq === flow.seq} onClick=${() => setOpen(flow)}>
+      <span class="numbers soft small">${duration(flow.at - (state.startedAt ?? flow.at))}</span><span><strong>${flow.source}</strong> → <strong>${flow.target}</strong></span>
+      <span class="small soft">${kindOf(flow)}</span></button></div>`;
+  const publication = (each) => html`<div key=${each.key} class="event-row" style=${{ height: `${ROW}px` }} role="listitem">
+    <p class="line"><strong>${each.source}</strong> <span class="small soft">version ${each.version}, ${each.at === null ? "of an earlier run" : `after ${duration(each.at - state.startedAt)}`}</span> received by ${[...each.receivers].map(times).join(", ") || "nobody"}</p></div>`;
+  return html`<div class="events">
+    ${published.length > 0 && html`<div class="published"><${Windowed} items=${published} rowHeight=${ROW} row=${publication} label="Publications" /></div>`}
+    <${Windowed} items=${all} rowHeight=${ROW} row=${row} label="What flowed" />
+    ${open
+      ? html`<div class="body"><h3>${open.source} → ${open.target} <span class="small soft">${kindOf(open)}</span></h3><${Value} value=${state.textOf(open.data)} /></div>`
+      : html`<p class="body small soft">Choose one to read its text.</p>`}
+  </div>`;
 }
