@@ -24,7 +24,7 @@ export function Prompt({ run, task, call, onChoose }) {
       ${prompt.messages.map((each, i) => html`<${Piece} key=${i} message=${each} />`)}
       ${prompt.more && html`<p class="note small">Messages in between are not shown.</p>`}
       <details class="tool"><summary>Tools and sub-agents <span class="small soft">${count(prompt.tools.length)}</span></summary>
-        ${prompt.tools.length ? prompt.tools.map((tool) => html`<h4 key=${tool.name}><code>${tool.name}</code> ${tool.type}</h4>
+        ${prompt.tools.length ? prompt.tools.map((tool) => html`<h3 key=${tool.name}><code>${tool.name}</code> ${tool.type}</h3>
           ${tool.description && html`<p class="small">${tool.description}</p>`}${tool.parameters && html`<${Value} value=${tool.parameters} />`}`) : html`<p class="small soft">None of its definition.</p>`}
       </details>`}<//>`;
 }
