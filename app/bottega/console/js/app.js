@@ -23,7 +23,9 @@ const PAGES = {
   runs: { name: "Runs", view: Runs, one: Run, below: { compare: () => import("./pages/compare.js").then((m) => m.Compare) } },
   interrupts: { name: "Waiting for you", view: Interrupts },
   chat: { name: "Chat", view: Chat },
+  agents: { name: "Agents", load: () => import("./pages/agents.js").then((m) => m.Agents) },
   graphs: { name: "Graphs", load: () => import("./pages/graphs.js").then((m) => m.Graphs) },
+  memory: { name: "Memory", load: () => import("./pages/memory.js").then((m) => m.Memory) },
   operations: { name: "Operations", load: () => import("./pages/operations.js").then((m) => m.Operations) },
 };
 const asksForKey = signal(false);

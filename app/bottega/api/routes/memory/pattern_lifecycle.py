@@ -1,5 +1,6 @@
 """Routes of a pattern's evidence and end: applications, validation, merge, deprecation, pruning."""
 
+import asyncio
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,6 +12,7 @@ from bottega.api.routes.memory.patterns import ETAG, PatternId, known_of, tagged
 from bottega.api.schemas.memory.patterns import Deprecation, NewApplication, PatternsToMerge
 from bottega.api.schemas.memory.patterns_out import (
     ApplicationRecorded,
+    EvidenceHistory,
     Pattern,
     PatternsPruned,
     Validation,
@@ -18,8 +20,10 @@ from bottega.api.schemas.memory.patterns_out import (
 from bottega.api.shared.deps import Actor, AdminTenant, ServiceDep, Tenant
 from bottega.api.shared.idempotency import OnceDep
 from bottega.db.driver import driver_of
+from bottega.db.engine import acting_as
 from bottega.errors import ConflictError, InvalidInputError
 from bottega.memory.patterns import pattern as memory
+from bottega.memory.patterns.history import MOST, history, newest
 from bottega.memory.patterns.pattern import Application, Arm, Baseline
 from bottega.tenants import audit
 
@@ -93,6 +97,26 @@ def _applied(
         features=known_of(body.features),
         **body.model_dump(include={"episode_id", "followed", "good", "duration_s", "tokens"}),
     )
+
+
+@router.get(
+    "/{pattern_id:uuid}/evidence",
+    operation_id="get_pattern_evidence",
+    summary="Read how the evidence about a pattern grew",
+    description=(
+        "After judged applications of its current version, the oldest first: at most 40 points "
+        "over the newest 500. The last e-value is the pattern's own, unless there are more."
+    ),
+    response_model=EvidenceHistory,
+    responses=problems(404),
+)
+async def evidence(service: ServiceDep, tenant: Tenant, pattern_id: PatternId) -> Any:
+    async with service.database.turn(tenant):
+        await service.patterns.get(tenant, pattern_id)
+        async with acting_as(service.database.pool, tenant) as connection:
+            found = await newest(connection, tenant, pattern_id)
+    points = await asyncio.to_thread(history, found[-MOST:])
+    return {"points": points, "more": len(found) > MOST}
 
 
 @router.post(

@@ -161,6 +161,24 @@ class ApplicationRecorded(Answer):
     ]
 
 
+class EvidencePoint(Answer):
+    """The evidence about a pattern after some of its applications."""
+
+    at: Annotated[datetime, Field(description="Time of the last of them.")]
+    given: Annotated[int, Field(description="Applications that were given the pattern.")]
+    given_good: int
+    others: Annotated[int, Field(description="Applications that were not, by assignment.")]
+    others_good: int
+    e_value: Annotated[float, Field(description="From 20 a candidate may be promoted.")]
+
+
+class EvidenceHistory(Answer):
+    """The growth of the evidence about a pattern."""
+
+    points: list[EvidencePoint]
+    more: Annotated[bool, Field(description="There are older applications than the 500 counted.")]
+
+
 class Validation(Answer):
     """The result of validating a pattern."""
 

@@ -4,7 +4,7 @@ import { html } from "../html.js";
 import { withQuery } from "../api.js";
 import { Empty, Panel, Time } from "../parts/basics.js";
 import { go } from "../router.js";
-import { Pages, Table } from "./parts.js";
+import { Pages, Table } from "../parts/lists.js";
 
 export function Audit({ query }) {
   const set = (value) => go(["operations", "audit"], { ...query, action: value.trim() }, { replace: true });

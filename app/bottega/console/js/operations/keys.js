@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import { call, post } from "../api.js";
 import { html } from "../html.js";
 import { Copy, Empty, Panel, Time, Value } from "../parts/basics.js";
-import { Confirmed, Pages, Sending, Table } from "./parts.js";
+import { Confirmed, Pages, Sending, Table } from "../parts/lists.js";
 
 const SCOPES = { read: "sees everything", run: "starts and cancels runs", define: "changes agents and graphs", approve: "decides on approvals", admin: "everything, keys too" };
 

@@ -6,7 +6,7 @@ import { count } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Empty, Panel, Time } from "../parts/basics.js";
-import { Confirmed, Pages, Sending, Shown, Table } from "./parts.js";
+import { Confirmed, Pages, Sending, Shown, Table } from "../parts/lists.js";
 
 const DIALECTS = ["chat", "responses", "anthropic", "gemini"];
 

@@ -3,7 +3,7 @@ import { count, duration } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Empty, Figure, Figures, Panel, Time } from "../parts/basics.js";
-import { Shown, Table } from "./parts.js";
+import { Shown, Table } from "../parts/lists.js";
 
 const EVERY_MS = 2000;
 const sum = (items, of) => items.reduce((total, each) => total + of(each), 0);

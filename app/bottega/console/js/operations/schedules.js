@@ -5,7 +5,7 @@ import { call, post } from "../api.js";
 import { excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { Button, Empty, Link, Panel, Time } from "../parts/basics.js";
-import { Confirmed, Pages, Sending, Table } from "./parts.js";
+import { Confirmed, Pages, Sending, Table } from "../parts/lists.js";
 
 export function Schedules() {
   const [version, setVersion] = useState(0);

@@ -4,7 +4,7 @@ import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Empty, Panel } from "../parts/basics.js";
 import { go } from "../router.js";
-import { Shown, Table } from "./parts.js";
+import { Shown, Table } from "../parts/lists.js";
 
 const KINDS = { day: "day", model: "model", agent: "agent", user: "user", session: "session", key: "key" };
 

@@ -6,7 +6,7 @@ import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Copy, Empty, Link, Panel, Status, Time, Value } from "../parts/basics.js";
 import { go } from "../router.js";
-import { Confirmed, Pages, Shown, Table } from "./parts.js";
+import { Confirmed, Pages, Shown, Table } from "../parts/lists.js";
 
 const SHOWN = { pending: "pending", delivered: "completed", failed: "failed" };
 

@@ -70,6 +70,7 @@ export function Run({ id, query }) {
       <div><h1>${run.data.agent ?? run.data.graph}</h1>
         <p class="soft small"><span class="mono">${id}</span> <${Copy} text=${id} label="Copy id" /> made <${Time} at=${run.data.created_at} />
           ${run.data.session_id && html` · session ${run.data.session_id}`}${run.data.user && html` · user ${run.data.user}`}
+          ${run.data.memory !== "off" && html` · <${Link} path=${["memory", "runs", id]}>what memory gave it<//>`}
           ${run.data.retry_of && html` · retry of <${Link} path=${["runs", run.data.retry_of]}>another run<//> (<${Link} path=${["runs", run.data.retry_of, "compare"]} query=${{ with: id }}>compare<//>)`}</p></div>
       <div class="actions"><${Status} value=${state.status} /><span class="small soft" role="status">${played ? "Playback" : LINKS[link]}</span>
         <${Actions} run=${run.data} moves=${moves} onDone=${run.reload} /></div>

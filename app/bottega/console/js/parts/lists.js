@@ -1,10 +1,10 @@
-/** What the tabs of the page Operations share. */
+/** Lists by pages, tables, forms, and buttons that ask once more. */
 import { useState } from "preact/hooks";
 
 import { get } from "../api.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Button, Failure, Loading } from "../parts/basics.js";
+import { Button, Failure, Loading } from "./basics.js";
 
 /** What a key may not read is said in words, with the scope that it needs. */
 export function Refused({ error, again }) {

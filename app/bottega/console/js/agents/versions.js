@@ -1,0 +1,23 @@
+/** The versions of an agent, any two of them compared. */
+import { useState } from "preact/hooks";
+
+import { html } from "../html.js";
+import { useData } from "../load.js";
+import { Button, Loaded, Panel } from "../parts/basics.js";
+import { Diff } from "../parts/diff.js";
+import { asText } from "./schema.js";
+
+export function Versions({ agent, onTakeBack }) {
+  const path = `/v1/agents/${agent.name}/versions/`;
+  const [pair, setPair] = useState([Math.max(1, agent.version - 1), agent.version]);
+  const before = useData(`${path}${pair[0]}`);
+  const after = useData(`${path}${pair[1]}`);
+  const numbers = Array.from({ length: agent.version }, (_, i) => agent.version - i);
+  const choice = (label, at) => html`<label>${label} <select value=${pair[at]} onChange=${(e) => setPair(pair.with(at, Number(e.target.value)))}>
+    ${numbers.map((each) => html`<option value=${each}>version ${each}</option>`)}</select></label>`;
+  return html`<${Panel} title="Two versions compared">
+    <form class="filters body" onSubmit=${(e) => e.preventDefault()}>${choice("From", 0)} ${choice("To", 1)}
+      ${before.data && pair[0] !== agent.version && html`<${Button} onClick=${() => onTakeBack(before.data)}>Edit from version ${pair[0]}<//>`}</form>
+    <${Loaded} from=${before} what="the version">${(old) => html`<${Loaded} from=${after} what="the version">${(next) => html`<${Diff} before=${asText(old)} after=${asText(next)} />`}<//>`}<//>
+  <//>`;
+}

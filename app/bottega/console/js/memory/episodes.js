@@ -1,0 +1,92 @@
+/** Episodes: what runs remember. Search with the score explained, and the story of one. */
+import { useState } from "preact/hooks";
+
+import { post, withQuery } from "../api.js";
+import { count, duration, excerpt, plain } from "../format.js";
+import { html } from "../html.js";
+import { useData } from "../load.js";
+import { Empty, Failure, Figure, Figures, Link, Loaded, Panel, Time, Value } from "../parts/basics.js";
+import { Pages, Table } from "../parts/lists.js";
+import { go } from "../router.js";
+
+const OUTCOMES = ["SUCCESS", "PARTIAL", "FAILURE", "UNKNOWN"];
+const TONES = { SUCCESS: "ok", PARTIAL: "wait", FAILURE: "bad" };
+export const Outcome = ({ value }) => html`<span class="status ${TONES[value] ?? "quiet"}">${(value ?? "UNKNOWN").toLowerCase()}</span>`;
+
+export function Episodes({ query }) {
+  const [found, setFound] = useState(null);
+  const [error, setError] = useState(null);
+  const search = async (event) => {
+    event.preventDefault();
+    const { text, by, user, session } = Object.fromEntries(new FormData(event.currentTarget));
+    if (!text.trim()) return setFound(null);
+    setError(null);
+    try {
+      setFound(await post("/v1/episodes/search", { query: text.trim(), by, k: 20, explain: true, ...(user && { user }), ...(session && { session_id: session }) }));
+    } catch (problem) {
+      setError(problem);
+    }
+  };
+  return html`
+    <form class="filters" onSubmit=${search}>
+      <label class="grow">Search for episodes like this <input name="text" type="search" placeholder="What is the task about?" /></label>
+      <label>Compare with their <select name="by"><option value="task">task</option><option value="result">result</option><option value="whole">whole</option></select></label>
+      <label>User <input name="user" placeholder="none" /></label><label>Session <input name="session" placeholder="none" /></label>
+      <button class="button primary">Search</button>
+    </form>
+    ${error && html`<${Failure} error=${error} />`}
+    ${found ? html`<${Hits} found=${found} />` : html`<${Latest} query=${query} />`}`;
+}
+
+function Hits({ found }) {
+  if (!found.items.length) return html`<${Panel}><${Empty} title="No episode is like that."><p>Those of other users and sessions are only found with their names above.</p><//><//>`;
+  return html`<${Panel} title=${`${count(found.items.length)} episodes${found.by_meaning === false ? ", by words alone: there is no embedder" : ""}`}>
+    <ol class="rows">${found.items.map(({ episode, score, parts }) => html`<li key=${episode.id}>
+      <p><${Link} path=${["memory", "episodes", episode.id]}>${excerpt(episode.summary.task, 120)}<//> <${Outcome} value=${episode.outcome} /></p>
+      <p class="small soft">${episode.agent ?? "–"} · <${Time} at=${episode.at} /> · ${excerpt(episode.summary.result, 120)}</p>
+      ${score != null && html`<${Score} score=${score} parts=${parts} />`}</li>`)}</ol><//>`;
+}
+
+/** A score, and the terms that it is made of. */
+const Score = ({ score, parts }) => html`<details class="tool"><summary class="small">Score ${score.toFixed(3)}</summary>
+  <dl class="terms">${Object.entries(parts ?? {}).map(([name, value]) => html`<div><dt>${name.replaceAll("_", " ")}</dt>
+    <dd><span class="stack" aria-hidden="true">${typeof value === "number" && html`<i class="bar model" style=${{ width: `${Math.min(100, Math.max(0, 100 * value))}%` }}></i>`}</span> ${typeof value === "number" ? value.toFixed(3) : JSON.stringify(value)}</dd></div>`)}</dl></details>`;
+
+function Latest({ query }) {
+  const path = withQuery("/v1/episodes", { order: "desc", outcome: query.outcome });
+  const set = (outcome) => go(["memory"], { ...query, outcome }, { replace: true });
+  return html`<${Panel} title="Latest episodes" actions=${html`<label class="inline">Outcome <select value=${query.outcome ?? ""} onChange=${(e) => set(e.target.value)}><option value="">any</option>${OUTCOMES.map((each) => html`<option>${each}</option>`)}</select></label>`}>
+    <${Pages} key=${path} path=${path} what="episodes" everyMs=${10_000}>${(items) => items.length
+      ? html`<${Table} label="Episodes" head=${["Task", "Agent", "Outcome", "Result", "When"]}>${items.map((each) => html`<tr key=${each.id}><td><${Link} path=${["memory", "episodes", each.id]}>${excerpt(each.summary.task, 90)}<//></td><td>${each.agent ?? "–"}</td><td><${Outcome} value=${each.outcome} /></td><td class="small">${excerpt(each.summary.result, 80)}</td><td><${Time} at=${each.at} /></td></tr>`)}<//>`
+      : html`<${Empty} title="No episode is like that."><p>A run with memory <code>full</code> leaves one at its end.</p><//>`}<//><//>`;
+}
+
+export function Episode({ id }) {
+  const found = useData(`/v1/episodes/${id}`);
+  return html`<${Loaded} from=${found} what="the episode">${(episode) => html`
+    <div class="head"><div><h2>${excerpt(episode.summary.task, 160)}</h2><p class="small soft"><${Outcome} value=${episode.outcome} /> <${Time} at=${episode.at} />${episode.agent && html` · agent <${Link} path=${["agents", episode.agent]}>${episode.agent}<//>`}${episode.run_id && html` · <${Link} path=${["runs", episode.run_id]}>its run<//> · <${Link} path=${["memory", "runs", episode.run_id]}>what it was given and learnt<//>`}${episode.user && ` · user ${episode.user}`}</p></div></div>
+    <${Figures}>
+      <${Figure} name="Says who" value=${episode.feedback ? "a person" : "the run"} note=${episode.feedback?.comment} />
+      <${Figure} name="Lasted" value=${duration(episode.execution.duration_s != null ? episode.execution.duration_s * 1000 : null)} />
+      <${Figure} name="Times given" value=${count(episode.state.access_count)} note=${episode.state.last_access && html`last <${Time} at=${episode.state.last_access} />`} />
+      <${Figure} name="Trust" value=${count(episode.trust)} note="of 3" />
+      <${Figure} name="State" value=${episode.state.state.toLowerCase()} />
+    <//>
+    <div class="columns">
+      <${Panel} title="Asked"><div class="body"><${Value} value=${plain(episode.task.original_input)} />${episode.task.goals?.length > 0 && html`<p class="small">Goals: ${episode.task.goals.map(plain).join("; ")}</p>`}</div><//>
+      <${Panel} title="Result"><div class="body">${episode.result.error && html`<p class="note bad"><strong>${episode.result.error.type}</strong> ${episode.result.error.message}</p>`}<${Value} value=${plain(episode.result.output) || "–"} /></div><//>
+    </div>
+    <${Panel} title="Steps"><${Steps} trace=${episode.execution.trace ?? []} text=${episode.summary.steps} /><//>
+    ${episode.reflection && html`<${Panel} title="What was learnt"><${Reflection} of=${episode.reflection} /><//>`}`}<//>`;
+}
+
+function Steps({ trace, text }) {
+  if (!trace.length) return html`<div class="body"><pre class="text">${text || "No step is recorded."}</pre></div>`;
+  return html`<ol class="rows steps">${trace.map((step, i) => html`<li key=${i} class=${step.error || step.status === "error" ? "failed" : ""}><code>${step.tool ?? step.action ?? step.type ?? step.name ?? "step"}</code> ${excerpt(plain(step.error ?? step.result ?? step.output ?? step.content ?? step), 240)}</li>`)}</ol>`;
+}
+
+function Reflection({ of }) {
+  const parts = [["Insights", of.insights], ["What failed, and what cured it", of.failures], ["Patterns", of.patterns]].filter(([, items]) => items?.length);
+  if (!parts.length) return html`<${Empty} title="Nothing yet." />`;
+  return html`<div class="body">${parts.map(([title, items]) => html`<h3>${title}</h3><ul>${items.map((each) => html`<li>${each.text ?? (each.error_type ? html`<strong>${each.error_type}</strong> ${each.root_cause ?? ""} ${each.recovery ? `Cure: ${plain(each.recovery)}` : ""}` : excerpt(plain(each), 300))}</li>`)}</ul>`)}</div>`;
+}

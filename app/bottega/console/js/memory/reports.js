@@ -1,0 +1,27 @@
+/** What memory did at night: merged, aged, learnt, judged. */
+import { post } from "../api.js";
+import { duration } from "../format.js";
+import { html } from "../html.js";
+import { useData } from "../load.js";
+import { Empty, Link, Loaded, Panel, Status, Time, Value } from "../parts/basics.js";
+import { Confirmed, Pages, Table } from "../parts/lists.js";
+import { go } from "../router.js";
+
+const SHOWN = { done: "completed", pending: "queued" };
+const took = (job) => duration(job.started_at && job.ended_at ? Date.parse(job.ended_at) - Date.parse(job.started_at) : null);
+
+export function Reports() {
+  const start = async () => go(["memory", "reports", (await post("/v1/memory/maintenance")).id]);
+  return html`<${Panel} title="Reports" actions=${html`<${Confirmed} label="Run it now" kind="small" question="Merge, age and judge now?" act=${start} />`}>
+    <${Pages} path="/v1/memory/reports?order=desc" what="reports" everyMs=${5000}>${(items) => items.length
+      ? html`<${Table} label="Reports of memory's maintenance" head=${["Began", "Why", "State", "#Took"]}>${items.map((each) => html`<tr key=${each.id}><td><${Link} path=${["memory", "reports", each.id]}><${Time} at=${each.created_at} /><//></td><td>${each.cause}</td><td><${Status} value=${SHOWN[each.status] ?? each.status} />${each.error && html` <span class="bad-text small">${each.error}</span>`}</td><td class="right">${took(each)}</td></tr>`)}<//>`
+      : html`<${Empty} title="There is no report yet."><p>Maintenance runs each night.</p><//>`}<//><//>`;
+}
+
+export function Report({ id }) {
+  const found = useData(`/v1/memory/reports/${id}`, { everyMs: 3000 });
+  return html`<${Loaded} from=${found} what="the report">${(job) => html`
+    <div class="head"><div><h2>Report of <${Time} at=${job.created_at} /></h2><p class="small soft"><${Status} value=${SHOWN[job.status] ?? job.status} /> ${job.cause}, took ${took(job)}</p></div></div>
+    ${job.error && html`<p class="note bad" role="alert">${job.error}</p>`}
+    <${Panel} title="What was done">${job.report ? html`<div class="body">${Object.entries(job.report).map(([part, value]) => html`<h3>${part.replaceAll("_", " ")}</h3><${Value} value=${value} />`)}</div>` : html`<${Empty} title="It is not over." />`}<//>`}<//>`;
+}

@@ -1,0 +1,145 @@
+/** The agents: a list, and one of them to edit, compare and try. */
+import { useEffect, useState } from "preact/hooks";
+
+import { AgentForm } from "../agents/form.js";
+import { agentSchema, contentOf } from "../agents/schema.js";
+import { Versions } from "../agents/versions.js";
+import { call, post, postOnce } from "../api.js";
+import { excerpt } from "../format.js";
+import { html } from "../html.js";
+import { useData } from "../load.js";
+import { Button, Empty, Failure, Link, Loaded, Loading, Panel, Tabs, Time } from "../parts/basics.js";
+import { Confirmed, Pages, Table } from "../parts/lists.js";
+import { RunTable } from "../parts/run_table.js";
+import { go } from "../router.js";
+
+const NEW = "+new";
+const TABS = [["edit", "Settings"], ["versions", "Versions"], ["try", "Try it"], ["runs", "Runs"]];
+
+export function Agents({ id, query }) {
+  if (id === NEW) return html`<${New} />`;
+  return id ? html`<${Stored} key=${id} name=${id} query=${query} />` : html`<${All} query=${query} />`;
+}
+
+function All({ query }) {
+  const text = (query.text ?? "").toLowerCase();
+  const fits = (agent) => `${agent.name} ${agent.description}`.toLowerCase().includes(text);
+  const models = (model) => (model == null ? "default" : [model].flat().join(", "));
+  return html`
+    <div class="head"><h1>Agents</h1><div class="actions"><${Link} class="button primary" path=${["agents", NEW]}>New agent<//></div></div>
+    <form class="filters" onSubmit=${(e) => e.preventDefault()}><label class="grow">Name or description <input type="search" value=${query.text ?? ""} onInput=${(e) => go(["agents"], { text: e.target.value }, { replace: true })} /></label></form>
+    <${Panel}><${Pages} path="/v1/agents" what="agents">${(items) => items.filter(fits).length
+      ? html`<${Table} label="Agents" head=${["Agent", "Model", "Sub-agents", "Memory", "#Version", "Changed"]}>${items.filter(fits).map((each) => html`<tr key=${each.name}><td><${Link} path=${["agents", each.name]}>${each.name}<//> <span class="small soft">${excerpt(each.description, 90)}</span></td>
+        <td class="small">${models(each.model)}</td><td class="small">${each.subagents?.names?.join(", ") || "–"}</td><td>${each.memory}</td><td class="right">${each.version}</td><td><${Time} at=${each.created_at} /></td></tr>`)}<//>`
+      : html`<${Empty} title=${text ? "No agent is like that." : "There is no agent yet."}><p>An agent is a model with a system message, and perhaps tools.</p><//>`}<//><//>`;
+}
+
+/** The schema of agents; null while it is read. */
+function useSchema() {
+  const [schema, setSchema] = useState(null);
+  const [error, setError] = useState(null);
+  useEffect(() => void agentSchema().then(setSchema, setError), []);
+  return [schema, error];
+}
+
+function New() {
+  const [schema, failed] = useSchema();
+  const [name, setName] = useState("");
+  const make = async (content) => {
+    await post("/v1/agents", { ...content, name });
+    go(["agents", name]);
+  };
+  if (failed) return html`<${Failure} error=${failed} />`;
+  if (!schema) return html`<${Loading} what="the form" />`;
+  return html`<div class="head"><h1>New agent</h1></div>
+    <label>Name <input value=${name} autofocus pattern="[a-z][a-z0-9_\\-]{0,63}" placeholder="lower-case letters, digits, _ and -" onInput=${(e) => setName(e.target.value.trim())} /></label>
+    <${Editor} schema=${schema} content=${{ system_message: "" }} label="Make it" save=${make} />`;
+}
+
+function Stored({ name, query }) {
+  const stored = useData(`/v1/agents/${encodeURIComponent(name)}`);
+  return html`<${Loaded} from=${stored} what="the agent">${(agent) => html`<${One} agent=${agent} query=${query} reload=${stored.reload} />`}<//>`;
+}
+
+function One({ agent, query, reload }) {
+  const [schema, failed] = useSchema();
+  const [base, setBase] = useState(null);
+  const tab = query.tab ?? "edit";
+  const show = (next) => go(["agents", agent.name], { tab: next === "edit" ? "" : next }, { replace: true });
+  const path = `/v1/agents/${agent.name}`;
+  const save = async (content) => {
+    await call("PUT", path, content, { headers: { "If-Match": `"${agent.version}"` } });
+    setBase(null);
+    await reload();
+  };
+  const takeBack = (old) => {
+    setBase(old);
+    show("edit");
+  };
+  const remove = async () => {
+    await call("DELETE", path);
+    go(["agents"]);
+  };
+  return html`
+    <div class="head"><div><h1>${agent.name}</h1><p class="small soft">Version ${agent.version}, stored <${Time} at=${agent.created_at} />${base && ` · edited from version ${base.version}`}</p></div>
+      <div class="actions"><${Link} class="button" path=${["chat"]} query=${{ agent: agent.name }}>Chat<//><${Confirmed} label="Delete" question="Runs under way keep it." act=${remove} /></div></div>
+    <${Tabs} tabs=${TABS} chosen=${tab} onChoose=${show} label="Parts of the agent" />
+    <div role="tabpanel" aria-label=${tab} class="stacked">
+      ${tab === "edit" && (failed ? html`<${Failure} error=${failed} />` : schema
+        ? html`<${Editor} key=${`${agent.version} ${base?.version}`} schema=${schema} content=${contentOf(base ?? agent, schema)} label="Store it" save=${save} again=${() => (setBase(null), reload())} isChanged=${base !== null} />`
+        : html`<${Loading} what="the form" />`)}
+      ${tab === "versions" && html`<${Versions} key=${agent.version} agent=${agent} onTakeBack=${takeBack} />`}
+      ${tab === "try" && html`<${Trial} name=${agent.name} />`}
+      ${tab === "runs" && html`<${Latest} name=${agent.name} />`}
+    </div>`;
+}
+
+function Editor({ schema, content, label, save, again, isChanged = false }) {
+  const [draft, setDraft] = useState(content);
+  const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const touched = isChanged || JSON.stringify(draft) !== JSON.stringify(content);
+  useEffect(() => {
+    const ask = (event) => event.preventDefault();
+    if (touched) addEventListener("beforeunload", ask);
+    return () => removeEventListener("beforeunload", ask);
+  }, [touched]);
+  const submit = async (event) => {
+    event.preventDefault();
+    setBusy(true);
+    setError(null);
+    try {
+      await save(draft);
+    } catch (problem) {
+      setError(problem);
+    }
+    setBusy(false);
+  };
+  const problems = error?.problem?.errors ?? [];
+  return html`<form onSubmit=${submit} class="stacked"><${Panel}>
+      <${AgentForm} schema=${schema} draft=${draft} onChange=${setDraft} problems=${problems} />
+    <//>
+    ${error && html`<${Failure} error=${error} />`}
+    ${error?.status === 412 && html`<p class="note bad">Somebody stored another version meanwhile. <${Button} kind="small" onClick=${again}>Show theirs, and drop this change<//></p>`}
+    <div class="composer"><button class="button primary" disabled=${busy || !touched}>${label}</button>${touched && html`<${Button} onClick=${() => (setDraft(content), setError(null))}>Undo all<//>`}</div></form>`;
+}
+
+function Trial({ name }) {
+  const [input, setInput] = useState("");
+  const [error, setError] = useState(null);
+  const start = async (event) => {
+    event.preventDefault();
+    try {
+      go(["runs", (await postOnce("/v1/runs", { agent: name, input })).id]);
+    } catch (problem) {
+      setError(problem);
+    }
+  };
+  return html`<${Panel} title="Ask it"><form class="form body" onSubmit=${start}><label>Question <textarea rows="5" value=${input} onInput=${(e) => setInput(e.target.value)}></textarea></label>
+    ${error && html`<${Failure} error=${error} />`}<div class="actions"><button class="button primary" disabled=${!input.trim()}>Start a run</button></div></form><//>`;
+}
+
+function Latest({ name }) {
+  const found = useData(`/v1/runs?agent=${name}&limit=20&order=desc`, { everyMs: 4000 });
+  return html`<${Panel}><${Loaded} from=${found} what="runs">${({ items }) => items.length ? html`<${RunTable} runs=${items} />` : html`<${Empty} title="It has not run yet." />`}<//><//>`;
+}
