@@ -73,3 +73,21 @@ export function withQuery(path, parameters) {
   const text = query.toString();
   return text ? `${path}?${text}` : path;
 }
+
+/** Store a file; return it as the API shows it. `session`: it is deleted with this one. */
+export async function upload(file, session) {
+  const form = new FormData();
+  form.append("session_id", session);
+  form.append("file", file);
+  const response = await fetch("/v1/files", { method: "POST", headers: key.value ? { Authorization: `Bearer ${key.value}` } : {}, body: form });
+  const answer = await response.json();
+  if (response.ok) return answer;
+  throw new ApiError(response.status, answer.code, answer.detail, answer);
+}
+
+/** The content of a path that is not JSON. */
+export async function fetchBlob(path) {
+  const response = await fetch(path, { headers: key.value ? { Authorization: `Bearer ${key.value}` } : {} });
+  if (!response.ok) throw new ApiError(response.status, "", `${response.status} ${response.statusText}`);
+  return response.blob();
+}

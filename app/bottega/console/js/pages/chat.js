@@ -7,6 +7,7 @@ import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Empty, Link, Loaded, Panel, Status, Time } from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
+import { ChosenFiles, FilePart, partsOf, useFiles } from "../parts/files.js";
 import { watch } from "../run/live.js";
 import { isFinal, RunState } from "../run/state.js";
 import { go } from "../router.js";
@@ -82,16 +83,16 @@ function Conversation({ session, agent: wanted }) {
   const root = state.tasks.values().next().value;
   useEffect(() => end.current?.scrollIntoView({ block: "end" }), [messages.length, open, sending, root?.live?.text]);
 
-  const send = async (text) => {
+  const send = async (content) => {
     setError(null);
-    setSending(text);
+    setSending(content);
     try {
-      const added = open === null ? null : await steered(open, text);
+      const added = open === null ? null : await steered(open, content);
       if (added) {
-        setPosted((old) => ({ ...old, [added]: text }));
+        setPosted((old) => ({ ...old, [added]: content }));
         return;
       }
-      setSent(await postOnce("/v1/runs", { agent, session_id: session, input: text }));
+      setSent(await postOnce("/v1/runs", { agent, session_id: session, input: typeof content === "string" ? content : [{ role: "user", content }] }));
     } catch (problem) {
       setError(problem.message);
       throw problem;
@@ -115,22 +116,22 @@ function Conversation({ session, agent: wanted }) {
         ? html`<details key=${each.key} class="said tool-said"><summary>${each.steps.length} ${each.steps.length === 1 ? "step" : "steps"}: <span class="soft small">${each.names}</span></summary>
             ${each.steps.map((step) => html`<${Said} key=${keyOf(step)} message=${step} />`)}</details>`
         : html`<${Said} key=${keyOf(each)} message=${each} />`)}
-      ${question && html`<div class="said user"><pre class="text">${question}</pre></div>`}
+      ${question && html`<div class="said user"><pre class="text">${plain(question)}</pre></div>`}
       ${added.map((each) => html`<div class="said user" key=${each.id}><pre class="text">${plain(each.content ?? posted[each.id])}</pre>
         <p class="small soft">${each.delivered ? "read" : "not read yet"}</p></div>`)}
       ${open && !shown.has(open) && html`<${Coming} state=${state} root=${root} />`}
-      ${sending && html`<div class="said user"><pre class="text">${sending}</pre><p class="small soft">being sent</p></div>`}
+      ${sending && html`<div class="said user"><pre class="text">${plain(sending)}</pre><p class="small soft">being sent</p></div>`}
       ${pending.map((each) => html`<${Decision} key=${each.id} interrupt=${each} />`)}
       ${error && html`<p class="note bad" role="alert">${error}</p>`}
       <div ref=${end} class="end"></div>
     </section>
-    <${Composer} busy=${open !== null} disabled=${!agent} onSend=${send} onStop=${() => post(`/v1/runs/${open}/cancel`).catch((problem) => setError(problem.message))} />`;
+    <${Composer} session=${session} busy=${open !== null} disabled=${!agent} onSend=${send} onStop=${() => post(`/v1/runs/${open}/cancel`).catch((problem) => setError(problem.message))} />`;
 }
 
 /** Send a message to a run under way; return its id, or null if the run has ended meanwhile. */
-async function steered(run, text) {
+async function steered(run, content) {
   try {
-    return (await postOnce(`/v1/runs/${run}/messages`, { content: text })).message_id;
+    return (await postOnce(`/v1/runs/${run}/messages`, { content })).message_id;
   } catch (problem) {
     if (problem.code === "final") return null;
     throw problem;
@@ -159,6 +160,7 @@ function Said({ message }) {
   if (message.role === "tool") return html`<p class="small soft">result of <code>${message.name}</code></p><pre class="value">${message.content}</pre>`;
   return html`<div class=${`said ${message.role} ${message.discarded ? "discarded" : ""}`}>
     ${message.content && html`<pre class="text">${message.content}</pre>`}
+    ${message.parts?.filter((part) => part.type !== "text").map((part) => html`<${FilePart} key=${part.file ?? part.url} part=${part} />`)}
     ${message.tool_calls?.map((call) => html`<p class="small soft">calls <code>${call.name}</code> <code>${excerpt(JSON.stringify(call.arguments), 120)}</code></p>`)}
     <p class="small soft">${message.discarded ? "of a run that did not complete · " : ""}<${Time} at=${message.at} /></p></div>`;
 }
@@ -171,24 +173,36 @@ function Coming({ state, root }) {
     <p class="small soft"><span class="spinner" aria-hidden="true"></span> ${doing.length ? `calls ${doing.join(", ")}` : state.status === "waiting" ? "waits for you" : "thinks"}</p></div>`;
 }
 
-function Composer({ busy, disabled, onSend, onStop }) {
+function Composer({ session, busy, disabled, onSend, onStop }) {
   const [text, setText] = useState("");
+  const chosen = useFiles(session);
+  const chooser = useRef(null);
+  const isReady = !disabled && !chosen.isBusy && (text.trim() || chosen.ready.length > 0);
   const send = async (event) => {
     event?.preventDefault();
     const said = text.trim();
-    if (!said) return;
+    if (!isReady) return;
     setText("");
     try {
-      await onSend(said);
+      await onSend(chosen.ready.length ? partsOf(said, chosen.ready) : said);
+      chosen.clear();
     } catch {
       setText(said);
     }
   };
   const onKeyDown = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && send(event);
-  return html`<form class="composer" onSubmit=${send}>
+  const take = (event, files) => {
+    if (!files?.length) return;
+    event.preventDefault();
+    chosen.add(files);
+  };
+  return html`<form class="composer" onSubmit=${send} onDragOver=${(e) => e.preventDefault()} onDrop=${(e) => take(e, e.dataTransfer?.files)}>
+    <${ChosenFiles} of=${chosen} />
+    <input type="file" multiple class="hidden" tabindex="-1" aria-hidden="true" ref=${chooser} onChange=${(e) => (chosen.add([...e.target.files]), (e.target.value = ""))} />
+    <${Button} disabled=${disabled} onClick=${() => chooser.current.click()}>Add files<//>
     <label class="grow">Message <textarea rows="2" value=${text} disabled=${disabled} placeholder="Enter sends, Shift+Enter begins a line"
-      onInput=${(e) => setText(e.target.value)} onKeyDown=${onKeyDown}></textarea></label>
-    <button class="button primary" disabled=${disabled || !text.trim()}>Send</button>
+      onInput=${(e) => setText(e.target.value)} onKeyDown=${onKeyDown} onPaste=${(e) => take(e, e.clipboardData?.files)}></textarea></label>
+    <button class="button primary" disabled=${!isReady}>Send</button>
     ${busy && html`<${Button} kind="danger" onClick=${onStop}>Stop<//>`}
   </form>`;
 }

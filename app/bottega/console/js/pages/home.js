@@ -1,16 +1,20 @@
 /** What runs now, what waits for a person, what failed last, and what today cost. */
+import { useState } from "preact/hooks";
+
+import { postOnce, withQuery } from "../api.js";
 import { count, excerpt, money, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Empty, Figure, Figures, Link, Loaded, Panel, Value } from "../parts/basics.js";
+import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loaded, Panel, Value } from "../parts/basics.js";
 import { RunTable } from "../parts/run_table.js";
-import { withQuery } from "../api.js";
-import { to } from "../router.js";
+import { go, to } from "../router.js";
 
 const EVERY_MS = 4000;
-const FIRST = `curl -s localhost:8400/v1/agents -H 'content-type: application/json' \\
+/** What the demo calls its own agents, and the team that it starts first. */
+const DEMO = { mark: "bottega demo", run: { agent: "coordinator", graph: "software", input: "Build a todo app." } };
+const FIRST = `curl -s ${location.origin}/v1/agents -H 'content-type: application/json' \\
   -d '{"name": "helper", "system_message": "You answer in one sentence."}'
-curl -s "localhost:8400/v1/runs?wait=60" -H 'content-type: application/json' \\
+curl -s "${location.origin}/v1/runs?wait=60" -H 'content-type: application/json' \\
   -d '{"agent": "helper", "input": "What is a bottega?"}'`;
 
 const recent = (status, limit = 6) => withQuery("/v1/runs", { status, limit, order: "desc" });
@@ -30,7 +34,7 @@ export function Home() {
   const busy = workers.reduce((sum, each) => sum + each.pool.busy, 0);
   const atLeast = (page) => (page ? `${page.items.length}${page.next_cursor ? "+" : ""}` : "–");
   return html`
-    <div class="head"><h1>Home</h1></div>
+    <div class="head"><h1>Home</h1><div class="actions"><${Demo} /></div></div>
     <${Figures}>
       <${Figure} name="Running" value=${atLeast(running.data)} href=${to(["runs"], { status: "running" })} />
       <${Figure} name="Queued" value=${atLeast(queued.data)} href=${to(["runs"], { status: "queued" })} />
@@ -55,6 +59,30 @@ export function Home() {
     <${Panel} title="Latest runs" actions=${html`<${Link} path=${["runs"]}>All<//>`}>
       <${Loaded} from=${last} what="runs">${(page) => page.items.length
         ? html`<${RunTable} runs=${page.items} />`
-        : html`<${Empty} title="Nothing has run yet."><p>Define an agent and start a run:</p><${Value} value=${FIRST} /><p>Or start <code>bottega demo --keep</code>, which brings a team of its own.</p><//>`}<//>
+        : html`<${FirstMinute} />`}<//>
     <//>`;
+}
+
+/** What to do on an installation on which nothing has run. */
+const FirstMinute = () => html`<${Empty} title="Nothing has run yet.">
+  <p>Define an agent and start a run:</p><${Value} value=${FIRST} /><${Copy} text=${FIRST} label="Copy the commands" />
+  <p>Or start a team that is there already, on a server of its own:</p><${Value} value="bottega demo --keep" /><${Copy} text="bottega demo --keep" label="Copy the command" /><//>`;
+
+/** Start the demo's team, if its agents are here, and show its run. */
+function Demo() {
+  const lead = useData("/v1/agents?limit=100");
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState(null);
+  const isHere = lead.data?.items.some((each) => each.name === DEMO.run.agent && each.metadata?.created_by === DEMO.mark);
+  const start = async () => {
+    setBusy(true);
+    setError(null);
+    try {
+      go(["runs", (await postOnce("/v1/runs", DEMO.run)).id]);
+    } catch (problem) {
+      setError(problem);
+      setBusy(false);
+    }
+  };
+  return isHere && html`<${Button} kind="primary" busy=${busy} onClick=${start}>Start the demo's team<//>${error && html`<${Failure} error=${error} />`}`;
 }
