@@ -60,39 +60,17 @@ async def test_eight_workers_at_once_take_each_run_once(
     assert await owner.fetch(QUEUED) == []
 
 
-async def let_others_take(owner: asyncpg.Pool) -> None:
-    """Let the workers that queued runs name be late."""
-    await owner.execute("UPDATE run_queue SET due_at = due_at - interval '1 s'")
-
-
-async def test_workers_take_the_runs_that_name_them_and_their_share_of_the_others(
-    database: Database, owner: asyncpg.Pool
-) -> None:
+async def test_waiting_runs_are_shared_by_the_workers(database: Database) -> None:
     first, second = new_worker(database), new_worker(database)
     await database.pool.fetch(RENEW, first.worker_id, [], [], [])
     waiting = await wait_in_line(database, 10)
+    assert [len((await worker.take(20))[0]) for worker in (first, second)] == [10, 0]
     await database.pool.fetch(RENEW, second.worker_id, [], [], [])
-    taken = [(await worker.take(20))[0] for worker in (second, first)]
-    assert [len(runs) for runs in taken] == [0, 10]
-    await owner.execute("UPDATE worker_leases SET leased_until = now()")
-    more = await wait_in_line(database, 10)  # they name nobody
-    for worker in (first, second):
-        await database.pool.fetch(RENEW, worker.worker_id, [], [], [])
-    shares = [await worker.take(20) for worker in (first, second)]
-    assert [(len(runs), others) for runs, others in shares] == [(5, True), (3, True)]
-    assert {run.run_id for runs, _ in shares for run in runs} == set(more[:8])
+    more = await wait_in_line(database, 10)
+    taken = [await worker.take(20) for worker in (first, second)]
+    assert [(len(runs), others) for runs, others in taken] == [(5, True), (3, True)]
+    assert {run.run_id for runs, _ in taken for run in runs} == set(more[:8])
     assert not set(waiting) & set(more)
-
-
-async def test_a_worker_takes_runs_that_another_one_did_not_take_in_time(
-    database: Database, owner: asyncpg.Pool
-) -> None:
-    slow, other = new_worker(database), new_worker(database)
-    await database.pool.fetch(RENEW, slow.worker_id, [], [], [])
-    waiting = await wait_in_line(database, 3)
-    assert (await other.take(20))[0] == []
-    await let_others_take(owner)
-    assert {run.run_id for run in (await other.take(20))[0]} == set(waiting[:2])  # its share
 
 
 async def test_a_repeated_claim_changes_nothing(database: Database, database_url: str) -> None:
@@ -144,7 +122,6 @@ async def test_a_run_that_its_worker_does_not_name_is_queued_again(
     await database.pool.fetch(RENEW, worker, *named)
     assert await sweep(database.pool) == 1
     assert [row["run_id"] for row in await owner.fetch(QUEUED)] == runs[1:]
-    await let_others_take(owner)
     (run,), _ = await Claims(database.pool, uuid4(), 0.0).take(5)
     assert (run.run_id, run.attempt, run.crashes) == (runs[1], 2, 1)
 
@@ -158,7 +135,6 @@ async def test_a_first_claim_says_how_long_the_run_has_waited(
     assert run.quiet_s is not None
     assert 60 <= run.quiet_s < 600
     await database.pool.execute("SELECT hand_back($1, $2, 1)", DEFAULT_TENANT, run_id)
-    await let_others_take(owner)
     (run,), _ = await new_worker(database).take(1)
     assert (run.run_id, run.attempt, run.quiet_s) == (run_id, 2, None)
 
@@ -249,6 +225,5 @@ async def test_a_crash_of_the_server_takes_no_runs_from_live_workers(
     assert [row["run_id"] for row in await owner.fetch(QUEUED)] == [lost.run_id]
     await owner.execute("UPDATE worker_leases SET leased_until = now() - interval '1 min'")
     await sweep(database.pool, 60.0)
-    await let_others_take(owner)
     (run,), _ = await Claims(database.pool, uuid4(), 0.0).take(1)
     assert (run.run_id, run.attempt) == (lost.run_id, 2)

@@ -17,7 +17,6 @@ from tests.claims import sweep
 from tests.examples import examples
 from tests.waiting import until
 
-WORKER = uuid4()
 NEW: dict[str, Any] = {
     "mode": "dag",
     "input": "x",
@@ -41,9 +40,9 @@ async def accept(
 
 
 async def take(connection: asyncpg.Connection) -> UUID | None:
-    """Take the next run, as the only worker."""
+    """Take the next run, as a worker of its own."""
     query = "SELECT run FROM take_runs($1, $2, 1, 60, false)"
-    run_id: UUID | None = await connection.fetchval(query, WORKER, uuid4())
+    run_id: UUID | None = await connection.fetchval(query, uuid4(), uuid4())
     return run_id
 
 

@@ -117,9 +117,9 @@ async def test_runs_wake_the_workers_in_turn_but_not_busy_ones(
     await lease(database, busy, load=50)
     query = "SELECT worker_for(n) FROM generate_series(30, 89) AS n"
     named = [row["worker_for"] for row in await database.pool.fetch(query)]
-    assert named == [worker for worker in idle * 2 for _ in range(10)]
+    assert named == [str(worker) for worker in idle * 2 for _ in range(10)]
     await owner.execute("UPDATE worker_leases SET leased_until = now()")
-    assert await database.pool.fetchval("SELECT worker_for(3)") is None
+    assert await database.pool.fetchval("SELECT worker_for(3)") == ""
 
 
 async def test_notices_for_other_workers_cost_few_looks(database: Database) -> None:

@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 import asyncpg
 from pydantic_core import to_json
 
-from tests.stores.test_turns import WORKER, accept, limited, take, tenants
+from tests.stores.test_turns import accept, limited, take, tenants
 from tests.waiting import until
 
 _HAND_BACK = "SELECT hand_back($1, $2, 1, 30)"
@@ -32,7 +32,7 @@ async def test_woken_runs_without_a_slot_keep_no_other_tenant_s_run_from_a_worke
     await owner.execute("UPDATE run_queue SET due_at = now()")
     async with connection.transaction():
         rows = await connection.fetch(
-            "SELECT run FROM take_runs($1, $2, 3, 60, false)", WORKER, uuid4()
+            "SELECT run FROM take_runs($1, $2, 3, 60, false)", uuid4(), uuid4()
         )
     assert [row["run"] for row in rows] == [waits]
     await connection.close()
@@ -53,14 +53,14 @@ async def test_a_run_that_waits_for_people_gets_no_slot_though_it_was_taken_for_
         await connection.execute("SELECT hand_back($1, $2, 1, NULL, $3)", tenant, run_id, [asks])
     take_runs = "SELECT run FROM take_runs($1, $2, 3, 60, false)"
     async with connection.transaction():
-        assert not await connection.fetch(take_runs, WORKER, uuid4())
+        assert not await connection.fetch(take_runs, uuid4(), uuid4())
     row = await owner.fetchrow("SELECT status, slot FROM runs WHERE id = $1", run_id)
     assert tuple(row) == ("waiting", None)
     await connection.execute(
         "SELECT resolve_interrupt($1, $2, 'resolved', '{\"answer\": 1}', NULL)", tenant, asks
     )
     async with connection.transaction():
-        rows = await connection.fetch(take_runs, WORKER, uuid4())
+        rows = await connection.fetch(take_runs, uuid4(), uuid4())
     assert [row["run"] for row in rows] == [run_id]
     await connection.close()
 

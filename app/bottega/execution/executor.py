@@ -246,7 +246,7 @@ class Executor:
                 raise
         finally:
             entry.held = None
-            self.notifier.wrote(run_id)
+            self.notifier.wake(run_id)
             await self._settle(entry.recorder)
             await journal.close()
 

@@ -4,9 +4,8 @@ Its rows, in ``run_queue``, are the runs that a worker may take. The statements 
 state also change its row (``accept_run``, ``take_runs``, ``append_steps``, ``hand_back``). The
 sweep finds runs that no worker executes and that have no row.
 
-A queued run names one worker, and so does its notice: that worker takes it at once. The others may
-take it a little later, in case that one is full or dead. So a run costs one take, however many
-workers there are, and the runs of a burst stay together: their steps are stored together.
+A notice of a queued run names one worker, which takes it at once. The others look a little later,
+in case that one is full or dead. So a run costs one take, however many workers there are.
 """
 
 import asyncio
@@ -26,8 +25,8 @@ from bottega.execution.leases import lease_s
 
 CHANNEL = "bottega_queue"
 _BATCH = 20
-_LOOK_S = 0.4
-"""Shortest time until a worker looks for runs that another one was to take; SQL allows it then."""
+_LOOK_S = 0.5
+"""Longest time until a worker looks for runs that another one was to take."""
 
 log = structlog.get_logger(__name__)
 
@@ -115,7 +114,6 @@ class _Taker:
         self._stop = stop
         self._wanted = False
         self._timer: asyncio.TimerHandle | None = None
-        self._heard_at = 0.0
         self._wake = asyncio.Event()
 
     async def stop_waiting(self) -> None:
@@ -127,23 +125,10 @@ class _Taker:
         """Look for runs: at once, or a little later if the notice names another worker."""
         if payload in (None, "", str(self._claims.worker_id)):
             self._look()
-        else:
-            self._heard_at = asyncio.get_running_loop().time()
-            if self._timer is None:
-                self._look_later()
-
-    def _look_later(self) -> None:
-        # Jitter, so that workers do not look at the same time.
-        wait_s = _LOOK_S * random.uniform(1, 1.25)  # noqa: S311
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(wait_s, self._look_for_left)
-
-    def _look_for_left(self) -> None:
-        """Look for runs that other workers were to take, and again if some were too new."""
-        self._timer = None
-        if asyncio.get_running_loop().time() - self._heard_at < _LOOK_S:
-            self._look_later()
-        self._look()
+        elif self._timer is None:
+            # Jitter, so that workers do not look at the same time.
+            wait_s = _LOOK_S * random.uniform(0.8, 1)  # noqa: S311
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
 
     def _look(self) -> None:
         self._wanted = True
@@ -156,7 +141,7 @@ class _Taker:
             self._wake.clear()
             room = self._concurrency - len(self.executing)
             if self._wanted and room > 0:
-                self._wanted = False
+                self._look_now()
                 runs, more = await self._claims.take(min(_BATCH, room))
                 if more:
                     self._look()
@@ -164,6 +149,13 @@ class _Taker:
                     self._begin(run)
             elif not await happens(self._wake, self._poll_s * random.uniform(0.5, 1)):  # noqa: S311
                 self._wanted = True
+
+    def _look_now(self) -> None:
+        """Answer all notices so far by the look that follows."""
+        self._wanted = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _begin(self, run: ClaimedRun) -> None:
         key = run.run_id, run.attempt

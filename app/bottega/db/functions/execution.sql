@@ -13,7 +13,7 @@ DECLARE
     v_any boolean;
     v_found boolean := false;
 BEGIN
-    IF NOT (p_again OR any_due(p_worker)) THEN
+    IF NOT (p_again OR any_due()) THEN
         RETURN;
     END IF;
     -- A statement whose connection was lost may still be at work.
@@ -36,7 +36,7 @@ BEGIN
     END IF;
     LOOP
         v_any := false;
-        FOR n IN SELECT * FROM next_runs(p_worker, p_most) LOOP
+        FOR n IN SELECT * FROM next_runs(p_most) LOOP
             v_any := true;
             RETURN QUERY SELECT c.*, n.more
             FROM claim_runs(n.tenant_id, n.run_ids, p_worker, p_claim, p_lease_s) c;

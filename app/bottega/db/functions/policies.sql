@@ -63,9 +63,6 @@ REVOKE INSERT, UPDATE, DELETE ON tenants FROM bottega_app;
 REVOKE UPDATE, DELETE ON audit_log, episodes, episode_bodies, episode_reflections FROM bottega_app;
 REVOKE DELETE ON waiting_runs FROM bottega_app;
 
--- Queued runs name their worker by their number.
-GRANT USAGE ON SEQUENCE run_queue_number_seq TO bottega_app, bottega_system;
-
 -- Its rows are those of run_steps.
 GRANT SELECT ON run_events TO bottega_app, bottega_system;
 

@@ -39,7 +39,7 @@ DECLARE
     v_mine integer;
     v_least integer := 0;
     v_lesser boolean;
-    v_worker uuid;
+    v_number bigint;
 BEGIN
     LOOP
         SELECT max(turn) FILTER (WHERE priority >= p_priority) + 1,
@@ -61,23 +61,23 @@ BEGIN
             WHERE tenant_id = p_tenant AND turn >= 0 AND priority < p_priority
             FOR UPDATE SKIP LOCKED));
     END IF;
-    INSERT INTO run_queue (tenant_id, run_id, turn, priority, number, worker_id)
-    SELECT p_tenant, p_run, v_turn, p_priority, n, worker_for(n)
-    FROM nextval('run_queue_number_seq') AS n
-    ON CONFLICT DO NOTHING RETURNING worker_id INTO v_worker;
-    PERFORM pg_notify('bottega_queue', coalesce(v_worker::text, ''));
+    INSERT INTO run_queue (tenant_id, run_id, turn, priority)
+    VALUES (p_tenant, p_run, v_turn, p_priority) ON CONFLICT DO NOTHING
+    RETURNING number INTO v_number;
+    PERFORM pg_notify('bottega_queue', worker_for(v_number));
 END $$;
 
--- Called when a run is queued. Return the worker that is to take it; NULL: none is alive. Workers
--- take turns, but for those that were busier than most when they renewed their lease. Ten runs in
--- a row go to the same, so that their steps are stored together.
+-- Called when a run is queued. Return the worker that is to take it, as text; '': none is alive.
+-- Workers take turns, but for those that were busier than most when they renewed their lease. Ten
+-- runs in a row go to the same, so that their steps are stored together.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION worker_for(p_number bigint) RETURNS uuid
+CREATE OR REPLACE FUNCTION worker_for(p_number bigint) RETURNS text
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT (array_agg(worker_id ORDER BY worker_id))[1 + p_number / 10 % count(*)]
-    FROM (SELECT worker_id, load, avg(load) OVER () AS usual FROM worker_leases
-          WHERE leased_until > clock_timestamp()) AS alive
-    WHERE load <= usual + 10
+    SELECT coalesce((
+        SELECT (array_agg(worker_id ORDER BY worker_id))[1 + p_number / 10 % count(*)]::text
+        FROM (SELECT worker_id, load, avg(load) OVER () AS usual FROM worker_leases
+              WHERE leased_until > clock_timestamp()) AS alive
+        WHERE load <= usual + 10), '')
 $$;
 
 -- Called by enqueue_run. Return the turn that is next, of all tenants.
@@ -91,53 +91,40 @@ $$;
 CREATE OR REPLACE FUNCTION requeue_run(p_tenant uuid, p_run uuid, p_due timestamptz)
 RETURNS void LANGUAGE sql AS $$
     WITH queued AS (
-        INSERT INTO run_queue (tenant_id, run_id, turn, priority, due_at, number, worker_id)
-        SELECT p_tenant, p_run, -1, 0, p_due, n,
-               CASE WHEN p_due <= clock_timestamp() THEN worker_for(n) END
-        FROM nextval('run_queue_number_seq') AS n
-        ON CONFLICT DO NOTHING RETURNING worker_id)
-    SELECT pg_notify('bottega_queue', coalesce(worker_id::text, '')) FROM queued
+        INSERT INTO run_queue (tenant_id, run_id, turn, priority, due_at)
+        VALUES (p_tenant, p_run, -1, 0, p_due) ON CONFLICT DO NOTHING RETURNING number)
+    SELECT pg_notify('bottega_queue', worker_for(number)) FROM queued
 $$;
 
--- Return whether a worker may take a run: it is due, and names this worker or none, or the named
--- one was late.
-CREATE OR REPLACE FUNCTION is_for(q run_queue, p_worker uuid) RETURNS boolean
-LANGUAGE sql AS $$
-    SELECT q.due_at <= clock_timestamp() - CASE
-        WHEN q.worker_id <> p_worker THEN interval '0.3 s' ELSE interval '0' END
-$$;
-
--- Called by take_runs. Return whether a worker may take any run now.
+-- Called by take_runs. Return whether a worker could take any run now.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION any_due(p_worker uuid) RETURNS boolean
+CREATE OR REPLACE FUNCTION any_due() RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT EXISTS (SELECT FROM run_queue q WHERE is_for(q, p_worker))
+    SELECT EXISTS (SELECT FROM run_queue WHERE due_at <= clock_timestamp())
 $$;
 
--- Called by take_runs. Choose and lock the next runs, with their rows in the queue: those that name
--- the worker, and its share of the others, so that all workers get some. more: there are others. It
--- never waits: a row that somebody else holds is left out.
+-- Called by take_runs. Choose the next runs by turn, then by number, and lock them, with their rows
+-- in the queue, until the transaction ends; no more than a worker's share, so that all workers get
+-- some. more: there are others. It never waits: a row that somebody else holds is left out.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION next_runs(p_worker uuid, p_most integer)
+CREATE OR REPLACE FUNCTION next_runs(p_most integer)
 RETURNS TABLE (tenant_id uuid, run_ids uuid[], more boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     v_workers bigint := greatest(1, (
         SELECT count(*) FROM worker_leases WHERE leased_until > clock_timestamp()));
-    v_queued bigint;
-    v_share bigint;
+    v_queued bigint := (
+        SELECT count(*) FROM (SELECT FROM run_queue WHERE due_at <= clock_timestamp()
+                              LIMIT p_most * v_workers) AS q);
+    v_share bigint := least(p_most, (v_queued + v_workers - 1) / v_workers);
 BEGIN
-    SELECT count(*), count(*) FILTER (WHERE q.worker_id = p_worker) INTO v_queued, v_share
-    FROM (SELECT worker_id FROM run_queue q WHERE is_for(q, p_worker)
-          LIMIT p_most * v_workers) AS q;
-    v_share := least(p_most, v_share + (v_queued - v_share + v_workers - 1) / v_workers);
     RETURN QUERY
     SELECT n.tenant_id, array_agg(n.run_id), v_queued > v_share FROM (
         SELECT q.tenant_id, q.run_id
         FROM run_queue q CROSS JOIN LATERAL (
             SELECT FROM runs r WHERE r.tenant_id = q.tenant_id AND r.id = q.run_id
             FOR NO KEY UPDATE SKIP LOCKED) r
-        WHERE is_for(q, p_worker)
+        WHERE q.due_at <= clock_timestamp()
         ORDER BY q.turn, q.number LIMIT v_share FOR UPDATE OF q SKIP LOCKED) n
     GROUP BY n.tenant_id;
 END $$;
