@@ -65,5 +65,5 @@ async def test_each_part_shows_what_there_is(console: Console, colours: str) -> 
         await expect(page.get_by_text(re.compile("Loading"))).to_have_count(0)
         assert await violations(page) == [], name
     await page.get_by_role("tab", name="Usage").click()
-    await page.get_by_label("By").select_option("agent")
+    await page.get_by_role("combobox", name="By").select_option("agent")
     await expect(page.get_by_role("row").filter(has_text="clerk")).to_be_visible()

@@ -133,3 +133,9 @@ class AgentOverrides(Body):
         ),
         AfterValidator(_distinct),
     ] = Field(default_factory=list)
+
+    @model_serializer(mode="wrap")
+    def _with_tools(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
+        """Show ``tools`` if there are any. An annotation would replace the schema of the fields."""
+        shown = handler(self)
+        return shown if self.tools else {"params": shown["params"]}
