@@ -2,7 +2,7 @@
 
 from base64 import b64decode
 
-from playwright.async_api import expect
+from playwright.async_api import FilePayload, expect
 
 from tests.console.conftest import Console
 from tests.fake_model import text
@@ -12,18 +12,17 @@ PIXEL = b64decode(
 )
 
 
+NOTES: FilePayload = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"one"}
+DOT: FilePayload = {"name": "dot.png", "mimeType": "image/png", "buffer": PIXEL}
+
+
 async def test_an_image_is_sent_and_shown(console: Console) -> None:
     console.model.script(text("It is red."))
     await console.define()
     page = await console.open("chat?agent=clerk&session=with-files")
     async with page.expect_file_chooser() as chooser:
         await page.get_by_role("button", name="Add files").click()
-    await (await chooser.value).set_files(
-        [
-            {"name": "dot.png", "mimeType": "image/png", "buffer": PIXEL},
-            {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"one"},
-        ]
-    )
+    await (await chooser.value).set_files([DOT, NOTES])
     await expect(page.get_by_role("listitem").filter(has_text="notes.txt")).to_contain_text("bytes")
     await page.get_by_role("button", name="Remove notes.txt").click()
     await page.get_by_label("Message").fill("What colour is it?")
@@ -42,9 +41,7 @@ async def test_a_file_that_the_server_refuses_is_told_in_words(console: Console)
     page = await console.open("chat?agent=clerk&session=with-files")
     async with page.expect_file_chooser() as chooser:
         await page.get_by_role("button", name="Add files").click()
-    await (await chooser.value).set_files(
-        [{"name": "notes.txt", "mimeType": "text/plain", "buffer": b"one"}]
-    )
+    await (await chooser.value).set_files([NOTES])
     refused = page.get_by_role("listitem").filter(has_text="notes.txt")
     await expect(refused).to_contain_text("your files take up their whole space")
     await expect(page.get_by_role("button", name="Send")).to_be_disabled()

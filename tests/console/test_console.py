@@ -1,19 +1,17 @@
 """The console in a real browser: runs live, decisions, playback, keyboard, accessibility."""
 
 import asyncio
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Page, WebSocketRoute, expect
+from playwright.async_api import WebSocketRoute, expect
 
+from tests.console.accessibility import is_installed, violations
 from tests.console.conftest import Console
 from tests.fake_model import calls, gated, text
 from tests.flows.test_interrupts import ASK, CALCULATOR
 from tests.waiting import until
 
-AXE = Path(__file__).parents[1] / "contract/node/node_modules/axe-core/axe.min.js"
 HOSTILE = "<img src=x onerror=\"document.title='broken in'\"> <script>document.title=1</script>"
 
 
@@ -217,8 +215,7 @@ async def test_a_run_is_cancelled_and_run_again_by_keyboard(console: Console) ->
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
 async def test_no_page_has_a_violation_of_accessibility(console: Console, colours: Any) -> None:
-    if not AXE.exists():
-        assert os.environ.get("JUDGES") != "required"
+    if not is_installed():
         pytest.skip("axe-core is not installed: run npm ci --prefix tests/contract/node")
     await console.page.emulate_media(color_scheme=colours)
     console.model.script(
@@ -238,19 +235,10 @@ async def test_no_page_has_a_violation_of_accessibility(console: Console, colour
     for path, expected in shown.items():
         await console.open(path)
         await expect(expected).to_be_visible()
-        assert await _violations(page) == [], path
+        assert await violations(page) == [], path
     for name in ("Graph", "What flowed", "Events"):
         await page.get_by_role("tab", name=name).click()
-        assert await _violations(page) == [], name
-
-
-async def _violations(page: Page) -> list[Any]:
-    if not await page.evaluate("'axe' in window"):
-        await page.evaluate(AXE.read_text())
-    found: list[Any] = await page.evaluate(
-        "async () => (await axe.run()).violations.map((each) => [each.id, each.nodes[0].html])"
-    )
-    return found
+        assert await violations(page) == [], name
 
 
 async def _status(console: Console, run_id: str) -> str:

@@ -7,8 +7,8 @@ from playwright.async_api import expect
 
 from tests.api.test_episodes import remember
 from tests.api.test_patterns import add
+from tests.console.accessibility import violations
 from tests.console.conftest import Console
-from tests.console.test_console import _violations as violations
 from tests.waiting import until
 
 

@@ -5,8 +5,8 @@ import re
 import pytest
 from playwright.async_api import expect
 
+from tests.console.accessibility import violations
 from tests.console.conftest import Console
-from tests.console.test_console import _violations as violations
 from tests.fake_model import text
 
 TABS = ("Scheduler", "Usage", "Providers", "Keys", "Schedules", "Webhooks", "Audit")

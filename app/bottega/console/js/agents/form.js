@@ -5,11 +5,12 @@ import { html } from "../html.js";
 import { Button, Tabs } from "../parts/basics.js";
 import { fieldsOf } from "./schema.js";
 
+const EXAMPLE = "https://api.example.com/weather?city={city}";
 const TOOLS = {
   "a calculator": { type: "builtin", name: "calculator" },
   "the time": { type: "builtin", name: "current_time" },
   "questions to people": { type: "builtin", name: "ask_user" },
-  "an HTTP request": { type: "http", name: "weather", description: "Tells the weather of a city.", method: "GET", url: "https://api.example.com/weather?city={city}", parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] } },
+  "an HTTP request": { type: "http", name: "weather", description: "Tells the weather of a city.", method: "GET", url: EXAMPLE, parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] } },
   "a tool of the client": { type: "client", name: "locate", description: "Says where the user is.", parameters: { type: "object", properties: {} } },
 };
 
