@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from bottega.background.cron import next_tick
 from bottega.db.driver import driver_of
 from bottega.db.engine import Database, act_as
-from bottega.db.pages import PageItems, fetch_page
+from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.tables import schedules
 from bottega.errors import BottegaError, ConflictError, NotFoundError
 from bottega.events.log import is_transient
@@ -113,9 +113,7 @@ async def page(
     run = _columns.run if full else _columns.run.op("-", return_type=JSONB())("input").label("run")
     columns = [each for each in _columns if each.name != "run"]
     query = select(*columns, run).where(_columns.tenant_id == tenant_id)
-    if after is not None:
-        query = query.where(column < after if descending else column > after)
-    query = query.order_by(column.desc() if descending else column)
+    query = paged(query, column, after=after, descending=descending)
     rows = await fetch_page(connection, query, limit)
     return PageItems(map(dict, rows), more=rows.more)
 

@@ -4,10 +4,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import asyncpg
-from sqlalchemy import Select, Text, cast, func, literal_column, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    Text,
+    cast,
+    func,
+    literal_column,
+    or_,
+    select,
+    tuple_,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 T = TypeVar("T")
+Query = TypeVar("Query", bound=Select[Any])
 
 PAGE_BYTES = 1024 * 1024
 """Limit of a page's rows as text. A single larger row forms a page."""
@@ -26,6 +37,21 @@ class PageItems(list[T]):
     def __init__(self, items: Iterable[T] = (), *, more: bool) -> None:
         super().__init__(items)
         self.more = more
+
+
+def paged(query: Query, *columns: ColumnElement[Any], after: Any, descending: bool) -> Query:
+    """Return a query in the order of some columns, which tell its rows apart.
+
+    Args:
+        after: the place before its first row: the value of the only column, or those of all
+            columns; ``None``: it begins at the first row of all.
+    """
+    if after is not None:
+        single = len(columns) == 1
+        place: Any = columns[0] if single else tuple_(*columns)
+        there: Any = after if single else tuple_(*after)
+        query = query.where(place < there if descending else place > there)
+    return query.order_by(*(each.desc() if descending else each for each in columns))
 
 
 async def fetch_page(

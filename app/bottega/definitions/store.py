@@ -26,7 +26,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db import tables
-from bottega.db.pages import PageItems, fetch_page
+from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.errors import ConflictError, NotFoundError, VersionConflictError
 
 MOST_NAMES = 100_000
@@ -180,9 +180,7 @@ async def page(
     query = _current(kind, full=full).where(
         kind.table.c.tenant_id == tenant_id, kind.table.c.deleted_at.is_(None)
     )
-    if after is not None:
-        query = query.where(column < after if descending else column > after)
-    query = query.order_by(column.desc() if descending else column)
+    query = paged(query, column, after=after, descending=descending)
     return _definitions(await fetch_page(connection, query, limit))
 
 
@@ -259,9 +257,7 @@ async def versions(
     query = select(*_columns(kind, full=full)).where(
         table.c.tenant_id == tenant_id, table.c.name == name
     )
-    if after is not None:
-        query = query.where(table.c.version < after if descending else table.c.version > after)
-    query = query.order_by(table.c.version.desc() if descending else table.c.version)
+    query = paged(query, table.c.version, after=after, descending=descending)
     return _definitions(await fetch_page(connection, query, limit))
 
 

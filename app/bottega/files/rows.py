@@ -7,7 +7,7 @@ from uuid import UUID
 from sqlalchemy import and_, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.pages import PageItems, fetch_page
+from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.tables import files
 from bottega.errors import NotFoundError
 
@@ -29,9 +29,7 @@ async def page(
     query = select(files).where(files.c.tenant_id == tenant_id)
     if session_id is not None:
         query = query.where(files.c.session_id == session_id)
-    if after is not None:
-        query = query.where(files.c.id < after if descending else files.c.id > after)
-    query = query.order_by(files.c.id.desc() if descending else files.c.id)
+    query = paged(query, files.c.id, after=after, descending=descending)
     return await fetch_page(connection, query, limit)
 
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import and_, case, func, select, tuple_
+from sqlalchemy import and_, case, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.pages import PageItems, fetch_page
+from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.tables import runs, webhooks
 from bottega.events.types import EventType
 
@@ -46,9 +46,5 @@ async def page(
         .where(own.tenant_id == tenant_id)
         .where(*(own[name] == value for name, value in filters.items() if value is not None))
     )
-    place = tuple_(own.run_id, own.seq)
-    if after is not None:
-        there = tuple_(*after)
-        query = query.where(place < there if descending else place > there)
-    order = [each.desc() if descending else each for each in (own.run_id, own.seq)]
-    return await fetch_page(tx, query.order_by(*order), limit)
+    query = paged(query, own.run_id, own.seq, after=after, descending=descending)
+    return await fetch_page(tx, query, limit)

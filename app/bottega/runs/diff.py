@@ -89,7 +89,7 @@ ORDER BY CASE WHEN :descending THEN s.agent END DESC, s.agent
 )
 
 Side = Mapping[str, Any]
-"""What one run has of an agent: a row of the database; empty if the agent did nothing in it."""
+"""Row of an agent in one run; empty if the agent did nothing in it."""
 
 
 async def compare(

@@ -9,10 +9,10 @@ from typing import Any
 from uuid import UUID
 
 from pydantic_core import to_json
-from sqlalchemy import and_, select, text, tuple_
+from sqlalchemy import and_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.pages import PageItems, fetch_page
+from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.tables import interrupts, runs
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.json_schema.arguments import argument_schema
@@ -52,12 +52,8 @@ async def page(
         if wanted is not None:
             column = runs.c.session_id if name == "session_id" else _now[name]
             query = query.where(column == wanted)
-    place = tuple_(_now.created_at, _now.id)
-    if after is not None:
-        there = tuple_(*after)
-        query = query.where(place < there if descending else place > there)
-    order = [each.desc() if descending else each for each in (_now.created_at, _now.id)]
-    return await fetch_page(tx, query.order_by(*order), limit)
+    query = paged(query, _now.created_at, _now.id, after=after, descending=descending)
+    return await fetch_page(tx, query, limit)
 
 
 async def get(tx: AsyncConnection, tenant_id: UUID, interrupt_id: UUID) -> dict[str, Any]:

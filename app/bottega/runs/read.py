@@ -27,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.pages import PageItems, fetch_page
+from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.tables import (
     episode_feedback,
     run_checks,
@@ -163,9 +163,7 @@ async def page(
         query = query.where(runs.c.id.in_(found))
     else:
         query = query.where(*_conditions(wanted))
-        if after is not None:
-            query = query.where(runs.c.id < after if descending else runs.c.id > after)
-    query = query.order_by(runs.c.id.desc() if descending else runs.c.id)
+    query = paged(query, runs.c.id, after=after, descending=descending)
     rows = await fetch_page(connection, query, limit)
     return PageItems((to_response(dict(row)) for row in rows), more=rows.more)
 

@@ -9,7 +9,7 @@ from sqlalchemy import Boolean, Integer, Text, and_, bindparam, func, select, te
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.pages import PageItems, fetch_page
+from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.tables import runs, session_memory, sessions
 from bottega.errors import (
     BottegaError,
@@ -234,9 +234,7 @@ async def page(
         query = query.where(sessions.c.id.in_(found))
     elif user is not None:
         query = query.where(sessions.c.user_id == user)
-    if after is not None:
-        query = query.where(sessions.c.id < after if descending else sessions.c.id > after)
-    query = query.order_by(sessions.c.id.desc() if descending else sessions.c.id)
+    query = paged(query, sessions.c.id, after=after, descending=descending)
     return await fetch_page(connection, query, limit)
 
 

@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.messages import CURRENCY
-from bottega.db.pages import PageItems, fetch_page
+from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.errors import InvalidInputError
 from bottega.runs.read import MOST_SKEW, first_id
 
@@ -53,9 +53,7 @@ async def page(
     bounds = since, until, first_id(since), first_id(until + MOST_SKEW)
     sums = func.usage_by(tenant_id, by, *bounds).table_valued(*_COLUMNS)
     query = select(sums)
-    if after is not None:
-        query = query.where(sums.c.name < after if descending else sums.c.name > after)
-    query = query.order_by(sums.c.name.desc() if descending else sums.c.name)
+    query = paged(query, sums.c.name, after=after, descending=descending)
     rows = await fetch_page(connection, query, limit)
     return PageItems(
         (

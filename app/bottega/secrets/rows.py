@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, RowMapping, and_, func, insert, select, tu
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.engine import acting_as
-from bottega.db.pages import PageItems, fetch_page
+from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.tables import secrets
 from bottega.errors import ConflictError, NotFoundError, VersionConflictError
 from bottega.secrets.sealing import CannotOpenError, Keyring, Place
@@ -77,9 +77,7 @@ async def page(
 ) -> PageItems[dict[str, Any]]:
     """List a page of the tenant's secrets by name, without values."""
     query = select(*_PUBLIC_COLUMNS).where(_rows.tenant_id == tenant_id, _rows.value.is_not(None))
-    if after is not None:
-        query = query.where(_rows.name < after if descending else _rows.name > after)
-    query = query.order_by(_rows.name.desc() if descending else _rows.name)
+    query = paged(query, _rows.name, after=after, descending=descending)
     return await fetch_page(tx, query, limit)
 
 

@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.pages import PageItems, fetch_page
+from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.tables import audit_log
 
 
@@ -60,7 +60,5 @@ async def page(
         query = query.where(log.at > noted_after)
     if noted_before is not None:
         query = query.where(log.at < noted_before)
-    if after is not None:
-        query = query.where(log.id < after if descending else log.id > after)
-    query = query.order_by(log.id.desc() if descending else log.id)
+    query = paged(query, log.id, after=after, descending=descending)
     return await fetch_page(connection, query, limit)

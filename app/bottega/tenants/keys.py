@@ -15,7 +15,7 @@ from uuid import UUID
 from sqlalchemy import DateTime, RowMapping, func, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.pages import PageItems, fetch_page
+from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.tables import api_keys
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.tenants import audit
@@ -135,9 +135,7 @@ async def page(
 ) -> PageItems[dict[str, Any]]:
     """List a page of the tenant's keys by age, revoked ones too, after the id ``after``."""
     query = select(*PUBLIC_COLUMNS).where(_keys.tenant_id == tenant_id)
-    if after is not None:
-        query = query.where(_keys.id < after if descending else _keys.id > after)
-    query = query.order_by(_keys.id.desc() if descending else _keys.id)
+    query = paged(query, _keys.id, after=after, descending=descending)
     return await fetch_page(tx, query, limit)
 
 
