@@ -192,6 +192,19 @@ async def test_errors_are_those_that_clients_know(
             pass
 
 
+async def test_a_failed_run_is_not_repeated_by_the_client(
+    client: openai.AsyncOpenAI, bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega)
+    model.script(*[http_error(400)] * 3)
+    with pytest.raises(openai.InternalServerError):
+        await client.with_options(max_retries=2).chat.completions.create(
+            model="clerk", messages=ASKED
+        )
+    runs = (await bottega.client.get("/v1/runs?agent=clerk")).json()["items"]
+    assert [run["status"] for run in runs] == ["failed"]
+
+
 async def test_agents_and_graphs_are_models(client: openai.AsyncOpenAI, bottega: Running) -> None:
     await define(bottega)
     graph = {"name": "team", "nodes": [{"agent": "clerk"}], "edges": []}

@@ -13,6 +13,8 @@ PATH = "/openai/"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 _MODEL = "/model"
+_REPEATABLE = (429, 503)
+"""Statuses of requests that started nothing; of others clients would repeat a failed run."""
 
 
 def error_body(
@@ -74,5 +76,6 @@ class _Translated:
         start = {**start, "status": status}
         headers = MutableHeaders(scope=start)
         headers["content-type"], headers["content-length"] = "application/json", str(len(body))
+        headers["x-should-retry"] = "true" if status in _REPEATABLE else "false"
         await self._send(start)
         return {"type": "http.response.body", "body": body}

@@ -74,7 +74,6 @@ async def _chunks(
                 yield completion.chunk({"content": text})
         run, calls = await followed.answer()
     except BottegaError as error:
-        followed.ended = True
         yield event(error_body(error.code, error.detail))
         yield DONE
         return

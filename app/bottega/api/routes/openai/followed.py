@@ -166,7 +166,7 @@ async def answered(
 async def while_connected(
     request: Request, followed: FollowedRun, answer: Any, *, stay: bool
 ) -> Response:
-    """Return an awaited answer as JSON; cancel the run if the client goes away before.
+    """Return an awaited answer as JSON; cancel the run if the client gets none.
 
     Args:
         stay: the run goes on without the client.
@@ -177,18 +177,18 @@ async def while_connected(
         await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)
         if answering.done():
             return JSONResponse(await answering)
-        if not stay:
-            followed.cancel()
         return Response(status_code=499)
     finally:
         answering.cancel()
         gone.cancel()
+        if not (followed.ended or stay):
+            followed.cancel()
 
 
 async def leaving(
     followed: FollowedRun, chunks: AsyncIterator[bytes], *, stay: bool
 ) -> AsyncIterator[bytes]:
-    """Yield chunks; cancel the run if the client goes away before their end."""
+    """Yield chunks; cancel the run if the client does not get its answer."""
     try:
         async for chunk in chunks:
             yield chunk

@@ -144,7 +144,6 @@ async def _events(followed: FollowedRun, response: ResponseObject) -> AsyncItera
                     yield each
         run, calls = await followed.answer()
     except BottegaError as error:
-        followed.ended = True
         yield events.failed(error.detail)
         return
     if not calls and (text := sent.rest(output_text(run))):
