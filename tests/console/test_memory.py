@@ -9,7 +9,13 @@ from tests.api.test_episodes import remember
 from tests.api.test_patterns import add
 from tests.console.accessibility import violations
 from tests.console.conftest import Console
+from tests.fake_model import calls, http_error, text
+from tests.flows.test_episodes import judge
+from tests.flows.test_learning import learned
 from tests.waiting import until
+
+CALCULATOR = {"type": "builtin", "name": "calculator"}
+CLOCK = {"type": "builtin", "name": "current_time"}
 
 
 async def test_episodes_are_searched_and_their_score_is_explained(console: Console) -> None:
@@ -22,7 +28,10 @@ async def test_episodes_are_searched_and_their_score_is_explained(console: Conso
     first = page.locator("ol.rows > li").first
     await expect(first).to_contain_text("Book a train to Rome")
     await first.get_by_text("Score").click()
-    await expect(first.locator(".terms")).to_be_visible()
+    terms = await first.locator(".terms dd").all_inner_texts()
+    total = await first.locator("summary").inner_text()
+    assert sum(map(float, terms)) == pytest.approx(float(total.split()[-1]), abs=0.003)
+    await expect(first.get_by_text("Measured: ")).to_contain_text("lexical")
     await first.get_by_role("link").click()
     await expect(page.get_by_role("heading", name="Book a train to Rome")).to_be_visible()
     assert await violations(page) == []
@@ -68,6 +77,66 @@ async def test_reports_are_made_and_read(console: Console) -> None:
     await until(ended, lambda job: job["ended_at"] is not None)
     await expect(page.locator(".panel h3").first).to_be_visible()
     assert await violations(page) == []
+
+
+async def test_the_search_and_the_list_are_narrowed_by_outcome(console: Console) -> None:
+    client = console.server.client
+    await remember(client, task={"original_input": "Book a train"}, outcome="FAILURE")
+    await remember(client, task={"original_input": "Book a ferry"}, outcome="CANCELLED")
+    page = await console.open("memory")
+    for outcome in ("FAILURE", "CANCELLED"):
+        await page.get_by_label("Outcome").select_option(outcome)
+        await expect(page.get_by_role("link", name="Book a")).to_have_count(1)
+    await page.get_by_label("Search for episodes like this").fill("book a journey")
+    await page.get_by_label("That ended in").select_option("FAILURE")
+    await page.get_by_role("button", name="Search").click()
+    await expect(page.locator("ol.rows > li")).to_have_count(1)
+    await expect(page.locator("ol.rows > li")).to_contain_text("Book a train")
+
+
+async def test_an_episode_tells_what_failed_and_what_cured_it(console: Console) -> None:
+    await console.define(CALCULATOR, CLOCK)
+    console.model.script(
+        calls(("calculator", {"expression": "1 / 0"})), calls(("current_time", {})), text("Late.")
+    )
+    client = console.server.client
+    run = (await client.post("/v1/runs", json={"agent": "clerk", "input": "How late?"})).json()
+    await learned(console.server, run["id"], "done")
+    await judge(client, run["id"], outcome="PARTIAL", comment="Too short.")
+    page = await console.open("memory")
+    await page.get_by_role("link", name="How late?").click()
+    steps = page.locator("ol.steps > li")
+    await expect(steps.filter(has_text="calculator")).to_contain_text("1 / 0")
+    await expect(page.locator("ol.steps > li.failed")).to_have_count(1)
+    await expect(page.locator("ol.steps > li.failed")).to_contain_text("zero")
+    await expect(page.get_by_text("Says who")).to_be_visible()
+    await expect(page.get_by_text("Too short.")).to_be_visible()
+    await expect(page.get_by_text("then current_time went well")).to_be_visible()
+    assert await violations(page) == []
+    await page.get_by_role("link", name="what it was given and learnt").click()
+    await expect(page.get_by_text("then current_time went well")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Insights")).to_be_visible()
+    assert await violations(page) == []
+
+
+async def test_a_failed_run_shows_its_error(console: Console) -> None:
+    console.model.script(http_error(400))
+    run_id = await console.run()
+    await learned(console.server, run_id, "done")
+    episode = (await console.server.client.get("/v1/episodes")).json()["items"][0]
+    page = await console.open(f"memory/episodes/{episode['id']}")
+    await expect(page.locator("p.note.bad")).to_contain_text(episode["result"]["error"]["code"])
+    await remember(console.server.client, result={"error": {"type": "TimeoutError"}})
+    imported = (await console.server.client.get("/v1/episodes?order=desc")).json()["items"][0]
+    page = await console.open(f"memory/episodes/{imported['id']}")
+    await expect(page.locator("p.note.bad")).to_contain_text("TimeoutError")
+
+
+async def test_a_pattern_shows_others_like_it(console: Console) -> None:
+    pattern = await add(console.server.client, name="ask first")
+    await add(console.server.client, name="ask first of all")
+    page = await console.open(f"memory/patterns/{pattern['id']}")
+    await expect(page.get_by_role("link", name="ask first of all")).to_be_visible()
 
 
 async def test_a_run_shows_what_memory_gave_it(console: Console) -> None:

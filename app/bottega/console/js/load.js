@@ -3,15 +3,19 @@ import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 
 import { get } from "./api.js";
 
+const never = () => false;
+
 /**
- * Read a path; again every `everyMs`, while the page is visible.
+ * Read a path; again every `everyMs`, while the page is visible, until `ended(data)`.
  *
  * Returns `{data, error, loading, reload}`. Old data stay while new ones are read, or cannot be.
  * A null path reads nothing.
  */
-export function useData(path, { everyMs = 0 } = {}) {
+export function useData(path, { everyMs = 0, ended = never } = {}) {
   const [state, setState] = useState({ path, data: null, error: null, loading: path !== null });
   const current = useRef(0);
+  const over = useRef(false);
+  over.current = state.path === path && state.data !== null && ended(state.data);
   const read = useCallback(async () => {
     if (path === null) return;
     const turn = ++current.current;
@@ -26,7 +30,7 @@ export function useData(path, { everyMs = 0 } = {}) {
   useEffect(() => {
     setState((old) => (old.path === path ? old : { path, data: null, error: null, loading: path !== null }));
     read();
-    const again = () => document.visibilityState === "visible" && read();
+    const again = () => document.visibilityState === "visible" && !over.current && read();
     document.addEventListener("visibilitychange", again);
     const timer = everyMs ? setInterval(again, everyMs) : 0;
     return () => {

@@ -5,7 +5,7 @@ import { Empty, Time } from "../parts/basics.js";
 import { Table } from "../parts/lists.js";
 
 const WIDTH = 640, HEIGHT = 160, LEFT = 40, BOTTOM = 20;
-const PROMOTES = 20;
+const PROMOTES = 20; // unless BOTTEGA_LEARNING_PROMOTION_E is set
 
 /** The e-value's place, from 0 to 1: logarithmic, from 1/100 to at least 100. */
 const scaleOf = (points) => {
@@ -28,7 +28,7 @@ export function EvidenceChart({ points, more }) {
       ${points.map((each, i) => html`<circle cx=${x(i)} cy=${y(each.e_value)} r="2.5"><title>${`${each.e_value.toPrecision(3)} after ${each.given + each.others}`}</title></circle>`)}
       <text x=${WIDTH} y=${HEIGHT - 4} text-anchor="end">${`${count(last.given + last.others)} applications`}</text>
     </svg>
-    <p class="small soft">At ${PROMOTES} (dashed) a candidate may be promoted.${more ? " Older applications than the 500 counted are left out." : ""}</p>
+    <p class="small soft">At ${PROMOTES} (dashed) a candidate is promoted, unless the operator set another value.${more ? " Older applications than the 500 counted are left out." : ""}</p>
     <details class="tool"><summary>As a table</summary><${Table} label="Evidence over time" head=${["When", "#Went well with it", "#Without it (control)", "#E-value"]}>
       ${points.map((each, i) => html`<tr key=${i}><td><${Time} at=${each.at} /></td><td class="right">${rate(each.given_good, each.given)}</td><td class="right">${rate(each.others_good, each.others)}</td><td class="right">${each.e_value.toPrecision(3)}</td></tr>`)}<//></details>
   </div>`;

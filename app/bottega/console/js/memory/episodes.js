@@ -8,8 +8,10 @@ import { useData } from "../load.js";
 import { Empty, Failure, Figure, Figures, Link, Loaded, Panel, Time, Value } from "../parts/basics.js";
 import { Pages, Table } from "../parts/lists.js";
 import { go } from "../router.js";
+import { Learnt } from "./learnt.js";
 
-const OUTCOMES = ["SUCCESS", "PARTIAL", "FAILURE", "UNKNOWN"];
+const OUTCOMES = ["SUCCESS", "PARTIAL", "FAILURE", "CANCELLED"];
+const TERMS = ["similarity", "recency", "success", "accesses", "domain"];
 const TONES = { SUCCESS: "ok", PARTIAL: "wait", FAILURE: "bad" };
 export const Outcome = ({ value }) => html`<span class="status ${TONES[value] ?? "quiet"}">${(value ?? "UNKNOWN").toLowerCase()}</span>`;
 
@@ -18,11 +20,12 @@ export function Episodes({ query }) {
   const [error, setError] = useState(null);
   const search = async (event) => {
     event.preventDefault();
-    const { text, by, user, session } = Object.fromEntries(new FormData(event.currentTarget));
+    const { text, by, outcome, user, session } = Object.fromEntries(new FormData(event.currentTarget));
     if (!text.trim()) return setFound(null);
     setError(null);
     try {
-      setFound(await post("/v1/episodes/search", { query: text.trim(), by, k: 20, explain: true, ...(user && { user }), ...(session && { session_id: session }) }));
+      const filters = outcome ? { outcomes: [outcome] } : {};
+      setFound(await post("/v1/episodes/search", { query: text.trim(), by, k: 20, explain: true, filters, ...(user && { user }), ...(session && { session_id: session }) }));
     } catch (problem) {
       setError(problem);
     }
@@ -31,6 +34,7 @@ export function Episodes({ query }) {
     <form class="filters" onSubmit=${search}>
       <label class="grow">Search for episodes like this <input name="text" type="search" placeholder="What is the task about?" /></label>
       <label>Compare with their <select name="by"><option value="task">task</option><option value="result">result</option><option value="whole">whole</option></select></label>
+      <label>That ended in <select name="outcome"><option value="">anything</option>${OUTCOMES.map((each) => html`<option>${each}</option>`)}</select></label>
       <label>User <input name="user" placeholder="none" /></label><label>Session <input name="session" placeholder="none" /></label>
       <button class="button primary">Search</button>
     </form>
@@ -47,10 +51,16 @@ function Hits({ found }) {
       ${score != null && html`<${Score} score=${score} parts=${parts} />`}</li>`)}</ol><//>`;
 }
 
-/** A score, and the terms that it is made of. */
-const Score = ({ score, parts }) => html`<details class="tool"><summary class="small">Score ${score.toFixed(3)}</summary>
-  <dl class="terms">${Object.entries(parts ?? {}).map(([name, value]) => html`<div><dt>${name.replaceAll("_", " ")}</dt>
-    <dd><span class="stack" aria-hidden="true">${typeof value === "number" && html`<i class="bar model" style=${{ width: `${Math.min(100, Math.max(0, 100 * value))}%` }}></i>`}</span> ${typeof value === "number" ? value.toFixed(3) : JSON.stringify(value)}</dd></div>`)}</dl></details>`;
+/** A score, the terms that add up to it, and what was measured for them. */
+function Score({ score, parts }) {
+  const measured = Object.keys(parts).filter((name) => !TERMS.includes(name) && parts[name] !== null);
+  return html`<details class="tool"><summary class="small">Score ${score.toFixed(3)}</summary>
+    <dl class="terms">${TERMS.map((name) => html`<div><dt>${name}</dt>
+      <dd><span class="stack" aria-hidden="true"><i class="bar model" style=${{ width: `${Math.min(100, 100 * parts[name])}%` }}></i></span> ${parts[name].toFixed(3)}</dd></div>`)}</dl>
+    <p class="small soft">Measured: ${measured.map((name) => `${name.replaceAll("_", " ")} ${shown(parts[name])}`).join(", ")}.</p></details>`;
+}
+
+const shown = (value) => (typeof value === "number" ? value.toFixed(3) : value ? "yes" : "no");
 
 function Latest({ query }) {
   const path = withQuery("/v1/episodes", { order: "desc", outcome: query.outcome });
@@ -66,7 +76,7 @@ export function Episode({ id }) {
   return html`<${Loaded} from=${found} what="the episode">${(episode) => html`
     <div class="head"><div><h2>${excerpt(episode.summary.task, 160)}</h2><p class="small soft"><${Outcome} value=${episode.outcome} /> <${Time} at=${episode.at} />${episode.agent && html` · agent <${Link} path=${["agents", episode.agent]}>${episode.agent}<//>`}${episode.run_id && html` · <${Link} path=${["runs", episode.run_id]}>its run<//> · <${Link} path=${["memory", "runs", episode.run_id]}>what it was given and learnt<//>`}${episode.user && ` · user ${episode.user}`}</p></div></div>
     <${Figures}>
-      <${Figure} name="Says who" value=${episode.feedback ? "a person" : "the run"} note=${episode.feedback?.comment} />
+      <${Figure} name="Says who" value=${episode.feedback?.outcome ? "feedback" : "the run"} note=${episode.feedback && `${episode.feedback.by}${episode.feedback.comment ? `: ${episode.feedback.comment}` : ""}`} />
       <${Figure} name="Lasted" value=${duration(episode.execution.duration_s != null ? episode.execution.duration_s * 1000 : null)} />
       <${Figure} name="Times given" value=${count(episode.state.access_count)} note=${episode.state.last_access && html`last <${Time} at=${episode.state.last_access} />`} />
       <${Figure} name="Trust" value=${count(episode.trust)} note="of 3" />
@@ -74,19 +84,19 @@ export function Episode({ id }) {
     <//>
     <div class="columns">
       <${Panel} title="Asked"><div class="body"><${Value} value=${plain(episode.task.original_input)} />${episode.task.goals?.length > 0 && html`<p class="small">Goals: ${episode.task.goals.map(plain).join("; ")}</p>`}</div><//>
-      <${Panel} title="Result"><div class="body">${episode.result.error && html`<p class="note bad"><strong>${episode.result.error.type}</strong> ${episode.result.error.message}</p>`}<${Value} value=${plain(episode.result.output) || "–"} /></div><//>
+      <${Panel} title="Result"><div class="body">${episode.result.error && html`<${Wrong} error=${episode.result.error} />`}<${Value} value=${plain(episode.result.output) || "–"} /></div><//>
     </div>
     <${Panel} title="Steps"><${Steps} trace=${episode.execution.trace ?? []} text=${episode.summary.steps} /><//>
-    ${episode.reflection && html`<${Panel} title="What was learnt"><${Reflection} of=${episode.reflection} /><//>`}`}<//>`;
+    ${episode.reflection && html`<${Panel} title="What was learnt"><${Learnt} of=${episode.reflection} /><//>`}`}<//>`;
 }
 
+/** An error: of a run by `code`, of an imported episode by `type`. */
+const Wrong = ({ error }) => html`<p class="note bad"><strong>${error.code ?? error.type}</strong> ${error.message}</p>`;
+
+/** Own runs record calls and answers; what other systems recorded is shown as it is. */
 function Steps({ trace, text }) {
   if (!trace.length) return html`<div class="body"><pre class="text">${text || "No step is recorded."}</pre></div>`;
-  return html`<ol class="rows steps">${trace.map((step, i) => html`<li key=${i} class=${step.error || step.status === "error" ? "failed" : ""}><code>${step.tool ?? step.action ?? step.type ?? step.name ?? "step"}</code> ${excerpt(plain(step.error ?? step.result ?? step.output ?? step.content ?? step), 240)}</li>`)}</ol>`;
-}
-
-function Reflection({ of }) {
-  const parts = [["Insights", of.insights], ["What failed, and what cured it", of.failures], ["Patterns", of.patterns]].filter(([, items]) => items?.length);
-  if (!parts.length) return html`<${Empty} title="Nothing yet." />`;
-  return html`<div class="body">${parts.map(([title, items]) => html`<h3>${title}</h3><ul>${items.map((each) => html`<li>${each.text ?? (each.error_type ? html`<strong>${each.error_type}</strong> ${each.root_cause ?? ""} ${each.recovery ? `Cure: ${plain(each.recovery)}` : ""}` : excerpt(plain(each), 300))}</li>`)}</ul>`)}</div>`;
+  return html`<ol class="rows steps">${trace.map((step, i) => html`<li key=${i} class=${step.error || step.status === "failed" ? "failed" : ""}>
+    ${step.agent && html`<span class="small soft">${step.agent}</span> `}<code>${step.tool ?? step.step ?? "step"}</code> ${step.arguments && html`<span class="mono small">${excerpt(plain(step.arguments), 160)}</span>`}
+    <p class="small">${step.error ? html`<span class="bad-text">${excerpt(step.error.message ?? plain(step.error), 240)}</span>` : excerpt(plain(step.result ?? step.answer ?? (step.step ? step.status : step) ?? ""), 240)}</p></li>`)}</ol>`;
 }

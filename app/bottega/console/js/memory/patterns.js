@@ -28,6 +28,7 @@ export function Patterns({ query }) {
 export function Pattern({ id }) {
   const found = useData(`/v1/patterns/${id}`);
   const evidence = useData(`/v1/patterns/${id}/evidence`);
+  const similar = useData(`/v1/patterns/${id}/similar`);
   const [told, setTold] = useState(null);
   const validate = async () => {
     const said = await post(`/v1/patterns/${id}/validate`);
@@ -44,7 +45,7 @@ export function Pattern({ id }) {
     <${Figures}>
       <${Figure} name="Went well with it" value=${percent(pattern.evidence.success_rate)} note=${`of ${count(pattern.evidence.applications)} lately`} />
       <${Figure} name="Without it" value=${percent(pattern.evidence.baseline.rate)} note=${`${pattern.evidence.baseline.name.replaceAll("_", " ")}, ${count(pattern.evidence.baseline.n)} runs`} />
-      <${Figure} name="E-value" value=${pattern.evidence.e_value.toPrecision(3)} note="20 promotes a candidate" />
+      <${Figure} name="E-value" value=${pattern.evidence.e_value.toPrecision(3)} note="20 usually promotes a candidate" />
       <${Figure} name="Confidence" value=${pattern.evidence.confidence.toFixed(2)} />
       <${Figure} name="p-value" value=${pattern.evidence.p_value == null ? "–" : pattern.evidence.p_value.toPrecision(2)} />
       <${Figure} name="Uses" value=${count(pattern.lifecycle.uses)} note=${pattern.lifecycle.last_used && html`last <${Time} at=${pattern.lifecycle.last_used} />`} />
@@ -54,7 +55,10 @@ export function Pattern({ id }) {
       <${Panel} title="What it says"><div class="body"><pre class="text">${pattern.detail || pattern.description}</pre><${Value} value=${pattern.content.fields} /></div><//>
       <${Panel} title="When it applies"><div class="body"><${Value} value=${pattern.applicability} /></div><//>
     </div>
-    <${Panel} title="From these episodes"><${Sources} evidence=${pattern.evidence} /><//>`}<//>`;
+    <${Panel} title="From these episodes"><${Sources} evidence=${pattern.evidence} /><//>
+    <${Panel} title="Patterns like it"><${Loaded} from=${similar} what="patterns like it">${({ items }) => items.length
+      ? html`<ul class="rows">${items.map((each) => html`<li key=${each.pattern.id}><${Link} path=${["memory", "patterns", each.pattern.id]}>${each.pattern.name}<//> <${State} value=${each.pattern.lifecycle.state} /> <span class="small soft">${percent(each.likeness)} alike</span></li>`)}</ul>`
+      : html`<${Empty} title="There is none." />`}<//><//>`}<//>`;
 }
 
 function Act({ label, act }) {

@@ -19,9 +19,16 @@ export function Reports() {
 }
 
 export function Report({ id }) {
-  const found = useData(`/v1/memory/reports/${id}`, { everyMs: 3000 });
+  const found = useData(`/v1/memory/reports/${id}`, { everyMs: 3000, ended: (job) => job.ended_at !== null });
   return html`<${Loaded} from=${found} what="the report">${(job) => html`
     <div class="head"><div><h2>Report of <${Time} at=${job.created_at} /></h2><p class="small soft"><${Status} value=${SHOWN[job.status] ?? job.status} /> ${job.cause}, took ${took(job)}</p></div></div>
     ${job.error && html`<p class="note bad" role="alert">${job.error}</p>`}
-    <${Panel} title="What was done">${job.report ? html`<div class="body">${Object.entries(job.report).map(([part, value]) => html`<h3>${part.replaceAll("_", " ")}</h3><${Value} value=${value} />`)}</div>` : html`<${Empty} title="It is not over." />`}<//>`}<//>`;
+    <${Panel} title="What was done"><${Done} job=${job} /><//>`}<//>`;
+}
+
+/** The report; of a job that is not over, or failed, the stages that it ended. */
+function Done({ job }) {
+  const parts = Object.entries(job.report ?? job.progress);
+  const told = job.report ? null : job.ended_at ? "It failed. These stages were done before; the next job goes on after them." : `It is not over: ${job.stage} of 6 stages are done.`;
+  return html`<div class="body">${told && html`<p role="status">${told}</p>`}${parts.map(([part, value]) => html`<h3>${part.replaceAll("_", " ")}</h3><${Value} value=${value} />`)}</div>`;
 }

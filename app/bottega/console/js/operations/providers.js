@@ -5,8 +5,8 @@ import { call, post } from "../api.js";
 import { count } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Button, Empty, Panel, Time } from "../parts/basics.js";
-import { Confirmed, Pages, Sending, Shown, Table } from "../parts/lists.js";
+import { Button, Empty, Loaded, Panel, Time } from "../parts/basics.js";
+import { Confirmed, Pages, Sending, Table } from "../parts/lists.js";
 
 const DIALECTS = ["chat", "responses", "anthropic", "gemini"];
 
@@ -39,7 +39,7 @@ function limits(provider) {
 
 function Health({ name }) {
   const found = useData(`/v1/providers/${name}`, { everyMs: 3000 });
-  return html`<div class="body"><h3>Health of ${name}</h3><${Shown} from=${found} what="its health">${(provider) => html`
+  return html`<div class="body"><h3>Health of ${name}</h3><${Loaded} from=${found} what="its health">${(provider) => html`
     <p class="small">${count(provider.calls.under_way)} calls under way, ${count(provider.calls.waiting)} wait for a limit or a breaker.</p>
     ${Object.entries(provider.breaker).length
       ? html`<ul class="rows">${Object.entries(provider.breaker).map(([model, breaker]) => html`<li><code>${model}</code> ${breaker.state === "closed" ? "answers" : html`<span class="bad-text">${breaker.state}</span>, tried again <${Time} at=${breaker.retry_at} />`}</li>`)}</ul>`

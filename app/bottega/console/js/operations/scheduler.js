@@ -2,15 +2,15 @@
 import { count, duration } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Empty, Figure, Figures, Panel, Time } from "../parts/basics.js";
-import { Shown, Table } from "../parts/lists.js";
+import { Empty, Figure, Figures, Loaded, Panel, Time } from "../parts/basics.js";
+import { Table } from "../parts/lists.js";
 
 const EVERY_MS = 2000;
 const sum = (items, of) => items.reduce((total, each) => total + of(each), 0);
 
 export function Scheduler() {
   const found = useData("/v1/scheduler", { everyMs: EVERY_MS });
-  return html`<${Shown} from=${found} what="workers">${({ workers, runs, quotas }) => html`
+  return html`<${Loaded} from=${found} what="workers">${({ workers, runs, quotas }) => html`
     <${Figures}>
       <${Figure} name="Workers" value=${count(workers.length)} />
       <${Figure} name="Runs under way" value=${count(sum(workers, (each) => each.pool.runs))} />

@@ -2,9 +2,9 @@
 import { count, money, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Empty, Panel } from "../parts/basics.js";
+import { Empty, Loaded, Panel } from "../parts/basics.js";
 import { go } from "../router.js";
-import { Shown, Table } from "../parts/lists.js";
+import { Table } from "../parts/lists.js";
 
 const KINDS = { day: "day", model: "model", agent: "agent", user: "user", session: "session", key: "key" };
 
@@ -14,7 +14,7 @@ export function Usage({ query }) {
   const choose = (value) => go(["operations", "usage"], { ...query, by: value }, { replace: true });
   return html`<${Panel} title=${`Usage of 30 days by ${by}`} actions=${html`<label class="inline">By <select value=${by} onChange=${(e) => choose(e.target.value)}>
       ${Object.keys(KINDS).map((each) => html`<option value=${each}>${each}</option>`)}</select></label>`}>
-    <${Shown} from=${found} what="usage">${(page) => page.items.length ? html`<${Sums} by=${by} items=${page.items} more=${page.next_cursor !== null} />` : html`<${Empty} title="No run has used tokens in the last 30 days." />`}<//><//>`;
+    <${Loaded} from=${found} what="usage">${(page) => page.items.length ? html`<${Sums} by=${by} items=${page.items} more=${page.next_cursor !== null} />` : html`<${Empty} title="No run has used tokens in the last 30 days." />`}<//><//>`;
 }
 
 function Sums({ by, items, more }) {

@@ -1,7 +1,7 @@
 /** The graphs: a list, and one of them to look at, change and try. */
 import { useEffect, useState } from "preact/hooks";
 
-import { call, get, post } from "../api.js";
+import { call, post } from "../api.js";
 import { changes, draftOf } from "../graphs/draft.js";
 import { Editor, MissingAgents } from "../graphs/editor.js";
 import { Trial } from "../graphs/trial.js";
@@ -10,40 +10,23 @@ import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Empty, Failure, Link, Loaded, Panel, Tabs, Time } from "../parts/basics.js";
 import { Dialog } from "../parts/dialog.js";
+import { Pages, Table } from "../parts/lists.js";
 import { go } from "../router.js";
 
 const TABS = [["edit", "Graph"], ["try", "Try it"], ["versions", "Versions"]];
-const LIMIT = 100;
 
 export function Graphs({ id, query }) {
   return id ? html`<${One} key=${id} name=${id} query=${query} />` : html`<${All} />`;
 }
 
 function All() {
-  const first = useData(`/v1/graphs?limit=${LIMIT}`);
-  const [more, setMore] = useState({ items: [], cursor: undefined });
-  const [error, setError] = useState(null);
-  const cursor = more.cursor === undefined ? first.data?.next_cursor : more.cursor;
-  const readMore = async () => {
-    try {
-      const page = await get(`/v1/graphs?limit=${LIMIT}&cursor=${encodeURIComponent(cursor)}`);
-      setMore({ items: [...more.items, ...page.items], cursor: page.next_cursor });
-    } catch (problem) {
-      setError(problem);
-    }
-  };
   return html`
     <div class="head"><h1>Graphs</h1></div>
     <${New} />
-    <${Panel}>
-      <${Loaded} from=${first} what="graphs">${({ items }) => [...items, ...more.items].length
-        ? html`<div class="scroll"><table class="table"><thead><tr><th>Graph</th><th>Version</th><th>Stored</th></tr></thead>
-          <tbody>${[...items, ...more.items].map((graph) => html`<tr key=${graph.name}>
-            <td><${Link} path=${["graphs", graph.name]}>${graph.name}<//></td><td class="numbers">${graph.version}</td><td><${Time} at=${graph.created_at} /></td></tr>`)}</tbody></table></div>`
-        : html`<${Empty} title="There is no graph yet."><p>A graph says which agents receive whose answers. Make one above.</p><//>`}<//>
-      ${error && html`<p class="note bad" role="alert">${error.message}</p>`}
-      ${cursor && html`<div class="body"><${Button} onClick=${readMore}>Show more<//></div>`}
-    <//>`;
+    <${Panel}><${Pages} path="/v1/graphs" what="graphs">${(graphs) => graphs.length
+      ? html`<${Table} label="Graphs" head=${["Graph", "#Version", "Stored"]}>${graphs.map((graph) => html`<tr key=${graph.name}>
+          <td><${Link} path=${["graphs", graph.name]}>${graph.name}<//></td><td class="right">${graph.version}</td><td><${Time} at=${graph.created_at} /></td></tr>`)}<//>`
+      : html`<${Empty} title="There is no graph yet."><p>A graph says which agents receive whose answers. Make one above.</p><//>`}<//><//>`;
 }
 
 function New() {

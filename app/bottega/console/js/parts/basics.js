@@ -46,10 +46,12 @@ export const Loading = ({ what = "" }) => html`<p class="state" role="status"><s
 
 export const Empty = ({ title, children }) => html`<div class="state"><p><strong>${title}</strong></p>${children}</div>`;
 
+const TITLES = { 0: "No connection", 403: "This key may not do this" };
+
 /** An error of the API, in its own words, with a way on. */
 export const Failure = ({ error, again }) => html`
   <div class="state bad" role="alert">
-    <p><strong>${error.status === 0 ? "No connection" : "This did not work"}</strong></p>
+    <p><strong>${TITLES[error.status] ?? "This did not work"}</strong></p>
     <p>${error.message}</p>
     ${error.problem?.errors?.map((each) => html`<p class="small"><code>${each.pointer}</code> ${each.detail}</p>`)}
     ${again && html`<${Button} onClick=${again}>Try again<//>`}

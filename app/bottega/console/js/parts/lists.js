@@ -4,42 +4,35 @@ import { useState } from "preact/hooks";
 import { get } from "../api.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Button, Failure, Loading } from "./basics.js";
+import { Button, Failure, Loaded } from "./basics.js";
 
-/** What a key may not read is said in words, with the scope that it needs. */
-export function Refused({ error, again }) {
-  if (error.code === "no_secrets_key") return html`<div class="state"><p>${error.message}</p></div>`;
-  if (error.status !== 403) return html`<${Failure} error=${error} again=${again} />`;
-  return html`<div class="state"><p><strong>This key may not see this.</strong></p><p>${error.message}. Enter another one with the button <em>Key</em>.</p></div>`;
-}
+const LIMIT = 50;
 
-/** What a tab shows of `useData`: loading, a refusal, or its children made of the data. */
-export function Shown({ from, what, children }) {
-  if (from.data !== null) return children(from.data);
-  if (from.error) return html`<${Refused} error=${from.error} again=${from.reload} />`;
-  return html`<${Loading} what=${what} />`;
-}
-
-/** A list by pages: `children` gets the items read so far; the first page is read again every `everyMs`. */
-export function Pages({ path, what, everyMs = 0, version = 0, children }) {
-  const first = useData(`${path}${path.includes("?") ? "&" : "?"}limit=50`, { everyMs });
-  const [more, setMore] = useState({ of: null, items: [], cursor: null });
-  const [error, setError] = useState(null);
-  const older = more.of === path + version ? more : { items: [], cursor: undefined };
+/**
+ * A list by pages: `children` gets the items read so far, and a function that reads the first page
+ * again, as happens every `everyMs`. `keyOf` tells items apart.
+ */
+export function Pages({ path, what, everyMs = 0, keyOf = (item) => item.id ?? item.name, children }) {
+  const paged = `${path}${path.includes("?") ? "&" : "?"}limit=${LIMIT}`;
+  const first = useData(paged, { everyMs });
+  const [more, setMore] = useState({ path, items: [], cursor: undefined, error: null });
+  const older = more.path === path ? more : { path, items: [], cursor: undefined, error: null };
   const cursor = older.cursor === undefined ? first.data?.next_cursor : older.cursor;
   const readMore = async () => {
     try {
-      const page = await get(`${path}${path.includes("?") ? "&" : "?"}limit=50&cursor=${encodeURIComponent(cursor)}`);
-      setMore({ of: path + version, items: [...older.items, ...page.items], cursor: page.next_cursor });
-      setError(null);
-    } catch (problem) {
-      setError(problem);
+      const page = await get(`${paged}&cursor=${encodeURIComponent(cursor)}`);
+      const began = older.items.length ? older.items : first.data.items;
+      setMore({ path, items: [...began, ...page.items], cursor: page.next_cursor, error: null });
+    } catch (error) {
+      setMore({ ...older, error });
     }
   };
-  return html`<${Shown} from=${first} what=${what}>${(page) => html`
-    ${children([...page.items, ...older.items], first.reload)}
-    ${error && html`<p class="note bad" role="alert">${error.message}</p>`}
-    ${cursor && html`<div class="body"><${Button} onClick=${readMore}>Show more<//></div>`}`}<//>`;
+  return html`<${Loaded} from=${first} what=${what}>${(page) => {
+    const seen = new Set(page.items.map(keyOf));
+    return html`${children([...page.items, ...older.items.filter((item) => !seen.has(keyOf(item)))], first.reload)}
+      ${older.error && html`<p class="note bad" role="alert">${older.error.message}</p>`}
+      ${cursor && html`<div class="body"><${Button} onClick=${readMore}>Show more<//></div>`}`;
+  }}<//>`;
 }
 
 /** A button that asks once more before it acts. */

@@ -12,6 +12,7 @@ import { html } from "../html.js";
 export function Windowed({ items, rowHeight, row, label, follow = false, role = "list" }) {
   const box = useRef(null);
   const atEnd = useRef(true);
+  const made = useRef({});
   const [view, setView] = useState({ top: 0, height: 600 });
   useEffect(() => {
     const observer = new ResizeObserver(([entry]) => setView((old) => ({ ...old, height: entry.contentRect.height })));
@@ -27,9 +28,12 @@ export function Windowed({ items, rowHeight, row, label, follow = false, role = 
   };
   const first = Math.max(0, Math.floor(view.top / rowHeight) - 8);
   const last = Math.min(items.length, Math.ceil((view.top + view.height) / rowHeight) + 8);
-  const rows = [];
-  for (let i = first; i < last; i++) rows.push(row(items[i], i));
+  // While only the view moves, rows that stay are the same objects, which preact does not compare.
+  const kept = made.current.row === row && made.current.items === items ? made.current.rows : new Map();
+  const rows = new Map();
+  for (let i = first; i < last; i++) rows.set(i, kept.get(i) ?? row(items[i], i));
+  made.current = { row, items, rows };
   return html`<div class="windowed" ref=${box} onScroll=${onScroll} tabindex="0" role=${role} aria-label=${label}>
-    <div class="windowed-rows" style=${{ height: `${items.length * rowHeight}px`, paddingTop: `${first * rowHeight}px` }} role="presentation">${rows}</div>
+    <div class="windowed-rows" style=${{ height: `${items.length * rowHeight}px`, paddingTop: `${first * rowHeight}px` }} role="presentation">${[...rows.values()]}</div>
   </div>`;
 }
