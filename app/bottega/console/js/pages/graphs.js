@@ -1,7 +1,7 @@
 /** The graphs: a list, and one of them to look at, change and try. */
 import { useEffect, useState } from "preact/hooks";
 
-import { call, post } from "../api.js";
+import { call, get, post } from "../api.js";
 import { changes, draftOf } from "../graphs/draft.js";
 import { Editor, MissingAgents } from "../graphs/editor.js";
 import { Trial } from "../graphs/trial.js";
