@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Browser, expect
 
 from tests.api.test_episodes import remember
 from tests.api.test_patterns import add
 from tests.console.accessibility import violations
-from tests.console.conftest import Console
+from tests.console.conftest import Console, window
 from tests.fake_model import calls, http_error, text
 from tests.flows.test_episodes import judge
 from tests.flows.test_learning import learned
@@ -92,6 +92,32 @@ async def test_the_search_and_the_list_are_narrowed_by_outcome(console: Console)
     await page.get_by_role("button", name="Search").click()
     await expect(page.locator("ol.rows > li")).to_have_count(1)
     await expect(page.locator("ol.rows > li")).to_contain_text("Book a train")
+
+
+async def test_episodes_of_all_users_are_shown_and_narrowed_to_one(
+    console: Console, browser: Browser
+) -> None:
+    client = console.server.client
+    for user, task in (("ann", "Book a train"), ("bob", "Book a ferry"), (None, "Book a hall")):
+        await remember(client, task={"original_input": task}, user=user)
+    page = await console.open("memory")
+    await expect(page.get_by_role("link", name="Book a")).to_have_count(3)
+    await page.get_by_label("User").fill("ann")
+    await page.get_by_label("User").press("Tab")
+    await expect(page.get_by_role("link", name="Book a")).to_have_count(1)
+    await page.get_by_label("Search for episodes like this").fill("book a ferry")
+    await page.get_by_role("button", name="Search").click()
+    await expect(page.locator("ol.rows > li")).to_have_count(1)
+    await expect(page.locator("ol.rows > li")).to_contain_text("Book a train")
+    body = {"name": "reader", "scopes": ["read"]}
+    key = (await client.post("/v1/keys", json=body)).json()["key"]
+    async with window(browser, key) as (other, _):
+        await other.goto(f"{console.address}#/memory")
+        await expect(other.get_by_role("link", name="Book a hall")).to_be_visible()
+        await expect(other.get_by_role("link", name="Book a")).to_have_count(1)
+        await expect(
+            other.get_by_text("To see all, use a key with the scope admin")
+        ).to_be_visible()
 
 
 async def test_an_episode_tells_what_failed_and_what_cured_it(console: Console) -> None:

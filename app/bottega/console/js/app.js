@@ -101,6 +101,7 @@ function App() {
     document.title = name && name !== "Home" ? `${name} · Bottega` : "Bottega";
     main.current?.focus({ preventScroll: true });
     scrollTo(0, 0);
+    document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
   }, [at.path.join("/")]);
   const next = THEMES[(THEMES.indexOf(theme.value) + 1) % THEMES.length];
   return html`

@@ -5,7 +5,7 @@ import { post, withQuery } from "../api.js";
 import { count, duration, excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Empty, Failure, Figure, Figures, Link, Loaded, Panel, Time, Value } from "../parts/basics.js";
+import { Empty, Failure, Figure, Figures, Link, Loaded, Loading, Panel, Time, Value } from "../parts/basics.js";
 import { Pages, Table } from "../parts/lists.js";
 import { go } from "../router.js";
 import { Learnt } from "./learnt.js";
@@ -15,35 +15,47 @@ const TERMS = ["similarity", "recency", "success", "accesses", "domain"];
 const TONES = { SUCCESS: "ok", PARTIAL: "wait", FAILURE: "bad" };
 export const Outcome = ({ value }) => html`<span class="status ${TONES[value] ?? "quiet"}">${(value ?? "UNKNOWN").toLowerCase()}</span>`;
 
+/** Whose episodes are shown: of a user, of a session, else all; without the scope `admin`, those of neither. */
+function useWhose({ user, session_id }) {
+  const probe = useData(user || session_id ? null : "/v1/episodes?limit=1&scope=tenant");
+  if (user || session_id) return { user, session_id };
+  if (probe.error?.status === 403) return {};
+  return probe.loading ? null : { scope: "tenant" };
+}
+
 export function Episodes({ query }) {
   const [found, setFound] = useState(null);
   const [error, setError] = useState(null);
+  const whose = useWhose(query);
   const search = async (event) => {
     event.preventDefault();
-    const { text, by, outcome, user, session } = Object.fromEntries(new FormData(event.currentTarget));
+    const { text, by, outcome } = Object.fromEntries(new FormData(event.currentTarget));
     if (!text.trim()) return setFound(null);
     setError(null);
+    const filters = outcome ? { outcomes: [outcome] } : {};
     try {
-      const filters = outcome ? { outcomes: [outcome] } : {};
-      setFound(await post("/v1/episodes/search", { query: text.trim(), by, k: 20, explain: true, filters, ...(user && { user }), ...(session && { session_id: session }) }));
+      setFound(await post("/v1/episodes/search", { query: text.trim(), by, k: 20, explain: true, filters, ...whose }));
     } catch (problem) {
       setError(problem);
     }
   };
+  const set = (change) => (setFound(null), go(["memory"], { ...query, ...change }, { replace: true }));
+  const field = (name, label) => html`<label>${label} <input value=${query[name] ?? ""} placeholder="any" onChange=${(e) => set({ [name]: e.target.value.trim() || undefined })} /></label>`;
   return html`
     <form class="filters" onSubmit=${search}>
       <label class="grow">Search for episodes like this <input name="text" type="search" placeholder="What is the task about?" /></label>
       <label>Compare with their <select name="by"><option value="task">task</option><option value="result">result</option><option value="whole">whole</option></select></label>
       <label>That ended in <select name="outcome"><option value="">anything</option>${OUTCOMES.map((each) => html`<option>${each}</option>`)}</select></label>
-      <label>User <input name="user" placeholder="none" /></label><label>Session <input name="session" placeholder="none" /></label>
-      <button class="button primary">Search</button>
+      ${field("user", "User")} ${field("session_id", "Session")}
+      <button class="button primary" disabled=${!whose}>Search</button>
     </form>
+    ${whose && !Object.keys(whose).length && html`<p class="note">Only episodes without a user and a session are shown. To see all, use a key with the scope <code>admin</code>; or name a user or a session.</p>`}
     ${error && html`<${Failure} error=${error} />`}
-    ${found ? html`<${Hits} found=${found} />` : html`<${Latest} query=${query} />`}`;
+    ${!whose ? html`<${Loading} what="episodes" />` : found ? html`<${Hits} found=${found} />` : html`<${Latest} query=${query} whose=${whose} />`}`;
 }
 
 function Hits({ found }) {
-  if (!found.items.length) return html`<${Panel}><${Empty} title="No episode is like that."><p>Those of other users and sessions are only found with their names above.</p><//><//>`;
+  if (!found.items.length) return html`<${Panel}><${Empty} title="No episode is like that." /><//>`;
   return html`<${Panel} title=${`${count(found.items.length)} episodes${found.by_meaning === false ? ", by words alone: there is no embedder" : ""}`}>
     <ol class="rows">${found.items.map(({ episode, score, parts }) => html`<li key=${episode.id}>
       <p><${Link} path=${["memory", "episodes", episode.id]}>${excerpt(episode.summary.task, 120)}<//> <${Outcome} value=${episode.outcome} /></p>
@@ -62,8 +74,8 @@ function Score({ score, parts }) {
 
 const shown = (value) => (typeof value === "number" ? value.toFixed(3) : value ? "yes" : "no");
 
-function Latest({ query }) {
-  const path = withQuery("/v1/episodes", { order: "desc", outcome: query.outcome });
+function Latest({ query, whose }) {
+  const path = withQuery("/v1/episodes", { order: "desc", outcome: query.outcome, ...whose });
   const set = (outcome) => go(["memory"], { ...query, outcome }, { replace: true });
   return html`<${Panel} title="Latest episodes" actions=${html`<label class="inline">Outcome <select value=${query.outcome ?? ""} onChange=${(e) => set(e.target.value)}><option value="">any</option>${OUTCOMES.map((each) => html`<option>${each}</option>`)}</select></label>`}>
     <${Pages} key=${path} path=${path} what="episodes" everyMs=${10_000}>${(items) => items.length

@@ -75,7 +75,7 @@ export function Run({ id, query }) {
       <div class="actions"><${Status} value=${state.status} /><span class="small soft" role="status">${played ? "Playback" : LINKS[link]}</span>
         <${Actions} run=${run.data} moves=${moves} onDone=${run.reload} /></div>
     </div>
-    <${Numbers} state=${state} run=${run.data} now=${now} />
+    <${Numbers} state=${state} now=${now} />
     ${!played && html`<${Asked} state=${live} />`}
     ${!played && html`<${Steer} key=${id} run=${run.data} state=${live} moves=${moves} />`}
     ${state.error && html`<p class="note bad" role="alert"><strong>${state.error.code}</strong> ${state.error.message}</p>`}
@@ -106,7 +106,7 @@ function unfinished(tasks) {
   return [...counts].map(([status, number]) => `${count(number)} ${status}`).join(" · ");
 }
 
-function Numbers({ state, run, now }) {
+function Numbers({ state, now }) {
   let input = 0, calls = 0, tools = 0;
   const cost = { amount: 0, currency: "USD", complete: true };
   for (const task of state.tasks.values()) {
