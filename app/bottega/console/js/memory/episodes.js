@@ -109,6 +109,6 @@ const Wrong = ({ error }) => html`<p class="note bad"><strong>${error.code ?? er
 function Steps({ trace, text }) {
   if (!trace.length) return html`<div class="body"><pre class="text">${text || "No step is recorded."}</pre></div>`;
   return html`<ol class="rows steps">${trace.map((step, i) => html`<li key=${i} class=${step.error || step.status === "failed" ? "failed" : ""}>
-    ${step.agent && html`<span class="small soft">${step.agent}</span> `}<code>${step.tool ?? step.step ?? "step"}</code> ${step.arguments && html`<span class="mono small">${excerpt(plain(step.arguments), 160)}</span>`}
+    ${step.agent && html`<span class="small soft">${step.agent}</span> `}<code>${step.tool ?? (step.step == null ? "step" : `step ${step.step}`)}</code> ${step.arguments && html`<span class="mono small">${excerpt(plain(step.arguments), 160)}</span>`}
     <p class="small">${step.error ? html`<span class="bad-text">${excerpt(step.error.message ?? plain(step.error), 240)}</span>` : excerpt(plain(step.result ?? step.answer ?? (step.step ? step.status : step) ?? ""), 240)}</p></li>`)}</ol>`;
 }
