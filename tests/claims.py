@@ -37,6 +37,7 @@ def claim_of(run_id: UUID, **changed: Any) -> ClaimedRun:
         output_schema=None,
         agents={"writer": {"subagents": None}},
         providers={},
+        mcp_servers={},
         operators=frozenset(),
         graph_name=None,
         graph=None,

@@ -39,6 +39,7 @@ from bottega.api.routes import (
     webhook_secrets,
     websocket,
 )
+from bottega.api.routes.mcp import servers as mcp_servers
 from bottega.api.routes.memory import (
     episodes,
     learning,
@@ -83,6 +84,7 @@ _ROUTES = (
     asyncapi,
     graphs,
     providers,
+    mcp_servers,
     runs,
     run_control,
     run_memory,

@@ -144,7 +144,7 @@ CREATE TABLE secrets (
 -- The tenant of a server without keys.
 INSERT INTO tenants (id, name) VALUES ('00000000-0000-7000-8000-000000000001', 'default');
 
--- --- Agents, graphs and providers as users edit them --------------------------------------------
+-- --- Agents, graphs, providers and MCP servers as users edit them --------------------------------
 
 CREATE TABLE agents (
     tenant_id uuid NOT NULL,
@@ -213,7 +213,30 @@ CREATE TABLE provider_versions (
         FOREIGN KEY (tenant_id, name) REFERENCES providers (tenant_id, name)
 );
 
--- A value per tenant that every change of its agents, graphs and providers replaces.
+-- MCP servers, with the tools that each had when it was asked last.
+CREATE TABLE mcp_servers (
+    tenant_id uuid NOT NULL,
+    name text NOT NULL,
+    version integer NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    updated_at timestamptz NOT NULL DEFAULT now(),
+    deleted_at timestamptz,
+    CONSTRAINT pk_mcp_servers PRIMARY KEY (tenant_id, name),
+    CONSTRAINT fk_mcp_servers_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+);
+
+CREATE TABLE mcp_server_versions (
+    tenant_id uuid NOT NULL,
+    name text NOT NULL,
+    version integer NOT NULL,
+    definition jsonb NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_mcp_server_versions PRIMARY KEY (tenant_id, name, version),
+    CONSTRAINT fk_mcp_server_versions_tenant_id_name_mcp_servers
+        FOREIGN KEY (tenant_id, name) REFERENCES mcp_servers (tenant_id, name)
+);
+
+-- A value per tenant that every change of its agents, graphs, providers and MCP servers replaces.
 CREATE TABLE definition_epochs (
     tenant_id uuid NOT NULL,
     epoch uuid NOT NULL DEFAULT gen_random_uuid(),
@@ -335,7 +358,8 @@ CREATE TABLE runs (
     -- Its starter: ``key:<prefix>``, ``local``, ``cli`` or ``schedule:<name>``.
     principal text,
     input jsonb NOT NULL,
-    -- {"agents": {name: version}, "graph": {"name", "version"} | null, "providers": {name: version}}
+    -- {"agents": {name: version}, "graph": {"name", "version"} | null, "providers": {name: version},
+    -- "mcp_servers": {name: version}}
     pinned jsonb NOT NULL,
     -- {agent: {"params": {…}}}: parameters of models, merged with the agent's own.
     overrides jsonb NOT NULL DEFAULT '{}',

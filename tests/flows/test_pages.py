@@ -26,6 +26,7 @@ SMALL = {
     *("list_sessions", "list_keys", "list_audit_log", "list_memory_reports"),
     *("list_files", "list_providers", "list_provider_versions", "sum_usage"),
     *("list_interrupts", "list_secrets", "list_webhook_deliveries"),
+    *("list_mcp_servers", "list_mcp_server_versions"),
 }
 """Lists whose items are always small: 200 of them fit in a page."""
 EMPTY = {"list_keys", "list_interrupts", "list_webhook_deliveries"}
@@ -74,6 +75,10 @@ async def fill(server: Running) -> dict[str, str]:
         assert (await client.post("/v1/providers", json=vendor)).status_code == 201
         again = await client.put("/v1/providers/v0", json=vendor | {"name": "v0"})
         assert again.status_code == 200
+        tools = {"name": f"m{number}", "url": "https://203.0.114.7/mcp"}
+        assert (await client.post("/v1/mcp-servers", json=tools)).status_code == 201
+        again = await client.put("/v1/mcp-servers/m0", json=tools | {"name": "m0"})
+        assert again.status_code == 200
         one = {"file": (f"{number}.txt", b"x")}
         assert (await client.post("/v1/files", files=one)).status_code == 201
         schedule = {"name": f"s{number}", "cron": "0 5 * * 1", "run": run}
@@ -114,6 +119,8 @@ async def fill(server: Running) -> dict[str, str]:
         "list_files": "/v1/files",
         "list_providers": "/v1/providers",
         "list_provider_versions": "/v1/providers/v0/versions",
+        "list_mcp_servers": "/v1/mcp-servers",
+        "list_mcp_server_versions": "/v1/mcp-servers/m0/versions",
         "list_interrupts": "/v1/interrupts",
         "list_secrets": "/v1/secrets",
         "list_webhook_deliveries": "/v1/webhook-deliveries",

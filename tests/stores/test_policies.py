@@ -70,6 +70,8 @@ async def fill(server: Running, url: str) -> None:
     assert (await client.post("/v1/webhook-secret")).status_code == 201
     server_at = {"name": "p", "dialect": "chat", "base_url": "https://203.0.114.1/v1"}
     assert (await client.post("/v1/providers", json=server_at)).status_code == 201
+    server_at = {"name": "m", "url": "https://203.0.114.1/mcp"}
+    assert (await client.post("/v1/mcp-servers", json=server_at)).status_code == 201
     stored = {"value": "a long secret", "hosts": ["a.example"]}
     assert (await client.put("/v1/secrets/KEY", json=stored)).status_code == 201
     assert (await client.post("/v1/files", files={"file": b"x"})).status_code == 201

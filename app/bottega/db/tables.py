@@ -88,6 +88,21 @@ provider_versions = _table(
     json="definition",
     time="created_at",
 )
+mcp_servers = _table(
+    "mcp_servers",
+    uuid="tenant_id",
+    text="name",
+    number="version",
+    time="created_at updated_at deleted_at",
+)
+mcp_server_versions = _table(
+    "mcp_server_versions",
+    uuid="tenant_id",
+    text="name",
+    number="version",
+    json="definition",
+    time="created_at",
+)
 model_breakers = _table(
     "model_breakers",
     uuid="tenant_id",

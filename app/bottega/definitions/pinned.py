@@ -13,10 +13,10 @@ _READ = "SELECT * FROM pinned_definitions($1, $2, $3, $4)"
 
 
 class Pin(NamedTuple):
-    """One version of an agent, a graph or a provider."""
+    """One version of an agent, a graph, a provider or an MCP server."""
 
     tenant_id: UUID
-    kind: Literal["agent", "graph", "provider"]
+    kind: Literal["agent", "graph", "provider", "mcp_server"]
     name: str
     version: int
 
@@ -49,6 +49,8 @@ def pins_of(tenant_id: UUID, pinned: Mapping[str, Any]) -> Iterator[Pin]:
         yield Pin(tenant_id, "agent", name, version)
     for name, version in (pinned.get("providers") or {}).items():
         yield Pin(tenant_id, "provider", name, version)
+    for name, version in (pinned.get("mcp_servers") or {}).items():
+        yield Pin(tenant_id, "mcp_server", name, version)
     if graph := pinned.get("graph"):
         yield Pin(tenant_id, "graph", graph["name"], graph["version"])
 

@@ -1,4 +1,4 @@
-"""Storage of users' agents, graphs and providers, by name, with all versions.
+"""Storage of users' agents, graphs, providers and MCP servers, by name, with all versions.
 
 All kinds share these functions; checks of one kind are in :mod:`bottega.definitions.agents` and
 :mod:`bottega.definitions.graphs`.
@@ -48,6 +48,20 @@ class DefinitionKind:
     bodies: tuple[str, ...]
     audited: bool = False
 
+    @property
+    def word(self) -> str:
+        """The noun in names of operations and of actions in the audit log."""
+        return self.noun.lower().replace(" ", "_")
+
+    @property
+    def path(self) -> str:
+        """The path of its resources."""
+        return f"/v1/{self.word.replace('_', '-')}s"
+
+    @property
+    def article(self) -> str:
+        return "an" if self.noun[0] in "aM" else "a"
+
 
 AGENTS = DefinitionKind(
     "agent",
@@ -61,6 +75,13 @@ PROVIDERS = DefinitionKind(
     tables.providers,
     tables.provider_versions,
     ("headers", "models", "prices"),
+    audited=True,
+)
+MCP_SERVERS = DefinitionKind(
+    "MCP server",
+    tables.mcp_servers,
+    tables.mcp_server_versions,
+    ("headers", "tools", "warnings"),
     audited=True,
 )
 

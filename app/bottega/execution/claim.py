@@ -51,6 +51,7 @@ class ClaimedRun:
         agents: pinned definitions of all its agents, by name.
         providers: pinned definitions of the tenant's own model servers, by name.
         operators: names of the operator's model servers that it uses.
+        mcp_servers: pinned definitions of the MCP servers that its agents name, by name.
         graph_name, graph: name and pinned definition; ``None``: it has no graph.
         session_id: ``None``: it belongs to no session.
         session_base: publications of the session's earlier runs, as ``session_memory`` has them.
@@ -90,6 +91,7 @@ class ClaimedRun:
     agents: Mapping[str, Mapping[str, Any]]
     providers: Mapping[str, Mapping[str, Any]]
     operators: frozenset[str]
+    mcp_servers: Mapping[str, Mapping[str, Any]]
     graph_name: str | None
     graph: dict[str, Any] | None
     session_id: str | None
@@ -120,6 +122,7 @@ class ClaimedRun:
             "pins": tuple(pins_of(tenant_id, values["pinned"])),
             "agents": {},
             "providers": {},
+            "mcp_servers": {},
             "operators": frozenset(values["pinned"].get("operators") or ()),
             "graph": None,
         }
@@ -129,12 +132,19 @@ class ClaimedRun:
 
     def with_definitions(self, definitions: Mapping[Pin, dict[str, Any]]) -> Self:
         """Return it with its own definitions among these."""
-        found: dict[str, dict[str, Any]] = {"agent": {}, "graph": {}, "provider": {}}
+        kinds = ("agent", "graph", "provider", "mcp_server")
+        found: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
         for pin in self.pins:
             if pin in definitions:
                 found[pin.kind][pin.name] = definitions[pin]
         graph = next(iter(found["graph"].values()), None)
-        return replace(self, agents=found["agent"], providers=found["provider"], graph=graph)
+        return replace(
+            self,
+            agents=found["agent"],
+            providers=found["provider"],
+            mcp_servers=found["mcp_server"],
+            graph=graph,
+        )
 
     @property
     def elapsed_s(self) -> float:

@@ -16,6 +16,7 @@ from bottega.definitions.models import DEFAULT, KnownProvider, ModelName, checke
 from bottega.errors import InvalidInputError, UnknownAgentError
 from bottega.runs.model_prices import UsedModel
 from bottega.runs.parameters import Dialects, dialects_of, refuse_unsupported
+from bottega.tools.mcp import refuse_unfit
 
 _MAX_CHAIN = 20
 _MODES = ("off", "read", "full")
@@ -37,8 +38,8 @@ class Pins:
     Attributes:
         epoch: of the tenant's definitions; the versions are current while it is.
         pinned: ``{"agents": {name: version}, "graph": {"name", "version"} or None, "providers":
-            {name: version}, "operators": [name]}``, with the tenant's own providers that its agents
-            use, and those of the operator.
+            {name: version}, "operators": [name], "mcp_servers": {name: version}}``, with the
+            tenant's own providers that its agents use, and those of the operator.
         first: the agents that the run starts with; each gets its input.
         memory: the strictest mode of these.
         params: the parameters of each agent.
@@ -126,15 +127,11 @@ def _pins(
     }
     _refuse_unknown(named_by, agents)
     _refuse_depth(agent, agents)
-    called = {child for each in agents.values() for child in each.children}
-    if undescribed := sorted(name for name in called if agents[name].undescribed):
-        raise InvalidInputError(
-            f"sub-agents need a description, so that a model knows when to call them: "
-            f"{', '.join(undescribed)}",
-            code="missing_description",
-        )
+    _refuse_undescribed(agents)
     first = [agent] if agent is not None else nodes
     memory = stricter("full", *(found["agents"][name]["memory"] for name in first))
+    servers = found["mcp_servers"]
+    _refuse_unfit_tools(found["agents"], servers, next(iter(named_by.values()), "/graph"))
     known = {
         **operators,
         **{name: KnownProvider(**each) for name, each in found["providers"].items()},
@@ -149,6 +146,7 @@ def _pins(
             name: known[name].version for name in names if known[name].version is not None
         },
         "operators": [name for name in names if known[name].version is None],
+        "mcp_servers": {name: each["version"] for name, each in servers.items()},
     }
     params = {name: each["params"] for name, each in found["agents"].items()}
     dialects = {
@@ -164,6 +162,34 @@ def _pins(
         for agent, of_agent in models.items()
     }
     return Pins(UUID(found["epoch"]), pinned, first, memory, params, dialects, used)
+
+
+def _refuse_undescribed(agents: Mapping[str, Reached]) -> None:
+    called = {child for each in agents.values() for child in each.children}
+    if undescribed := sorted(name for name in called if agents[name].undescribed):
+        raise InvalidInputError(
+            f"sub-agents need a description, so that a model knows when to call them: "
+            f"{', '.join(undescribed)}",
+            code="missing_description",
+        )
+
+
+def _refuse_unfit_tools(
+    agents: Mapping[str, Mapping[str, Any]],
+    servers: Mapping[str, Mapping[str, Any]],
+    pointer: str,
+) -> None:
+    """Refuse agents whose tools of MCP servers do not fit.
+
+    Raises:
+        InvalidInputError: as :func:`bottega.tools.mcp.refuse_unfit`.
+    """
+    for name, agent in agents.items():
+        if agent["tools"]:
+            try:
+                refuse_unfit(name, agent["tools"], agent["children"], servers)
+            except InvalidInputError as error:
+                raise InvalidInputError(error.detail, code=error.code, pointer=pointer) from None
 
 
 def _judges(

@@ -18,6 +18,7 @@ from bottega.redaction import Redactor
 from bottega.settings.episodes import EpisodeSettings
 from bottega.settings.files import FileSettings
 from bottega.settings.learning import LearningSettings
+from bottega.settings.mcp import McpSettings
 from bottega.settings.memory import MemorySettings
 from bottega.settings.models import ModelSettings
 from bottega.settings.subagents import SubagentSettings
@@ -40,7 +41,13 @@ _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
 
 class Settings(
-    ModelSettings, FileSettings, MemorySettings, LearningSettings, EpisodeSettings, SubagentSettings
+    ModelSettings,
+    FileSettings,
+    McpSettings,
+    MemorySettings,
+    LearningSettings,
+    EpisodeSettings,
+    SubagentSettings,
 ):
     """Environment variables with the prefix ``BOTTEGA_`` (and a ``.env`` file).
 
@@ -360,6 +367,7 @@ def redactor(settings: Settings) -> Redactor:
     values = [getattr(settings, name) for name in Settings.model_fields if name not in addresses]
     hidden = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
     hidden += [value.removeprefix("whsec_") for value in hidden]
+    hidden += [secret for each in settings.mcp_stdio.values() for secret in each.secrets]
     hidden += (settings.secrets_key.get_secret_value() if settings.secrets_key else "").split(",")
     hidden += [os.environ.get(name, "") for name in _OF_OBJECT_STORES]
     urls = [getattr(settings, name) for name in addresses]

@@ -44,7 +44,7 @@ def _named(key: Any) -> Any:
     return key
 
 
-def _is_address(url: str) -> str:
+def _address(url: str) -> httpx2.URL:
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:
@@ -53,12 +53,37 @@ def _is_address(url: str) -> str:
         raise in_clear("the user or password in the URL")
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise PydanticCustomError("url", "must have the form http(s)://host/path")
+    return parsed
+
+
+def _is_address(url: str) -> str:
+    parsed = _address(url)
     if parsed.query or parsed.fragment or "?" in url or "#" in url:
         raise PydanticCustomError("url", "must have no query and no fragment")
     return url.rstrip("/")
 
 
-def _may_be_sent(headers: dict[str, str | SecretHeader]) -> dict[str, str | SecretHeader]:
+def is_endpoint(url: str) -> str:
+    """Check an address that is used as it is, without a secret in its query.
+
+    Raises:
+        PydanticCustomError: it is not http(s), has a fragment, or a secret.
+    """
+    parsed = _address(url)
+    if "#" in url:
+        raise PydanticCustomError("url", "must have no fragment")
+    for name in parsed.params:
+        if is_credential(name):
+            raise in_clear(f"the value of {name} in the URL's query")
+    return url
+
+
+def may_be_sent(headers: dict[str, str | SecretHeader]) -> dict[str, str | SecretHeader]:
+    """Check the headers of a server.
+
+    Raises:
+        PydanticCustomError: one is not valid, is ours, or has a secret in clear text.
+    """
     if len({name.lower() for name in headers}) < len(headers):
         raise PydanticCustomError("headers", "a header is given twice")
     for name, value in headers.items():
@@ -125,7 +150,7 @@ class ProviderContent(BaseModel):
     ] = None
     headers: Annotated[
         dict[str, str | SecretHeader],
-        AfterValidator(_may_be_sent),
+        AfterValidator(may_be_sent),
         Field(max_length=50, description='Sent with each request: text or `{"secret": "NAME"}`.'),
     ] = Field(default_factory=dict)
     models: Annotated[

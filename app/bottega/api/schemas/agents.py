@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
@@ -26,6 +25,7 @@ from bottega.definitions.models import MOST_MODELS
 from bottega.json_schema.values import WHOLE
 from bottega.memory.episodes.scope import MemoryScope
 from bottega.tools.approvals import ApprovalField
+from bottega.tools.mcp import McpToolDefinition
 
 TASK_TOOLS = (
     *("dispatch_subagent", "poll_subagent", "await_subagent"),
@@ -138,16 +138,6 @@ class SubAgents(Body):
         return TASK_TOOLS if self.mode == "async" else self.names
 
 
-def _no_mcp_yet(tools: object) -> object:
-    if isinstance(tools, list) and any(
-        isinstance(tool, dict) and tool.get("type") == "mcp" for tool in tools
-    ):
-        raise PydanticCustomError(
-            "mcp_tools", "tools of type 'mcp' are not built yet: use 'builtin', 'http' or 'client'"
-        )
-    return tools
-
-
 class SemanticRecall(Body):
     """Recall of the ancestors' answers nearest to the query, besides those read directly."""
 
@@ -218,7 +208,6 @@ class AgentContent(Body):
     subagents: SubAgents | None = None
     tools: Annotated[
         list[ToolDefinition],
-        BeforeValidator(_no_mcp_yet),
         Field(max_length=50, description="Tools of its model, besides sub-agents."),
     ] = Field(default_factory=list)
     approval: Annotated[
@@ -226,8 +215,8 @@ class AgentContent(Body):
         Field(
             description=(
                 "Calls of its tools that a person must approve first, as a tool's `approval`, "
-                "which overrides it. For HTTP tools, `http_get`, client tools, and sub-agents in "
-                "mode `sync`."
+                "which overrides it. For HTTP tools, `http_get`, tools of MCP servers, client "
+                "tools, and sub-agents in mode `sync`."
             )
         ),
     ] = None
@@ -296,14 +285,18 @@ class AgentContent(Body):
 
     @model_validator(mode="after")
     def _tools_fit(self) -> Self:
-        names = [tool.name for tool in self.tools]
+        names = [name for tool in self.tools for name in _names(tool)]
         names += self.subagents.tools if self.subagents else []
-        if twice := sorted(name for name, times in Counter(names).items() if times > 1):
+        whole = [tool for tool in self.tools if isinstance(tool, McpToolDefinition)]
+        counts = Counter(names) + Counter(
+            f"all of {tool.server}" for tool in whole if tool.tools is None
+        )
+        if twice := sorted(name for name, times in counts.items() if times > 1):
             raise PydanticCustomError(
                 "duplicate_tool", f"tools and sub-agents share a name: {', '.join(twice)}"
             )
-        needed = [*self.exit_on_success, *(rule.tool_name for rule in self.tool_policy)]
-        if unknown := sorted(set(needed) - set(names)):
+        needed = {*self.exit_on_success, *(rule.tool_name for rule in self.tool_policy)}
+        if unknown := sorted(name for name in needed if not self._may_have(name, names)):
             raise PydanticCustomError(
                 "unknown_tool",
                 "exit_on_success and tool_policy name tools that this agent does not have: "
@@ -312,16 +305,26 @@ class AgentContent(Body):
         self._choice_fits(names)
         return self
 
+    def _may_have(self, name: str, names: Sequence[str]) -> bool:
+        """Return true for a tool's name; those of MCP servers are known when a run begins."""
+        return name in names or any(
+            isinstance(tool, McpToolDefinition) and tool.may_have(name) for tool in self.tools
+        )
+
     def _choice_fits(self, names: Sequence[str]) -> None:
         choice = None if self.params is None else self.params.tool_choice
-        if isinstance(choice, ToolName) and choice.name not in names:
+        if isinstance(choice, ToolName) and not self._may_have(choice.name, names):
             raise PydanticCustomError(
                 "unknown_tool",
                 "tool_choice names a tool that this agent does not have: {name}",
                 {"name": choice.name},
             )
-        if choice == "required" and not names:
+        if choice == "required" and not names and not self.tools:
             raise PydanticCustomError("tool_choice", "tool_choice needs an agent with tools")
+
+
+def _names(tool: ToolDefinition) -> Sequence[str]:
+    return tool.names if isinstance(tool, McpToolDefinition) else (tool.name,)
 
 
 class NewAgent(AgentContent):

@@ -10,6 +10,7 @@ from bottega.errors import InvalidInputError
 from bottega.json_schema.arguments import argument_schema
 from bottega.tools.approvals import Approvable
 from bottega.tools.http import HttpToolDefinition, ToolName, ToolParameters, ToolPurpose
+from bottega.tools.mcp import McpToolDefinition
 
 
 class BuiltinTool(Body, Approvable):
@@ -41,5 +42,6 @@ class ClientToolDefinition(Body, Approvable):
 
 
 ToolDefinition = Annotated[
-    BuiltinTool | HttpToolDefinition | ClientToolDefinition, Field(discriminator="type")
+    BuiltinTool | HttpToolDefinition | ClientToolDefinition | McpToolDefinition,
+    Field(discriminator="type"),
 ]

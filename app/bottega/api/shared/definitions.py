@@ -1,4 +1,4 @@
-"""Routes that agents, graphs and providers share: create, list, read, replace, delete, versions."""
+"""Routes that all kinds of definitions share: create, list, read, replace, delete, versions."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -98,7 +98,7 @@ def definition_router(
     check: Callable[..., Awaitable[None]] | None = None,
     shown: Shown | None = None,
 ) -> APIRouter:
-    """Return the routes of one kind under ``/v1/{noun}s``.
+    """Return the routes of one kind, agents under ``/v1/agents``.
 
     Args:
         new: schema of POST: ``content`` with a ``name``.
@@ -108,8 +108,7 @@ def definition_router(
         check: dependency of POST and PUT that is called before their transaction begins.
         shown: what reading shows, if it is more than the definitions.
     """
-    noun = kind.noun
-    router = APIRouter(prefix=f"/v1/{noun}s", tags=[f"{noun}s"])
+    router = APIRouter(prefix=kind.path, tags=[f"{kind.noun}s"])
     before = [] if check is None else [Depends(check)]
     _add_create(router, kind, new, output, prepare, before)
     _add_changes(router, kind, content, output, prepare, before)
@@ -132,8 +131,8 @@ def _add_create(
     @router.post(
         "",
         dependencies=before,
-        operation_id=f"create_{noun}",
-        summary=f"Create a {noun}".replace("a agent", "an agent"),
+        operation_id=f"create_{kind.word}",
+        summary=f"Create {kind.article} {noun}",
         status_code=201,
         response_model=output,
         responses={
@@ -153,7 +152,7 @@ def _add_create(
             prepared = await prepare(caller, name, body)
             definition = await store.create(caller.tx, kind, caller.tenant, name, prepared)
             await _note(caller, kind, "create", definition)
-            response.headers["Location"] = f"/v1/{noun}s/{name}"
+            response.headers["Location"] = f"{kind.path}/{name}"
             return answer(definition, response)
 
         return await once(caller.tx, response, output, define)
@@ -172,7 +171,7 @@ def _add_changes(
     @router.put(
         "/{name}",
         dependencies=before,
-        operation_id=f"replace_{noun}",
+        operation_id=f"replace_{kind.word}",
         summary=f"Store a new version of the {noun}",
         response_model=output,
         responses={**problems(400, 404, 409, 412, 413, 415), 200: headers(ETag=_ETAG)},
@@ -192,7 +191,7 @@ def _add_changes(
 
     @router.delete(
         "/{name}",
-        operation_id=f"delete_{noun}",
+        operation_id=f"delete_{kind.word}",
         summary=f"Delete the {noun}",
         description="Runs that were accepted before keep their pinned version.",
         status_code=204,
@@ -206,13 +205,13 @@ def _add_changes(
         if_match: IfMatch = None,
     ) -> None:
         await store.delete(tx, kind, tenant, name, if_match_version(if_match))
-        await audit.note(tx, tenant, actor, f"{noun}.delete", name)
+        await audit.note(tx, tenant, actor, f"{kind.word}.delete", name)
 
 
 async def _note(caller: Caller, kind: DefinitionKind, verb: str, definition: Definition) -> None:
     if kind.audited:
         about = {"version": definition.version}
-        actor, action = caller.principal.actor, f"{kind.noun}.{verb}"
+        actor, action = caller.principal.actor, f"{kind.word}.{verb}"
         await audit.note(caller.tx, caller.tenant, actor, action, definition.name, about)
 
 
@@ -227,7 +226,7 @@ def _add_list(
 
     @router.get(
         "",
-        operation_id=f"list_{noun}s",
+        operation_id=f"list_{kind.word}s",
         summary=f"List {noun}s by name",
         response_model=Page[output] | Page[summary],  # type: ignore[valid-type]
         responses={**problems(), 200: headers(Link=LINK)},
@@ -281,7 +280,7 @@ def _add_get(
 
     @router.get(
         "/{name}",
-        operation_id=f"get_{noun}",
+        operation_id=f"get_{kind.word}",
         summary=f"Read the {noun}",
         response_model=output if shown is None else shown.output,
         responses={**problems(404), 200: headers(ETag=_ETAG)},
@@ -299,7 +298,7 @@ def _add_versions(
 
     @router.get(
         "/{name}/versions",
-        operation_id=f"list_{noun}_versions",
+        operation_id=f"list_{kind.word}_versions",
         summary=f"List the {noun}'s versions",
         response_model=Page[output] | Page[summary],  # type: ignore[valid-type]
         responses={**problems(404), 200: headers(Link=LINK)},
@@ -327,7 +326,7 @@ def _add_versions(
 
     @router.get(
         "/{name}/versions/{version}",
-        operation_id=f"get_{noun}_version",
+        operation_id=f"get_{kind.word}_version",
         summary=f"Read one version of the {noun}",
         response_model=output,
         responses={**problems(404), 200: headers(ETag=_ETAG)},

@@ -1,7 +1,8 @@
--- Versions of agents, graphs and providers, for runs that pin them.
+-- Versions of agents, graphs, providers and MCP servers, for runs that pin them.
 
--- Trigger on agents, graphs and providers. Give the tenant's definitions a new epoch, so that
--- versions read before are read again. Random: an epoch never comes back, even from a backup.
+-- Trigger on agents, graphs, providers and MCP servers. Give the tenant's definitions a new epoch,
+-- so that versions read before are read again. Random: an epoch never comes back, even from a
+-- backup.
 CREATE OR REPLACE FUNCTION change_definitions() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'DELETE' THEN  -- the tenant may be on its way out
@@ -41,9 +42,18 @@ REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_defi
 CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE ON providers
 REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
 
+CREATE OR REPLACE TRIGGER change_definitions_in AFTER INSERT ON mcp_servers
+REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
+CREATE OR REPLACE TRIGGER change_definitions_change AFTER UPDATE ON mcp_servers
+REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
+CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE ON mcp_servers
+REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
 -- Called for a run whose versions this process does not know. Return what it pins: the graph, every
--- reachable agent, the tenant's providers that these may name as the first part of a model, and the
--- epoch of all.
+-- reachable agent, the tenant's providers that these may name as the first part of a model, the MCP
+-- servers that they name, with the names of their tools, and the epoch of all.
 CREATE OR REPLACE FUNCTION read_pins(p_tenant uuid, p_agent text, p_graph text) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -79,8 +89,22 @@ BEGIN
                 'model', definition -> 'model',
                 'judges', jsonb_path_query_array(definition, 'lax $.success_check[*].model'),
                 'params', definition -> 'params',
+                'tools', CASE WHEN definition @? 'lax $.tools[*] ? (@.type == "mcp")'
+                    THEN (SELECT jsonb_agg(tool - '{parameters,output_schema,headers}'::text[])
+                          FROM jsonb_array_elements(definition -> 'tools') AS tool)
+                    ELSE '[]' END,
                 'children', coalesce(nullif(definition #> '{subagents,names}', 'null'), '[]'))),
                 '{}') FROM reached),
+            'mcp_servers', (
+                SELECT coalesce(jsonb_object_agg(m.name, jsonb_build_object(
+                    'version', m.version, 'tools', CASE WHEN v.definition -> 'tools' <> 'null'
+                    THEN jsonb_path_query_array(v.definition, '$.tools[*].name') END)), '{}')
+                FROM mcp_servers m JOIN mcp_server_versions v
+                  ON v.tenant_id = m.tenant_id AND v.name = m.name AND v.version = m.version
+                WHERE m.tenant_id = p_tenant AND m.deleted_at IS NULL AND m.name IN (
+                    SELECT jsonb_path_query(
+                        definition, 'lax $.tools[*] ? (@.type == "mcp").server') #>> '{}'
+                    FROM reached)),
             'providers', (
                 SELECT coalesce(jsonb_object_agg(p.name, jsonb_build_object(
                     'version', p.version, 'dialect', v.definition ->> 'dialect',

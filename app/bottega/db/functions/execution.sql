@@ -172,8 +172,8 @@ BEGIN
             r.attempts, '$[*] ? (@.cause == "crash")')));
 END $$;
 
--- Called by a worker. Return definitions in the order of the arguments; p_kinds: agent, graph or
--- provider.
+-- Called by a worker. Return definitions in the order of the arguments; p_kinds: agent, graph,
+-- provider or mcp_server.
 CREATE OR REPLACE FUNCTION pinned_definitions(
     p_tenants uuid[], p_kinds text[], p_names text[], p_versions integer[]
 ) RETURNS TABLE (number bigint, definition jsonb) LANGUAGE plpgsql AS $$
@@ -187,6 +187,8 @@ BEGIN
             SELECT v.definition FROM agent_versions v WHERE v.tenant_id = v_tenant
               AND v.name = w.name AND v.version = w.version) WHEN 'graph' THEN (
             SELECT v.definition FROM graph_versions v WHERE v.tenant_id = v_tenant
+              AND v.name = w.name AND v.version = w.version) WHEN 'mcp_server' THEN (
+            SELECT v.definition FROM mcp_server_versions v WHERE v.tenant_id = v_tenant
               AND v.name = w.name AND v.version = w.version) ELSE (
             SELECT v.definition FROM provider_versions v WHERE v.tenant_id = v_tenant
               AND v.name = w.name AND v.version = w.version) END

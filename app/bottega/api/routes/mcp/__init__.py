@@ -1,0 +1,1 @@
+"""Routes of MCP servers that tenants use."""

@@ -1,0 +1,158 @@
+"""Tools of MCP servers in definitions of agents. Pure."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, StringConstraints, field_validator
+
+from bottega.errors import InvalidInputError
+from bottega.tools.approvals import Approvable
+
+SEPARATOR = "__"
+"""Between the server and the tool in a name."""
+MOST_TOOLS = 256
+"""Most tools of an agent with MCP servers."""
+_LONGEST_NAME = 64
+_FORBIDDEN = re.compile(r"[^A-Za-z0-9_-]")
+_DIGITS = 8
+
+McpToolName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+"""A tool's name at its server."""
+
+
+class McpToolDefinition(Approvable):
+    """Tools of an MCP server, which the model sees as `server__tool`."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        # ``type`` selects the kind of tool in a JSON list; in Python the class does.
+        json_schema_extra=lambda schema: schema["required"].append("type"),
+    )
+
+    type: Literal["mcp"] = "mcp"
+    server: Annotated[
+        str,
+        StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,63}$"),
+        Field(description="Name of the server, see `POST /v1/mcp-servers`."),
+    ]
+    tools: Annotated[
+        list[McpToolName] | None,
+        Field(
+            min_length=1,
+            max_length=128,
+            description="Names of tools, as the server has them. Null: all of the server's, as of "
+            "its last refresh before the run.",
+        ),
+    ] = None
+
+    @field_validator("tools")
+    @classmethod
+    def _once(cls, tools: list[str] | None) -> list[str] | None:
+        if twice := sorted(name for name, times in Counter(tools).items() if times > 1):
+            raise ValueError(f"named more than once: {', '.join(twice)}")
+        return tools
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of its tools for the model, as far as they are known without the server."""
+        return [model_name(self.server, name) for name in self.tools or ()]
+
+    def may_have(self, name: str) -> bool:
+        """Return true if the model may see one of its tools under this name."""
+        if self.tools is not None:
+            return name in self.names
+        return name.startswith(f"{self.server}{SEPARATOR}"[: _LONGEST_NAME - _DIGITS - 1])
+
+
+def model_name(server: str, tool: str) -> str:
+    """Return the name of a server's tool for models: ``server__tool``, of at most 64 characters.
+
+    Characters that models refuse become ``_``. A name that is too long ends with a hash.
+    """
+    name = _FORBIDDEN.sub("_", f"{server}{SEPARATOR}{tool}")
+    if len(name) <= _LONGEST_NAME:
+        return name
+    digits = sha256(f"{server}{SEPARATOR}{tool}".encode()).hexdigest()[:_DIGITS]
+    return f"{name[: _LONGEST_NAME - _DIGITS - 1]}_{digits}"
+
+
+def chosen(definition: Mapping[str, Any], known: Sequence[str]) -> Sequence[str]:
+    """Return the names of the tools that an agent has from a server.
+
+    Args:
+        definition: dump of a :class:`McpToolDefinition`.
+        known: the server's tools.
+    """
+    named = definition.get("tools")
+    return known if named is None else named
+
+
+def refuse_unfit(
+    agent: str,
+    tools: Sequence[Mapping[str, Any]],
+    others: Sequence[str],
+    servers: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Refuse an agent whose tools of MCP servers do not exist, or share a name.
+
+    Args:
+        tools: dumps of all its tools.
+        others: names of its sub-agents.
+        servers: ``{"tools": names, or None before the first refresh}`` of existing ones, by name.
+
+    Raises:
+        InvalidInputError: ``unknown_mcp_server``, ``mcp_server_not_refreshed``, ``unknown_tool``,
+            ``duplicate_tool``, ``too_many_tools``.
+    """
+    names = Counter(others)
+    for number, tool in enumerate(tools):
+        if tool["type"] != "mcp":
+            names[tool["name"]] += 1
+            continue
+        try:
+            names.update(model_name(tool["server"], each) for each in _existing(tool, servers))
+        except InvalidInputError as error:
+            detail = f"the agent '{agent}', at /tools/{number}: {error.detail}"
+            raise InvalidInputError(detail, code=error.code) from None
+    if twice := sorted(name for name, times in names.items() if times > 1):
+        raise InvalidInputError(
+            f"tools and sub-agents of the agent '{agent}' share a name: {', '.join(twice)}. "
+            "Name the tools that it needs in `tools` of its MCP servers",
+            code="duplicate_tool",
+        )
+    if names.total() > MOST_TOOLS:
+        raise InvalidInputError(
+            f"the agent '{agent}' has {names.total()} tools, the maximum is {MOST_TOOLS}: name "
+            "those that it needs in `tools` of its MCP servers",
+            code="too_many_tools",
+        )
+
+
+def _existing(tool: Mapping[str, Any], servers: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
+    name: str = tool["server"]
+    if name not in servers:
+        raise InvalidInputError(
+            f"there is no MCP server '{name}': create it with POST /v1/mcp-servers, or correct "
+            "the name",
+            code="unknown_mcp_server",
+        )
+    known = servers[name]["tools"]
+    if known is None:
+        raise InvalidInputError(
+            f"the tools of the MCP server '{name}' are not known yet: send POST "
+            f"/v1/mcp-servers/{name}/refresh",
+            code="mcp_server_not_refreshed",
+        )
+    names = chosen(tool, known)
+    if unknown := sorted(set(names) - set(known)):
+        raise InvalidInputError(
+            f"the MCP server '{name}' has no tool {', '.join(unknown)}: correct the name, or send "
+            f"POST /v1/mcp-servers/{name}/refresh if it is new there",
+            code="unknown_tool",
+        )
+    return names
