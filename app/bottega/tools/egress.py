@@ -196,6 +196,30 @@ class Egress:
         # context.
         raise _explained(failure, target.host, timeout_s)
 
+    async def stream(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request; return its answer with a body that is still to be read.
+
+        The caller limits the time and the body, and closes the answer.
+
+        Raises:
+            EgressRefusedError: the URL, or an address of its host, is not allowed.
+            EgressError: there was no answer, or an invalid one.
+        """
+        url = checked_url(str(request.url))
+        sent = httpcore2.Request(
+            request.method, _place(url), headers=request.headers.raw, content=request.stream
+        )
+        try:
+            answer = await self._pool.handle_async_request(sent)
+        except _FAILURES as error:
+            failure = error
+        else:
+            body = _Answer(answer, url.host)
+            return httpx2.Response(
+                answer.status, headers=answer.headers, stream=body, request=request
+            )
+        raise _explained(failure, url.host, 0)
+
     async def _exchange(
         self,
         method: str,
@@ -204,16 +228,21 @@ class Egress:
         content: bytes | None,
         max_bytes: int,
     ) -> Reply:
-        place = httpcore2.URL(
-            scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
-        )
-        async with self._pool.stream(method, place, headers=fields, content=content) as answer:
+        async with self._pool.stream(
+            method, _place(url), headers=fields, content=content
+        ) as answer:
             headers = httpx2.Headers(answer.headers)
             if headers.get("content-encoding", "").strip().lower() not in _ENCODINGS:
                 raise httpx2.DecodingError("unknown content-encoding")
             decoded = httpx2.Response(answer.status, headers=headers, stream=_Stream(answer))
             body, truncated = await _read(decoded, max_bytes)
             return Reply(answer.status, headers, body, truncated)
+
+
+def _place(url: httpx2.URL) -> httpcore2.URL:
+    return httpcore2.URL(
+        scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+    )
 
 
 def _fields(url: httpx2.URL, headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
@@ -277,3 +306,24 @@ class _Stream(httpx2.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for part in self._answer.aiter_stream():
             yield part
+
+
+class _Answer(_Stream):
+    """The body of an answer that somebody else reads; its errors are explained."""
+
+    def __init__(self, answer: httpcore2.Response, host: str) -> None:
+        super().__init__(answer)
+        self._host = host
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for part in super().__aiter__():
+                yield part
+        except _FAILURES as error:
+            failure = error
+        else:
+            return
+        raise _explained(failure, self._host, 0)
+
+    async def aclose(self) -> None:
+        await self._answer.aclose()

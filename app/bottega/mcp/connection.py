@@ -1,0 +1,282 @@
+"""One connection to an MCP server, with the official SDK, which speaks both protocol eras."""
+
+import asyncio
+import importlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+from pydantic import JsonValue
+
+from bottega.errors import InvalidInputError, UnavailableError
+from bottega.mcp.http import McpTransport
+from bottega.mcp.servers import McpError, McpServer
+from bottega.mcp.stdio import program
+from bottega.tools.egress import Egress, EgressRefusedError
+
+OnProgress = Callable[[float, float | None, str | None], None]
+"""Takes what is done, the total (None: unknown), and words of the server."""
+OnQuestion = Callable[[str, dict[str, JsonValue]], Awaitable[dict[str, Any] | None]]
+"""Asks a person, with the JSON Schema of the answer; returns the answer, None: declined."""
+
+QUESTION_S = 600.0
+"""Time that people have to answer; the server waits with them."""
+_MOST_QUESTIONS = 10
+_CLOSE_S = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A request under way, and the time until which it may take."""
+
+    limit: asyncio.Timeout
+    timeout_s: float
+    ask: OnQuestion | None
+
+    async def asked(self, params: Any) -> Any:
+        """Ask the person for whom the call is made; its own time stands still meanwhile."""
+        from mcp_types import ElicitResult
+
+        if self.ask is None or params.mode != "form":
+            return ElicitResult(action="decline")
+        schema = params.requested_schema
+        self.limit.reschedule(None)
+        try:
+            async with asyncio.timeout(QUESTION_S):
+                said = await self.ask(params.message, schema)
+        except TimeoutError:
+            said = None
+        finally:
+            self.limit.reschedule(_now() + self.timeout_s)
+        if said is None:
+            return ElicitResult(action="decline")
+        return ElicitResult(action="accept", content=said)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Connection:
+    """A connection that a task of its own keeps open.
+
+    Attributes:
+        is_open: false once it broke off, or was closed.
+        secrets: values that were sent to the server and must not be shown.
+    """
+
+    def __init__(self, server: McpServer, egress: Egress) -> None:
+        self._server = server
+        self._egress = egress
+        self._transport: McpTransport | None = None
+        self._calls: list[_Call] = []
+        self._closing = asyncio.Event()
+        self._ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
+        self.secrets: tuple[str, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        return self._task is not None and not self._task.done() and not self._closing.is_set()
+
+    async def open(self) -> None:
+        """Connect, and agree on a protocol version.
+
+        Raises:
+            McpError: the server cannot be reached, or refuses.
+        """
+        # It loads 50 MB in a second: only where MCP is used, and beside the event loop.
+        await asyncio.to_thread(importlib.import_module, "mcp")
+        self._task = asyncio.create_task(self._hold())
+        try:
+            async with asyncio.timeout(self._server.timeout_s):
+                await asyncio.wait((self._ready, self._task), return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            await self.close()
+            raise self._failed(f"did not answer within {self._server.timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        if not self._ready.done():
+            raise self._failed(_words(self._task))
+
+    async def close(self) -> None:
+        """End the connection; a program's process group is dead afterwards."""
+        self._closing.set()
+        if self._task is None:
+            return
+        _, late = await asyncio.wait((self._task,), timeout=_CLOSE_S)
+        for task in late:
+            task.cancel()
+            await asyncio.wait((task,))
+
+    async def request(
+        self,
+        make: Callable[[Any, Any], tuple[Any, Any]],
+        *,
+        on_progress: OnProgress | None = None,
+        on_question: OnQuestion | None = None,
+    ) -> Any:
+        """Send a request and wait for its result, through the server's questions.
+
+        Args:
+            make: returns request and type of the result from the answers to the server's
+                questions and the state that it gave with them; both are None at first.
+
+        Raises:
+            McpError: there is no answer in time, or an error.
+        """
+        session, task = self._ready.result(), self._task
+        assert task is not None
+        if self._transport is not None:
+            self._transport.failure = None
+        asking = asyncio.create_task(self._rounds(session, make, on_progress, on_question))
+        try:
+            await asyncio.wait((asking, task), return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise self._failed(_words(task))
+            return asking.result()
+        finally:
+            if not asking.done():
+                asking.cancel()
+                await asyncio.wait((asking,))
+
+    async def _rounds(
+        self,
+        session: Any,
+        make: Callable[[Any, Any], tuple[Any, Any]],
+        on_progress: OnProgress | None,
+        on_question: OnQuestion | None,
+    ) -> Any:
+        from mcp.shared.exceptions import MCPError
+        from mcp_types import CONNECTION_CLOSED, InputRequiredResult
+        from pydantic import ValidationError
+
+        timeout_s = self._server.timeout_s
+        told = None if on_progress is None else _telling(on_progress)
+        answers = state = None
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                call = _Call(limit, timeout_s, on_question)
+                self._calls.append(call)
+                try:
+                    for _ in range(_MOST_QUESTIONS + 1):
+                        request, result_type = make(answers, state)
+                        result = await session.send_request(
+                            request, result_type, progress_callback=told
+                        )
+                        if not isinstance(result, InputRequiredResult):
+                            return result
+                        answers, state = await _answered(result, call), result.request_state
+                finally:
+                    self._calls.remove(call)
+        except TimeoutError:
+            raise self._failed(f"did not answer within {timeout_s:g} s") from None
+        except MCPError as error:
+            if error.error.code == CONNECTION_CLOSED:
+                self._closing.set()
+                raise self._failed("closed the connection") from None
+            raise self._refused(error.error.message[:500]) from None
+        except (ValidationError, ValueError):
+            raise self._failed("sent an answer that the protocol does not allow") from None
+        raise self._failed(f"asked more than {_MOST_QUESTIONS} times")
+
+    async def _hold(self) -> None:
+        """Keep the connection open until :meth:`close`; the SDK wants one task for all of it."""
+        from mcp import Client
+
+        async with (
+            self._streams() as transport,
+            Client(
+                transport, cache=None, elicitation_callback=self._elicit, client_info=_myself()
+            ) as client,
+        ):
+            self._ready.set_result(client.session)
+            await self._closing.wait()
+
+    @asynccontextmanager
+    async def _streams(self) -> AsyncIterator[Any]:
+        server = self._server
+        if server.url is None:
+            yield program(server)
+            return
+        from mcp.client.streamable_http import streamable_http_client
+
+        headers, secrets = await server.headers()
+        self.secrets = tuple(secrets)
+        self._transport = McpTransport(self._egress, server.max_bytes)
+        async with httpx2.AsyncClient(
+            transport=self._transport,
+            headers={"user-agent": "bottega", **headers},
+            timeout=None,
+            trust_env=False,
+        ) as client:
+            yield streamable_http_client(
+                server.url, http_client=client, max_sse_event_size=server.max_bytes
+            )
+
+    async def _elicit(self, context: Any, params: Any) -> Any:
+        """Answer a question of a server of the older era, which does not say for which call."""
+        from mcp_types import ElicitResult
+
+        if not self._calls:
+            return ElicitResult(action="decline")
+        return await self._calls[-1].asked(params)
+
+    def _refused(self, message: str) -> McpError:
+        """Return the error of a request that the server answered with an error."""
+        failure = None if self._transport is None else self._transport.failure
+        told = "" if failure is None else f" ({failure.detail})"
+        return McpError(f"the MCP server '{self._server.name}' answered: {message}{told}")
+
+    def _failed(self, words: str) -> McpError:
+        """Return the error of a request that failed, with the transport's reason if it has one."""
+        name = self._server.name
+        failure = None if self._transport is None else self._transport.failure
+        if isinstance(failure, EgressRefusedError):
+            return McpError(f"the MCP server '{name}': {failure.detail}", code="egress_forbidden")
+        if failure is not None:
+            return McpError(f"the MCP server '{name}': {failure.detail}")
+        return McpError(f"the MCP server '{name}' {words}")
+
+
+def _telling(on_progress: OnProgress) -> Callable[..., Awaitable[None]]:
+    async def told(progress: float, total: float | None, message: str | None) -> None:
+        on_progress(progress, total, message)
+
+    return told
+
+
+async def _answered(result: Any, call: _Call) -> dict[str, Any] | None:
+    """Answer the questions of a server of the newer era; other requests are declined."""
+    from mcp_types import ElicitRequest, ElicitResult
+
+    answers: dict[str, Any] = {}
+    for name, asked in (result.input_requests or {}).items():
+        is_question = isinstance(asked, ElicitRequest)
+        answers[name] = (
+            await call.asked(asked.params) if is_question else ElicitResult(action="decline")
+        )
+    if not answers:
+        await asyncio.sleep(0.1)  # the server only asks to come back
+    return answers or None
+
+
+def _myself() -> Any:
+    from importlib.metadata import version
+
+    from mcp_types import Implementation
+
+    return Implementation(name="bottega", version=version("bottega"))
+
+
+def _words(task: asyncio.Task[None]) -> str:
+    """Return why a connection ended."""
+    error = None if task.cancelled() or not task.done() else task.exception()
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, InvalidInputError | UnavailableError):
+        return f"failed: {error.detail}"
+    return "closed the connection" if error is None else f"failed ({type(error).__name__})"

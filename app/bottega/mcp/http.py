@@ -1,0 +1,81 @@
+"""HTTP for MCP servers: through the guarded connections, without redirects, bounded."""
+
+from collections.abc import AsyncIterator
+
+import httpx2
+
+from bottega.errors import InvalidInputError, UnavailableError
+from bottega.tools.egress import Egress, EgressError
+
+_UNTOLD = frozenset({404, 405})
+"""Answers of servers that do not know a method; the SDK tries another."""
+
+
+class McpTransport(httpx2.AsyncBaseTransport):
+    """Sends the requests of one connection to a server.
+
+    Attributes:
+        failure: why the last request failed, for people; the SDK tells less.
+    """
+
+    def __init__(self, egress: Egress, max_bytes: int) -> None:
+        """Create it; ``max_bytes`` limits each answer."""
+        self._egress = egress
+        self._max_bytes = max_bytes
+        self.failure: InvalidInputError | UnavailableError | None = None
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        # A compressed answer could be a thousand times larger than what arrives.
+        request.headers["accept-encoding"] = "identity"
+        try:
+            return await self._answer(request)
+        except (InvalidInputError, UnavailableError) as error:
+            self.failure = error
+            raise
+
+    async def _answer(self, request: httpx2.Request) -> httpx2.Response:
+        response = await self._egress.stream(request)
+        encoding = response.headers.get("content-encoding", "identity")
+        refused = None
+        if response.is_redirect:
+            place = response.headers.get("location", "")[:200]
+            refused = f"redirects to {place}, which is not followed: store that URL"
+        elif encoding.strip().lower() != "identity":
+            refused = "compressed its answer, although it must not"
+        if refused is not None:
+            await response.aclose()
+            raise EgressError(f"{request.url.host} {refused}", code="egress_bad_answer")
+        if response.status_code >= 400 and response.status_code not in _UNTOLD:
+            self.failure = EgressError(
+                f"{request.url.host} answered {response.status_code} {response.reason_phrase}"
+            )
+        stream = response.stream
+        assert isinstance(stream, httpx2.AsyncByteStream)
+        response.stream = _Bounded(stream, self._max_bytes, self, request.url.host)
+        return response
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """An answer that is refused when it grows too long."""
+
+    def __init__(
+        self, stream: httpx2.AsyncByteStream, left: int, owner: McpTransport, host: str
+    ) -> None:
+        self._stream = stream
+        self._left = left
+        self._owner = owner
+        self._host = host
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._stream:
+            self._left -= len(part)
+            if self._left < 0:
+                self._owner.failure = EgressError(
+                    f"the answer of {self._host} is longer than the server's max_bytes",
+                    code="egress_bad_answer",
+                )
+                raise self._owner.failure
+            yield part
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

@@ -1,0 +1,76 @@
+"""MCP servers: where they are, and what they offer. Pure."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pydantic import JsonValue
+
+from bottega.errors import UnavailableError
+
+
+class McpError(UnavailableError):
+    """An MCP server that does not answer, or not as the protocol says."""
+
+    code = "mcp_unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class StdioCommand:
+    """A program that is an MCP server on its standard input and output.
+
+    Attributes:
+        env: its environment, beside PATH, HOME and LANG of this process.
+    """
+
+    command: str
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+class Headers(NamedTuple):
+    """Header fields for a server, and those of their values that are secret."""
+
+    fields: Mapping[str, str]
+    secrets: Sequence[str] = ()
+
+
+async def no_headers() -> Headers:
+    """Return no header fields."""
+    return Headers({})
+
+
+@dataclass(frozen=True, slots=True)
+class McpServer:
+    """An MCP server, with exactly one of ``url`` and ``command``.
+
+    Attributes:
+        url: of a server with the transport *streamable HTTP*.
+        headers: returns the header fields, at each connection; they are sent to ``url`` alone.
+        timeout_s: seconds for one answer, without the time that people take for its questions.
+        max_bytes: limit of one answer.
+        tenant: the tenant that connects to it.
+    """
+
+    name: str
+    url: str | None = None
+    command: StdioCommand | None = None
+    headers: Callable[[], Awaitable[Headers]] = no_headers
+    timeout_s: float = 30.0
+    max_bytes: int = 1_000_000
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class McpToolSchema:
+    """A tool of an MCP server, as models see it.
+
+    Attributes:
+        input_schema: JSON Schema of its arguments, bounded.
+        warnings: what was changed to fit the bounds.
+    """
+
+    name: str
+    description: str
+    input_schema: dict[str, JsonValue]
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,89 @@
+"""Tools of MCP servers, for agents."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bottega.agents.messages import ToolCall, ToolResult
+from bottega.agents.parts import text_of
+from bottega.agents.people.approval import Approval
+from bottega.agents.people.interrupts import EXPIRES_S
+from bottega.agents.tools import ToolBase, error_result, success_result
+from bottega.errors import InvalidInputError, UnavailableError
+from bottega.mcp.client import McpConnections
+from bottega.mcp.connection import OnProgress, OnQuestion
+from bottega.mcp.servers import McpServer, McpToolSchema
+from bottega.redaction import Redactor
+
+ProgressOf = Callable[[ToolCall], OnProgress | None]
+QuestionsOf = Callable[[ToolCall], OnQuestion | None]
+
+
+def _nobody(call: ToolCall) -> None:
+    """Follow no call."""
+
+
+class McpTool(ToolBase):
+    """A tool of an MCP server.
+
+    Args:
+        name: as models see it.
+        known: redacts known secrets from answers, besides those that were sent to the server.
+        approval: which calls a person must approve.
+        progress: returns who takes the server's reports on a call.
+        questions: returns who answers the server's questions in a call.
+    """
+
+    timeout_s = None
+    """The connection has limits of its own: people may take longer than a server."""
+
+    def __init__(
+        self,
+        name: str,
+        server: McpServer,
+        schema: McpToolSchema,
+        connections: McpConnections,
+        *,
+        known: Redactor = Redactor(()),
+        approval: Approval | None = None,
+        expires_s: float = EXPIRES_S,
+        progress: ProgressOf = _nobody,
+        questions: QuestionsOf = _nobody,
+    ) -> None:
+        self.name = name
+        self.description = schema.description
+        self.approval = approval
+        self.expires_s = expires_s
+        self._server = server
+        self._schema = schema
+        self._connections = connections
+        self._known = known
+        self._progress = progress
+        self._questions = questions
+
+    def __repr__(self) -> str:
+        return f"McpTool({self.name!r})"
+
+    def create_schema(self) -> dict[str, Any]:
+        return self._schema.input_schema
+
+    async def execute(self, tool_call: ToolCall) -> ToolResult:
+        """Call the tool. An error of the server is an ERROR, as its failure to answer."""
+        try:
+            result = await self._connections.call(
+                self._server,
+                self._schema.name,
+                tool_call.arguments,
+                on_progress=self._progress(tool_call),
+                on_question=self._questions(tool_call),
+            )
+        except (InvalidInputError, UnavailableError) as error:
+            return error_result(tool_call, self._clean(error.detail, ()))
+        text = text_of(result.parts)
+        if result.is_error:
+            return error_result(tool_call, self._clean(text or "the tool failed", result.secrets))
+        value = text if text or result.structured is None else result.structured
+        shown = [part for part in result.parts if part.text is None]
+        return success_result(tool_call, self._clean(value, result.secrets), shown)
+
+    def _clean(self, value: Any, secrets: Sequence[str]) -> Any:
+        return self._known.value(Redactor(secrets).value(value))

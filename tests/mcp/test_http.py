@@ -1,0 +1,164 @@
+"""MCP servers over HTTP: the official server, and hostile ones."""
+
+import asyncio
+import gzip
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+
+from bottega.mcp.client import McpConnections, list_tools
+from bottega.mcp.servers import Headers, McpError, McpServer
+from bottega.tools.egress import Egress
+from tests.tools.conftest import egress, web
+from tests.tools.raw_server import RawServer, Writer, answer
+from tests.waiting import until
+
+__all__ = ["egress", "web"]
+
+
+def official() -> MCPServer:
+    """Return a server with the official SDK."""
+    server = MCPServer("official")
+
+    @server.tool()
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    @server.tool()
+    async def count(to: int, context: Context[Any, Any]) -> str:
+        """Count, and tell how far it is."""
+        for each in range(1, to + 1):
+            await context.report_progress(each, to, f"at {each}")
+        return "done"
+
+    return server
+
+
+@asynccontextmanager
+async def served(server: MCPServer) -> AsyncIterator[str]:
+    """Serve it on loopback; yield its URL."""
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(server.streamable_http_app(), log_level="error", lifespan="on")
+    service = uvicorn.Server(config)
+    task = asyncio.create_task(service.serve([listening]))
+    await until(lambda: service.started)
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}/mcp"
+    service.should_exit = True
+    await task
+
+
+async def headers() -> Headers:
+    """Return a secret header."""
+    return Headers({"authorization": "Bearer s3cret"}, ["s3cret"])
+
+
+async def test_the_official_server_is_listed_and_called(egress: Egress) -> None:
+    told: list[Any] = []
+    async with served(official()) as url:
+        server = McpServer("official", url=url)
+        tools, warnings = await list_tools(server, egress)
+        assert [each.name for each in tools] == ["add", "count"]
+        assert tools[0].input_schema["required"] == ["a", "b"]
+        assert warnings == []
+        connections = McpConnections(egress)
+        calls = [connections.call(server, "add", {"a": each, "b": 1}) for each in range(20)]
+        found = await asyncio.gather(*calls)
+        assert [each.parts[0].text for each in found] == [str(each + 1) for each in range(20)]
+        arguments = {"to": 2}
+        await connections.call(
+            server, "count", arguments, on_progress=lambda *each: told.append(each)
+        )
+        assert told == [(1.0, 2.0, "at 1"), (2.0, 2.0, "at 2")]
+        wrong = await connections.call(server, "add", {"a": "x"})
+        assert wrong.is_error
+        await connections.aclose()
+
+
+async def test_an_address_inside_is_refused() -> None:
+    server = McpServer("inside", url="http://127.0.0.1:1/mcp")
+    with pytest.raises(McpError, match="not a public address") as caught:
+        await list_tools(server, Egress())
+    assert caught.value.code == "egress_forbidden"
+
+
+async def test_a_server_that_is_down_is_told(egress: Egress) -> None:
+    server = McpServer("down", url="http://127.0.0.1:9/mcp")
+    with pytest.raises(McpError, match=r"the MCP server 'down': cannot connect to 127\.0\.0\.1"):
+        await list_tools(server, egress)
+
+
+async def test_a_redirect_is_not_followed_and_secrets_stay(web: RawServer, egress: Egress) -> None:
+    async with RawServer() as other:
+        place = f"location: {other.url('/stolen')}"
+        web.reply = answer(status=307, headers=(place,))
+        server = McpServer("moved", url=web.url("/mcp"), headers=headers)
+        with pytest.raises(McpError, match="which is not followed"):
+            await list_tools(server, egress)
+        web.reply = answer(status=307, headers=("location: /elsewhere",))
+        with pytest.raises(McpError, match="which is not followed"):
+            await list_tools(server, egress)
+        assert other.connections == 0
+    assert {each.target for each in web.requests} == {"/mcp"}
+    assert web.requests[0].headers["authorization"] == "Bearer s3cret"
+
+
+async def endless(writer: Writer) -> None:
+    """Send an answer that does not end."""
+    writer.write(b"HTTP/1.1 200 X\r\ncontent-type: application/json\r\n\r\n")
+    while True:
+        writer.write(b"x" * 65_536)
+        await writer.drain()
+
+
+async def endless_event(writer: Writer) -> None:
+    """Send an event that does not end."""
+    writer.write(b"HTTP/1.1 200 X\r\ncontent-type: text/event-stream\r\n\r\ndata: ")
+    while True:
+        writer.write(b"x" * 65_536)
+        await writer.drain()
+
+
+async def endless_events(writer: Writer) -> None:
+    """Send events without an answer among them."""
+    writer.write(b"HTTP/1.1 200 X\r\ncontent-type: text/event-stream\r\n\r\n")
+    while True:
+        writer.write(b": still there\n\n" * 1000)
+        await writer.drain()
+
+
+async def silent(writer: Writer) -> None:
+    """Send nothing."""
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (endless, "longer than"),
+        (endless_event, "longer than|SSE|closed"),
+        (endless_events, "longer than"),
+        (silent, "did not answer within 2 s"),
+        (answer(gzip.compress(b"{}" * 9999), headers=("content-encoding: gzip",)), "compressed"),
+        (answer("{", content_type="application/json"), "answered|failed"),
+        (answer("[" * 100_000, content_type="application/json"), "answered|failed"),
+        (answer("hello"), "answered|failed"),
+        (answer("no", status=401), "answered 401"),
+        (answer("no", status=500), "answered 500"),
+        (b"nonsense\r\n\r\n", "not valid HTTP"),
+    ],
+)
+async def test_a_hostile_server_fails_with_a_reason(
+    web: RawServer, egress: Egress, reply: Any, words: str
+) -> None:
+    web.reply = reply
+    server = McpServer("hostile", url=web.url("/mcp"), timeout_s=2, max_bytes=300_000)
+    with pytest.raises(McpError, match=words):
+        await list_tools(server, egress)
