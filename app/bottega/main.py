@@ -51,13 +51,13 @@ from bottega.api.routes.memory import (
 from bottega.api.routes.openai import completions, models, responses
 from bottega.api.routes.run_views import deliveries, diff, prompt
 from bottega.api.schemas.parts import LONGEST_DATA
-from bottega.api.server import http_protocol
+from bottega.api.server import http_protocol, mcp_errors, openai_errors
 from bottega.api.server.console import add_console
+from bottega.api.server.facade_errors import FacadeErrors
 from bottega.api.server.headers import ASSETS, SecurityHeaders, add_docs
 from bottega.api.server.http_protocol import Addresses, Bounds, HttpProtocol
 from bottega.api.server.limits import LimitTenants
 from bottega.api.server.middleware import Cors, LongBodies, OnlyFromHere, RefuseLongBody
-from bottega.api.server.openai_errors import OpenAIErrors
 from bottega.api.server.route_index import RouteIndex
 from bottega.api.server.websocket_protocol import WebSocketProtocol
 from bottega.api.shared.drawings import Drawings
@@ -115,6 +115,9 @@ _ROUTES = (
     models,
     responses,
 )
+
+
+_FACADES = {each.FACADE: each.translated for each in (openai_errors, mcp_errors)}
 
 
 def create_app(service: Service) -> FastAPI:
@@ -175,7 +178,7 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
         trusted=[ip_network(entry) for entry in settings.trusted_proxies],
     )
     addresses = Addresses.of(bounds)
-    answering = OpenAIErrors(app)
+    answering = FacadeErrors(app, _FACADES)
     return uvicorn.Config(
         SecurityHeaders(
             Cors(answering, settings.cors_origins) if settings.cors_origins else answering

@@ -7,20 +7,20 @@ from uuid import UUID
 from fastapi import APIRouter, Body, Request, Response
 
 from bottega.api.auth import Principal
+from bottega.api.routes.openai.answered import answered
 from bottega.api.routes.openai.answers import DONE, Completion, SentText, event, output_text
-from bottega.api.routes.openai.followed import (
-    HEARTBEAT,
-    FollowedRun,
-    answered,
-    checked,
-    leaving,
-    while_connected,
-)
 from bottega.api.routes.openai.requests import ChatRequest, answers_of, run_of
 from bottega.api.routes.stream import EventStream
 from bottega.api.schemas.runs import NewRun
 from bottega.api.server.openai_errors import error_body
 from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant
+from bottega.api.shared.followed import (
+    HEARTBEAT,
+    FollowedRun,
+    checked,
+    leaving,
+    while_connected,
+)
 from bottega.api.shared.new_runs import submit
 from bottega.container import Service
 from bottega.errors import BottegaError

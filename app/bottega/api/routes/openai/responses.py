@@ -8,15 +8,8 @@ from fastapi import APIRouter, Body, Request, Response
 from starlette.responses import JSONResponse
 
 from bottega.api.auth import Principal
+from bottega.api.routes.openai.answered import answered
 from bottega.api.routes.openai.answers import SentText, output_text
-from bottega.api.routes.openai.followed import (
-    HEARTBEAT,
-    FollowedRun,
-    answered,
-    checked,
-    leaving,
-    while_connected,
-)
 from bottega.api.routes.openai.requests import ChatRequest, answers_of, model_of, run_of
 from bottega.api.routes.openai.response_answers import ResponseEvents, ResponseObject
 from bottega.api.routes.openai.response_requests import (
@@ -27,6 +20,13 @@ from bottega.api.routes.openai.response_requests import (
 from bottega.api.routes.stream import EventStream
 from bottega.api.schemas.runs import NewRun
 from bottega.api.shared.deps import Actor, PrincipalDep, ServiceDep, Tenant
+from bottega.api.shared.followed import (
+    HEARTBEAT,
+    FollowedRun,
+    checked,
+    leaving,
+    while_connected,
+)
 from bottega.api.shared.new_runs import submit
 from bottega.container import Service
 from bottega.errors import BottegaError, InvalidInputError, NotFoundError

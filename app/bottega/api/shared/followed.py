@@ -1,7 +1,8 @@
-"""Runs whose answer a client of OpenAI's API waits for."""
+"""Runs whose answer a client of another protocol waits for."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -12,12 +13,9 @@ from starlette.responses import JSONResponse, Response
 
 from bottega.api.auth import Principal
 from bottega.api.errors import field_problem
-from bottega.api.routes.openai.requests import graph_of
-from bottega.api.schemas.interrupts import NewDecision
-from bottega.api.shared.decisions import decide
 from bottega.container import Service
 from bottega.errors import InvalidInputError, ModelError, UnavailableError
-from bottega.events.frames import LLM_DELTA, Filter
+from bottega.events.frames import LLM_DELTA, Filter, Frame
 from bottega.events.stream import Subscriber
 from bottega.events.types import EventType, RunStatus
 from bottega.runs import interrupts, read
@@ -28,7 +26,7 @@ _OF_ROOT = -1
 _MOST_CALLS = 128
 _cancelling: set[asyncio.Task[Any]] = set()
 Calls = Sequence[Mapping[str, Any]]
-"""Interrupts of a client's tools, in the order in which they were called."""
+"""Interrupts for the client, in the order in which they were called."""
 Checked = TypeVar("Checked", bound=BaseModel)
 
 
@@ -37,27 +35,42 @@ class FollowedRun:
 
     Args:
         after: ``seq`` after which its events are the answer.
+        kind: of the interrupts for the client, for which the run rests; ``None``: any.
 
     Attributes:
         ended: the client has the answer, or knows that there is none.
+        place: ``seq`` of the last event that was looked at.
+        asked: interrupts that the client knows of: the run does not rest for them.
     """
 
-    def __init__(self, service: Service, principal: Principal, run_id: UUID, after: int) -> None:
+    def __init__(
+        self,
+        service: Service,
+        principal: Principal,
+        run_id: UUID,
+        after: int,
+        *,
+        kind: str | None = "client_tool",
+    ) -> None:
         self.run_id = run_id
         self.after = after
         self.ended = False
+        self.asked: set[UUID] = set()
+        self.place = after
+        self._kind = kind
         self._service = service
         self._principal = principal
 
     async def whole(self) -> tuple[dict[str, Any], Calls]:
         """Wait for the answer; see :meth:`answer`."""
-        async for _ in self._events():
+        async for _ in self.frames(Filter(types=frozenset(), depth=_OF_ROOT)):
             pass
         return await self.answer()
 
-    def text(self) -> AsyncIterator[dict[str, Any] | None]:
+    async def text(self) -> AsyncIterator[dict[str, Any] | None]:
         """Yield pieces of the root's live text until the run rests; ``None``: a heartbeat."""
-        return self._events(LLM_DELTA)
+        async for frame in self.frames(Filter(types=frozenset((LLM_DELTA,)), depth=_OF_ROOT)):
+            yield None if frame is None else from_json(frame.body)["data"]
 
     def cancel(self) -> None:
         """Cancel the run, beside the request: nobody waits for its answer."""
@@ -67,8 +80,13 @@ class FollowedRun:
         _cancelling.add(task)
         task.add_done_callback(_cancelling.discard)
 
-    async def _events(self, *types: str) -> AsyncIterator[dict[str, Any] | None]:
-        """Yield the root's live text until the run rests; ``None``: a heartbeat.
+    async def frames(self, wanted: Filter) -> AsyncIterator[Frame | None]:
+        """Yield wanted frames until the run rests; ``None``: a heartbeat.
+
+        The next call goes on behind what was yielded.
+
+        Args:
+            wanted: names its types.
 
         Raises:
             UnavailableError: the server stops, the key was revoked, or the run was deleted.
@@ -77,38 +95,37 @@ class FollowedRun:
         cursor = await service.streams.cursor_of(tenant, run_id)
         if cursor.waits and await self._calls():
             return
-        only = Filter(types=frozenset((*types, EventType.RUN_WAITING)), depth=_OF_ROOT)
-        with service.streams.watching(cursor, self.after) as tail:
-            reader = Subscriber(tail, self.after, only, service.settings.heartbeat_s)
+        assert wanted.types is not None
+        only = replace(wanted, types=wanted.types | {EventType.RUN_WAITING})
+        with service.streams.watching(cursor, self.place) as tail:
+            reader = Subscriber(tail, self.place, only, service.settings.heartbeat_s)
             with service.keys.watching(self._principal.identity, reader.stop):
                 while (frames := await reader.next()) is not None:
                     if not frames:
                         yield None
                     for frame in frames:
+                        self.place = frame.seq or self.place
                         if frame.is_final:
                             return
                         if frame.type == EventType.RUN_WAITING:
                             if await self._calls():
                                 return
                         else:
-                            yield from_json(frame.body)["data"]
+                            yield frame
         raise UnavailableError(
             "the answer broke off: the server stops, the key was revoked, or the run was deleted",
             code="broken_off",
         )
 
     async def _calls(self) -> Calls:
-        """Return the calls of the client's own tools that the run waits for."""
-        filters = {
-            "status": "pending",
-            "kind": "client_tool",
-            "run_id": self.run_id,
-        }
+        """Return the interrupts for the client that the run waits for, but those it knows of."""
+        filters = {"status": "pending", "kind": self._kind, "run_id": self.run_id}
         tenant = self._principal.tenant_id
         async with self._service.database.begin(tenant) as tx:
-            return await interrupts.page(
+            found = await interrupts.page(
                 tx, tenant, filters, after=None, descending=False, limit=_MOST_CALLS
             )
+        return [each for each in found if each["id"] not in self.asked]
 
     async def answer(self) -> tuple[dict[str, Any], Calls]:
         """Return the run, and the calls of the client's tools that it waits for.
@@ -133,34 +150,6 @@ class FollowedRun:
         async with self._service.database.begin(tenant) as tx:
             run = await read.get(tx, tenant, self.run_id)
         return run, await self._calls() if run["status"] == RunStatus.WAITING else ()
-
-
-async def answered(
-    service: Service,
-    principal: Principal,
-    model: str,
-    user: str | None,
-    answers: Mapping[UUID, str],
-) -> FollowedRun | None:
-    """Give a waiting run the answers to its calls; ``None``: they are not of one of the caller's.
-
-    A run is the caller's if it was started with the same key, agent and user.
-    """
-    tenant = principal.tenant_id
-    graph = graph_of(model)
-    own = (None if graph else model, graph, principal.actor, user)
-    async with service.database.begin(tenant) as tx:
-        found = await interrupts.of_client(tx, tenant, list(answers))
-        runs = {each["run_id"] for each in found}
-        of_caller = all(
-            (each["agent"], each["graph"], each["principal"], each["user_id"]) == own
-            for each in found
-        )
-        if len(found) < len(answers) or len(runs) != 1 or not of_caller:
-            return None
-        for interrupt, text in answers.items():
-            await decide(tx, principal, interrupt, NewDecision(result=text))
-    return FollowedRun(service, principal, found[0]["run_id"], found[0]["last_seq"])
 
 
 async def while_connected(
