@@ -39,6 +39,7 @@ from bottega.api.routes import (
     webhook_secrets,
     websocket,
 )
+from bottega.api.routes.mcp import endpoint as mcp_endpoint
 from bottega.api.routes.mcp import servers as mcp_servers
 from bottega.api.routes.memory import (
     episodes,
@@ -85,6 +86,7 @@ _ROUTES = (
     graphs,
     providers,
     mcp_servers,
+    mcp_endpoint,
     runs,
     run_control,
     run_memory,

@@ -163,7 +163,8 @@ def files(*places: str | Path) -> list[Path]:
     found: list[Path] = []
     for place in map(Path, places):
         inside = place.rglob("*") if place.is_dir() else [place]
-        found += (f.resolve() for f in inside if f.suffix in {".py", ".sql", ".md"})
+        own = (f for f in inside if "node_modules" not in f.parts)
+        found += (f.resolve() for f in own if f.suffix in {".py", ".sql", ".md"})
     return sorted(found)
 
 

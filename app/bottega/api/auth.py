@@ -51,13 +51,17 @@ class Principal:
         """Identity of the caller's key in the keyring."""
         return None if self.key_id is None else (self.tenant_id, self.key_id)
 
+    def may(self, *one_of: keys.Scope) -> bool:
+        """Return true if the caller's scopes include one of these."""
+        return any(keys.includes(self.scopes, scope) for scope in one_of)
+
     def need(self, *one_of: keys.Scope) -> None:
         """Check that the caller's scopes include one of these.
 
         Raises:
             ForbiddenError: ``insufficient_scope``.
         """
-        if not any(keys.includes(self.scopes, scope) for scope in one_of):
+        if not self.may(*one_of):
             wanted = " or ".join(f"'{scope}'" for scope in one_of)
             held = ", ".join(f"'{each}'" for each in self.scopes)
             raise ForbiddenError(

@@ -191,18 +191,36 @@ async def page(
     descending: bool,
     limit: int,
     full: bool,
+    exposed: str | None = None,
 ) -> PageItems[Definition]:
     """List a page of current versions by name, after the name ``after``.
 
     Args:
         full: include the kind's bodies.
+        exposed: only agents that are exposed in this way.
     """
     column = kind.table.c.name
     query = _current(kind, full=full).where(
         kind.table.c.tenant_id == tenant_id, kind.table.c.deleted_at.is_(None)
     )
+    if exposed is not None:
+        query = query.where(_exposes(exposed))
     query = paged(query, column, after=after, descending=descending)
     return _definitions(await fetch_page(connection, query, limit))
+
+
+async def exposed_inputs(
+    connection: AsyncConnection, tenant_id: UUID, agent: str, way: str
+) -> Sequence[Any]:
+    """Return the ``input_schema`` of an agent, alone in a list; ``[]``: it is not exposed so."""
+    schema = AGENTS.versions.c.definition["input_schema"]
+    query = _current(AGENTS).where(_live(AGENTS, tenant_id, agent), _exposes(way))
+    asked = query.with_only_columns(schema, maintain_column_froms=True)
+    return (await connection.execute(asked)).scalars().all()
+
+
+def _exposes(way: str) -> ColumnElement[bool]:
+    return AGENTS.versions.c.definition["expose"].contains([way])
 
 
 async def in_order(

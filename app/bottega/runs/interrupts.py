@@ -92,6 +92,17 @@ async def of_client(
     return [dict(row) for row in (await tx.execute(query)).mappings()]
 
 
+async def started_with(
+    connection: AsyncConnection, tenant_id: UUID, run_id: UUID
+) -> tuple[str | None, str | None] | None:
+    """Return a run's agent and who started it; ``None``: unknown, or another tenant's."""
+    query = select(runs.c.agent, runs.c.principal).where(
+        runs.c.tenant_id == tenant_id, runs.c.id == run_id
+    )
+    row = (await connection.execute(query)).one_or_none()
+    return None if row is None else (row.agent, row.principal)
+
+
 async def resolve(
     tx: AsyncConnection,
     interrupt: Mapping[str, Any],

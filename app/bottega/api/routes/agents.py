@@ -43,10 +43,11 @@ async def _prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, A
 
 
 def _schemas(body: AgentContent) -> dict[str, Mapping[str, Any]]:
-    """Return the schemas of an agent's answers, by JSON Pointer."""
-    found: dict[str, Mapping[str, Any]] = {}
-    if body.output_schema is not None:
-        found["/output_schema"] = body.output_schema
+    """Return the schemas of an agent, but those of its tools, by JSON Pointer."""
+    of_agent = {"/output_schema": body.output_schema, "/input_schema": body.input_schema}
+    found: dict[str, Mapping[str, Any]] = {
+        place: schema for place, schema in of_agent.items() if schema is not None
+    }
     for number, check in enumerate(body.success_check):
         if isinstance(check, SchemaCheck):
             found[f"/success_check/{number}/schema"] = check.schema_

@@ -19,7 +19,7 @@ from bottega.agents.endings import OnLength
 from bottega.agents.params import ToolChoiceScope
 from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
 from bottega.api.schemas.checks import SuccessCheck
-from bottega.api.schemas.params import OutputSchemaField, Parameters, ToolName
+from bottega.api.schemas.params import OutputSchemaField, Parameters, ToolInputSchema, ToolName
 from bottega.api.schemas.tools import ToolDefinition
 from bottega.definitions.models import MOST_MODELS
 from bottega.json_schema.values import WHOLE
@@ -145,6 +145,9 @@ class SemanticRecall(Body):
     k: Annotated[int, Field(ge=1, le=50, description="Maximum number of answers."), WHOLE] = 3
 
 
+Facade = Literal["mcp", "openai"]
+
+
 class ToolRule(Body):
     """A rule: the model must call a tool before its answer counts."""
 
@@ -157,7 +160,7 @@ class ToolRule(Body):
 class AgentContent(Body):
     """An agent's definition, without its name."""
 
-    deep = frozenset({"output_schema"})
+    deep = frozenset({"output_schema", "input_schema"})
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
@@ -258,6 +261,7 @@ class AgentContent(Body):
             )
         ),
     ] = None
+    input_schema: ToolInputSchema | None = None
     success_check: SuccessCheck = Field(default_factory=list)
     memory: Annotated[
         MemoryMode,
@@ -281,6 +285,14 @@ class AgentContent(Body):
             )
         ),
     ] = None
+    expose: Annotated[
+        list[Facade],
+        Field(
+            max_length=2,
+            description="The façades that show it, beside this API: `openai` (a model of "
+            "`/openai/v1`), `mcp` (a tool at `/mcp`).",
+        ),
+    ] = Field(default_factory=lambda: list[Facade](["openai"]))
     metadata: Metadata = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -365,6 +377,7 @@ class AgentSummary(Answer):
     tool_choice_scope: ToolChoiceScope = "first"
     memory: MemoryMode = "full"
     memory_scope: MemoryScope | None = None
+    expose: list[Facade] = Field(default_factory=lambda: list[Facade](["openai"]))
     metadata: Metadata
     created_at: Annotated[datetime, Field(description="Time at which this version was stored.")]
 
@@ -374,6 +387,7 @@ class Agent(AgentSummary):
 
     system_message: str
     output_schema: dict[str, Any] | None = None
+    input_schema: dict[str, Any] | None = None
     approval: ApprovalField | None = None
     success_check: SuccessCheck = Field(default_factory=list)
     tools: list[ToolDefinition]

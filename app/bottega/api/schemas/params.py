@@ -42,6 +42,24 @@ OutputSchemaField = Annotated[dict[str, JsonValue], AfterValidator(short_schema)
 """A JSON Schema of an answer, at most 64 KiB; :func:`api.shared.schemas.check_schema` checks it."""
 
 
+def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
+    if schema.get("type") != "object":
+        raise PydanticCustomError("input_schema", 'arguments are an object: say "type": "object"')
+    return schema
+
+
+ToolInputSchema = Annotated[
+    OutputSchemaField,
+    AfterValidator(_of_an_object),
+    Field(
+        description=(
+            "JSON Schema (2020-12) of the arguments of its tool at `/mcp`; the run's input is then "
+            "the arguments as JSON. Null: one argument, `input`, a text."
+        )
+    ),
+]
+
+
 class ToolName(Body):
     """The choice of one tool."""
 

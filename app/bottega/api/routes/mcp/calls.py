@@ -1,0 +1,268 @@
+"""Calls of MCP tools: runs, and what their clients are told until they rest."""
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import from_json
+
+from bottega.api.auth import Principal
+from bottega.api.errors import for_error
+from bottega.api.routes.mcp import tools
+from bottega.api.routes.mcp.messages import McpMessage, is_id, run_of, state_of
+from bottega.api.routes.mcp.people import decision, elicitation
+from bottega.api.routes.openai.answers import event
+from bottega.api.schemas.runs import NewRun
+from bottega.api.server.mcp_errors import INVALID_PARAMS, code_of, error_body
+from bottega.api.shared.decisions import decide
+from bottega.api.shared.followed import HEARTBEAT, FollowedRun, checked
+from bottega.api.shared.new_runs import submit
+from bottega.clock import monotonic
+from bottega.container import Service
+from bottega.definitions import store
+from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFoundError
+from bottega.events.frames import Filter, Frame
+from bottega.events.types import EventType, RunStatus
+from bottega.runs import interrupts
+from bottega.runs.control import request_cancel
+
+CALL = "mcp_call"
+"""Key of a run's metadata: session and id of the request, by which it can be cancelled."""
+
+_PROGRESS_PER_S, _PROGRESS_AT_ONCE = 4.0, 10.0
+_PROGRESS = frozenset(
+    (
+        *(EventType.RUN_STARTED, EventType.RUN_RESUMED),
+        *(EventType.AGENT_STARTED, EventType.AGENT_COMPLETED, EventType.AGENT_FAILED),
+        *(EventType.LLM_STARTED, EventType.TOOL_STARTED),
+        *(EventType.TOOL_COMPLETED, EventType.TOOL_FAILED),
+        *(EventType.SUBAGENT_DISPATCHED, EventType.SUBAGENT_COMPLETED),
+        *(EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT),
+    )
+)
+_MOST_ANSWERS = 128
+
+
+class ToolCall:
+    """A call whose run is under way.
+
+    Attributes:
+        followed: its run.
+    """
+
+    def __init__(self, principal: Principal, message: McpMessage, followed: FollowedRun) -> None:
+        self.followed = followed
+        self._principal = principal
+        self._message = message
+        token = message.meta.get("progressToken")
+        self._token = token if is_id(token) else None
+        self._told_at = monotonic()
+        self._may_tell = _PROGRESS_AT_ONCE
+
+    async def whole(self) -> dict[str, Any]:
+        """Wait for the answer and return it; the client gets nothing before."""
+        try:
+            async for _ in self.followed.frames(Filter(types=frozenset())):
+                pass
+            return await self._answer()
+        except BottegaError as error:
+            return self._error(error)
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Yield progress, requests to the client, and the answer, as server-sent events."""
+        wanted = Filter(types=frozenset() if self._token is None else _PROGRESS)
+        try:
+            while True:
+                async for frame in self.followed.frames(wanted):
+                    if frame is None:
+                        yield HEARTBEAT
+                    elif progress := self._progress(frame):
+                        yield event(progress)
+                if not (asked := await self._requests()):
+                    break
+                for request in asked:
+                    yield event(request)
+            yield event(await self._answer())
+        except BottegaError as error:
+            yield event(self._error(error))
+
+    def _progress(self, frame: Frame) -> dict[str, Any] | None:
+        """Return the notification of an event; ``None``: too soon after the last ones."""
+        now = monotonic()
+        more = (now - self._told_at) * _PROGRESS_PER_S
+        self._may_tell, self._told_at = min(_PROGRESS_AT_ONCE, self._may_tell + more), now
+        if self._may_tell < 1:
+            return None
+        self._may_tell -= 1
+        named = from_json(frame.body)["data"].get("name")
+        text = " ".join(str(part) for part in (frame.agent, frame.type, named) if part)
+        params = {"progressToken": self._token, "progress": frame.seq, "message": text}
+        return {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
+
+    async def _requests(self) -> list[dict[str, Any]]:
+        """Return requests to a client with a session, which answers them beside this stream.
+
+        Their ids are those of interrupts, so that any process can take the answers.
+        """
+        if self._message.stateless or not self._message.asks:
+            return []
+        _, pending = await self.followed.state()
+        found = []
+        for interrupt in pending:
+            if (request := self._question(interrupt)) is not None:
+                found.append({"jsonrpc": "2.0", "id": str(interrupt["id"]), **request})
+                self.followed.asked.add(interrupt["id"])
+        return found
+
+    def _question(self, interrupt: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return how the client asks a person; ``None``: it cannot, or its key may not decide."""
+        if not self._message.asks or (
+            interrupt["kind"] == "approval" and not self._principal.may("approve")
+        ):
+            return None
+        return elicitation(interrupt)
+
+    async def _answer(self) -> dict[str, Any]:
+        run, pending = await self.followed.state()
+        self.followed.ended = True
+        if run["status"] == RunStatus.WAITING:
+            return self._message.answer(self._waiting(run, pending))
+        if run["status"] == RunStatus.COMPLETED:
+            return self._message.answer(tools.completed(run, self._message))
+        return self._message.answer(tools.failed(run))
+
+    def _waiting(self, run: Mapping[str, Any], pending: Any) -> dict[str, Any]:
+        asked = {}
+        if self._message.stateless:
+            questions = {str(each["id"]): self._question(each) for each in pending}
+            asked = {name: question for name, question in questions.items() if question}
+        if not asked:
+            return tools.waiting(run, pending)
+        return {
+            "resultType": "input_required",
+            "inputRequests": asked,
+            "requestState": state_of(run["id"], self.followed.place),
+        }
+
+    def _error(self, error: BottegaError) -> dict[str, Any]:
+        status = for_error(error).status_code
+        return error_body(code_of(status), error.detail, {"code": error.code}, self._message.id)
+
+
+async def begun(service: Service, principal: Principal, message: McpMessage) -> FollowedRun:
+    """Start the run of a call, or go on with one that waited for the client's answers.
+
+    Raises:
+        RpcError: there is no such tool, or no such call to go on with.
+        InvalidInputError: wrong arguments.
+        BottegaError: see :func:`bottega.api.shared.new_runs.submit`.
+    """
+    name = message.params.get("name")
+    if not isinstance(name, str):
+        raise message.refusal(INVALID_PARAMS, "'name' is the name of a tool")
+    if "requestState" in message.params and message.stateless:
+        return await _resumed(service, principal, message, name)
+    if not (found := await _schemas(service, principal, name)):
+        raise message.refusal(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
+    text = await tools.input_of(message.params.get("arguments"), found[0])
+    run = await submit(service, principal, checked(NewRun, _run_of(message, name, text)))
+    return FollowedRun(service, principal, UUID(str(run["id"])), 0, kind=None)
+
+
+async def _schemas(service: Service, principal: Principal, name: str) -> Sequence[Any]:
+    """Return the schema of a tool's arguments in a list; ``[]``: there is no such tool."""
+    if not is_id(name):
+        return []
+    tenant = principal.tenant_id
+    async with service.database.begin(tenant) as tx:
+        return await store.exposed_inputs(tx, tenant, name, tools.WAY)
+
+
+def _run_of(message: McpMessage, agent: str, text: str) -> dict[str, Any]:
+    """Return the body of a call's run."""
+    body: dict[str, Any] = {"agent": agent, "input": text}
+    for field, key in (("user", "bottega/user"), ("session_id", "bottega/session")):
+        if (value := message.meta.get(key)) is not None:
+            body[field] = value
+    if message.session is not None:
+        body["metadata"] = {CALL: call_key(message.session, message.id)}
+    return body
+
+
+def call_key(session: str, call_id: Any) -> str:
+    """Return the name of a call in a run's metadata."""
+    return f"{session}/{json.dumps(call_id)}"
+
+
+async def _resumed(
+    service: Service, principal: Principal, message: McpMessage, agent: str
+) -> FollowedRun:
+    """Take the client's answers for a run that was started with the same key and tool."""
+    found, answers = run_of(message.params["requestState"]), message.params.get("inputResponses")
+    answers = {} if answers is None else answers
+    if found is None or not isinstance(answers, dict) or len(answers) > _MOST_ANSWERS:
+        raise message.refusal(
+            INVALID_PARAMS, "'requestState' or 'inputResponses' is not as it was asked"
+        )
+    run_id, place = found
+    async with service.database.begin(principal.tenant_id) as tx:
+        started = await interrupts.started_with(tx, principal.tenant_id, run_id)
+    if started != (agent, principal.actor):
+        raise message.refusal(
+            INVALID_PARAMS, "there is no such call to go on with: call the tool again"
+        )
+    for name, response in answers.items():
+        # What does not fit is asked again: the run still waits for it.
+        with suppress(NotFoundError, InvalidInputError):
+            await answered(service, principal, name, response, run_id=run_id)
+    return FollowedRun(service, principal, run_id, place, kind=None)
+
+
+async def answered(
+    service: Service,
+    principal: Principal,
+    name: str,
+    response: Any,
+    *,
+    run_id: UUID | None = None,
+) -> None:
+    """Resolve the interrupt with this id as a person wants it; a late answer changes nothing.
+
+    Args:
+        run_id: the run that asks again if the answer does not fit. ``None``: that of the
+            interrupt, which is cancelled then: its client would wait for ever.
+
+    Raises:
+        NotFoundError: there is no such interrupt.
+        InvalidInputError: the answer does not fit.
+    """
+    tenant = principal.tenant_id
+    try:
+        interrupt_id = UUID(name)
+    except ValueError:
+        raise NotFoundError(f"nothing with the id '{name[:60]}' was asked") from None
+    async with service.database.begin(tenant) as tx:
+        interrupt = await interrupts.get(tx, tenant, interrupt_id)
+    if run_id not in (None, interrupt["run_id"]):
+        raise NotFoundError(f"the call's run did not ask '{name}'")
+    if interrupt["status"] != "pending":
+        return
+    try:
+        if decided := decision(interrupt, response):
+            async with service.database.begin(tenant) as tx:
+                await decide(tx, principal, interrupt_id, decided)
+            return
+    except ConflictError:
+        return
+    except InvalidInputError:
+        if run_id is None:
+            await _drop(service, principal, interrupt["run_id"])
+        raise
+    await _drop(service, principal, interrupt["run_id"])
+
+
+async def _drop(service: Service, principal: Principal, run_id: UUID) -> None:
+    principal.need("run")
+    await request_cancel(service.database, principal.tenant_id, run_id, principal.actor)

@@ -1,0 +1,161 @@
+"""The MCP server: agents that are exposed as tools, over streamable HTTP.
+
+It keeps nothing: each message may come to another process. A call is a run; a client that goes away
+cancels it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
+
+from bottega.api.auth import Principal
+from bottega.api.errors import for_error
+from bottega.api.routes.mcp import tools
+from bottega.api.routes.mcp.calls import CALL, ToolCall, answered, begun, call_key
+from bottega.api.routes.mcp.messages import (
+    SERVER,
+    SESSION,
+    SPOKEN,
+    UNKNOWN_METHOD,
+    McpMessage,
+    RpcError,
+    agreed,
+    is_id,
+    read,
+)
+from bottega.api.routes.stream import EventStream
+from bottega.api.server.mcp_errors import code_of, error_body
+from bottega.api.shared.deps import PrincipalDep, ReadTenant, ServiceDep
+from bottega.api.shared.followed import leaving, while_connected
+from bottega.container import Service
+from bottega.errors import BottegaError, InvalidInputError, NotFoundError
+from bottega.runs import read as runs
+from bottega.runs.control import request_cancel
+
+router = APIRouter(include_in_schema=False)
+
+_CAPABILITIES: dict[str, Any] = {"tools": {}}
+_INSTRUCTIONS = "Each tool is an agent, and a call is a run of it, which may take minutes."
+
+
+@router.get("/mcp")
+@router.get("/mcp/")
+@router.delete("/mcp")
+@router.delete("/mcp/")
+async def not_offered(tenant: ReadTenant) -> Response:
+    """Refuse streams without a call, and the end of sessions: there are none to keep."""
+    body = error_body(UNKNOWN_METHOD, "only POST is offered here")
+    return JSONResponse(body, 405, {"Allow": "POST"})
+
+
+@router.post("/mcp")
+@router.post("/mcp/")
+async def receive(
+    service: ServiceDep, principal: PrincipalDep, tenant: ReadTenant, request: Request
+) -> Response:
+    sent = request.headers.get("content-type", "")
+    if sent.partition(";")[0].strip().lower() != "application/json":
+        return JSONResponse(error_body(code_of(400), "send the message as application/json"), 415)
+    try:
+        message = read(await request.body(), request.headers)
+    except RpcError as error:
+        return JSONResponse(error.body, error.status)
+    except ClientDisconnect:
+        return Response(status_code=499)
+    try:
+        return await _handled(service, principal, message, request)
+    except RpcError as error:
+        return JSONResponse(error.body, error.status)
+    except BottegaError as error:
+        return _refusal(error, message)
+
+
+async def _handled(
+    service: Service, principal: Principal, message: McpMessage, request: Request
+) -> Response:
+    if message.id is None:
+        if message.method == "notifications/cancelled" and message.session is not None:
+            await _cancel(service, principal, message.session, message.params)
+        return Response(status_code=202)
+    if not message.method:
+        await answered(service, principal, str(message.id), message.result)
+        return Response(status_code=202)
+    if message.method == "tools/call":
+        return await _call(service, principal, message, request)
+    if message.method == "tools/list":
+        async with service.database.begin(principal.tenant_id) as tx:
+            return JSONResponse(
+                message.answer(await tools.listed(tx, principal.tenant_id, message))
+            )
+    return _of_protocol(message)
+
+
+def _of_protocol(message: McpMessage) -> Response:
+    """Answer what has nothing to do with the tenant."""
+    if message.stateless and message.method == "server/discover":
+        found = {
+            "supportedVersions": SPOKEN,
+            "capabilities": _CAPABILITIES,
+            "instructions": _INSTRUCTIONS,
+            "ttlMs": 0,
+            "cacheScope": "private",
+        }
+        return JSONResponse(message.answer(found))
+    if not message.stateless and message.method == "initialize":
+        found = {
+            "protocolVersion": agreed(message.params.get("protocolVersion")),
+            "capabilities": _CAPABILITIES,
+            "serverInfo": SERVER,
+            "instructions": _INSTRUCTIONS,
+        }
+        return JSONResponse(message.answer(found), headers={SESSION: message.session or ""})
+    if not message.stateless and message.method == "ping":
+        return JSONResponse(message.answer({}))
+    raise message.refusal(UNKNOWN_METHOD, f"Method not found: {message.method[:100]}")
+
+
+async def _call(
+    service: Service, principal: Principal, message: McpMessage, request: Request
+) -> Response:
+    principal.need("run")
+    try:
+        followed = await begun(service, principal, message)
+    except InvalidInputError as error:
+        if "requestState" in message.params:
+            raise
+        where = f"{error.pointer}: " if error.pointer else ""
+        return JSONResponse(message.answer(tools.refused(f"{where}{error.detail}")))
+    call = ToolCall(principal, message, followed)
+    if "text/event-stream" in request.headers.get("accept", ""):
+        return EventStream(leaving(followed, call.stream(), stay=False), service.settings)
+    return await while_connected(request, followed, call.whole(), stay=False)
+
+
+async def _cancel(
+    service: Service, principal: Principal, session: str, params: Mapping[str, Any]
+) -> None:
+    """Cancel the run of a call, if it is not over; its client expects no answer."""
+    principal.need("run")
+    if not is_id(call_id := params.get("requestId")):
+        return
+    named = runs.RunFilter(metadata=[(CALL, call_key(session, call_id))])
+    async with service.database.begin(principal.tenant_id) as tx:
+        found = await runs.page(
+            tx, principal.tenant_id, named, after=None, descending=True, limit=1, full=False
+        )
+    for run in found:
+        await request_cancel(service.database, principal.tenant_id, run["id"], principal.actor)
+
+
+def _refusal(error: BottegaError, message: McpMessage) -> Response:
+    """Return an error with the id of its request; headers such as ``Retry-After`` stay."""
+    refusal = for_error(error)
+    # 404 is for a session that is over.
+    status = 400 if isinstance(error, NotFoundError) else refusal.status_code
+    code = code_of(refusal.status_code)
+    body = error_body(code, error.detail, {"code": error.code}, message.id)
+    kept = {name: refusal.headers[name] for name in ("retry-after",) if name in refusal.headers}
+    return JSONResponse(body, status, kept)

@@ -1,0 +1,255 @@
+"""JSON-RPC messages of MCP clients, in both eras of the protocol. Pure.
+
+Until 2025-11-25 a client begins with ``initialize``; what it can do is then part of its session id,
+which it sends with every message, so that no process keeps it. As of 2026-07-28 each request says
+it in ``_meta``.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
+
+from pydantic_core import from_json
+
+from bottega import __version__
+from bottega.api.server.mcp_errors import INVALID_PARAMS, INVALID_REQUEST, error_body
+
+STATELESS = "2026-07-28"
+WITH_SESSIONS = ("2025-11-25", "2025-06-18", "2025-03-26")
+SPOKEN = (STATELESS, *WITH_SESSIONS)
+SESSION = "mcp-session-id"
+VERSION = "mcp-protocol-version"
+PARSE = -32700
+UNKNOWN_METHOD = -32601
+HEADERS = -32020
+UNSUPPORTED_VERSION = -32022
+SERVER = {"name": "bottega", "title": "Bottega", "version": __version__}
+
+CallId = str | int
+
+_PREFIX = "io.modelcontextprotocol/"
+_VERSION, _CAPABILITIES = f"{_PREFIX}protocolVersion", f"{_PREFIX}clientCapabilities"
+_SERVER = f"{_PREFIX}serverInfo"
+_ENCODED = re.compile(r"=\?base64\?(.*)\?=")
+_SESSION = re.compile(r"(asks|mute)-[0-9a-f]{32}")
+_STATE = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.([0-9]{1,18})")
+_LONGEST_ID = 200
+_STATUSES = {UNKNOWN_METHOD: 404}
+
+
+class RpcError(Exception):
+    """An error that the client gets.
+
+    Attributes:
+        code: JSON-RPC's.
+        status: HTTP's.
+    """
+
+    def __init__(
+        self,
+        code: int,
+        message: str,
+        data: Any = None,
+        *,
+        call_id: CallId | None = None,
+        status: int = 400,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = status
+        self.body = error_body(code, message, data, call_id)
+
+
+@dataclass(frozen=True, slots=True)
+class McpMessage:
+    """A request, a notification, or the answer to a request of ours.
+
+    Attributes:
+        id: ``None``: a notification.
+        method: empty: an answer.
+        result: of an answer; empty if the client answered with an error.
+        stateless: it is of the protocol 2026-07-28.
+        session: of the client, with the older ones.
+        asks: the client can ask a person (elicitation with a form).
+    """
+
+    id: CallId | None
+    method: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Any] = field(default_factory=dict)
+    stateless: bool = False
+    session: str | None = None
+    asks: bool = False
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        found = self.params.get("_meta")
+        return found if isinstance(found, dict) else {}
+
+    def answer(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to this request."""
+        whole = dict(result)
+        if self.stateless:
+            whole = {"resultType": "complete", **whole}
+            whole["_meta"] = {**whole.get("_meta", {}), _SERVER: SERVER}
+        return {"jsonrpc": "2.0", "id": self.id, "result": whole}
+
+    def refusal(self, code: int, message: str) -> RpcError:
+        """Return an error of this request. Older clients read one only with the status 200."""
+        status = _STATUSES.get(code, 400) if self.stateless else 200
+        return RpcError(code, message, call_id=self.id, status=status)
+
+
+def read(body: bytes, headers: Mapping[str, str]) -> McpMessage:
+    """Return the message of a request.
+
+    Raises:
+        RpcError: it is none, or not of a version that is spoken here.
+    """
+    try:
+        sent = from_json(body, allow_inf_nan=False, cache_strings=False)
+    except ValueError:
+        raise RpcError(PARSE, "the body is not JSON in UTF-8, or is nested too deeply") from None
+    if isinstance(sent, list):
+        raise RpcError(INVALID_REQUEST, "batches are not part of MCP: send one message")
+    if not isinstance(sent, dict) or sent.get("jsonrpc") != "2.0":
+        raise RpcError(INVALID_REQUEST, 'a message is an object with "jsonrpc": "2.0"')
+    call_id = _id_of(sent)
+    method, params = sent.get("method"), sent.get("params")
+    if method is None:
+        return _answer_of(sent, call_id, headers)
+    if not isinstance(method, str) or not isinstance(params, dict | None):
+        raise RpcError(
+            INVALID_REQUEST, "'method' is a text, and 'params' an object", call_id=call_id
+        )
+    message = McpMessage(call_id, method, params or {})
+    version = headers.get(VERSION)
+    if _VERSION in message.meta or version not in (None, *WITH_SESSIONS):
+        return _stateless(message, version, headers)
+    return _with_session(message, headers)
+
+
+def _id_of(sent: Mapping[str, Any]) -> CallId | None:
+    """Return a message's id; ``None``: it has none."""
+    if "id" in sent and not is_id(sent["id"]):
+        raise RpcError(
+            INVALID_REQUEST,
+            f"an id is an integer of 64 bits, or a text of at most {_LONGEST_ID} characters",
+        )
+    return sent.get("id")
+
+
+def is_id(value: Any) -> bool:
+    """Return true for what may be the id of a request, or a progress token."""
+    if isinstance(value, str):
+        return len(value) <= _LONGEST_ID and value.isprintable()
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+
+
+def _answer_of(
+    sent: Mapping[str, Any], call_id: CallId | None, headers: Mapping[str, str]
+) -> McpMessage:
+    """Return the answer to a request of ours."""
+    result = sent.get("result", {})
+    if call_id is None or not ({"result", "error"} & sent.keys()) or not isinstance(result, dict):
+        raise RpcError(INVALID_REQUEST, "the message has no 'method'", call_id=call_id)
+    if headers.get(VERSION) == STATELESS:
+        raise RpcError(
+            INVALID_REQUEST, "send answers in 'inputResponses', with the call", call_id=call_id
+        )
+    return McpMessage(call_id, "", result=result)
+
+
+def _stateless(message: McpMessage, version: str | None, headers: Mapping[str, str]) -> McpMessage:
+    """Check what a request of 2026-07-28 says of itself, and its headers."""
+    meta = message.meta
+    if message.id is None or _VERSION not in meta:
+        named = version
+    else:
+        named = meta[_VERSION]
+        _check_headers(message, named, headers)
+    if named != STATELESS:
+        raise RpcError(
+            UNSUPPORTED_VERSION,
+            "Unsupported protocol version",
+            {"supported": SPOKEN, "requested": str(named)[:_LONGEST_ID]},
+            call_id=message.id,
+        )
+    capabilities = meta.get(_CAPABILITIES)
+    if message.id is not None and not (_VERSION in meta and isinstance(capabilities, dict)):
+        raise RpcError(
+            INVALID_PARAMS,
+            f"params._meta needs '{_VERSION}', and '{_CAPABILITIES}', an object",
+            call_id=message.id,
+        )
+    return McpMessage(
+        message.id, message.method, message.params, stateless=True, asks=_asks(capabilities)
+    )
+
+
+def _check_headers(message: McpMessage, named: Any, headers: Mapping[str, str]) -> None:
+    told = {VERSION: named, "mcp-method": message.method}
+    if message.method == "tools/call":
+        told["mcp-name"] = message.params.get("name")
+    for header, value in told.items():
+        if _decoded(headers.get(header)) != value:
+            raise RpcError(
+                HEADERS, f"the header {header} does not say what the body says", call_id=message.id
+            )
+
+
+def _decoded(header: str | None) -> str | None:
+    header = None if header is None else header.strip()
+    if header is None or (match := _ENCODED.fullmatch(header)) is None:
+        return header
+    try:
+        return base64.b64decode(match[1], validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+
+
+def _with_session(message: McpMessage, headers: Mapping[str, str]) -> McpMessage:
+    session = headers.get(SESSION)
+    if message.method == "initialize":
+        asks = _asks(message.params.get("capabilities"))
+        session = f"{'asks' if asks else 'mute'}-{uuid4().hex}"
+    elif session is not None and not _SESSION.fullmatch(session):
+        raise RpcError(
+            INVALID_REQUEST,
+            "there is no such session: begin with 'initialize'",
+            call_id=message.id,
+            status=404,
+        )
+    return McpMessage(
+        message.id,
+        message.method,
+        message.params,
+        session=session,
+        asks=session is not None and session.startswith("asks"),
+    )
+
+
+def _asks(capabilities: Any) -> bool:
+    """Return true if a client with these capabilities can show a person a form."""
+    asks = capabilities.get("elicitation") if isinstance(capabilities, dict) else None
+    return isinstance(asks, dict) and (not asks or "form" in asks)
+
+
+def agreed(wanted: Any) -> str:
+    """Return the version that a client and this server speak, by the handshake."""
+    return wanted if wanted in WITH_SESSIONS else WITH_SESSIONS[0]
+
+
+def state_of(run_id: UUID, place: int) -> str:
+    """Return the ``requestState`` of a call whose run waits; ``place``: the last ``seq`` sent."""
+    return f"{run_id}.{place}"
+
+
+def run_of(state: Any) -> tuple[UUID, int] | None:
+    """Return what :func:`state_of` was given; ``None``: it is none."""
+    match = _STATE.fullmatch(state) if isinstance(state, str) else None
+    return None if match is None else (UUID(match[1]), int(match[2]))
