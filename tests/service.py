@@ -71,7 +71,7 @@ async def frames(
 
 def is_stored(frame: dict[str, Any]) -> bool:
     """Return whether a frame is an event of the log."""
-    return frame["type"] not in ("llm.delta", "heartbeat")
+    return frame["type"] not in ("llm.delta", "tool.progress", "heartbeat")
 
 
 async def watch(port: int | None, run_id: str) -> list[dict[str, Any]]:

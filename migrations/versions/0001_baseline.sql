@@ -607,6 +607,8 @@ CREATE UNLOGGED TABLE live_text (
     -- Characters of the answer before this piece.
     at integer NOT NULL,
     text text NOT NULL,
+    -- Null: text of a model. Else the text is the progress of this call of a tool, as JSON.
+    tool_call_id text,
     CONSTRAINT pk_live_text PRIMARY KEY (tenant_id, run_id, id)
 );
 

@@ -68,15 +68,16 @@ async def test_live_text_is_cleared_though_another_tenant_s_is_being_deleted(
 ) -> None:
     one, other = await tenants(owner, 2)
     calls = [one, other], [uuid4(), uuid4()], [None, None]
-    said = *calls, [None, None], ["a", "a"], [1, 1], [1, 1], [0, 0], ["x", "x"]
+    said = *calls, [None, None], ["a", "a"], [1, 1], [1, 1], [0, 0], ["x", "x"], [None, None]
     for tenant, run_id in zip(*calls[:2], strict=True):
         await store_head(owner, run_id, tenant)
-    write = "SELECT write_live_text($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+    write = "SELECT write_live_text($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
     await database.pool.execute(write, *said)
     clearing = await impatient(database)
     async with acting_as(database.pool, one) as deleting:
         await deleting.execute("SELECT FROM live_text FOR UPDATE")
-        await clearing.execute("SELECT clear_live_text($1, $2, $3, $4, $5)", *calls, [1, 1], [1, 1])
+        gone = *calls, [1, 1], [1, 1], [None, None]
+        await clearing.execute("SELECT clear_live_text($1, $2, $3, $4, $5, $6)", *gone)
     assert [row[0] for row in await owner.fetch("SELECT tenant_id FROM live_text")] == [one]
     await clearing.close()
 

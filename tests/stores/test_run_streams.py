@@ -279,6 +279,7 @@ async def test_a_subscriber_ahead_of_the_tail_gets_no_text_of_finished_calls(
     streams = RunStreams(run.database.pool, WakeupFeed(NotifyListener(run.database.connect)))
     with streams.watching(await streams.cursor_of(DEFAULT_TENANT, run.run_id), run.seq) as tail:
         piece = {"id": 1, "task_id": None, "call": 1, "attempt": 1, "at": 0, "text": "Hello"}
+        piece["tool_call_id"] = None
         tail.add_text([{**piece, "now": datetime.now(UTC)}])
         await tail.show_text()
         assert list(tail.completions.open())

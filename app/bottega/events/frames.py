@@ -16,6 +16,9 @@ LLM_DELTA = "llm.delta"
 OUTPUT_CHUNK = "subagent.output_chunk"
 """The same text for an asynchronous task, for clients whose filter names this type."""
 
+TOOL_PROGRESS = "tool.progress"
+"""Progress of a call of an MCP tool, not stored either."""
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -103,7 +106,7 @@ def of_text(
     at: datetime,
     data: Mapping[str, Any],
 ) -> Frame:
-    """Return a frame of live text; ``data`` is ``{call, attempt, offset, text}``."""
+    """Return a frame that is not stored: of live text, or of a tool's progress."""
     envelope = {
         "seq": None,
         "type": kind,

@@ -17,6 +17,7 @@ from bottega.events.frames import Filter, Frame, of_row
 from bottega.events.listener import happens
 from bottega.events.live_text import PartialCompletion, PartialCompletions
 from bottega.events.reader import PAGE, LogReader, NewEvents, Row, RunCursor
+from bottega.events.tool_progress import Key, OpenToolCalls
 
 RING_EVENTS = 1000
 RING_BYTES = 512 * 1024
@@ -34,6 +35,7 @@ class RunStream:
         changed: set, and replaced by a new event, at every change here.
         watchers: number of subscribers.
         completions: live text of the model calls under way, in step with the events here.
+        tool_calls: progress of the MCP tools' calls under way, in step as well.
         text_id: id of the newest piece of live text added.
         text_at: time from which the next live text is read.
         unwatch: ends the notices about this run.
@@ -49,6 +51,7 @@ class RunStream:
         self.changed = asyncio.Event()
         self.watchers = 0
         self.completions = PartialCompletions(cursor.run_id)
+        self.tool_calls = OpenToolCalls(cursor.run_id)
         self.text_id = 0
         self.text_at = 0.0
         self.unwatch: Callable[[], None] = lambda: None
@@ -118,12 +121,14 @@ class RunStream:
         self._ring.clear()
         self._text.clear()
         self.completions = PartialCompletions(self.cursor.run_id)
+        self.tool_calls = OpenToolCalls(self.cursor.run_id)
         self.wake()
 
     @property
     def may_have_text(self) -> bool:
-        """True if a model call is under way, as far as is known."""
-        return not self._has_calls or self.completions.any_open
+        """True if a model call or an MCP tool's is under way, as far as is known."""
+        any_open = self.completions.any_open or self.tool_calls.any_open
+        return not self._has_calls or any_open
 
     def add_text(self, rows: list[Row]) -> None:
         """Add live text rows of the run, in order; :meth:`show_text` uses them."""
@@ -134,11 +139,17 @@ class RunStream:
         """Show the added text, if all events before it were read."""
         if not self._text or self._is_behind or self.ended:
             return
-        if not (self._has_calls or self.completions.covers(self._text)):
-            self.completions.recall(await self._reader.calls(self.cursor, self.last))
+        text = [row for row in self._text if row["tool_call_id"] is None]
+        progress = [row for row in self._text if row["tool_call_id"] is not None]
+        known = self.completions.covers(text) and self.tool_calls.covers(progress)
+        if not (self._has_calls or known):
+            rows = await self._reader.calls(self.cursor, self.last)
+            self.completions.recall(rows)
+            self.tool_calls.recall(rows)
             self._has_calls = True
-        text, self._text = self._text, []
+        self._text = []
         self.completions.add_rows(text)
+        self.tool_calls.add_rows(progress)
         self.wake()
 
     def _append(self, rows: list[Row]) -> None:
@@ -149,6 +160,7 @@ class RunStream:
             self.last = row["seq"]
             self.over = frame.is_final
             self.completions.see(row)
+            self.tool_calls.see(row)
         while len(self._ring) > RING_EVENTS or (self._size > RING_BYTES and len(self._ring) > 1):
             self._size -= len(self._ring.popleft().body)
 
@@ -177,6 +189,7 @@ class Subscriber:
         self._only = only
         self._heartbeat_s = heartbeat_s
         self._sent: dict[UUID | None, tuple[PartialCompletion, int]] = {}
+        self._reported: dict[Key, int] = {}
 
     @property
     def finished(self) -> bool:
@@ -206,8 +219,8 @@ class Subscriber:
                 self.place = found[-1].seq or self.place
                 if wanted := [frame for frame in found if self._only.passes(frame)]:
                     return wanted
-            elif text := self._text():
-                return text
+            elif live := self._text() + self._progress():
+                return live
             elif self.finished:
                 return None
             elif not await happens(changed, due - monotonic()):
@@ -237,4 +250,16 @@ class Subscriber:
             if replaces or offset < len(call.text):
                 frames += [call.frame(offset, kind) for kind in kinds]
             self._sent[call.task_id] = call, len(call.text)
+        return frames
+
+    def _progress(self) -> list[Frame]:
+        """Return the newest progress of each tool call, on the terms of :meth:`_text`."""
+        if self.place > self._tail.last:
+            return []
+        frames = []
+        before, self._reported = self._reported, {}
+        for key, call, frame in self._tail.tool_calls.reported():
+            self._reported[key] = call.number
+            if before.get(key, 0) < call.number and self._only.passes(frame):
+                frames.append(frame)
         return frames

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 import asyncpg
@@ -32,8 +32,8 @@ SUSPENDED_AFTER_S = 30.0
 MAX_CHARACTERS = 200_000
 """Characters of live text per call; the rest is shown with the complete answer."""
 
-_WRITE = "SELECT write_live_text($1, $2, $3, $4, $5, $6, $7, $8, $9)"
-_CLEAR = "SELECT clear_live_text($1, $2, $3, $4, $5)"
+_WRITE = "SELECT write_live_text($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+_CLEAR = "SELECT clear_live_text($1, $2, $3, $4, $5, $6)"
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +54,7 @@ class CallText:
     call: int
     started: int
     has_rows: bool = False
+    tool_call_id: str | None = None
     _written_at: float = 0.0
     _at: int = 0
     _void: bool = False
@@ -94,8 +95,30 @@ class CallText:
             self._void |= not text
 
 
+class Live(Protocol):
+    """What is shown of a call while it is under way; see :class:`CallText`.
+
+    Attributes:
+        tool_call_id: of a tool's call; ``None``: it is a model's.
+    """
+
+    journal: Journal
+    task_id: UUID | None
+    parent_task_id: UUID | None
+    agent: str
+    call: int
+    has_rows: bool
+    tool_call_id: str | None
+
+    def take(self, now: float) -> tuple[int, str] | None:
+        """Return what to write and its place, if there is any."""
+
+    def give_back(self, at: int, text: str) -> None:
+        """Put back what could not be written."""
+
+
 class LiveText:
-    """Writer of the live text of all runs that this worker executes.
+    """Writer of the live text, and of the tools' progress, of all runs that this worker executes.
 
     Args:
         wake: called with the run's id when there is new text of it.
@@ -108,15 +131,15 @@ class LiveText:
         self._pool = pool
         self._wake = wake
         self._keep_s = keep_s
-        self._open: dict[CallText, None] = {}
-        self._ended: deque[tuple[float, CallText]] = deque()
+        self._open: dict[Live, None] = {}
+        self._ended: deque[tuple[float, Live]] = deque()
         self._any = asyncio.Event()
 
-    def begin(self, call: CallText) -> None:
+    def begin(self, call: Live) -> None:
         self._open[call] = None
         self._any.set()
 
-    def end(self, call: CallText) -> None:
+    def end(self, call: Live) -> None:
         del self._open[call]
         if call.has_rows:
             self._ended.append((monotonic() + self._keep_s, call))
@@ -151,6 +174,7 @@ class LiveText:
                 call.journal.attempt,
                 at,
                 text,
+                call.tool_call_id,
             )
             for call, at, text in said
         ]
@@ -176,6 +200,7 @@ class LiveText:
                 call.task_id,
                 call.call,
                 call.journal.attempt,
+                call.tool_call_id,
             )
             for call in gone
         ]

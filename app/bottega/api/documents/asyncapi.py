@@ -107,6 +107,24 @@ class OutputChunk(Delta):
     type: Literal["subagent.output_chunk"]  # type: ignore[assignment]
 
 
+class ToolReport(Answer):
+    """Progress of a call of an MCP tool, in the server's own units."""
+
+    tool_call_id: str
+    name: str
+    progress: float
+    total: float | None
+    message: str | None
+
+
+class ToolProgress(Event):
+    """The newest progress of a tool call; not stored."""
+
+    seq: None  # type: ignore[assignment]
+    type: Literal["tool.progress"]
+    data: ToolReport  # type: ignore[assignment]
+
+
 class Heartbeat(Answer):
     """A frame in quiet times: all events up to `seq` were sent or filtered out."""
 
@@ -170,6 +188,7 @@ _TICKET_SCHEME = {
 _SENT: tuple[type[BaseModel], ...] = (
     Delta,
     OutputChunk,
+    ToolProgress,
     Heartbeat,
     Pong,
     CancelAccepted,

@@ -7,12 +7,12 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, field_validator
 from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import NAME_PATTERN
-from bottega.events.frames import LLM_DELTA, OUTPUT_CHUNK, Filter
+from bottega.events.frames import LLM_DELTA, OUTPUT_CHUNK, TOOL_PROGRESS, Filter
 from bottega.events.types import EventType
 
 MAX_SEQ = 2**62
 _MOST = 50
-_TYPES = frozenset([*EventType, LLM_DELTA, OUTPUT_CHUNK])
+_TYPES = frozenset([*EventType, LLM_DELTA, OUTPUT_CHUNK, TOOL_PROGRESS])
 _NAMES = rf"^{NAME_PATTERN[1:-1]}(,{NAME_PATTERN[1:-1]}){{0,{_MOST - 1}}}$"
 
 

@@ -1,10 +1,10 @@
--- Text of model calls that are not finished.
+-- Text of model calls that are not finished, and progress of tool calls.
 
 -- Called by workers. Store pieces of text for runs of several tenants; none for a run that the
 -- worker lost, which may be deleted by now.
 CREATE OR REPLACE FUNCTION write_live_text(
     p_tenants uuid[], p_runs uuid[], p_tasks uuid[], p_parents uuid[], p_agents text[],
-    p_calls integer[], p_attempts integer[], p_at integer[], p_texts text[]
+    p_calls integer[], p_attempts integer[], p_at integer[], p_texts text[], p_tools text[]
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_tenant uuid;
@@ -12,18 +12,21 @@ BEGIN
     FOR v_tenant IN SELECT DISTINCT unnest(p_tenants) LOOP
         PERFORM set_config('bottega.tenant', v_tenant::text, true);
         INSERT INTO live_text
-            (tenant_id, run_id, task_id, parent_task_id, agent, call, attempt, at, text)
+            (tenant_id, run_id, task_id, parent_task_id, agent, call, attempt, at, text,
+             tool_call_id)
         SELECT s.* FROM unnest(p_tenants, p_runs, p_tasks, p_parents, p_agents, p_calls,
-                               p_attempts, p_at, p_texts)
-            AS s(tenant_id, run_id, task_id, parent_task_id, agent, call, attempt, at, text)
+                               p_attempts, p_at, p_texts, p_tools)
+            AS s(tenant_id, run_id, task_id, parent_task_id, agent, call, attempt, at, text,
+                 tool_call_id)
         JOIN run_heads h ON h.tenant_id = v_tenant AND h.run_id = s.run_id AND h.attempt = s.attempt
         WHERE s.tenant_id = v_tenant;
     END LOOP;
 END $$;
 
--- Called by workers when a model call ends. Delete its pieces; locked rows are left to the sweep.
+-- Called by workers when a call ends. Delete its pieces; locked rows are left to the sweep.
 CREATE OR REPLACE FUNCTION clear_live_text(
-    p_tenants uuid[], p_runs uuid[], p_tasks uuid[], p_calls integer[], p_attempts integer[]
+    p_tenants uuid[], p_runs uuid[], p_tasks uuid[], p_calls integer[], p_attempts integer[],
+    p_tools text[]
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_tenant uuid;
@@ -32,11 +35,12 @@ BEGIN
         PERFORM set_config('bottega.tenant', v_tenant::text, true);
         DELETE FROM live_text AS l
         USING (
-            SELECT o.run_id, o.id FROM unnest(p_tenants, p_runs, p_tasks, p_calls, p_attempts)
-                AS d(tenant_id, run_id, task_id, call, attempt)
+            SELECT o.run_id, o.id FROM unnest(p_tenants, p_runs, p_tasks, p_calls, p_attempts, p_tools)
+                AS d(tenant_id, run_id, task_id, call, attempt, tool_call_id)
             JOIN live_text o ON o.tenant_id = v_tenant AND o.run_id = d.run_id
               AND o.task_id IS NOT DISTINCT FROM d.task_id AND o.call = d.call
               AND o.attempt = d.attempt
+              AND o.tool_call_id IS NOT DISTINCT FROM d.tool_call_id
             WHERE d.tenant_id = v_tenant FOR UPDATE OF o SKIP LOCKED) AS gone
         WHERE l.tenant_id = v_tenant AND l.run_id = gone.run_id AND l.id = gone.id;
     END LOOP;
@@ -48,7 +52,7 @@ CREATE OR REPLACE FUNCTION read_live_text(
     p_tenants uuid[], p_runs uuid[], p_after bigint[], p_most integer
 ) RETURNS TABLE (
     n bigint, id bigint, task_id uuid, call integer, attempt integer, at integer, text text,
-    now timestamptz
+    now timestamptz, tool_call_id text
 ) LANGUAGE plpgsql AS $$
 DECLARE
     v_tenant uuid;
@@ -59,7 +63,8 @@ BEGIN
         SELECT w.n, t.*
         FROM unnest(p_tenants, p_runs, p_after) WITH ORDINALITY AS w(tenant_id, run_id, after, n)
         CROSS JOIN LATERAL (
-            SELECT l.id, l.task_id, l.call, l.attempt, l.at, l.text, clock_timestamp()
+            SELECT l.id, l.task_id, l.call, l.attempt, l.at, l.text, clock_timestamp(),
+                   l.tool_call_id
             FROM live_text l
             WHERE l.tenant_id = v_tenant AND l.run_id = w.run_id AND l.id > w.after
             ORDER BY l.id LIMIT p_most) AS t

@@ -44,7 +44,8 @@ BEGIN
 END $$;
 
 -- Called by a stream that begins in the middle of a run. Return each task's newest event that
--- begins or ends a model call, from the current attempt, up to p_last.
+-- begins or ends a model call, and the starts of calls of MCP tools that have not ended; from the
+-- current attempt, up to p_last.
 CREATE OR REPLACE FUNCTION read_calls(p_tenant uuid, p_run uuid, p_last bigint)
 RETURNS TABLE (
     type text, task_id uuid, parent_task_id uuid, agent text, depth smallint, data jsonb
@@ -52,17 +53,27 @@ RETURNS TABLE (
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
     RETURN QUERY
-    SELECT DISTINCT ON (e.task_id) e.type, e.task_id, e.parent_task_id, e.agent, e.depth, e.data
-    FROM run_events e
-    WHERE e.tenant_id = p_tenant AND e.run_id = p_run AND e.seq <= p_last
-      AND e.type IN (
-        'llm.started', 'llm.completed', 'llm.failed', 'llm.cancelled', 'agent.completed',
-        'agent.failed')
-      AND NOT e.data ? 'retry_in_ms'
-      AND e.seq > coalesce((
-        SELECT max(r.seq) FROM run_events r WHERE r.tenant_id = p_tenant AND r.run_id = p_run
-          AND r.seq <= p_last AND r.type = 'run.resumed'), 0)
-    ORDER BY e.task_id, e.seq DESC;
+    WITH now AS MATERIALIZED (
+        SELECT e.seq, e.type, e.task_id, e.parent_task_id, e.agent, e.depth, e.data
+        FROM run_events e
+        WHERE e.tenant_id = p_tenant AND e.run_id = p_run AND e.seq <= p_last
+          AND e.type IN (
+            'llm.started', 'llm.completed', 'llm.failed', 'llm.cancelled', 'agent.completed',
+            'agent.failed', 'tool.started', 'tool.completed', 'tool.failed')
+          AND (e.type NOT LIKE 'tool.%' OR e.data ->> 'name' LIKE '%\_\_%')
+          AND e.seq > coalesce((
+            SELECT max(r.seq) FROM run_events r
+            WHERE r.tenant_id = p_tenant AND r.run_id = p_run
+              AND r.seq <= p_last AND r.type = 'run.resumed'), 0))
+    (SELECT DISTINCT ON (n.task_id) n.type, n.task_id, n.parent_task_id, n.agent, n.depth, n.data
+     FROM now n WHERE n.type NOT LIKE 'tool.%' AND NOT n.data ? 'retry_in_ms'
+     ORDER BY n.task_id, n.seq DESC)
+    UNION ALL
+    SELECT n.type, n.task_id, n.parent_task_id, n.agent, n.depth, n.data
+    FROM now n WHERE n.type = 'tool.started' AND NOT EXISTS (
+        SELECT FROM now o WHERE o.type IN ('tool.completed', 'tool.failed') AND o.seq > n.seq
+          AND o.task_id IS NOT DISTINCT FROM n.task_id
+          AND o.data ->> 'tool_call_id' = n.data ->> 'tool_call_id');
 END $$;
 
 -- Called by streams. Return the seq of a run's last event, and whether the run is over or waits
