@@ -267,7 +267,7 @@ class FakeModel:
     async def __aenter__(self) -> Self:
         listener = socket.create_server(("127.0.0.1", self.port))
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        await self._stack.enter_async_context(_serving(self._app, listener))
+        await self._stack.enter_async_context(serving(self._app, listener))
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -320,7 +320,7 @@ class FakeModel:
 
 
 @asynccontextmanager
-async def _serving(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
+async def serving(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
     """Serve ``app`` while the block lasts, inside this event loop.
 
     Uses parts of ``Server.serve``, which itself takes over signals and sleeps at its end.

@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import gc
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -21,17 +21,15 @@ from bottega.events.wakeups import Notifier, WakeupFeed, background
 from bottega.execution import queue
 from bottega.files.store import FileQuota, FileStore
 from bottega.leased_work import WorkLoop, wake_on_notify
-from bottega.logs import also_clean
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory_services import MemoryServices, builtin, keeping, open_memory_services
+from bottega.outgoing import Outgoing, open_outgoing
 from bottega.runs.pins import PinCache
-from bottega.secrets import rows as secret_rows
-from bottega.secrets.lookup import SecretLookup, SecretRules
-from bottega.settings import Settings, keyring, redactor, secrets
+from bottega.secrets.lookup import SecretLookup
+from bottega.settings import Settings
 from bottega.tenants import erase
 from bottega.tenants.key_cache import KeyCache
-from bottega.tools.addresses import AllowList
 from bottega.users.erasure import UserErasure
 
 GC_THRESHOLD = (50_000, 20, 20)
@@ -66,6 +64,7 @@ class Service:
         files: of users and tools.
         descriptors: file descriptor limits of this process.
         pins: versions of agents and graphs that new runs pin.
+        outgoing: what it sends requests with.
         working: whether this process executes runs too.
     """
 
@@ -79,6 +78,7 @@ class Service:
     patterns: PatternCache
     files: FileStore
     descriptors: Descriptors
+    outgoing: Outgoing
     working: bool = False
     pins: PinCache = field(default_factory=PinCache)
     stop_working: asyncio.Event = field(default_factory=asyncio.Event)
@@ -110,17 +110,17 @@ async def open_service(
         wakeups = WakeupFeed(listener)
         key_cache = KeyCache(database.pool, listener, local=settings.on_loopback)
         streams = RunStreams(database.pool, wakeups)
-        # In every process: waiting runs must time out even if no worker is up.
-        sweeping = queue.sweep_regularly(database.pool, settings.takeover_s)
         async with (
             open_memory_services(settings, database, listener) as memory_services,
             background(
-                lambda: sweeping,
+                # In every process: waiting runs must time out even if no worker is up.
+                partial(queue.sweep_regularly, database.pool, settings.takeover_s),
                 lambda: warn_when_exhausted(descriptors),
                 memory_services.memory.accesses.run,
                 _erasing(database, listener, memory_services).run,
                 listener.run,
             ),
+            open_outgoing(settings, database, listener, key_cache.is_open, descriptors) as outgoing,
             contextlib.AsyncExitStack() as stack,
         ):
             service = Service(
@@ -134,6 +134,7 @@ async def open_service(
                 memory_services.patterns,
                 _files(settings, database, listener, memory_services),
                 descriptors,
+                outgoing,
                 working=worker,
                 pins=PinCache(settings.operator_providers, settings.default_model),
             )
@@ -176,42 +177,16 @@ def settle() -> None:
     gc.set_threshold(*GC_THRESHOLD)
 
 
-def secret_rules(settings: Settings, is_open: Callable[[], Awaitable[bool]]) -> SecretRules:
-    """Return what the operator has set about secrets.
-
-    Raises:
-        InvalidInputError: as :func:`redactor`.
-    """
-    return SecretRules(
-        keyring=keyring(settings),
-        environment=secrets,
-        hosts=settings.hosts_of_secret,
-        allowed=AllowList.parse(settings.egress_allow),
-        is_open=is_open,
-        redactor=redactor(settings),
-    )
-
-
-def _secrets(service: Service) -> SecretLookup:
-    """Return the secrets of this worker's runs."""
-    rules = secret_rules(service.settings, service.keys.is_open)
-    lookup = SecretLookup(rules, partial(secret_rows.read, service.database.pool))
-    lookup.watch(service.listener)
-    also_clean(lookup.sent.text)
-    return lookup
-
-
-def _agent_dependencies(
-    models: "ModelServices", egress: "Egress", secrets: SecretLookup
-) -> "AgentDependencies":
+def _agent_dependencies(models: "ModelServices", outgoing: Outgoing) -> "AgentDependencies":
     from bottega.execution.build_agents import AgentDependencies
     from bottega.execution.plugins import configure_agent
     from bottega.tools.builtin import ToolDeps
 
     return AgentDependencies(
         models_for=models.for_agent,
-        tool_deps=ToolDeps(egress),
-        secrets=secrets,
+        tool_deps=ToolDeps(outgoing.egress),
+        secrets=outgoing.secrets,
+        mcp=outgoing.mcp,
         embedder=builtin,
         configure=configure_agent(),
     )
@@ -255,23 +230,21 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     from bottega.execution.heartbeat import heartbeats
     from bottega.execution.leases import leases
     from bottega.execution.live_text import LiveText
+    from bottega.execution.mcp.tools import McpSessions
     from bottega.execution.step_writer import StepWriter
     from bottega.runs.control import CancelWatch
-    from bottega.tools.egress import Egress
 
     settings, database, worker_id = service.settings, service.database, uuid4()
-    egress = Egress(settings.egress_allow, each=service.descriptors.calls_of_tenant)
-    secrets = _secrets(service)
+    egress, secrets = service.outgoing.egress, service.outgoing.secrets
     notifier = Notifier(database.pool)
     live_text = LiveText(database.pool, notifier.wrote)
     runtime = _subagent_runtime(settings)
     async with (
         _models(service, worker_id, secrets) as models,
-        aclosing(egress),
         _keeping_memory(service, memory_services, models) as (sources, episode_stored),
     ):
         day_budgets = DayBudgets(database.pool, settings.run_limits)
-        dependencies = _agent_dependencies(models, egress, secrets)
+        dependencies = _agent_dependencies(models, service.outgoing)
         checks = models.success_checks(database.pool)
         executor = Executor(
             pool=database.pool,
@@ -288,6 +261,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             stopping=service.stop_working,
             day_budgets=day_budgets,
             files=service.files,
+            mcp=McpSessions(egress, live_text),
         )
         watch = CancelWatch(database.pool, service.listener, executor)
         async with (

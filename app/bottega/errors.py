@@ -19,6 +19,7 @@
     │   ├── SubagentQuotaExceededError  the parent's or tenant's quota is used up
     │   └── SubagentCircuitOpenError    tasks of this kind keep failing
     ├── UnavailableError      unavailable   a dependency is down; a retry may work
+    ├── UpstreamError        upstream      a server that a tenant named does not answer
     ├── ModelError            model         the model's side failed (see ``retryable``)
     ├── HookContractError     internal      a hook returned what its event does not allow
     ├── PluginError           internal      a plugin failed to configure an agent
@@ -47,6 +48,7 @@ class ErrorKind(StrEnum):
     LIMITED = "limited"
     UNAVAILABLE = "unavailable"
     MODEL = "model"
+    UPSTREAM = "upstream"
     INTERNAL = "internal"
 
 
@@ -203,6 +205,13 @@ class SubagentCircuitOpenError(SubagentRefusedError):
 class UnavailableError(BottegaError):
     kind = ErrorKind.UNAVAILABLE
     code = "unavailable"
+
+
+class UpstreamError(BottegaError):
+    """A server that a tenant named cannot be reached, or does not answer as it should."""
+
+    kind = ErrorKind.UPSTREAM
+    code = "upstream"
 
 
 class ModelError(BottegaError):

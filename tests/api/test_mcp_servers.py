@@ -64,7 +64,7 @@ async def test_a_server_is_created_read_replaced_and_deleted(own: Running) -> No
     shown = created.json()
     assert shown | body == shown
     assert (shown["timeout_s"], shown["max_bytes"], shown["command"]) == (30, 1_000_000, None)
-    assert (shown["tools"], shown["refreshed_at"], shown["warnings"]) == (None, None, [])
+    assert (shown["tools"], shown["tools_at"], shown["warnings"]) == (None, None, [])
     again = await client.post("/v1/mcp-servers", json=body)
     assert (again.status_code, again.json()["code"]) == (409, "exists")
     put = await client.put("/v1/mcp-servers/search", json={"command": "time", "timeout_s": 5})

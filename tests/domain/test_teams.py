@@ -14,6 +14,7 @@ from bottega.errors import InvalidInputError
 from bottega.execution import build_agents
 from bottega.execution.build_agents import AgentDependencies, ConfigureAgent, Teams
 from bottega.execution.claim import ClaimedRun
+from bottega.execution.mcp.servers import McpAccess
 from bottega.redaction import Redactor
 from bottega.secrets.lookup import SecretLookup, SecretRules
 from bottega.tools.addresses import AllowList
@@ -79,11 +80,13 @@ class Counting:
             is_open=true,
             redactor=Redactor(()),
         )
+        lookup = SecretLookup(rules, no_rows)
         self.teams = Teams(
             AgentDependencies(
                 models_for=self._models,
                 tool_deps=ToolDeps(Egress(())),
-                secrets=SecretLookup(rules, no_rows),
+                secrets=lookup,
+                mcp=McpAccess({}, lookup),
                 embedder=lambda: pytest.fail("no agent has recall"),
                 configure=configure,
             )

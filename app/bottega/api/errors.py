@@ -33,6 +33,7 @@ _STATUS = {
     ErrorKind.LIMITED: 429,
     ErrorKind.UNAVAILABLE: 503,
     ErrorKind.MODEL: 502,
+    ErrorKind.UPSTREAM: 502,
     ErrorKind.INTERNAL: 500,
 }
 _HEADERS = {

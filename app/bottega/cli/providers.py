@@ -40,10 +40,10 @@ def test_provider(
 
 async def _show(settings: "Settings", url: str, tenant: str, name: str, model: str | None) -> bool:
     """Print what works; return true if all does."""
-    from bottega.container import secret_rules
     from bottega.db.engine import open_database
     from bottega.llm.probe import probes
     from bottega.model_services import open_models
+    from bottega.outgoing import secret_rules
     from bottega.secrets import rows
     from bottega.secrets.lookup import SecretLookup
     from bottega.tenants import operator

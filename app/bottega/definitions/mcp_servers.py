@@ -1,10 +1,20 @@
-"""Definitions of MCP servers: an address, and the tools that were read there. Pure."""
+"""Definitions of MCP servers: an address, and the tools that were read there."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
+from uuid import UUID
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.definitions import store
+from bottega.definitions.store import MCP_SERVERS, Definition
+from bottega.errors import ConflictError
 
 _ADDRESS = ("url", "command")
-_READ = ("tools", "warnings", "refreshed_at")
+_ASKED = (*_ADDRESS, "headers")
+_READ = ("tools", "warnings", "tools_at")
 
 
 def with_tools_of(content: dict[str, Any], earlier: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -14,4 +24,34 @@ def with_tools_of(content: dict[str, Any], earlier: Mapping[str, Any] | None) ->
     """
     if earlier is not None and all(content[each] == earlier[each] for each in _ADDRESS):
         return content | {each: earlier[each] for each in _READ}
-    return content | {"tools": None, "warnings": [], "refreshed_at": None}
+    return content | {"tools": None, "warnings": [], "tools_at": None}
+
+
+async def store_tools(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    asked: Definition,
+    tools: Sequence[Mapping[str, Any]],
+    warnings: Sequence[str],
+) -> tuple[Definition, bool]:
+    """Store the tools that a server said; return its definition, and if that is a new version.
+
+    Args:
+        asked: the definition by which the server was asked.
+
+    Raises:
+        NotFoundError: it was deleted meanwhile.
+        ConflictError: ``changed``: it has another address by now.
+    """
+    current = await store.get(connection, MCP_SERVERS, tenant_id, asked.name, lock=True)
+    if any(current.content[each] != asked.content[each] for each in _ASKED):
+        raise ConflictError(
+            f"the MCP server '{asked.name}' was replaced while it was asked: refresh it again",
+            code="changed",
+        )
+    found = {"tools": list(tools), "warnings": list(warnings)}
+    if all(current.content[each] == found[each] for each in found):
+        return current, False
+    now: datetime = (await connection.execute(select(func.now()))).scalar_one()
+    content = current.content | found | {"tools_at": now.isoformat()}
+    return await store.replace(connection, MCP_SERVERS, tenant_id, asked.name, content), True

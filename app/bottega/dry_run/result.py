@@ -33,7 +33,9 @@ async def dry_run(plan: Mapping[str, Any]) -> bytes:
     notes = Notes()
     async with SubagentRegistry() as registry:
         try:
-            team = await team_of(plan["agents"], graph, roots, registry)
+            team = await team_of(
+                plan["agents"], graph, roots, registry, plan.get("mcp_servers", {})
+            )
         except BottegaError as refused:
             return _answer(plan, graph, None, notes, refused.detail)
         try:

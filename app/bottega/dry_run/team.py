@@ -1,6 +1,6 @@
 """The team of a dry run: as in a run, but with the demo model, and with tools that do nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bottega.agents import BaseAgent, Recall, ToolBase
@@ -16,6 +16,7 @@ from bottega.subagents.tools import use_async_subagents
 from bottega.tools.build import build_tool
 from bottega.tools.builtin import ToolDeps
 from bottega.tools.egress import Egress
+from bottega.tools.mcp import model_name, tools_in
 
 NOT_CALLED = "This is a dry run: the tool was not called."
 _HARMLESS = frozenset(("calculator", "current_time", "read_shared_memory"))
@@ -28,10 +29,10 @@ class NotCalled(ToolBase):
     idempotent = True
     local = True
 
-    def __init__(self, tool: ToolBase) -> None:
-        self.name = tool.name
-        self.description = tool.description
-        self._parameters = tool.schema.parameters
+    def __init__(self, name: str, description: str, parameters: dict[str, Any]) -> None:
+        self.name = name
+        self.description = description
+        self._parameters = parameters
 
     def create_schema(self) -> dict[str, Any]:
         return self._parameters
@@ -45,8 +46,12 @@ async def team_of(
     graph: SharedMemoryGraph,
     roots: Sequence[str],
     registry: SubagentRegistry,
+    mcp_servers: Mapping[str, Mapping[str, Any]],
 ) -> BuiltTeam:
     """Build the agents; nobody is asked to approve their calls.
+
+    Args:
+        mcp_servers: definitions of those that they name.
 
     Raises:
         InvalidInputError: ``tool_outdated``.
@@ -56,7 +61,8 @@ async def team_of(
     async def equip(
         name: str, definition: Mapping[str, Any]
     ) -> tuple[LLMProvider, Sequence[ToolBase]]:
-        return provider, [_tool(tool, deps) for tool in definition["tools"]]
+        tools = definition["tools"]
+        return provider, [made for tool in tools for made in _tools(tool, deps, mcp_servers)]
 
     asked_nobody = {name: {**each, "approval": None} for name, each in definitions.items()}
     built = await build_team(asked_nobody, graph, roots, equip, with_async=True)
@@ -89,12 +95,22 @@ def tools_of(agent: BaseAgent) -> list[dict[str, Any]]:
     ]
 
 
-def _tool(definition: Mapping[str, Any], deps: ToolDeps) -> ToolBase:
-    tool = build_tool(definition, None, deps, lambda _: _no_secret)
-    if definition["type"] != "builtin" or tool.name not in _HARMLESS:
-        return NotCalled(tool)
-    tool.approval = None
-    return tool
+def _tools(
+    definition: Mapping[str, Any],
+    deps: ToolDeps,
+    mcp_servers: Mapping[str, Mapping[str, Any]],
+) -> Iterator[ToolBase]:
+    if definition["type"] == "mcp":
+        server = definition["server"]
+        for tool in tools_in(definition, mcp_servers[server]):
+            name = model_name(server, tool["name"])
+            yield NotCalled(name, tool["description"], tool["input_schema"])
+        return
+    made = build_tool(definition, None, deps, lambda _: _no_secret)
+    if definition["type"] != "builtin" or made.name not in _HARMLESS:
+        made = NotCalled(made.name, made.description, made.schema.parameters)
+    made.approval = None
+    yield made
 
 
 async def _no_secret(name: str) -> str:

@@ -24,6 +24,8 @@ from bottega.definitions.graphs import to_graph
 from bottega.definitions.teams import Definitions, Member, build_team
 from bottega.errors import InvalidInputError
 from bottega.execution.claim import ClaimedRun
+from bottega.execution.mcp.servers import McpAccess
+from bottega.execution.mcp.tools import McpSession, mcp_tools
 from bottega.graph.shared_memory import Publication
 from bottega.secrets.lookup import SecretLookup
 from bottega.subagents.registry import SubagentRegistry
@@ -47,6 +49,7 @@ class AgentDependencies:
         models_for: returns the models for an agent of a run, by its definition.
         tool_deps: dependencies of built-in and HTTP tools.
         secrets: those that tools send.
+        mcp: MCP servers.
         embedder: for agents with ``recall``.
         configure: called in order after the factory, for each agent.
     """
@@ -54,6 +57,7 @@ class AgentDependencies:
     models_for: Callable[[ClaimedRun, Mapping[str, Any]], Awaitable[LLMProvider]]
     tool_deps: ToolDeps
     secrets: SecretLookup
+    mcp: McpAccess
     embedder: Callable[[], RecallEmbedder]
     configure: tuple[ConfigureAgent, ...] = ()
 
@@ -81,12 +85,13 @@ class CompiledTeam:
         members: all its agents, sub-agents first.
         tools: those that send secrets.
         roots: as :attr:`Team.agents`.
-        definitions, providers, structure: of the agents, the tenant's model servers and the graph,
-            to compare them with those of a run.
+        definitions, providers, mcp_servers, structure: of the agents, the tenant's model servers,
+            its MCP servers and the graph, to compare them with those of a run.
     """
 
     definitions: Definitions
     providers: Definitions
+    mcp_servers: Definitions
     structure: Mapping[str, Any] | None
     members: Sequence[Member]
     tools: Sequence[HttpTool]
@@ -95,7 +100,11 @@ class CompiledTeam:
     warnings: Sequence[tuple[str, str]]
 
     def team(
-        self, run: ClaimedRun, dependencies: AgentDependencies, registry: SubagentRegistry | None
+        self,
+        run: ClaimedRun,
+        dependencies: AgentDependencies,
+        registry: SubagentRegistry | None,
+        session: McpSession | None,
     ) -> Team:
         """Make a run's own agents and graph."""
         graph = None if self.graph is None else self.graph.without_publications()
@@ -112,6 +121,8 @@ class CompiledTeam:
             agent = copy_of(member.agent)
             agent.hooks = {}
             agent.memory_graph = None if agent.memory_graph is None else graph
+            if session is not None:
+                agent.registered_tools = [session.own(tool) for tool in agent.registered_tools]
             if member.children is not None and registry is not None:
                 children = [copy_of(child) for child in member.children]
                 limits = registry.limits.lowered(
@@ -157,6 +168,7 @@ async def compiled(
     return CompiledTeam(
         run.agents,
         run.providers,
+        run.mcp_servers,
         run.graph,
         built.members,
         tools,
@@ -189,7 +201,8 @@ class _Place:
         team = self.team
         if team is None or team.definitions != run.agents or team.structure != run.graph:
             return None
-        return team if team.providers == run.providers else None
+        servers = team.providers, team.mcp_servers
+        return team if servers == (run.providers, run.mcp_servers) else None
 
 
 class Teams:
@@ -206,8 +219,11 @@ class Teams:
         self._registry = registry
         self._places: OrderedDict[Hashable, _Place] = OrderedDict()
 
-    async def of(self, run: ClaimedRun) -> Team:
+    async def of(self, run: ClaimedRun, session: McpSession | None = None) -> Team:
         """Build the agents of a claimed run, with their sub-agents and the run's own graph.
+
+        Args:
+            session: for tools of MCP servers; ``None``: the run has none.
 
         Raises:
             InvalidInputError: ``unknown_secret``, ``tool_outdated``, ``unknown_provider``.
@@ -223,7 +239,7 @@ class Teams:
             await tool.check_secrets()
         if run.output_schema is not None:
             await asyncio.to_thread(answer_schema, run.output_schema)  # takes long the first time
-        return team.team(run, self._dependencies, self._registry)
+        return team.team(run, self._dependencies, self._registry, session)
 
     async def _compiled(self, run: ClaimedRun, place: _Place) -> CompiledTeam:
         with_async = self._registry is not None
@@ -273,7 +289,15 @@ def _tools(
     deps = replace(dependencies.tool_deps, tenant=tenant, known=known)
     bound = partial(secrets.bound, tenant_id, tenant)
     approval = definition.get("approval")
-    return [build_tool(tool, approval, deps, bound) for tool in definition["tools"]]
+    server = partial(dependencies.mcp.server, tenant_id, tenant)
+    found: list[ToolBase] = []
+    for tool in definition["tools"]:
+        if tool["type"] == "mcp":
+            pinned = run.mcp_servers[tool["server"]]
+            found += mcp_tools(tool, pinned, server, approval, known)
+        else:
+            found.append(build_tool(tool, approval, deps, bound))
+    return found
 
 
 def _restore(graph: SharedMemoryGraph, session_base: Sequence[Mapping[str, Any]]) -> None:

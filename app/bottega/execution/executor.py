@@ -29,6 +29,7 @@ from bottega.execution.dag import run_dag
 from bottega.execution.journal import End, Journal
 from bottega.execution.leases import Held
 from bottega.execution.live_text import LiveText
+from bottega.execution.mcp.tools import McpSessions
 from bottega.execution.memory import facts_of, use_memory
 from bottega.execution.recorder import JournalRecorder
 from bottega.execution.replay import fold
@@ -62,6 +63,7 @@ class _UnderWay:
         held: ``None`` once it ends or is handed back.
         recorder: set once it began.
         wait: why it is suspended, if it is.
+        ending: closes what only this attempt uses.
     """
 
     tenant_id: UUID
@@ -71,6 +73,7 @@ class _UnderWay:
     lost: bool = False
     recorder: JournalRecorder | None = None
     wait: Wait | None = None
+    ending: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ class Executor:
         day_budgets: of tenants; ``None``: no limits.
         files: of all tenants; without them, runs have none.
         stopping: set when this worker is to stop.
+        mcp: connections to MCP servers.
     """
 
     pool: asyncpg.Pool
@@ -107,6 +111,7 @@ class Executor:
     day_budgets: DayBudgets | None = None
     files: FileStore | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    mcp: McpSessions | None = None
     _under_way: dict[UUID, _UnderWay] = field(default_factory=dict)
 
     def held(self) -> list[Held]:
@@ -249,6 +254,7 @@ class Executor:
             self.notifier.wake(run_id)
             await self._settle(entry.recorder)
             await journal.close()
+            await entry.ending.aclose()
 
     def _files_of(self, run: ClaimedRun) -> RunFiles | None:
         if self.files is None:
@@ -330,9 +336,9 @@ class Executor:
                     async with running_subagents(
                         self.runtime, recorder, run, events, self.pool, suspended
                     ):
-                        end = await self._work(recorder, run)
+                        end = await self._work(recorder, run, entry)
                 else:
-                    end = await self._work(recorder, run)
+                    end = await self._work(recorder, run, entry)
             await self._finish(recorder, end)
         except (FencedError, UnreadMessagesError):
             raise
@@ -343,9 +349,11 @@ class Executor:
             end = broken(error, run.run_id, recorder.spent, timeout_s=timeout_s)
             await self._finish(recorder, end)
 
-    async def _work(self, recorder: JournalRecorder, run: ClaimedRun) -> End:
+    async def _work(self, recorder: JournalRecorder, run: ClaimedRun, entry: _UnderWay) -> End:
         """Run the agents; return the run's end."""
-        team = await self.teams.of(run)
+        tasks, ending = recorder.tasks, entry.ending
+        session = None if self.mcp is None else self.mcp.open(run, tasks, ending)
+        team = await self.teams.of(run, session)
         for code, message in team.warnings:
             recorder.journal.add(EventType.WARNING, warning(code, message))
         conversation = await conversation_of(self.pool, run, self.prompt_tokens // 2)

@@ -96,7 +96,7 @@ class CallText:
 
 
 class Live(Protocol):
-    """What is shown of a call while it is under way; see :class:`CallText`.
+    """The part of a call that is shown while it is under way; see :class:`CallText`.
 
     Attributes:
         tool_call_id: of a tool's call; ``None``: it is a model's.

@@ -40,6 +40,7 @@ from bottega.memory.text.signature import failure_signature
 from bottega.memory.working.prompts import RunMemory
 from bottega.memory.working.tools import SearchMemory, SetPlan
 from bottega.memory.working.working_memory import Retrieved, WorkingMemory
+from bottega.tools.mcp import model_name, tools_in
 
 _PATIENCE_S = 2.0
 _ANALYSIS_S = 30.0
@@ -58,11 +59,25 @@ def facts_of(run: ClaimedRun) -> RunFacts:
         run.principal,
         _text_of(run.input),
         run.first,
-        run.agents,
+        {name: _with_mcp_tools(run, each) for name, each in run.agents.items()},
         run.metadata,
         run.user,
         run.agent,
     )
+
+
+def _with_mcp_tools(run: ClaimedRun, definition: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an agent's definition with each tool of its MCP servers; calls may change anything."""
+    tools = definition.get("tools", ())
+    found = [tool for tool in tools if tool["type"] == "mcp"]
+    if not found:
+        return definition
+    own = [
+        {"type": "mcp", "name": model_name(tool["server"], each["name"]), "method": "CALL"}
+        for tool in found
+        for each in tools_in(tool, run.mcp_servers[tool["server"]])
+    ]
+    return {**definition, "tools": [*(tool for tool in tools if tool["type"] != "mcp"), *own]}
 
 
 def _text_of(asked: str | Sequence[Mapping[str, Any]]) -> str | Sequence[Mapping[str, Any]]:

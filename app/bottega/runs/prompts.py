@@ -18,6 +18,7 @@ from bottega.execution.replay import ANALYSIS, TAUGHT
 from bottega.graph.publication import MemoryItem, PropagationPolicy
 from bottega.runs import messages, read
 from bottega.subagents.child import DEFAULT_INSTRUCTIONS
+from bottega.tools.mcp import model_name, tools_in
 
 MOST_CONTEXT = 100
 """Most messages before the conversation: the question, shared context and memory."""
@@ -73,7 +74,10 @@ async def prompt(
         "version": names.get(agent),
         **{name: last["data"].get(name) for name in ("call", "attempt", "provider", "model")},
         "params": merged(definition.get("params"), changed.get("params")),
-        "tools": [*_tools(definition, definitions), *map(_tool, changed.get("tools") or ())],
+        "tools": [
+            *_tools(definition, definitions, await _mcp_servers(connection, run, definition)),
+            *map(_tool, changed.get("tools") or ()),
+        ],
         "shortened": last["data"].get("memory"),
         "messages": list(composed(own, order, opening, said, first["seq"])),
         "more": opening.more or said.more,
@@ -134,8 +138,16 @@ def _subagents(definition: Row) -> list[str]:
     return names
 
 
-def _tools(definition: Row, definitions: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
-    yield from map(_tool, definition.get("tools") or ())
+def _tools(
+    definition: Row, definitions: Mapping[str, Row], mcp_servers: Mapping[str, Row]
+) -> Iterator[dict[str, Any]]:
+    for tool in definition.get("tools") or ():
+        if tool["type"] != "mcp":
+            yield _tool(tool)
+            continue
+        for each in tools_in(tool, mcp_servers[tool["server"]]):
+            name = model_name(tool["server"], each["name"])
+            yield _tool({**each, "name": name, "type": "mcp", "parameters": each["input_schema"]})
     for name in _subagents(definition):
         described = definitions.get(name, {}).get("description")
         yield {"name": name, "type": "agent", "description": described}
@@ -198,6 +210,21 @@ async def _definitions(connection: AsyncConnection, run: Row, agent: str) -> dic
         names = [] if len(found) > 1 else _subagents(found.get(agent, {}))
         missing = [name for name in names if name in pinned and name not in found]
     return found
+
+
+async def _mcp_servers(connection: AsyncConnection, run: Row, definition: Row) -> dict[str, Row]:
+    """Return the pinned definitions of the MCP servers that an agent names, by name."""
+    pinned: Mapping[str, int] = run["pinned"].get("mcp_servers") or {}
+    tools = definition.get("tools") or ()
+    wanted = {(each["server"], pinned[each["server"]]) for each in tools if each["type"] == "mcp"}
+    if not wanted:
+        return {}
+    versions = store.MCP_SERVERS.versions.c
+    query = select(versions.name, versions.definition).where(
+        versions.tenant_id == run["tenant_id"],
+        tuple_(versions.name, versions.version).in_(wanted),
+    )
+    return {row.name: row.definition for row in await connection.execute(query)}
 
 
 async def _order(connection: AsyncConnection, run: Row, names: Sequence[str]) -> str | None:

@@ -207,7 +207,8 @@ def _filled(
 
 def _tool_names(definition: Mapping[str, Any]) -> list[str]:
     subagents: list[str] = (definition["subagents"] or {}).get("names", [])
-    return [*(tool["name"] for tool in definition["tools"]), *subagents]
+    own = (tool["name"] for tool in definition["tools"] if tool["type"] != "mcp")
+    return [*own, *subagents]
 
 
 def question_of(asked: str | Sequence[Mapping[str, Any]]) -> str:

@@ -34,6 +34,11 @@ class StdioServer(BaseModel):
         return env
 
     @property
+    def plain_env(self) -> dict[str, str]:
+        """Return its variables in clear, for the program."""
+        return {name: value.get_secret_value() for name, value in self.env.items()}
+
+    @property
     def secrets(self) -> list[str]:
         """Values of variables that probably hold secrets, by their names."""
         return [value.get_secret_value() for name, value in self.env.items() if is_credential(name)]

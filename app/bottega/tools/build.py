@@ -28,8 +28,6 @@ def build_tool(
     Raises:
         InvalidInputError: ``tool_outdated``, ``unknown_tool``.
     """
-    if definition["type"] == "mcp":
-        raise InvalidInputError("tools of MCP servers cannot be called yet", code="not_built")
     name: str = definition["name"]
     if definition["type"] == "client":
         return client_tool(definition, approval)

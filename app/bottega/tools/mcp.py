@@ -81,15 +81,17 @@ def model_name(server: str, tool: str) -> str:
     return f"{name[: _LONGEST_NAME - _DIGITS - 1]}_{digits}"
 
 
-def chosen(definition: Mapping[str, Any], known: Sequence[str]) -> Sequence[str]:
-    """Return the names of the tools that an agent has from a server.
+def tools_in(
+    definition: Mapping[str, Any], server: Mapping[str, Any]
+) -> Sequence[Mapping[str, Any]]:
+    """Return the tools that an agent has from a server.
 
     Args:
         definition: dump of a :class:`McpToolDefinition`.
-        known: the server's tools.
+        server: definition of its server.
     """
-    named = definition.get("tools")
-    return known if named is None else named
+    tools = {tool["name"]: tool for tool in server["tools"] or ()}
+    return [tools[name] for name in definition.get("tools") or tools]
 
 
 def refuse_unfit(
@@ -148,7 +150,7 @@ def _existing(tool: Mapping[str, Any], servers: Mapping[str, Mapping[str, Any]])
             f"/v1/mcp-servers/{name}/refresh",
             code="mcp_server_not_refreshed",
         )
-    names = chosen(tool, known)
+    names: Sequence[str] = tool.get("tools") or known
     if unknown := sorted(set(names) - set(known)):
         raise InvalidInputError(
             f"the MCP server '{name}' has no tool {', '.join(unknown)}: correct the name, or send "

@@ -80,8 +80,9 @@ class McpServerSummary(Answer):
     command: str | None
     timeout_s: float
     max_bytes: int
-    refreshed_at: Annotated[
-        datetime | None, Field(description="When its tools were read last; null: never.")
+    tools_at: Annotated[
+        datetime | None,
+        Field(description="Time of the refresh that brought its tools; null: none has yet."),
     ]
     created_at: Annotated[datetime, Field(description="Time at which this version was stored.")]
 

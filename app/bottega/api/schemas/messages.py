@@ -98,7 +98,7 @@ class PromptTool(Answer):
     """A tool of the agent's definition, a sub-agent, or a tool of the run's client."""
 
     name: str
-    type: Literal["builtin", "http", "client", "agent"]
+    type: Literal["builtin", "http", "mcp", "client", "agent"]
     description: str | None
     parameters: dict[str, Any] | None = None
 

@@ -85,6 +85,7 @@ async def plan_of(
         "agent": agent,
         "content": next(found[pin] for pin in wanted if pin.kind == "graph"),
         "agents": agents,
+        "mcp_servers": {pin.name: found[pin] for pin in wanted if pin.kind == "mcp_server"},
         "versions": pins.pinned["agents"],
         "input": question,
     }

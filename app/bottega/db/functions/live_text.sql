@@ -35,7 +35,8 @@ BEGIN
         PERFORM set_config('bottega.tenant', v_tenant::text, true);
         DELETE FROM live_text AS l
         USING (
-            SELECT o.run_id, o.id FROM unnest(p_tenants, p_runs, p_tasks, p_calls, p_attempts, p_tools)
+            SELECT o.run_id, o.id FROM unnest(
+                    p_tenants, p_runs, p_tasks, p_calls, p_attempts, p_tools)
                 AS d(tenant_id, run_id, task_id, call, attempt, tool_call_id)
             JOIN live_text o ON o.tenant_id = v_tenant AND o.run_id = d.run_id
               AND o.task_id IS NOT DISTINCT FROM d.task_id AND o.call = d.call

@@ -65,7 +65,8 @@ class OpenInterrupts:
         """Return what people decided on a call; ask them and wait, unless the log has it."""
         key = (self._tasks.id_of(query), query.model_calls, tool_call.id)
         kind = interrupt.kind
-        interrupt_id = uuid5(self._run_id, ":".join(map(str, (*key, kind))))
+        number = (interrupt.number,) if interrupt.number else ()
+        interrupt_id = uuid5(self._run_id, ":".join(map(str, (*key, kind, *number))))
         replay = self._journal.replay
         if known := replay.decisions.get((key, kind)):
             asked, resolution = known

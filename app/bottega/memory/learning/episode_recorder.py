@@ -384,7 +384,7 @@ class EpisodeRecorder:
             tool["name"]: tool
             for definition in self.about.definitions.values()
             for tool in definition.get("tools", ())
-            if tool["type"] == "http" or tool["name"] == "http_get"
+            if tool["type"] in ("http", "mcp") or tool["name"] == "http_get"
         }
 
     def _read_outside(self) -> bool:

@@ -1,23 +1,46 @@
 """Routes of MCP servers: their addresses, and the tools that they had when they were asked last."""
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from uuid import UUID
 
+from sqlalchemy import select
+
+from bottega.api.errors import problems
 from bottega.api.schemas.mcp_servers import (
     McpServer,
     McpServerBody,
     McpServerSummary,
+    McpServerTools,
     NewMcpServer,
 )
-from bottega.api.shared.definitions import Caller, definition_router
+from bottega.api.shared.definitions import Caller, DefinitionName, definition_router
+from bottega.api.shared.deps import Actor, DefineTenant, ServiceDep
 from bottega.api.shared.secret_hosts import Sending, refuse_foreign
+from bottega.container import Service
+from bottega.db.tables import tenants
 from bottega.definitions import store
-from bottega.definitions.mcp_servers import with_tools_of
-from bottega.definitions.store import MCP_SERVERS
-from bottega.errors import InvalidInputError, NotFoundError
+from bottega.definitions.mcp_servers import store_tools, with_tools_of
+from bottega.definitions.store import MCP_SERVERS, Definition
+from bottega.errors import (
+    InvalidInputError,
+    LimitedError,
+    NotFoundError,
+    UnavailableError,
+    UpstreamError,
+)
+from bottega.mcp.client import list_tools
+from bottega.tenants import audit
 from bottega.tools.addresses import AllowList
 from bottega.tools.egress import refuse_inside
 from bottega.tools.guard import EgressRefusedError
 from bottega.tools.http import SecretHeader
+
+_MOST_REFRESHES = 4
+"""Refreshes of a tenant at the same time, in this process."""
+_refreshing: Counter[UUID] = Counter()
 
 
 async def _prepare(caller: Caller, name: str, body: McpServerBody) -> dict[str, Any]:
@@ -68,3 +91,78 @@ router = definition_router(
     summary=McpServerSummary,
     prepare=_prepare,
 )
+
+
+@router.post(
+    "/{name}/refresh",
+    operation_id="refresh_mcp_server",
+    summary="Read the MCP server's tools",
+    description="Asks the server, and stores the tools that it has: as a new version, if they "
+    "changed. Runs that were accepted before keep theirs.",
+    response_model=McpServerTools,
+    responses=problems(404, 409, 429, 502),
+)
+async def refresh(
+    service: ServiceDep, tenant: DefineTenant, actor: Actor, name: DefinitionName
+) -> Any:
+    async with service.database.begin(tenant) as tx:
+        asked = await store.get(tx, MCP_SERVERS, tenant, name)
+        query = select(tenants.c.name).where(tenants.c.id == tenant)
+        tenant_name: str = (await tx.execute(query)).scalar_one()
+    with _one_more(tenant):
+        tools, warnings = await _said(service, tenant, tenant_name, asked)
+    async with service.database.begin(tenant) as tx:
+        stored, is_new = await store_tools(tx, tenant, asked, tools, warnings)
+        if is_new:
+            about = {"version": stored.version}
+            await audit.note(tx, tenant, actor, "mcp_server.refresh", name, about)
+    return {"version": stored.version, "tools": tools, "warnings": warnings}
+
+
+@contextmanager
+def _one_more(tenant: UUID) -> Iterator[None]:
+    """Count a refresh.
+
+    Raises:
+        LimitedError: ``refreshes``: too many others of the tenant are in progress.
+    """
+    if _refreshing[tenant] >= _MOST_REFRESHES:
+        raise LimitedError(
+            f"{_MOST_REFRESHES} refreshes of your MCP servers are in progress: try again later",
+            code="refreshes",
+            retry_after_s=5,
+        )
+    _refreshing[tenant] += 1
+    try:
+        yield
+    finally:
+        _refreshing[tenant] -= 1
+        if not _refreshing[tenant]:
+            del _refreshing[tenant]
+
+
+async def _said(
+    service: Service, tenant: UUID, tenant_name: str, asked: Definition
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Ask a server; return its tools and warnings about them, without secrets.
+
+    Raises:
+        InvalidInputError: a secret of its headers may not be sent; ``unknown_command``.
+        UpstreamError: ``mcp_unreachable``, ``egress_forbidden``.
+    """
+    outgoing = service.outgoing
+    clean = outgoing.secrets.redactor(tenant)
+    server = outgoing.mcp.server(tenant, tenant_name, asked.name, asked.content)
+    try:
+        found, warnings = await list_tools(server, outgoing.egress)
+    except UnavailableError as error:
+        raise UpstreamError(clean.text(error.detail), code=error.code) from None
+    tools = [
+        {
+            "name": each.name,
+            "description": clean.text(each.description),
+            "input_schema": clean.value(each.input_schema),
+        }
+        for each in found
+    ]
+    return tools, [clean.text(warning) for warning in warnings]
