@@ -109,7 +109,6 @@ async def open_service(
         listener = NotifyListener(database.connect)
         wakeups = WakeupFeed(listener)
         key_cache = KeyCache(database.pool, listener, local=settings.on_loopback)
-        streams = RunStreams(database.pool, wakeups)
         async with (
             open_memory_services(settings, database, listener) as memory_services,
             background(
@@ -128,7 +127,7 @@ async def open_service(
                 database,
                 listener,
                 wakeups,
-                streams,
+                RunStreams(database.pool, wakeups),
                 key_cache,
                 memory_services.memory,
                 memory_services.patterns,
@@ -140,7 +139,7 @@ async def open_service(
             )
             if api:
                 await key_cache.is_open()
-                watching = background(streams.run, key_cache.run)
+                watching = background(service.streams.run, key_cache.run)
                 await stack.enter_async_context(watching)
                 stack.callback(service.wakeups.close)
             if worker:
