@@ -247,3 +247,62 @@ async def completion(
             pass
         final = (await stream.get_final_completion()).choices[0]
     return final.message.model_dump(exclude_none=True, exclude={"parsed"}), final.finish_reason
+
+
+async def test_a_model_may_be_a_version(
+    client: openai.AsyncOpenAI, bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega)
+    changed = {"system_message": "You are brief."}
+    (await bottega.client.put("/v1/agents/clerk", json=changed)).raise_for_status()
+    graph = {"name": "chain", "nodes": [{"agent": "clerk"}]}
+    (await bottega.client.post("/v1/graphs", json=graph)).raise_for_status()
+    model.script(*[text("Hello.")] * 4)
+    for name in ("clerk", "clerk@1", "clerk@2", "graph:chain@1"):
+        made = await client.chat.completions.create(model=name, messages=ASKED)
+        assert made.model == name
+        assert (await client.models.retrieve(name)).id == name
+    told = [each["messages"][0]["content"].split("\n")[0] for each in model.requests]
+    assert told == ["You are brief.", "You help.", "You are brief.", "You are brief."]
+    for name in ("clerk@3", "clerk@x", "clerk@", "nobody@1", "graph:chain@2", "graph:no@1"):
+        with pytest.raises(openai.NotFoundError) as refused:
+            await client.chat.completions.create(model=name, messages=ASKED)
+        assert refused.value.code == "model_not_found"
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve(name)
+
+
+async def test_a_version_is_chosen_in_our_own_api(bottega: Running, model: FakeModel) -> None:
+    await define(bottega)
+    changed = {"system_message": "You are brief."}
+    (await bottega.client.put("/v1/agents/clerk", json=changed)).raise_for_status()
+    model.script(text("Hello."))
+    asked = {"agent": "clerk", "version": 1, "input": "?"}
+    run = await bottega.client.post("/v1/runs?wait=30", json=asked)
+    assert run.json()["status"] == "completed"
+    assert model.requests[-1]["messages"][0]["content"].startswith("You help.")
+    wrong = {"agent": "clerk", "version": 3, "input": "?"}
+    refused = await bottega.client.post("/v1/runs", json=wrong)
+    assert (refused.status_code, refused.json()["code"]) == (422, "unknown_agent")
+    assert refused.json()["errors"][0]["pointer"] == "/version"
+
+
+async def test_an_agent_that_is_not_exposed_is_no_model(
+    client: openai.AsyncOpenAI, bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega)
+    await define(bottega, name="hidden", expose=["mcp"])
+    assert [each.id for each in (await client.models.list()).data] == ["clerk"]
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve("hidden")
+    with pytest.raises(openai.NotFoundError) as refused:
+        await client.chat.completions.create(model="hidden", messages=ASKED)
+    assert refused.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.create(model="hidden", input="Where is Ada?")
+    model.script(text("Hello."))
+    run = await bottega.client.post("/v1/runs", json={"agent": "hidden", "input": "?"})
+    assert run.status_code == 202
+    wanted = {"name": "early", "system_message": "x", "expose": ["a2a"]}
+    refused_by_us = await bottega.client.post("/v1/agents", json=wanted)
+    assert (refused_by_us.status_code, refused_by_us.json()["code"]) == (422, "not_built")

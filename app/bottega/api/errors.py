@@ -51,7 +51,7 @@ _CODES = {
     429: "limited",
     503: "unavailable",
 }
-_SPOKEN = frozenset(("secret_in_clear",))
+_SPOKEN = frozenset(("secret_in_clear", "not_built"))
 """Types of invalid fields that have a code of their own."""
 
 

@@ -22,7 +22,8 @@ _MAX_CHAIN = 20
 _MODES = ("off", "read", "full")
 _MOST = 1000
 _MOST_AGENTS = 20_000
-_READ = "SELECT read_pins($1, $2, $3)::text"
+_READ = "SELECT read_pins($1, $2, $3, $4)::text"
+_Key = tuple[UUID, str | None, str | None, int | None]
 _ANY = MappingProxyType({DEFAULT: KnownProvider(None, "chat")})
 
 
@@ -45,6 +46,7 @@ class Pins:
         params: the parameters of each agent.
         dialects: of each agent's models.
         models: of each agent, with their providers.
+        expose: the façades that the agent which it starts with is shown by; None: all.
     """
 
     epoch: UUID
@@ -54,6 +56,7 @@ class Pins:
     params: Mapping[str, Mapping[str, Any] | None]
     dialects: Mapping[str, Dialects]
     models: Mapping[str, Sequence[UsedModel]]
+    expose: frozenset[str] | None = None
 
 
 class PinCache:
@@ -69,7 +72,7 @@ class PinCache:
     ) -> None:
         self._operators = operators
         self._default_model = default_model
-        self._known: OrderedDict[tuple[UUID, str | None, str | None], Pins] = OrderedDict()
+        self._known: OrderedDict[_Key, Pins] = OrderedDict()
         self._agents = 0
 
     async def find(
@@ -78,18 +81,23 @@ class PinCache:
         tenant_id: UUID,
         agent: str | None,
         graph: str | None,
+        version: int | None = None,
     ) -> Pins:
         """Return the pins of a run with this agent and graph, which may be stale.
+
+        Args:
+            version: of the agent, or of the graph if there is no agent; None: the current one.
 
         Raises:
             UnknownAgentError, InvalidInputError: see :func:`bottega.runs.submit.submit`. These are
                 never stale.
         """
-        key = tenant_id, agent, graph
+        key = tenant_id, agent, graph, version
         if (pins := self._known.get(key)) is not None:
             self._known.move_to_end(key)
             return pins
         found = from_json(await driver.fetchval(_READ, *key))
+        _refuse_unknown_version(found, agent, graph, version)
         pins = _pins(found, agent, graph, self._operators, self._default_model)
         self.forget(*key)
         self._known[key] = pins
@@ -98,9 +106,11 @@ class PinCache:
             self.forget(*next(iter(self._known)))
         return pins
 
-    def forget(self, tenant_id: UUID, agent: str | None, graph: str | None) -> None:
+    def forget(
+        self, tenant_id: UUID, agent: str | None, graph: str | None, version: int | None = None
+    ) -> None:
         """Drop pins that turned out to be stale."""
-        pins = self._known.pop((tenant_id, agent, graph), None)
+        pins = self._known.pop((tenant_id, agent, graph, version), None)
         if pins is not None:
             self._agents -= len(pins.pinned["agents"])
 
@@ -161,7 +171,27 @@ def _pins(
         agent: [UsedModel.of(known[each.provider], each.model, default_model) for each in of_agent]
         for agent, of_agent in models.items()
     }
-    return Pins(UUID(found["epoch"]), pinned, first, memory, params, dialects, used)
+    ways = None if agent is None else found["agents"][agent]["expose"]
+    expose = None if ways is None else frozenset(ways)
+    return Pins(UUID(found["epoch"]), pinned, first, memory, params, dialects, used, expose)
+
+
+def _refuse_unknown_version(
+    found: Mapping[str, Any], agent: str | None, graph: str | None, version: int | None
+) -> None:
+    """Refuse a version without an agent, or without a graph if there is no agent."""
+    if version is None:
+        return
+    if agent is None and found["graph"] is None:
+        raise InvalidInputError(
+            f"there is no graph '{graph}' with a version {version}",
+            code="unknown_graph",
+            pointer="/version",
+        )
+    if agent is not None and agent not in found["agents"]:
+        raise UnknownAgentError(
+            f"there is no agent '{agent}' with a version {version}", pointer="/version"
+        )
 
 
 def _refuse_undescribed(agents: Mapping[str, Reached]) -> None:

@@ -13,7 +13,7 @@ from pydantic_core import from_json, to_json
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.errors import BottegaError, LimitedError, UserErasingError
+from bottega.errors import BottegaError, LimitedError, UnknownAgentError, UserErasingError
 from bottega.runs.inbox import REFUSED_MESSAGES, refused_message
 from bottega.runs.model_prices import refuse_unpriced
 from bottega.runs.once import REFUSED_KEYS, OnceKey, first_answer, refused_key
@@ -58,6 +58,8 @@ class NewRun:
         output_schema: JSON Schema of the answer, in place of the agent's own.
         memory: ``off``, ``read`` or ``full``; the run's agents may make it stricter.
         principal: who starts it.
+        version: of its agent, or of its graph if there is no agent; ``None``: the current one.
+        way: the façade by which it comes, which must show its agent; ``None``: our own API.
         made_files: files that were made of data in its input; they are deleted with it.
     """
 
@@ -81,6 +83,8 @@ class NewRun:
     conversation: str
     if_busy: str
     made_files: list[UUID] | None
+    version: int | None
+    way: str | None
 
     @classmethod
     def of(
@@ -166,14 +170,19 @@ async def submit(
         answer = from_json(await pool.fetchval(_SUBMIT, tenant_id, sent, epoch, *key))
         if answer.get("refused") != "stale":
             return _accepted(answer, values)
-        pins.forget(tenant_id, new.agent, new.graph)
+        pins.forget(tenant_id, new.agent, new.graph, new.version)
 
 
 async def _checked(
     pool: asyncpg.Pool | asyncpg.Connection, pins: PinCache, tenant_id: UUID, new: NewRun
 ) -> tuple[Mapping[str, Any], UUID | None]:
     """Return a run's values with its pinned versions, and the epoch of those."""
-    found = await pins.find(pool, tenant_id, new.agent, new.graph)
+    found = await pins.find(pool, tenant_id, new.agent, new.graph, new.version)
+    if new.way is not None and found.expose is not None and new.way not in found.expose:
+        raise UnknownAgentError(
+            f"no such agent: '{new.agent}' (its `expose` does not name {new.way})",
+            pointer="/agent",
+        )
     refuse_overrides(new.overrides or {}, found.params, found.dialects)
     for agent in found.first:
         refuse_parts(new.input, found.dialects[agent])

@@ -19,6 +19,7 @@ from bottega.agents.endings import OnLength
 from bottega.agents.params import ToolChoiceScope
 from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
 from bottega.api.schemas.checks import SuccessCheck
+from bottega.api.schemas.facades import Expose, Facade, usual
 from bottega.api.schemas.params import OutputSchemaField, Parameters, ToolInputSchema, ToolName
 from bottega.api.schemas.tools import ToolDefinition
 from bottega.definitions.models import MOST_MODELS
@@ -143,9 +144,6 @@ class SemanticRecall(Body):
 
     mode: Literal["semantic"] = "semantic"
     k: Annotated[int, Field(ge=1, le=50, description="Maximum number of answers."), WHOLE] = 3
-
-
-Facade = Literal["mcp", "openai"]
 
 
 class ToolRule(Body):
@@ -285,14 +283,7 @@ class AgentContent(Body):
             )
         ),
     ] = None
-    expose: Annotated[
-        list[Facade],
-        Field(
-            max_length=2,
-            description="The façades that show it, beside this API: `openai` (a model of "
-            "`/openai/v1`), `mcp` (a tool at `/mcp`).",
-        ),
-    ] = Field(default_factory=lambda: list[Facade](["openai"]))
+    expose: Expose = Field(default_factory=usual)
     metadata: Metadata = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -377,7 +368,7 @@ class AgentSummary(Answer):
     tool_choice_scope: ToolChoiceScope = "first"
     memory: MemoryMode = "full"
     memory_scope: MemoryScope | None = None
-    expose: list[Facade] = Field(default_factory=lambda: list[Facade](["openai"]))
+    expose: list[Facade] = Field(default_factory=usual)
     metadata: Metadata
     created_at: Annotated[datetime, Field(description="Time at which this version was stored.")]
 

@@ -16,6 +16,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from bottega.json_schema.values import WHOLE
+
 MAX_DEPTH = 16
 _DEEP = 40
 MAX_VALUES = 100_000
@@ -25,6 +27,16 @@ Name = Annotated[
     str,
     StringConstraints(pattern=NAME_PATTERN),
     Field(description="Lower-case letters, digits, `_` and `-`; starts with a letter."),
+]
+VersionNumber = Annotated[
+    int,
+    Field(
+        ge=1,
+        le=2**31 - 1,
+        description="Version of the agent, or of the graph if no agent is named; null: the current "
+        "one. Sub-agents always have their current ones.",
+    ),
+    WHOLE,
 ]
 PlaceInTime = Annotated[
     AwareDatetime,

@@ -21,6 +21,7 @@ from bottega.api.schemas.base import (
     Metadata,
     Name,
     UserName,
+    VersionNumber,
 )
 from bottega.api.schemas.checks import RunCheck, ShownOutcome
 from bottega.api.schemas.params import AgentOverrides, OutputSchemaField
@@ -68,14 +69,13 @@ class NewRun(Body):
     mode: Annotated[
         Literal["orchestrated", "dag"],
         Field(
-            description=(
-                "`orchestrated`: `agent` calls other agents as needed. `dag`: all agents of "
-                "`graph` run, each as soon as those it depends on have answered."
-            )
+            description="`orchestrated`: `agent` calls other agents as needed. `dag`: all agents "
+            "of `graph` run, each as soon as those it depends on have answered."
         ),
     ] = "orchestrated"
     agent: Name | None = None
     graph: Name | None = None
+    version: VersionNumber | None = None
     session_id: Annotated[
         SessionName | None,
         Field(description="Shared memory that outlives the run; created when first named."),

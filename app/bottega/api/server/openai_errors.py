@@ -11,6 +11,8 @@ FACADE = "openai"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 _MODEL = "/model"
+_NAMES = (None, "/graph", "/version")
+"""Fields of a run that the model's name sets."""
 _REPEATABLE = (429, 503)
 """Statuses of requests that started nothing; of others clients would repeat a failed run."""
 
@@ -28,7 +30,7 @@ def translated(status: int, problem: Mapping[str, Any]) -> Translation:
     code = problem["code"]
     errors = problem.get("errors") or [{}]
     pointer = errors[0].get("pointer")
-    if code == "unknown_agent" or (code == "unknown_graph" and pointer in (None, "/graph")):
+    if code == "unknown_agent" or (code == "unknown_graph" and pointer in _NAMES):
         status, code, pointer = 404, "model_not_found", _MODEL
     elif status == 422:
         status = 400

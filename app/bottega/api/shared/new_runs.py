@@ -51,16 +51,24 @@ async def check_webhook(
 
 
 async def submit(
-    service: Service, principal: Principal, body: NewRun, once: OnceKey | None = None
+    service: Service,
+    principal: Principal,
+    body: NewRun,
+    once: OnceKey | None = None,
+    *,
+    way: str | None = None,
 ) -> dict[str, Any]:
     """Store and queue a run; return it as :func:`bottega.runs.submit.submit` does.
+
+    Args:
+        way: the façade by which it comes, which must show its agent; None: our own API.
 
     Raises:
         BottegaError: see :func:`bottega.runs.submit.submit`, :func:`check_webhook`, and
             :func:`bottega.files.inputs.stored_input`; ``bad_schema``.
     """
     database, tenant = service.database, principal.tenant_id
-    async with _checked(service, principal, body) as (new, stored):
+    async with _checked(service, principal, body, way) as (new, stored):
         async with (
             database.turn(tenant),
             database.pool.acquire(timeout=database.patience_s) as connection,
@@ -72,7 +80,7 @@ async def submit(
 
 @asynccontextmanager
 async def _checked(
-    service: Service, principal: Principal, body: NewRun
+    service: Service, principal: Principal, body: NewRun, way: str | None = None
 ) -> AsyncIterator[tuple[submitting.NewRun, StoredInput]]:
     """Yield the run to submit; tell the input, too, which run was accepted."""
     tenant, settings = principal.tenant_id, service.settings
@@ -82,7 +90,7 @@ async def _checked(
     await check_schema(body.output_schema, "/output_schema")
     asked = body.model_dump()
     async with stored_input(service.files, tenant, asked["input"], body.session_id) as stored:
-        asked |= {"input": stored.input, "made_files": [*stored.made] or None}
+        asked |= {"input": stored.input, "made_files": [*stored.made] or None, "way": way}
         new = submitting.NewRun.of(
             asked,
             timeout_s=settings.run_timeout_s,

@@ -52,10 +52,11 @@ CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE ON mcp_servers
 REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
 
 -- Called for a run whose versions this process does not know. Return what it pins: the graph, every
--- reachable agent, the tenant's providers that these may name as the first part of a model, the MCP
--- servers that they name, with the names of their tools, and the epoch of all.
-CREATE OR REPLACE FUNCTION read_pins(p_tenant uuid, p_agent text, p_graph text) RETURNS jsonb
-LANGUAGE plpgsql AS $$
+-- reachable agent, the tenant's providers and MCP servers that these may name; and the epoch.
+-- p_version: of the agent, or of the graph if there is no agent; NULL: the current one.
+CREATE OR REPLACE FUNCTION read_pins(
+    p_tenant uuid, p_agent text, p_graph text, p_version integer
+) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
     RETURN (
@@ -64,11 +65,13 @@ BEGIN
                 SELECT node ->> 'agent' FROM jsonb_array_elements(v.definition -> 'nodes') node
             ) AS nodes
             FROM graphs g JOIN graph_versions v
-              ON v.tenant_id = g.tenant_id AND v.name = g.name AND v.version = g.version
+              ON v.tenant_id = g.tenant_id AND v.name = g.name AND v.version = CASE
+                WHEN p_agent IS NULL THEN coalesce(p_version, g.version) ELSE g.version END
             WHERE g.tenant_id = p_tenant AND g.name = p_graph AND g.deleted_at IS NULL
         ), reached(name, version, definition) AS (
             SELECT a.name, v.version, v.definition FROM agents a JOIN agent_versions v
-              ON v.tenant_id = a.tenant_id AND v.name = a.name AND v.version = a.version
+              ON v.tenant_id = a.tenant_id AND v.name = a.name AND v.version = CASE
+                WHEN a.name = p_agent THEN coalesce(p_version, a.version) ELSE a.version END
             WHERE a.tenant_id = p_tenant AND a.deleted_at IS NULL AND (
                 a.name = p_agent OR a.name = ANY((SELECT nodes FROM wanted)::text[]))
             UNION
@@ -88,7 +91,7 @@ BEGIN
                 'memory', coalesce(definition ->> 'memory', 'full'),
                 'model', definition -> 'model',
                 'judges', jsonb_path_query_array(definition, 'lax $.success_check[*].model'),
-                'params', definition -> 'params',
+                'params', definition -> 'params', 'expose', definition -> 'expose',
                 'tools', CASE WHEN definition @? 'lax $.tools[*] ? (@.type == "mcp")'
                     THEN (SELECT jsonb_agg(tool - '{parameters,output_schema,headers}'::text[])
                           FROM jsonb_array_elements(definition -> 'tools') AS tool)

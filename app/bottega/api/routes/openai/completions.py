@@ -9,7 +9,7 @@ from fastapi import APIRouter, Body, Request, Response
 from bottega.api.auth import Principal
 from bottega.api.routes.openai.answered import answered
 from bottega.api.routes.openai.answers import DONE, Completion, SentText, event, output_text
-from bottega.api.routes.openai.requests import ChatRequest, answers_of, run_of
+from bottega.api.routes.openai.requests import WAY, ChatRequest, answers_of, plain, run_of
 from bottega.api.routes.stream import EventStream
 from bottega.api.schemas.runs import NewRun
 from bottega.api.server.openai_errors import error_body
@@ -49,10 +49,10 @@ async def create(
 async def _begin(service: Service, principal: Principal, asked: ChatRequest) -> FollowedRun:
     """Start a run, or answer the calls that one waits for."""
     if (answers := answers_of(asked.messages)) and (
-        waiting := await answered(service, principal, asked.model, asked.user, answers)
+        waiting := await answered(service, principal, plain(asked.model), asked.user, answers)
     ):
         return waiting
-    run = await submit(service, principal, checked(NewRun, run_of(asked)))
+    run = await submit(service, principal, checked(NewRun, run_of(asked)), way=WAY)
     return FollowedRun(service, principal, UUID(str(run["id"])), 0)
 
 

@@ -15,6 +15,8 @@ from bottega.errors import InvalidInputError, UnknownAgentError
 
 GRAPH = "graph:"
 """Prefix of the model that runs a graph as a DAG."""
+WAY = "openai"
+"""What ``expose`` of an agent says if it is a model."""
 
 _CALL_ID = re.compile(r"call_([0-9a-f]{32})")
 _DATA_URL = re.compile(r"data:([a-z0-9.+-]+/[a-z0-9.+-]+);base64,(.*)", re.DOTALL)
@@ -120,16 +122,37 @@ def run_of(asked: ChatRequest) -> dict[str, Any]:
     if (schema := _schema(asked.response_format)) is not None:
         body["output_schema"] = schema
     change = _overrides(asked)
-    graph = graph_of(asked.model)
+    name, version = versioned(asked.model)
+    graph = graph_of(name)
+    body |= {"version": version}
     if graph is None:
-        if not re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", asked.model):
+        if not re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", name):
             raise UnknownAgentError(f"there is no agent '{asked.model}'", pointer="/model")
-        return body | {"agent": asked.model, "overrides": {asked.model: change} if change else {}}
+        return body | {"agent": name, "overrides": {name: change} if change else {}}
     if change:
         raise InvalidInputError(
             "a graph takes no parameters and no tools: set them on its agents", pointer="/model"
         )
     return body | {"mode": "dag", "graph": graph}
+
+
+def versioned(model: str) -> tuple[str, int | None]:
+    """Return the name of a model without its version, and that; ``None``: the current one.
+
+    Raises:
+        UnknownAgentError: the version is not a number.
+    """
+    name, at, version = model.partition("@")
+    if not at:
+        return name, None
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", version):
+        raise UnknownAgentError(f"there is no model '{model}'", pointer="/model")
+    return name, int(version)
+
+
+def plain(model: str) -> str:
+    """Return the name of a model without its version."""
+    return model.partition("@")[0]
 
 
 def graph_of(model: str) -> str | None:

@@ -10,7 +10,14 @@ from starlette.responses import JSONResponse
 from bottega.api.auth import Principal
 from bottega.api.routes.openai.answered import answered
 from bottega.api.routes.openai.answers import SentText, output_text
-from bottega.api.routes.openai.requests import ChatRequest, answers_of, model_of, run_of
+from bottega.api.routes.openai.requests import (
+    WAY,
+    ChatRequest,
+    answers_of,
+    model_of,
+    plain,
+    run_of,
+)
 from bottega.api.routes.openai.response_answers import ResponseEvents, ResponseObject
 from bottega.api.routes.openai.response_requests import (
     ResponsesRequest,
@@ -62,12 +69,12 @@ async def _begin(
 ) -> FollowedRun:
     """Start a run in the session of the response before, or answer the calls that one waits for."""
     if (answers := answers_of(chat.messages)) and (
-        waiting := await answered(service, principal, asked.model, asked.user, answers)
+        waiting := await answered(service, principal, plain(asked.model), asked.user, answers)
     ):
         return waiting
     session = await _session(service, principal.tenant_id, asked)
     new = checked(NewRun, _run_of(chat) | ({"session_id": session} if session else {}))
-    run = await submit(service, principal, new)
+    run = await submit(service, principal, new, way=WAY)
     return FollowedRun(service, principal, UUID(str(run["id"])), 0)
 
 
