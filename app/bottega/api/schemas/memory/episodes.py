@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError, to_json
 
 from bottega.api.schemas.base import Answer, Body, PlaceInTime, UserName
 from bottega.api.schemas.memory.feedback import Feedback, OutcomeName
-from bottega.api.schemas.recorded import (
+from bottega.api.schemas.memory.recorded import (
     RecordedExecution,
     RecordedMetadata,
     RecordedReflection,
