@@ -14,7 +14,6 @@ from typing import Any
 
 from mcp.server.mcpserver import Context, Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from tests.fake_model import serving
@@ -22,12 +21,6 @@ from tests.fake_model import serving
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
-
-
-class Colour(BaseModel):
-    """The answer to a question."""
-
-    colour: str
 
 
 @dataclass(slots=True)
@@ -85,13 +78,6 @@ def make(server: ToolServer) -> None:
             await ctx.report_progress(step + 1, steps, f"step {step + 1}")
         await server.gate.wait()
         return "slept"
-
-    @mcp.tool()
-    async def ask(ctx: Context[Any, Any]) -> str:
-        """Ask for a colour."""
-        server.called.append("ask")
-        answer = await ctx.elicit("Which colour?", Colour)
-        return f"{answer.action} {getattr(answer, 'data', None)}"
 
 
 @asynccontextmanager

@@ -74,7 +74,9 @@ async def test_python_snippets_work(
     ):
         address = {}
         if '"BOTTEGA"' in text:
-            asking = settings.model_copy(update={"openai_base_url": model.base_url})
+            asking = settings.model_copy(
+                update={"openai_base_url": model.base_url, "egress_allow": ["127.0.0.1"]}
+            )
             server = await stack.enter_async_context(running(asking, database_url, worker=True))
             address = {"BOTTEGA": f"http://127.0.0.1:{server.port}"}
         await execute(

@@ -18,6 +18,7 @@ from tests.fake_model import FakeModel, calls, text
 from tests.flows.conftest import asking
 from tests.flows.test_interrupts import decide, pending
 from tests.flows.test_processes import environment as environment_of
+from tests.mcp.test_programs import ERAS, SCRIPT
 from tests.mcp_server import ToolServer, tool_server
 from tests.processes import command
 from tests.service import Running, client_of, running, watch
@@ -42,7 +43,11 @@ async def shared(
         update={
             "egress_allow": ["127.0.0.1", "localhost"],
             "secrets_key": SecretStr(SECRETS_KEY),
-            "mcp_stdio": {"own": own},
+            "mcp_stdio": {"own": own}
+            | {
+                f"of-{era[:4]}": StdioServer(command=sys.executable, args=(str(SCRIPT), era))
+                for era in ERAS
+            },
         }
     )
     async with running(configured, shared_url, worker=True) as server:
@@ -89,7 +94,7 @@ async def test_tools_are_pinned_and_called(
     headers = {"x-key": {"secret": "KEY"}}
     await define(guest.client, {"url": tools.url, "headers": headers})
     shown = (await guest.client.get("/v1/mcp-servers/s")).json()
-    names = ["add", "fail", "picture", "env", "slow", "ask"]
+    names = ["add", "fail", "picture", "env", "slow"]
     assert [each["name"] for each in shown["tools"]] == names
     assert shown["tools"][0]["description"] == "Add two numbers."
     assert shown["tools"][0]["input_schema"]["required"] == ["a", "b"]
@@ -265,3 +270,32 @@ async def test_a_killed_worker_s_calls_are_not_repeated(
     assert "interrupted by a restart" in ends[1]["data"]["error"]
     assert tools.called == ["add", "slow"]
     assert events[-1]["type"] == "run.completed"
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_server_asks_people(guest: Running, guest_model: FakeModel, era: str) -> None:
+    await define(guest.client, {"command": f"of-{era[:4]}"})
+    guest_model.script(calls(("s__ask", {})), text("done"))
+    run_id = await start(guest.client)
+    (asked,) = await pending(guest.client, run_id)
+    assert (asked["kind"], asked["question"]) == ("question", "Your name?")
+    assert asked["schema"]["required"] == ["name"]
+    status, problem = await decide(guest.client, asked, answer={"name": 3})
+    assert status == 422, problem
+    status, _ = await decide(guest.client, asked, answer={"name": "Ada"})
+    assert status == 200
+    events = await guest.watch(run_id)
+    (ended,) = [each for each in events if each["type"] == "tool.completed"]
+    assert ended["data"]["result"] == "Hello Ada."
+
+
+async def test_a_dry_run_calls_no_server(guest: Running, tools: ToolServer) -> None:
+    await define(guest.client, {"url": tools.url})
+    graph = {"name": "g", "nodes": ["a"]}
+    assert (await guest.client.post("/v1/graphs", json=graph)).status_code == 201
+    asked = len(tools.headers)
+    dry = await guest.client.post("/v1/graphs/g/dry-run", json={"input": "Use the tool s__add"})
+    assert dry.status_code == 200, dry.text
+    (agent,) = dry.json()["agents"]
+    assert {each["name"]: each["called"] for each in agent["tools"]}["s__add"] is False
+    assert len(tools.headers) == asked
