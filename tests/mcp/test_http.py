@@ -5,12 +5,13 @@ import gzip
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import uvicorn
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
+from pydantic import Field
 
 from bottega.mcp.client import McpConnections, list_tools
 from bottega.mcp.servers import Headers, McpError, McpServer
@@ -79,6 +80,28 @@ async def test_the_official_server_is_listed_and_called(egress: Egress) -> None:
         assert told == [(1.0, 2.0, "at 1"), (2.0, 2.0, "at 2")]
         wrong = await connections.call(server, "add", {"a": "x"})
         assert wrong.is_error
+        await connections.aclose()
+
+
+async def test_an_argument_is_sent_in_a_header_if_the_schema_wants_it(egress: Egress) -> None:
+    server = MCPServer("mirrors")
+
+    @server.tool()
+    def place(region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})]) -> str:
+        """Return the place."""
+        return region
+
+    async with served(server) as url:
+        remote = McpServer("mirrors", url=url)
+        (tool,), warnings = await list_tools(remote, egress)
+        assert warnings == []
+        connections = McpConnections(egress)
+        with pytest.raises(McpError, match="Mcp-Param"):
+            await connections.call(remote, "place", {"region": "Süd"})
+        result = await connections.call(
+            remote, "place", {"region": "Süd"}, schema=tool.input_schema
+        )
+        assert result.parts[0].text == "Süd"
         await connections.aclose()
 
 

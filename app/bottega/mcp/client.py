@@ -3,7 +3,8 @@
 import asyncio
 import base64
 import binascii
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -12,8 +13,8 @@ from pydantic import JsonValue, TypeAdapter
 
 from bottega.agents.parts import Part, PartType
 from bottega.errors import InvalidInputError
-from bottega.mcp.connection import Connection, OnProgress, OnQuestion
-from bottega.mcp.schemas import MOST_TOOLS, tool_schema
+from bottega.mcp.connection import Connection, McpForgottenError, OnProgress, OnQuestion
+from bottega.mcp.schemas import MOST_BYTES_OF_TOOLS, MOST_TOOLS, tool_schema
 from bottega.mcp.servers import McpServer, McpToolSchema
 from bottega.tools.egress import Egress
 from bottega.tools.media import HEAD_BYTES, is_text, media_type_of
@@ -73,17 +74,29 @@ async def _listed(connection: Connection) -> Any:
 
 
 def _usable(tools: Iterable[Any]) -> tuple[list[McpToolSchema], list[str]]:
+    from mcp.shared.inbound import find_invalid_x_mcp_header
+
     found: dict[str, McpToolSchema] = {}
     warnings = []
-    for each in tools:
-        if len(found) == MOST_TOOLS:
+    left = MOST_BYTES_OF_TOOLS
+    for number, each in enumerate(tools):
+        if number == MOST_TOOLS:
             warnings.append(f"only the first {MOST_TOOLS} tools are used")
             break
         try:
+            if (fault := find_invalid_x_mcp_header(each.input_schema)) is not None:
+                raise InvalidInputError(fault)
             tool = tool_schema(each.name, each.description or "", each.input_schema)
         except InvalidInputError as error:
             warnings.append(f"the tool {each.name[:100]!r} was left out: {error.detail}")
             continue
+        left -= len(tool.description) + len(json.dumps(tool.input_schema))
+        if left < 0:
+            warnings.append(
+                f"the tool {tool.name!r} and those after it were left out: the server's tools have"
+                f" more than {MOST_BYTES_OF_TOOLS} bytes"
+            )
+            break
         warnings += [f"the tool {tool.name!r}: {warning}" for warning in tool.warnings]
         found.setdefault(tool.name, tool)
     return list(found.values()), warnings
@@ -105,8 +118,12 @@ class McpConnections:
         *,
         on_progress: OnProgress | None = None,
         on_question: OnQuestion | None = None,
+        schema: Mapping[str, JsonValue] | None = None,
     ) -> McpResult:
         """Call a tool once. A connection that broke off is opened again for the next call.
+
+        Args:
+            schema: of the tool's arguments; it may want some of them in headers.
 
         Raises:
             McpError: there was no result; the server may have done it all the same.
@@ -120,7 +137,16 @@ class McpConnections:
             )
             return CallToolRequest(params=params), _call_result()
 
-        result = await connection.request(make, on_progress=on_progress, on_question=on_question)
+        async def asked() -> Any:
+            if schema is not None:
+                connection.mirror(tool, schema)
+            return await connection.request(make, on_progress=on_progress, on_question=on_question)
+
+        try:
+            result = await asked()
+        except McpForgottenError:
+            connection = await self._connection(server)
+            result = await asked()
         return McpResult(
             tuple(_parts(result.content)),
             is_error=bool(result.is_error),

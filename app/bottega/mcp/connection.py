@@ -2,7 +2,7 @@
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,10 @@ QUESTION_S = 600.0
 """Time that people have to answer; the server waits with them."""
 _MOST_QUESTIONS = 10
 _CLOSE_S = 5.0
+
+
+class McpForgottenError(McpError):
+    """The server no longer knows the connection's session; it did not do what was asked."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,12 +106,18 @@ class Connection:
         if not self._ready.done():
             raise self._failed(_words(self._task))
 
+    def mirror(self, tool: str, schema: Mapping[str, JsonValue]) -> None:
+        """See :meth:`McpTransport.mirror`."""
+        if self._transport is not None:
+            self._transport.mirror(tool, schema)
+
     async def close(self) -> None:
         """End the connection; a program's process group is dead afterwards."""
         self._closing.set()
         if self._task is None:
             return
-        _, late = await asyncio.wait((self._task,), timeout=_CLOSE_S)
+        # One that never opened has nothing to end in order.
+        _, late = await asyncio.wait((self._task,), timeout=_CLOSE_S if self._ready.done() else 0)
         for task in late:
             task.cancel()
             await asyncio.wait((task,))
@@ -175,6 +185,10 @@ class Connection:
         except TimeoutError:
             raise self._failed(f"did not answer within {timeout_s:g} s") from None
         except MCPError as error:
+            if self._transport is not None and self._transport.is_forgotten:
+                self._closing.set()
+                name = self._server.name
+                raise McpForgottenError(f"the MCP server '{name}' ended the session") from None
             if error.error.code == CONNECTION_CLOSED:
                 self._closing.set()
                 raise self._failed("closed the connection") from None

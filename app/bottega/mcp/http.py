@@ -1,6 +1,8 @@
 """HTTP for MCP servers: through the guarded connections, without redirects, bounded."""
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import httpx2
 
@@ -16,6 +18,7 @@ class McpTransport(httpx2.AsyncBaseTransport):
 
     Attributes:
         failure: why the last request failed, for people; the SDK tells less.
+        is_forgotten: the server no longer knows the session, and did not do what was asked.
     """
 
     def __init__(self, egress: Egress, max_bytes: int) -> None:
@@ -23,10 +26,32 @@ class McpTransport(httpx2.AsyncBaseTransport):
         self._egress = egress
         self._max_bytes = max_bytes
         self.failure: InvalidInputError | UnavailableError | None = None
+        self.is_forgotten = False
+        self._mirrored: dict[str, Mapping[tuple[str, ...], str]] = {}
+
+    def mirror(self, tool: str, schema: Mapping[str, Any]) -> None:
+        """Send arguments of a tool's calls in headers too, if its schema says so.
+
+        Only servers of the protocol 2026-07-28 may want it, by the keyword ``x-mcp-header``.
+        """
+        if tool not in self._mirrored:
+            from mcp.shared.inbound import x_mcp_header_map
+
+            self._mirrored[tool] = x_mcp_header_map(schema)
+
+    def _add_mirrored(self, request: httpx2.Request) -> None:
+        # The SDK names the method in a header only in the newer protocol.
+        if request.headers.get("mcp-method") == "tools/call" and any(self._mirrored.values()):
+            from mcp.shared.inbound import mcp_param_headers
+
+            params = json.loads(request.content)["params"]
+            wanted = self._mirrored.get(params["name"], {})
+            request.headers.update(mcp_param_headers(wanted, params.get("arguments") or {}))
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         # A compressed answer could be a thousand times larger than what arrives.
         request.headers["accept-encoding"] = "identity"
+        self._add_mirrored(request)
         try:
             return await self._answer(request)
         except (InvalidInputError, UnavailableError) as error:
@@ -49,6 +74,8 @@ class McpTransport(httpx2.AsyncBaseTransport):
             self.failure = EgressError(
                 f"{request.url.host} answered {response.status_code} {response.reason_phrase}"
             )
+        if response.status_code == 404 and "mcp-session-id" in request.headers:
+            self.is_forgotten = True
         stream = response.stream
         assert isinstance(stream, httpx2.AsyncByteStream)
         response.stream = _Bounded(stream, self._max_bytes, self, request.url.host)

@@ -12,11 +12,13 @@ from bottega.json_schema.patterns import check_patterns
 from bottega.mcp.servers import McpToolSchema
 
 MOST_TOOLS = 256
-"""Tools of a server; further ones are left out."""
+"""Tools of a server that are read; further ones are left out."""
 LONGEST_NAME = 128
 LONGEST_DESCRIPTION = 2000
 MOST_BYTES = 65_536
 """Of a tool's schema as JSON."""
+MOST_BYTES_OF_TOOLS = 1_000_000
+"""Of all descriptions and schemas of a server."""
 
 
 def tool_schema(name: str, description: str, schema: dict[str, JsonValue]) -> McpToolSchema:

@@ -75,6 +75,7 @@ class McpTool(ToolBase):
                 tool_call.arguments,
                 on_progress=self._progress(tool_call),
                 on_question=self._questions(tool_call),
+                schema=self._schema.input_schema,
             )
         except (InvalidInputError, UnavailableError) as error:
             return error_result(tool_call, self._clean(error.detail, ()))
