@@ -18,7 +18,7 @@ from bottega.memory.patterns.evidence import (
     weigh,
 )
 from bottega.memory.patterns.pattern import APPLIED, Arm, Baseline, Evidence, PatternState
-from bottega.memory.patterns.validation import Tally, Verdict
+from bottega.memory.patterns.validation import Tally, Verdict, judged
 from tests.domain.patterns import e_value
 
 OPTIONS = LearningOptions()
@@ -126,6 +126,11 @@ class TestDemotion:
 
     def test_successful_pattern_stays(self) -> None:
         assert look(PatternState.VALIDATED, self.well) == (PatternState.VALIDATED, None)
+
+    def test_lack_of_significance_is_no_reason_to_fall(self) -> None:
+        mixed = replace(self.well, lately=Tally(8, 10), given=Tally(8, 10), latest=Tally(8, 10))
+        assert judged(mixed.lately, 0.5, OPTIONS).verdict is Verdict.IN_REVIEW
+        assert look(PatternState.VALIDATED, mixed) == (PatternState.VALIDATED, None)
 
     def test_decline_overrides_a_good_verdict(self) -> None:
         declined = replace(self.well, latest=Tally(4, 10))

@@ -151,12 +151,8 @@ class TestStates:
     @pytest.mark.parametrize("state", list(PatternState))
     def test_state_follows_the_verdict(self, state: PatternState, verdict: Verdict) -> None:
         found = following(state, verdict, 20.0, OPTIONS, discovered=False)
-        if verdict is Verdict.INSUFFICIENT_EVIDENCE or state not in (CANDIDATE, VALIDATED):
-            assert found is state
-        elif state is CANDIDATE:
-            assert found is (VALIDATED if verdict is Verdict.VALIDATED else CANDIDATE)
-        else:
-            assert found.value == verdict.value
+        promoted = state is CANDIDATE and verdict is Verdict.VALIDATED
+        assert found is (VALIDATED if promoted else state)
 
     def test_candidate_needs_the_e_value_too(self) -> None:
         less = np.nextafter(20.0, 0)

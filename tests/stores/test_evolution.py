@@ -153,18 +153,17 @@ class TestRefinement:
             "condition separates success from failure"
         )
 
-    async def test_a_pattern_with_too_little_evidence_is_tried_again(
+    async def test_a_pattern_with_too_little_evidence_stays_validated(
         self, cache: PatternCache, clock: Hands
     ) -> None:
         was = await promoted(cache)
         clock.now = NOW + timedelta(days=85)
         later = applied(was, [GOOD, GOOD, GOOD, BAD] * 2, Arm.USED, first=clock.now)
         await cache.record_application(TENANT, later)
-        assert (await validate_all(cache, TENANT))["fell"]["count"] == 1
-        assert (await refine(cache, TENANT))["on_trial"]["count"] == 1
+        assert (await validate_all(cache, TENANT))["fell"] == NOTHING
+        assert (await refine(cache, TENANT))["on_trial"] == NOTHING
         now = await cache.get(TENANT, was.key)
-        assert (now.state, now.version) == (CANDIDATE, 2)
-        assert now.applicability == was.applicability
+        assert (now.state, now.version) == (VALIDATED, 1)
 
     async def test_equivalent_validated_patterns_are_merged(self, cache: PatternCache) -> None:
         one = await promoted(cache)

@@ -559,7 +559,7 @@ class TestValidation:
         found = (await cache.get(TENANT, added.key)).evidence
         assert (found.time_saved_s, found.tokens_saved) == (3.0, 200.0)
 
-    async def test_a_validated_pattern_without_benefit_is_demoted(
+    async def test_a_validated_pattern_that_lacks_significance_stays(
         self, cache: PatternCache, clock: Hands
     ) -> None:
         was = await promoted(cache)
@@ -569,10 +569,8 @@ class TestValidation:
         )
         await cache.record_application(TENANT, later)
         [found] = await cache.validate(TENANT)
-        assert (found.was, found.state) == (VALIDATED, IN_REVIEW)
-        assert found.reason is not None
-        assert found.reason.startswith("6 of 8 applications in 90 days went well")
-        assert (await cache.get(TENANT, was.key)).lifecycle.reason == found.reason
+        assert found.verdict is Verdict.IN_REVIEW
+        assert (found.was, found.state, found.reason) == (VALIDATED, VALIDATED, None)
 
     async def test_promotion_can_require_the_false_discovery_rate(
         self, database: Database, clock: Hands

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from bottega.events.payloads import context_recalled
+from bottega.events.types import RunStatus
 from bottega.execution.replay import EPISODE
+from bottega.memory.episodes.episode import Outcome
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.learning.reflection import Analyst
@@ -27,7 +29,7 @@ MOST_EPISODES = 5
 TRUST = {1: "imported", 2: "own run, read outside sources", 3: "own run"}
 _SOURCES = {1: "given by a person", 2: "from own runs that read outside sources"}
 _GIVEN = frozenset((Arm.USED, Arm.TRIAL))
-_EPISODE_TOKENS = 300
+_TASK_TOKENS, _STEPS_TOKENS, _ERRORS_TOKENS = 80, 220, 60  # of an episode: below 2 KB
 _PATTERN_TOKENS = 240
 _LONGEST_NAME = 120
 
@@ -221,14 +223,33 @@ def episode_event(episode: Any, score: float = 0.0) -> dict[str, Any]:
 
 
 def render_episode(episode: Any) -> str:
-    """Render an episode for a prompt: outcome, date, source, task, result, errors.
+    """Render an episode for a prompt in at most 2 KB: source, task, steps, result, end.
 
-    The first line is trusted. The episode's own lines are indented, so that none can imitate it.
+    Too many steps lose those in the middle that worked, never a failure before them. The first and
+    the last line are trusted. The episode's own lines are indented, so that none can imitate them.
     """
     summary = episode.summary
     head = f"{episode.judged}, {episode.at:%Y-%m-%d}, {TRUST[episode.trust]}"
     if episode.instances > 1:
         head += f", {episode.instances} times"
-    said = {"Task": summary.task, "Result": summary.result, "Errors": summary.errors}
-    parts = [f"[{head}]", *(f"{name}: {text}" for name, text in said.items() if text)]
-    return "\n  ".join(summary_of("\n".join(parts), _EPISODE_TOKENS).splitlines())
+    said = {
+        "Task": summary_of(summary.task, _TASK_TOKENS),
+        "Steps": summary_of(summary.steps, _STEPS_TOKENS),
+        "Errors": summary_of(summary.errors, _ERRORS_TOKENS),
+        "Result": summary_of(summary.result, _TASK_TOKENS),
+    }
+    own = "\n".join(f"{name}: {text}" for name, text in said.items() if text)
+    return "\n".join([f"[{head}]", *(f"  {line}" for line in own.splitlines()), _end(episode)])
+
+
+def _end(episode: Any) -> str:
+    """Return how a run ended, its outcome, and who gave that: ``-`` if nobody did."""
+    code = (episode.result.get("error") or {}).get("code")
+    if episode.outcome in (Outcome.SUCCESS, Outcome.PARTIAL):
+        status = RunStatus.COMPLETED
+    elif episode.outcome is Outcome.CANCELLED:
+        status = RunStatus.CANCELLED
+    else:
+        status = RunStatus.TIMEOUT if code == "timeout" else RunStatus.FAILED
+    by = "feedback" if (episode.state.feedback or {}).get("outcome") else "-"
+    return f"Ended: {status}; outcome {episode.judged} ({by})"

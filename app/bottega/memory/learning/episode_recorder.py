@@ -35,6 +35,7 @@ from bottega.memory.episodes.episode import (
     episode_id_of,
 )
 from bottega.memory.learning.reflection import reflect
+from bottega.memory.learning.told_steps import told_steps
 from bottega.memory.patterns.adherence import Adherence
 from bottega.memory.patterns.pattern import APPLIED
 from bottega.memory.patterns.task_analysis import Goals
@@ -355,11 +356,7 @@ class EpisodeRecorder:
         """Return the texts that searches find the episode by."""
         about = self.about
         around = [about.said("domain"), about.first, *about.tags]
-        steps = [" ".join(filter(None, around))]
-        for step in self.trace:
-            how = "failed" if "error" in step else "called" if "tool" in step else "answered"
-            said = step.get("answer") or step.get("result") or ""
-            steps.append(f"{step['agent']} {how} {step.get('tool', '')}: {said}")
+        steps = [" ".join(filter(None, around)), *told_steps(self.trace)]
         return Summary(
             task=summary_of(question, _SUMMARY_TOKENS),
             result=summary_of(answer, _SUMMARY_TOKENS),

@@ -190,8 +190,6 @@ def validated(
         reason = falling(weighed, options)
         if reason is not None:
             after = PatternState.IN_REVIEW
-        elif after is not state:
-            reason = _not_any_more(weighed, judgement, options)
     return Validation(
         pattern_id=pattern_id,
         version=version,
@@ -224,17 +222,6 @@ def falling(weighed: WeighedEvidence, options: LearningOptions) -> str | None:
             f"{weighed.withheld.good} of {weighed.withheld.n} that it was withheld from"
         )
     return None
-
-
-def _not_any_more(
-    weighed: WeighedEvidence, judgement: validation.Judgement, options: LearningOptions
-) -> str:
-    lately, baseline = weighed.lately, weighed.baseline
-    return (
-        f"{lately.good} of {lately.n} applications in {options.evidence_days:g} days went well, "
-        f"against a baseline of {baseline.rate:.2f}: p = {judgement.p_value:.3g}, confidence "
-        f"{judgement.confidence:.2f}"
-    )
 
 
 def evidence_of(

@@ -91,8 +91,8 @@ def following(
 ) -> PatternState:
     """Return the state after a validation.
 
-    A candidate is promoted or stays: most good patterns are not significant at first. Only
-    validated patterns fall.
+    A candidate is promoted or stays: most good patterns are not significant at first. A validated
+    pattern stays, too: only a decline or harm moves it, never a lack of significance.
 
     Args:
         discovered: true if :func:`discoveries` contains the pattern.
@@ -104,8 +104,6 @@ def following(
             and (discovered or not options.fdr_required)
         )
         return PatternState.VALIDATED if promoted else state
-    if state is PatternState.VALIDATED and verdict is not Verdict.INSUFFICIENT_EVIDENCE:
-        return PatternState(verdict)
     return state
 
 

@@ -1,0 +1,46 @@
+"""Steps of a run as a model reads them. Pure."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from bottega.memory.text.summaries import cut
+
+_SHORT = 72  # bytes of arguments, and of a result or an error
+
+
+def told_steps(trace: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each step, in order: who called what, with which result.
+
+    The call of the same task that worked after failed ones names them. Lines about failures have
+    the word "failed", which :func:`bottega.memory.text.summaries.summary_of` keeps first.
+    """
+    lines: list[str] = []
+    failed: dict[Any, dict[str, None]] = {}  # per task: the tools that failed, and no cure yet
+    for step in trace:
+        tool, task = step.get("tool"), step.get("task_id")
+        done = str(tool) + _arguments(step.get("arguments")) if tool else "answer"
+        line = f"{step.get('step')}. {step.get('agent')}: {done}"
+        if "error" in step:
+            line += f" failed: {_line(_message(step['error']))}"
+            if tool:
+                failed.setdefault(task, {})[str(tool)] = None
+        else:
+            said = _line(step.get("answer") or step.get("result") or "")
+            line += f" → {said}" if said else ""
+            if tool and (before := failed.pop(task, None)):
+                line += f" (worked after {', '.join(before)} failed)"
+        lines.append(line)
+    return lines
+
+
+def _arguments(given: Any) -> str:
+    text = _line(given or "")
+    return "" if text in ("", "{}") else f" {text}"
+
+
+def _message(error: Any) -> Any:
+    return error.get("message") or error.get("code") if isinstance(error, Mapping) else error
+
+
+def _line(text: Any) -> str:
+    return cut(" ".join(str(text).split()), _SHORT)
