@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -155,9 +156,13 @@ async def test_a_slow_answer_ends_in_time(web: RawServer, egress: Egress) -> Non
             writer.write(b": still there\n\n")
             await writer.drain()
             began = monotonic()
-            await until(lambda began=began: monotonic() > began + 0.05)
+            await until(partial(_is_past, began + 0.05))
 
     web.reply = drip
     server = McpServer("slow", url=web.url("/mcp"), timeout_s=1)
     with pytest.raises(McpError, match="did not answer within 1 s"):
         await list_tools(server, egress)
+
+
+def _is_past(time: float) -> bool:
+    return monotonic() > time
