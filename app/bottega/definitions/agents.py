@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
+import asyncpg
+from pydantic_core import from_json
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -26,6 +29,8 @@ FROM reached
 JOIN agents a ON a.tenant_id = :tenant AND a.name = reached.name AND a.deleted_at IS NULL
 JOIN agent_versions v ON v.tenant_id = :tenant AND v.name = a.name AND v.version = a.version
 """)
+
+_EXPOSED = "SELECT exposed_input($1, $2, $3)::text AS schema"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +95,11 @@ def circle(edges: Mapping[str, Iterable[str]], start: str) -> list[str] | None:
                 came_from[child] = node
                 waiting.append(child)
     return None
+
+
+async def exposed_inputs(
+    driver: asyncpg.Pool, tenant_id: UUID, agent: str, way: str
+) -> Sequence[Any]:
+    """Return the ``input_schema`` of an agent, alone in a list; ``[]``: it is not exposed so."""
+    rows = await driver.fetch(_EXPOSED, tenant_id, agent, way)
+    return [None if row["schema"] is None else from_json(row["schema"]) for row in rows]

@@ -209,16 +209,6 @@ async def page(
     return _definitions(await fetch_page(connection, query, limit))
 
 
-async def exposed_inputs(
-    connection: AsyncConnection, tenant_id: UUID, agent: str, way: str
-) -> Sequence[Any]:
-    """Return the ``input_schema`` of an agent, alone in a list; ``[]``: it is not exposed so."""
-    schema = AGENTS.versions.c.definition["input_schema"]
-    query = _current(AGENTS).where(_live(AGENTS, tenant_id, agent), _exposes(way))
-    asked = query.with_only_columns(schema, maintain_column_froms=True)
-    return (await connection.execute(asked)).scalars().all()
-
-
 def _exposes(way: str) -> ColumnElement[bool]:
     return AGENTS.versions.c.definition["expose"].contains([way])
 

@@ -72,13 +72,14 @@ class FollowedRun:
         async for frame in self.frames(Filter(types=frozenset((LLM_DELTA,)), depth=_OF_ROOT)):
             yield None if frame is None else from_json(frame.body)["data"]
 
-    def cancel(self) -> None:
+    def cancel(self) -> asyncio.Task[Any]:
         """Cancel the run, beside the request: nobody waits for its answer."""
         run_id, tenant = self.run_id, self._principal.tenant_id
         stopping = request_cancel(self._service.database, tenant, run_id, self._principal.actor)
         task = asyncio.ensure_future(stopping)
         _cancelling.add(task)
         task.add_done_callback(_cancelling.discard)
+        return task
 
     async def frames(self, wanted: Filter) -> AsyncIterator[Frame | None]:
         """Yield wanted frames until the run rests; ``None``: a heartbeat.
@@ -158,6 +159,7 @@ async def while_connected(
     """Return an awaited answer as JSON; cancel the run if the client gets none.
 
     Args:
+        answer: if it is a response, that one is returned; it cancels the run by itself.
         stay: the run goes on without the client.
     """
     answering = asyncio.ensure_future(answer)
@@ -165,13 +167,18 @@ async def while_connected(
     try:
         await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)
         if answering.done():
-            return JSONResponse(await answering)
+            made = await answering
+            stay = stay or isinstance(made, Response)
+            return made if isinstance(made, Response) else JSONResponse(made)
         return Response(status_code=499)
     finally:
-        answering.cancel()
-        gone.cancel()
+        # The server's end waits for this request, and so for all that uses its database.
+        ending = {answering, gone}
+        for task in ending:
+            task.cancel()
         if not (followed.ended or stay):
-            followed.cancel()
+            ending.add(followed.cancel())
+        await asyncio.wait(ending)
 
 
 async def leaving(

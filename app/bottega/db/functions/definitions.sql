@@ -127,3 +127,16 @@ BEGIN
                     ) AS named(value)
                     CROSS JOIN LATERAL (SELECT named.value #>> '{}') AS text(model)))));
 END $$;
+
+-- Called by a client of another API for one of its agents. Return the schema of the arguments of
+-- an agent that is exposed in this way (null: it has none), or no row.
+CREATE OR REPLACE FUNCTION exposed_input(p_tenant uuid, p_agent text, p_way text)
+RETURNS SETOF jsonb LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    RETURN QUERY SELECT v.definition -> 'input_schema' FROM agents a JOIN agent_versions v
+      ON v.tenant_id = a.tenant_id AND v.name = a.name AND v.version = a.version
+    WHERE a.tenant_id = p_tenant AND a.name = p_agent AND a.deleted_at IS NULL
+      AND v.definition -> 'expose' ? p_way;
+END
+$$;

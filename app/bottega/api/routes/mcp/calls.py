@@ -1,5 +1,6 @@
 """Calls of MCP tools: runs, and what their clients are told until they rest."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
@@ -7,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from pydantic_core import from_json
+from starlette.responses import JSONResponse, Response
 
 from bottega.api.auth import Principal
 from bottega.api.errors import for_error
@@ -14,17 +16,18 @@ from bottega.api.routes.mcp import tools
 from bottega.api.routes.mcp.messages import McpMessage, is_id, run_of, state_of
 from bottega.api.routes.mcp.people import decision, elicitation
 from bottega.api.routes.openai.answers import event
+from bottega.api.routes.stream import EventStream, until_rest
 from bottega.api.schemas.runs import NewRun
 from bottega.api.server.mcp_errors import INVALID_PARAMS, code_of, error_body
 from bottega.api.shared.decisions import decide
-from bottega.api.shared.followed import HEARTBEAT, FollowedRun, checked
+from bottega.api.shared.followed import HEARTBEAT, Calls, FollowedRun, checked, leaving
 from bottega.api.shared.new_runs import submit
 from bottega.clock import monotonic
 from bottega.container import Service
-from bottega.definitions import store
+from bottega.definitions.agents import exposed_inputs
 from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFoundError
 from bottega.events.frames import Filter, Frame
-from bottega.events.types import EventType, RunStatus
+from bottega.events.types import UNFINISHED, EventType, RunStatus
 from bottega.runs import interrupts
 from bottega.runs.control import request_cancel
 
@@ -52,41 +55,85 @@ class ToolCall:
         followed: its run.
     """
 
-    def __init__(self, principal: Principal, message: McpMessage, followed: FollowedRun) -> None:
+    def __init__(
+        self, service: Service, principal: Principal, message: McpMessage, followed: FollowedRun
+    ) -> None:
         self.followed = followed
+        self._service = service
         self._principal = principal
         self._message = message
         token = message.meta.get("progressToken")
         self._token = token if is_id(token) else None
+        self._may_ask = self._over = False
         self._told_at = monotonic()
         self._may_tell = _PROGRESS_AT_ONCE
 
-    async def whole(self) -> dict[str, Any]:
-        """Wait for the answer and return it; the client gets nothing before."""
-        try:
-            async for _ in self.followed.frames(Filter(types=frozenset())):
-                pass
-            return await self._answer()
-        except BottegaError as error:
-            return self._error(error)
+    async def response(self, *, may_stream: bool) -> Response:
+        """Return the answer as JSON if nothing comes before it, else a stream.
 
-    async def stream(self) -> AsyncIterator[bytes]:
-        """Yield progress, requests to the client, and the answer, as server-sent events."""
-        wanted = Filter(types=frozenset() if self._token is None else _PROGRESS)
+        Args:
+            may_stream: the client takes one; without it, it gets nothing before the answer.
+        """
+        self._may_ask = may_stream
+        messages = self._messages()
+        first = await anext(messages)
+        while not (may_stream or self._over):
+            first = await anext(messages)
+        if self._over:
+            return JSONResponse(first)
+        chunks = leaving(self.followed, self._stream(first, messages), stay=False)
+        return EventStream(chunks, self._service.settings)
+
+    async def _stream(
+        self, first: dict[str, Any] | None, rest: AsyncIterator[dict[str, Any] | None]
+    ) -> AsyncIterator[bytes]:
+        yield HEARTBEAT if first is None else event(first)
+        async for message in rest:
+            yield HEARTBEAT if message is None else event(message)
+
+    async def _messages(self) -> AsyncIterator[dict[str, Any] | None]:
+        """Yield progress, requests to the client, and the answer; ``None``: a heartbeat."""
         try:
+            before = self._rest() if self._token is None else self._progress_made()
+            async for message in before:
+                yield message
             while True:
-                async for frame in self.followed.frames(wanted):
-                    if frame is None:
-                        yield HEARTBEAT
-                    elif progress := self._progress(frame):
-                        yield event(progress)
-                if not (asked := await self._requests()):
+                run, pending = await self.followed.state()
+                if run["status"] in UNFINISHED and not pending:
+                    async for message in self._progress_made():
+                        yield message
+                elif asked := self._requests(pending):
+                    for message in asked:
+                        yield message
+                else:
                     break
-                for request in asked:
-                    yield event(request)
-            yield event(await self._answer())
+            self._over = self.followed.ended = True
+            yield self._answer(run, pending)
         except BottegaError as error:
-            yield event(self._error(error))
+            self._over = True
+            yield self._error(error)
+
+    async def _rest(self) -> AsyncIterator[None]:
+        """Wait until the run is over or waits, which costs less than to read its events."""
+        wait = until_rest(self._service, self._principal, self.followed.run_id)
+        resting = asyncio.ensure_future(wait)
+        try:
+            while not resting.done():
+                await asyncio.wait((resting,), timeout=self._service.settings.heartbeat_s)
+                if not resting.done():
+                    yield None
+            await resting
+        finally:
+            resting.cancel()
+            await asyncio.wait((resting,))
+
+    async def _progress_made(self) -> AsyncIterator[dict[str, Any] | None]:
+        wanted = Filter(types=frozenset() if self._token is None else _PROGRESS)
+        async for frame in self.followed.frames(wanted):
+            if frame is None:
+                yield None
+            elif progress := self._progress(frame):
+                yield progress
 
     def _progress(self, frame: Frame) -> dict[str, Any] | None:
         """Return the notification of an event; ``None``: too soon after the last ones."""
@@ -101,14 +148,13 @@ class ToolCall:
         params = {"progressToken": self._token, "progress": frame.seq, "message": text}
         return {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
 
-    async def _requests(self) -> list[dict[str, Any]]:
+    def _requests(self, pending: Calls) -> list[dict[str, Any]]:
         """Return requests to a client with a session, which answers them beside this stream.
 
         Their ids are those of interrupts, so that any process can take the answers.
         """
-        if self._message.stateless or not self._message.asks:
+        if self._message.stateless or not self._may_ask:
             return []
-        _, pending = await self.followed.state()
         found = []
         for interrupt in pending:
             if (request := self._question(interrupt)) is not None:
@@ -124,16 +170,14 @@ class ToolCall:
             return None
         return elicitation(interrupt)
 
-    async def _answer(self) -> dict[str, Any]:
-        run, pending = await self.followed.state()
-        self.followed.ended = True
+    def _answer(self, run: Mapping[str, Any], pending: Calls) -> dict[str, Any]:
         if run["status"] == RunStatus.WAITING:
             return self._message.answer(self._waiting(run, pending))
         if run["status"] == RunStatus.COMPLETED:
             return self._message.answer(tools.completed(run, self._message))
         return self._message.answer(tools.failed(run))
 
-    def _waiting(self, run: Mapping[str, Any], pending: Any) -> dict[str, Any]:
+    def _waiting(self, run: Mapping[str, Any], pending: Calls) -> dict[str, Any]:
         asked = {}
         if self._message.stateless:
             questions = {str(each["id"]): self._question(each) for each in pending}
@@ -176,8 +220,8 @@ async def _schemas(service: Service, principal: Principal, name: str) -> Sequenc
     if not is_id(name):
         return []
     tenant = principal.tenant_id
-    async with service.database.begin(tenant) as tx:
-        return await store.exposed_inputs(tx, tenant, name, tools.WAY)
+    async with service.database.turn(tenant):
+        return await exposed_inputs(service.database.pool, tenant, name, tools.WAY)
 
 
 def _run_of(message: McpMessage, agent: str, text: str) -> dict[str, Any]:

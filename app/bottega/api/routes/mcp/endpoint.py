@@ -26,10 +26,9 @@ from bottega.api.routes.mcp.messages import (
     is_id,
     read,
 )
-from bottega.api.routes.stream import EventStream
 from bottega.api.server.mcp_errors import code_of, error_body
 from bottega.api.shared.deps import PrincipalDep, ReadTenant, ServiceDep
-from bottega.api.shared.followed import leaving, while_connected
+from bottega.api.shared.followed import while_connected
 from bottega.container import Service
 from bottega.errors import BottegaError, InvalidInputError, NotFoundError
 from bottega.runs import read as runs
@@ -128,10 +127,10 @@ async def _call(
             raise
         where = f"{error.pointer}: " if error.pointer else ""
         return JSONResponse(message.answer(tools.refused(f"{where}{error.detail}")))
-    call = ToolCall(principal, message, followed)
-    if "text/event-stream" in request.headers.get("accept", ""):
-        return EventStream(leaving(followed, call.stream(), stay=False), service.settings)
-    return await while_connected(request, followed, call.whole(), stay=False)
+    call = ToolCall(service, principal, message, followed)
+    may_stream = "text/event-stream" in request.headers.get("accept", "")
+    answer = call.response(may_stream=may_stream)
+    return await while_connected(request, followed, answer, stay=False)
 
 
 async def _cancel(
