@@ -36,6 +36,7 @@ CREATED = {
     "create_file",
     "create_graph",
     "create_key",
+    "create_mcp_server",
     "create_pattern",
     "create_provider",
     "create_run",
@@ -85,6 +86,7 @@ class Stage:
             "/v1/graphs": str(SOFTWARE.graph_name),
             "/v1/schedules": "nightly",
             "/v1/providers": "nightly",
+            "/v1/mcp-servers": "nightly",
             "/v1/secrets": "NIGHTLY",
         }
 
@@ -148,6 +150,8 @@ async def stage(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             file = (await mine.post("/v1/files", files={"file": ("nightly", b"x")})).json()
             server_at = PROVIDER | {"name": "nightly"}
             assert (await mine.post("/v1/providers", json=server_at)).status_code == 201
+            server_at = MCP_SERVER | {"name": "nightly"}
+            assert (await mine.post("/v1/mcp-servers", json=server_at)).status_code == 201
             assert (await mine.put("/v1/secrets/NIGHTLY", json=SECRET)).status_code == 201
             added = [(await theirs.post("/v1/patterns", json=OWN_PATTERN)).json() for _ in "ab"]
             COMPARED["with"] = run_id
@@ -167,6 +171,7 @@ ASKED = """
     VALUES ($1, $2, $3, 'question', 1, 'ask_user', 'c', '{}', 'nightly?', now(),
             now() + interval '1 day')
 """
+MCP_SERVER = {"name": "own", "url": "https://203.0.114.1/mcp", "timeout_s": 0.2}
 PROVIDER = {"name": "own", "dialect": "chat", "base_url": "https://203.0.114.1/v1"}
 SECRET = {"value": "a long secret", "hosts": ["nightly.example"]}
 SSE = {"accept": "text/event-stream"}
@@ -188,6 +193,8 @@ BODIES: dict[str, Any] = {
     "replace_graph": {"nodes": ["requirements"], "edges": []},
     "add_graph_edge": {"source": "requirements", "target": "implementer"},
     "dry_run_graph": {"agent": "requirements", "input": "x"},
+    "create_mcp_server": MCP_SERVER,
+    "replace_mcp_server": {name: MCP_SERVER[name] for name in ("url", "timeout_s")},
     "create_provider": PROVIDER,
     "replace_provider": {name: PROVIDER[name] for name in ("dialect", "base_url")},
     "create_key": {"name": "own", "scopes": ["read"]},
@@ -308,6 +315,8 @@ async def test_the_same_requests_work_for_the_owner(stage: Stage) -> None:
             answer = await ask(stage.owner, method, filled(path, stage.values), operation)
             if operation["operationId"] == "send_run_message":  # the run is over
                 assert answer.json()["code"] == "final"
+            elif operation["operationId"] == "refresh_mcp_server":  # nothing is there
+                assert answer.json()["code"] == "mcp_unreachable"
             else:
                 assert answer.status_code < 300, (method, path, answer.text)
 
