@@ -186,7 +186,7 @@ async def test_a_running_run_is_cut_off_and_its_subscribers_are_informed(
 ) -> None:
     # Leases and polls are too slow to matter here: only the deletion's notice does.
     monkeypatch.setattr(control, "_SLOW_POLL_S", 600.0)
-    monkeypatch.setattr(stream, "SLOW_POLL_S", 600.0)
+    monkeypatch.setattr(followed, "SLOW_POLL_S", 600.0)
     configured = settings.model_copy(
         update={"openai_base_url": model.base_url, "takeover_s": 300.0, "drain_grace_s": 0.0}
     )

@@ -10,7 +10,6 @@ from pydantic import AfterValidator, Field
 
 from bottega.api.auth import Principal
 from bottega.api.errors import headers, problems
-from bottega.api.routes.stream import until_rest
 from bottega.api.schemas.base import NAME_PATTERN, Page, PlaceInTime, UserName
 from bottega.api.schemas.messages import Message
 from bottega.api.schemas.run_graphs import Context, RunGraph
@@ -25,6 +24,7 @@ from bottega.api.schemas.runs import (
 )
 from bottega.api.shared import idempotency
 from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant, Transaction
+from bottega.api.shared.followed import until_rest
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.new_runs import submit
 from bottega.api.shared.pages import LINK, PageQuery, ViewQuery

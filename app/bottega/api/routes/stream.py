@@ -1,7 +1,5 @@
 """A run's events over HTTP: as pages, and as server-sent events."""
 
-import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 from uuid import UUID
@@ -21,49 +19,17 @@ from bottega.api.shared.event_filter import MAX_SEQ, WatchQuery
 from bottega.api.shared.pages import PageQuery
 from bottega.container import Service
 from bottega.db.pages import PageItems
-from bottega.errors import UnauthenticatedError
 from bottega.events import log
 from bottega.events.frames import Frame
-from bottega.events.listener import happens
 from bottega.events.reader import RunCursor
 from bottega.events.stream import Subscriber
 from bottega.settings import Settings
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
-SLOW_POLL_S = 5.0
 RETRY_MS = 1000
 
 RunId = Annotated[UUID, Path(description="The run's id.")]
-
-
-async def until_rest(service: Service, principal: Principal, run_id: UUID) -> None:
-    """Wait until the run is over or waits for people, or this process is about to stop.
-
-    Raises:
-        UnauthenticatedError: the caller's key is no longer valid.
-    """
-    lost, news = asyncio.Event(), asyncio.Event()
-
-    def lose() -> None:
-        lost.set()
-        news.set()
-
-    with contextlib.ExitStack() as stack:
-        stack.callback(service.wakeups.watch(run_id, news.set))
-        with service.keys.watching(principal.identity, lose):
-            while not service.wakeups.closed.is_set():
-                if lost.is_set():
-                    raise UnauthenticatedError(
-                        "your key was revoked or expired while you waited, or the first key was "
-                        "made; the run is accepted",
-                        code="bad_key",
-                    )
-                news.clear()
-                run = await service.streams.cursor_of(principal.tenant_id, run_id)
-                if run.over or run.waits:
-                    return
-                await happens(news, SLOW_POLL_S)
 
 
 class EventQuery(PageQuery, WatchQuery):

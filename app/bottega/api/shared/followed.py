@@ -1,6 +1,7 @@
 """Runs whose answer a client of another protocol waits for."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -14,13 +15,20 @@ from starlette.responses import JSONResponse, Response
 from bottega.api.auth import Principal
 from bottega.api.errors import field_problem
 from bottega.container import Service
-from bottega.errors import InvalidInputError, ModelError, UnavailableError
+from bottega.errors import (
+    InvalidInputError,
+    ModelError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from bottega.events.frames import LLM_DELTA, Filter, Frame
+from bottega.events.listener import happens
 from bottega.events.stream import Subscriber
-from bottega.events.types import EventType, RunStatus
+from bottega.events.types import UNFINISHED, EventType, RunStatus
 from bottega.runs import interrupts, read
 from bottega.runs.control import request_cancel
 
+SLOW_POLL_S = 5.0
 HEARTBEAT = b": heartbeat\n\n"
 _OF_ROOT = -1
 _MOST_CALLS = 128
@@ -28,6 +36,35 @@ _cancelling: set[asyncio.Task[Any]] = set()
 Calls = Sequence[Mapping[str, Any]]
 """Interrupts for the client, in the order in which they were called."""
 Checked = TypeVar("Checked", bound=BaseModel)
+
+
+async def until_rest(service: Service, principal: Principal, run_id: UUID) -> None:
+    """Wait until the run is over or waits for people, or this process is about to stop.
+
+    Raises:
+        UnauthenticatedError: the caller's key is no longer valid.
+    """
+    lost, news = asyncio.Event(), asyncio.Event()
+
+    def lose() -> None:
+        lost.set()
+        news.set()
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(service.wakeups.watch(run_id, news.set))
+        with service.keys.watching(principal.identity, lose):
+            while not service.wakeups.closed.is_set():
+                if lost.is_set():
+                    raise UnauthenticatedError(
+                        "your key was revoked or expired while you waited, or the first key was "
+                        "made; the run is accepted",
+                        code="bad_key",
+                    )
+                news.clear()
+                run = await service.streams.cursor_of(principal.tenant_id, run_id)
+                if run.over or run.waits:
+                    return
+                await happens(news, SLOW_POLL_S)
 
 
 class FollowedRun:
@@ -62,9 +99,8 @@ class FollowedRun:
         self._principal = principal
 
     async def whole(self) -> tuple[dict[str, Any], Calls]:
-        """Wait for the answer; see :meth:`answer`."""
-        async for _ in self.frames(Filter(types=frozenset(), depth=_OF_ROOT)):
-            pass
+        """Wait for the answer, which costs less than to read the run's events meanwhile."""
+        await until_rest(self._service, self._principal, self.run_id)
         return await self.answer()
 
     async def text(self) -> AsyncIterator[dict[str, Any] | None]:
@@ -131,10 +167,16 @@ class FollowedRun:
     async def answer(self) -> tuple[dict[str, Any], Calls]:
         """Return the run, and the calls of the client's tools that it waits for.
 
+        If it goes on, or waits for others, this waits, too.
+
         Raises:
             ModelError: the run failed.
         """
         run, calls = await self.state()
+        while run["status"] in UNFINISHED and not calls:
+            async for _ in self.frames(Filter(types=frozenset(), depth=_OF_ROOT)):
+                pass
+            run, calls = await self.state()
         self.ended = True
         if run["status"] in (RunStatus.COMPLETED, RunStatus.WAITING):
             return run, calls

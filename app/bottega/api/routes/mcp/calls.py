@@ -16,11 +16,18 @@ from bottega.api.routes.mcp import tools
 from bottega.api.routes.mcp.messages import McpMessage, is_id, run_of, state_of
 from bottega.api.routes.mcp.people import decision, elicitation
 from bottega.api.routes.openai.answers import event
-from bottega.api.routes.stream import EventStream, until_rest
+from bottega.api.routes.stream import EventStream
 from bottega.api.schemas.runs import NewRun
 from bottega.api.server.mcp_errors import INVALID_PARAMS, code_of, error_body
 from bottega.api.shared.decisions import decide
-from bottega.api.shared.followed import HEARTBEAT, Calls, FollowedRun, checked, leaving
+from bottega.api.shared.followed import (
+    HEARTBEAT,
+    Calls,
+    FollowedRun,
+    checked,
+    leaving,
+    until_rest,
+)
 from bottega.api.shared.new_runs import submit
 from bottega.clock import monotonic
 from bottega.container import Service
