@@ -281,6 +281,9 @@ async def test_each_message_may_come_to_another_process(
             await model.received(3)
             call.cancel()
             await until(lambda: newest(bottega), lambda run: run["status"] == "cancelled")
+            # The client fails if a late answer comes while it closes.
+            await client.list_tools()
+            await client.list_tools()
 
 
 async def newest(bottega: Running) -> dict[str, Any]:
