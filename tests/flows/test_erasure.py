@@ -13,7 +13,7 @@ import websockets
 from pydantic_core import from_json
 from structlog.testing import capture_logs
 
-from bottega.api.routes import stream
+from bottega.api.shared import followed
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.driver import driver_of
 from bottega.runs import control
