@@ -12,7 +12,8 @@ import argparse
 import asyncio
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
@@ -97,8 +98,53 @@ async def measure(client: httpx2.AsyncClient, pid: int, runs: int, rounds: int) 
         print(f"{way:32}{cpu:10.2f}{cpu / base:8.2f}{cpu - base:10.2f}{took:10.1f}")
 
 
-async def served(url: str, runs: int, rounds: int) -> None:
-    async with fast_model() as model:
+async def first_of_events(client: httpx2.AsyncClient) -> None:
+    """Wait for the first text of a run in its stream of events."""
+    run = (await client.post("/v1/runs", json={"agent": "clerk", "input": _QUESTION})).json()
+    path, wanted = f"/v1/runs/{run['id']}/events", {"accept": "text/event-stream"}
+    async with client.stream("GET", path, headers=wanted) as stream:
+        async for line in stream.aiter_lines():
+            if line == "event: llm.delta":
+                return
+    raise SystemExit("the stream of events had no text")
+
+
+async def first_of_completion(client: httpx2.AsyncClient) -> None:
+    """Wait for the first text of a streamed completion."""
+    body = {"model": "clerk", "messages": [{"role": "user", "content": _QUESTION}]}
+    path = "/openai/v1/chat/completions"
+    async with client.stream("POST", path, json={**body, "stream": True, "store": True}) as stream:
+        async for line in stream.aiter_lines():
+            if '"content":"' in line and '"content":""' not in line:
+                return
+    raise SystemExit("the completion had no text")
+
+
+FIRST: Mapping[str, Callable[[httpx2.AsyncClient], Awaitable[None]]] = {
+    "POST /v1/runs, then its events": first_of_events,
+    "/openai/v1/chat/completions": first_of_completion,
+}
+
+
+async def measure_first(client: httpx2.AsyncClient, samples: int) -> None:
+    """Print the medians of the times to the first text, one way after the other."""
+    took: dict[str, list[float]] = {way: [] for way in FIRST}
+    for _ in range(samples):
+        for way, first in FIRST.items():
+            began = time.perf_counter()
+            await first(client)
+            took[way].append((time.perf_counter() - began) * 1000)
+    medians = {way: statistics.median(each) for way, each in took.items()}
+    base = next(iter(medians.values()))
+    print(f"\n{'way':32}{'first text, ms':>15}{'more ms':>10}")
+    for way, median in medians.items():
+        print(f"{way:32}{median:15.1f}{median - base:10.1f}")
+
+
+@asynccontextmanager
+async def service(url: str, token_delay_ms: float) -> AsyncIterator[tuple[httpx2.AsyncClient, int]]:
+    """Run a service with such a model; yield a client, and the id of the API's process."""
+    async with fast_model(token_delay_ms=token_delay_ms) as model:
         settings = {
             "DATABASE_URL": url,
             "OPENAI_API_KEY": "none",
@@ -113,7 +159,14 @@ async def served(url: str, runs: int, rounds: int) -> None:
         ):
             base_url = "http://127.0.0.1:" + line.split("http://127.0.0.1:")[1].split()[0]
             async with httpx2.AsyncClient(base_url=base_url, timeout=60) as client:
-                await measure(client, api.pid, runs, rounds)
+                yield client, api.pid
+
+
+async def served(url: str, runs: int, rounds: int) -> None:
+    async with service(url, 0) as (client, pid):
+        await measure(client, pid, runs, rounds)
+    async with service(url, 20) as (client, _):
+        await measure_first(client, max(20, runs // 5))
 
 
 def main() -> None:

@@ -199,7 +199,9 @@ async def test_every_list_comes_in_pages_of_limited_bytes(
                 assert all(len(page) <= 1 for page in single)
 
 
-DEFINED = {"system_message", "tools", "output_schema", "approval", "success_check"}
+DEFINED = {
+    *("system_message", "tools", "input_schema", "output_schema", "approval", "success_check"),
+}
 LONG = ("output_json", "output_schema", "overrides", "success_check", "message_id")
 
 
