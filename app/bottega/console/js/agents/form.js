@@ -53,6 +53,8 @@ function Input({ id, field, value, isWrong, onChange }) {
       return html`<label>${field.label} <input ...${shared} value=${value ?? ""} maxlength=${field.most} onInput=${(e) => onChange(orNull(e.target.value))} /></label>`;
     case "long":
       return html`<label>${field.label} <textarea rows="8" ...${shared} value=${value ?? ""} onInput=${(e) => onChange(e.target.value)}></textarea></label>`;
+    case "several":
+      return html`<fieldset><legend>${field.label}</legend>${field.choices.map((each) => html`<label class="inline"><input type="checkbox" checked=${(value ?? []).includes(each)} onChange=${(e) => onChange(field.choices.filter((one) => (one === each ? e.target.checked : (value ?? []).includes(one))))} /> ${each}</label> `)}</fieldset>`;
     case "lines":
       return html`<label>${field.label}, one on each line <textarea rows="2" ...${shared} value=${(value ?? []).join("\n")} onInput=${(e) => onChange(e.target.value.split("\n").filter(Boolean))}></textarea></label>`;
     default:

@@ -32,7 +32,7 @@ function field(name, schema) {
   const plain = choices.filter((each) => each.type !== "null");
   const one = plain.length === 1 ? plain[0] : null;
   return {
-    name, label: of.title ?? name, help: of.description ?? "", kind: kindOf(name, one), choices: one?.enum ?? [],
+    name, label: of.title ?? name, help: of.description ?? "", kind: kindOf(name, one), choices: one?.enum ?? one?.items?.enum ?? [],
     least: one?.minimum, most: one?.maximum ?? one?.maxLength, isRequired: schema.required?.includes(name) ?? false,
     mayBeNull: plain.length < choices.length, usual: of.default,
   };
@@ -42,6 +42,7 @@ function kindOf(name, one) {
   if (name === "system_message") return "long";
   if (!one) return "json";
   if (one.enum) return "choice";
+  if (one.type === "array" && one.items?.enum) return "several";
   if (one.type === "array" && one.items?.type === "string") return "lines";
   return { string: "text", boolean: "switch", integer: "number", number: "number" }[one.type] ?? "json";
 }
