@@ -166,5 +166,5 @@ async def test_notifications_are_taken_and_change_nothing(refusing: Running) -> 
         ("notifications/cancelled", {"requestId": {}}),
         ("notifications/unknown", {}),
     ):
-        body = {"jsonrpc": "2.0", "method": method, "params": params}
+        body: Any = {"jsonrpc": "2.0", "method": method, "params": params}
         assert await post(refusing.client, body, session) == (202, None)

@@ -148,7 +148,7 @@ async def stage(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             )
             pattern = (await mine.post("/v1/patterns", json=PATTERN)).json()
             file = (await mine.post("/v1/files", files={"file": ("nightly", b"x")})).json()
-            server_at = PROVIDER | {"name": "nightly"}
+            server_at: Any = PROVIDER | {"name": "nightly"}
             assert (await mine.post("/v1/providers", json=server_at)).status_code == 201
             server_at = MCP_SERVER | {"name": "nightly"}
             assert (await mine.post("/v1/mcp-servers", json=server_at)).status_code == 201
