@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 
 from bottega.api.documents.variants import VARIANTS
 from bottega.settings import Settings
+from bottega.settings.mcp import StdioServer
 from tests.service import running
 
 ABSENT = object()
@@ -53,6 +54,22 @@ CASES: dict[str, tuple[str, dict[str, list[Any]]]] = {
         "/v1/memory/learn",
         {"episode_id": maybe(str(uuid4())), "episode": maybe(EPISODE)},
     ),
+    "NewMcpServer": (
+        "/v1/mcp-servers",
+        {
+            "url": maybe("https://mcp.example.com/mcp"),
+            "command": maybe("time"),
+            "headers": [ABSENT, {}, {"accept-language": "en"}],
+        },
+    ),
+    "McpServerBody": (
+        "/v1/mcp-servers/server",
+        {
+            "url": maybe("https://mcp.example.com/mcp"),
+            "command": maybe("time"),
+            "headers": [ABSENT, {}, {"accept-language": "en"}],
+        },
+    ),
     "PatternsWanted": ("/v1/patterns/match", {"features": maybe({}), "task": maybe("x")}),
     "NewFeedback": (
         f"/v1/runs/{uuid4()}/feedback",
@@ -82,8 +99,12 @@ async def client(
     module_settings: Settings, module_database_url: str
 ) -> AsyncIterator[httpx2.AsyncClient]:
     """Of a server with the agents and graphs that the bodies and the document's examples name."""
-    async with running(module_settings, module_database_url) as server:
+    programs = {"mcp_stdio": {"time": StdioServer(command="true")}}
+    settings = module_settings.model_copy(update=programs)
+    async with running(settings, module_database_url) as server:
         client = server.client
+        server_at = {"name": "server", "url": "https://mcp.example.com/mcp"}
+        assert (await client.post("/v1/mcp-servers", json=server_at)).status_code == 201
         for name in ("a", "b", "coordinator"):
             agent = {"name": name, "description": "x", "system_message": "x"}
             assert (await client.post("/v1/agents", json=agent)).status_code == 201
@@ -108,9 +129,12 @@ async def test_the_server_refuses_what_the_schema_refuses(
     refused = 0
     for number, body in enumerate([*examples, *bodies(fields)]):
         sent = body
+        if name == "NewMcpServer":
+            body = sent = {"name": f"m{number}", **body}
         if name == "SubAgents":
             sent = {"name": f"n{number}", "system_message": "x", "subagents": body}
-        answer = await client.post(path, json=sent)
+        method = "PUT" if name == "McpServerBody" else "POST"
+        answer = await client.request(method, path, json=sent)
         assert (answer.status_code != 422) == schema.is_valid(body), (body, answer.text)
         refused += answer.status_code == 422
         assert number >= len(examples) or answer.status_code != 422, (body, answer.text)

@@ -29,7 +29,10 @@ from tests.tenants import holder
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-REPLACED = ("positive_data_acceptance", "use_after_free", "ensure_resource_availability")
+REPLACED = (
+    *("positive_data_acceptance", "use_after_free", "ensure_resource_availability"),
+    "not_a_server_error",
+)
 """Checks of schemathesis that our own checks call, with exceptions."""
 CONFIG = """
 hooks = "tests.fuzz.checks"

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import schemathesis
 from schemathesis import Case, CheckContext, HookContext, Response
+from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     ensure_resource_availability,
     positive_data_acceptance,
@@ -38,6 +39,7 @@ CODES = {
     "unsupported_param": "which parameters a model's API has is no matter of a request's form",
     "unsupported_part": "which parts a model's API has is no matter of a request's form",
     "reserved_field": "which fields a model's API reserves is no matter of a request's form",
+    "unknown_command": "which programs there are is a setting",
     "egress_refused": "which addresses are public is more than a pattern can say",
 }
 """Refusals of valid requests, for reasons that no schema can state."""
@@ -63,7 +65,7 @@ DETAILS = {
     r"the expiry is in the past": "time goes on",
     r"nested deeper than": "JSON Schema cannot count depth",
     r"the character NUL|lone surrogates": "true of every string: said once, in the description",
-    r"_url: ": "what is a URL, in detail, is more than a pattern can say",
+    r"url: ": "what is a URL, in detail, is more than a pattern can say",
     r"/tools/\d+(/url|/headers|/parameters)?: Value error": "templates of URLs, headers and JSON "
     "Schemas have grammars of their own, and must fit each other",
 }
@@ -119,7 +121,9 @@ def _make_sense(body: dict[str, Any]) -> None:
     for tool in body.get("tools") or []:
         if tool["type"] == "http":
             tool |= {"url": "https://api.example.com/", "headers": {}, "parameters": {}}
-    tools = [tool["name"] for tool in body.get("tools") or []]
+    if "url" in body:
+        body["url"] = "https://mcp.example.com/mcp"
+    tools = [tool["name"] for tool in body.get("tools") or [] if "name" in tool]
     if "exit_on_success" in body:
         body["exit_on_success"] = tools[:1]
     if not tools:
@@ -148,6 +152,14 @@ def accepts_what_it_documents(
     if response.status_code in (412, 414, 422) and _argued(response.json()):
         return None
     return positive_data_acceptance(ctx, response, case)
+
+
+@schemathesis.check
+def has_no_error_of_its_own(ctx: CheckContext, response: Response, case: Case[Any]) -> bool | None:
+    """Check that the server does not fail; an MCP server that cannot be reached is told by 502."""
+    if response.status_code == 502 and response.json()["code"] == "mcp_unreachable":
+        return None
+    return not_a_server_error(ctx, response, case)
 
 
 @schemathesis.check

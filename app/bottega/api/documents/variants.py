@@ -31,11 +31,14 @@ class Variant:
     rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-_NO_SIGNATURE = {"properties": {"failure_signature": {"type": "null"}}}
+_NULL: dict[str, Any] = {"const": None}
+"""As `{"type": "null"}`, which openapi-generator takes for the name of a class."""
+_NO_SIGNATURE = {"properties": {"failure_signature": _NULL}}
 _SIGNATURE = {
     "properties": {"failure_signature": {"type": "string"}},
     "required": ["failure_signature"],
 }
+_NO_HEADERS = {"headers": {"maxProperties": 0}}
 
 VARIANTS: dict[str, tuple[Variant, ...]] = {
     "NewRun": (
@@ -77,6 +80,14 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
         Variant("LearningFromStored", needs=("episode_id",), lacks=("episode",)),
         Variant("LearningFromNew", needs=("episode",), lacks=("episode_id",)),
     ),
+    "NewMcpServer": (
+        Variant("NewMcpServerAtUrl", needs=("url",), lacks=("command",)),
+        Variant("NewMcpProgram", needs=("command",), lacks=("url",), rules=_NO_HEADERS),
+    ),
+    "McpServerBody": (
+        Variant("McpServerAtUrl", needs=("url",), lacks=("command",)),
+        Variant("McpProgram", needs=("command",), lacks=("url",), rules=_NO_HEADERS),
+    ),
     "PatternsWanted": (
         Variant("PatternsForFeatures", needs=("features",), lacks=("task",)),
         Variant("PatternsForTask", needs=("task",), lacks=("features",)),
@@ -104,7 +115,7 @@ def _of(whole: dict[str, Any], variant: Variant) -> dict[str, Any]:
     for name in variant.needs:
         fields[name] = _not_null(fields[name])
     for name in variant.lacks:
-        fields[name] = {"type": "null", "title": name.replace("_", " ").title()}
+        fields[name] = {**_NULL, "title": name.replace("_", " ").title()}
     for name, rules in variant.rules.items():
         fields[name] |= deepcopy(dict(rules))
     if required := [*dict.fromkeys((*schema.get("required", ()), *variant.needs))]:
