@@ -148,6 +148,7 @@ async def test_definitions_need_the_scope_define(refusing: Running) -> None:
         *("add_graph_edge", "remove_graph_edge"),
         *("create_schedule", "change_schedule", "delete_schedule"),
         *("put_secret", "delete_secret"),
+        *(f"{verb}_mcp_server" for verb in ("create", "replace", "delete", "refresh")),
     }
 
 
