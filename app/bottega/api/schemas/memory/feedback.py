@@ -18,7 +18,7 @@ class NewFeedback(Body):
     model_config = ConfigDict(
         json_schema_extra={
             "minProperties": 1,
-            "not": {"properties": {name: {"const": None} for name in _FIELDS}},
+            "not": {"properties": {name: {"enum": [None]} for name in _FIELDS}},
             "examples": [{"outcome": "FAILURE", "score": 0.2, "comment": "Two invoices missing."}],
         }
     )
