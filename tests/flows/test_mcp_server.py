@@ -237,9 +237,6 @@ async def test_a_client_that_stops_waiting_cancels_its_run(
         return (await runs(bottega))[0]["status"]
 
     await until(status, lambda seen: seen == "cancelled")
-    # The client fails if a late answer comes while it closes.
-    await client.list_tools()
-    await client.list_tools()
 
 
 async def test_tenants_and_scopes_are_kept_apart(
@@ -284,9 +281,6 @@ async def test_each_message_may_come_to_another_process(
             await model.received(3)
             call.cancel()
             await until(lambda: newest(bottega), lambda run: run["status"] == "cancelled")
-            # The client fails if a late answer comes while it closes.
-            await client.list_tools()
-            await client.list_tools()
 
 
 async def newest(bottega: Running) -> dict[str, Any]:

@@ -29,6 +29,8 @@ KNOWN = (
     "Validation 'maxLength' has no effect on schema 'object'",
     # the parameter `with`, in Python
     "With (reserved word) cannot be used as model name. Renamed to ModelWith",
+    # of a field that must be null
+    "Error in generating `example` for the property",
     "Codegen property is null (e.g. map/dict of undefined type). Default to typing.Any",
 )
 """Warnings of openapi-generator about what it does not know of OpenAPI 3.1."""

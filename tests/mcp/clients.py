@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from itertools import cycle
 from typing import Any
 
+import anyio
 import httpx2
 import mcp.types
 from mcp import Client
@@ -57,8 +58,15 @@ async def connected(
             mode=era,
             elicitation_callback=None if ask is None else asked,
         )
-        async with client:
-            yield client
+        is_closing = False
+        try:
+            async with client:
+                yield client
+                is_closing = True
+        except* anyio.ClosedResourceError:
+            # The SDK fails if a late answer to a cancelled call comes while it closes.
+            if not is_closing:
+                raise
 
 
 def said(result: mcp.types.CallToolResult) -> str:
