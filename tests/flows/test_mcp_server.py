@@ -172,6 +172,39 @@ async def test_a_person_answers_questions(
     assert told == [answer, answer]
 
 
+async def test_each_question_has_a_state_of_its_own(bottega: Running, model: FakeModel) -> None:
+    await exposed(bottega, tools=[ASK])
+    questions = [calls(("ask_user", {"question": asked})) for asked in ("Who?", "Which?")]
+    model.script(*questions, text("Good."))
+    name = "io.modelcontextprotocol/"
+    meta = {f"{name}protocolVersion": ERAS[1], f"{name}clientCapabilities": {"elicitation": {}}}
+    more: dict[str, Any] = {"arguments": {"input": "?"}}
+    states = []
+    for _ in questions:
+        result = await called(bottega, name="clerk", _meta=meta, **more)
+        (asked,) = result["inputRequests"]
+        answers = {asked: {"action": "accept", "content": {"answer": "Ann"}}}
+        more = {"requestState": result["requestState"], "inputResponses": answers}
+        states.append(result["requestState"])
+    result = await called(bottega, name="clerk", _meta=meta, **more)
+    assert result["content"] == [{"type": "text", "text": "Good."}]
+    assert len(set(states)) == 2
+
+
+async def called(bottega: Running, **params: Any) -> Any:
+    """Call a tool by one request of the protocol without sessions; return its result."""
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    headers = {
+        "accept": "application/json, text/event-stream",
+        "mcp-protocol-version": ERAS[1],
+        "mcp-method": "tools/call",
+        "mcp-name": str(params["name"]),
+    }
+    answer = await bottega.client.post("/mcp", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["result"]
+
+
 async def test_a_person_who_dismisses_the_question_ends_the_run(
     bottega: Running, model: FakeModel, era: str
 ) -> None:

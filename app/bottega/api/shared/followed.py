@@ -38,8 +38,11 @@ Calls = Sequence[Mapping[str, Any]]
 Checked = TypeVar("Checked", bound=BaseModel)
 
 
-async def until_rest(service: Service, principal: Principal, run_id: UUID) -> None:
+async def until_rest(service: Service, principal: Principal, run_id: UUID) -> int:
     """Wait until the run is over or waits for people, or this process is about to stop.
+
+    Returns:
+        ``seq`` of the run's last event; 0 if the process stops.
 
     Raises:
         UnauthenticatedError: the caller's key is no longer valid.
@@ -63,8 +66,9 @@ async def until_rest(service: Service, principal: Principal, run_id: UUID) -> No
                 news.clear()
                 run = await service.streams.cursor_of(principal.tenant_id, run_id)
                 if run.over or run.waits:
-                    return
+                    return run.last_seq
                 await happens(news, SLOW_POLL_S)
+    return 0
 
 
 class FollowedRun:

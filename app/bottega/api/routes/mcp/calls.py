@@ -129,7 +129,7 @@ class ToolCall:
                 await asyncio.wait((resting,), timeout=self._service.settings.heartbeat_s)
                 if not resting.done():
                     yield None
-            await resting
+            self.followed.place = await resting
         finally:
             resting.cancel()
             await asyncio.wait((resting,))
