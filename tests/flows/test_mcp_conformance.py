@@ -1,28 +1,20 @@
 """The official suite judges the MCP server: ``@modelcontextprotocol/conformance``.
 
 Its scenarios call tools by their names. Agents play them, and the fake model says what each does.
-``npm ci --prefix tests/contract/node`` installs it.
 """
 
-import asyncio
 import json
-import os
 import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import playwright
 import pytest
 
 from tests.fake_model import FakeModel, Reply, calls, http_error, text
 from tests.flows.test_conversations import define
+from tests.mcp.suite import judged
 from tests.service import Running
-
-_NODE_TESTS = Path(__file__).parents[1] / "contract" / "node"
-SUITE = _NODE_TESTS / "node_modules/@modelcontextprotocol/conformance/dist/index.js"
-NODE = Path(playwright.__file__).parent / "driver" / "node"
-"""The suite needs Node.js 22; this one comes with the tests' browser."""
 
 EXPECTED = {
     "prompts, resources, completion and logging are not offered": (
@@ -156,9 +148,8 @@ def decide(request: dict[str, Any]) -> Reply:
 
 async def failures(url: str, requirements: str, folder: Path) -> set[str]:
     """Return the checks that fail, as ``scenario/check``."""
-    command = [str(NODE), str(SUITE), "server", "--url", url, "--requirements", requirements]
-    process = await asyncio.create_subprocess_exec(*command, "--output-dir", str(folder))
-    await process.wait()
+    words = ("server", "--url", url, "--requirements", requirements)
+    await judged(*words, "--output-dir", str(folder))
     return failed_checks(folder)
 
 
@@ -180,11 +171,6 @@ def failed_checks(folder: Path) -> set[str]:
 async def test_the_official_suite_finds_only_what_is_not_offered(
     bottega: Running, model: FakeModel, tmp_path: Path, requirements: str
 ) -> None:
-    if not (SUITE.exists() and NODE.exists()):
-        missing = "this needs `npm ci --prefix tests/contract/node`"
-        if os.environ.get("JUDGES") == "required":
-            pytest.fail(missing)
-        pytest.skip(missing)
     model.decide = decide
     tools = [{"type": "builtin", "name": name} for name in ("ask_user", "calculator")]
     for name in PLAYED:

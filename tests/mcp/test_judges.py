@@ -1,12 +1,10 @@
 """The official suite and the reference servers judge the client of MCP servers.
 
-``npm ci --prefix tests/contract/node`` installs the suite. A reference server is tried if it is on
-the PATH: ``mcp-server-time`` and ``mcp-server-git`` of PyPI; ``mcp-server-filesystem`` and
-``mcp-server-everything``, programs of the npm packages ``@modelcontextprotocol/server-…``.
+A reference server is tried if it is on the PATH: ``mcp-server-time`` and ``mcp-server-git`` of
+PyPI; ``mcp-server-filesystem`` and ``mcp-server-everything``, programs of the npm packages
+``@modelcontextprotocol/server-…``.
 """
 
-import asyncio
-import os
 import re
 import shutil
 import subprocess
@@ -14,19 +12,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import playwright
 import pytest
 
 from bottega.mcp.client import McpConnections, list_tools
 from bottega.mcp.servers import McpServer, StdioCommand
 from bottega.tools.egress import Egress
+from tests.mcp.suite import judged
 
 pytestmark = pytest.mark.deep
 
-_NODE_TESTS = Path(__file__).parents[1] / "contract" / "node"
-SUITE = _NODE_TESTS / "node_modules/@modelcontextprotocol/conformance/dist/index.js"
-NODE = Path(playwright.__file__).parent / "driver" / "node"
-"""The suite needs Node.js 22; this one comes with the tests' browser."""
 CLIENT = f"{sys.executable} -m tests.mcp.conformance_client"
 
 SCENARIOS = {
@@ -64,18 +58,8 @@ EXPECTED = dict.fromkeys(
 async def test_the_official_suite_finds_only_what_is_expected(
     revision: str, scenario: str, tmp_path: Path
 ) -> None:
-    if not (SUITE.exists() and NODE.exists()):
-        missing = "this needs `npm ci --prefix tests/contract/node`"
-        if os.environ.get("JUDGES") == "required":
-            pytest.fail(missing)
-        pytest.skip(missing)
     words = ("client", "--command", CLIENT, "--scenario", scenario, "--spec-version", revision)
-    judge = await asyncio.create_subprocess_exec(
-        *(str(NODE), str(SUITE), *words, "--output-dir", str(tmp_path)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    told = (await judge.communicate())[0].decode()
+    told = await judged(*words, "--output-dir", str(tmp_path))
     (found,) = re.findall(r"^Passed: (\d+)/\d+, (\d+) failed", told, re.MULTILINE)
     failed = re.findall(r"\[([^\s\]]+) *\] \S*FAILURE", told)
     assert len(failed) == int(found[1])
