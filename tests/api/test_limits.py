@@ -81,6 +81,8 @@ async def test_without_keys_there_is_no_limit() -> None:
     [
         {"path": "/v1/runs/x/events", "headers": [(b"accept", b"text/event-stream")]},
         {"path": "/v1/runs", "method": "POST", "query_string": b"w%61it=60"},
+        {"path": "/mcp/", "method": "POST"},
+        {"path": "/openai/v1/responses", "method": "POST"},
     ],
 )
 async def test_event_streams_are_bounded_and_a_closed_one_makes_room(

@@ -83,6 +83,33 @@ async def test_the_official_server_is_listed_and_called(egress: Egress) -> None:
         await connections.aclose()
 
 
+async def test_a_tenant_s_slow_calls_wait_for_each_other_and_for_no_one_else_s() -> None:
+    server, arrived, goes_on = MCPServer("slow"), list[str](), asyncio.Event()
+
+    @server.tool()
+    async def work(name: str) -> str:
+        arrived.append(name)
+        await goes_on.wait()
+        return "done"
+
+    sender = Egress(["127.0.0.1"], each=1)
+    async with served(server) as url:
+        connections = [McpConnections(sender) for _ in range(3)]
+        calls = [
+            asyncio.ensure_future(
+                each.call(McpServer("slow", url=url, tenant=tenant), "work", {"name": tenant})
+            )
+            for each, tenant in zip(connections, ("one", "one", "two"), strict=True)
+        ]
+        await until(lambda: len(arrived) >= 2)
+        assert sorted(arrived) == ["one", "two"]
+        goes_on.set()
+        assert [(await each).parts[0].text for each in calls] == ["done"] * 3
+        for each in connections:
+            await each.aclose()
+    await sender.aclose()
+
+
 async def test_an_argument_is_sent_in_a_header_if_the_schema_wants_it(egress: Egress) -> None:
     server = MCPServer("mirrors")
 

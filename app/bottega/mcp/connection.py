@@ -3,7 +3,7 @@
 import asyncio
 import importlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,9 +174,10 @@ class Connection:
                 try:
                     for _ in range(_MOST_QUESTIONS + 1):
                         request, result_type = make(answers, state)
-                        result = await session.send_request(
-                            request, result_type, progress_callback=told
-                        )
+                        async with self._turn():
+                            result = await session.send_request(
+                                request, result_type, progress_callback=told
+                            )
                         if not isinstance(result, InputRequiredResult):
                             return result
                         answers, state = await _answered(result, call), result.request_state
@@ -196,6 +197,12 @@ class Connection:
         except (ValidationError, ValueError):
             raise self._failed("sent an answer that the protocol does not allow") from None
         raise self._failed(f"asked more than {_MOST_QUESTIONS} times")
+
+    def _turn(self) -> AbstractAsyncContextManager[Any]:
+        """Return what a call over HTTP holds: its tenant has a number of them."""
+        if self._transport is None:
+            return nullcontext()
+        return self._egress.turn(self._server.tenant)
 
     async def _hold(self) -> None:
         """Keep the connection open until :meth:`close`; the SDK wants one task for all of it."""

@@ -181,9 +181,8 @@ class Egress:
         fields = _fields(target, headers or {})
         failure: Exception
         limit = asyncio.timeout(timeout_s)
-        turn = self._slots.setdefault(tenant, asyncio.Semaphore(self._each))
         try:
-            async with limit, turn:
+            async with limit, self.turn(tenant):
                 try:
                     return await self._exchange(method, target, fields, content, max_bytes)
                 except _FAILURES as error:
@@ -196,10 +195,17 @@ class Egress:
         # context.
         raise _explained(failure, target.host, timeout_s)
 
+    def turn(self, tenant: str) -> asyncio.Semaphore:
+        """Return what a tenant's request holds while it is sent and answered.
+
+        :meth:`request` takes it by itself.
+        """
+        return self._slots.setdefault(tenant, asyncio.Semaphore(self._each))
+
     async def stream(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request; return its answer with a body that is still to be read.
 
-        The caller limits the time and the body, and closes the answer.
+        The caller holds a :meth:`turn`, limits the time and the body, and closes the answer.
 
         Raises:
             EgressRefusedError: the URL, or an address of its host, is not allowed.

@@ -21,6 +21,8 @@ from bottega.tenants.ratelimit import Decision, Rate, RateLimits
 
 TURN = "bottega.turn"
 """Scope extension of a WebSocket, if limited: ``await turn()`` waits until a request is allowed."""
+_WAITING = frozenset({"/mcp", "/openai/v1/chat/completions", "/openai/v1/responses"})
+"""Paths whose POST may wait for a run."""
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 
 
@@ -102,6 +104,8 @@ class LimitTenants:
 def _is_stream(scope: Scope) -> bool:
     if scope["type"] == "websocket":
         return True
+    if scope["path"].rstrip("/") in _WAITING:
+        return bool(scope["method"] == "POST")
     if scope["path"] == "/v1/runs":
         return "wait" in parse_qs(scope.get("query_string", b"").decode("latin-1"))
     if not scope["path"].endswith("/events"):
