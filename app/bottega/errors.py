@@ -10,6 +10,7 @@
     ├── ForbiddenError        forbidden     the caller may not do this
     ├── NotFoundError         not_found
     ├── ConflictError         conflict
+    │   ├── AgentBusyError    conflict      another query of the agent is not over
     │   └── BusyError         conflict      another run of the conversation is not over
     ├── VersionConflictError  precondition
     ├── LimitedError          limited       a limit is reached; has the time of a retry
@@ -126,6 +127,18 @@ class NotFoundError(BottegaError):
 class ConflictError(BottegaError):
     kind = ErrorKind.CONFLICT
     code = "conflict"
+
+
+class AgentBusyError(ConflictError):
+    """Another query of the agent object is not over; two would mix their histories."""
+
+    code = "agent_busy"
+
+    def __init__(self, agent: str) -> None:
+        super().__init__(
+            f"the agent '{agent}' already answers a query: await that one first, or query a copy "
+            "(agent.fresh_copy())"
+        )
 
 
 class BusyError(ConflictError):

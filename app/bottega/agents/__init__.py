@@ -25,9 +25,20 @@ from bottega.agents.policy import ToolRequirement
 from bottega.agents.provider import LLMProvider, ModelOptions, ToolSchema, set_default_provider
 from bottega.agents.query import PromptMemory, Query, Recorder
 from bottega.agents.recall import Recall, RecallEmbedder
+from bottega.agents.streaming.events import (
+    QueryAnswered,
+    QueryEvent,
+    SubAgentEnded,
+    SubAgentStarted,
+    TextDelta,
+    TextRestarted,
+    ToolAnswered,
+    ToolCalled,
+)
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.agents.tools import ToolBase, tool
 from bottega.errors import (
+    AgentBusyError,
     CycleError,
     HistoryError,
     HookContractError,
@@ -45,6 +56,7 @@ from bottega.graph.shared_memory import (
 from bottega.graph.svg import draw_svg
 
 __all__ = [
+    "AgentBusyError",
     "AgentEvent",
     "AgentFactory",
     "AgentStatus",
@@ -74,15 +86,23 @@ __all__ = [
     "PropagationPolicy",
     "Publication",
     "Query",
+    "QueryAnswered",
+    "QueryEvent",
     "Recall",
     "RecallEmbedder",
     "Recorder",
     "SharedMemoryGraph",
     "StandardMessage",
+    "SubAgentEnded",
+    "SubAgentStarted",
     "SubAgentWrapper",
     "SystemMessage",
+    "TextDelta",
+    "TextRestarted",
+    "ToolAnswered",
     "ToolBase",
     "ToolCall",
+    "ToolCalled",
     "ToolMessage",
     "ToolRequirement",
     "ToolResult",

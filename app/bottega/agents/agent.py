@@ -2,7 +2,9 @@
 
 import asyncio
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self, get_args
 
 from bottega.agents.endings import OnLength
@@ -16,12 +18,18 @@ from bottega.agents.policy import ToolRequirement
 from bottega.agents.provider import LLMProvider, collecting_providers, default_provider, using
 from bottega.agents.query import PromptMemory, Query, Recorder, take_next_query
 from bottega.agents.recall import Recall
+from bottega.agents.streaming.events import QueryEvent
+from bottega.agents.streaming.stream import events_of
 from bottega.agents.subagent import FreshCopies, SubAgentWrapper
 from bottega.agents.tools import ToolBase
-from bottega.errors import CycleError, InvalidInputError
+from bottega.errors import AgentBusyError, CycleError, InvalidInputError
 from bottega.graph.shared_memory import SharedMemoryGraph
 
 DEFAULT_MAX_ITERATIONS = 15
+MOST_WAITING_EVENTS = 100
+"""Events of a streamed query that wait for their reader before the query waits."""
+
+_claiming = threading.Lock()
 
 
 class BaseAgent:
@@ -99,6 +107,7 @@ class BaseAgent:
         self.memory: PromptMemory | None = None
         self.usage = AgentUsage()
         self._turn: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        self._is_busy = False
         for tool in tools or ():
             self.register_tool(tool)
 
@@ -175,6 +184,7 @@ class BaseAgent:
         agent.registered_tools = list(self.registered_tools)
         agent.usage = AgentUsage()
         agent.memory = None
+        agent._is_busy = False
         return agent
 
     def fresh_copy(self, made: FreshCopies | None = None) -> Self:
@@ -224,28 +234,71 @@ class BaseAgent:
     async def execute_query_async(
         self, query: QueryInput, *, recorder: Recorder | None = None
     ) -> AssistantResponse:
-        """Answer a query. An agent runs one query at a time.
+        """Answer a query. An agent runs one query at a time; its copies run side by side.
 
         Args:
             query: a text, or messages with exactly one ``HumanMessage``.
             recorder: observes the query; a sub-agent uses its parent's.
 
         Raises:
+            AgentBusyError: another query of this agent is not over.
             InvalidQueryError: the query is neither.
             NoProviderError: the agent has no model and there is no default.
             HookContractError, HistoryError: a bug in code around the agent.
             Exception: any error of the recorder, except ``ModelError``.
         """
         messages = query_messages(query)
-        if self.first_history is None:
-            self.first_history = tuple(self.conversation_history)
-        provider = using(default_provider() if self.provider is None else self.provider)
-        state = take_next_query(self)
-        if state is None:
-            state = Query(agent=self, messages=messages, recorder=recorder or Recorder())
-        else:
-            state.messages = messages
-        return await QueryLoop(state, provider).run()
+        with self._claimed():
+            if self.first_history is None:
+                self.first_history = tuple(self.conversation_history)
+            provider = using(default_provider() if self.provider is None else self.provider)
+            state = take_next_query(self)
+            if state is None:
+                state = Query(agent=self, messages=messages, recorder=recorder or Recorder())
+            else:
+                state.messages = messages
+            return await QueryLoop(state, provider).run()
+
+    def stream(
+        self, query: QueryInput, *, most_waiting: int = MOST_WAITING_EVENTS
+    ) -> AsyncGenerator[QueryEvent, None]:
+        """Answer a query, and yield its events while it runs; the last is ``QueryAnswered``.
+
+        The query starts with the first event that is asked for. It waits for a slow reader. Closing
+        the generator (``aclose()``, or ``break`` out of ``async for`` with no other reference to
+        it) cancels the query.
+
+        Args:
+            query: as for :meth:`execute_query_async`; reading raises the same errors.
+            most_waiting: events that wait for the reader before the query waits, at least 1.
+
+        Raises:
+            InvalidInputError: ``most_waiting`` is below 1.
+        """
+        if most_waiting < 1:
+            raise InvalidInputError(f"most_waiting must be at least 1, not {most_waiting}")
+        name = self.agent_id or self.agent_name
+        return events_of(
+            name,
+            lambda recorder: self.execute_query_async(query, recorder=recorder),
+            most_waiting,
+        )
+
+    @contextmanager
+    def _claimed(self) -> Iterator[None]:
+        """Keep the agent for one query.
+
+        Raises:
+            AgentBusyError: another query of this agent is not over.
+        """
+        with _claiming:  # queries may come from several threads
+            if self._is_busy:
+                raise AgentBusyError(self.agent_id or self.agent_name)
+            self._is_busy = True
+        try:
+            yield
+        finally:
+            self._is_busy = False
 
     def turn(self) -> asyncio.Lock:
         """Return the lock for one query at a time; one lock per event loop."""
