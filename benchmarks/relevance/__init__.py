@@ -1,0 +1,1 @@
+"""Relevance of what memory gives to agents, in six languages."""
