@@ -1,5 +1,6 @@
 """Agents and graphs over HTTP."""
 
+import asyncio
 from typing import Any
 
 import httpx2
@@ -66,9 +67,37 @@ async def test_a_second_post_is_refused_and_changes_nothing(client: httpx2.Async
     assert (await client.get("/v1/agents/a")).json()["description"] == "a"
 
 
-async def test_put_of_an_unknown_name_is_not_found(refusing: Running) -> None:
-    answer = await refusing.client.put("/v1/agents/nobody", json={"system_message": "x"})
-    assert answer.status_code == 404
+async def test_put_stores_a_new_name_or_a_new_version(client: httpx2.AsyncClient) -> None:
+    body = {"system_message": "x"}
+    for status, version in ((201, 1), (200, 2)):
+        answer = await client.put("/v1/agents/a", json=body)
+        assert (answer.status_code, answer.json()["version"]) == (status, version)
+        assert answer.headers["etag"] == f'"{version}"'
+        assert answer.headers.get("location") == ("/v1/agents/a" if status == 201 else None)
+    await client.delete("/v1/agents/a")
+    again = await client.put("/v1/agents/a", json=body)
+    assert (again.status_code, again.json()["version"]) == (201, 3)
+
+
+async def test_put_can_ask_for_a_new_name_or_an_old_one(client: httpx2.AsyncClient) -> None:
+    body = {"system_message": "x"}
+    for present in ('"1"', "*"):
+        missing = await client.put("/v1/agents/a", json=body, headers={"If-Match": present})
+        assert missing.status_code == 404
+    only_new = {"If-None-Match": "*"}
+    assert (await client.put("/v1/agents/a", json=body, headers=only_new)).status_code == 201
+    for headers in (only_new, {"If-None-Match": '"7"'}):
+        refused = await client.put("/v1/agents/a", json=body, headers=headers)
+        assert (refused.status_code, refused.json()["code"]) == (412, "version_conflict")
+        assert "If-None-Match" in refused.json()["detail"]
+    assert (await client.get("/v1/agents/a")).json()["version"] == 1
+
+
+async def test_puts_at_once_make_a_version_each(client: httpx2.AsyncClient) -> None:
+    puts = [client.put("/v1/agents/a", json={"system_message": "x"}) for _ in range(10)]
+    answers = await asyncio.gather(*puts)
+    assert sorted(answer.json()["version"] for answer in answers) == [*range(1, 11)]
+    assert [answer.status_code for answer in answers].count(201) == 1
 
 
 async def test_a_stale_if_match_is_refused(client: httpx2.AsyncClient) -> None:

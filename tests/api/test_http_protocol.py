@@ -294,6 +294,7 @@ async def test_configured_origins_get_cors_headers(settings: Settings, database_
             refused = await client.options("/v1/agents", headers=PREFLIGHT | {"origin": other})
             assert refused.status_code == 400
             assert refused.headers["content-type"] == "application/problem+json"
+            assert "BOTTEGA_CORS_ORIGINS" in refused.json()["detail"]
             assert "access-control-allow-origin" not in refused.headers
             answer = await client.get("/v1/agents", headers={"origin": other})
             assert answer.status_code == 403

@@ -105,6 +105,22 @@ async def test_a_repeated_key_creates_one_schedule(api: Running) -> None:
     assert again.headers["location"] == first.headers["location"]
 
 
+async def test_put_creates_or_replaces_a_schedule(api: Running) -> None:
+    client, content = api.client, {key: HOURLY[key] for key in ("cron", "run")}
+    made = await client.put("/v1/schedules/hourly", json=content)
+    assert (made.status_code, made.headers["location"]) == (201, "/v1/schedules/hourly")
+    await make_due(api, "1 s")
+    due = (await schedule(client))["next_at"]
+    changed = content | {"run": {"agent": "a", "input": "y"}}
+    answer = await client.put("/v1/schedules/hourly", json=changed)
+    assert (answer.status_code, answer.json()["run"]["input"]) == (200, "y")
+    assert answer.json()["next_at"] == due, "what is due stays due"
+    moved = await client.put("/v1/schedules/hourly", json=content | {"cron": "30 * * * *"})
+    assert datetime.fromisoformat(moved.json()["next_at"]).minute == 30
+    assert moved.json()["created_at"] == made.json()["created_at"]
+    assert problem(await client.put("/v1/schedules/hourly", json=HOURLY), 422)["errors"]
+
+
 @pytest.mark.parametrize(
     ("change", "pointer"),
     [

@@ -12,7 +12,17 @@ from typing import Any
 from uuid import UUID
 
 import structlog
-from sqlalchemy import RowMapping, and_, delete, func, select, update
+from sqlalchemy import (
+    Boolean,
+    RowMapping,
+    and_,
+    case,
+    delete,
+    func,
+    literal_column,
+    select,
+    update,
+)
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -60,26 +70,72 @@ async def create(
         ConflictError: ``exists``, ``too_many`` or ``session_user``.
         UserErasingError: its runs' user is being erased.
     """
-    stored = select(func.count()).where(_columns.tenant_id == tenant_id)
-    if (await connection.scalar(stored) or 0) >= MOST_SCHEDULES:
-        raise ConflictError(
-            f"a tenant may have at most {MOST_SCHEDULES} schedules: delete one first",
-            code="too_many",
-        )
-    run = new["run"]
-    user = await user_of(connection, tenant_id, run.get("session_id"), run.get("user"))
-    next_at = next_tick(new["cron"], new["timezone"], await _now(connection))
-    # It names a session's user itself, so that the user's erasure finds it without the session.
-    values = {**new, "run": {**run, "user": user}, "tenant_id": tenant_id, "next_at": next_at}
+    values = await _values(connection, tenant_id, new)
     query = insert(schedules).values(values).on_conflict_do_nothing().returning(schedules)
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
         raise ConflictError(
-            f"schedule '{new['name']}' exists already: delete it first, or use another name",
-            code="exists",
+            f"schedule '{new['name']}' exists already: PUT replaces it", code="exists"
         )
+    await _refuse_excess(connection, tenant_id)
     await _tell(connection)
     return dict(row)
+
+
+async def put(
+    connection: AsyncConnection, tenant_id: UUID, new: Mapping[str, Any]
+) -> tuple[dict[str, Any], bool]:
+    """Store a schedule as :func:`create` does, or replace the one of its name.
+
+    The next time stays if the times are the same, so that one that is due is not lost.
+
+    Returns:
+        The schedule, and whether its name is new.
+
+    Raises:
+        ConflictError: ``too_many`` or ``session_user``.
+        UserErasingError: its runs' user is being erased.
+    """
+    values = await _values(connection, tenant_id, new)
+    query = insert(schedules).values(values)
+    given = query.excluded
+    same_times = and_(
+        _columns.cron == given.cron, _columns.timezone == given.timezone, ~_columns.paused
+    )
+    query = query.on_conflict_do_update(
+        index_elements=[_columns.tenant_id, _columns.name],
+        set_={
+            **{name: given[name] for name in ("cron", "timezone", "run", "paused")},
+            "next_at": case((same_times, _columns.next_at), else_=given.next_at),
+            "last_error": None,
+        },
+    )
+    is_new = literal_column("schedules.xmax = 0", Boolean()).label("is_new")
+    row = (await connection.execute(query.returning(schedules, is_new))).mappings().one()
+    found = dict(row)
+    if was_new := found.pop("is_new"):
+        await _refuse_excess(connection, tenant_id)
+    await _tell(connection)
+    return found, was_new
+
+
+async def _values(
+    connection: AsyncConnection, tenant_id: UUID, new: Mapping[str, Any]
+) -> dict[str, Any]:
+    run = new["run"]
+    user = await user_of(connection, tenant_id, run.get("session_id"), run.get("user"))
+    next_at = next_tick(new["cron"], new["timezone"], await _now(connection))
+    # It names a session's user itself, so that the user's erasure finds it without the session.
+    return {**new, "run": {**run, "user": user}, "tenant_id": tenant_id, "next_at": next_at}
+
+
+async def _refuse_excess(connection: AsyncConnection, tenant_id: UUID) -> None:
+    stored = select(func.count()).where(_columns.tenant_id == tenant_id)
+    if (await connection.scalar(stored) or 0) > MOST_SCHEDULES:
+        raise ConflictError(
+            f"a tenant may have at most {MOST_SCHEDULES} schedules: delete one first",
+            code="too_many",
+        )
 
 
 async def get(

@@ -9,7 +9,8 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.definitions import store
-from bottega.definitions.store import MCP_SERVERS, Definition
+from bottega.definitions.kinds import MCP_SERVERS
+from bottega.definitions.store import Definition
 from bottega.errors import ConflictError
 
 _ADDRESS = ("url", "command")

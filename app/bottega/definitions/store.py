@@ -14,7 +14,6 @@ from sqlalchemy import (
     ColumnElement,
     Row,
     Select,
-    Table,
     Text,
     and_,
     cast,
@@ -25,65 +24,12 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db import tables
 from bottega.db.pages import PageItems, fetch_page, paged
+from bottega.definitions.kinds import AGENTS, DefinitionKind
 from bottega.errors import ConflictError, NotFoundError, VersionConflictError
 
 MOST_NAMES = 100_000
 MOST_VERSIONS = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class DefinitionKind:
-    """A kind of definition: its noun in messages, its table, and the table of its versions.
-
-    Attributes:
-        bodies: large fields, which only a full view includes.
-        audited: every change is noted in the audit log; otherwise only the delete.
-    """
-
-    noun: str
-    table: Table
-    versions: Table
-    bodies: tuple[str, ...]
-    audited: bool = False
-
-    @property
-    def word(self) -> str:
-        """The noun in names of operations and of actions in the audit log."""
-        return self.noun.lower().replace(" ", "_")
-
-    @property
-    def path(self) -> str:
-        """The path of its resources."""
-        return f"/v1/{self.word.replace('_', '-')}s"
-
-    @property
-    def article(self) -> str:
-        return "an" if self.noun[0] in "aM" else "a"
-
-
-AGENTS = DefinitionKind(
-    "agent",
-    tables.agents,
-    tables.agent_versions,
-    ("system_message", "tools", "success_check"),
-)
-GRAPHS = DefinitionKind("graph", tables.graphs, tables.graph_versions, ("nodes", "edges"))
-PROVIDERS = DefinitionKind(
-    "provider",
-    tables.providers,
-    tables.provider_versions,
-    ("headers", "models", "prices"),
-    audited=True,
-)
-MCP_SERVERS = DefinitionKind(
-    "MCP server",
-    tables.mcp_servers,
-    tables.mcp_server_versions,
-    ("headers", "tools", "warnings"),
-    audited=True,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +54,51 @@ async def create(
     Raises:
         ConflictError: ``exists``, or ``too_many``.
     """
+    version = await _claim(connection, kind, tenant_id, name)
+    if version is None:
+        raise ConflictError(
+            f"{kind.noun} '{name}' already exists: PUT stores a new version", code="exists"
+        )
+    return await _store_version(connection, kind, tenant_id, name, version, content)
+
+
+async def put(
+    connection: AsyncConnection,
+    kind: DefinitionKind,
+    tenant_id: UUID,
+    name: str,
+    content: dict[str, Any],
+    *,
+    only_new: bool = False,
+) -> tuple[Definition, bool]:
+    """Store a new name as :func:`create` does, or a new version of it.
+
+    Args:
+        only_new: refuse a name that exists.
+
+    Returns:
+        The definition, and whether its name is new.
+
+    Raises:
+        VersionConflictError: the name exists, with ``only_new``.
+        ConflictError: ``too_many``.
+    """
+    version = await _claim(connection, kind, tenant_id, name)
+    if version is not None:
+        return await _store_version(connection, kind, tenant_id, name, version, content), True
+    if only_new:
+        raise VersionConflictError(
+            f"{kind.noun} '{name}' exists already, and 'If-None-Match: *' stores only a new one"
+        )
+    return await replace(connection, kind, tenant_id, name, content), False
+
+
+async def _claim(
+    connection: AsyncConnection, kind: DefinitionKind, tenant_id: UUID, name: str
+) -> int | None:
+    """Take a name that is not in use; return its next version, or ``None`` if it is in use."""
     table = kind.table
-    version = await connection.scalar(
+    version: int | None = await connection.scalar(
         insert(table)
         .values(tenant_id=tenant_id, name=name, version=1)
         .on_conflict_do_update(
@@ -119,13 +108,9 @@ async def create(
         )
         .returning(table.c.version)
     )
-    if version is None:
-        raise ConflictError(
-            f"{kind.noun} '{name}' already exists: PUT stores a new version", code="exists"
-        )
     if version == 1:
         await _refuse_excess(connection, kind, tenant_id)
-    return await _store_version(connection, kind, tenant_id, name, version, content)
+    return version
 
 
 async def replace(

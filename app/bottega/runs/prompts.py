@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from bottega.agents.params import merged
 from bottega.agents.shared_memory import awareness_message, shared_message
 from bottega.db.tables import run_events
-from bottega.definitions import store
+from bottega.definitions import kinds
 from bottega.definitions.graphs import to_graph
 from bottega.errors import NotFoundError
 from bottega.events.types import EventType
@@ -201,7 +201,7 @@ async def _definitions(connection: AsyncConnection, run: Row, agent: str) -> dic
     found: dict[str, Row] = {}
     missing = [agent] if agent in pinned else []
     while missing:
-        versions = store.AGENTS.versions.c
+        versions = kinds.AGENTS.versions.c
         query = select(versions.name, versions.definition).where(
             versions.tenant_id == run["tenant_id"],
             tuple_(versions.name, versions.version).in_([(each, pinned[each]) for each in missing]),
@@ -219,7 +219,7 @@ async def _mcp_servers(connection: AsyncConnection, run: Row, definition: Row) -
     wanted = {(each["server"], pinned[each["server"]]) for each in tools if each["type"] == "mcp"}
     if not wanted:
         return {}
-    versions = store.MCP_SERVERS.versions.c
+    versions = kinds.MCP_SERVERS.versions.c
     query = select(versions.name, versions.definition).where(
         versions.tenant_id == run["tenant_id"],
         tuple_(versions.name, versions.version).in_(wanted),
@@ -232,7 +232,7 @@ async def _order(connection: AsyncConnection, run: Row, names: Sequence[str]) ->
     pinned = run["pinned"]["graph"]
     if pinned is None or not names:
         return None
-    versions = store.GRAPHS.versions.c
+    versions = kinds.GRAPHS.versions.c
     query = select(versions.definition).where(
         versions.tenant_id == run["tenant_id"],
         versions.name == pinned["name"],

@@ -37,7 +37,7 @@ from bottega.db.tables import (
     tasks,
     webhooks,
 )
-from bottega.definitions import store
+from bottega.definitions import kinds
 from bottega.errors import NotFoundError
 from bottega.events.payloads import ContextReceived
 from bottega.events.types import EventType, RunStatus
@@ -295,10 +295,10 @@ async def graph(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> d
         raise NotFoundError(f"run {run_id} has no graph", code="no_graph")
     definition = (
         await connection.execute(
-            select(store.GRAPHS.versions.c.definition).where(
-                store.GRAPHS.versions.c.tenant_id == tenant_id,
-                store.GRAPHS.versions.c.name == pinned["name"],
-                store.GRAPHS.versions.c.version == pinned["version"],
+            select(kinds.GRAPHS.versions.c.definition).where(
+                kinds.GRAPHS.versions.c.tenant_id == tenant_id,
+                kinds.GRAPHS.versions.c.name == pinned["name"],
+                kinds.GRAPHS.versions.c.version == pinned["version"],
             )
         )
     ).scalar_one()

@@ -18,7 +18,7 @@ from bottega.agents.history import with_distinct_ids
 from bottega.agents.messages import AssistantMessage, ToolCall
 from bottega.agents.parts import content_text
 from bottega.agents.tokens import tokens_in
-from bottega.definitions import store
+from bottega.definitions import kinds
 from bottega.events.types import EventType
 from bottega.execution.replay import EPISODE
 from bottega.memory.patterns.adherence import SOURCE
@@ -262,7 +262,7 @@ def _results(rows: Sequence[Row[Any]], definition: Mapping[str, Any] | None) -> 
 async def _definition(
     connection: AsyncConnection, tenant_id: UUID, run: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    versions = store.AGENTS.versions
+    versions = kinds.AGENTS.versions
     query = select(versions.c.definition).where(
         versions.c.tenant_id == tenant_id,
         versions.c.name == run["agent"],

@@ -10,9 +10,9 @@ from bottega.api.shared.definitions import Caller, definition_router
 from bottega.api.shared.schemas import check_schemas
 from bottega.api.shared.secret_hosts import Sending, refuse_foreign
 from bottega.definitions.agents import refuse_circle
+from bottega.definitions.kinds import AGENTS
 from bottega.definitions.models import listed, named_by
 from bottega.definitions.providers import known_providers, possible_names
-from bottega.definitions.store import AGENTS
 from bottega.errors import InvalidInputError
 from bottega.execution.plugins import installed
 from bottega.runs.parameters import Dialects, dialects_of, refuse_unsupported

@@ -29,7 +29,7 @@ from bottega.api.shared.dry_runs import DryRuns, plan_of
 from bottega.api.shared.etags import if_match_version
 from bottega.definitions import store
 from bottega.definitions.graphs import normalised, to_graph, with_edge, without_edge
-from bottega.definitions.store import GRAPHS
+from bottega.definitions.kinds import GRAPHS
 from bottega.runs import read
 
 NodeName = Annotated[str, Query(pattern=NAME_PATTERN)]

@@ -21,9 +21,9 @@ from bottega.api.shared.deps import DefineTenant, ServiceDep
 from bottega.api.shared.secret_hosts import Sending, refuse_foreign
 from bottega.container import Service
 from bottega.definitions import store
+from bottega.definitions.kinds import PROVIDERS
 from bottega.definitions.models import KnownProvider
 from bottega.definitions.providers import open_breakers
-from bottega.definitions.store import PROVIDERS
 from bottega.errors import InvalidInputError, NotFoundError
 from bottega.execution import heartbeat
 from bottega.tools.addresses import AllowList

@@ -1,21 +1,30 @@
 """Routes of schedules."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
+from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import NAME_PATTERN, Page
-from bottega.api.schemas.schedules import NewSchedule, Schedule, ScheduleChange
+from bottega.api.schemas.schedules import (
+    NewSchedule,
+    Schedule,
+    ScheduleChange,
+    ScheduleContent,
+)
 from bottega.api.shared.deps import Actor, DefineTenant, ServiceDep, Transaction
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.new_runs import check_webhook
 from bottega.api.shared.pages import LINK, ViewQuery
 from bottega.api.shared.schemas import check_schema
 from bottega.background import schedules
+from bottega.container import Service
 from bottega.db.pages import PageItems
-from bottega.files.inputs import stored_input
+from bottega.files.inputs import StoredInput, stored_input
 from bottega.tenants import audit
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
@@ -53,6 +62,23 @@ async def create(
     body: NewSchedule,
     response: Response,
 ) -> Any:
+    async with _prepared(service, tenant, body) as (tx, asked, stored):
+
+        async def store() -> dict[str, Any]:
+            row = await schedules.create(tx, tenant, asked | {"name": body.name})
+            response.headers["Location"] = f"/v1/schedules/{body.name}"
+            return _to_response(row)
+
+        made = await once(tx, response, Schedule, store)
+        stored.keep(made["run"]["input"])
+    return made
+
+
+@asynccontextmanager
+async def _prepared(
+    service: Service, tenant: UUID, body: ScheduleContent
+) -> AsyncIterator[tuple[AsyncConnection, dict[str, Any], StoredInput]]:
+    """Check a schedule; yield a transaction, what to store, and the input's stored files."""
     asked, run = body.model_dump(), body.run
     await check_schema(run.output_schema, "/run/output_schema")
     place = "/run/input"
@@ -62,15 +88,38 @@ async def create(
         async with service.database.begin(tenant) as tx:
             place = "/run/webhook_url"
             await check_webhook(tx, tenant, service.settings, run.webhook_url, pointer=place)
+            yield tx, asked, stored
 
-            async def store() -> dict[str, Any]:
-                row = await schedules.create(tx, tenant, asked)
-                response.headers["Location"] = f"/v1/schedules/{body.name}"
-                return _to_response(row)
 
-            made = await once(tx, response, Schedule, store)
-        stored.keep(made["run"]["input"])
-    return made
+@router.put(
+    "/{name}",
+    operation_id="replace_schedule",
+    summary="Replace the schedule, or create it",
+    description="The next start stays as it is if `cron` and `timezone` do.",
+    response_model=Schedule,
+    responses={
+        **problems(400, 409, 413, 415),
+        201: {
+            **headers(Location="Path of the new schedule."),
+            "description": "The name is new.",
+            "model": Schedule,
+        },
+    },
+)
+async def replace(
+    service: ServiceDep,
+    tenant: DefineTenant,
+    name: ScheduleName,
+    body: ScheduleContent,
+    response: Response,
+) -> Any:
+    async with _prepared(service, tenant, body) as (tx, asked, stored):
+        row, is_new = await schedules.put(tx, tenant, asked | {"name": name})
+        stored.keep(row["run"]["input"])
+    if is_new:
+        response.status_code = 201
+        response.headers["Location"] = f"/v1/schedules/{name}"
+    return _to_response(row)
 
 
 @router.get(

@@ -28,24 +28,19 @@ def _zone(value: str) -> str:
         raise PydanticCustomError("timezone", "{why}", {"why": error.detail}) from None
 
 
-class NewSchedule(Body):
-    """A schedule to create."""
+_EXAMPLE: dict[str, Any] = {
+    "cron": "30 8 * * mon-fri",
+    "timezone": "Europe/Berlin",
+    "run": {"agent": "coordinator", "input": "Write the morning report."},
+}
+
+
+class ScheduleContent(Body):
+    """A schedule without its name."""
 
     deep = frozenset({"run"})
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "name": "morning-report",
-                    "cron": "30 8 * * mon-fri",
-                    "timezone": "Europe/Berlin",
-                    "run": {"agent": "coordinator", "input": "Write the morning report."},
-                }
-            ]
-        }
-    )
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
-    name: Name
     cron: Annotated[
         str,
         StringConstraints(max_length=200),
@@ -77,6 +72,16 @@ class NewSchedule(Body):
                 "too_long", f"at most 49 keys of metadata: '{MARK}' is added to every run"
             )
         return self
+
+
+class NewSchedule(ScheduleContent):
+    """A schedule to create."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"name": "morning-report", **_EXAMPLE}]}
+    )
+
+    name: Name
 
 
 class ScheduleChange(Body):

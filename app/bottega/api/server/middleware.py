@@ -105,6 +105,9 @@ def _too_many(longer: LongBodies) -> Response:
     return problem_response(429, "too_many_uploads", detail, headers={"Retry-After": "1"})
 
 
+_ALLOW = "add the page's origin to BOTTEGA_CORS_ORIGINS"
+
+
 class Cors(CORSMiddleware):
     """CORS for the configured origins; refusals are problems."""
 
@@ -113,7 +116,10 @@ class Cors(CORSMiddleware):
             app,
             allow_origins=origins,
             allow_methods=("GET", "POST", "PUT", "PATCH", "DELETE"),
-            allow_headers=("authorization", "idempotency-key", "if-match", "last-event-id"),
+            allow_headers=(
+                *("authorization", "idempotency-key", "if-match", "if-none-match"),
+                "last-event-id",
+            ),
             expose_headers=(
                 "ETag",
                 "Link",
@@ -129,7 +135,10 @@ class Cors(CORSMiddleware):
         if answer.status_code == 200:
             return answer
         headers = {"Vary": answer.headers["vary"]}
-        return problem_response(400, "cors", bytes(answer.body).decode(), headers=headers)
+        reason = bytes(answer.body).decode()
+        if "origin" in reason:
+            reason = f"{reason}: {_ALLOW}"
+        return problem_response(400, "cors", reason, headers=headers)
 
 
 class OnlyFromHere:
@@ -167,7 +176,7 @@ class OnlyFromHere:
         if name not in self.hosts:
             return "without keys this server answers only under this machine's own names"
         if not own and origin not in self.origins:
-            return "without keys this server does not answer pages of other origins"
+            return f"without keys this server answers no pages of other origins: {_ALLOW}"
         return None
 
 

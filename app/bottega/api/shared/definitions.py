@@ -13,13 +13,14 @@ from bottega.api.auth import Principal
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import NAME_PATTERN, Page
 from bottega.api.shared.deps import Actor, DefineTenant, PrincipalDep, ServiceDep, Transaction
-from bottega.api.shared.etags import if_match_version
+from bottega.api.shared.etags import if_match_version, is_only_new
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, ViewQuery
 from bottega.container import Service
 from bottega.db.pages import PageItems
 from bottega.definitions import store
-from bottega.definitions.store import Definition, DefinitionKind
+from bottega.definitions.kinds import DefinitionKind
+from bottega.definitions.store import Definition
 from bottega.tenants import audit
 
 DefinitionName = Annotated[str, Path(pattern=NAME_PATTERN)]
@@ -28,6 +29,7 @@ Paging = Annotated[ViewQuery, Query()]
 IfMatch = Annotated[
     str | None, Header(description='Do it only if this is the current version: `"3"`.')
 ]
+IfNoneMatch = Annotated[str | None, Header(description="`*`: do it only if the name is new.")]
 
 _ETAG = "The version, for `If-Match`."
 
@@ -111,7 +113,8 @@ def definition_router(
     router = APIRouter(prefix=kind.path, tags=[f"{kind.noun}s"])
     before = [] if check is None else [Depends(check)]
     _add_create(router, kind, new, output, prepare, before)
-    _add_changes(router, kind, content, output, prepare, before)
+    _add_replace(router, kind, content, output, prepare, before)
+    _add_delete(router, kind)
     _add_list(router, kind, output, summary, shown)
     _add_get(router, kind, output, shown)
     _add_versions(router, kind, output, summary)
@@ -158,7 +161,7 @@ def _add_create(
         return await once(caller.tx, response, output, define)
 
 
-def _add_changes(
+def _add_replace(
     router: APIRouter,
     kind: DefinitionKind,
     content: type[BaseModel],
@@ -172,9 +175,17 @@ def _add_changes(
         "/{name}",
         dependencies=before,
         operation_id=f"replace_{kind.word}",
-        summary=f"Store a new version of the {noun}",
+        summary=f"Store a new version of the {noun}, or {kind.article} new {noun}",
         response_model=output,
-        responses={**problems(400, 404, 409, 412, 413, 415), 200: headers(ETag=_ETAG)},
+        responses={
+            **problems(400, 404, 409, 412, 413, 415),
+            200: headers(ETag=_ETAG),
+            201: {
+                **headers(ETag=_ETAG, Location="Path of the new resource."),
+                "description": "The name is new.",
+                "model": output,
+            },
+        },
     )
     async def replace(
         caller: CallerDep,
@@ -182,17 +193,28 @@ def _add_changes(
         body: content,  # type: ignore[valid-type]
         response: Response,
         if_match: IfMatch = None,
+        if_none_match: IfNoneMatch = None,
     ) -> Any:
+        expected, only_new = if_match_version(if_match), is_only_new(if_none_match)
         prepared = await prepare(caller, name, body)
-        expected = if_match_version(if_match)
-        definition = await store.replace(caller.tx, kind, caller.tenant, name, prepared, expected)
-        await _note(caller, kind, "replace", definition)
+        tx, tenant = caller.tx, caller.tenant
+        if if_match is None or only_new:
+            stored = await store.put(tx, kind, tenant, name, prepared, only_new=only_new)
+        else:
+            stored = await store.replace(tx, kind, tenant, name, prepared, expected), False
+        definition, is_new = stored
+        if is_new:
+            response.status_code = 201
+            response.headers["Location"] = f"{kind.path}/{name}"
+        await _note(caller, kind, "create" if is_new else "replace", definition)
         return answer(definition, response)
 
+
+def _add_delete(router: APIRouter, kind: DefinitionKind) -> None:
     @router.delete(
         "/{name}",
         operation_id=f"delete_{kind.word}",
-        summary=f"Delete the {noun}",
+        summary=f"Delete the {kind.noun}",
         description="Runs that were accepted before keep their pinned version.",
         status_code=204,
         responses=problems(404, 412),

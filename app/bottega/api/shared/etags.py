@@ -1,4 +1,4 @@
-"""``If-Match`` with versions as entity tags (RFC 9110, 13.1.1)."""
+"""``If-Match`` and ``If-None-Match``, with versions as entity tags (RFC 9110, 13.1)."""
 
 import re
 
@@ -21,3 +21,16 @@ def if_match_version(header: str | None) -> int | None:
             'If-Match takes one ETag as it was answered, such as "3", or *; this matches nothing'
         )
     return int(match.group(1))
+
+
+def is_only_new(if_none_match: str | None) -> bool:
+    """Return true if ``If-None-Match`` asks for a new resource.
+
+    Raises:
+        VersionConflictError: the header is not ``*``.
+    """
+    if if_none_match is None:
+        return False
+    if if_none_match.strip() != "*":
+        raise VersionConflictError("If-None-Match takes only *: store it if the name is new")
+    return True

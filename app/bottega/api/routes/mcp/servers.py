@@ -22,8 +22,9 @@ from bottega.api.shared.secret_hosts import Sending, refuse_foreign
 from bottega.container import Service
 from bottega.db.tables import tenants
 from bottega.definitions import store
+from bottega.definitions.kinds import MCP_SERVERS
 from bottega.definitions.mcp_servers import store_tools, with_tools_of
-from bottega.definitions.store import MCP_SERVERS, Definition
+from bottega.definitions.store import Definition
 from bottega.errors import (
     InvalidInputError,
     LimitedError,

@@ -12,7 +12,8 @@ from bottega.api.routes.mcp.messages import McpMessage, is_id
 from bottega.api.routes.openai.answers import output_text
 from bottega.api.server.mcp_errors import INVALID_PARAMS
 from bottega.definitions import store
-from bottega.definitions.store import AGENTS, Definition
+from bottega.definitions.kinds import AGENTS
+from bottega.definitions.store import Definition
 from bottega.errors import InvalidInputError
 from bottega.json_schema.output import output_schema
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from bottega.api.routes.openai.requests import GRAPH, WAY, graph_of, versioned
 from bottega.api.shared.deps import Tenant, Transaction
 from bottega.definitions import store
-from bottega.definitions.store import AGENTS, GRAPHS
+from bottega.definitions.kinds import AGENTS, GRAPHS
 from bottega.errors import NotFoundError, UnknownAgentError
 
 router = APIRouter(prefix="/openai/v1", include_in_schema=False)
