@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from bottega.agents import BaseAgent
-from bottega.api.schemas.agents import TASK_TOOLS
+from bottega.api.schemas.teams.subagents import TASK_TOOLS
 from bottega.db.base import DEFAULT_TENANT
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
@@ -45,7 +45,7 @@ async def refusal(client: httpx2.AsyncClient, body: dict[str, Any]) -> dict[str,
 async def test_sub_agent_names_are_optional(client: httpx2.AsyncClient) -> None:
     await create(client, orchestrator())
     stored = (await client.get("/v1/agents/boss")).json()["subagents"]
-    assert stored == {"mode": "async", "names": [], "limits": None}
+    assert stored == {"mode": "async", "names": [], "limits": None, "anonymous": True}
 
 
 async def test_limits_are_stored_and_can_lower_the_operator_s(
@@ -53,12 +53,36 @@ async def test_limits_are_stored_and_can_lower_the_operator_s(
 ) -> None:
     await create(client, orchestrator(names=["a"], limits=LIMITS))
     stored = (await client.get("/v1/agents/boss")).json()["subagents"]
-    assert stored == {"mode": "async", "names": ["a"], "limits": LIMITS}
+    assert stored == {"mode": "async", "names": ["a"], "limits": LIMITS, "anonymous": True}
     lowered = SubagentLimits().lowered(**stored["limits"])
     assert {name: getattr(lowered, name) for name in LIMITS} == LIMITS
     await create(client, {**orchestrator(limits={"max_depth": 2}), "name": "other"})
     some = (await client.get("/v1/agents/other")).json()["subagents"]["limits"]
     assert SubagentLimits().lowered(**some).max_depth == 2
+
+
+async def test_agents_may_forbid_helpers_if_they_have_others(client: httpx2.AsyncClient) -> None:
+    await create(client, orchestrator(names=["a"], anonymous=False))
+    assert (await client.get("/v1/agents/boss")).json()["subagents"]["anonymous"] is False
+    wrongs: list[dict[str, Any]] = [{"names": []}, {"names": ["a"], "mode": "sync"}]
+    for wrong in wrongs:
+        problem = await refusal(client, orchestrator(**wrong, anonymous=False))
+        assert problem["errors"][0]["pointer"] == "/subagents", problem
+
+
+async def test_an_agent_with_one_conversation_takes_no_tasks(client: httpx2.AsyncClient) -> None:
+    await create(client, {**agent("remembers", description="x"), "stateless": False})
+    problem = await refusal(client, orchestrator(names=["later", "remembers"]))
+    assert problem["code"] == "stateful_subagent"
+    assert problem["errors"][0]["pointer"] == "/subagents/names/1"
+    await create(client, orchestrator(names=["later"]))
+    await create(client, {**agent("later", description="x"), "stateless": False})
+    answer = await client.post("/v1/runs", json={"agent": "boss", "input": "go"})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == "/subagents/names/0"
+    assert "'boss'" in answer.json()["detail"]
+    synchronous = agent("caller", subagents={"names": ["remembers"]})
+    await create(client, synchronous)
 
 
 @pytest.mark.parametrize("name", LIMITS)
@@ -147,6 +171,6 @@ async def test_definitions_of_earlier_versions_can_still_be_read(server_: Runnin
     """
     await server_.owner.execute(stored, DEFAULT_TENANT)
     shown = (await client.get("/v1/agents/boss")).json()["subagents"]
-    assert shown == {"mode": "sync", "names": ["a"], "limits": None}
+    assert shown == {"mode": "sync", "names": ["a"], "limits": None, "anonymous": True}
     answer = await client.post("/v1/runs", json={"agent": "boss", "input": "x"})
     assert answer.status_code == 202

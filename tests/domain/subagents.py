@@ -126,9 +126,9 @@ def coordinator(
     model: Any, where: SubagentRegistry, *agents: BaseAgent, **config: Any
 ) -> BaseAgent:
     """Create an agent that dispatches."""
-    limits = config.pop("limits", None)
+    about = {name: config.pop(name) for name in ("limits", "anonymous") if name in config}
     made = BaseAgent("You coordinate.", provider=model, agent_name="lead", **config)
-    use_async_subagents(made, where, agents, limits=limits)
+    use_async_subagents(made, where, agents, **about)
     return made
 
 

@@ -465,8 +465,8 @@ class TestSettingUp:
             lead = coordinator(Model(), registry())
             names = [tool.name for tool in lead.registered_tools]
             assert names == [
-                "dispatch_subagent", "poll_subagent", "await_subagent",
-                "read_file", "write_file", "list_files",
+                "dispatch_subagent", "dispatch_subagents", "poll_subagent", "await_subagent",
+                "cancel_subagent", "read_file", "write_file", "list_files",
             ]  # fmt: skip
             schema = lead.registered_tools[0].schema.parameters
             assert "agent" not in schema["properties"]

@@ -10,7 +10,7 @@ from pydantic_core import from_json
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.errors import CycleError
+from bottega.errors import CycleError, InvalidInputError
 
 _REACHABLE = text("""
 WITH RECURSIVE reached(name) AS (
@@ -24,6 +24,7 @@ WITH RECURSIVE reached(name) AS (
     CROSS JOIN jsonb_array_elements_text(v.definition #> '{subagents,names}') AS child(name)
 )
 SELECT a.name, a.version, v.definition ->> 'description' = '' AS undescribed,
+       v.definition -> 'stateless' = 'false' AS stateful,
        ARRAY(SELECT jsonb_array_elements_text(v.definition #> '{subagents,names}')) AS children
 FROM reached
 JOIN agents a ON a.tenant_id = :tenant AND a.name = reached.name AND a.deleted_at IS NULL
@@ -41,11 +42,13 @@ class Reached:
         version: current version.
         children: names of its sub-agents.
         undescribed: it has no description, so a model cannot know when to call it.
+        stateful: it keeps its conversation from call to call.
     """
 
     version: int
     children: tuple[str, ...]
     undescribed: bool
+    stateful: bool
 
 
 async def reachable(
@@ -53,13 +56,16 @@ async def reachable(
 ) -> dict[str, Reached]:
     """Return existing agents among ``roots`` and their sub-agents at all depths, by name."""
     rows = await connection.execute(_REACHABLE, {"tenant": tenant_id, "roots": list(roots)})
-    return {row.name: Reached(row.version, tuple(row.children), row.undescribed) for row in rows}
+    return {
+        row.name: Reached(row.version, tuple(row.children), row.undescribed, row.stateful)
+        for row in rows
+    }
 
 
 async def refuse_circle(
     connection: AsyncConnection, tenant_id: UUID, name: str, children: Sequence[str]
-) -> None:
-    """Check that ``name`` may have these sub-agents.
+) -> Mapping[str, Reached]:
+    """Check that ``name`` may have these sub-agents; return those that exist, at all depths.
 
     Holds a lock until the transaction ends, so that two concurrent definitions cannot close a
     cycle together.
@@ -68,7 +74,7 @@ async def refuse_circle(
         CycleError: ``name`` is a sub-agent of one of them, at any depth.
     """
     if not children:
-        return
+        return {}
     await connection.execute(
         text("SELECT pg_advisory_xact_lock(hashtextextended('agents:' || :tenant, 0))"),
         {"tenant": str(tenant_id)},
@@ -77,6 +83,23 @@ async def refuse_circle(
     edges = {agent: reached.children for agent, reached in found.items()} | {name: tuple(children)}
     if path := circle(edges, name):
         raise CycleError(path, what="sub-agent")
+    return found
+
+
+def refuse_stateful(name: str, children: Sequence[str], found: Mapping[str, Reached]) -> None:
+    """Check that an agent in mode ``async`` has no sub-agent with one conversation for all calls.
+
+    Raises:
+        InvalidInputError: ``stateful_subagent``.
+    """
+    for index, child in enumerate(children):
+        if child in found and found[child].stateful:
+            raise InvalidInputError(
+                f"'{child}' has \"stateless\": false, and each task of '{name}' has a conversation "
+                f"of its own: give '{child}' \"stateless\": true, or '{name}' the mode 'sync'",
+                code="stateful_subagent",
+                pointer=f"/subagents/names/{index}",
+            )
 
 
 def circle(edges: Mapping[str, Iterable[str]], start: str) -> list[str] | None:

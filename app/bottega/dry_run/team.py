@@ -12,7 +12,7 @@ from bottega.definitions.teams import BuiltTeam, build_team
 from bottega.dry_run.model import DemoProvider
 from bottega.graph.shared_memory import SharedMemoryGraph
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.tools import use_async_subagents
+from bottega.subagents.tools import use_defined_subagents
 from bottega.tools.build import build_tool
 from bottega.tools.builtin import ToolDeps
 from bottega.tools.egress import Egress
@@ -69,8 +69,7 @@ async def team_of(
     for member in built.members:
         agent, definition = member.agent, member.definition
         if member.children is not None:
-            limits = registry.limits.lowered(**definition["subagents"].get("limits") or {})
-            use_async_subagents(agent, registry, member.children, limits=limits)
+            use_defined_subagents(agent, registry, member.children, definition["subagents"])
         if recall := definition["recall"]:
             agent.recall = Recall(_embedder(), recall["k"])
     return built

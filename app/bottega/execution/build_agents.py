@@ -29,7 +29,7 @@ from bottega.execution.mcp.tools import McpSession, mcp_tools
 from bottega.graph.shared_memory import Publication
 from bottega.secrets.lookup import SecretLookup
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.tools import use_async_subagents
+from bottega.subagents.tools import use_defined_subagents
 from bottega.tools.build import build_tool, client_tool
 from bottega.tools.builtin import ToolDeps
 from bottega.tools.http import HttpTool
@@ -125,10 +125,7 @@ class CompiledTeam:
                 agent.registered_tools = [session.own(tool) for tool in agent.registered_tools]
             if member.children is not None and registry is not None:
                 children = [copy_of(child) for child in member.children]
-                limits = registry.limits.lowered(
-                    **member.definition["subagents"].get("limits") or {}
-                )
-                use_async_subagents(agent, registry, children, limits=limits)
+                use_defined_subagents(agent, registry, children, member.definition["subagents"])
             if recall := member.definition["recall"]:
                 agent.recall = Recall(dependencies.embedder(), recall["k"])
             if changed := run.overrides.get(agent.agent_id or agent.agent_name):

@@ -11,7 +11,7 @@ import asyncpg
 from pydantic_core import from_json
 
 from bottega.definitions import store
-from bottega.definitions.agents import Reached
+from bottega.definitions.agents import Reached, refuse_stateful
 from bottega.definitions.models import DEFAULT, KnownProvider, ModelName, checked, listed
 from bottega.errors import InvalidInputError, UnknownAgentError
 from bottega.runs.model_prices import UsedModel
@@ -131,13 +131,10 @@ def _pins(
     named_by = dict.fromkeys(nodes, "/graph")
     if agent is not None:
         named_by = {agent: "/agent"} | named_by
-    agents = {
-        name: Reached(each["version"], tuple(each["children"]), each["undescribed"])
-        for name, each in found["agents"].items()
-    }
+    agents = {name: _reached(each) for name, each in found["agents"].items()}
     _refuse_unknown(named_by, agents)
     _refuse_depth(agent, agents)
-    _refuse_undescribed(agents)
+    _refuse_unfit(found["agents"], agents)
     first = [agent] if agent is not None else nodes
     memory = stricter("full", *(found["agents"][name]["memory"] for name in first))
     servers = found["mcp_servers"]
@@ -194,7 +191,13 @@ def _refuse_unknown_version(
         )
 
 
-def _refuse_undescribed(agents: Mapping[str, Reached]) -> None:
+def _reached(read: Mapping[str, Any]) -> Reached:
+    children = tuple(read["children"])
+    return Reached(read["version"], children, read["undescribed"], read["stateful"])
+
+
+def _refuse_unfit(read: Mapping[str, Mapping[str, Any]], agents: Mapping[str, Reached]) -> None:
+    """Refuse sub-agents that cannot be called, or not in this way."""
     called = {child for each in agents.values() for child in each.children}
     if undescribed := sorted(name for name in called if agents[name].undescribed):
         raise InvalidInputError(
@@ -202,6 +205,9 @@ def _refuse_undescribed(agents: Mapping[str, Reached]) -> None:
             f"{', '.join(undescribed)}",
             code="missing_description",
         )
+    for name, each in read.items():
+        if each["beside"]:
+            refuse_stateful(name, each["children"], agents)
 
 
 def _refuse_unfit_tools(

@@ -9,6 +9,7 @@ from sqlalchemy import and_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.endings import ending_of
+from bottega.agents.messages import ToolCall
 from bottega.agents.output import OUTPUT_INVALID
 from bottega.agents.query import task_id_at
 from bottega.db.tables import runs
@@ -33,6 +34,7 @@ from bottega.files.rows import touch
 from bottega.runs import read
 from bottega.runs.pins import stricter
 from bottega.runs.submit import Carried, accept
+from bottega.subagents.child import places_of
 
 Parents = Mapping[UUID | None, UUID | None]
 """The parent of each task; ``None`` is the root."""
@@ -42,7 +44,7 @@ _GOOD_ENDS = (EventType.AGENT_COMPLETED, EventType.SUBAGENT_COMPLETED)
 _TOOL_ENDS = (EventType.TOOL_COMPLETED, EventType.TOOL_FAILED)
 _TRIES = (EventType.LLM_STARTED, EventType.LLM_FAILED, EventType.LLM_CANCELLED)
 _ASKS = (EventType.INTERRUPT_CREATED, EventType.INTERRUPT_RESOLVED)
-_LOOKS = ("poll_subagent", "await_subagent")
+_LOOKS = ("poll_subagent", "await_subagent", "cancel_subagent")
 _KEPT = (
     "mode",
     "agent",
@@ -255,7 +257,7 @@ class _Log:
 
 
 def _ends_reported(look: Event) -> Iterator[UUID]:
-    """Yield the tasks that a ``poll_subagent`` or ``await_subagent`` result reports as ended."""
+    """Yield the tasks that the result of one of ``_LOOKS`` reports as ended."""
     result = look.data["result"]
     for task in result.get("tasks", ()) if isinstance(result, Mapping) else ():
         if task["status"] in ENDS.values():
@@ -277,7 +279,7 @@ def _is_of_attempt(event: Event) -> bool:
 
 
 def _is_look(event: Event) -> bool:
-    """Check if an event is a call of ``poll_subagent`` or ``await_subagent``."""
+    """Check if an event is a call of one of ``_LOOKS``."""
     is_call = event.type == EventType.TOOL_STARTED or event.type in _TOOL_ENDS
     return is_call and tool_name_of(event.data) in _LOOKS
 
@@ -296,8 +298,9 @@ def _asked(events: Sequence[Event], task_root: UUID) -> dict[UUID | None, tuple[
         if event.type == EventType.LLM_COMPLETED:
             completed = LlmCompleted.of(event.data)
             for index, call in enumerate(completed.tool_calls):
-                task_id = task_id_at(event.task_id or task_root, ((completed.call, index),))
-                asked[task_id] = (event.task_id, completed.call, call["id"])
+                for place in places_of(completed.call, index, ToolCall.model_validate(call)):
+                    task_id = task_id_at(event.task_id or task_root, (place,))
+                    asked[task_id] = (event.task_id, completed.call, call["id"])
     return asked
 
 

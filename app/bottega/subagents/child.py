@@ -1,13 +1,11 @@
 """Tasks as the work of agents: build the agent, query it, and turn its response into an outcome."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any
 from uuid import UUID
 
 from bottega.agents.agent import BaseAgent
-from bottega.agents.loop import FINAL_ANSWER
-from bottega.agents.messages import AssistantResponse
+from bottega.agents.messages import AssistantResponse, ToolCall
 from bottega.agents.query import QueriedAgent, Query, next_query
 from bottega.errors import BudgetExhaustedError
 from bottega.subagents.handle import DispatchParams, SubagentHandle, SubagentOutcome
@@ -22,6 +20,22 @@ DEFAULT_INSTRUCTIONS = (
 )
 CANCELLED = "somebody cancelled this task"
 EMPTY = "(the task ended without a text)"
+
+FAN_OUT = "dispatch_subagents"
+_ITEM = 1 << 20
+"""More than the tool calls of any message."""
+
+
+def places_of(model_call: int, index: int, tool_call: ToolCall) -> list[tuple[int, int]]:
+    """Return the places of the tasks that a dispatching tool call asks for, in order.
+
+    Args:
+        index: of the tool call in its message.
+    """
+    tasks = tool_call.arguments.get("tasks") if tool_call.name == FAN_OUT else None
+    if not isinstance(tasks, list):
+        return [(model_call, index)]
+    return [(model_call, index + number * _ITEM) for number in range(1, len(tasks) + 1)]
 
 
 class ChildTask:
@@ -53,7 +67,7 @@ class ChildTask:
         restored = self.scope.swarm.options.restored.get(self.task_id)
         if restored is None or parent.is_over:
             return None
-        self.scope.dispatched.add(self.task_id)
+        self.scope.dispatched[self.task_id] = None
         graph = self.query.agent.memory_graph
         if graph is not None:
             for publication in restored.publications:
@@ -72,7 +86,7 @@ class ChildTask:
         work = self._work(params)
         params = self._with_model(params)
         handle = registry.dispatch(parent, params, work, task_id=self.task_id, place=self.place)
-        self.scope.dispatched.add(self.task_id)
+        self.scope.dispatched[self.task_id] = None
         return handle
 
     def _with_model(self, params: DispatchParams) -> DispatchParams:
@@ -175,62 +189,3 @@ def outcome_of(response: AssistantResponse) -> SubagentOutcome:
         output=response.content or EMPTY,
         stop_reason=response.stop_reason,
     )
-
-
-def find(scope: QueryScope, task_id: str) -> SubagentHandle | None:
-    """Return the task of this id if it is a descendant of the calling query."""
-    known = as_id(task_id)
-    return None if known is None else scope.swarm.registry.get(known, scope.parent)
-
-
-async def report(scope: QueryScope, ids: Sequence[str], longest_partial: int) -> dict[str, Any]:
-    """Build the result of ``poll_subagent``; mark the caller's finished tasks as received."""
-    now = scope.swarm.registry.scheduler.now()
-    views: dict[str, dict[str, Any] | None] = {}
-    for each in ids:
-        handle = find(scope, each)
-        views[each] = None if handle is None else _view(handle, now, longest_partial)
-        if handle is not None and handle.status.is_final and handle.parent is scope.parent:
-            handle.received = True
-    if scope.swarm.options.lookup is not None and None in views.values():
-        await _look_up(scope, views)
-    tasks = [
-        view or {"task_id": each, "status": "not_found", "error": "no task of yours has this id"}
-        for each, view in views.items()
-    ]
-    counts = {str(status): 0 for status in SubagentStatus} | {"not_found": 0}
-    for view in tasks:
-        counts[view["status"]] += 1
-    return {"tasks": tasks, "summary": {"total": len(tasks), **counts}}
-
-
-async def _look_up(scope: QueryScope, views: dict[str, dict[str, Any] | None]) -> None:
-    """Fill in collected tasks from the stored records."""
-    assert scope.swarm.options.lookup is not None
-    gone = {task: each for each, view in views.items() if view is None and (task := as_id(each))}
-    if not gone:
-        return
-    for task, view in (await scope.swarm.options.lookup(list(gone), scope.task_id)).items():
-        views[gone[task]] = view
-
-
-def as_id(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
-
-
-def _view(handle: SubagentHandle, now: float, longest_partial: int) -> dict[str, Any]:
-    view: dict[str, Any] = {"task_id": str(handle.task_id), "status": str(handle.status)}
-    if longest_partial and handle.partial_output and handle.final_output is None:
-        view["partial_output"] = handle.partial_output[-longest_partial:]
-    if handle.final_output is not None:
-        view["final_output"] = handle.final_output
-        if handle.stop_reason not in (None, FINAL_ANSWER):
-            view["stop_reason"] = handle.stop_reason
-    if handle.error is not None:
-        view["error"] = handle.error
-    view["duration_ms"] = handle.duration_ms(now)
-    view["token_usage"] = handle.token_usage.to_dict()
-    return view

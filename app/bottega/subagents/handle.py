@@ -2,9 +2,9 @@
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 from bottega.agents.messages import AgentUsage, Usage
@@ -286,6 +286,7 @@ class Waiter:
     """A wait for the end of ``missing`` more of some tasks.
 
     Attributes:
+        for_success: the first success ends it as well.
         left: rest of its timeout, in seconds, while that stands still.
     """
 
@@ -293,6 +294,7 @@ class Waiter:
     handles: Sequence[SubagentHandle]
     missing: int
     limit: asyncio.Timeout
+    for_success: bool = False
     left: float | None = None
 
     @property
@@ -303,10 +305,13 @@ class Waiter:
     @property
     def needs_people(self) -> bool:
         """True if it cannot end before people have decided."""
-        return stands_still((handle.status for handle in self.handles), self.missing)
+        wanted = min(1, self.missing) if self.for_success else self.missing
+        return stands_still((handle.status for handle in self.handles), wanted)
 
-    def one_more(self) -> None:
-        self.missing -= 1
+    def ended(self, handle: SubagentHandle) -> None:
+        """Count the end of one of the tasks."""
+        won = self.for_success and handle.status is SubagentStatus.COMPLETED
+        self.missing = 0 if won else self.missing - 1
         if self.missing <= 0 and not self.future.done():
             self.future.set_result(None)
         self.look()
@@ -322,76 +327,3 @@ class Waiter:
             self.limit.reschedule(None)
         elif self.left is not None:
             self.limit.reschedule(now + self.left)
-
-
-Mode = Literal["all", "any", "quorum"]
-
-
-def needed(mode: Mode, quorum: int | None, tasks: int) -> int:
-    """Return the number of tasks that must end, out of ``tasks``."""
-    if mode == "quorum":
-        return min(tasks, tasks if quorum is None else quorum)
-    return tasks if mode == "all" else min(1, tasks)
-
-
-def missing(
-    handles: Sequence[SubagentHandle], mode: Mode, quorum: int | None, gone: int = 0
-) -> int:
-    """Return the number of tasks that must still end for a wait to be over; 0 or less: none.
-
-    Args:
-        gone: number of further awaited tasks that have ended and were collected.
-    """
-    over = gone + sum(handle.status.is_final for handle in handles)
-    return needed(mode, quorum, len(handles) + gone) - over
-
-
-async def wait_for(
-    handles: Sequence[SubagentHandle],
-    count: int,
-    timeout: float,
-    waits: set[Waiter] | None = None,
-) -> bool:
-    """Wait until ``count`` more of the tasks have ended; return false on timeout.
-
-    The tasks go on after a timeout. It stands still while too few of them go on without people.
-
-    Args:
-        waits: contains the wait as long as it lasts.
-    """
-    if count <= 0:
-        return True
-    under_way = [handle for handle in handles if not handle.status.is_final]
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    limit = asyncio.timeout(timeout)
-    waiter = Waiter(future, under_way, count, limit)
-    of_all = [] if waits is None else [waits]
-    for handle in under_way:
-        handle.waiters = handle.waiters or set()
-        of_all.append(handle.waiters)
-    for waiting in of_all:
-        waiting.add(waiter)
-    try:
-        async with limit:
-            waiter.look()
-            await future
-        return True
-    except TimeoutError:
-        return waiter.missing <= 0
-    finally:
-        for waiting in of_all:
-            waiting.discard(waiter)
-        for handle in under_way:
-            handle.waiters = handle.waiters or None
-
-
-async def all_done(tasks: Collection["asyncio.Task[None]"]) -> None:
-    """Return when these coroutines are done, even if the caller is cancelled meanwhile."""
-    cancelled = False
-    while running := [task for task in tasks if not task.done()]:
-        try:
-            await asyncio.wait(running)
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        raise asyncio.CancelledError

@@ -12,19 +12,17 @@ from bottega.subagents.budget import Account
 from bottega.subagents.collector import ORPHANED, Collector, collectable
 from bottega.subagents.handle import (
     DispatchParams,
-    Mode,
     Parent,
     RestoredTask,
     SubagentHandle,
     SubagentOutcome,
-    missing,
-    wait_for,
 )
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.quotas import TaskCounts, check_dispatch
 from bottega.subagents.scheduler import SubagentScheduler
 from bottega.subagents.states import SubagentStatus, check_move
 from bottega.subagents.telemetry import NoTelemetry, Telemetry
+from bottega.subagents.waiting.waits import Mode, missing, wait_for
 
 SHUTDOWN = "registry-shutdown"
 _PARENT_CANCELLED = "parent-cancelled"
@@ -269,7 +267,7 @@ class SubagentRegistry:
         handle.parent.listener.on_event(handle, str(handle.status), data)
         self.scheduler.ended(handle)
         for waiter in list(handle.waiters or ()):
-            waiter.one_more()
+            waiter.ended(handle)
         for scope in list(handle.scopes):
             self.end_parent(scope, _reason(handle))
         for other in handle.blocks or ():
@@ -326,14 +324,15 @@ class SubagentRegistry:
         timeout: float,
         gone: int = 0,
     ) -> bool:
-        """Wait until all, any, or a quorum of the tasks have ended; return false on timeout.
+        """Wait until the tasks meet the condition; return false on timeout.
 
         The tasks go on after a timeout.
 
         Args:
             gone: number of further awaited tasks that have ended and were collected.
         """
-        return await wait_for(handles, missing(handles, mode, quorum, gone), timeout)
+        count = missing(handles, mode, quorum, gone)
+        return await wait_for(handles, count, timeout, for_success=mode == "any_success")
 
     # Lifecycle
 

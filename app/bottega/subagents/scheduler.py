@@ -12,12 +12,13 @@ from uuid import UUID
 
 from bottega.errors import BudgetExhaustedError
 from bottega.subagents.breaker_set import BreakerSet
-from bottega.subagents.handle import Parent, SubagentHandle, SubagentOutcome, all_done
+from bottega.subagents.handle import Parent, SubagentHandle, SubagentOutcome
 from bottega.subagents.limits import SchedulerOptions, SubagentLimits, resized
 from bottega.subagents.queue import WAKE, QueueEntry, TakeQueue
 from bottega.subagents.quotas import TaskCounts
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.telemetry import Telemetry
+from bottega.subagents.waiting.waits import all_done
 
 logger = logging.getLogger(__name__)
 

@@ -19,20 +19,17 @@ from bottega.subagents.file_tools import file_tools
 from bottega.subagents.files import VirtualFileSystem
 from bottega.subagents.handle import (
     Listener,
-    Mode,
     Parent,
     RestoredTask,
     SubagentHandle,
     Waiter,
-    all_done,
-    missing,
-    wait_for,
 )
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.plugins import PluginContext, TaskOutcome, after_complete
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.shared_context import SharedContext, Workspace
 from bottega.subagents.states import SubagentStatus
+from bottega.subagents.waiting.waits import Mode, all_done, missing, wait_for
 
 Lookup = Callable[[Sequence[UUID], UUID | None], Awaitable[Mapping[UUID, dict[str, Any]]]]
 """Lookup of collected tasks: (their ids, the asking task's id; ``None``: the root) -> reports.
@@ -277,7 +274,7 @@ class QueryScope:
         is_task = owner is not None and owner.path == query.path
         self.own_id = owner.task_id if owner and is_task else swarm.id_at(query.path)
         self.task_id = self.own_id if query.path else None
-        self.dispatched: set[UUID] = set()
+        self.dispatched: dict[UUID, None] = {}  # in order
         self.waits: set[Waiter] = set()
         self.workspace = Workspace(
             swarm.context,
@@ -326,7 +323,8 @@ class QueryScope:
             nullcontext() if owner is None else registry.scheduler.parking(owner)
         )
         async with parked:
-            return await wait_for(handles, count, timeout, self.waits)
+            success = mode == "any_success"
+            return await wait_for(handles, count, timeout, self.waits, for_success=success)
 
     async def close(self, error: BaseException | None = None) -> None:
         """See :class:`bottega.agents.query.QueryScopePort`.

@@ -9,7 +9,7 @@ from bottega.api.schemas.checks import EqualsCheck, PythonCheck, SchemaCheck
 from bottega.api.shared.definitions import Caller, definition_router
 from bottega.api.shared.schemas import check_schemas
 from bottega.api.shared.secret_hosts import Sending, refuse_foreign
-from bottega.definitions.agents import refuse_circle
+from bottega.definitions.agents import refuse_circle, refuse_stateful
 from bottega.definitions.kinds import AGENTS
 from bottega.definitions.models import listed, named_by
 from bottega.definitions.providers import known_providers, possible_names
@@ -38,7 +38,9 @@ async def _prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, A
         dialects = await _dialects(caller, body.model)
         refuse_unsupported(body.params.model_dump(), dialects, "/params", whose=name)
     children = [] if body.subagents is None else body.subagents.names
-    await refuse_circle(caller.tx, caller.tenant, name, children)
+    found = await refuse_circle(caller.tx, caller.tenant, name, children)
+    if body.subagents is not None and body.subagents.mode == "async":
+        refuse_stateful(name, children, found)
     return body.model_dump(exclude={"name"})
 
 

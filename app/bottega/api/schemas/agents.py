@@ -9,8 +9,6 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -21,6 +19,7 @@ from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
 from bottega.api.schemas.checks import SuccessCheck
 from bottega.api.schemas.facades import Expose, Facade, usual
 from bottega.api.schemas.params import OutputSchemaField, Parameters, ToolInputSchema, ToolName
+from bottega.api.schemas.teams.subagents import SubAgents
 from bottega.api.schemas.tools import ToolDefinition
 from bottega.definitions.models import MOST_MODELS
 from bottega.json_schema.values import WHOLE
@@ -28,115 +27,9 @@ from bottega.memory.episodes.scope import MemoryScope
 from bottega.tools.approvals import ApprovalField
 from bottega.tools.mcp import McpToolDefinition
 
-TASK_TOOLS = (
-    *("dispatch_subagent", "poll_subagent", "await_subagent"),
-    *("read_file", "write_file", "list_files"),
-)
-"""Tools of an agent in mode ``async``, besides the agent's own."""
-
-_Count = Annotated[int, Field(ge=1, le=1_000_000), WHOLE]
-_Seconds = Annotated[float, Field(gt=0, le=604_800)]
-
-
 _ModelName = Annotated[str, StringConstraints(min_length=1, max_length=265)]
 ModelNames = _ModelName | Annotated[list[_ModelName], Field(min_length=1, max_length=MOST_MODELS)]
 """References to models, see :mod:`bottega.definitions.models`."""
-
-
-class SubAgentLimits(Body):
-    """Limits on the tasks of an agent in mode `async`; times are in seconds.
-
-    A limit can only lower the operator's own; null takes the operator's.
-    """
-
-    max_concurrent: Annotated[
-        _Count | None, Field(description="Tasks that run at the same time; others wait.")
-    ] = None
-    max_queued: Annotated[_Count | None, Field(description="Tasks that may wait.")] = None
-    max_total_tokens: Annotated[
-        Annotated[int, Field(ge=1, le=10**12), WHOLE] | None,
-        Field(description="Tokens that all its tasks together may spend."),
-    ] = None
-    max_depth: Annotated[
-        Annotated[int, Field(ge=1, le=20), WHOLE] | None,
-        Field(description="Levels of tasks below the run."),
-    ] = None
-    default_timeout: Annotated[
-        _Seconds | None, Field(description="Timeout of a task that asks for none.")
-    ] = None
-    max_timeout: Annotated[
-        _Seconds | None, Field(description="Longest timeout that a task may ask for.")
-    ] = None
-    max_steps_per_subagent: Annotated[
-        Annotated[int, Field(ge=1, le=1000), WHOLE] | None,
-        Field(description="Model calls of one task."),
-    ] = None
-
-
-class SubAgents(Body):
-    """Sub-agents that an agent may call, and how."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"names": ["requirements", "designer"]},
-                {
-                    "mode": "async",
-                    "names": ["researcher", "critic"],
-                    "limits": {"max_concurrent": 3, "max_total_tokens": 200_000},
-                },
-            ]
-        }
-    )
-
-    mode: Annotated[
-        Literal["sync", "async"],
-        Field(
-            description=(
-                "`sync`: each is a tool, and a call waits for its answer. `async`: the model "
-                f"has the tools {', '.join(f'`{name}`' for name in TASK_TOOLS)}, and its tasks "
-                "run beside it."
-            )
-        ),
-    ] = "sync"
-    names: Annotated[
-        list[Name],
-        Field(
-            max_length=50,
-            json_schema_extra={"uniqueItems": True},
-            description=(
-                "The agents may be created later, but before the first run. In mode `async` a "
-                "task needs none of them: the model's own instructions then define it."
-            ),
-        ),
-    ] = Field(default_factory=list)
-    limits: Annotated[
-        SubAgentLimits | None,
-        Field(description="Only in mode `async`. They can only lower the operator's limits."),
-    ] = None
-
-    @field_validator("names")
-    @classmethod
-    def _once(cls, names: list[str]) -> list[str]:
-        if twice := sorted(name for name, times in Counter(names).items() if times > 1):
-            raise PydanticCustomError(
-                "duplicate_subagent", f"named more than once: {', '.join(twice)}"
-            )
-        return names
-
-    @field_validator("limits")
-    @classmethod
-    def _of_tasks(cls, limits: SubAgentLimits | None, info: ValidationInfo) -> Any:
-        if limits is not None and info.data.get("mode") == "sync":
-            raise PydanticCustomError(
-                "limits", "limits belong to mode 'async': leave them out, or change the mode"
-            )
-        return limits
-
-    @property
-    def tools(self) -> Sequence[str]:
-        """Names of the tools that the model has for its sub-agents."""
-        return TASK_TOOLS if self.mode == "async" else self.names
 
 
 class SemanticRecall(Body):

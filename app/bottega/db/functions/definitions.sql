@@ -88,6 +88,8 @@ BEGIN
             'graph', (SELECT jsonb_build_object('version', version, 'nodes', nodes) FROM wanted),
             'agents', (SELECT coalesce(jsonb_object_agg(name, jsonb_build_object(
                 'version', version, 'undescribed', definition ->> 'description' = '',
+                'stateful', definition -> 'stateless' = 'false',
+                'beside', coalesce(definition #>> '{subagents,mode}' = 'async', false),
                 'memory', coalesce(definition ->> 'memory', 'full'),
                 'model', definition -> 'model',
                 'judges', jsonb_path_query_array(definition, 'lax $.success_check[*].model'),

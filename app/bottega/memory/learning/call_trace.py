@@ -10,9 +10,12 @@ from bottega.memory.episodes.episode import READ_OUTSIDE, SEARCHABLE, Episode, O
 from bottega.memory.patterns.owners import owner_of, shared_texts
 from bottega.memory.text.signature import failure_signature
 
-DISPATCH = "dispatch_subagent"
+DISPATCH, FAN_OUT = "dispatch_subagent", "dispatch_subagents"
 PLUMBING = frozenset(
-    {DISPATCH, "poll_subagent", "await_subagent", "recall_memory", "set_plan", "search_memory"}
+    (
+        *(DISPATCH, FAN_OUT, "poll_subagent", "await_subagent", "cancel_subagent"),
+        *("recall_memory", "set_plan", "search_memory"),
+    )
 )
 """Tools that support an agent's work and do no part of the task."""
 MOST_CALLS = 40
@@ -154,7 +157,7 @@ def _calls(episode: Episode) -> Iterator[TracedCall]:
                 ok = "error" not in step
                 yield TracedCall(name, ok, _signature(step), name in agents, ok or name in defined)
         elif (
-            DISPATCH in own
+            {DISPATCH, FAN_OUT} & set(own)
             and last.get(task_id) == at
             and (agent := step.get("agent"))
             and agent not in own

@@ -6,14 +6,14 @@ It stands still while they wait for people, or the whole run does.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 from uuid import UUID
 
 from bottega.events.payloads import ToolStarted, tool_call_of
 from bottega.events.types import Event, EventType
-from bottega.subagents.child import as_id
-from bottega.subagents.handle import Mode, needed
 from bottega.subagents.states import SubagentStatus, stands_still
+from bottega.subagents.tools.reports import as_id
+from bottega.subagents.waiting.waits import Mode, needed
 
 AWAIT = "await_subagent"
 
@@ -120,8 +120,11 @@ class Clocks:
 
     def _needs_people(self, wait: _Await) -> bool:
         known = [self._statuses[each] for each in wait.awaited if each in self._statuses]
-        over = sum(status.is_final for status in known)
-        return stands_still(known, needed(wait.mode, wait.quorum, len(known)) - over)
+        missing = needed(wait.mode, wait.quorum, len(known))
+        missing -= sum(status.is_final for status in known)
+        if wait.mode == "any_success":
+            missing = min(1, missing) * (SubagentStatus.COMPLETED not in known)
+        return stands_still(known, missing)
 
 
 def _await_of(arguments: Any, at: datetime) -> _Await:
@@ -132,7 +135,7 @@ def _await_of(arguments: Any, at: datetime) -> _Await:
     return _Await(
         _Clock(at),
         [as_id(each) for each in named if isinstance(each, str)],
-        mode if mode in ("any", "quorum") else "all",
+        mode if mode in get_args(Mode) else "all",
         quorum if isinstance(quorum, int) else None,
     )
 

@@ -1,0 +1,168 @@
+"""The tools ``dispatch_subagent`` and ``dispatch_subagents``."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from bottega.agents.messages import ToolCall, ToolResult
+from bottega.agents.query import CurrentCall
+from bottega.agents.tools import error_result, explain, success_result
+from bottega.errors import InvalidInputError, SubagentRefusedError
+from bottega.subagents.child import ANONYMOUS, ChildTask, places_of
+from bottega.subagents.handle import DispatchParams, SubagentHandle
+from bottega.subagents.plugins import DispatchRequest, Refused, Skip, before_dispatch
+from bottega.subagents.swarm import QueryScope, context_of
+from bottega.subagents.tools.arguments import DispatchArguments, FanOutArguments, schema_of
+from bottega.subagents.tools.shared import AsyncSubagents, SubagentTool
+
+Answer = dict[str, Any]
+
+
+class DispatchTool(SubagentTool):
+    name = "dispatch_subagent"
+
+    def __init__(self, shared: AsyncSubagents) -> None:
+        super().__init__(shared)
+        self.subagents = tuple(shared.agents.values())
+        known = "".join(f"\n- {name}: {a.description}" for name, a in shared.agents.items())
+        helper = " Without an agent, a helper like you does it." if shared.anonymous else ""
+        self.description = (
+            "Starts a task that runs beside you, and answers its task_id at once; then "
+            "poll_subagent, or await_subagent." + (f"{helper} Agents:{known}" if known else "")
+        )
+
+    def create_schema(self) -> dict[str, Any]:
+        schema = schema_of(DispatchArguments)
+        if self.shared.agents:
+            schema["properties"]["agent"] = {"type": "string", "enum": list(self.shared.agents)}
+        else:
+            del schema["properties"]["agent"]
+        if not self.shared.anonymous:
+            schema["required"].append("agent")
+        return schema
+
+    async def execute(self, tool_call: ToolCall) -> ToolResult:
+        call, scope = self.shared.scope()
+        place = places_of(call.query.model_calls, call.index, tool_call)[0]
+        try:
+            return success_result(
+                tool_call, await self.dispatch(call, scope, place, tool_call.arguments)
+            )
+        except InvalidInputError as error:
+            return error_result(tool_call, error.detail)
+
+    def replayed(self, tool_call: ToolCall) -> None:
+        call, scope = self.shared.scope()
+        for place in places_of(call.query.model_calls, call.index, tool_call):
+            self._child(call, scope, place).known()
+
+    async def dispatch(
+        self, call: CurrentCall, scope: QueryScope, place: tuple[int, int], asked: Mapping[str, Any]
+    ) -> Answer:
+        """Dispatch one task; return what the model reads.
+
+        Raises:
+            InvalidInputError: the arguments are wrong, or a guard refuses the task.
+        """
+        arguments = self._valid(asked)
+        child = self._child(call, scope, place)
+        if (handle := child.known()) is None:
+            decided = await _decided(scope, arguments)
+            if isinstance(decided, Skip):
+                return {"status": "skipped", "result": decided.result}
+            if isinstance(decided, Refused):
+                raise InvalidInputError(decided.detail)
+            try:
+                handle = child.dispatch(_params(decided, arguments))
+            except SubagentRefusedError as error:
+                return {"error": error.detail, **error.about}
+        return self._dispatched(handle)
+
+    def _valid(self, asked: Mapping[str, Any]) -> DispatchArguments:
+        try:
+            arguments = DispatchArguments.model_validate(asked)
+        except ValidationError as error:
+            raise InvalidInputError(explain(error)) from None
+        names = ", ".join(self.shared.agents) or "none"
+        if arguments.agent is None and not self.shared.anonymous:
+            raise InvalidInputError(f"name one of your agents in 'agent': {names}")
+        if arguments.agent is not None and arguments.agent not in self.shared.agents:
+            raise InvalidInputError(f"there is no agent '{arguments.agent}'; use: {names}")
+        return arguments
+
+    def _child(self, call: CurrentCall, scope: QueryScope, place: tuple[int, int]) -> ChildTask:
+        return ChildTask(scope, call.query, place, self.shared.agents)
+
+    def _dispatched(self, handle: SubagentHandle) -> Answer:
+        position = handle.queue_position
+        answer = {"task_id": str(handle.task_id), "status": "queued", "queue_position": position}
+        start = self.shared.registry.scheduler.estimated_start_ms(position)
+        return answer if start is None else answer | {"estimated_start_ms": start}
+
+
+class FanOutTool(DispatchTool):
+    name = "dispatch_subagents"
+
+    def __init__(self, shared: AsyncSubagents) -> None:
+        super().__init__(shared)
+        self.subagents = ()
+        self.description = (
+            "Starts several tasks in one call, as dispatch_subagent does. Answers for each its "
+            "task_id, or the error for which it was not started; the others start all the same."
+        )
+
+    def create_schema(self) -> dict[str, Any]:
+        schema = schema_of(FanOutArguments)
+        schema["properties"]["tasks"]["items"] = super().create_schema()
+        return schema
+
+    async def execute(self, tool_call: ToolCall) -> ToolResult:
+        try:
+            tasks = FanOutArguments.model_validate(tool_call.arguments).tasks
+        except ValidationError as error:
+            return error_result(tool_call, explain(error))
+        call, scope = self.shared.scope()
+        places = places_of(call.query.model_calls, call.index, tool_call)
+        answers = await asyncio.gather(
+            *(self._one(call, scope, *each) for each in zip(places, tasks, strict=True))
+        )
+        numbered = [{"index": index, **answer} for index, answer in enumerate(answers)]
+        return success_result(tool_call, {"tasks": numbered})
+
+    async def _one(
+        self, call: CurrentCall, scope: QueryScope, place: tuple[int, int], asked: Mapping[str, Any]
+    ) -> Answer:
+        try:
+            return await self.dispatch(call, scope, place, asked)
+        except InvalidInputError as error:
+            return {"error": error.detail}
+
+
+async def _decided(
+    scope: QueryScope, arguments: DispatchArguments
+) -> DispatchRequest | Skip | Refused:
+    request = DispatchRequest(
+        prompt=arguments.prompt,
+        instructions=arguments.instructions,
+        agent=arguments.agent,
+        priority=arguments.priority,
+        metadata=arguments.metadata,
+    )
+    if not scope.swarm.options.plugins:
+        return request
+    return await before_dispatch(scope.swarm.options.plugins, context_of(scope.parent), request)
+
+
+def _params(request: DispatchRequest, arguments: DispatchArguments) -> DispatchParams:
+    return DispatchParams(
+        prompt=request.prompt,
+        agent=arguments.agent or ANONYMOUS,
+        named=arguments.agent is not None,
+        instructions=request.instructions,
+        priority=request.priority,
+        timeout=None if arguments.timeout_ms is None else arguments.timeout_ms / 1000,
+        token_budget=arguments.token_budget,
+        metadata=request.metadata,
+    )

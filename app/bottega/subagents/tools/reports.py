@@ -1,0 +1,94 @@
+"""The state of tasks, as a model reads it."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from uuid import UUID
+
+from bottega.agents.loop import FINAL_ANSWER
+from bottega.subagents.handle import SubagentHandle
+from bottega.subagents.states import SubagentStatus
+from bottega.subagents.swarm import QueryScope
+
+MOST_LISTED = 50
+"""Tasks of one report."""
+NOT_FOUND = "not_found"
+
+
+def as_id(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
+
+
+def distinct(ids: Iterable[str]) -> list[str]:
+    """Return ids without repetitions; two spellings of one UUID are the same id."""
+    return list({as_id(each) or each: each for each in ids}.values())
+
+
+def find(scope: QueryScope, task_id: str) -> SubagentHandle | None:
+    """Return the task of this id if it is a descendant of the calling query."""
+    known = as_id(task_id)
+    return None if known is None else scope.swarm.registry.get(known, scope.parent)
+
+
+async def report(scope: QueryScope, ids: Sequence[str], longest_partial: int) -> dict[str, Any]:
+    """Build the result of ``poll_subagent``; mark the caller's finished tasks as received."""
+    now = scope.swarm.registry.scheduler.now()
+    views: dict[str, dict[str, Any] | None] = {}
+    for each in ids:
+        handle = find(scope, each)
+        views[each] = None if handle is None else _view(handle, now, longest_partial)
+        if handle is not None and handle.status.is_final and handle.parent is scope.parent:
+            handle.received = True
+    if scope.swarm.options.lookup is not None and None in views.values():
+        await _look_up(scope, views)
+    tasks = [
+        view or {"task_id": each, "status": NOT_FOUND, "error": "no task of yours has this id"}
+        for each, view in views.items()
+    ]
+    counts = {str(status): 0 for status in SubagentStatus} | {NOT_FOUND: 0}
+    for view in tasks:
+        counts[view["status"]] += 1
+    return {"tasks": tasks, "summary": {"total": len(tasks), **counts}}
+
+
+def own_tasks(scope: QueryScope) -> tuple[list[str], int]:
+    """Return the ids of at most ``MOST_LISTED`` of the caller's own tasks, and how many are left.
+
+    Those whose end it has not read go first; then the latest. The ids are in order of dispatch.
+    """
+    places = {task_id: place for place, task_id in enumerate(scope.dispatched)}
+    children = scope.parent.children
+
+    def first_then_latest(task_id: UUID) -> tuple[bool, int]:
+        child = children.get(task_id)
+        return child is None or child.received, -places[task_id]
+
+    chosen = sorted(places, key=first_then_latest)[:MOST_LISTED]
+    return [str(each) for each in sorted(chosen, key=places.__getitem__)], len(places) - len(chosen)
+
+
+async def _look_up(scope: QueryScope, views: dict[str, dict[str, Any] | None]) -> None:
+    """Fill in collected tasks from the stored records."""
+    assert scope.swarm.options.lookup is not None
+    gone = {task: each for each, view in views.items() if view is None and (task := as_id(each))}
+    if not gone:
+        return
+    for task, view in (await scope.swarm.options.lookup(list(gone), scope.task_id)).items():
+        views[gone[task]] = view
+
+
+def _view(handle: SubagentHandle, now: float, longest_partial: int) -> dict[str, Any]:
+    view: dict[str, Any] = {"task_id": str(handle.task_id), "status": str(handle.status)}
+    if longest_partial and handle.partial_output and handle.final_output is None:
+        view["partial_output"] = handle.partial_output[-longest_partial:]
+    if handle.final_output is not None:
+        view["final_output"] = handle.final_output
+        if handle.stop_reason not in (None, FINAL_ANSWER):
+            view["stop_reason"] = handle.stop_reason
+    if handle.error is not None:
+        view["error"] = handle.error
+    view["duration_ms"] = handle.duration_ms(now)
+    view["token_usage"] = handle.token_usage.to_dict()
+    return view
