@@ -327,3 +327,11 @@ class Waiter:
             self.limit.reschedule(None)
         elif self.left is not None:
             self.limit.reschedule(now + self.left)
+
+
+def as_id(text: str) -> UUID | None:
+    """Return a task's id from a model's text; ``None``: it is no UUID."""
+    try:
+        return UUID(text)
+    except ValueError:
+        return None

@@ -22,7 +22,7 @@ from bottega.subagents.quotas import TaskCounts, check_dispatch
 from bottega.subagents.scheduler import SubagentScheduler
 from bottega.subagents.states import SubagentStatus, check_move
 from bottega.subagents.telemetry import NoTelemetry, Telemetry
-from bottega.subagents.waiting.waits import Mode, missing, wait_for
+from bottega.subagents.waits import Mode, missing, wait_for
 
 SHUTDOWN = "registry-shutdown"
 _PARENT_CANCELLED = "parent-cancelled"

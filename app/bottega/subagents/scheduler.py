@@ -18,7 +18,7 @@ from bottega.subagents.queue import WAKE, QueueEntry, TakeQueue
 from bottega.subagents.quotas import TaskCounts
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.telemetry import Telemetry
-from bottega.subagents.waiting.waits import all_done
+from bottega.subagents.waits import all_done
 
 logger = logging.getLogger(__name__)
 

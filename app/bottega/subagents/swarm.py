@@ -29,7 +29,7 @@ from bottega.subagents.plugins import PluginContext, TaskOutcome, after_complete
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.shared_context import SharedContext, Workspace
 from bottega.subagents.states import SubagentStatus
-from bottega.subagents.waiting.waits import Mode, all_done, missing, wait_for
+from bottega.subagents.waits import Mode, all_done, missing, wait_for
 
 Lookup = Callable[[Sequence[UUID], UUID | None], Awaitable[Mapping[UUID, dict[str, Any]]]]
 """Lookup of collected tasks: (their ids, the asking task's id; ``None``: the root) -> reports.

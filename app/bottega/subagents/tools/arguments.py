@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from bottega.subagents.plugins import checked_metadata
-from bottega.subagents.waiting.waits import Mode
+from bottega.subagents.waits import Mode
 
 MOST_TASKS = 50
 """Tasks that one call may name or dispatch."""

@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.tools import error_result, explain, success_result
+from bottega.subagents.handle import as_id
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import QueryScope
 from bottega.subagents.tools.arguments import (
@@ -14,7 +15,7 @@ from bottega.subagents.tools.arguments import (
     PollArguments,
     schema_of,
 )
-from bottega.subagents.tools.reports import as_id, distinct, find, own_tasks, report
+from bottega.subagents.tools.reports import distinct, find, own_tasks, report
 from bottega.subagents.tools.shared import SubagentTool
 
 CANCELLED = "its parent cancelled it"

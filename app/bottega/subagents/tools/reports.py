@@ -5,20 +5,13 @@ from typing import Any
 from uuid import UUID
 
 from bottega.agents.loop import FINAL_ANSWER
-from bottega.subagents.handle import SubagentHandle
+from bottega.subagents.handle import SubagentHandle, as_id
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import QueryScope
 
 MOST_LISTED = 50
 """Tasks of one report."""
 NOT_FOUND = "not_found"
-
-
-def as_id(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
 
 
 def distinct(ids: Iterable[str]) -> list[str]:
