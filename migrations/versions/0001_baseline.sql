@@ -47,10 +47,12 @@ CREATE TABLE first_key (
     CONSTRAINT ck_first_key_one CHECK (one)
 );
 
--- Tickets for browsers, which cannot send an Authorization header with a WebSocket.
+-- Tickets for browsers, which cannot send an Authorization header with a WebSocket or EventSource.
 CREATE TABLE ws_tickets (
     tenant_id uuid NOT NULL,
     ticket_hash bytea NOT NULL,
+    -- 'websocket': it opens one WebSocket. 'sse': it opens the events of its run until it expires.
+    opens text NOT NULL,
     -- The only run that it opens; null: any of the tenant's.
     run_id uuid,
     expires_at timestamptz NOT NULL,
@@ -58,6 +60,8 @@ CREATE TABLE ws_tickets (
     scopes text[] NOT NULL,
     key_id uuid,
     CONSTRAINT pk_ws_tickets PRIMARY KEY (tenant_id, ticket_hash),
+    CONSTRAINT ck_ws_tickets_opens CHECK (
+        opens = 'websocket' OR (opens = 'sse' AND run_id IS NOT NULL)),
     CONSTRAINT uq_ws_tickets_ticket_hash UNIQUE (ticket_hash),
     CONSTRAINT fk_ws_tickets_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );

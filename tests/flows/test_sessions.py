@@ -101,3 +101,21 @@ async def test_a_failed_run_leaves_what_it_published(bottega: Running, model: Fa
     model.decide = says(b=http_error(400))
     assert (await dag(bottega, "g", "s"))["status"] == "failed"
     assert await memory(bottega, "s") == {"a": (1, "a's answer")}
+
+
+async def test_what_was_published_is_deleted_and_the_runs_stay(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define_graph(bottega.client, "g", ("a", "b"))
+    model.decide = says()
+    run = await dag(bottega, "g", "s")
+    one = await bottega.client.delete("/v1/sessions/s/memory?agent=a")
+    assert one.json() == {"id": "s", "removed": {"session_memory": 1}}
+    assert await memory(bottega, "s") == {"b": (1, "b's answer")}
+    rest = await bottega.client.delete("/v1/sessions/s/memory")
+    assert rest.json()["removed"] == {"session_memory": 1}
+    assert (await bottega.client.delete("/v1/sessions/s/memory")).json()["removed"] == {}
+    assert (await bottega.client.get(f"/v1/runs/{run['id']}")).status_code == 200
+    assert (await bottega.client.delete("/v1/sessions/t/memory")).status_code == 404
+    await dag(bottega, "g", "s")
+    assert (await memory(bottega, "s")).keys() == {"a", "b"}

@@ -1,4 +1,4 @@
-"""Single-use tickets, by which a browser opens a WebSocket."""
+"""Tickets, by which a browser opens a WebSocket or an event stream."""
 
 import asyncio
 from operator import not_
@@ -12,8 +12,9 @@ from pydantic_core import from_json
 from bottega.settings import Settings
 from tests.claims import sweep
 from tests.growing import growing
-from tests.service import Running, running
+from tests.service import Running, client_of, running
 from tests.team import start
+from tests.tenants import holder
 from tests.waiting import until
 
 
@@ -109,3 +110,46 @@ async def test_tickets_are_stored_hashed(ended: Any) -> None:
     assert len(rows) == 1
     assert good not in rows[0]["row"]
     assert good.encode().hex() not in rows[0]["row"]
+
+
+async def test_a_ticket_opens_the_event_stream_of_its_run_more_than_once(
+    ended: Any, database_url: str
+) -> None:
+    server, path = ended
+    somebody = await holder(database_url, "default")
+    run_id, other = path.rpartition("/")[2], "01a1fdb7-6ff4-7105-ba5d-4c99da8e1434"
+    async with somebody.client(server) as client, client_of(server.port) as browser:
+
+        async def stream(pass_: str, of: str = path, **query: Any) -> httpx2.Response:
+            accept = {"accept": "text/event-stream"}
+            params = {"ticket": pass_, **query}
+            return await browser.get(f"{of}/events", params=params, headers=accept)
+
+        good = await ticket(client, **{"for": "sse", "run_id": run_id})
+        for _ in range(2):
+            answer = await stream(good)
+            assert answer.status_code == 200, answer.text
+            assert "event: run.completed\r\n" in answer.text
+        unnamed = await stream(good, event="message")
+        assert "event:" not in unnamed.text
+        assert '"type":"run.completed"' in unnamed.text
+        for_socket = await ticket(client, run_id=run_id)
+        refusals = [
+            await stream(good, f"/v1/runs/{other}"),
+            await stream(for_socket),
+            await browser.get(path, params={"ticket": good}),
+            await browser.post(f"{path}/cancel", params={"ticket": good}),
+        ]
+        assert [each.status_code for each in refusals] == [401] * 4
+        await refused(server, path, "bottega.v1", f"ticket.{good}")
+        await server.owner.execute(
+            "UPDATE api_keys SET revoked_at = now() WHERE id = $1", somebody.key_id
+        )
+        assert (await stream(good)).json()["code"] == "bad_ticket"
+
+
+async def test_a_ticket_for_an_event_stream_names_its_run(ended: Any) -> None:
+    server, _ = ended
+    answer = await server.client.post("/v1/ws-tickets", json={"for": "sse"})
+    assert answer.status_code == 422
+    assert [each["pointer"] for each in answer.json()["errors"]] == ["/run_id"]

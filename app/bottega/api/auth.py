@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import parse_qs
 from uuid import UUID
 
 from starlette.responses import Response
@@ -28,8 +29,12 @@ _BEARER = re.compile(rf"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{{{SHORTEST},{LONGEST}}}
 _NO_SOCKET = "there is no WebSocket at this path: a run's is /v1/runs/{id}/ws"
 TICKET = "ticket."
 """Prefix of the "subprotocol" that carries a browser's ticket."""
-_TICKET = re.compile(re.escape(TICKET) + r"([A-Za-z0-9_-]{43})")
-_WEBSOCKET = re.compile(r"/v1/runs/([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})/ws")
+_PLACES = {"websocket": ("ws", "websocket"), "http": ("events", "sse")}
+"""Ends of the paths that tickets open, and the tickets' kinds."""
+_TICKET = re.compile(r"[A-Za-z0-9_-]{43}")
+_WATCHED = re.compile(
+    r"/v1/runs/([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})/(ws|events)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +106,8 @@ class Authenticate:
 
 async def _principal_or_refusal(scope: Scope, key_cache: KeyCache) -> Principal | Response:
     try:
-        if ticket := _ticket(scope):
-            return await _by_ticket(key_cache, ticket, scope["path"])
+        if (ticket := _ticket(scope)) is not None:
+            return await _by_ticket(key_cache, ticket, scope)
         keys_sent = sent(scope, b"authorization")
         # A first key counts at once, even before this process learns that keys are needed.
         if await key_cache.is_open() and await _find(key_cache, keys_sent) is None:
@@ -137,18 +142,25 @@ async def _find(key_cache: KeyCache, keys_sent: list[bytes]) -> keys.Key | None:
 
 
 def _ticket(scope: Scope) -> str | None:
-    """Return the ticket among the subprotocols that a browser offers."""
+    """Return a browser's ticket: one of a WebSocket's subprotocols, or an EventSource's query."""
+    if scope["type"] == "http":
+        query = scope.get("query_string", b"")
+        if scope["method"] != "GET" or b"ticket=" not in query:
+            return None
+        return next(iter(parse_qs(query.decode("latin-1")).get("ticket", ())), None)
     offered = (name for name in scope.get("subprotocols", ()) if name.startswith(TICKET))
-    return next(offered, None)
+    return next((name.removeprefix(TICKET) for name in offered), None)
 
 
-async def _by_ticket(key_cache: KeyCache, ticket: str, path: str) -> Principal:
-    at, match = _WEBSOCKET.fullmatch(path), _TICKET.fullmatch(ticket)
-    row = await key_cache.redeem(keys.hashed(match[1]), UUID(at[1])) if at and match else None
+async def _by_ticket(key_cache: KeyCache, ticket: str, scope: Scope) -> Principal:
+    at, row = _WATCHED.fullmatch(scope["path"]), None
+    if at and at[2] == _PLACES[scope["type"]][0] and _TICKET.fullmatch(ticket):
+        opens = _PLACES[scope["type"]][1]
+        row = await key_cache.redeem(keys.hashed(ticket), UUID(at[1]), opens)
     if row is None:
         raise UnauthenticatedError(
-            "the ticket is unknown, used, too old or for another run: get a new one from "
-            "POST /v1/ws-tickets and connect within 30 seconds",
+            "the ticket is unknown, used, too old or for something else: get a new one from "
+            "POST /v1/ws-tickets, and connect within 30 seconds if it is for a WebSocket",
             code="bad_ticket",
         )
     actor = LOCAL.actor if row["key_id"] is None else f"key:{row['prefix']}"

@@ -295,6 +295,7 @@ idempotency_keys = _table(
 ws_tickets = _table(
     "ws_tickets",
     uuid="tenant_id run_id key_id",
+    text="opens",
     binary="ticket_hash",
     time="expires_at",
     texts="scopes",

@@ -5,7 +5,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from pydantic_core import to_json
-from sqlalchemy import Boolean, Integer, Text, and_, bindparam, func, select, text, update
+from sqlalchemy import Boolean, Integer, Text, and_, bindparam, delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -254,3 +254,23 @@ async def get(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> 
         .order_by(session_memory.c.agent)
     )
     return {**row, "memory": list((await connection.execute(memory)).mappings())}
+
+
+async def clear_memory(
+    connection: AsyncConnection, tenant_id: UUID, session_id: str, agent: str | None
+) -> int:
+    """Remove what a session's agents published, or one of them; return the number removed.
+
+    What a run that is under way publishes later is stored as always.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+    """
+    mine = sessions.c.tenant_id == tenant_id, sessions.c.id == session_id
+    if await connection.scalar(select(sessions.c.id).where(*mine)) is None:
+        raise unknown_session(session_id)
+    of = session_memory.c
+    removal = delete(session_memory).where(of.tenant_id == tenant_id, of.session_id == session_id)
+    if agent is not None:
+        removal = removal.where(of.agent == agent)
+    return len((await connection.execute(removal.returning(of.agent))).all())

@@ -157,13 +157,16 @@ class KeyCache:
     def expired(self, key: Key) -> bool:
         return key.expired(self._clock())
 
-    async def redeem(self, ticket_hash: bytes, run_id: UUID) -> asyncpg.Record | None:
-        """Consume a ticket, valid or not; return ``tenant_id``, ``scopes``, ``key_id``, ``prefix``.
+    async def redeem(self, ticket_hash: bytes, run_id: UUID, opens: str) -> asyncpg.Record | None:
+        """Return ``tenant_id``, ``scopes``, ``key_id`` and ``prefix`` of a valid ticket.
 
         Few calls run concurrently, as for unknown keys.
+
+        Args:
+            opens: ``websocket``, which consumes the ticket, valid or not; or ``sse``.
         """
-        query = "SELECT * FROM redeem_ticket($1, $2)"
-        asking = asyncio.ensure_future(self._ask_as_stranger(query, ticket_hash, run_id))
+        query = "SELECT * FROM redeem_ticket($1, $2, $3)"
+        asking = asyncio.ensure_future(self._ask_as_stranger(query, ticket_hash, run_id, opens))
         asking.add_done_callback(_retrieve_error)
         return await _patiently(asking)
 

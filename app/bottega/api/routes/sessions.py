@@ -23,6 +23,7 @@ from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, PageQuery
 from bottega.api.shared.wanted import MessagePart, MetadataPairs, Seq, pairs_of, storable
 from bottega.runs import session_messages, sessions
+from bottega.tenants import audit
 from bottega.tenants.erase import erase_session
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
@@ -204,4 +205,32 @@ async def list_messages(
 )
 async def delete(service: ServiceDep, tenant: Tenant, actor: Actor, session_id: SessionId) -> Any:
     removed = await erase_session(service.database, tenant, session_id, actor)
+    return {"id": session_id, "removed": removed}
+
+
+@router.delete(
+    "/{session_id}/memory",
+    operation_id="delete_session_memory",
+    summary="Delete what a session's agents published",
+    description=(
+        "Later runs of the session begin without it. The session, its runs and its conversations "
+        "stay. A run that is under way has read it already, and may publish again."
+    ),
+    response_model=Erased,
+    responses=problems(404),
+)
+async def delete_memory(
+    tx: Transaction,
+    tenant: Tenant,
+    actor: Actor,
+    session_id: SessionId,
+    agent: Annotated[
+        str | None, Query(pattern=NAME_PATTERN, description="Only what this agent published.")
+    ] = None,
+) -> Any:
+    number = await sessions.clear_memory(tx, tenant, session_id, agent)
+    removed = {"session_memory": number} if number else {}
+    if number:
+        details = {"removed": removed} | ({} if agent is None else {"agent": agent})
+        await audit.note(tx, tenant, actor, "session.memory.delete", session_id, details)
     return {"id": session_id, "removed": removed}

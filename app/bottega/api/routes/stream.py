@@ -1,7 +1,7 @@
 """A run's events over HTTP: as pages, and as server-sent events."""
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
@@ -34,6 +34,18 @@ RunId = Annotated[UUID, Path(description="The run's id.")]
 
 class EventQuery(PageQuery, WatchQuery):
     """Query parameters of a run's events."""
+
+    event: Annotated[
+        Literal["type", "message"],
+        Query(
+            description="Streams only. `type`: each event has its `type` as the name. `message`: "
+            "none has a name, so that an EventSource gets all in `onmessage`."
+        ),
+    ] = "type"
+    ticket: Annotated[
+        str | None,
+        Query(max_length=100, description="Of `POST /v1/ws-tickets`, in place of a key."),
+    ] = None
 
 
 @router.get(
@@ -116,14 +128,15 @@ class EventStream(EventSourceResponse):
 
 
 async def _sse(
-    service: Service, principal: Principal, cursor: RunCursor, after: int, query: WatchQuery
+    service: Service, principal: Principal, cursor: RunCursor, after: int, query: EventQuery
 ) -> AsyncIterator[bytes]:
+    encoded = _named if query.event == "type" else _unnamed
     with service.streams.watching(cursor, after) as tail:
         subscriber = Subscriber(tail, after, query.only, service.settings.heartbeat_s)
         with service.keys.watching(principal.identity, subscriber.stop):
             while (frames := await subscriber.next()) is not None:
                 if frames:
-                    yield b"".join(map(_encoded, frames))
+                    yield b"".join(encoded(frame) for frame in frames)
                 else:
                     # An id without data makes no event, but moves the place where a client resumes.
                     yield f": heartbeat\r\nid: {subscriber.place}\r\n\r\n".encode()
@@ -135,7 +148,10 @@ async def _sse(
             yield f": the server stops\r\nretry: {RETRY_MS}\r\n\r\n".encode()
 
 
-def _encoded(frame: Frame) -> bytes:
+def _named(frame: Frame) -> bytes:
+    return f"event: {frame.type}\r\n".encode() + _unnamed(frame)
+
+
+def _unnamed(frame: Frame) -> bytes:
     place = "" if frame.seq is None else f"id: {frame.seq}\r\n"
-    head = f"{place}event: {frame.type}\r\ndata: ".encode()
-    return head + frame.body + b"\r\n\r\n"
+    return f"{place}data: ".encode() + frame.body + b"\r\n\r\n"

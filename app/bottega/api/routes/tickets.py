@@ -1,4 +1,4 @@
-"""Tickets for browsers, whose WebSockets cannot send an Authorization header.
+"""Tickets for browsers, whose WebSockets and EventSources cannot send an Authorization header.
 
 ``bottega.api.auth`` redeems them before any route. A ticket has the scopes of the key that
 requested it, and ends with that key.
@@ -6,11 +6,12 @@ requested it, and ends with that key.
 
 import secrets
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from bottega.api.errors import problems
 from bottega.api.schemas.base import Answer, Body
@@ -20,11 +21,12 @@ from bottega.tenants.keys import hashed
 
 router = APIRouter(prefix="/v1/ws-tickets", tags=["runs"])
 
-VALID_S = 30.0
+VALID_S: dict[str, float] = {"websocket": 30.0, "sse": 3600.0}
+"""By what a ticket opens, in seconds."""
 
 _ISSUE = """
-INSERT INTO ws_tickets (tenant_id, ticket_hash, run_id, expires_at, scopes, key_id)
-VALUES ($1, $2, $3, now() + make_interval(secs => $4), $5, $6) RETURNING expires_at
+INSERT INTO ws_tickets (tenant_id, ticket_hash, opens, run_id, expires_at, scopes, key_id)
+VALUES ($1, $2, $3, $4, now() + make_interval(secs => $5), $6, $7) RETURNING expires_at
 """
 
 
@@ -33,17 +35,39 @@ class NewTicket(Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{}]})
 
+    opens: Annotated[
+        Literal["websocket", "sse"],
+        Field(
+            alias="for",
+            description="`websocket`: it opens one WebSocket within 30 seconds. `sse`: it opens "
+            "the event stream of its run for an hour, so that an EventSource can reconnect.",
+        ),
+    ] = "websocket"
     run_id: Annotated[
         Annotated[UUID, Field(strict=False)] | None,
-        Field(description="Valid for this run only; null: for all of the tenant's."),
+        Field(
+            validate_default=True,
+            description="Valid for this run only; null: for all of the tenant's, but not `sse`.",
+        ),
     ] = None
+
+    @field_validator("run_id")
+    @classmethod
+    def _names_one_for_sse(cls, value: UUID | None, info: ValidationInfo) -> UUID | None:
+        if value is None and info.data.get("opens") == "sse":
+            raise PydanticCustomError("missing", "a ticket for 'sse' opens one run: name it")
+        return value
 
 
 class Ticket(Answer):
-    """A ticket, which opens one WebSocket."""
+    """A ticket, which opens a WebSocket or an event stream."""
 
     ticket: Annotated[
-        str, Field(description='Offer the subprotocols `["bottega.v1", "ticket.<ticket>"]`.')
+        str,
+        Field(
+            description='WebSocket: offer the subprotocols `["bottega.v1", "ticket.<ticket>"]`. '
+            "EventSource: add `?ticket=<ticket>` to the URL of the run's events."
+        ),
     ]
     expires_at: datetime
 
@@ -51,10 +75,10 @@ class Ticket(Answer):
 @router.post(
     "",
     operation_id="create_ws_ticket",
-    summary="Get a ticket for a WebSocket",
+    summary="Get a ticket for a WebSocket or an EventSource",
     description=(
-        "For browsers, whose WebSockets cannot send an Authorization header. The ticket is valid "
-        "once, for 30 seconds, at any API process, with the scopes of your key."
+        "For browsers, which cannot send an Authorization header with them. The ticket is valid "
+        "at any API process, with the scopes of your key, as long as your key is."
     ),
     status_code=201,
     response_model=Ticket,
@@ -66,7 +90,10 @@ async def create(
     if body.run_id is not None:
         await service.streams.cursor_of(tenant, body.run_id)
     ticket = secrets.token_urlsafe(32)
-    row = tenant, hashed(ticket), body.run_id, VALID_S, list(principal.scopes), principal.key_id
+    row = (
+        *(tenant, hashed(ticket), body.opens, body.run_id, VALID_S[body.opens]),
+        *(list(principal.scopes), principal.key_id),
+    )
     async with acting_as(service.database.pool, tenant) as connection:
         expires_at = await connection.fetchval(_ISSUE, *row)
     return Ticket(ticket=ticket, expires_at=expires_at)

@@ -55,17 +55,22 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
         FOR NO KEY UPDATE OF k SKIP LOCKED)
 $$;
 
--- Called when a WebSocket opens. Delete a ticket, valid or not, and return its tenant and scopes if
--- it was valid: not expired, for this run, and its key still valid.
+-- Called when a WebSocket or an event stream opens. Return a ticket's tenant and scopes if it is
+-- valid: for this use and run, not expired, its key still valid. One for a WebSocket is deleted,
+-- valid or not.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION redeem_ticket(p_hash bytea, p_run uuid)
+CREATE OR REPLACE FUNCTION redeem_ticket(p_hash bytea, p_run uuid, p_opens text)
 RETURNS TABLE (tenant_id uuid, scopes text[], key_id uuid, prefix text)
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
     WITH used AS (
-        DELETE FROM ws_tickets t WHERE t.ticket_hash = p_hash RETURNING t.*)
+        DELETE FROM ws_tickets t
+        WHERE t.ticket_hash = p_hash AND t.opens = 'websocket' RETURNING t.*),
+    shown AS (
+        SELECT * FROM used
+        UNION ALL SELECT t.* FROM ws_tickets t WHERE t.ticket_hash = p_hash AND t.opens = 'sse')
     SELECT u.tenant_id, u.scopes, u.key_id, k.prefix
-    FROM used u LEFT JOIN api_keys k ON k.tenant_id = u.tenant_id AND k.id = u.key_id
-    WHERE u.expires_at > now() AND coalesce(u.run_id = p_run, true)
+    FROM shown u LEFT JOIN api_keys k ON k.tenant_id = u.tenant_id AND k.id = u.key_id
+    WHERE u.opens = p_opens AND u.expires_at > now() AND coalesce(u.run_id = p_run, true)
       AND CASE WHEN u.key_id IS NULL THEN NOT keys_required()
           ELSE k.id IS NOT NULL AND k.revoked_at IS NULL AND coalesce(k.expires_at > now(), true)
           END
