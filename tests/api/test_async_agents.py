@@ -24,6 +24,7 @@ LIMITS = {
     "max_timeout": 0.5,
     "max_steps_per_subagent": 4,
 }
+DEFAULTS = {"anonymous": True, "share_metadata": []}
 CALCULATOR = {"type": "builtin", "name": "calculator"}
 
 
@@ -45,7 +46,7 @@ async def refusal(client: httpx2.AsyncClient, body: dict[str, Any]) -> dict[str,
 async def test_sub_agent_names_are_optional(client: httpx2.AsyncClient) -> None:
     await create(client, orchestrator())
     stored = (await client.get("/v1/agents/boss")).json()["subagents"]
-    assert stored == {"mode": "async", "names": [], "limits": None, "anonymous": True}
+    assert stored == {"mode": "async", "names": [], "limits": None, **DEFAULTS}
 
 
 async def test_limits_are_stored_and_can_lower_the_operator_s(
@@ -53,7 +54,7 @@ async def test_limits_are_stored_and_can_lower_the_operator_s(
 ) -> None:
     await create(client, orchestrator(names=["a"], limits=LIMITS))
     stored = (await client.get("/v1/agents/boss")).json()["subagents"]
-    assert stored == {"mode": "async", "names": ["a"], "limits": LIMITS, "anonymous": True}
+    assert stored == {"mode": "async", "names": ["a"], "limits": LIMITS, **DEFAULTS}
     lowered = SubagentLimits().lowered(**stored["limits"])
     assert {name: getattr(lowered, name) for name in LIMITS} == LIMITS
     await create(client, {**orchestrator(limits={"max_depth": 2}), "name": "other"})
@@ -171,6 +172,6 @@ async def test_definitions_of_earlier_versions_can_still_be_read(server_: Runnin
     """
     await server_.owner.execute(stored, DEFAULT_TENANT)
     shown = (await client.get("/v1/agents/boss")).json()["subagents"]
-    assert shown == {"mode": "sync", "names": ["a"], "limits": None, "anonymous": True}
+    assert shown == {"mode": "sync", "names": ["a"], "limits": None, **DEFAULTS}
     answer = await client.post("/v1/runs", json={"agent": "boss", "input": "x"})
     assert answer.status_code == 202

@@ -126,7 +126,8 @@ def coordinator(
     model: Any, where: SubagentRegistry, *agents: BaseAgent, **config: Any
 ) -> BaseAgent:
     """Create an agent that dispatches."""
-    about = {name: config.pop(name) for name in ("limits", "anonymous") if name in config}
+    names = ("limits", "anonymous", "configure", "share_metadata")
+    about = {name: config.pop(name) for name in names if name in config}
     made = BaseAgent("You coordinate.", provider=model, agent_name="lead", **config)
     use_async_subagents(made, where, agents, **about)
     return made

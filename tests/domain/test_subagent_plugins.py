@@ -274,7 +274,9 @@ async def test_prompt_guard_bounds_prompts() -> None:
     guard = PromptGuard(max_prompt_chars=10)
     assert isinstance(await guarded(guard, asking("x" * 10)), DispatchRequest)
     refused = await guarded(guard, asking("x" * 11))
-    assert refused == Refused("the prompt has 11 characters; here it may have 10")
+    assert refused == Refused(
+        "the prompt and instructions have 11 characters; here they may have 10"
+    )
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(.*a){12}b", "(a|a)*c"])

@@ -216,12 +216,15 @@ class Recorder:
     Attributes:
         swarm: the run's ``Swarm`` of asynchronous sub-agents, if it exists already.
         files: loads the run's stored files; ``None``: there are none.
+        screen: called with a call of a sub-agent in mode ``sync``, its tool call and its question;
+            returns the question to ask, or the call's result in place of an answer.
         inbox: messages of users for the root; ``None``: there are none.
     """
 
     swarm: object = None
     inbox: InboxPort | None = None
     files: FileLoader | None = None
+    screen: "Screen | None" = None
 
     def query_started(self, query: Query) -> None:
         """Record a query's start: its messages are in the history, no model call was made."""
@@ -376,6 +379,8 @@ class CurrentCall:
     index: int
     id: str = ""
 
+
+Screen = Callable[[CurrentCall, ToolCall, str], Awaitable[str | ToolResult]]
 
 current_call: ContextVar[CurrentCall | None] = ContextVar("current_call", default=None)
 

@@ -114,6 +114,11 @@ class SubAgentWrapper(ToolBase):
                 tool_call, f"sub-agents may be nested {MAX_DEPTH} deep, and this would be deeper"
             )
         text = question_of(tool_call.arguments)
+        if call is not None and (screen := call.query.recorder.screen) is not None:
+            screened = await screen(call, tool_call, text)
+            if isinstance(screened, ToolResult):
+                return screened
+            text = screened
         async with self._turn():
             agent = self.agent.copy_for_call() if self.stateless else self.agent
             if call is None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 
+from bottega.agents.calls.abandoning import abandonable
 from bottega.agents.endings import RUN_AGAIN, FinalAnswer, NextStep
 from bottega.agents.hooks import AgentEvent, HookDecision
 from bottega.agents.messages import (
@@ -200,13 +201,9 @@ async def execute_tool(tool: ToolBase | None, call: ToolCall, tools: Toolbox) ->
         return error_result(call, f"there is no tool '{call.name}'; you may use: {names}")
     if call.malformed is not None:
         return error_result(call, f"the arguments are not a JSON object: {call.malformed[:200]}")
-    limit = asyncio.timeout(tool.timeout_s)
     try:
-        if tool.timeout_s is None:
-            result: object = await tool.execute(call)
-        else:
-            async with limit:
-                result = await tool.execute(call)
+        own = isinstance(tool, SubAgentWrapper) or tool.local
+        result = await (tool.execute(call) if own else abandonable(tool, call))
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -215,8 +212,6 @@ async def execute_tool(tool: ToolBase | None, call: ToolCall, tools: Toolbox) ->
     except (Exception, SystemExit) as error:
         if must_escape(tool, error):
             raise
-        if limit.expired() and isinstance(error, TimeoutError):
-            return error_result(call, f"timed out after {tool.timeout_s:g} s")
         return error_result(call, f"{type(error).__name__}: {error}")
     if isinstance(result, ToolResult):
         return result

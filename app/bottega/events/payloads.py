@@ -228,7 +228,12 @@ class PatternReceived(NamedTuple):
 
 
 class SubagentDispatched(NamedTuple):
-    """Data of ``subagent.dispatched``; ``agent`` is ``None`` for a helper without a definition."""
+    """Data of ``subagent.dispatched``.
+
+    Attributes:
+        agent: ``None`` for a helper without a definition.
+        shared: the part of the metadata that the task reads too.
+    """
 
     agent: str | None
     prompt: str
@@ -238,6 +243,7 @@ class SubagentDispatched(NamedTuple):
     token_budget: int | None
     metadata: Data
     queue_position: int
+    shared: Data
 
     @classmethod
     def of(cls, data: Data) -> Self:
@@ -250,6 +256,7 @@ class SubagentDispatched(NamedTuple):
             data["token_budget"],
             data["metadata"] or {},
             data.get("queue_position") or 0,
+            {key: data["metadata"][key] for key in data.get("share_metadata") or ()},
         )
 
 

@@ -28,6 +28,7 @@ from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import Swarm, SwarmOptions
 from bottega.subagents.telemetry import Totals
+from bottega.subagents.tools.guarding import screening
 
 # Only tasks below the asking task ($4) are found; NULL is the root, above all.
 _LOOK_UP = """
@@ -147,7 +148,7 @@ async def running_subagents(
         swarm.restore_file(*write)
     for each in replay.over:
         swarm.forget_files(each)
-    recorder.swarm, recorder.loops.tasks = swarm, swarm.handles
+    recorder.swarm, recorder.screen, recorder.loops.tasks = swarm, screening(swarm), swarm.handles
     recorder.repeat(replay.usage, replay.paid)
     resumed.resume()
     try:
@@ -238,6 +239,7 @@ def _dispatched(handle: SubagentHandle) -> dict[str, Any]:
         "timeout_ms": round(handle.timeout * 1000),
         "token_budget": handle.token_budget,
         "metadata": dict(handle.metadata),
+        **({"share_metadata": list(handle.shared_keys)} if handle.shared_keys else {}),
     }
 
 

@@ -61,6 +61,11 @@ class AgentDependencies:
     embedder: Callable[[], RecallEmbedder]
     configure: tuple[ConfigureAgent, ...] = ()
 
+    def helped(self, helper: BaseAgent) -> None:
+        """Let the plugins configure a helper that has no definition."""
+        for configure in self.configure:
+            configure(helper, {})
+
 
 @dataclass(slots=True)
 class Team:
@@ -125,7 +130,8 @@ class CompiledTeam:
                 agent.registered_tools = [session.own(tool) for tool in agent.registered_tools]
             if member.children is not None and registry is not None:
                 children = [copy_of(child) for child in member.children]
-                use_defined_subagents(agent, registry, children, member.definition["subagents"])
+                defined = member.definition["subagents"]
+                use_defined_subagents(agent, registry, children, defined, dependencies.helped)
             if recall := member.definition["recall"]:
                 agent.recall = Recall(dependencies.embedder(), recall["k"])
             if changed := run.overrides.get(agent.agent_id or agent.agent_name):

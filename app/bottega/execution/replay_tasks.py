@@ -219,6 +219,7 @@ def _past(
         timeout=asked.timeout_ms / 1000,
         token_budget=asked.token_budget,
         metadata=asked.metadata,
+        shared=tuple(asked.shared),
     )
     remaining = None
     if task.dequeued is not None and ran is not None:
@@ -261,9 +262,9 @@ def _publication(task: _Task, published: Event) -> Publication:
     messages: tuple[StandardMessage, ...] = tuple(said)
     results = [m.tool_results[0] for m in said if isinstance(m, ToolMessage)]
     if (dispatched := task.dispatched) is not None and dispatched.task_id is not None:
-        prompt = SubagentDispatched.of(dispatched.data).prompt
-        asked = first_message(dispatched.task_id, prompt)
-        messages = (HumanMessage(content=asked), *said)
+        asked = SubagentDispatched.of(dispatched.data)
+        question = first_message(dispatched.task_id, asked.prompt, asked.shared)
+        messages = (HumanMessage(content=question), *said)
     data = MemoryPublished.of(published.data)
     return Publication(
         agent_id=published.agent or "",

@@ -20,7 +20,13 @@ from bottega.agents.subagent import question_of
 from bottega.db.pages import PAGE_BYTES, PageItems, fetch_page
 from bottega.db.tables import run_events, tasks
 from bottega.errors import NotFoundError
-from bottega.events.payloads import ContextReceived, LlmCompleted, MessageDelivered, ToolEnded
+from bottega.events.payloads import (
+    ContextReceived,
+    LlmCompleted,
+    MessageDelivered,
+    SubagentDispatched,
+    ToolEnded,
+)
 from bottega.events.steps import STEP_EVENTS
 from bottega.events.types import EventType
 from bottega.execution.replay import result_of
@@ -304,12 +310,13 @@ async def _asked(
     connection: AsyncConnection, run: Mapping[str, Any], parent: UUID | None, task_id: UUID
 ) -> list[Mapping[str, str]]:
     """Return the question to a sub-agent: its dispatch's prompt, or the call's arguments."""
-    dispatched = select(run_events.c.data["prompt"].astext).where(
+    dispatched = select(run_events.c.data).where(
         *events_of(run["tenant_id"], run["id"], task_id),
         run_events.c.type == EventType.SUBAGENT_DISPATCHED,
     )
-    if prompt := await connection.scalar(dispatched.limit(1)):
-        return [{"role": "user", "content": first_message(task_id, prompt)}]
+    if data := await connection.scalar(dispatched.limit(1)):
+        task = SubagentDispatched.of(data)
+        return [{"role": "user", "content": first_message(task_id, task.prompt, task.shared)}]
     calls = events_of(run["tenant_id"], run["id"], parent)
     answers = select(
         run_events.c.data["call"].as_integer(), run_events.c.data["message"]["tool_calls"]

@@ -1,17 +1,22 @@
 """Tasks as the work of agents: build the agent, query it, and turn its response into an outcome."""
 
+import functools
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 from bottega.agents.agent import BaseAgent
 from bottega.agents.messages import AssistantResponse, ToolCall
-from bottega.agents.query import QueriedAgent, Query, next_query
-from bottega.errors import BudgetExhaustedError
+from bottega.agents.query import QueriedAgent, Query, current_call, next_query
+from bottega.agents.tools import ToolBase
+from bottega.errors import BudgetExhaustedError, InvalidInputError
+from bottega.subagents.file_tools import file_tools
 from bottega.subagents.handle import DispatchParams, SubagentHandle, SubagentOutcome
-from bottega.subagents.shared_context import folder_of
+from bottega.subagents.shared_context import Workspace, folder_of
 from bottega.subagents.states import SubagentStatus
-from bottega.subagents.swarm import QueryScope, Swarm, TaskOfQuery, own_file_tools
+from bottega.subagents.swarm import QueryScope, Swarm, TaskOfQuery, known_swarm, scope_of
 
 ANONYMOUS = "subagent"
 DEFAULT_INSTRUCTIONS = (
@@ -44,6 +49,7 @@ class ChildTask:
     Args:
         place: (model call, index of the tool call).
         agents: the caller's sub-agents by name.
+        configure: called with a new helper.
     """
 
     def __init__(
@@ -52,11 +58,13 @@ class ChildTask:
         query: Query,
         place: tuple[int, int],
         agents: Mapping[str, BaseAgent],
+        configure: Callable[[BaseAgent], object] = lambda helper: None,
     ) -> None:
         self.scope = scope
         self.query = query
         self.place = place
         self.agents = agents
+        self.configure = configure
         self.task_id: UUID = scope.id_below(place)
 
     def known(self) -> SubagentHandle | None:
@@ -89,6 +97,35 @@ class ChildTask:
         self.scope.dispatched[self.task_id] = None
         return handle
 
+    async def give(self, files: Mapping[str, str]) -> None:
+        """Write the task's input files, before it is dispatched.
+
+        Raises:
+            InvalidInputError: ``bad_path``, ``bad_content`` or ``too_large``; no file is left.
+        """
+        context = self.scope.swarm.context
+        try:
+            for path, content in files.items():
+                await context.write(self._input(path), content)
+        except InvalidInputError:
+            self.take_back()
+            raise
+
+    def take_back(self) -> None:
+        """Delete the files of a task that was refused."""
+        self.scope.swarm.context.forget(folder_of(self.task_id))
+
+    def give_again(self, files: Mapping[str, str]) -> None:
+        """Restore the input files of a task from before a crash, unless written since."""
+        context = self.scope.swarm.context
+        known = context.list(folder_of(self.task_id))
+        for path, content in files.items():
+            if (path := self._input(path)) not in known:
+                context.restore(path, content)
+
+    def _input(self, path: str) -> str:
+        return f"{folder_of(self.task_id)}/input/{path.removeprefix('/')}"
+
     def _with_model(self, params: DispatchParams) -> DispatchParams:
         """Set ``model`` to the provider and model of the task's agent."""
         source = self.agents.get(params.agent) if params.named else None
@@ -101,11 +138,13 @@ class ChildTask:
     ) -> Callable[[SubagentHandle], Awaitable[SubagentOutcome]]:
         swarm, parent, limits = self.scope.swarm, self.query, self.scope.parent.limits
         source = self.agents.get(params.agent) if params.named else None
+        configure = self.configure
 
         async def work(handle: SubagentHandle) -> SubagentOutcome:
             most = limits.max_steps_per_subagent
             if source is None:
                 agent = _anonymous(parent.agent, params, most)
+                configure(agent)
             else:
                 agent = _named(source, params, most)
             return await _ask(swarm, parent, handle, agent)
@@ -153,7 +192,8 @@ async def _ask(
     )
     token = next_query.set(query)
     try:
-        response = await agent.execute_query_async(first_message(handle.task_id, handle.prompt))
+        question = first_message(handle.task_id, handle.prompt, handle.shared)
+        response = await agent.execute_query_async(question)
     except BudgetExhaustedError:
         raise
     except Exception as error:
@@ -168,10 +208,11 @@ async def _ask(
     return outcome_of(response)
 
 
-def first_message(task_id: UUID, prompt: str) -> str:
-    """Return the query of a task's agent: its prompt, and the places of its files."""
+def first_message(task_id: UUID, prompt: str, shared: Mapping[str, Any]) -> str:
+    """Return the query of a task's agent: its prompt, shared metadata, the places of its files."""
+    about = f"\n\nMetadata: {json.dumps(shared, ensure_ascii=False)}" if shared else ""
     return (
-        f"{prompt}\n\nYour own folder is {folder_of(task_id)}/ "
+        f"{prompt}{about}\n\nYour own folder is {folder_of(task_id)}/ "
         "(input, output, scratch); /global/ is for reading."
     )
 
@@ -189,3 +230,19 @@ def outcome_of(response: AssistantResponse) -> SubagentOutcome:
         output=response.content or EMPTY,
         stop_reason=response.stop_reason,
     )
+
+
+@functools.cache
+def own_file_tools() -> tuple[ToolBase, ...]:
+    """Return the file tools; each call works on the files of the calling query."""
+
+    def workspace() -> Workspace:
+        call = current_call.get()
+        query = None if call is None else call.query
+        if query is not None and isinstance(query.scope, QueryScope):
+            return query.scope.workspace
+        if query is not None and (swarm := known_swarm(query)) is not None:
+            return scope_of(query, swarm.registry).workspace
+        raise InvalidInputError("this tool works only within a query with asynchronous sub-agents")
+
+    return file_tools(workspace)

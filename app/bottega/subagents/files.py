@@ -47,6 +47,16 @@ def check_path(path: str) -> str:
     return normal
 
 
+def plain(text: str) -> str:
+    """Return a text without what a path may not have: look-alikes, invisible characters.
+
+    White space becomes a space each, a look-alike of a slash or a backslash a slash.
+    """
+    text = _LOOK_ALIKES.sub("/", unicodedata.normalize("NFKC", text)).replace("\\", "/")
+    text = re.sub(r"\s", " ", _INVISIBLE.sub("", text))
+    return "".join(letter for letter in text if unicodedata.category(letter)[0] != "C")
+
+
 def bad_path(detail: str) -> InvalidInputError:
     return InvalidInputError(detail, code="bad_path")
 

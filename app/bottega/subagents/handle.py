@@ -28,6 +28,7 @@ class DispatchParams:
         named: true if ``agent`` is one of the parent's sub-agents, false for an anonymous one.
         timeout: in seconds; ``None``: the default.
         model: provider and model of the task's agent.
+        shared: keys of the metadata that the task reads too.
     """
 
     prompt: str
@@ -39,6 +40,7 @@ class DispatchParams:
     token_budget: int | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
+    shared: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -156,6 +158,7 @@ class SubagentHandle:
     Attributes:
         named: true if its agent is one of its parent's sub-agents, false for an anonymous one.
         kind: tasks of one kind share a circuit breaker.
+        shared_keys: keys of the metadata that the task reads too.
         work: coroutine function that does the task; the scheduler runs it.
         attempt: 1, plus one for each restoration after a crash.
         queue_position: ready tasks of the tenant before it at its dispatch (see
@@ -192,6 +195,7 @@ class SubagentHandle:
     work: Callable[["SubagentHandle"], Awaitable[SubagentOutcome]]
     account: Account
     context: contextvars.Context
+    shared_keys: tuple[str, ...] = ()
     status: SubagentStatus = SubagentStatus.QUEUED
     attempt: int = 1
     queue_position: int = 0
@@ -241,6 +245,11 @@ class SubagentHandle:
     def depth(self) -> int:
         """0 for the root's tasks."""
         return len(self.path) - 1
+
+    @property
+    def shared(self) -> Mapping[str, Any]:
+        """The metadata that the task reads."""
+        return {key: self.metadata[key] for key in self.shared_keys if key in self.metadata}
 
     def duration_ms(self, now: float) -> int:
         """Return the milliseconds from its dispatch to its end, or to ``now``."""

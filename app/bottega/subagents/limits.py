@@ -47,6 +47,21 @@ class SubagentLimits:
         }
         return replace(self, **lower)
 
+    def within(self, outer: Self) -> Self:
+        """Return a copy whose limits per parent are at most those of ``outer``."""
+        return self.lowered(**{name: getattr(outer, name) for name in _OF_PARENT})
+
+
+_OF_PARENT = (
+    "max_concurrent",
+    "max_queued",
+    "max_total_tokens",
+    "max_depth",
+    "default_timeout",
+    "max_timeout",
+    "max_steps_per_subagent",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:

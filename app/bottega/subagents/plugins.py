@@ -8,7 +8,9 @@ A plugin is any object with one or both of these functions, async or not::
     after_subagent_complete(ctx: PluginContext, outcome: TaskOutcome) -> None
 
 Each call has a few seconds. A plugin that raises, takes longer or returns something invalid is
-logged and skipped. But if it has ``guard = True``, its failure refuses the task.
+logged and skipped. But if it has ``guard = True``, its failure refuses the task. Guards are asked
+last, and again about what other guards changed; about messages to a task and calls of synchronous
+sub-agents too.
 """
 
 import asyncio
@@ -33,6 +35,8 @@ MAX_RESULT = 100_000
 """Limit of a skipped task's result, in characters."""
 MAX_METADATA = 16_384
 """Limit of a task's metadata, in characters of JSON."""
+
+_MOST_ROUNDS = 3
 
 logger = logging.getLogger(__name__)
 
@@ -113,30 +117,67 @@ async def before_dispatch(
     *,
     timeout_s: float = TIMEOUT_S,
 ) -> DispatchRequest | Skip | Refused:
-    """Pass the request through all plugins in order, until one skips or refuses it.
+    """Pass the request through all plugins in order, guards last, until one skips or refuses it.
 
     Args:
-        timeout_s: limit per plugin.
+        timeout_s: limit per call of a plugin.
     """
     for plugin in plugins:
-        function = getattr(plugin, "before_dispatch", None)
-        if function is None:
-            continue
-        try:
-            own = replace(request, metadata=copy.deepcopy(dict(request.metadata)))
-            said = _understood(await bounded(function, ctx, own, timeout_s=timeout_s), request)
-        except Exception as error:
-            _log(plugin, "before_dispatch", ctx, error)
-            if is_guard(plugin):
-                return Refused(
-                    "a guard of this service could not check the task, so it was not dispatched; "
-                    "try again later, or do without it"
-                )
-            continue
+        if not is_guard(plugin):
+            said = await _asked(plugin, ctx, request, timeout_s)
+            if not isinstance(said, DispatchRequest):
+                return said
+            request = said
+    return await guarded(plugins, ctx, request, timeout_s=timeout_s)
+
+
+async def guarded(
+    plugins: Sequence[object],
+    ctx: PluginContext,
+    request: DispatchRequest,
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> DispatchRequest | Skip | Refused:
+    """Pass the request through the guards until each has seen what the others made of it.
+
+    Args:
+        timeout_s: limit per call of a guard.
+    """
+    guards = [plugin for plugin in plugins if is_guard(plugin)]
+    left = list(guards)
+    for _ in range(_MOST_ROUNDS * len(guards)):
+        if not left:
+            break
+        guard = left.pop(0)
+        said = await _asked(guard, ctx, request, timeout_s)
         if not isinstance(said, DispatchRequest):
             return said
-        request = said
+        if said != request:
+            request = said
+            left = [each for each in guards if each is not guard]
+    if left:
+        return Refused("the guards of this service change the task again and again: use other words")
     return request
+
+
+async def _asked(
+    plugin: object, ctx: PluginContext, request: DispatchRequest, timeout_s: float
+) -> DispatchRequest | Skip | Refused:
+    """Ask one plugin; one that fails is logged, and refuses the task if it is a guard."""
+    function = getattr(plugin, "before_dispatch", None)
+    if function is None:
+        return request
+    try:
+        own = replace(request, metadata=copy.deepcopy(dict(request.metadata)))
+        return _understood(await bounded(function, ctx, own, timeout_s=timeout_s), request)
+    except Exception as error:
+        _log(plugin, "before_dispatch", ctx, error)
+        if not is_guard(plugin):
+            return request
+        return Refused(
+            "a guard of this service could not check the task, so it was not dispatched; "
+            "try again later, or do without it"
+        )
 
 
 async def after_complete(
@@ -241,7 +282,7 @@ def _understood(said: object, request: DispatchRequest) -> DispatchRequest | Ski
     Raises:
         TypeError, ValueError: the answer is invalid, or changes a fixed field.
     """
-    if said is None:
+    if said is None or said == request:
         return request
     if isinstance(said, Refused):
         return Refused(str(said.detail))

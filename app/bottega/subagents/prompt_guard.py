@@ -1,24 +1,24 @@
 """A plugin that refuses tasks by an operator's patterns."""
 
-import unicodedata
 from collections.abc import Sequence
 
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
 from bottega.errors import InvalidInputError
+from bottega.subagents.files import plain
 from bottega.subagents.plugins import MAX_PROMPT, DispatchRequest, PluginContext, Refused
 
 
 class PromptGuard:
-    """Guard that refuses tasks by patterns in their prompt or instructions, or by prompt length.
+    """Guard that refuses tasks by patterns in their prompt or instructions, or by their length.
 
     Matches in linear time (with the regex engine of pydantic-core), so no text can make it hang.
-    Matches both the original text and its plain form, so full-width or invisible characters do not
-    hide a match.
+    Matches both the original text and its plain form (:func:`bottega.subagents.files.plain`), so
+    full-width, look-alike or invisible characters do not hide a match.
 
     Args:
         deny: regular expressions; they match anywhere and ignore case.
-        max_prompt_chars: limit of the prompt's length.
+        max_prompt_chars: limit of the length of prompt and instructions together.
 
     Raises:
         InvalidInputError: an invalid pattern; look-around and back-references are not supported.
@@ -32,15 +32,14 @@ class PromptGuard:
 
     async def before_dispatch(self, ctx: PluginContext, params: DispatchRequest) -> Refused | None:
         """Return a refusal or ``None``. The refusal does not name the pattern."""
-        length = len(params.prompt)
+        length = len(params.prompt) + len(params.instructions or "")
         if length > self._max_prompt_chars:
             return Refused(
-                f"the prompt has {length} characters; here it may have {self._max_prompt_chars}"
+                f"the prompt and instructions have {length} characters; here they may have "
+                f"{self._max_prompt_chars}"
             )
         for text in (params.prompt, params.instructions or ""):
-            if any(
-                _found(matcher, form) for form in {text, _plain(text)} for matcher in self._deny
-            ):
+            if any(_found(matcher, form) for form in {text, plain(text)} for matcher in self._deny):
                 return Refused("the task asks for what sub-agents may not be asked here")
         return None
 
@@ -63,9 +62,3 @@ def _found(matcher: SchemaValidator, text: str) -> bool:
     except ValidationError as error:  # invalid Unicode gives another error: treat it as a match
         return error.errors(include_input=False)[0]["type"] != "string_pattern_mismatch"
     return True
-
-
-def _plain(text: str) -> str:
-    """Return the NFKC form of a text, without invisible characters."""
-    letters = unicodedata.normalize("NFKC", text)
-    return "".join(letter for letter in letters if unicodedata.category(letter) != "Cf")

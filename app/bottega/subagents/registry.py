@@ -178,6 +178,7 @@ class SubagentRegistry:
             token_budget=params.token_budget,
             metadata=params.metadata,
             kind=params.kind,
+            shared_keys=params.shared,
             breakers=breakers,
             created_at=now,
             status_changed_at=now,

@@ -151,6 +151,11 @@ class SharedContext:
     def list(self, folder: str) -> list[str]:
         return self._folders[folder].list() if folder in self._folders else []
 
+    def forget(self, folder: str) -> None:
+        """Delete all files of a folder."""
+        if (files := self._folders.pop(folder, None)) is not None:
+            files.clear()
+
     def restore(self, path: str, content: str) -> None:
         """Write a file from before a crash; no limit is checked."""
         path, namespace = _shared(path)

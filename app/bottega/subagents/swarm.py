@@ -1,7 +1,6 @@
 """The asynchronous sub-agents of one run, and the queries of it that dispatch them."""
 
 import asyncio
-import functools
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -11,11 +10,10 @@ from uuid import UUID, uuid4
 from weakref import WeakSet
 
 from bottega.agents.messages import Usage
-from bottega.agents.query import Path, Query, current_call, task_id_at
+from bottega.agents.query import Path, Query, task_id_at
 from bottega.agents.tools import ToolBase
-from bottega.errors import InvalidInputError, ModelError
+from bottega.errors import ModelError
 from bottega.subagents.budget import Account, estimate, reserved
-from bottega.subagents.file_tools import file_tools
 from bottega.subagents.files import VirtualFileSystem
 from bottega.subagents.handle import (
     Listener,
@@ -268,7 +266,7 @@ class QueryScope:
     def __init__(self, swarm: Swarm, query: Query) -> None:
         tools = query.agent.registered_tools
         tool = next((each for each in tools if isinstance(each, DispatchingTool)), None)
-        limits = swarm.registry.limits if tool is None else tool.limits
+        limits = _limits_of(query, swarm.registry.limits)
         owner = query.task.handle if isinstance(query.task, TaskOfQuery) else None
         self.swarm = swarm
         is_task = owner is not None and owner.path == query.path
@@ -346,6 +344,18 @@ class QueryScope:
             raise swarm.broken
 
 
+def _limits_of(query: Query, limits: SubagentLimits) -> SubagentLimits:
+    """Return the limits of a query's tasks: the lowest of its agent and of all above it."""
+    above: Query | None = query
+    while above is not None:
+        for tool in above.agent.registered_tools:
+            if isinstance(tool, DispatchingTool):
+                limits = limits.within(tool.limits)
+                break
+        above = above.parent
+    return limits
+
+
 def _left(swarm: Swarm, owner: SubagentHandle) -> Callable[[], float | None]:
     """Return a function that returns the seconds until a task's deadline."""
 
@@ -364,32 +374,17 @@ def scope_of(query: Query, registry: SubagentRegistry) -> QueryScope:
     return scope
 
 
-def _known_swarm(query: Query) -> Swarm | None:
+def known_swarm(query: Query) -> Swarm | None:
+    """Return the swarm of a query's run, if it exists already."""
     if isinstance(query.task, TaskOfQuery):
         return query.task.swarm
     return query.recorder.swarm if isinstance(query.recorder.swarm, Swarm) else None
 
 
 def _swarm_of(query: Query, registry: SubagentRegistry) -> Swarm:
-    if (swarm := _known_swarm(query)) is not None:
+    if (swarm := known_swarm(query)) is not None:
         return swarm
     if query.parent is not None:
         return scope_of(query.parent, registry).swarm
     registry.tidy()
     return Swarm(registry)
-
-
-@functools.cache
-def own_file_tools() -> tuple[ToolBase, ...]:
-    """Return the file tools; each call works on the files of the calling query."""
-
-    def workspace() -> Workspace:
-        call = current_call.get()
-        query = None if call is None else call.query
-        if query is not None and isinstance(query.scope, QueryScope):
-            return query.scope.workspace
-        if query is not None and (swarm := _known_swarm(query)) is not None:
-            return scope_of(query, swarm.registry).workspace
-        raise InvalidInputError("this tool works only within a query with asynchronous sub-agents")
-
-    return file_tools(workspace)

@@ -65,7 +65,7 @@ DATA = {
     EventType.MEMORY_PUBLISHED: f"version {_TEXT}",
     EventType.SUBAGENT_DISPATCHED: (
         "call tool_call_id agent prompt instructions priority timeout_ms token_budget metadata "
-        "queue_position"
+        "share_metadata queue_position"
     ),
     EventType.SUBAGENT_DEQUEUED: "attempt waited_ms timeout_ms",
     EventType.SUBAGENT_STATUS_CHANGED: "attempt from to",

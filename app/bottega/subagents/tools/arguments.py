@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from bottega.subagents.file_tools import MAX_CONTENT
+from bottega.subagents.files import MAX_PATH_BYTES
 from bottega.subagents.plugins import checked_metadata
 from bottega.subagents.waits import Mode
 
@@ -15,6 +17,15 @@ TaskIds = Annotated[
     list[TaskId],
     Field(min_length=1, max_length=MOST_TASKS, description="Ids that a dispatch answered."),
 ]
+
+FilePath = Annotated[str, Field(min_length=1, max_length=MAX_PATH_BYTES)]
+
+
+def checked_input(files: dict[str, str]) -> dict[str, str]:
+    """Check that files have at most ``MAX_CONTENT`` characters together."""
+    if sum(map(len, files.values())) > MAX_CONTENT:
+        raise ValueError(f"the files of input may have {MAX_CONTENT} characters together")
+    return files
 
 
 class Arguments(BaseModel):
@@ -37,12 +48,17 @@ class DispatchArguments(Arguments):
     metadata: Annotated[dict[str, Any], AfterValidator(checked_metadata)] = Field(
         default_factory=dict
     )
+    input: Annotated[dict[FilePath, str], AfterValidator(checked_input)] = Field(
+        default_factory=dict,
+        max_length=20,
+        description="Files for it, by path below its folder's input/.",
+    )
 
 
 class FanOutArguments(Arguments):
     """Several tasks; each is checked by itself."""
 
-    tasks: list[dict[str, Any]] = Field(
+    tasks: list[Any] = Field(
         min_length=1, max_length=MOST_TASKS, description="As for dispatch_subagent."
     )
 

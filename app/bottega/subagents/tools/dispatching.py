@@ -1,7 +1,7 @@
 """The tools ``dispatch_subagent`` and ``dispatch_subagents``."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -55,11 +55,18 @@ class DispatchTool(SubagentTool):
 
     def replayed(self, tool_call: ToolCall) -> None:
         call, scope = self.shared.scope()
-        for place in places_of(call.query.model_calls, call.index, tool_call):
-            self._child(call, scope, place).known()
+        places = places_of(call.query.model_calls, call.index, tool_call)
+        for place, asked in zip(places, self._asked(tool_call), strict=True):
+            child = self._child(call, scope, place)
+            if child.known() is not None:
+                child.give_again(asked.get("input") or {})
+
+    def _asked(self, tool_call: ToolCall) -> Sequence[Mapping[str, Any]]:
+        """Return the arguments of the tasks that a call asks for."""
+        return [tool_call.arguments]
 
     async def dispatch(
-        self, call: CurrentCall, scope: QueryScope, place: tuple[int, int], asked: Mapping[str, Any]
+        self, call: CurrentCall, scope: QueryScope, place: tuple[int, int], asked: Any
     ) -> Answer:
         """Dispatch one task; return what the model reads.
 
@@ -74,13 +81,17 @@ class DispatchTool(SubagentTool):
                 return {"status": "skipped", "result": decided.result}
             if isinstance(decided, Refused):
                 raise InvalidInputError(decided.detail)
+            await child.give(arguments.input)
             try:
-                handle = child.dispatch(_params(decided, arguments))
+                handle = child.dispatch(_params(decided, arguments, self.shared.share_metadata))
             except SubagentRefusedError as error:
+                child.take_back()
                 return {"error": error.detail, **error.about}
+        else:
+            child.give_again(arguments.input)
         return self._dispatched(handle)
 
-    def _valid(self, asked: Mapping[str, Any]) -> DispatchArguments:
+    def _valid(self, asked: Any) -> DispatchArguments:
         try:
             arguments = DispatchArguments.model_validate(asked)
         except ValidationError as error:
@@ -93,7 +104,7 @@ class DispatchTool(SubagentTool):
         return arguments
 
     def _child(self, call: CurrentCall, scope: QueryScope, place: tuple[int, int]) -> ChildTask:
-        return ChildTask(scope, call.query, place, self.shared.agents)
+        return ChildTask(scope, call.query, place, self.shared.agents, self.shared.configure)
 
     def _dispatched(self, handle: SubagentHandle) -> Answer:
         position = handle.queue_position
@@ -118,6 +129,10 @@ class FanOutTool(DispatchTool):
         schema["properties"]["tasks"]["items"] = super().create_schema()
         return schema
 
+    def _asked(self, tool_call: ToolCall) -> Sequence[Mapping[str, Any]]:
+        tasks = tool_call.arguments.get("tasks")
+        return tasks if isinstance(tasks, list) else [{}]
+
     async def execute(self, tool_call: ToolCall) -> ToolResult:
         try:
             tasks = FanOutArguments.model_validate(tool_call.arguments).tasks
@@ -132,7 +147,7 @@ class FanOutTool(DispatchTool):
         return success_result(tool_call, {"tasks": numbered})
 
     async def _one(
-        self, call: CurrentCall, scope: QueryScope, place: tuple[int, int], asked: Mapping[str, Any]
+        self, call: CurrentCall, scope: QueryScope, place: tuple[int, int], asked: Any
     ) -> Answer:
         try:
             return await self.dispatch(call, scope, place, asked)
@@ -155,7 +170,9 @@ async def _decided(
     return await before_dispatch(scope.swarm.options.plugins, context_of(scope.parent), request)
 
 
-def _params(request: DispatchRequest, arguments: DispatchArguments) -> DispatchParams:
+def _params(
+    request: DispatchRequest, arguments: DispatchArguments, share_metadata: Collection[str]
+) -> DispatchParams:
     return DispatchParams(
         prompt=request.prompt,
         agent=arguments.agent or ANONYMOUS,
@@ -165,4 +182,5 @@ def _params(request: DispatchRequest, arguments: DispatchArguments) -> DispatchP
         timeout=None if arguments.timeout_ms is None else arguments.timeout_ms / 1000,
         token_budget=arguments.token_budget,
         metadata=request.metadata,
+        shared=tuple(key for key in share_metadata if key in request.metadata),
     )

@@ -1,6 +1,6 @@
 """Equipment of an agent for asynchronous sub-agents."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from bottega.agents.agent import BaseAgent
@@ -23,6 +23,8 @@ def use_async_subagents(
     *,
     limits: SubagentLimits | None = None,
     anonymous: bool = True,
+    configure: Callable[[BaseAgent], object] = lambda helper: None,
+    share_metadata: Collection[str] = (),
 ) -> None:
     """Register the sub-agent tools and the file tools on an agent.
 
@@ -31,6 +33,8 @@ def use_async_subagents(
             else ``agent_id`` or ``agent_name``. Each needs a description.
         limits: limits of its tasks; by default the registry's.
         anonymous: it may dispatch helpers without a definition.
+        configure: called with each new helper.
+        share_metadata: keys of a dispatch's metadata that its task reads too.
 
     Raises:
         InvalidInputError: ``missing_description``; ``duplicate_tool``: the agent has a tool of one
@@ -53,7 +57,14 @@ def use_async_subagents(
         if path := child.path_to(agent):
             names = [member.agent_id or member.agent_name for member in (agent, *path)]
             raise CycleError(names, what="sub-agent")
-    shared = AsyncSubagents(registry, agents, limits or registry.limits, anonymous=anonymous)
+    shared = AsyncSubagents(
+        registry,
+        agents,
+        limits or registry.limits,
+        anonymous=anonymous,
+        configure=configure,
+        share_metadata=share_metadata,
+    )
     own = (tool(shared) for tool in _TOOLS)
     for tool in (*own, *file_tools(shared.workspace)):
         agent.register_tool(tool)
@@ -68,6 +79,7 @@ def use_defined_subagents(
     registry: SubagentRegistry,
     agents: Iterable[BaseAgent],
     defined: Mapping[str, Any],
+    configure: Callable[[BaseAgent], object] = lambda helper: None,
 ) -> None:
     """Register the tools as the ``subagents`` of an agent's definition say."""
     use_async_subagents(
@@ -76,4 +88,6 @@ def use_defined_subagents(
         agents,
         limits=registry.limits.lowered(**defined.get("limits") or {}),
         anonymous=defined.get("anonymous", True),
+        configure=configure,
+        share_metadata=defined.get("share_metadata") or (),
     )

@@ -1,6 +1,6 @@
 """The base of an agent's tools, and the state that they share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from bottega.agents.agent import BaseAgent
 from bottega.agents.query import CurrentCall, current_call
@@ -18,6 +18,8 @@ class AsyncSubagents:
         agents: the agent's sub-agents by name.
         limits: the agent's own limits.
         anonymous: it may dispatch helpers without a definition.
+        configure: called with each new helper.
+        share_metadata: keys of a dispatch's metadata that its task reads too.
     """
 
     def __init__(
@@ -27,11 +29,15 @@ class AsyncSubagents:
         limits: SubagentLimits,
         *,
         anonymous: bool = True,
+        configure: Callable[[BaseAgent], object] = lambda helper: None,
+        share_metadata: Collection[str] = (),
     ) -> None:
         self.registry = registry
         self.agents = dict(agents)
         self.limits = limits
         self.anonymous = anonymous
+        self.configure = configure
+        self.share_metadata = tuple(share_metadata)
 
     def scope(self) -> tuple[CurrentCall, QueryScope]:
         """Return the running tool call and the scope of its query."""

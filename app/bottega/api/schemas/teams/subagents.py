@@ -4,7 +4,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import Body, Name
@@ -100,6 +107,16 @@ class SubAgents(Body):
             )
         ),
     ] = True
+    share_metadata: Annotated[
+        list[Annotated[str, StringConstraints(min_length=1, max_length=64)]],
+        Field(
+            max_length=20,
+            description=(
+                "In mode `async`: keys of a dispatch's `metadata` that the task reads in its first "
+                "message."
+            ),
+        ),
+    ] = Field(default_factory=list)
 
     @field_validator("names")
     @classmethod
@@ -121,9 +138,10 @@ class SubAgents(Body):
 
     @model_validator(mode="after")
     def _has_agents(self) -> Self:
-        if self.mode == "sync" and not self.anonymous:
+        if self.mode == "sync" and (self.share_metadata or not self.anonymous):
+            name = "share_metadata" if self.share_metadata else "anonymous"
             raise PydanticCustomError(
-                "anonymous", "'anonymous' belongs to mode 'async': leave it out, or change the mode"
+                name, f"'{name}' belongs to mode 'async': leave it out, or change the mode"
             )
         if not (self.anonymous or self.names):
             raise PydanticCustomError(
