@@ -156,7 +156,7 @@ async def guarded(
             request = said
             left = [each for each in guards if each is not guard]
     if left:
-        return Refused("the guards of this service change the task again and again: use other words")
+        return Refused("the guards of this service keep changing the task: use other words")
     return request
 
 
