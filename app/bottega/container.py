@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
+from bottega import metrics
 from bottega.db.engine import Database, open_database
 from bottega.db.migrate import require_current
 from bottega.db.sessions import Silence
@@ -26,6 +27,7 @@ from bottega.memory.patterns.cache import PatternCache
 from bottega.memory_services import MemoryServices, builtin, keeping, open_memory_services
 from bottega.outgoing import Outgoing, open_outgoing
 from bottega.runs.pins import PinCache
+from bottega.scrape import Scraping, refresh_regularly
 from bottega.secrets.lookup import SecretLookup
 from bottega.settings import Settings
 from bottega.tenants import erase
@@ -65,6 +67,7 @@ class Service:
         descriptors: file descriptor limits of this process.
         pins: versions of agents and graphs that new runs pin.
         outgoing: what it sends requests with.
+        scraping: what Prometheus gets.
         working: whether this process executes runs too.
     """
 
@@ -79,6 +82,7 @@ class Service:
     files: FileStore
     descriptors: Descriptors
     outgoing: Outgoing
+    scraping: Scraping
     working: bool = False
     pins: PinCache = field(default_factory=PinCache)
     stop_working: asyncio.Event = field(default_factory=asyncio.Event)
@@ -99,6 +103,7 @@ async def open_service(
     Raises:
         UnavailableError: the database is out of reach, or not migrated to this version.
     """
+    metrics.add_operators(settings.operator_providers)
     descriptors = raise_limit()
     descriptors.note(settings.max_connections)
     size = _POOL_SIZE if api else _WORKER_POOL_SIZE
@@ -118,6 +123,7 @@ async def open_service(
                 memory_services.memory.accesses.run,
                 _erasing(database, listener, memory_services).run,
                 listener.run,
+                refresh_regularly,
             ),
             open_outgoing(settings, database, listener, key_cache.is_open, descriptors) as outgoing,
             contextlib.AsyncExitStack() as stack,
@@ -134,6 +140,7 @@ async def open_service(
                 _files(settings, database, listener, memory_services),
                 descriptors,
                 outgoing,
+                Scraping(settings, database.pool, key_cache),
                 working=worker,
                 pins=PinCache(settings.operator_providers, settings.default_model),
             )
@@ -230,6 +237,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     from bottega.execution.leases import leases
     from bottega.execution.live_text import LiveText
     from bottega.execution.mcp.tools import McpSessions
+    from bottega.execution.observed.gauges import measured
     from bottega.execution.step_writer import StepWriter
     from bottega.runs.control import CancelWatch
 
@@ -265,6 +273,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
         watch = CancelWatch(database.pool, service.listener, executor)
         async with (
             heartbeats(database.pool, lambda: _snapshot(runtime, executor, models)),
+            measured(runtime, models),
             leases(database.connect, worker_id, executor.held, executor.lose, settings.takeover_s),
             background(
                 *(notifier.run, live_text.run, watch.run),

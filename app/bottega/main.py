@@ -58,6 +58,7 @@ from bottega.api.server.facade_errors import FacadeErrors
 from bottega.api.server.headers import ASSETS, SecurityHeaders, add_docs
 from bottega.api.server.http_protocol import Addresses, Bounds, HttpProtocol
 from bottega.api.server.limits import LimitTenants
+from bottega.api.server.measured import MeasureRequests
 from bottega.api.server.middleware import Cors, LongBodies, OnlyFromHere, RefuseLongBody
 from bottega.api.server.route_index import RouteIndex
 from bottega.api.server.websocket_protocol import WebSocketProtocol
@@ -183,7 +184,9 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
     answering = FacadeErrors(app, _FACADES)
     return uvicorn.Config(
         SecurityHeaders(
-            Cors(answering, settings.cors_origins) if settings.cors_origins else answering
+            MeasureRequests(
+                Cors(answering, settings.cors_origins) if settings.cors_origins else answering
+            )
         ),
         http=partial(HttpProtocol, bounds=bounds, addresses=addresses),  # type: ignore[arg-type]
         ws=partial(WebSocketProtocol, addresses=addresses),  # type: ignore[arg-type]

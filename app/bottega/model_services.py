@@ -175,6 +175,10 @@ class ModelServices:
         """Return the calls under way and waiting, by tenant; see :meth:`Traffic.load`."""
         return {} if self._traffic is None else self._traffic.load()
 
+    def open_breakers(self) -> int:
+        """Return the number of breakers of models that are not closed, as far as this knows."""
+        return 0 if self._traffic is None else self._traffic.breakers.count()
+
     async def check(self) -> None:
         """Open the operator's servers: wrong settings fail at the start.
 

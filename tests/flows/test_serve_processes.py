@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -55,6 +56,11 @@ async def test_processes_below_one_parent_serve_and_end_together(
             run_id = await start(client)
         frames = await watch(parent.port, run_id)
         assert frames[-1]["type"] == "run.completed"
+        async with httpx2.AsyncClient(base_url=base_url, timeout=30) as client:
+            report = (await client.get("/metrics")).text  # of the API's process and the worker's
+        assert 'bottega_runs_total{mode="orchestrated",status="completed"} 1.0' in report
+        assert 'route="/v1/runs",status="202"} 1.0' in report
+        assert "bottega_workers 1.0" in report
         parent.process.send_signal(signal.SIGTERM)
         assert await parent.process.wait() == 0
         assert not any(map(psutil.pid_exists, left))
@@ -108,7 +114,7 @@ def test_a_child_that_cannot_start_ends_the_command() -> None:
 
 
 async def test_a_child_that_died_or_cannot_be_forked_is_started_again(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     script = "import os, sys; os.write(int(sys.argv[1]), b'.'); os.read(0, 1)"
     spawn, left = asyncio.create_subprocess_exec, [DEVNULL, None, PIPE]
@@ -123,7 +129,8 @@ async def test_a_child_that_died_or_cannot_be_forked_is_started_again(
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fake)
     ready: list[bool] = []
-    assert await Supervisor({}).run([Child("one", ())], lambda: ready.append(True)) == 0
+    supervisor = Supervisor({}, str(tmp_path))
+    assert await supervisor.run([Child("one", ())], lambda: ready.append(True)) == 0
     assert not left
     assert ready == [True]
 

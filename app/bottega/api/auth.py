@@ -22,7 +22,10 @@ SHORTEST, LONGEST = 32, 256
 """Lengths of a key, in characters. Generated keys have 56, an operator's own may differ."""
 
 _PUBLIC = frozenset(
-    ("/", "/healthz", "/readyz", "/docs", "/openapi.json", "/asyncapi.json", "/console")
+    (
+        *("/", "/healthz", "/readyz", "/docs", "/openapi.json", "/asyncapi.json", "/console"),
+        "/metrics",  # asks for a token of its own
+    )
 )
 _PAGES = ("/docs-assets/", "/console/")
 _BEARER = re.compile(rf"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{{{SHORTEST},{LONGEST}}}) *".encode())

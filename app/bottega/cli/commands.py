@@ -3,6 +3,7 @@
 import socket
 import sys
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -116,7 +117,11 @@ def _serve_in_processes(settings: "Settings", *, workers: int, apis: int) -> int
     """Serve in several processes; return the exit status."""
     from bottega import main as web
 
-    with web.listen(settings) as listener, database(settings) as url:
+    with (
+        web.listen(settings) as listener,
+        TemporaryDirectory(prefix="bottega-metrics-") as folder,
+        database(settings) as url,
+    ):
         if workers:
             _announce_model(settings)
         shared = listener.fileno()
@@ -124,7 +129,7 @@ def _serve_in_processes(settings: "Settings", *, workers: int, apis: int) -> int
         children = [Child(f"API {number}", on_it, (shared,)) for number in range(1, apis + 1)]
         children += [Child(f"worker {number}", ("worker",)) for number in range(1, workers + 1)]
         ready = lambda: _announce_address(settings, listener.getsockname()[1])  # noqa: E731
-        return run(Supervisor({"DATABASE_URL": url}).run(children, ready))
+        return run(Supervisor({"DATABASE_URL": url}, folder).run(children, ready))
 
 
 def _announce_address(settings: "Settings", port: int) -> None:
@@ -150,7 +155,9 @@ def worker(parent: _Descriptor = None) -> None:
     with database(settings) as url:
         if parent is None:
             _announce_model(settings)
-        run(process.work(settings, url, ready))
+        # Below a parent, the API's processes report what all of them did.
+        port = settings.metrics_port if parent is None else None
+        run(process.work(settings, url, ready, port=port))
 
 
 @cli.command()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from bottega import metrics
 from bottega.clock import monotonic
 
 log = structlog.get_logger(__name__)
@@ -41,6 +42,11 @@ class Child:
     arguments: Sequence[str]
     descriptors: Sequence[int] = ()
 
+    @property
+    def label(self) -> str:
+        """Its name in names of files."""
+        return self.name.replace(" ", "-")
+
 
 @dataclass(slots=True)
 class Supervisor:
@@ -48,9 +54,11 @@ class Supervisor:
 
     Attributes:
         environment: variables for the children, besides this process's own.
+        metrics_folder: where they keep their metrics, so that each can report the sum.
     """
 
     environment: Mapping[str, str]
+    metrics_folder: str
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _running: "dict[str, asyncio.subprocess.Process]" = field(default_factory=dict)
     _status: int = 0
@@ -122,13 +130,19 @@ class Supervisor:
                 ready.set_result(None)
             status = await process.wait()
             del self._running[child.name]
+            metrics.forget_process(child.label, self.metrics_folder)
             return status
 
     async def _start(self, child: Child, link: int) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "bottega.cli.commands"),
             *(*child.arguments, "--parent", str(link)),
-            env={**os.environ, **self.environment},
+            env={
+                **os.environ,
+                **self.environment,
+                metrics.FOLDER: self.metrics_folder,
+                metrics.NAME: child.label,
+            },
             stdin=asyncio.subprocess.DEVNULL,
             pass_fds=(*child.descriptors, link),
             start_new_session=True,  # a terminal's Ctrl-C is for the parent alone

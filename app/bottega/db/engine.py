@@ -10,6 +10,7 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 from uuid import UUID
@@ -21,7 +22,9 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.util import greenlet_spawn
 
+from bottega import metrics
 from bottega.db.driver import ShrinkingPool, session_of
+from bottega.db.measured import count_connections, measure_statements
 from bottega.db.sessions import SERVER_OPTIONS, ListenSession, Silence, Trust
 from bottega.errors import InvalidInputError, UnavailableError
 
@@ -353,6 +356,7 @@ async def open_database(
         pool_use_lifo=True,
     )
     event.listen(engine.sync_engine, "checkout", _refuse_closed)
+    measure_statements(engine)
     closing = asyncio.ensure_future(_close_idle(engine, idle_s))
     try:
         async with asyncpg.create_pool(
@@ -365,8 +369,10 @@ async def open_database(
         ) as pool:
             trust.pool = pool
             each = max(1, pool_size // 2)
+            metrics.refreshers[engine] = partial(count_connections, engine, pool)
             yield Database(url, limits, engine, pool, each, patience_s, trust)
     finally:
+        metrics.refreshers.pop(engine, None)
         closing.cancel()
         await engine.dispose()
 

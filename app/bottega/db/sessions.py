@@ -14,6 +14,9 @@ from typing import Any
 import asyncpg
 import structlog
 
+from bottega import metrics
+from bottega.clock import monotonic
+
 log = structlog.get_logger(__name__)
 
 _CLOSE_S = 2.0
@@ -106,6 +109,13 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
     def distrusted(self) -> bool:
         """True if another connection of this generation fell silent."""
         return self.generation != self.trust.generation
+
+    async def _do_execute(self, *arguments: Any, **options: Any) -> Any:
+        began = monotonic()
+        try:
+            return await super()._do_execute(*arguments, **options)
+        finally:
+            metrics.db_statement_duration.observe(monotonic() - began)
 
     async def probe(self) -> None:
         """Query the server, to check that it answers.

@@ -8,6 +8,8 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import from_json
 
+from bottega import metrics
+
 _CHARACTERS = 16_000_000
 _READ = "SELECT * FROM pinned_definitions($1, $2, $3, $4)"
 
@@ -74,6 +76,8 @@ class PinnedDefinitions:
         for pin in pins & self._kept.keys():
             self._kept.move_to_end(pin)
             found[pin] = self._kept[pin][0]
+        if found:
+            metrics.cache_hits.labels("definitions").inc(len(found))
         if missing := list(pins - found.keys()):
             rows = await self._pool.fetch(_READ, *map(list, zip(*missing, strict=True)))
             for row in rows:

@@ -14,7 +14,8 @@ from uuid import UUID
 import asyncpg
 import structlog
 
-from bottega.clock import monotonic
+from bottega import metrics
+from bottega.clock import monotonic, utcnow
 from bottega.events.listener import happens
 from bottega.events.log import is_transient
 from bottega.events.reader import LogReader, RunCursor
@@ -165,6 +166,9 @@ class RunStreams:
                 await self._read_logs([stream])
             return
         for stream, new in zip(due, found, strict=True):
+            if new.rows and stream.last >= stream.cursor.last_seq:  # not of its past
+                latency_s = (utcnow() - new.rows[-1]["at"]).total_seconds()
+                metrics.wakeup_latency.observe(max(0.0, latency_s))
             stream.take(new)
             if new.rows:
                 self._keep_awake(stream)

@@ -11,6 +11,8 @@ import asyncpg
 import structlog
 from pydantic_core import from_json
 
+from bottega import metrics
+from bottega.clock import monotonic
 from bottega.definitions.pinned import Pin, PinnedDefinitions, pins_of
 from bottega.events import log
 from bottega.execution.leases import lease_s
@@ -197,12 +199,14 @@ class Claims:
         A run that cannot be read ends with an error. If this raises, the next call repeats the
         claim, and returns the runs whose claim was not answered.
         """
-        again = self._unanswered is not None
+        began, again = monotonic(), self._unanswered is not None
         self._unanswered = self._unanswered or uuid4()
         claim = self.worker_id, self._unanswered, most, self._lease_s, again
         async with asyncio.timeout(_TAKE_S):
             rows = await self._pool.fetch(_TAKE, *claim)
             taken = await self._read(rows) if rows else []
+        if rows:
+            metrics.claim_duration.observe(monotonic() - began)
         self._unanswered = None
         return taken, any(row["more"] for row in rows)
 

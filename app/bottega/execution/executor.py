@@ -31,7 +31,7 @@ from bottega.execution.leases import Held
 from bottega.execution.live_text import LiveText
 from bottega.execution.mcp.tools import McpSessions
 from bottega.execution.memory import facts_of, use_memory
-from bottega.execution.recorder import JournalRecorder
+from bottega.execution.observed.recorder import ObservedRecorder, about
 from bottega.execution.replay import fold
 from bottega.execution.retrieval import MemorySources
 from bottega.execution.step_writer import StepWriter
@@ -71,7 +71,7 @@ class _UnderWay:
     held: Held | None
     cancelled: bool = False
     lost: bool = False
-    recorder: JournalRecorder | None = None
+    recorder: ObservedRecorder | None = None
     wait: Wait | None = None
     ending: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
@@ -193,7 +193,7 @@ class Executor:
         held = Held(run.tenant_id, run.run_id, run.attempt)
         entry = self._under_way[run.run_id] = _UnderWay(run.tenant_id, task, held)
         try:
-            with structlog.contextvars.bound_contextvars(run_id=str(run.run_id)):
+            with structlog.contextvars.bound_contextvars(**about(run)):
                 await self._execute(run, entry, earlier)
         finally:
             # A later attempt here may have begun, and ended before this one.
@@ -215,7 +215,7 @@ class Executor:
             wake=self.notifier.wrote,
             known=known,
         )
-        entry.recorder = JournalRecorder(
+        entry.recorder = ObservedRecorder(
             journal,
             run,
             day=() if self.day_budgets is None else self.day_budgets.open(tenant_id),
@@ -223,11 +223,12 @@ class Executor:
             run_files=self._files_of(run),
             waits=Soon(functools.partial(self._hand_back_if_waiting, entry)),
         )
-        bound = logger.bind(run_id=str(run_id), attempt=run.attempt)
+        bound = logger.bind(attempt=run.attempt)
         try:
             if earlier is not None:  # this worker had lost the run, and did not know
                 _lose(earlier)
                 await asyncio.wait([earlier.task])
+            entry.recorder.began()
             await self._take_to_its_end(entry.recorder, run, entry)
         except FencedError:
             bound.warning("run.fenced")
@@ -262,7 +263,7 @@ class Executor:
         return RunFiles(self.files, run.tenant_id, run.run_id, run.session_id)
 
     async def _take_to_its_end(
-        self, recorder: JournalRecorder, run: ClaimedRun, entry: _UnderWay
+        self, recorder: ObservedRecorder, run: ClaimedRun, entry: _UnderWay
     ) -> None:
         if run.is_cancelled:
             await self._end_cancelled(recorder, run)
@@ -283,7 +284,7 @@ class Executor:
         await journal.close()
         await hand_back(self.pool, run, wait.pause_s, wait.interrupts, cause)
 
-    async def _end_tasks(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
+    async def _end_tasks(self, recorder: ObservedRecorder, run: ClaimedRun) -> None:
         """End the asynchronous tasks of a run that ends before it could resume them."""
         unended = self.runtime is not None and recorder.swarm is None and run.uses_subagents
         if unended or recorder.journal.lacks_earlier_steps:
@@ -291,27 +292,28 @@ class Executor:
             if self.runtime is not None and unended:
                 end_all(self.runtime, recorder, run, events)
 
-    async def _end_cancelled(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
+    async def _end_cancelled(self, recorder: ObservedRecorder, run: ClaimedRun) -> None:
         await self._end_tasks(recorder, run)
         end = End(RunStatus.CANCELLED, stop_reason="cancelled", usage=recorder.spent)
         # Fenced: another worker has it, and sees the cancellation when it claims the run.
         with contextlib.suppress(FencedError):
             await self._finish(recorder, end)
 
-    async def _finish(self, recorder: JournalRecorder, end: End) -> None:
+    async def _finish(self, recorder: ObservedRecorder, end: End) -> None:
         """Write the run's end, after settling its tenant's day budget."""
         await self._settle(recorder)
         journal = recorder.journal
         await journal.finish(replace(end, messages=recorder.inbox.read))
+        recorder.ended(end)
         self.left_work(journal.episode_recorder is not None, journal.checks(end))
 
-    async def _settle(self, recorder: JournalRecorder) -> None:
+    async def _settle(self, recorder: ObservedRecorder) -> None:
         accounts = recorder.accounts
         day, accounts.day = accounts.day, ()
         if self.day_budgets is not None:
             await self.day_budgets.close(day)
 
-    async def _go_on(self, recorder: JournalRecorder, run: ClaimedRun, entry: _UnderWay) -> None:
+    async def _go_on(self, recorder: ObservedRecorder, run: ClaimedRun, entry: _UnderWay) -> None:
         """Take the claimed run to its final event."""
         journal = recorder.journal
         limit = asyncio.timeout(max(0.0, run.remaining_s))
@@ -349,7 +351,7 @@ class Executor:
             end = broken(error, run.run_id, recorder.spent, timeout_s=timeout_s)
             await self._finish(recorder, end)
 
-    async def _work(self, recorder: JournalRecorder, run: ClaimedRun, entry: _UnderWay) -> End:
+    async def _work(self, recorder: ObservedRecorder, run: ClaimedRun, entry: _UnderWay) -> End:
         """Run the agents; return the run's end."""
         tasks, ending = recorder.tasks, entry.ending
         session = None if self.mcp is None else self.mcp.open(run, tasks, ending)

@@ -366,8 +366,6 @@ class Journal:
             ],
         }
         await self.commit()
-        if end.error is not None:
-            logger.warning("run.failed", run_id=str(self.run_id), **end.error)
 
     def checks(self, end: End) -> bool:
         """Return true if the end orders the root agent's success checks."""

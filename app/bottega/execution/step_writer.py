@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import asyncpg
 
+from bottega import metrics
 from bottega.clock import monotonic
 from bottega.events import log
 from bottega.events.steps import Step
@@ -52,7 +53,7 @@ class StepWriter:
             UnreadMessagesError: the step ends a run that must read a message first.
             UnavailableError, OSError, …: the database was away for too long.
         """
-        loop = asyncio.get_running_loop()
+        loop, began = asyncio.get_running_loop(), monotonic()
         waiting = _Waiting(step, loop.create_future())
         self._waiting.append(waiting)
         if self._begin_at is None and self._calls < _CALLS:
@@ -61,6 +62,7 @@ class StepWriter:
             else:
                 self._begin_at = loop.call_later(_PATIENCE_S, self._begin)
         await waiting.stored
+        metrics.step_duration.observe(monotonic() - began)
 
     def _begin(self) -> None:
         """Send the next group."""

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from bottega.agents.messages import AssistantMessage, StandardMessage, ToolMessage
+from bottega import metrics
+from bottega.agents.messages import AssistantMessage, StandardMessage, ToolMessage, Usage
 from bottega.agents.provider import FailedTry, ModelOptions, OnDelta, ToolSchema
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.errors import InvalidInputError, ModelError
@@ -148,14 +149,18 @@ class ModelProvider:
         sent = partial(size_as_text, len(body), messages, files)
         begin = partial(dialect.new_answer, self._report, after_results)
         prices = await self.prices(model)
-        lost = partial(_tell_lost, options, prices)
+        lost = partial(_tell_lost, options, prices, partial(metrics.paid, self.spec.name, model))
         patience_s = self.spec.patience_s
         number, broken, failed_at = 1, 0, None
         while True:
-            answer = await self._try(dialect.path, body, sent, begin, on_delta, lost)
+            answer = await self._counted(
+                model, partial(self._try, dialect.path, body, sent, begin, on_delta, lost)
+            )
             if isinstance(answer, AssistantMessage):
                 answer.metadata["model"] = model
-                answer.usage.cost = None if prices is None else prices.cost(answer.usage)
+                usage = answer.usage
+                usage.cost = None if prices is None else prices.cost(usage)
+                metrics.paid(self.spec.name, model, usage)
                 self._say_loss(dialect, messages, model, options)
                 return answer if output is None else output.read(answer, after_results)
             broken += answer.code == STREAM_BROKEN
@@ -206,6 +211,34 @@ class ModelProvider:
             return keep(self._prices, model, await asyncio.to_thread(find))
         return self._prices[model]
 
+    async def _counted(
+        self,
+        model: str,
+        attempt: Callable[[Callable[[], None]], Awaitable[AssistantMessage | ModelError]],
+    ) -> AssistantMessage | ModelError:
+        """Make one try, and count it."""
+        began, first_at = self._now(), None
+
+        def begins() -> None:
+            nonlocal first_at
+            first_at = self._now()
+
+        outcome, may_recover = "cancelled", True
+        try:
+            answer = await attempt(begins)
+            outcome = answer.code if isinstance(answer, ModelError) else "ok"
+            may_recover = not isinstance(answer, ModelError) or answer.retryable
+            return answer
+        finally:
+            metrics.model_called(
+                self.spec.name,
+                model,
+                outcome,
+                seconds=self._now() - began,
+                first_s=None if first_at is None else first_at - began,
+                may_recover=may_recover,
+            )
+
     async def _try(
         self,
         path: str,
@@ -214,8 +247,11 @@ class ModelProvider:
         begin: Callable[[], AnswerBuilder],
         on_delta: OnDelta | None,
         lost: Callable[[AnswerBuilder], None],
+        begins: Callable[[], None],
     ) -> AssistantMessage | ModelError:
         """Make one try and return its error instead of raising it.
+
+        ``begins`` is called with the first piece of the answer.
 
         An error raised while the transport's is handled would carry it as context, and that may
         quote the request with the key.
@@ -229,7 +265,7 @@ class ModelProvider:
                 return await self._client.refusal(response, self._clock)
             builder = begin()
             try:
-                await read(response, builder, self._report, on_delta)
+                await read(response, builder, self._report, on_delta, begins)
                 message = builder.finish(self._clock(), self._new_id)
             except BaseException:
                 lost(builder)
@@ -241,11 +277,18 @@ class ModelProvider:
             response.close()  # closes the connection of an unread stream
 
 
-def _tell_lost(options: ModelOptions, prices: ModelPrices | None, broken: AnswerBuilder) -> None:
+def _tell_lost(
+    options: ModelOptions,
+    prices: ModelPrices | None,
+    count: Callable[[Usage], None],
+    broken: AnswerBuilder,
+) -> None:
     """Report what an answer took that broke off, or was cancelled, if the server has said so."""
-    if options.on_lost is not None and (usage := broken.reported()) is not None:
+    if (usage := broken.reported()) is not None:
         usage.cost = None if prices is None else prices.cost(usage)
-        options.on_lost(usage)
+        count(usage)
+        if options.on_lost is not None:
+            options.on_lost(usage)
 
 
 def open_provider(spec: ServerSpec, model: str) -> ModelProvider:

@@ -1,6 +1,7 @@
 """Reading an answer from the socket, piece by piece, into its builder."""
 
 import asyncio
+from collections.abc import Callable
 
 import aiohttp
 
@@ -21,8 +22,12 @@ async def read(
     builder: AnswerBuilder,
     report: ErrorMapper,
     on_delta: OnDelta | None,
+    begins: Callable[[], None] = lambda: None,
 ) -> None:
     """Read the answer as it arrives.
+
+    Args:
+        begins: called with its first piece.
 
     Raises:
         ModelError: the connection failed, or the answer cannot be used. After a complete answer
@@ -41,6 +46,8 @@ async def read(
         except NETWORK_ERRORS as error:
             failure = report.interrupted(error)
             break
+        if piece and not length:
+            begins()
         length += len(piece)
         if length > _LONGEST_ANSWER:
             failure = report.no_completion(f"more than {_LONGEST_ANSWER >> 20} MB")

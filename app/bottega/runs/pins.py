@@ -10,6 +10,7 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import from_json
 
+from bottega import metrics
 from bottega.definitions import store
 from bottega.definitions.agents import Reached, refuse_stateful
 from bottega.definitions.models import DEFAULT, KnownProvider, ModelName, checked, listed
@@ -95,6 +96,7 @@ class PinCache:
         key = tenant_id, agent, graph, version
         if (pins := self._known.get(key)) is not None:
             self._known.move_to_end(key)
+            metrics.cache_hits.labels("pins").inc()
             return pins
         found = from_json(await driver.fetchval(_READ, *key))
         _refuse_unknown_version(found, agent, graph, version)

@@ -21,6 +21,7 @@ from bottega.settings.learning import LearningSettings
 from bottega.settings.mcp import McpSettings
 from bottega.settings.memory import MemorySettings
 from bottega.settings.models import ModelSettings
+from bottega.settings.observing import ObservingSettings
 from bottega.settings.subagents import SubagentSettings
 from bottega.tools.secrets import TenantSecrets
 
@@ -48,6 +49,7 @@ class Settings(
     LearningSettings,
     EpisodeSettings,
     SubagentSettings,
+    ObservingSettings,
 ):
     """Environment variables with the prefix ``BOTTEGA_`` (and a ``.env`` file).
 
@@ -225,10 +227,6 @@ class Settings(
             "public.",
         ),
     ]
-    log_level: Annotated[
-        str,
-        Field(pattern="^(debug|info|warning|error)$", description="Lowest level that is logged."),
-    ] = "info"
 
     @field_validator("egress_allow", "cors_origins", "trusted_proxies", mode="before")
     @classmethod

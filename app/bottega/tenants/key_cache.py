@@ -19,6 +19,7 @@ from uuid import UUID
 import asyncpg
 import structlog
 
+from bottega import metrics
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.errors import UnavailableError
 from bottega.events.listener import NotifyListener
@@ -147,6 +148,8 @@ class KeyCache:
         if entry is None or now - entry.checked_at > self._believed_s:
             await self._once(place, lambda: self._look(place, key_hash, stranger=entry is None))
             entry = self._entries.get(place)
+        else:
+            metrics.cache_hits.labels("keys").inc()
         if entry is None or not hmac.compare_digest(entry.key_hash, key_hash):
             return None
         if not self.expired(entry.key):

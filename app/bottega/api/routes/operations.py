@@ -11,10 +11,12 @@ import bottega
 from bottega.api.errors import problem_response, problems, storage_full
 from bottega.api.schemas.base import Answer
 from bottega.api.server.console import CONSOLE, wants_page
+from bottega.api.server.headers import sent
 from bottega.api.shared.deps import ReadTenant, ServiceDep
 from bottega.db.migrate import require_current
 from bottega.errors import BottegaError
 from bottega.execution.heartbeat import any_alive
+from bottega.metrics import CONTENT_TYPE
 
 router = APIRouter(tags=["operations"])
 
@@ -102,6 +104,13 @@ async def ready(service: ServiceDep) -> Readiness | Response:
     if service.working:
         return Readiness(worker="here")
     return Readiness(worker="elsewhere" if elsewhere else "none")
+
+
+@router.get("/metrics", include_in_schema=False)
+async def metrics(service: ServiceDep, request: Request) -> Response:
+    """Report to Prometheus. No API key opens this: it counts what all tenants do."""
+    report = await service.scraping.report(sent(request.scope, b"authorization"))
+    return Response(report, media_type=CONTENT_TYPE)
 
 
 @router.get(

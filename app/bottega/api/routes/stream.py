@@ -9,6 +9,7 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
+from bottega import metrics
 from bottega.api.auth import Principal
 from bottega.api.errors import problems
 from bottega.api.schemas.base import Page
@@ -131,7 +132,8 @@ async def _sse(
     service: Service, principal: Principal, cursor: RunCursor, after: int, query: EventQuery
 ) -> AsyncIterator[bytes]:
     encoded = _named if query.event == "type" else _unnamed
-    with service.streams.watching(cursor, after) as tail:
+    open_streams = metrics.streams.labels("sse")
+    with open_streams.track_inprogress(), service.streams.watching(cursor, after) as tail:
         subscriber = Subscriber(tail, after, query.only, service.settings.heartbeat_s)
         with service.keys.watching(principal.identity, subscriber.stop):
             while (frames := await subscriber.next()) is not None:

@@ -14,6 +14,7 @@ from pydantic_core import from_json, to_json
 from starlette.websockets import WebSocketDisconnect
 from uvicorn.protocols.utils import ClientDisconnected
 
+from bottega import metrics
 from bottega.api.auth import Principal
 from bottega.api.errors import database_unavailable, field_problem, for_error, problem_response
 from bottega.api.schemas.base import Body
@@ -102,7 +103,8 @@ async def _watch(socket: WebSocket) -> None:
         await socket.send_denial_response(_refusal(error))
         return
     offered = SUBPROTOCOL in socket.scope["subprotocols"]
-    with service.streams.watching(cursor, query.after) as tail:
+    open_streams = metrics.streams.labels("websocket")
+    with open_streams.track_inprogress(), service.streams.watching(cursor, query.after) as tail:
         await socket.accept(SUBPROTOCOL if offered else None)
         await _serve(socket, service, cursor, tail, query)
 

@@ -93,3 +93,22 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     SELECT h.tenant_id, array_agg(h.run_id) FROM run_heads h WHERE h.worker_id = p_worker
     GROUP BY h.tenant_id
 $$;
+
+-- Called when the service's metrics are read. Return the count of queued runs (those that a worker
+-- could take, and those that wait for a slot), the seconds for which the oldest of the first has
+-- been due, the count of runs with a question to people, and that of live workers. It reads at most
+-- 100,000 rows of a table.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION service_gauges()
+RETURNS TABLE (queued bigint, oldest_s double precision, waiting bigint, alive bigint)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    WITH due AS MATERIALIZED (
+        SELECT due_at FROM run_queue WHERE due_at <= clock_timestamp() LIMIT 100000)
+    SELECT (SELECT count(*) FROM due) + (
+               SELECT greatest(0, coalesce(sum(runs), 0))
+               FROM (SELECT runs FROM waiting_runs LIMIT 100000) w),
+           coalesce(extract(epoch FROM clock_timestamp() - (SELECT min(due_at) FROM due)), 0),
+           (SELECT count(DISTINCT (i.tenant_id, i.run_id)) FROM (
+               SELECT tenant_id, run_id FROM interrupts WHERE status = 'pending' LIMIT 100000) i),
+           (SELECT count(*) FROM workers WHERE seen_at > clock_timestamp() - interval '30 seconds')
+$$;

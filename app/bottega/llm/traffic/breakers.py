@@ -81,6 +81,10 @@ class ModelBreakers:
     def is_open(self, key: ModelKey) -> bool:
         return key in self._open
 
+    def count(self) -> int:
+        """Return the number of breakers that are not closed."""
+        return len(self._open)
+
     def held_s(self, key: ModelKey) -> float:
         """Return the seconds until a call may ask to be the probe; 0: now."""
         known = self._open.get(key)

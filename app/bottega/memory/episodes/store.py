@@ -12,6 +12,7 @@ import asyncpg
 import structlog
 from pydantic_core import from_json
 
+from bottega import metrics
 from bottega.clock import Clock, monotonic
 from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems
@@ -123,6 +124,8 @@ class EpisodicMemory:
         found = await self._cache.get(tenant_id, episode_id) if self._cache is not None else None
         parts: dict[str, Any] = {}
         keys: dict[str, str] = {}
+        if found is not None:
+            metrics.cache_hits.labels("episodes").inc()
         async with acting_as(self._pool, tenant_id) as connection:
             was_cached = found is not None
             if found is not None:  # only the state changes: read that alone
@@ -180,6 +183,7 @@ class EpisodicMemory:
             return Found([], by_meaning=False)
         now = self.clock()
         found, by_meaning = await self._candidates(tenant_id, scope, query, k, where, by, now)
+        metrics.episode_searches.labels("meaning" if by_meaning else "words").inc()
         best = score(found, self._options.scoring, now, domain)[:k]
         ids = [each.candidate.episode_id for each in best]
         loaded = await rows.load_found(self._pool, tenant_id, scope, ids) if ids else {}

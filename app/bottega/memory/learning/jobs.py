@@ -13,6 +13,7 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import to_json
 
+from bottega import metrics
 from bottega.db.driver import decoded
 from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_rows
@@ -197,6 +198,7 @@ async def end(
         if not await connection.fetchval(_END, *_fence(job), *values):
             raise LostJobError
         await connection.execute(_FORGET, job.tenant_id, _KEPT)
+    metrics.learning_jobs.labels(status).inc()
 
 
 async def put_off(pool: asyncpg.Pool, job: Job, seconds: float, error: str | None) -> None:
@@ -204,6 +206,7 @@ async def put_off(pool: asyncpg.Pool, job: Job, seconds: float, error: str | Non
     async with acting_as(pool, job.tenant_id) as connection:
         values = (seconds, error and error[:_LONGEST_ERROR])
         await connection.fetchval(_LATER, *_fence(job), *values)
+    metrics.learning_jobs.labels("put_off" if error is None else "failed_try").inc()
 
 
 def _fence(job: Job) -> tuple[UUID, UUID, int]:

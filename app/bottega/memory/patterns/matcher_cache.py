@@ -13,6 +13,7 @@ from uuid import UUID
 
 import asyncpg
 
+from bottega import metrics
 from bottega.clock import monotonic
 from bottega.db.engine import acting_as
 from bottega.events.listener import NotifyListener
@@ -70,6 +71,7 @@ class MatcherCache:
             return await self._load(tenant_id)
         if (kept := self._kept.get(tenant_id)) is not None:
             self._kept.move_to_end(tenant_id)
+            metrics.cache_hits.labels("matchers").inc()
             return kept
         loading = self._loading.get(tenant_id)
         if loading is None:
@@ -82,6 +84,7 @@ class MatcherCache:
     ) -> Pattern:
         """Return a cached pattern, or read it and offer it to the cache."""
         if self.is_listening and (found := self._recent.get((tenant_id, pattern_id))) is not None:
+            metrics.cache_hits.labels("patterns").inc()
             return found
         before = self._changes
         found = await read()

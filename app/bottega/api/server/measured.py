@@ -1,0 +1,39 @@
+"""Metrics of requests."""
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bottega import metrics
+from bottega.clock import monotonic
+
+UNMATCHED = "unmatched"
+
+
+class MeasureRequests:
+    """Middleware that counts each request, and measures the time to the head of its answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, counted = monotonic(), False
+
+        def count(status: int) -> None:
+            nonlocal counted
+            counted = True
+            route = getattr(scope.get("route"), "path", UNMATCHED)
+            metrics.answered(scope["method"], route, status, monotonic() - began)
+
+        async def send_counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                count(message["status"])
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_counted)
+        except Exception:
+            if not counted:
+                count(500)
+            raise

@@ -1,0 +1,1 @@
+"""What a run under way shows to operators: its log lines and metrics."""

@@ -1,0 +1,241 @@
+"""What this process counts and measures about its work, for Prometheus.
+
+Values belong to the process, not to a service in it. Processes below one parent (``bottega serve
+--workers N``) keep theirs in files of one folder, so that each of them can report the sum of all.
+Labels are few and bounded, and never ids.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from typing import Protocol
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    values,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""Variable with the folder of processes below one parent; the library reads it too."""
+NAME = "BOTTEGA_PROCESS"
+"""Variable with a process's name there. A process that is restarted goes on with its counts."""
+OTHER = "other"
+"""Label for what is beyond the bounds."""
+
+_MOST_PROVIDERS = 20
+_MOST_MODELS = 20
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_LONGEST_LABEL = 100
+_DIRECTIONS = ("input", "cached", "output", "reasoning")
+_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+_REQUEST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_MODEL = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
+
+if FOLDER in os.environ and NAME in os.environ:
+    # The library names the files by pid, so that each restart would leave some behind.
+    values.ValueClass = values.MultiProcessValue(  # type: ignore[no-untyped-call]
+        lambda: os.environ[NAME]
+    )
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
+_registry = CollectorRegistry()
+
+
+def _counter(name: str, text: str, *labels: str) -> Counter:
+    return Counter(f"bottega_{name}", text, labels, registry=_registry)
+
+
+def _gauge(name: str, text: str, *labels: str) -> Gauge:
+    return Gauge(f"bottega_{name}", text, labels, registry=_registry, multiprocess_mode="livesum")
+
+
+def _histogram(name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
+    return Histogram(f"bottega_{name}", text, labels, registry=_registry, buckets=tuple(buckets))
+
+
+http_requests = _counter(
+    "http_requests", "Answered requests, by the route's pattern.", "method", "route", "status"
+)
+http_request_duration = _histogram(
+    "http_request_duration_seconds", "Time from a request to the head of its answer.", _REQUEST
+)
+runs = _counter("runs", "Runs that have ended.", "status", "mode")
+claim_duration = _histogram(
+    "claim_duration_seconds", "Time of a look into the queue that returned runs.", _SHORT
+)
+step_duration = _histogram(
+    "step_duration_seconds", "Time to store a step of a run, with its wait for a group.", _SHORT
+)
+model_calls = _counter(
+    "model_calls",
+    "Tries of model calls; outcome: ok, cancelled, or the code of the error.",
+    *("provider", "model", "outcome"),
+)
+model_call_duration = _histogram(
+    "model_call_duration_seconds", "Time of a try of a model call.", _MODEL, "provider", "model"
+)
+time_to_first_token = _histogram(
+    "time_to_first_token_seconds",
+    "Time from a try of a model call to the first piece of its answer.",
+    _MODEL,
+    *("provider", "model"),
+)
+tokens = _counter(
+    "tokens", "Tokens of model calls; input includes cached, output reasoning.", "direction"
+)
+cost = _counter(
+    "cost_usd", "Cost of model calls with a known price, in US dollars.", "provider", "model"
+)
+tool_calls = _counter("tool_calls", "Tool calls that have ended.", "type", "outcome")
+subagents = _gauge("subagents", "Asynchronous tasks of the runs here.", "state")
+breakers_open = _gauge("breakers_open", "Circuit breakers, of models and tasks, not closed here.")
+streams = _gauge("streams", "Open streams of events.", "kind")
+wakeup_latency = _histogram(
+    "wakeup_latency_seconds",
+    "Time from the storing of events to their delivery to the streams of this process.",
+    _SHORT,
+)
+db_pool_connections = _gauge("db_pool_connections", "Open connections to the database.", "state")
+db_statement_duration = _histogram(
+    "db_statement_duration_seconds", "Time of a statement of the database.", _SHORT
+)
+episodes_stored = _counter("episodes_stored", "Runs that were stored as episodes.")
+episode_searches = _counter(
+    "episode_searches", "Searches of episodes; mode: meaning, or words alone.", "mode"
+)
+cache_hits = _counter("cache_hits", "Reads that a cache of this process answered.", "cache")
+learning_jobs = _counter("learning_jobs", "Jobs of learning and maintenance of memory.", "outcome")
+
+for _mode in ("orchestrated", "dag"):
+    for _status in ("completed", "failed", "cancelled", "timeout"):
+        runs.labels(_status, _mode)  # from 0: the first failure must count as an increase
+for _direction in _DIRECTIONS:
+    tokens.labels(_direction)
+for _kind in ("sse", "websocket"):
+    streams.labels(_kind)
+
+refreshers: dict[object, Callable[[], None]] = {}
+"""Set gauges to their present values; called every few seconds, and before each report."""
+
+
+def refresh() -> None:
+    """Set all gauges to their present values."""
+    for each in list(refreshers.values()):
+        each()
+
+
+class _Collected:
+    """Metrics that are read already, in the form that the library takes."""
+
+    def __init__(self, found: Iterable[Metric]) -> None:
+        self._found = list(found)
+
+    def collect(self) -> list[Metric]:
+        return self._found
+
+
+def report(more: Iterable[Metric] = ()) -> bytes:
+    """Return all metrics in Prometheus's text form: of this process, or of all of its parent.
+
+    Args:
+        more: metrics that belong to no process, such as the database's.
+    """
+    refresh()
+    folder = os.environ.get(FOLDER)
+    source = _registry if folder is None else MultiProcessCollector(None, folder)  # type: ignore[no-untyped-call]
+    return generate_latest(_Collected([*source.collect(), *more]))
+
+
+def forget_process(name: str, folder: str) -> None:
+    """Drop the gauges of a process that has ended; its counters stay."""
+    mark_process_dead(name, folder)  # type: ignore[no-untyped-call]
+
+
+class _Names:
+    """Providers and models as labels, as many as there may be.
+
+    Tenants choose both names. So a model is named once it has answered, or failed in a way that
+    it could recover from; others count as ``other``.
+    """
+
+    def __init__(self) -> None:
+        self._providers: dict[str, set[str]] = {}
+        self._operators: set[str] = set()
+
+    def add_operators(self, providers: Iterable[str]) -> None:
+        """Name the operator's providers, whatever tenants name theirs."""
+        self._operators.update(providers)
+
+    def of(self, provider: str, model: str, *, proven: bool) -> tuple[str, str]:
+        models = self._providers.get(provider)
+        if models is not None and model in models:
+            return provider, model
+        if models is None:
+            own = len(self._providers.keys() - self._operators)
+            if provider not in self._operators and own >= _MOST_PROVIDERS:
+                return OTHER, OTHER
+            models = self._providers.setdefault(provider, set())
+        if not proven or len(models) >= _MOST_MODELS or len(model) > _LONGEST_LABEL:
+            return provider, OTHER
+        models.add(model)
+        return provider, model
+
+
+_names = _Names()
+add_operators = _names.add_operators
+
+
+def model_called(
+    provider: str,
+    model: str,
+    outcome: str,
+    *,
+    seconds: float,
+    first_s: float | None,
+    may_recover: bool = True,
+) -> None:
+    """Count a try of a model call.
+
+    Args:
+        outcome: ``ok``, ``cancelled``, or an error's code.
+        first_s: seconds to the first piece of the answer; ``None``: there was none.
+        may_recover: another try may succeed.
+    """
+    labels = _names.of(provider, model, proven=may_recover)
+    model_calls.labels(*labels, outcome).inc()
+    model_call_duration.labels(*labels).observe(seconds)
+    if first_s is not None:
+        time_to_first_token.labels(*labels).observe(first_s)
+
+
+class Paid(Protocol):
+    """Tokens of a model call, and their cost in US dollars, if it is known."""
+
+    input: int
+    cached: int
+    output: int
+    reasoning: int
+    cost: Decimal | None
+
+
+def paid(provider: str, model: str, usage: Paid) -> None:
+    """Count what a model call took."""
+    for direction in _DIRECTIONS:
+        if count := getattr(usage, direction):
+            tokens.labels(direction).inc(count)
+    if usage.cost:
+        cost.labels(*_names.of(provider, model, proven=True)).inc(float(usage.cost))
+
+
+def answered(method: str, route: str, status: int, seconds: float) -> None:
+    """Count a request; ``route``: the pattern of its path."""
+    http_requests.labels(method if method in _METHODS else "OTHER", route, str(status)).inc()
+    http_request_duration.observe(seconds)

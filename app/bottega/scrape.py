@@ -1,0 +1,184 @@
+"""Answers to Prometheus: who may read the metrics, and what the database adds to them."""
+
+import asyncio
+import contextlib
+import hmac
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import asyncpg
+import structlog
+from prometheus_client.metrics_core import GaugeMetricFamily
+
+from bottega import metrics
+from bottega.errors import BottegaError, UnauthenticatedError, UnavailableError
+from bottega.events.log import is_transient
+from bottega.settings import Settings
+from bottega.tenants.key_cache import KeyCache
+
+_REFRESH_S = 2.0
+_PATIENCE_S = 2.0
+_HEAD_BYTES = 8192
+_HEAD_S = 5.0
+_AT_ONCE = 8
+_GAUGES = "SELECT queued, oldest_s, waiting, alive FROM service_gauges()"
+_TEXTS = {
+    "bottega_queue_depth": "Queued runs of all tenants.",
+    "bottega_queue_oldest_seconds": "Time for which the first run in the queue could be taken.",
+    "bottega_runs_waiting": "Runs with a question to people.",
+    "bottega_workers": "Workers with a heartbeat in the last 30 seconds.",
+}
+_REFUSAL = (
+    "send the scrape token: 'Authorization: Bearer <BOTTEGA_METRICS_TOKEN>'; no API key opens this"
+)
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Scraping:
+    """The report of this process, for those who may read it."""
+
+    settings: Settings
+    pool: asyncpg.Pool
+    keys: KeyCache
+
+    async def report(self, authorization: Sequence[bytes]) -> bytes:
+        """Return the metrics in Prometheus's text form.
+
+        Without the database, the metrics that are read from it are missing.
+
+        Args:
+            authorization: values of the request's header.
+
+        Raises:
+            UnauthenticatedError: the caller may not read them.
+            UnavailableError: it is unknown, without the database, whether there are keys.
+        """
+        if not self._has_token(authorization) and not await self._is_open():
+            raise UnauthenticatedError(_REFUSAL, code="bad_metrics_token")
+        return metrics.report(await self._of_database())
+
+    def _has_token(self, authorization: Sequence[bytes]) -> bool:
+        token = self.settings.metrics_token
+        if token is None or len(authorization) != 1:
+            return False
+        scheme, _, given = authorization[0].partition(b" ")
+        wanted = token.get_secret_value().encode()
+        return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), wanted)
+
+    async def _is_open(self) -> bool:
+        try:
+            return await self.keys.is_open()
+        except BottegaError:
+            raise
+        except Exception as error:
+            if is_transient(error):
+                raise UnavailableError(
+                    "the database does not answer: send the scrape token",
+                    code="database_unavailable",
+                ) from error
+            raise
+
+    async def _of_database(self) -> list[GaugeMetricFamily]:
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                row = await self.pool.fetchrow(_GAUGES)
+        except Exception as error:
+            if not is_transient(error):
+                log.exception("metrics.not_read")
+            return []
+        assert row is not None
+        return [
+            GaugeMetricFamily(name, text, float(value))
+            for (name, text), value in zip(_TEXTS.items(), row.values(), strict=True)
+        ]
+
+
+async def refresh_regularly() -> None:
+    """Set this process's gauges every few seconds, for reports of other processes."""
+    while True:
+        try:
+            metrics.refresh()
+        except Exception:
+            log.exception("metrics.not_refreshed")
+        await asyncio.sleep(_REFRESH_S)
+
+
+@asynccontextmanager
+async def serving(scraping: Scraping, port: int) -> AsyncIterator[int]:
+    """Serve ``GET /metrics`` during the block, without a web framework; yield the port.
+
+    Raises:
+        UnavailableError: ``port_taken``.
+    """
+    at_once = asyncio.Semaphore(_AT_ONCE)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(_HEAD_S):
+                if at_once.locked():
+                    return
+                async with at_once:
+                    head = await _head(reader)
+                    writer.write(await _answer(scraping, head))
+                    await writer.drain()
+        writer.close()
+
+    host = scraping.settings.host
+    try:
+        server = await asyncio.start_server(answer, host, port, limit=_HEAD_BYTES)
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot listen on {host} port {port} ({error.strerror}): choose another "
+            "BOTTEGA_METRICS_PORT",
+            code="port_taken",
+        ) from error
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def _head(reader: asyncio.StreamReader) -> list[bytes]:
+    """Return the lines of a request's head; none if it is too long."""
+    try:
+        return (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+    except asyncio.LimitOverrunError:
+        return []
+
+
+async def _answer(scraping: Scraping, head: Sequence[bytes]) -> bytes:
+    fields = [line.partition(b":") for line in head[1:]]
+    of: Callable[[bytes], list[bytes]] = lambda name: [  # noqa: E731
+        value.strip() for each, _, value in fields if each.strip().lower() == name
+    ]
+    target = (head or [b""])[0].split(b" ")
+    if len(target) != 3 or target[0] != b"GET" or target[1].partition(b"?")[0] != b"/metrics":
+        return _response("404 Not Found", b"only GET /metrics is here\n")
+    if scraping.keys.may_be_open and not _names_this_machine(scraping.settings.host, of(b"host")):
+        return _response("403 Forbidden", b"the Host header must name this machine\n")
+    try:
+        return _response("200 OK", await scraping.report(of(b"authorization")))
+    except UnauthenticatedError as error:
+        return _response("401 Unauthorized", f"{error.detail}\n".encode())
+    except BottegaError as error:
+        return _response("503 Service Unavailable", f"{error.detail}\n".encode())
+
+
+def _names_this_machine(host: str, sent: Sequence[bytes]) -> bool:
+    """Return true if a request is for this machine, not for a name that a web page has bound."""
+    try:
+        name = urlsplit(f"//{sent[0].decode('ascii')}").hostname if len(sent) == 1 else None
+    except ValueError:
+        return False
+    return name in {"localhost", "127.0.0.1", "::1", host}
+
+
+def _response(status: str, body: bytes) -> bytes:
+    head = (
+        f"HTTP/1.1 {status}\r\ncontent-type: {metrics.CONTENT_TYPE}\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n"
+        "x-content-type-options: nosniff\r\n\r\n"
+    )
+    return head.encode() + body
