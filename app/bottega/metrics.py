@@ -1,4 +1,4 @@
-"""What this process counts and measures about its work, for Prometheus.
+"""Counters and measurements of this process's work, for Prometheus.
 
 Values belong to the process, not to a service in it. Processes below one parent (``bottega serve
 --workers N``) keep theirs in files of one folder, so that each of them can report the sum of all.

@@ -1,4 +1,4 @@
-"""Answers to Prometheus: who may read the metrics, and what the database adds to them."""
+"""Answers to Prometheus: access to the metrics, and gauges that are read from the database."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Scraping:
-    """The report of this process, for those who may read it."""
+    """Access to the report of this process."""
 
     settings: Settings
     pool: asyncpg.Pool

@@ -261,9 +261,9 @@ async def test_a_plugin_that_breaks_is_named_with_the_run(
         assert "crm" in (line.get("name"), *line["event"].split("'"))
         assert line["run_id"] == runs[name]["id"]
     failed = {
-        line["run_id"]: (line["code"], line["message"])
+        line["run_id"]: (line["error"]["code"], line["error"]["message"])
         for line in lines
-        if line["event"] == "run.failed"
+        if line["event"] == "run.ended" and line["status"] == "failed"
     }
     assert failed == {
         runs[name]["id"]: (runs[name]["error"]["code"], runs[name]["error"]["message"])

@@ -44,7 +44,7 @@ class Child:
 
     @property
     def label(self) -> str:
-        """Its name in names of files."""
+        """Return the name in the form that fits into names of files."""
         return self.name.replace(" ", "-")
 
 

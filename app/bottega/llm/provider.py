@@ -148,19 +148,16 @@ class ModelProvider:
         after_results = bool(messages) and isinstance(messages[-1], ToolMessage)
         sent = partial(size_as_text, len(body), messages, files)
         begin = partial(dialect.new_answer, self._report, after_results)
-        prices = await self.prices(model)
-        lost = partial(_tell_lost, options, prices, partial(metrics.paid, self.spec.name, model))
+        pay = partial(self._pay, model, await self.prices(model))
+        lost = partial(_tell_lost, options, pay)
         patience_s = self.spec.patience_s
         number, broken, failed_at = 1, 0, None
         while True:
-            answer = await self._counted(
-                model, partial(self._try, dialect.path, body, sent, begin, on_delta, lost)
-            )
+            ask = partial(self._try, dialect.path, body, sent, begin, on_delta, lost)
+            answer = await self._counted(model, ask)
             if isinstance(answer, AssistantMessage):
                 answer.metadata["model"] = model
-                usage = answer.usage
-                usage.cost = None if prices is None else prices.cost(usage)
-                metrics.paid(self.spec.name, model, usage)
+                pay(answer.usage)
                 self._say_loss(dialect, messages, model, options)
                 return answer if output is None else output.read(answer, after_results)
             broken += answer.code == STREAM_BROKEN
@@ -176,6 +173,11 @@ class ModelProvider:
                 options.on_failed_try(FailedTry(number, answer, pause_s))
             await self._sleep(pause_s)
             number += 1
+
+    def _pay(self, model: str, prices: ModelPrices | None, usage: Usage) -> None:
+        """Set the cost of a call, and count it."""
+        usage.cost = None if prices is None else prices.cost(usage)
+        metrics.paid(self.spec.name, model, usage)
 
     def _say_loss(
         self,
@@ -277,16 +279,10 @@ class ModelProvider:
             response.close()  # closes the connection of an unread stream
 
 
-def _tell_lost(
-    options: ModelOptions,
-    prices: ModelPrices | None,
-    count: Callable[[Usage], None],
-    broken: AnswerBuilder,
-) -> None:
+def _tell_lost(options: ModelOptions, pay: Callable[[Usage], None], broken: AnswerBuilder) -> None:
     """Report what an answer took that broke off, or was cancelled, if the server has said so."""
     if (usage := broken.reported()) is not None:
-        usage.cost = None if prices is None else prices.cost(usage)
-        count(usage)
+        pay(usage)
         if options.on_lost is not None:
             options.on_lost(usage)
 

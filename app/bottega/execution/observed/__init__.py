@@ -1,1 +1,1 @@
-"""What a run under way shows to operators: its log lines and metrics."""
+"""Log lines and metrics of runs under way."""
