@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
-from bottega import metrics
 from bottega.db.engine import Database, open_database
 from bottega.db.migrate import require_current
 from bottega.db.sessions import Silence
@@ -103,12 +102,13 @@ async def open_service(
     Raises:
         UnavailableError: the database is out of reach, or not migrated to this version.
     """
-    metrics.add_operators(settings.operator_providers)
     descriptors = raise_limit()
     descriptors.note(settings.max_connections)
-    size = _POOL_SIZE if api else _WORKER_POOL_SIZE
     async with open_database(
-        url, pool_size=size, limits=settings.run_limits, silence=silence
+        url,
+        pool_size=_POOL_SIZE if api else _WORKER_POOL_SIZE,
+        limits=settings.run_limits,
+        silence=silence,
     ) as database:
         await require_current(database.pool)
         listener = NotifyListener(database.connect)
@@ -120,10 +120,9 @@ async def open_service(
                 # In every process: waiting runs must time out even if no worker is up.
                 partial(queue.sweep_regularly, database.pool, settings.takeover_s),
                 lambda: warn_when_exhausted(descriptors),
-                memory_services.memory.accesses.run,
                 _erasing(database, listener, memory_services).run,
-                listener.run,
-                refresh_regularly,
+                *(memory_services.memory.accesses.run, listener.run),
+                partial(refresh_regularly, settings.operator_providers),
             ),
             open_outgoing(settings, database, listener, key_cache.is_open, descriptors) as outgoing,
             contextlib.AsyncExitStack() as stack,
@@ -146,8 +145,7 @@ async def open_service(
             )
             if api:
                 await key_cache.is_open()
-                watching = background(service.streams.run, key_cache.run)
-                await stack.enter_async_context(watching)
+                await stack.enter_async_context(background(service.streams.run, key_cache.run))
                 stack.callback(service.wakeups.close)
             if worker:
                 await stack.enter_async_context(_worker(service, memory_services))
@@ -233,11 +231,9 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     from bottega.execution.budget import DayBudgets
     from bottega.execution.build_agents import Teams
     from bottega.execution.executor import Executor
-    from bottega.execution.heartbeat import heartbeats
     from bottega.execution.leases import leases
     from bottega.execution.live_text import LiveText
     from bottega.execution.mcp.tools import McpSessions
-    from bottega.execution.observed.gauges import measured
     from bottega.execution.step_writer import StepWriter
     from bottega.runs.control import CancelWatch
 
@@ -272,8 +268,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
         )
         watch = CancelWatch(database.pool, service.listener, executor)
         async with (
-            heartbeats(database.pool, lambda: _snapshot(runtime, executor, models)),
-            measured(runtime, models),
+            _reporting(database, runtime, executor, models),
             leases(database.connect, worker_id, executor.held, executor.lose, settings.takeover_s),
             background(
                 *(notifier.run, live_text.run, watch.run),
@@ -291,10 +286,19 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
                         await notifier.sent()
 
 
-def _snapshot(
-    runtime: "SubagentRuntime", executor: "Executor", models: "ModelServices"
-) -> "Snapshot":
-    return runtime.snapshot(len(executor.under_way())).with_models(models.calls())
+@asynccontextmanager
+async def _reporting(
+    database: Database, runtime: "SubagentRuntime", executor: "Executor", models: "ModelServices"
+) -> AsyncIterator[None]:
+    """Report this worker's load during the block, to other processes and as metrics."""
+    from bottega.execution.heartbeat import heartbeats
+    from bottega.execution.observed.gauges import measured
+
+    def snapshot() -> "Snapshot":
+        return runtime.snapshot(len(executor.under_way())).with_models(models.calls())
+
+    async with heartbeats(database.pool, snapshot), measured(runtime, models):
+        yield
 
 
 @asynccontextmanager

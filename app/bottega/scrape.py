@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import hmac
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -97,8 +97,13 @@ class Scraping:
         ]
 
 
-async def refresh_regularly() -> None:
-    """Set this process's gauges every few seconds, for reports of other processes."""
+async def refresh_regularly(operators: Iterable[str]) -> None:
+    """Set this process's gauges every few seconds, for reports of other processes.
+
+    Args:
+        operators: names of the operator's model providers.
+    """
+    metrics.add_operators(operators)
     while True:
         try:
             metrics.refresh()

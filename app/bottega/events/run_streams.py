@@ -15,7 +15,7 @@ import asyncpg
 import structlog
 
 from bottega import metrics
-from bottega.clock import monotonic, utcnow
+from bottega.clock import Clock, monotonic, utcnow
 from bottega.events.listener import happens
 from bottega.events.log import is_transient
 from bottega.events.reader import LogReader, RunCursor
@@ -41,10 +41,18 @@ class RunStreams:
         poll_s: longest delay of an event by a lost notice, in seconds.
     """
 
-    def __init__(self, pool: asyncpg.Pool, wakeups: WakeupFeed, *, poll_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        pool: asyncpg.Pool,
+        wakeups: WakeupFeed,
+        *,
+        poll_s: float = 5.0,
+        clock: Clock = utcnow,
+    ) -> None:
         self._reader = LogReader(pool, wakeups.closed)
         self._wakeups = wakeups
         self._poll_s = poll_s
+        self._clock = clock
         self._streams: dict[tuple[UUID, UUID], RunStream] = {}
         self._awake: dict[RunStream, float] = {}
         self._noticed: dict[RunStream, None] = {}
@@ -167,7 +175,7 @@ class RunStreams:
             return
         for stream, new in zip(due, found, strict=True):
             if new.rows and stream.last >= stream.cursor.last_seq:  # not of its past
-                latency_s = (utcnow() - new.rows[-1]["at"]).total_seconds()
+                latency_s = (self._clock() - new.rows[-1]["at"]).total_seconds()
                 metrics.wakeup_latency.observe(max(0.0, latency_s))
             stream.take(new)
             if new.rows:

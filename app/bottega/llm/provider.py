@@ -138,8 +138,7 @@ class ModelProvider:
         """
         model = options.model or self.model
         dialect = self._dialect(model)
-        output = dialect.output(options)
-        files = NO_FILES
+        output, files = dialect.output(options), NO_FILES
         try:
             body = dialect.body(messages, tools, options, output)
         except MissingFilesError:

@@ -94,10 +94,9 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     GROUP BY h.tenant_id
 $$;
 
--- Called when the service's metrics are read. Return the count of queued runs (those that a worker
--- could take, and those that wait for a slot), the seconds for which the oldest of the first has
--- been due, the count of runs with a question to people, and that of live workers. It reads at most
--- 100,000 rows of a table.
+-- Called for metrics. Return the counts of queued runs (with those that wait for a slot), of runs
+-- with a question to people and of live workers, and the seconds for which the oldest run that a
+-- worker could take has been due. It reads at most 100,000 rows of a table.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION service_gauges()
 RETURNS TABLE (queued bigint, oldest_s double precision, waiting bigint, alive bigint)
