@@ -104,11 +104,9 @@ async def open_service(
     """
     descriptors = raise_limit()
     descriptors.note(settings.max_connections)
+    size = _POOL_SIZE if api else _WORKER_POOL_SIZE
     async with open_database(
-        url,
-        pool_size=_POOL_SIZE if api else _WORKER_POOL_SIZE,
-        limits=settings.run_limits,
-        silence=silence,
+        url, pool_size=size, limits=settings.run_limits, silence=silence
     ) as database:
         await require_current(database.pool)
         listener = NotifyListener(database.connect)
