@@ -4,6 +4,7 @@ Independent of HTTP, SQL and settings.
 """
 
 from bottega.agents.agent import BaseAgent
+from bottega.agents.calls.context import Caller, CancelScope, ToolContext
 from bottega.agents.factory import AgentFactory
 from bottega.agents.hooks import AgentEvent, AgentStatus, EventContract, Hook, HookDecision
 from bottega.agents.messages import (
@@ -64,6 +65,8 @@ __all__ = [
     "AssistantMessage",
     "AssistantResponse",
     "BaseAgent",
+    "Caller",
+    "CancelScope",
     "CycleError",
     "EventContract",
     "FileContent",
@@ -103,6 +106,7 @@ __all__ = [
     "ToolBase",
     "ToolCall",
     "ToolCalled",
+    "ToolContext",
     "ToolMessage",
     "ToolRequirement",
     "ToolResult",

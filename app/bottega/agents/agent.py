@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequenc
 from contextlib import contextmanager
 from typing import Any, Self, get_args
 
+from bottega.agents.calls.context import Caller
 from bottega.agents.endings import OnLength
 from bottega.agents.history import QueryInput, query_messages
 from bottega.agents.hooks import AgentEvent, Hook
@@ -203,7 +204,11 @@ class BaseAgent:
     # Queries
 
     def execute_query(
-        self, query: QueryInput, *, recorder: Recorder | None = None
+        self,
+        query: QueryInput,
+        *,
+        recorder: Recorder | None = None,
+        caller: Caller | None = None,
     ) -> AssistantResponse:
         """Run :meth:`execute_query_async` in an event loop of its own.
 
@@ -232,13 +237,19 @@ class BaseAgent:
                         await close()
 
     async def execute_query_async(
-        self, query: QueryInput, *, recorder: Recorder | None = None
+        self,
+        query: QueryInput,
+        *,
+        recorder: Recorder | None = None,
+        caller: Caller | None = None,
     ) -> AssistantResponse:
         """Answer a query. An agent runs one query at a time; its copies run side by side.
 
         Args:
             query: a text, or messages with exactly one ``HumanMessage``.
             recorder: observes the query; a sub-agent uses its parent's.
+            caller: for whom it runs; tools read it in their :class:`ToolContext`. ``None``: as the
+                recorder says.
 
         Raises:
             AgentBusyError: another query of this agent is not over.
@@ -254,13 +265,19 @@ class BaseAgent:
             provider = using(default_provider() if self.provider is None else self.provider)
             state = take_next_query(self)
             if state is None:
-                state = Query(agent=self, messages=messages, recorder=recorder or Recorder())
+                recorder = recorder or Recorder()
+                recorder.caller = caller or recorder.caller
+                state = Query(agent=self, messages=messages, recorder=recorder)
             else:
                 state.messages = messages
             return await QueryLoop(state, provider).run()
 
     def stream(
-        self, query: QueryInput, *, most_waiting: int = MOST_WAITING_EVENTS
+        self,
+        query: QueryInput,
+        *,
+        most_waiting: int = MOST_WAITING_EVENTS,
+        caller: Caller | None = None,
     ) -> AsyncGenerator[QueryEvent, None]:
         """Answer a query, and yield its events while it runs; the last is ``QueryAnswered``.
 
@@ -271,6 +288,7 @@ class BaseAgent:
         Args:
             query: as for :meth:`execute_query_async`; reading raises the same errors.
             most_waiting: events that wait for the reader before the query waits, at least 1.
+            caller: for whom it runs, as for :meth:`execute_query_async`.
 
         Raises:
             InvalidInputError: ``most_waiting`` is below 1.
@@ -280,7 +298,7 @@ class BaseAgent:
         name = self.agent_id or self.agent_name
         return events_of(
             name,
-            lambda recorder: self.execute_query_async(query, recorder=recorder),
+            lambda recorder: self.execute_query_async(query, recorder=recorder, caller=caller),
             most_waiting,
         )
 

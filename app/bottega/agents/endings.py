@@ -156,3 +156,19 @@ def _begins_json(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+class QueryFailed(Exception):  # noqa: N818
+    """An error that ends a query with a response; never leaves the loop.
+
+    Attributes:
+        reason: the response's ``stop_reason``.
+        content: the response's partial text.
+    """
+
+    def __init__(self, text: str, code: str, reason: str = "error", content: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+        self.code = code
+        self.reason = reason
+        self.content = content

@@ -9,6 +9,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Self
 
+from bottega.agents.calls.context import annotated
 from bottega.agents.messages import (
     AssistantMessage,
     AssistantResponse,
@@ -59,6 +60,9 @@ class AgentStatus:
         iteration: 1-based; 0 at QUERY_START.
         deferred: injected messages that must wait until the tool calls are answered; ``None``: the
             history accepts messages at once.
+        replayed: true if a resumed run repeats what an earlier attempt recorded: the model call or
+            tool call of the event, or the query's end. The hook may have run for it before.
+        annotations: what :meth:`annotate` collected in this query.
     """
 
     event: AgentEvent
@@ -69,6 +73,16 @@ class AgentStatus:
     assistant_message: AssistantMessage | None = None
     error: str | None = None
     deferred: list[StandardMessage] | None = field(default=None, repr=False)
+    replayed: bool = False
+    annotations: dict[str, Any] = field(default_factory=dict)
+
+    def annotate(self, **metadata: Any) -> None:
+        """Add metadata to what the agent publishes in its graph at the end of the query.
+
+        Raises:
+            InvalidInputError: values that JSON cannot hold, or more than 8,192 bytes in all.
+        """
+        self.annotations.update(annotated(self.annotations, metadata))
 
     @property
     def conversation_history(self) -> list[StandardMessage]:

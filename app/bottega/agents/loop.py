@@ -11,6 +11,7 @@ from bottega.agents.endings import (
     FinalAnswer,
     NextStep,
     PendingAnswer,
+    QueryFailed,
     RunAgain,
     ending_of,
     stop_reason_of,
@@ -26,7 +27,7 @@ from bottega.agents.messages import (
 from bottega.agents.output import OUTPUT_INVALID, Objection, OutputCheck
 from bottega.agents.policy import unmet
 from bottega.agents.provider import LLMProvider, ToolSchema, answer_from
-from bottega.agents.query import Query, QueryFailed, delta_listener, fire, options_of
+from bottega.agents.query import Query, delta_listener, fire, options_of
 from bottega.agents.shared_memory import inject_shared_memory, publish_answer
 from bottega.agents.tool_calls import after_tools, answer_calls
 from bottega.agents.tools import ToolBase

@@ -184,6 +184,7 @@ class ToolResult(BaseModel):
 
     Attributes:
         parts: images and other content beside ``result``.
+        annotations: for the metadata of what the agent publishes; see :class:`ToolContext`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -194,6 +195,7 @@ class ToolResult(BaseModel):
     result: Any = None
     error: str | None = None
     parts: tuple[Part, ...] = ()
+    annotations: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def text(self) -> str:

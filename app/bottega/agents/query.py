@@ -7,13 +7,14 @@ writes events, and replays model and tool calls of a run that is resumed after a
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
 from uuid import UUID, uuid5
 
-from bottega.agents.endings import OnLength
+from bottega.agents.calls.context import Caller, QueryScopePort
+from bottega.agents.endings import OnLength, QueryFailed
 from bottega.agents.hooks import AgentEvent, AgentStatus, Hook, HookDecision, HookOutcome, run_hooks
 from bottega.agents.messages import (
     AgentUsage,
@@ -73,13 +74,6 @@ class BackgroundTask(Protocol):
         """Receive a text delta of a query."""
 
 
-class QueryScopePort(Protocol):
-    """Work started by a query that must not outlive it."""
-
-    async def close(self, error: BaseException | None = None) -> None:
-        """End the work after the query ended or failed with ``error``; return when none runs."""
-
-
 class PromptMemory(Protocol):
     """The working memory of one agent: it selects the messages of a prompt.
 
@@ -116,7 +110,7 @@ class InboxPort(Protocol):
 class RecallPort(Protocol):
     """The part of :class:`Recall` that a query needs."""
 
-    async def inject(self, query: "Query") -> Sequence[tuple[MemoryItem, float]]:
+    async def inject(self, query: "Query") -> Sequence[tuple[MemoryItem, float | None]]:
         """Insert the publications nearest to the query; return them, each with its cosine."""
 
 
@@ -161,6 +155,7 @@ class Query:
         scope: set by tools that start work beside the query.
         composed: size of a shortened prompt, ``None`` for the whole history: its ``tokens``, the
             tool results ``shrunk`` to a summary, and the messages ``left`` out.
+        annotations: by its hooks, for the metadata of its publication.
     """
 
     agent: QueriedAgent
@@ -178,6 +173,7 @@ class Query:
     task: BackgroundTask | None = None
     scope: QueryScopePort | None = None
     composed: Mapping[str, int] | None = None
+    annotations: dict[str, Any] = field(default_factory=dict)
 
     @property
     def depth(self) -> int:
@@ -219,12 +215,27 @@ class Recorder:
         screen: called with a call of a sub-agent in mode ``sync``, its tool call and its question;
             returns the question to ask, or the call's result in place of an answer.
         inbox: messages of users for the root; ``None``: there are none.
+        caller: for whom the query runs.
     """
 
     swarm: object = None
     inbox: InboxPort | None = None
     files: FileLoader | None = None
     screen: "Screen | None" = None
+    caller: Caller = Caller()
+
+    def task_id(self, query: Query) -> UUID | None:
+        """Return the id of a sub-agent's task; ``None``: the root, or there is no run."""
+        run_id = self.caller.run_id
+        return None if run_id is None or not query.path else task_id_at(run_id, query.path)
+
+    def is_replayed(self, query: Query, event: AgentEvent, tool_call_id: str | None) -> bool:
+        """Return true if an earlier attempt recorded what the event is about.
+
+        Args:
+            tool_call_id: of the event's tool call, if it is about one.
+        """
+        return False
 
     def query_started(self, query: Query) -> None:
         """Record a query's start: its messages are in the history, no model call was made."""
@@ -281,7 +292,7 @@ class Recorder:
     def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
         """Record the predecessors' publications put into the history, in this order."""
 
-    def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float]]) -> None:
+    def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float | None]]) -> None:
         """Record recalled publications put into the history, each with its cosine (-1 to 1)."""
 
     def sources_of(self, query: Query) -> Collection[str] | None:
@@ -310,22 +321,6 @@ class Recorder:
         """Record a warning for users; it does not fail the query."""
 
 
-class QueryFailed(Exception):  # noqa: N818
-    """An error that ends a query with a response; never leaves the loop.
-
-    Attributes:
-        reason: the response's ``stop_reason``.
-        content: the response's partial text.
-    """
-
-    def __init__(self, text: str, code: str, reason: str = "error", content: str = "") -> None:
-        super().__init__(text)
-        self.text = text
-        self.code = code
-        self.reason = reason
-        self.content = content
-
-
 async def fire(query: Query, event: AgentEvent, value: Any = None, **fields: Any) -> HookOutcome:
     """Run the hooks of an event.
 
@@ -339,7 +334,17 @@ async def fire(query: Query, event: AgentEvent, value: Any = None, **fields: Any
     hooks = query.agent.hooks.get(event)
     if not hooks:
         return HookOutcome(HookDecision.CONTINUE, value)
-    status = AgentStatus(event, query.agent, query.iteration, **fields)
+    of = fields.get("tool_call") or fields.get("tool_result")
+    call_id = getattr(of, "id", None) or getattr(of, "tool_call_id", None)
+    replayed = query.recorder.is_replayed(query, event, call_id)
+    status = AgentStatus(
+        event,
+        query.agent,
+        query.iteration,
+        replayed=replayed,
+        annotations=query.annotations,
+        **fields,
+    )
     outcome = await run_hooks(hooks, status, value)
     if outcome.decision is HookDecision.FAIL:
         text = (

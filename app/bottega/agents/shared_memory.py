@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
+from typing import Any
 from unicodedata import normalize
 
-from bottega.agents.messages import SHARED_MEMORY, StandardMessage, SystemMessage
+from bottega.agents.messages import SHARED_MEMORY, StandardMessage, SystemMessage, ToolStatus
 from bottega.agents.query import Query
 from bottega.graph.shared_memory import MemoryItem, SharedMemoryGraph
 
@@ -104,6 +105,7 @@ async def publish_answer(
     publication = await graph.publish(
         agent_id,
         content,
+        _metadata(query),
         version=query.recorder.version_of(query),
         timestamp=query.recorder.published_at(query),
         tool_results=query.tool_results,
@@ -114,6 +116,15 @@ async def publish_answer(
         ],
     )
     query.recorder.published(query, publication)
+
+
+def _metadata(query: Query) -> dict[str, Any]:
+    """Return what tools, in the order of their calls, and then hooks annotated."""
+    metadata: dict[str, Any] = {}
+    for result in query.tool_results:
+        if result.status is ToolStatus.SUCCESS:
+            metadata |= result.annotations
+    return metadata | query.annotations
 
 
 def _is_shared(message: StandardMessage) -> bool:

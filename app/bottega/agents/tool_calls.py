@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 
 from bottega.agents.calls.abandoning import abandonable
-from bottega.agents.endings import RUN_AGAIN, FinalAnswer, NextStep
+from bottega.agents.calls.context import ToolContext, current_context
+from bottega.agents.endings import RUN_AGAIN, FinalAnswer, NextStep, QueryFailed
 from bottega.agents.hooks import AgentEvent, HookDecision
 from bottega.agents.messages import (
     AgentUsage,
@@ -21,7 +22,6 @@ from bottega.agents.query import (
     CurrentCall,
     QueriedAgent,
     Query,
-    QueryFailed,
     current_call,
     fire,
 )
@@ -154,9 +154,23 @@ class _Calls:
         self, call: ToolCall, tool: ToolBase | None, given: ToolResult | None
     ) -> ToolResult:
         def execute() -> Awaitable[ToolResult]:
-            return _given(given) if given else execute_tool(tool, call, self.tools)
+            return _given(given) if given else self._in_context(tool, call)
 
         return await self.query.recorder.tool_call(self.query, call, tool, execute)
+
+    async def _in_context(self, tool: ToolBase | None, call: ToolCall) -> ToolResult:
+        """Execute a call, with its context for the tool; add what the tool annotated."""
+        context = context_of(self.query, call)
+        token = current_context.set(context)
+        try:
+            result = await execute_tool(tool, call, self.tools)
+        finally:
+            current_context.reset(token)
+            context.cancel.cancel()
+        if not context.annotations or result.status is ToolStatus.ERROR:
+            return result
+        given = {**result.annotations, **context.annotations}
+        return result.model_copy(update={"annotations": given})
 
     async def append(self, index: int) -> None:
         """Run BEFORE_HISTORY_UPDATE on a call's answer, and append it to the history."""
@@ -181,6 +195,13 @@ class _Calls:
         """Append an answer for each call left open by an error or a cancellation."""
         for index in range(len(self.appended), len(self.calls)):
             self._append(self.results[index] or error_result(self.calls[index], "interrupted"))
+
+
+def context_of(query: Query, call: ToolCall) -> ToolContext:
+    """Return the context of a tool call of a query."""
+    recorder = query.recorder
+    name = query.agent.agent_id or query.agent.agent_name
+    return ToolContext(name, recorder.caller, recorder.task_id(query), call.id)
 
 
 async def _given(result: ToolResult) -> ToolResult:

@@ -6,12 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cached_property, partial
-from typing import Any, ClassVar, Protocol, get_type_hints
+from types import UnionType
+from typing import Any, ClassVar, Protocol, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_jsonable_python
 
+from bottega.agents.calls.context import ToolContext, current_context
 from bottega.agents.messages import (
     AgentUsage,
     StandardMessage,
@@ -193,6 +195,7 @@ class FunctionTool(ToolBase):
         self._function = function
         self._is_async = inspect.iscoroutinefunction(function)
         self._names, self._model = _arguments_of(function)
+        self._takes = _context_parameters(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
@@ -206,6 +209,7 @@ class FunctionTool(ToolBase):
         except ValidationError as error:
             return error_result(tool_call, explain(error))
         values = {name: getattr(valid, field) for field, name in self._names.items()}
+        values |= _context_for(self._takes)
         return await _answer(tool_call, partial(self._function, **values), is_async=self._is_async)
 
 
@@ -221,6 +225,7 @@ class ClassTool(ToolBase):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         target = self._target
         self._is_async = inspect.iscoroutinefunction(target.execute)
+        self._takes = _context_parameters(target.execute)
         self._names: dict[str, str] | None = None
         if dataclasses.is_dataclass(target) or issubclass(target, BaseModel):
             self._adapter: TypeAdapter[Any] = TypeAdapter(target)
@@ -241,7 +246,8 @@ class ClassTool(ToolBase):
             fields, valid = valid, copy(self._prototype)
             for field, name in self._names.items():
                 setattr(valid, name, getattr(fields, field))
-        return await _answer(tool_call, valid.execute, is_async=self._is_async)
+        execute = partial(valid.execute, **_context_for(self._takes))
+        return await _answer(tool_call, execute, is_async=self._is_async)
 
 
 def tool(
@@ -253,7 +259,8 @@ def tool(
     """Make a tool from a function, or from a class with typed fields and an ``execute(self)``.
 
     The parameters (or fields) are the tool's arguments. Their types, defaults and
-    ``pydantic.Field`` descriptions form the schema; Pydantic checks the arguments of each call.
+    ``pydantic.Field`` descriptions form the schema; Pydantic checks the arguments of each call. A
+    parameter of type :class:`ToolContext`, of the function or of ``execute``, gets the call's.
 
     Returns:
         A :class:`FunctionTool` for a function, a :class:`ToolBase` subclass for a class.
@@ -273,6 +280,11 @@ def tool(
             )
         if not callable(getattr(target, "execute", None)):
             raise TypeError(f"{target.__name__} needs a method execute(self) to be a tool")
+        if any(map(_is_context, get_type_hints(target).values())):
+            raise TypeError(
+                f"{target.__name__} cannot have a field of type ToolContext: let execute take it, "
+                "as in execute(self, context: ToolContext)"
+            )
         about = {
             "name": name,
             "description": description,
@@ -304,9 +316,31 @@ def _arguments_of(function: Callable[..., Any]) -> tuple[dict[str, str], type[Ba
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in _UNFILLABLE:
             raise TypeError(f"a tool takes named parameters only, not {parameter}")
+        if _is_context(hints.get(parameter.name)):
+            continue
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[parameter.name] = (hints.get(parameter.name, Any), default)
     return _model_of(getattr(function, "__name__", "tool"), fields)
+
+
+def _is_context(hint: Any) -> bool:
+    """Return true for the type :class:`ToolContext`, optional or not."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(map(_is_context, get_args(hint)))
+    return hint is ToolContext
+
+
+def _context_parameters(function: Callable[..., Any]) -> list[str]:
+    hints = get_type_hints(function)
+    return [name for name, hint in hints.items() if name != "return" and _is_context(hint)]
+
+
+def _context_for(parameters: Sequence[str]) -> dict[str, ToolContext]:
+    """Return the arguments for a function's parameters that take the context."""
+    if not parameters:
+        return {}
+    context = current_context.get() or ToolContext()  # called outside of a query
+    return dict.fromkeys(parameters, context)
 
 
 def _fields_of(cls: type[Any]) -> Fields:

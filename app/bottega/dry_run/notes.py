@@ -85,7 +85,7 @@ class Notes(Recorder):
     def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
         self._receive(query, items, direct=True)
 
-    def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float]]) -> None:
+    def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float | None]]) -> None:
         self._receive(query, [item for item, _ in items], direct=False)
 
     def warning(self, query: Query, code: str, message: str) -> None:

@@ -110,7 +110,7 @@ class ToolEnded(NamedTuple):
     """Data of ``tool.completed`` and ``tool.failed``.
 
     A sub-agent's result is not in it: ``answer_seq`` refers to the answer. ``parts`` are images
-    and other content, by reference.
+    and other content, by reference; ``annotations`` are for the agent's publication.
     """
 
     call: int
@@ -121,6 +121,7 @@ class ToolEnded(NamedTuple):
     error: str | None
     answer_seq: int | None
     parts: Sequence[Data]
+    annotations: Data
 
     @classmethod
     def of(cls, data: Data) -> Self:
@@ -135,6 +136,7 @@ class ToolEnded(NamedTuple):
                 data["error"],
                 data.get("answer_seq"),
                 data.get("parts", ()),
+                data.get("annotations", {}),
             ),
         )
 
@@ -166,10 +168,11 @@ class MemoryPublished(NamedTuple):
 
     version: int
     content: str | None
+    metadata: Data
 
     @classmethod
     def of(cls, data: Data) -> Self:
-        return cls(data["version"], data.get("content"))
+        return cls(data["version"], data.get("content"), data.get("metadata", {}))
 
 
 class ContextReceived(NamedTuple):

@@ -3,6 +3,7 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,9 +18,11 @@ from bottega.agents import (
 )
 from bottega.agents.output import answer_schema
 from bottega.agents.params import merged
+from bottega.agents.people.approval import approval_of
 from bottega.agents.provider import LLMProvider
 from bottega.agents.recall import RecallEmbedder
 from bottega.agents.subagent import FreshCopies
+from bottega.agents.tools import ApprovalPort
 from bottega.definitions.graphs import to_graph
 from bottega.definitions.teams import Definitions, Member, build_team
 from bottega.errors import InvalidInputError
@@ -136,8 +139,11 @@ class CompiledTeam:
                 agent.recall = Recall(dependencies.embedder(), recall["k"])
             if changed := run.overrides.get(agent.agent_id or agent.agent_name):
                 _override(agent, member.definition, changed)
+            own = set(map(id, agent.registered_tools))
             for configure in dependencies.configure:
                 configure(agent, member.definition)
+            if approval := approval_of(member.definition.get("approval")):
+                _approve_others(agent, own, approval)
         roots = {name: copy_of(agent) for name, agent in self.roots.items()}
         if run.output_schema is not None:
             for agent in _answering(roots, graph if run.mode == "dag" else None):
@@ -252,6 +258,14 @@ class Teams:
             _, oldest = self._places.popitem(last=False)
             kept -= oldest.size
         return team
+
+
+def _approve_others(agent: BaseAgent, own: set[int], approval: ApprovalPort) -> None:
+    """Set the agent's rule on plugins' tools without one; runs share the tools, so copy them."""
+    for index, tool in enumerate(agent.registered_tools):
+        if id(tool) not in own and tool.approval is None:
+            agent.registered_tools[index] = tool = copy(tool)
+            tool.approval = approval
 
 
 def _override(agent: BaseAgent, definition: Mapping[str, Any], changed: Mapping[str, Any]) -> None:

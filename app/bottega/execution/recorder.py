@@ -10,6 +10,8 @@ from uuid import UUID
 
 from pydantic_core import to_json
 
+from bottega.agents.calls.context import Caller
+from bottega.agents.hooks import AgentEvent
 from bottega.agents.messages import (
     AgentUsage,
     AssistantMessage,
@@ -34,12 +36,13 @@ from bottega.execution.journal import Journal
 from bottega.execution.live_text import CallText, LiveText, ModelCall
 from bottega.execution.replay import Key, data_of, data_of_result, usage_of
 from bottega.execution.retrieval import FailureMemory, ToolFailure
+from bottega.execution.sharing.memory_log import MemoryLog
 from bottega.execution.task_rows import CANCELLED, Tasks, name_of
 from bottega.execution.waiting.inbox import Inbox
 from bottega.execution.waiting.interrupts import OpenInterrupts
 from bottega.execution.waiting.loops import Loops
 from bottega.files.run_files import RunFiles
-from bottega.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
+from bottega.graph.shared_memory import MemoryItem, Publication
 from bottega.subagents.budget import estimate, reserved
 
 _MOST_FAILURES = 3
@@ -89,11 +92,17 @@ class JournalRecorder(Recorder):
         self.looks_if_it_waits = waits
         self._run_files = run_files
         self.files = None if run_files is None else run_files.load
-        self._in_session = run.session_id is not None
+        self._shared = MemoryLog(journal, self.tasks, in_session=run.session_id is not None)
+        self.caller = Caller(run.run_id, run.tenant, run.user, run.session_id)
         self._claimed_at, self._began = run.claimed_at, monotonic()
-        self._published: dict[Query, Publication] = {}
-        self._publications: dict[tuple[str, int], int] = {}
         self._answers: dict[Key, int] = {}
+
+    def task_id(self, query: Query) -> UUID | None:
+        return self.tasks.id_of(query)
+
+    def is_replayed(self, query: Query, event: AgentEvent, tool_call_id: str | None) -> bool:
+        task = self.tasks.id_of(query)
+        return self.journal.replay.has(event, task, query.model_calls, tool_call_id)
 
     def query_started(self, query: Query) -> None:
         self.tasks.open[query] = None
@@ -104,14 +113,12 @@ class JournalRecorder(Recorder):
         if not query.path:
             self.journal.hold()
         usage = response.usage.to_dict()
-        published = self._published.pop(query, None)
         if response.error is not None:
             error = {"code": response.error_code or "agent_failed", "message": response.error}
             if query.tool_call is not None and query.depth == 1:
                 self._whys[query.tool_call.id] = (error["code"], error["message"])
             self.tasks.add(query, EventType.AGENT_FAILED, {"error": error, "usage": usage})
-            if published is not None:
-                self._show(query, published, None)
+            self._shared.ended(query, None, None)
             return
         told = {"output": response.content, "usage": usage}
         seq = self.tasks.add(query, EventType.AGENT_COMPLETED, told)
@@ -122,29 +129,7 @@ class JournalRecorder(Recorder):
         else:
             call = (self.tasks.id_of(query.parent), query.path[-1][0], query.tool_call.id)
             self._answers[call] = seq
-        if published is not None:
-            self._show(query, published, seq if published.content == response.content else None)
-
-    def _show(self, query: Query, published: Publication, answer_seq: int | None) -> None:
-        """Publish to the graph, by reference to the answer if the text is the same.
-
-        It differs if a QUERY_END hook changed or rejected the answer afterwards.
-        """
-        text: dict[str, Any] = {"content": published.content}
-        if answer_seq is not None:
-            text = {"answer_seq": answer_seq}
-            self._publications[published.agent_id, published.version] = answer_seq
-        data = {"version": published.version, **text}
-        seq = self.tasks.add(query, EventType.MEMORY_PUBLISHED, data)
-        if not self._in_session or not self.journal.is_new(seq):
-            return  # a resumed run repeats it; others may have published since
-        kept = published.to_dict()
-        self.journal.publication(
-            agent=published.agent_id,
-            version=published.version,
-            content=published.content,
-            details={key: kept[key] for key in ("tool_results", "messages")},
-        )
+        self._shared.ended(query, response.content, seq)
 
     async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
         key = (self.tasks.id_of(query), query.model_calls)
@@ -352,27 +337,10 @@ class JournalRecorder(Recorder):
         self.tasks.add(query, EventType.TOOL_FAILED if failed else EventType.TOOL_COMPLETED, data)
 
     def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
-        for item in items:
-            data = {
-                "source": item.source_id,
-                "version": item.version,
-                "edge": [item.source_id, name_of(query.agent)],
-                "policy": item.policy,
-            }
-            self.tasks.add(query, EventType.MEMORY_INJECTED, data | self._text_of(item))
+        self._shared.injected(query, items)
 
-    def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float]]) -> None:
-        for item, score in items:
-            data = {"source": item.source_id, "version": item.version, "score": score}
-            self.tasks.add(query, EventType.CONTEXT_RECALLED, data | self._text_of(item))
-
-    def _text_of(self, item: MemoryItem) -> dict[str, Any]:
-        """Return a memory item's text, or a reference to it if the log has it."""
-        answer = self._publications.get((item.source_id, item.version))
-        if answer is not None and item.policy is PropagationPolicy.FINAL_RESPONSE_ONLY:
-            return {"answer_seq": answer}
-        # It is more than an answer, or comes from an earlier run of the session.
-        return {"content": item.content}
+    def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float | None]]) -> None:
+        self._shared.recalled(query, items)
 
     def sources_of(self, query: Query) -> Collection[str] | None:
         return self.journal.replay.sources.get(self.tasks.id_of(query))
@@ -390,7 +358,7 @@ class JournalRecorder(Recorder):
         return known.get(self.tasks.id_of(query), newest + 1)
 
     def published(self, query: Query, publication: Publication) -> None:
-        self._published[query] = publication
+        self._shared.published(query, publication)
 
     def answer_rejected(self, query: Query, code: str, message: str) -> None:
         data = {"call": query.model_calls, "code": code, "message": message}

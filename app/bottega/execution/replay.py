@@ -15,6 +15,7 @@ from uuid import UUID
 
 from pydantic_core import from_json
 
+from bottega.agents.hooks import AgentEvent
 from bottega.agents.messages import (
     AgentUsage,
     AssistantMessage,
@@ -49,7 +50,8 @@ ANALYSIS = "analysis:"
 _SERVED = frozenset(("provider", "model"))
 """Metadata of an answer that ``llm.completed`` has beside the message."""
 
-_ROOT_ENDS = (EventType.AGENT_COMPLETED, EventType.AGENT_FAILED, EventType.MEMORY_PUBLISHED)
+_ENDS = (EventType.AGENT_COMPLETED, EventType.AGENT_FAILED)
+_ROOT_ENDS = (*_ENDS, EventType.MEMORY_PUBLISHED)
 
 Key = tuple[Any, ...]
 """The identity of an event over attempts: its type and subject."""
@@ -108,6 +110,23 @@ class Replay:
     def has_call(self, call: int) -> bool:
         """Return true if the result of a model call of the root is known."""
         return (None, call) in self.answers or (None, call) in self.failures
+
+    def has(
+        self, event: AgentEvent, task_id: UUID | None, calls: int, tool_call_id: str | None
+    ) -> bool:
+        """Return true if the log has what a hook's event is about.
+
+        Args:
+            calls: number of the query's model calls so far.
+            tool_call_id: of the event's tool call, if it is about one.
+        """
+        if tool_call_id is not None:
+            return (task_id, calls, tool_call_id) in self.ended
+        if event is AgentEvent.QUERY_END:
+            return any(key_of(kind, task_id, {}) in self.seen for kind in _ENDS)
+        if event in (AgentEvent.QUERY_START, AgentEvent.BEFORE_LLM_CALL):
+            calls += 1  # the next one
+        return (task_id, calls) in self.answers
 
     def reopen(self) -> None:
         """Forget that the root ended: it has got a message, and will end again."""
@@ -240,7 +259,8 @@ def data_of_result(about: Mapping[str, Any], result: ToolResult) -> dict[str, An
     """Return the data of a tool call's end, for :func:`result_of`; ``about``: of the call."""
     said = {"status": result.status, "result": result.result, "error": result.error}
     parts = {"parts": [part.to_dict() for part in result.parts]} if result.parts else {}
-    return {**about, **said, **parts}
+    annotations = {"annotations": result.annotations} if result.annotations else {}
+    return {**about, **said, **parts, **annotations}
 
 
 def result_of(ended: ToolEnded, answer: str | None = None) -> ToolResult:
@@ -252,6 +272,7 @@ def result_of(ended: ToolEnded, answer: str | None = None) -> ToolResult:
         result=ended.result if ended.answer_seq is None else answer,
         error=ended.error,
         parts=tuple(map(Part.from_dict, ended.parts)),
+        annotations=dict(ended.annotations),
     )
 
 

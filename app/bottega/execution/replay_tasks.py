@@ -271,6 +271,7 @@ def _publication(task: _Task, published: Event) -> Publication:
         content=(task.output or "") if data.content is None else data.content,
         version=data.version,
         timestamp=published.at,
+        metadata=data.metadata,
         tool_results=tuple(results),
         messages=messages,
     )

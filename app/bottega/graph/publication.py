@@ -29,6 +29,7 @@ class Publication:
 
     Attributes:
         content: the accepted final answer.
+        metadata: about it, of JSON values; no reader's prompt has it.
         version: 1 for the agent's first publication, plus one for each further one.
         tool_results: the query's tool results, as text or objects like tool results.
         messages: the query's messages without the final answer, as text or message-like objects.
@@ -84,3 +85,4 @@ class MemoryItem:
     timestamp: datetime
     version: int
     policy: PropagationPolicy
+    metadata: Mapping[str, Any] = field(default_factory=dict)

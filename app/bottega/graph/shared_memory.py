@@ -1,14 +1,13 @@
 """Shared-memory graph. Uses only networkx and the standard library.
 
-An edge ``source -> target`` passes the source's last answer to the target's next query. Build the
-structure first; agents then publish and pull concurrently.
+An edge ``source -> target`` passes the source's last answer to the target's next query. Agents
+publish and pull concurrently, from tasks of any event loop and from any thread.
 """
 
-import asyncio
 import heapq
+import threading
 from collections.abc import Collection, Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, field
 from datetime import datetime
 from math import isfinite
 from typing import Any, Self
@@ -18,41 +17,14 @@ import networkx as nx
 from bottega.clock import Clock, utcnow
 from bottega.errors import CycleError, InvalidInputError
 from bottega.graph import diagrams
+from bottega.graph.nodes import Node, locked
 from bottega.graph.publication import MemoryItem, PropagationPolicy, Publication
 from bottega.graph.rendering import MessageLike, ToolResultLike
 
 __all__ = ["MemoryItem", "PropagationPolicy", "Publication", "SharedMemoryGraph"]
 
 
-@dataclass(slots=True, eq=False)
-class _Node:
-    """An agent with its last publication, its own TTL, and the TTL in effect (``lifetime_s``)."""
-
-    ttl_s: float | None = None
-    publication: Publication | None = None
-    lifetime_s: float | None = None
-    items: dict[PropagationPolicy, MemoryItem] = field(default_factory=dict)
-
-    def put(self, publication: Publication | None, default_ttl_s: float | None) -> None:
-        self.publication = publication
-        self.items = {}
-        self.lifetime_s = default_ttl_s if self.ttl_s is None else self.ttl_s
-
-    def item(self, publication: Publication, policy: PropagationPolicy) -> MemoryItem:
-        """Return the publication for readers of a policy; built once per publication."""
-        item = self.items.get(policy)
-        if item is None:
-            item = self.items[policy] = MemoryItem(
-                publication.agent_id,
-                publication.text_for(policy),
-                publication.timestamp,
-                publication.version,
-                policy,
-            )
-        return item
-
-
-Source = tuple[_Node, PropagationPolicy]
+Source = tuple[Node, PropagationPolicy]
 
 
 class SharedMemoryGraph:
@@ -68,18 +40,19 @@ class SharedMemoryGraph:
         self.ttl_s = _checked_ttl(ttl_s)
         self._clock = clock
         self._graph: nx.DiGraph[str] = nx.DiGraph()
-        self._nodes: dict[str, _Node] = {}
-        self._lock = asyncio.Lock()
+        self._nodes: dict[str, Node] = {}
+        self._lock = threading.RLock()
         self._shares = False  # its structure is another graph's too: copy it before a change
         self._forget()
 
+    @locked
     def without_publications(self) -> Self:
         """Return a graph of the same structure, which nothing was published to; O(nodes)."""
         self._ranks()  # once for all copies
         new = copy(self)
         new._shares = self._shares = True
-        new._nodes = {name: _Node(node.ttl_s) for name, node in self._nodes.items()}
-        new._lock = asyncio.Lock()
+        new._nodes = {name: Node(node.ttl_s) for name, node in self._nodes.items()}
+        new._lock = threading.RLock()
         new._sources = {}
         return new
 
@@ -97,18 +70,20 @@ class SharedMemoryGraph:
 
     # Structure
 
+    @locked
     def add_agent(self, agent_id: str, ttl_s: float | None = None) -> None:
         """Add a node; for an existing one only update ``ttl_s``, if given."""
         _checked_ttl(ttl_s)
         node = self._nodes.get(agent_id)
         if node is None:
             self._change()
-            node = self._nodes[agent_id] = _Node()
+            node = self._nodes[agent_id] = Node()
             self._graph.add_node(agent_id)
         if ttl_s is not None:
             node.ttl_s = ttl_s
             node.put(node.publication, self.ttl_s)
 
+    @locked
     def add_edge(
         self,
         src: str,
@@ -147,16 +122,19 @@ class SharedMemoryGraph:
         """All agents, in the order of their addition."""
         return tuple(self._nodes)
 
+    @locked
     def predecessors(self, agent_id: str) -> list[str]:
         """Return the agents that ``agent_id`` reads from directly, in topological order."""
         rank = self._ranks()
         return sorted(self._graph.pred.get(agent_id, ()), key=rank.__getitem__)
 
+    @locked
     def successors(self, agent_id: str) -> list[str]:
         """Return the agents that read directly from ``agent_id``, in topological order."""
         rank = self._ranks()
         return sorted(self._graph.succ.get(agent_id, ()), key=rank.__getitem__)
 
+    @locked
     def ancestors(self, agent_id: str) -> frozenset[str]:
         """Return all agents with a path to ``agent_id``; cached until the structure changes."""
         found = self._ancestors.get(agent_id)
@@ -166,11 +144,13 @@ class SharedMemoryGraph:
             self._ancestors[agent_id] = found
         return found
 
+    @locked
     def edge_policy(self, src: str, dst: str) -> PropagationPolicy:
         """Return the policy of an edge; raise ``KeyError`` if there is no such edge."""
         policy: PropagationPolicy = self._graph.succ[src][dst]["policy"]
         return policy
 
+    @locked
     def get_edges_for_nodes(self, ids: Iterable[str]) -> list[tuple[str, str]]:
         """Return the edges within ``ids``, by topological order of source, then target."""
         wanted = set(ids)
@@ -181,6 +161,7 @@ class SharedMemoryGraph:
             if target in wanted
         ]
 
+    @locked
     def get_topological_order(self, ids: Iterable[str] | None = None) -> list[str]:
         """Return the agents, each after its ancestors; ties in the order of addition.
 
@@ -237,7 +218,7 @@ class SharedMemoryGraph:
             tool_results: tool results of the answered query; for edges with ``tool_results``.
             messages: messages of that query; for edges with ``full_history``.
         """
-        async with self._lock:
+        with self._lock:  # held for microseconds, and never across an await
             self.add_agent(agent_id)
             node = self._nodes[agent_id]
             last = 0 if node.publication is None else node.publication.version
@@ -254,6 +235,7 @@ class SharedMemoryGraph:
                 node.put(publication, self.ttl_s)
             return publication
 
+    @locked
     def restore(self, publication: Publication) -> bool:
         """Restore an earlier publication with its version and time.
 
@@ -273,6 +255,7 @@ class SharedMemoryGraph:
         node = self._nodes.get(agent_id)
         return None if node is None else node.publication
 
+    @locked
     def clear_published_data(self) -> None:
         """Delete all publications and versions; keep the structure."""
         for node in self._nodes.values():
@@ -286,6 +269,7 @@ class SharedMemoryGraph:
         """
         return self._pull(self._direct_sources(agent_id), only)
 
+    @locked
     def pull_for_indirect(
         self, agent_id: str, only: Collection[str] | None = None
     ) -> list[MemoryItem]:
@@ -301,6 +285,7 @@ class SharedMemoryGraph:
         final = PropagationPolicy.FINAL_RESPONSE_ONLY
         return self._pull(((self._nodes[name], final) for name in near[1:]), only)
 
+    @locked
     def unpublished_predecessors(self, agent_id: str) -> list[str]:
         """Return the direct predecessors of ``agent_id`` without a publication."""
         if all(node.publication is not None for node, _ in self._direct_sources(agent_id)):
@@ -311,22 +296,26 @@ class SharedMemoryGraph:
 
     def _direct_sources(self, agent_id: str) -> tuple[Source, ...]:
         sources = self._sources.get(agent_id)
-        if sources is None:
-            edges = self._graph.pred.get(agent_id, {})
-            sources = tuple(
-                (self._nodes[name], edges[name]["policy"]) for name in self.predecessors(agent_id)
-            )
-            if agent_id in self._nodes:
-                self._sources[agent_id] = sources
+        return self._find_sources(agent_id) if sources is None else sources
+
+    @locked
+    def _find_sources(self, agent_id: str) -> tuple[Source, ...]:
+        edges = self._graph.pred.get(agent_id, {})
+        sources = tuple(
+            (self._nodes[name], edges[name]["policy"]) for name in self.predecessors(agent_id)
+        )
+        if agent_id in self._nodes:
+            self._sources[agent_id] = sources
         return sources
 
     def _pull(self, sources: Iterable[Source], only: Collection[str] | None) -> list[MemoryItem]:
         items = []
         now: datetime | None = None
         for node, policy in sources:
-            publication = node.publication
-            if publication is None:
+            published = node.published  # once: another thread may publish now
+            if published is None:
                 continue
+            publication = published.publication
             if only is not None:
                 if publication.agent_id not in only:
                     continue
@@ -335,11 +324,12 @@ class SharedMemoryGraph:
                     now = self._clock()
                 if (now - publication.timestamp).total_seconds() > node.lifetime_s:
                     continue
-            items.append(node.items.get(policy) or node.item(publication, policy))
+            items.append(published.items.get(policy) or published.item(policy))
         return items
 
     # Serialisation
 
+    @locked
     def to_dict(self) -> dict[str, Any]:
         """Return structure and publications as JSON, for :meth:`from_dict`."""
         return {
@@ -382,6 +372,7 @@ class SharedMemoryGraph:
         """Return a Graphviz digraph that marks the nodes with a publication."""
         return diagrams.dot(*self._diagram())
 
+    @locked
     def _diagram(self) -> tuple[tuple[str, ...], list[diagrams.Edge], frozenset[str]]:
         published = frozenset(n for n, node in self._nodes.items() if node.publication is not None)
         return self.nodes, self._edges(), published

@@ -303,7 +303,8 @@ async def graph(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> d
         )
     ).scalar_one()
     rows: dict[str, Any] = {
-        item["agent"]: {**item, "task_id": None} for item in run["session_base"] or ()
+        item["agent"]: {**item, "task_id": None, "metadata": item["details"].get("metadata") or {}}
+        for item in run["session_base"] or ()
     }
     published = await connection.execute(_published(tenant_id, run_id))
     rows |= {row["agent"]: row for row in published.mappings()}
@@ -332,6 +333,7 @@ def _published(tenant_id: UUID, run_id: UUID) -> Select[Any]:
         last.c.task_id,
         last.c.at.label("published_at"),
         func.coalesce(last.c.data["content"].astext, answer.astext).label("content"),
+        func.coalesce(last.c.data["metadata"], text("'{}'::jsonb")).label("metadata"),
     )
 
 

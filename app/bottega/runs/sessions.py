@@ -248,8 +248,9 @@ async def get(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> 
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
         raise unknown_session(session_id)
+    metadata = func.coalesce(session_memory.c.details["metadata"], text("'{}'::jsonb"))
     memory = (
-        select(session_memory)
+        select(session_memory, metadata.label("metadata"))
         .where(session_memory.c.tenant_id == tenant_id, session_memory.c.session_id == session_id)
         .order_by(session_memory.c.agent)
     )

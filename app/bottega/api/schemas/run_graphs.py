@@ -11,6 +11,11 @@ from bottega.api.schemas.usage import Cost
 
 T = TypeVar("T")
 
+Metadata = Annotated[
+    dict[str, Any],
+    Field(default_factory=dict, description="What the agent's tools and hooks annotated."),
+]
+
 
 class Published(Answer):
     """The last publication of an agent in the graph."""
@@ -19,6 +24,7 @@ class Published(Answer):
     content: str
     task_id: Annotated[UUID | None, Field(description="Null: from an earlier run of the session.")]
     published_at: datetime
+    metadata: Metadata
 
 
 class RunNode(Answer):
@@ -44,6 +50,7 @@ class ContextItem(Answer):
         float | None, Field(description="Only if recalled: similarity to the query, -1 to 1.")
     ] = None
     content: str
+    metadata: Metadata
 
 
 class Context(Answer):

@@ -1,7 +1,7 @@
 """Sessions on the wire."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 from pydantic import Field
@@ -54,6 +54,10 @@ class SessionItem(Answer):
     content: str
     run_id: UUID
     published_at: datetime
+    metadata: Annotated[
+        dict[str, Any],
+        Field(default_factory=dict, description="What the agent's tools and hooks annotated."),
+    ]
 
 
 class SessionMemory(Session):
