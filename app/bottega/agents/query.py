@@ -230,11 +230,7 @@ class Recorder:
         return None if run_id is None or not query.path else task_id_at(run_id, query.path)
 
     def is_replayed(self, query: Query, event: AgentEvent, tool_call_id: str | None) -> bool:
-        """Return true if an earlier attempt recorded what the event is about.
-
-        Args:
-            tool_call_id: of the event's tool call, if it is about one.
-        """
+        """Return true if an earlier attempt recorded what the event (of this call) is about."""
         return False
 
     def query_started(self, query: Query) -> None:

@@ -1,1 +1,1 @@
-"""What agents publish to their graph and read from it, in a run's log."""
+"""Shared memory in a run's log: publications, and what agents received."""
