@@ -1,4 +1,4 @@
-"""What tools learn of their calls, and what tools and hooks say about an answer."""
+"""Context of tool calls, and annotations by tools and hooks."""
 
 import asyncio
 import threading
@@ -26,7 +26,7 @@ ADA = Caller(uuid4(), "acme", "ada", "s1")
 
 
 def noting(seen: list[ToolContext], name: str = "note") -> Any:
-    @tool(name=name, description="Notes who asks.")
+    @tool(name=name, description="Notes a text.")
     def note(text: str, context: ToolContext) -> str:
         seen.append(context)
         return text
