@@ -4,7 +4,7 @@ Independent of HTTP, SQL and settings.
 """
 
 from bottega.agents.agent import BaseAgent
-from bottega.agents.calls.context import Caller, CancelScope, ToolContext
+from bottega.agents.callers.context import Caller, CancelScope, ToolContext
 from bottega.agents.factory import AgentFactory
 from bottega.agents.hooks import AgentEvent, AgentStatus, EventContract, Hook, HookDecision
 from bottega.agents.messages import (

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequenc
 from contextlib import contextmanager
 from typing import Any, Self, get_args
 
-from bottega.agents.calls.context import Caller
+from bottega.agents.callers.context import Caller
 from bottega.agents.endings import OnLength
 from bottega.agents.history import QueryInput, query_messages
 from bottega.agents.hooks import AgentEvent, Hook

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 from uuid import UUID, uuid5
 
-from bottega.agents.calls.context import Caller, QueryScopePort
+from bottega.agents.callers.context import Caller, QueryScopePort
 from bottega.agents.endings import OnLength, QueryFailed
 from bottega.agents.hooks import AgentEvent, AgentStatus, Hook, HookDecision, HookOutcome, run_hooks
 from bottega.agents.messages import (

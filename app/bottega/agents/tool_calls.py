@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 
+from bottega.agents.callers.context import ToolContext, current_context
 from bottega.agents.calls.abandoning import abandonable
-from bottega.agents.calls.context import ToolContext, current_context
 from bottega.agents.endings import RUN_AGAIN, FinalAnswer, NextStep, QueryFailed
 from bottega.agents.hooks import AgentEvent, HookDecision
 from bottega.agents.messages import (

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_jsonable_python
 
-from bottega.agents.calls.context import ToolContext, current_context
+from bottega.agents.callers.context import ToolContext, current_context
 from bottega.agents.messages import (
     AgentUsage,
     StandardMessage,

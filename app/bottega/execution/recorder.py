@@ -10,7 +10,7 @@ from uuid import UUID
 
 from pydantic_core import to_json
 
-from bottega.agents.calls.context import Caller
+from bottega.agents.callers.context import Caller
 from bottega.agents.hooks import AgentEvent
 from bottega.agents.messages import (
     AgentUsage,

@@ -1,0 +1,1 @@
+"""Context of tool calls, for the tools' code."""
