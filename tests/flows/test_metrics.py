@@ -1,9 +1,12 @@
 """``GET /metrics``: what moves with runs, and who may read it."""
 
 import asyncio
+import json
+import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -20,6 +23,7 @@ from tests.team import define, start
 from tests.tenants import holder
 from tests.waiting import until
 
+ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-of-prometheus"
 PINNED = {
     "bottega_http_requests": {"method", "route", "status"},
@@ -78,7 +82,9 @@ async def ended(server: Running, **changes: object) -> None:
 
 
 @pytest.fixture
-async def watched(settings: Settings, database_url: str, model: FakeModel) -> object:
+async def watched(
+    settings: Settings, database_url: str, model: FakeModel
+) -> AsyncIterator[Running]:
     settings = asking(model, settings).model_copy(
         update={"metrics_token": SecretStr(TOKEN), "model_patience_s": 0.0}
     )
@@ -238,6 +244,41 @@ async def test_a_worker_serves_its_metrics_on_a_port_of_its_own(
             await holder(database_url)
             await until(lambda: client.get("/metrics"), lambda answer: answer.status_code == 401)
             assert await scraped(client)
+
+
+def alert_rules() -> str:
+    """Return the alert rules in the documentation."""
+    page = (ROOT / "docs/operating.md").read_text()
+    return next(part for part in page.split("```") if "groups:" in part).removeprefix("text\n")
+
+
+def test_dashboard_and_alerts_use_metrics_that_exist() -> None:
+    dashboard = json.loads((ROOT / "docs/grafana/bottega.json").read_text())
+    queries = [
+        target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())
+    ]
+    series = {
+        name + suffix for name in PINNED for suffix in ("", "_total", "_bucket", "_sum", "_count")
+    }
+    shown, alerted = (
+        set(re.findall(r"bottega_\w+", text)) for text in ("\n".join(queries), alert_rules())
+    )
+    assert shown <= series
+    assert alerted <= series
+    for name in PINNED:
+        assert any(each.startswith(name) for each in shown), f"no panel shows {name}"
+    labels = set().union(*PINNED.values()) | {"le"}
+    for listed in re.findall(r"by \(([^)]*)\)", "\n".join(queries)):
+        assert set(listed.split(", ")) <= labels
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="Debian's package prometheus")
+def test_promtool_reads_the_alert_rules(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yml"
+    rules.write_text(alert_rules())
+    checked = subprocess.run(["promtool", "check", "rules", rules], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
 
 
 @pytest.mark.deep
