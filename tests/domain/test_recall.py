@@ -7,7 +7,16 @@ from math import cos, nan, radians, sin
 import numpy as np
 import pytest
 
-from bottega.agents import BaseAgent, HumanMessage, Query, SharedMemoryGraph, SystemMessage, tool
+from bottega.agents import (
+    AncestorRecall,
+    BaseAgent,
+    HumanMessage,
+    Query,
+    SharedMemoryGraph,
+    SystemMessage,
+    tool,
+)
+from bottega.agents.messages import SHARED_MEMORY
 from bottega.agents.recall import Recall, Recalled, nearest
 from bottega.agents.shared_memory import inject_shared_memory, shared_message
 from bottega.errors import InvalidInputError, UnavailableError
@@ -362,3 +371,20 @@ class TestInAQuery:
         await it.execute_query_async("go 0")
         [item] = graph.pull_for("next")
         assert item.content == "ok\n\nConversation:\nuser: go 0"
+
+
+async def test_ancestors_mode_gives_all_that_lies_upstream_in_order() -> None:
+    graph = SharedMemoryGraph()
+    for source, target in (("a", "b"), ("b", "c"), ("c", "it"), ("x", "b"), ("it", "later")):
+        graph.add_edge(source, target)
+    it = agent("done", agent_name="it")
+    it.memory_graph, it.agent_id, it.recall = graph, "it", AncestorRecall()
+    for name in ("later", "c", "b", "a", "x"):
+        await graph.publish(name, f"{name}'s answer")
+    await it.execute_query_async("unrelated words")
+    given = [m for m in it.conversation_history if SHARED_MEMORY in m.metadata]
+    assert [m.metadata["shared_memory_source"] for m in given] == ["c", "a", "x", "b"]
+    assert ["shared_memory_score" in m.metadata for m in given] == [False] * 4
+    await it.execute_query_async("again")
+    again = [m for m in it.conversation_history if SHARED_MEMORY in m.metadata]
+    assert [m.metadata["shared_memory_source"] for m in again] == ["c", "a", "x", "b"]

@@ -25,7 +25,7 @@ from bottega.agents.parts import FileContent, FileLoader, Part
 from bottega.agents.policy import ToolRequirement
 from bottega.agents.provider import LLMProvider, ModelOptions, ToolSchema, set_default_provider
 from bottega.agents.query import PromptMemory, Query, Recorder
-from bottega.agents.recall import Recall, RecallEmbedder
+from bottega.agents.recall import AncestorRecall, Recall, RecallEmbedder
 from bottega.agents.streaming.events import (
     QueryAnswered,
     QueryEvent,
@@ -62,6 +62,7 @@ __all__ = [
     "AgentFactory",
     "AgentStatus",
     "AgentUsage",
+    "AncestorRecall",
     "AssistantMessage",
     "AssistantResponse",
     "BaseAgent",

@@ -17,8 +17,7 @@ from bottega.agents.output import answer_schema
 from bottega.agents.params import ModelParams, ToolChoiceScope
 from bottega.agents.policy import ToolRequirement
 from bottega.agents.provider import LLMProvider, collecting_providers, default_provider, using
-from bottega.agents.query import PromptMemory, Query, Recorder, take_next_query
-from bottega.agents.recall import Recall
+from bottega.agents.query import PromptMemory, Query, RecallPort, Recorder, take_next_query
 from bottega.agents.streaming.events import QueryEvent
 from bottega.agents.streaming.stream import events_of
 from bottega.agents.subagent import FreshCopies, SubAgentWrapper
@@ -104,7 +103,7 @@ class BaseAgent:
         self.hooks: dict[AgentEvent, list[Hook]] = {}
         self.memory_graph: SharedMemoryGraph | None = None
         self.agent_id: str | None = None
-        self.recall: Recall | None = None
+        self.recall: RecallPort | None = None
         self.memory: PromptMemory | None = None
         self.usage = AgentUsage()
         self._turn: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None

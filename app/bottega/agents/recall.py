@@ -1,11 +1,11 @@
-"""Semantic recall: the ancestors' publications most similar to an agent's query."""
+"""Recall of ancestors' publications: those most similar to an agent's query, or all."""
 
 import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bottega.agents.messages import SHARED_MEMORY, HumanMessage, StandardMessage, SystemMessage
 from bottega.agents.query import Query
@@ -133,16 +133,36 @@ class Recall:
         return vectors
 
 
+class AncestorRecall:
+    """Recall of the final answers of all agents upstream of an agent, near or far."""
+
+    async def inject(self, query: Query) -> list[tuple[MemoryItem, float | None]]:
+        """Insert them in the graph's order, after the direct predecessors', which it leaves out."""
+        graph, agent_id = query.agent.memory_graph, query.agent.agent_id
+        if graph is None or agent_id is None:
+            return []
+        direct = set(graph.predecessors(agent_id))
+        pulled = graph.pull_for_indirect(agent_id, query.recorder.sources_of(query))
+        found = {item.source_id: item for item in pulled if item.source_id not in direct}
+        items = [found[source] for source in graph.get_topological_order(found)]
+        history = query.agent.conversation_history
+        place = _after_shared(history)
+        history[place:place] = [recalled_message(item) for item in items]
+        return [(item, None) for item in items]
+
+
 def nearest(items: Sequence[MemoryItem], scores: Sequence[float], k: int) -> list[Recalled]:
     """Return the ``k`` items with the highest finite scores, highest first; ties keep order."""
     scored = [pair for pair in zip(items, scores, strict=True) if isfinite(pair[1])]
     return sorted(scored, key=lambda pair: -pair[1])[:k]
 
 
-def recalled_message(item: MemoryItem, score: float) -> SystemMessage:
+def recalled_message(item: MemoryItem, score: float | None = None) -> SystemMessage:
     """Render a recalled publication like a direct one, with marks in the metadata."""
     message = shared_message(item)
-    marks = {RECALLED: True, "shared_memory_score": score}
+    marks: dict[str, Any] = {RECALLED: True}
+    if score is not None:
+        marks["shared_memory_score"] = score
     return message.model_copy(update={"metadata": message.metadata | marks})
 
 

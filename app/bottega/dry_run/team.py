@@ -6,7 +6,7 @@ from typing import Any
 from bottega.agents import BaseAgent, Recall, ToolBase
 from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.provider import LLMProvider
-from bottega.agents.recall import RecallEmbedder
+from bottega.agents.recall import AncestorRecall, RecallEmbedder
 from bottega.agents.tools import success_result
 from bottega.definitions.teams import BuiltTeam, build_team
 from bottega.dry_run.model import DemoProvider
@@ -71,7 +71,8 @@ async def team_of(
         if member.children is not None:
             use_defined_subagents(agent, registry, member.children, definition["subagents"])
         if recall := definition["recall"]:
-            agent.recall = Recall(_embedder(), recall["k"])
+            everything = recall["mode"] == "ancestors"
+            agent.recall = AncestorRecall() if everything else Recall(_embedder(), recall["k"])
     return built
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from bottega.agents import (
+    AncestorRecall,
     BaseAgent,
     ModelParams,
     NamedTool,
@@ -136,7 +137,10 @@ class CompiledTeam:
                 defined = member.definition["subagents"]
                 use_defined_subagents(agent, registry, children, defined, dependencies.helped)
             if recall := member.definition["recall"]:
-                agent.recall = Recall(dependencies.embedder(), recall["k"])
+                everything = recall["mode"] == "ancestors"
+                agent.recall = (
+                    AncestorRecall() if everything else Recall(dependencies.embedder(), recall["k"])
+                )
             if changed := run.overrides.get(agent.agent_id or agent.agent_name):
                 _override(agent, member.definition, changed)
             own = set(map(id, agent.registered_tools))

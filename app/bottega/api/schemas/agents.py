@@ -32,11 +32,18 @@ ModelNames = _ModelName | Annotated[list[_ModelName], Field(min_length=1, max_le
 """References to models, see :mod:`bottega.definitions.models`."""
 
 
-class SemanticRecall(Body):
-    """Recall of the ancestors' answers nearest to the query, besides those read directly."""
+class AncestorsRecall(Body):
+    """Recall of answers of the agent's ancestors in the graph, besides those read directly."""
 
-    mode: Literal["semantic"] = "semantic"
-    k: Annotated[int, Field(ge=1, le=50, description="Maximum number of answers."), WHOLE] = 3
+    mode: Annotated[
+        Literal["semantic", "ancestors"],
+        Field(description="`semantic`: those nearest to the query; `ancestors`: all."),
+    ] = "semantic"
+    k: Annotated[
+        int,
+        Field(ge=1, le=50, description="Maximum number, for `semantic`."),
+        WHOLE,
+    ] = 3
 
 
 class ToolRule(Body):
@@ -114,7 +121,7 @@ class AgentContent(Body):
             )
         ),
     ] = None
-    recall: SemanticRecall | None = None
+    recall: AncestorsRecall | None = None
     tool_policy: Annotated[
         list[ToolRule],
         Field(
@@ -252,7 +259,7 @@ class AgentSummary(Answer):
     max_iterations: int
     stateless: bool
     subagents: SubAgents | None
-    recall: SemanticRecall | None
+    recall: AncestorsRecall | None
     tool_policy: list[ToolRule]
     exit_on_success: list[str]
     agent_comment: bool
