@@ -208,6 +208,19 @@ async def test_recall_returns_earlier_results(bottega: Running, model: FakeModel
     assert items[1]["score"] > 0
     assert items[1]["content"] == replies["far"]
 
+    changed = {"system_message": "You are last.", "recall": {"mode": "ancestors"}}
+    stored = await bottega.client.put("/v1/agents/last", json=changed)
+    assert stored.json()["recall"]["mode"] == "ancestors"
+    body = {"mode": "dag", "graph": "g", "input": "Nothing like it."}
+    run = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
+    items = (await bottega.client.get(f"/v1/runs/{run['id']}/context/last")).json()["items"]
+    assert [(item["source"], item["score"]) for item in items] == [
+        ("middle", None),
+        ("far", None),
+        ("other", None),
+    ]
+    assert [item["content"] for item in items[1:]] == [replies["far"], replies["other"]]
+
 
 BROKEN = """
 from bottega.agents import AgentEvent
