@@ -419,7 +419,7 @@ class TestPlugins:
             found, heard = await asked(model, plugins=(guard, plugin))
             assert found[1] == {"status": "skipped", "result": "known already"}
             assert "may not be asked" in found[3]
-            assert plugin.before == ["a", "skip", "b", "late"]
+            assert plugin.before == ["a", "skip", "b", "secret plan", "late"]
             assert heard.of("dispatched") == ["a!", "b!", "late!"]
             assert sorted(plugin.after, key=str) == sorted(
                 [
@@ -466,7 +466,7 @@ class TestSettingUp:
             names = [tool.name for tool in lead.registered_tools]
             assert names == [
                 "dispatch_subagent", "dispatch_subagents", "poll_subagent", "await_subagent",
-                "cancel_subagent", "read_file", "write_file", "list_files",
+                "cancel_subagent", "send_to_subagent", "read_file", "write_file", "list_files",
             ]  # fmt: skip
             schema = lead.registered_tools[0].schema.parameters
             assert "agent" not in schema["properties"]

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from bottega.agents.calls.hearing import sent_to
 from bottega.agents.endings import (
     RUN_AGAIN,
     Ending,
@@ -142,15 +143,16 @@ class QueryLoop:
         return self.query.iteration - self._heard_at >= self.agent.max_iterations
 
     def _hear(self, *said: StandardMessage, answered: bool = False) -> bool:
-        """Put messages that a user has sent into the history, after ``said``; true if any."""
+        """Put messages sent meanwhile into the history, after ``said``; true if any."""
         query = self.query
-        if query.recorder.inbox is None or self._pending.kept:
+        if self._pending.kept:
             return False
-        if not (told := query.recorder.inbox.due(query, answered=answered)):
+        of_users, of_parent = sent_to(query, answered=answered)
+        if not (told := [*of_users, *of_parent]):
             return False
+        self._heard_at = query.iteration if of_users else self._heard_at + 1
         query.messages += tuple(told)
         self.agent.conversation_history += [*said, *told]
-        self._heard_at = query.iteration
         return True
 
     def _is_told_more(self, answer: FinalAnswer) -> bool:
@@ -266,7 +268,8 @@ class QueryLoop:
 
     def _keeps_tool_choice(self) -> bool:
         """Return true if the agent's choice of tools holds for this call; it needs tools."""
-        is_meant = self.query.model_calls == 1 or self.agent.tool_choice_scope == "all"
+        is_first = self.query.model_calls == self.query.earlier_calls + 1
+        is_meant = is_first or self.agent.tool_choice_scope == "all"
         return is_meant and bool(self._schemas)
 
     async def _settle(self, answer: FinalAnswer) -> NextStep:

@@ -1,7 +1,6 @@
 """The state of a query, and the :class:`Recorder` port: it observes and may replay a query.
 
-The base class records nothing. The service's journal (``execution.journal``) overrides it: it
-writes events, and replays model and tool calls of a run that is resumed after a crash.
+The base class records nothing. The service's journal writes events, and replays recorded calls.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -72,6 +71,9 @@ class BackgroundTask(Protocol):
 
     def on_text(self, query: "Query", text: str) -> None:
         """Receive a text delta of a query."""
+
+    def messages(self, query: "Query") -> Sequence[str]:
+        """Return the messages that a query gets before its next model call."""
 
 
 class PromptMemory(Protocol):
@@ -145,7 +147,8 @@ class Query:
         parent: the query whose tool call made this one; ``None`` for the root.
         path: place in the tree, equal on every replay; the root's is empty.
         iteration: 1-based; 0 before the first.
-        model_calls: number of model calls begun.
+        model_calls: number of model calls begun, those of earlier tries included.
+        earlier_calls, tries: model calls of earlier tries at its task; number of this try, from 1.
         usage: usage so far, sub-agents included.
         tool_call: the parent's tool call that this query answers; ``None`` for the root.
         memory_pulled: true once shared memory was pulled for this query.
@@ -166,6 +169,8 @@ class Query:
     tool_call: ToolCall | None = None
     iteration: int = 0
     model_calls: int = 0
+    earlier_calls: int = 0
+    tries: int = 1
     usage: AgentUsage = AgentUsage()
     tool_results: tuple[ToolResult, ...] = ()
     memory_pulled: bool = False
@@ -212,8 +217,7 @@ class Recorder:
     Attributes:
         swarm: the run's ``Swarm`` of asynchronous sub-agents, if it exists already.
         files: loads the run's stored files; ``None``: there are none.
-        screen: called with a call of a sub-agent in mode ``sync``, its tool call and its question;
-            returns the question to ask, or the call's result in place of an answer.
+        screen: from a call of a sub-agent in mode ``sync`` to its question, or its result.
         inbox: messages of users for the root; ``None``: there are none.
         caller: for whom the query runs.
     """

@@ -247,6 +247,7 @@ class SubagentDispatched(NamedTuple):
     metadata: Data
     queue_position: int
     shared: Data
+    retries: int
 
     @classmethod
     def of(cls, data: Data) -> Self:
@@ -260,6 +261,7 @@ class SubagentDispatched(NamedTuple):
             data["metadata"] or {},
             data.get("queue_position") or 0,
             {key: data["metadata"][key] for key in data.get("share_metadata") or ()},
+            data.get("retries") or 0,
         )
 
 

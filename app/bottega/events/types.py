@@ -41,6 +41,8 @@ class EventType(StrEnum):
     SUBAGENT_DEQUEUED = "subagent.dequeued"
     SUBAGENT_STATUS_CHANGED = "subagent.status_changed"
     SUBAGENT_RESUMED = "subagent.resumed"
+    SUBAGENT_RETRIED = "subagent.retried"
+    SUBAGENT_MESSAGE_SENT = "subagent.message_sent"
     SUBAGENT_BACKPRESSURE = "subagent.backpressure"
     SUBAGENT_CIRCUIT_OPENED = "subagent.circuit_opened"
     SUBAGENT_COMPLETED = "subagent.completed"

@@ -179,6 +179,9 @@ def end_all(
     resumed.close()
 
 
+_OTHER_KINDS = {"warning": EventType.WARNING, "message_read": EventType.MESSAGE_DELIVERED}
+
+
 class JournalListener:
     """Writer of task events into the run's journal and into the task rows."""
 
@@ -192,7 +195,7 @@ class JournalListener:
         final = handle.status.is_final
         if event == "status_changed" and final and handle.status is not SubagentStatus.COMPLETED:
             self._stopped(handle)
-        kind = EventType.WARNING if event == "warning" else EventType(f"subagent.{event}")
+        kind = _OTHER_KINDS.get(event) or EventType(f"subagent.{event}")
         if kind is EventType.SUBAGENT_DISPATCHED:
             data = _dispatched(handle) | data
         elif kind in ENDS:
@@ -239,6 +242,7 @@ def _dispatched(handle: SubagentHandle) -> dict[str, Any]:
         "timeout_ms": round(handle.timeout * 1000),
         "token_budget": handle.token_budget,
         "metadata": dict(handle.metadata),
+        **({"retries": handle.retries} if handle.retries else {}),
         **({"share_metadata": list(handle.shared_keys)} if handle.shared_keys else {}),
     }
 

@@ -192,7 +192,7 @@ def _fold_people(folded: Replay, event: Event, carried_seq: int) -> None:
         decision = event.data["interrupt_id"], event.data["resolution"]
         key = event.task_id, *tool_call_of(event.data)
         folded.decisions[key, event.data["kind"]] = decision
-    elif event.type == EventType.MESSAGE_DELIVERED:
+    elif event.type == EventType.MESSAGE_DELIVERED and event.task_id is None:
         message = MessageDelivered.of(event.data)
         folded.delivered.setdefault(message.call, []).append(message.content)
         folded.messages_read += event.seq > carried_seq

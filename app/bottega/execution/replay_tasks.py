@@ -18,18 +18,21 @@ from bottega.events.payloads import (
     AgentCompleted,
     LlmCompleted,
     MemoryPublished,
+    MessageDelivered,
     SubagentDequeued,
     SubagentDispatched,
     SubagentEnded,
     ToolEnded,
     ToolStarted,
+    call_of,
+    is_repeated,
     tool_call_of,
 )
 from bottega.events.types import Event, EventType
 from bottega.execution.replay import answer_of, lost_in, result_of, usage_of
 from bottega.graph.shared_memory import Publication
 from bottega.subagents.child import ANONYMOUS, first_message
-from bottega.subagents.handle import DispatchParams, RestoredTask, SubagentOutcome
+from bottega.subagents.handle import DispatchParams, Mailbox, RestoredTask, SubagentOutcome
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.waiting.clocks import Clocks, seconds
 
@@ -60,6 +63,7 @@ class _Task:
     said: list[AssistantMessage | ToolMessage] = field(default_factory=list)
     usage: AgentUsage = AgentUsage()
     paid: Usage = Usage()
+    mailbox: Mailbox = field(default_factory=Mailbox)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +174,7 @@ def _note(task: _Task, event: Event, *, is_paid: bool) -> None:
     if (lost := lost_in(event)) is not None:
         task.usage += lost
         task.paid += lost if is_paid else Usage()
+    _note_messages(task, event)
     match event.type:
         case EventType.SUBAGENT_DISPATCHED:
             task.dispatched = event
@@ -196,6 +201,24 @@ def _note(task: _Task, event: Event, *, is_paid: bool) -> None:
             task.ended = event
 
 
+def _note_messages(task: _Task, event: Event) -> None:
+    """Note the messages to a task, the model calls that have a result, and a new try."""
+    mailbox, data = task.mailbox, event.data
+    match event.type:
+        case EventType.SUBAGENT_RETRIED:
+            task.said.clear()
+        case EventType.SUBAGENT_MESSAGE_SENT:
+            mailbox.put(data["message_id"], data["message"])
+        case EventType.MESSAGE_DELIVERED:
+            read = MessageDelivered.of(data)
+            mailbox.unread.pop(read.message_id, None)
+            mailbox.recorded.setdefault(read.call, {})[read.message_id] = str(read.content)
+        case EventType.LLM_COMPLETED:
+            mailbox.calls = call_of(data)
+        case EventType.LLM_FAILED if not is_repeated(data):
+            mailbox.calls = call_of(data)
+
+
 def _past(
     dispatched: Event,
     task: _Task,
@@ -220,6 +243,7 @@ def _past(
         token_budget=asked.token_budget,
         metadata=asked.metadata,
         shared=tuple(asked.shared),
+        retries=asked.retries,
     )
     remaining = None
     if task.dequeued is not None and ran is not None:
@@ -240,6 +264,7 @@ def _past(
         publications=tuple(
             _publication(each, each.published) for each in finished if each.published is not None
         ),
+        mailbox=task.mailbox if task.mailbox.known else None,
     )
 
 

@@ -18,6 +18,9 @@ from bottega.subagents.states import SubagentStatus
 T = TypeVar("T")
 Error = dict[str, str]
 
+_OF_TRY = (EventType.AGENT_STARTED, EventType.AGENT_COMPLETED, EventType.AGENT_FAILED)
+"""Types of events that each try at a task has."""
+
 CANCELLED = {"code": "cancelled", "message": "somebody cancelled this task"}
 
 
@@ -65,6 +68,8 @@ def row_change(event_type: str, data: Mapping[str, Any], seq: int) -> dict[str, 
             return {"status": SubagentStatus.QUEUED, **kept, **about}
         case EventType.SUBAGENT_RESUMED:
             return {"status": SubagentStatus.QUEUED, "attempt": data["attempt"]}
+        case EventType.SUBAGENT_RETRIED:  # the failure before was not its end
+            return {"status": SubagentStatus.RUNNING, "error": None, "usage": None}
         case EventType.SUBAGENT_STATUS_CHANGED:
             began = {"began": True} if data["to"] == SubagentStatus.RUNNING else {}
             return {"status": data["to"], **began}
@@ -121,6 +126,8 @@ class Tasks:
 
     def add(self, query: Query, event_type: EventType, data: dict[str, Any]) -> int:
         """Write an event of a query, and change its task's row; return the event's ``seq``."""
+        if query.tries > 1 and event_type in _OF_TRY:
+            data = {**data, "try": query.tries}
         return self.write(self.place_at(query.path, name_of(query.agent)), event_type, data)
 
     def write(self, place: TaskPlace, event_type: EventType, data: dict[str, Any]) -> int:

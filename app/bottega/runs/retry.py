@@ -274,6 +274,7 @@ def _is_of_attempt(event: Event) -> bool:
     """Check if an event belongs to one attempt at an asynchronous task."""
     return event.type.startswith("subagent.") and event.type not in (
         EventType.SUBAGENT_DISPATCHED,
+        EventType.SUBAGENT_MESSAGE_SENT,
         EventType.SUBAGENT_BACKPRESSURE,  # about the task's own dispatches
     )
 

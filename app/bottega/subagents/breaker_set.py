@@ -50,6 +50,13 @@ def blamed(handle: SubagentHandle) -> BreakerKey | None:
     return None if code in _NEVER or code.startswith("model_") else of_run
 
 
+def may_pass(code: str | None) -> bool:
+    """Return true if a failure with this code may not happen again: another try makes sense."""
+    if code is None or code in _OF_MODEL or code == "model_rate_limited":
+        return True
+    return code not in _NEVER and not code.startswith("model_")
+
+
 class BreakerSet:
     """Reports tasks' ends to the breakers, and released tasks to the scheduler.
 

@@ -12,6 +12,7 @@ from bottega.agents.messages import AssistantResponse, ToolCall
 from bottega.agents.query import QueriedAgent, Query, current_call, next_query
 from bottega.agents.tools import ToolBase
 from bottega.errors import BudgetExhaustedError, InvalidInputError
+from bottega.subagents.breaker_set import may_pass
 from bottega.subagents.file_tools import file_tools
 from bottega.subagents.handle import DispatchParams, SubagentHandle, SubagentOutcome
 from bottega.subagents.shared_context import Workspace, folder_of
@@ -142,12 +143,15 @@ class ChildTask:
 
         async def work(handle: SubagentHandle) -> SubagentOutcome:
             most = limits.max_steps_per_subagent
-            if source is None:
-                agent = _anonymous(parent.agent, params, most)
-                configure(agent)
-            else:
-                agent = _named(source, params, most)
-            return await _ask(swarm, parent, handle, agent)
+
+            def made() -> BaseAgent:
+                if source is not None:
+                    return _named(source, params, most)
+                helper = _anonymous(parent.agent, params, most)
+                configure(helper)
+                return helper
+
+            return await _ask(swarm, parent, handle, made)
 
         return work
 
@@ -179,33 +183,68 @@ def _named(source: BaseAgent, params: DispatchParams, most: int) -> BaseAgent:
 
 
 async def _ask(
-    swarm: Swarm, parent: Query, handle: SubagentHandle, agent: BaseAgent
+    swarm: Swarm, parent: Query, handle: SubagentHandle, made: Callable[[], BaseAgent]
 ) -> SubagentOutcome:
-    """Query the agent as part of the parent's query; add its usage to the parent's."""
+    """Query new agents until one succeeds, or no retry is left."""
+    tries = 1
+    try:
+        outcome, calls = await _try(swarm, parent, handle, made(), tries, 0)
+        while _is_retried(outcome) and tries <= handle.retries and not swarm.options.is_suspended():
+            tries += 1
+            handle.partial_output, handle.rate_limited = "", False
+            if handle.mailbox is not None:
+                handle.mailbox.again()
+            retried = {"attempt": tries, "reason": outcome.error}
+            handle.parent.listener.on_event(handle, "retried", retried)
+            outcome, calls = await _try(swarm, parent, handle, made(), tries, calls)
+        return outcome
+    finally:
+        swarm.forget_files(handle.task_id)
+
+
+def _is_retried(outcome: SubagentOutcome) -> bool:
+    return outcome.status is SubagentStatus.FAILED and may_pass(outcome.error_code)
+
+
+async def _try(
+    swarm: Swarm,
+    parent: Query,
+    handle: SubagentHandle,
+    agent: BaseAgent,
+    tries: int,
+    calls: int,
+) -> tuple[SubagentOutcome, int]:
+    """Query the agent as part of the parent's query; add its usage to the parent's.
+
+    Args:
+        calls: model calls of earlier tries; returned with those of this one.
+    """
     query = Query(
         agent=agent,
         messages=(),
         recorder=parent.recorder,
         parent=parent,
         path=handle.path,
+        model_calls=calls,
+        earlier_calls=calls,
+        tries=tries,
         task=TaskOfQuery(swarm, handle),
     )
     token = next_query.set(query)
     try:
         question = first_message(handle.task_id, handle.prompt, handle.shared)
-        response = await agent.execute_query_async(question)
+        outcome = outcome_of(await agent.execute_query_async(question))
     except BudgetExhaustedError:
         raise
     except Exception as error:
         if error is query.escaped:
             swarm.break_with(error)
         text = f"{type(error).__name__}: {error}"
-        return SubagentOutcome(SubagentStatus.FAILED, error=text, error_code="task_failed")
+        outcome = SubagentOutcome(SubagentStatus.FAILED, error=text, error_code="task_failed")
     finally:
         next_query.reset(token)  # otherwise the task's context keeps its agent in memory
-        swarm.forget_files(handle.task_id)
         parent.usage += query.usage
-    return outcome_of(response)
+    return outcome, query.model_calls
 
 
 def first_message(task_id: UUID, prompt: str, shared: Mapping[str, Any]) -> str:

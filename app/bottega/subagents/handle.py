@@ -29,6 +29,7 @@ class DispatchParams:
         timeout: in seconds; ``None``: the default.
         model: provider and model of the task's agent.
         shared: keys of the metadata that the task reads too.
+        retries: tries after the first, if that fails.
     """
 
     prompt: str
@@ -41,6 +42,7 @@ class DispatchParams:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
     shared: tuple[str, ...] = ()
+    retries: int = 0
 
     @property
     def kind(self) -> str:
@@ -64,6 +66,43 @@ class SubagentOutcome:
     stop_reason: str | None = None
 
 
+@dataclass(slots=True)
+class Mailbox:
+    """Messages of a parent to a task, by id.
+
+    Attributes:
+        unread: their texts, in order.
+        known: all that were ever sent.
+        heard: texts that this try has read.
+        recorded: those that an earlier attempt read, by model call.
+        calls: number of the last model call whose result an earlier attempt recorded.
+    """
+
+    unread: dict[str, str] = field(default_factory=dict)
+    known: set[str] = field(default_factory=set)
+    heard: dict[str, str] = field(default_factory=dict)
+    recorded: dict[int, dict[str, str]] = field(default_factory=dict)
+    calls: int = 0
+
+    def put(self, message_id: str, text: str) -> None:
+        self.known.add(message_id)
+        self.unread[message_id] = text
+
+    def due(self, call: int) -> dict[str, str]:
+        """Return the messages to read before a model call."""
+        told = self.recorded.pop(call, {})
+        for message_id in told:
+            self.unread.pop(message_id, None)
+        if call > self.calls:
+            told, self.unread = told | self.unread, {}
+        self.heard |= told
+        return told
+
+    def again(self) -> None:
+        """Let the next try read what this one has read."""
+        self.unread, self.heard = self.heard | self.unread, {}
+
+
 @dataclass(frozen=True, slots=True)
 class RestoredTask:
     """Stored state of a task from before a crash. Times are seconds of wall time.
@@ -76,6 +115,7 @@ class RestoredTask:
         spent: tokens that the task itself used.
         usage: usage of a finished task and all tasks below it; they do not run again.
         publications: their publications to the run's graph.
+        mailbox: messages to it; ``None``: it got none.
     """
 
     params: DispatchParams
@@ -87,6 +127,7 @@ class RestoredTask:
     spent: Usage = Usage()
     usage: AgentUsage = AgentUsage()
     publications: tuple[Publication, ...] = ()
+    mailbox: Mailbox | None = None
 
 
 class Listener(Protocol):
@@ -159,6 +200,8 @@ class SubagentHandle:
         named: true if its agent is one of its parent's sub-agents, false for an anonymous one.
         kind: tasks of one kind share a circuit breaker.
         shared_keys: keys of the metadata that the task reads too.
+        retries: tries after the first, if that fails.
+        mailbox: messages of its parent.
         work: coroutine function that does the task; the scheduler runs it.
         attempt: 1, plus one for each restoration after a crash.
         queue_position: ready tasks of the tenant before it at its dispatch (see
@@ -196,6 +239,8 @@ class SubagentHandle:
     account: Account
     context: contextvars.Context
     shared_keys: tuple[str, ...] = ()
+    retries: int = 0
+    mailbox: Mailbox | None = None
     status: SubagentStatus = SubagentStatus.QUEUED
     attempt: int = 1
     queue_position: int = 0

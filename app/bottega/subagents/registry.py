@@ -123,7 +123,7 @@ class SubagentRegistry:
         breakers = breaker_keys(parent, restored.params)
         handle = self._add(parent, restored.params, breakers, work, task_id, place)
         now = self.scheduler.now()
-        handle.attempt = restored.attempt
+        handle.attempt, handle.mailbox = restored.attempt, restored.mailbox
         handle.created_at = now - restored.waited
         if restored.remaining is not None:
             handle.deadline = now + restored.remaining
@@ -179,6 +179,7 @@ class SubagentRegistry:
             metadata=params.metadata,
             kind=params.kind,
             shared_keys=params.shared,
+            retries=params.retries,
             breakers=breakers,
             created_at=now,
             status_changed_at=now,
@@ -257,10 +258,8 @@ class SubagentRegistry:
     def _ended(self, handle: SubagentHandle) -> None:
         """Apply the consequences of a task's end: events, slot, waiters, sub-tasks, siblings."""
         usage = handle.token_usage
-        data: dict[str, Any] = {
-            "duration_ms": handle.fixed_duration_ms,
-            "token_usage": usage.to_dict(),
-        }
+        data: dict[str, Any] = {"duration_ms": handle.fixed_duration_ms}
+        data["token_usage"] = usage.to_dict()
         if handle.status is SubagentStatus.COMPLETED:
             data["stop_reason"] = handle.stop_reason
         else:

@@ -249,6 +249,16 @@ class TaskOfQuery:
         handle.add_text(text)
         handle.parent.listener.on_event(handle, "output_chunk", {"text": text})
 
+    def messages(self, query: Query) -> Sequence[str]:
+        handle, call = self.handle, query.model_calls + 1
+        if handle.mailbox is None or query.path != handle.path:
+            return ()
+        told = handle.mailbox.due(call)
+        for message_id, text in told.items():
+            read = {"message_id": message_id, "call": call, "content": text}
+            handle.parent.listener.on_event(handle, "message_read", read)
+        return list(told.values())
+
 
 class DispatchingTool(ToolBase):
     """A tool that starts tasks for its agent, within ``limits``."""

@@ -39,11 +39,11 @@ DATA = {
     EventType.RUN_FAILED: _END,
     EventType.RUN_TIMEOUT: _END,
     EventType.RUN_CANCELLED: _END,
-    EventType.AGENT_STARTED: "depth",
+    EventType.AGENT_STARTED: "depth try",
     EventType.AGENT_WAITING: "attempt",
     EventType.AGENT_RESUMED: "attempt",
-    EventType.AGENT_COMPLETED: "output usage",
-    EventType.AGENT_FAILED: "error usage",
+    EventType.AGENT_COMPLETED: "output usage try",
+    EventType.AGENT_FAILED: "error usage try",
     EventType.LLM_STARTED: f"{_CALL} {_SERVED} try beside memory",
     EventType.LLM_COMPLETED: f"{_CALL} {_SERVED} try message usage duration_ms",
     EventType.LLM_FAILED: f"{_CALL} {_SERVED} try error retry_in_ms usage",
@@ -65,11 +65,13 @@ DATA = {
     EventType.MEMORY_PUBLISHED: f"version {_TEXT}",
     EventType.SUBAGENT_DISPATCHED: (
         "call tool_call_id agent prompt instructions priority timeout_ms token_budget metadata "
-        "share_metadata queue_position"
+        "share_metadata retries queue_position"
     ),
     EventType.SUBAGENT_DEQUEUED: "attempt waited_ms timeout_ms",
     EventType.SUBAGENT_STATUS_CHANGED: "attempt from to",
     EventType.SUBAGENT_RESUMED: "attempt",
+    EventType.SUBAGENT_RETRIED: "attempt reason",
+    EventType.SUBAGENT_MESSAGE_SENT: "message_id message",
     EventType.SUBAGENT_BACKPRESSURE: "call tool_call_id code message size limit retry_after_ms",
     EventType.SUBAGENT_CIRCUIT_OPENED: "attempt failures retry_after_ms",
     EventType.SUBAGENT_COMPLETED: f"{_ENDED} stop_reason answer_seq output",

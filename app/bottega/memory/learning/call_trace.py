@@ -14,6 +14,7 @@ DISPATCH, FAN_OUT = "dispatch_subagent", "dispatch_subagents"
 PLUMBING = frozenset(
     (
         *(DISPATCH, FAN_OUT, "poll_subagent", "await_subagent", "cancel_subagent"),
+        "send_to_subagent",
         *("recall_memory", "set_plan", "search_memory"),
     )
 )

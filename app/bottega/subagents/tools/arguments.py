@@ -53,6 +53,9 @@ class DispatchArguments(Arguments):
         max_length=20,
         description="Files for it, by path below its folder's input/.",
     )
+    retries: int = Field(
+        default=0, ge=0, le=3, description="Further tries if its model or a tool fails."
+    )
 
 
 class FanOutArguments(Arguments):
@@ -89,6 +92,13 @@ class CancelArguments(Arguments):
     """Tasks to cancel."""
 
     task_ids: TaskIds
+
+
+class SendArguments(Arguments):
+    """A message to a task."""
+
+    task_id: TaskId
+    message: str = Field(min_length=1, max_length=10_000)
 
 
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:

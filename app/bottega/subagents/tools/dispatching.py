@@ -182,5 +182,6 @@ def _params(
         timeout=None if arguments.timeout_ms is None else arguments.timeout_ms / 1000,
         token_budget=arguments.token_budget,
         metadata=request.metadata,
+        retries=arguments.retries,
         shared=tuple(key for key in share_metadata if key in request.metadata),
     )

@@ -11,9 +11,10 @@ from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.tools.dispatching import DispatchTool, FanOutTool
 from bottega.subagents.tools.looking import AwaitTool, CancelTool, PollTool
+from bottega.subagents.tools.sending import SendTool
 from bottega.subagents.tools.shared import AsyncSubagents
 
-_TOOLS = (DispatchTool, FanOutTool, PollTool, AwaitTool, CancelTool)
+_TOOLS = (DispatchTool, FanOutTool, PollTool, AwaitTool, CancelTool, SendTool)
 
 
 def use_async_subagents(

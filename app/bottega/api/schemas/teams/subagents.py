@@ -19,7 +19,7 @@ from bottega.json_schema.values import WHOLE
 
 TASK_TOOLS = (
     *("dispatch_subagent", "dispatch_subagents", "poll_subagent", "await_subagent"),
-    "cancel_subagent",
+    *("cancel_subagent", "send_to_subagent"),
     *("read_file", "write_file", "list_files"),
 )
 """Tools of an agent in mode ``async``, besides the agent's own."""
