@@ -147,8 +147,8 @@ class QueryLoop:
         query = self.query
         if self._pending.kept:
             return False
-        of_users, of_parent = sent_to(query, answered=answered)
-        if not (told := [*of_users, *of_parent]):
+        of_users, told = sent_to(query, answered=answered)
+        if not told:
             return False
         self._heard_at = query.iteration if of_users else self._heard_at + 1
         query.messages += tuple(told)
@@ -269,8 +269,7 @@ class QueryLoop:
     def _keeps_tool_choice(self) -> bool:
         """Return true if the agent's choice of tools holds for this call; it needs tools."""
         is_first = self.query.model_calls == self.query.earlier_calls + 1
-        is_meant = is_first or self.agent.tool_choice_scope == "all"
-        return is_meant and bool(self._schemas)
+        return bool(self._schemas) and (is_first or self.agent.tool_choice_scope == "all")
 
     async def _settle(self, answer: FinalAnswer) -> NextStep:
         """Accept an answer as final, or reject it."""

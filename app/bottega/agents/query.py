@@ -386,7 +386,6 @@ class CurrentCall:
 
 
 Screen = Callable[[CurrentCall, ToolCall, str], Awaitable[str | ToolResult]]
-
 current_call: ContextVar[CurrentCall | None] = ContextVar("current_call", default=None)
 
 next_query: ContextVar[Query | None] = ContextVar("next_query", default=None)
