@@ -39,6 +39,7 @@ from bottega.api.routes import (
     webhook_secrets,
     websocket,
 )
+from bottega.api.routes.deploy import apply
 from bottega.api.routes.mcp import endpoint as mcp_endpoint
 from bottega.api.routes.mcp import servers as mcp_servers
 from bottega.api.routes.memory import (
@@ -98,6 +99,7 @@ _ROUTES = (
     websocket,
     tickets,
     schedules,
+    apply,
     sessions,
     users,
     files,

@@ -240,6 +240,17 @@ CREATE TABLE mcp_server_versions (
         FOREIGN KEY (tenant_id, name) REFERENCES mcp_servers (tenant_id, name)
 );
 
+-- The sources of definitions that came with others, in one document: see POST /v1/apply.
+CREATE TABLE applied_definitions (
+    tenant_id uuid NOT NULL,
+    kind text NOT NULL,
+    name text NOT NULL,
+    source text NOT NULL,
+    CONSTRAINT pk_applied_definitions PRIMARY KEY (tenant_id, kind, name),
+    CONSTRAINT fk_applied_definitions_tenant_id_tenants
+        FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+);
+
 -- A value per tenant that every change of its agents, graphs, providers and MCP servers replaces.
 CREATE TABLE definition_epochs (
     tenant_id uuid NOT NULL,

@@ -10,6 +10,7 @@ import pytest
 
 from bottega import errors
 from bottega.api.documents import asyncapi
+from bottega.api.routes.deploy.bodies import Resources
 from bottega.api.schemas.runs import Event
 from bottega.errors import BottegaError
 from bottega.events.types import EventType
@@ -19,8 +20,8 @@ from bottega.settings import Settings
 FOLDER = Path(__file__).parent / "snapshots"
 
 
-def check(name: str, value: Any) -> None:
-    path = FOLDER / f"{name}.json"
+def check(name: str, value: Any, folder: Path = FOLDER) -> None:
+    path = folder / f"{name}.json"
     current = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
     if os.environ.get("UPDATE_SNAPSHOTS"):
         FOLDER.mkdir(exist_ok=True)
@@ -42,6 +43,12 @@ def document(module_settings: Settings) -> dict[str, Any]:
 
 def test_openapi_document_is_unchanged(document: dict[str, Any]) -> None:
     check("openapi", document)
+
+
+def test_the_schema_of_files_for_apply_is_current() -> None:
+    schema = Resources.model_json_schema()
+    known = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Bottega team"}
+    check("team.schema", schema | known, Path(__file__).parents[2] / "docs")
 
 
 def test_every_operation_is_named_described_and_documents_its_problems(

@@ -95,6 +95,7 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         "tenant_memory (tenant_id) SELECT tenant_id",
         "providers (tenant_id, name, version) SELECT tenant_id, 'p', 1",
         "provider_versions (tenant_id, name, version, definition) SELECT tenant_id, 'p', 1, '{}'",
+        "applied_definitions (tenant_id, kind, name, source) SELECT tenant_id, 'agent', 'a', 's'",
         "mcp_servers (tenant_id, name, version) SELECT tenant_id, 'm', 1",
         "mcp_server_versions (tenant_id, name, version, definition) SELECT tenant_id, 'm', 1, '{}'",
         "waiting_runs (tenant_id, runs) SELECT tenant_id, 0",

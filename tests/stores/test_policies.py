@@ -68,6 +68,8 @@ async def fill(server: Running, url: str) -> None:
     assert (await client.post("/v1/schedules", json=schedule)).status_code == 201
     assert (await client.post("/v1/ws-tickets", json={})).status_code == 201
     assert (await client.post("/v1/webhook-secret")).status_code == 201
+    applied = {"agents": [{"name": "applied", "system_message": "x"}], "source": "s"}
+    assert (await client.post("/v1/apply", json=applied)).status_code == 200
     server_at = {"name": "p", "dialect": "chat", "base_url": "https://203.0.114.1/v1"}
     assert (await client.post("/v1/providers", json=server_at)).status_code == 201
     server_at = {"name": "m", "url": "https://203.0.114.1/mcp"}

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from bottega import __version__
-from bottega.cli import daily
+from bottega.cli import daily, deploy
 from bottega.cli.admin import keys, tenants
 from bottega.cli.demo.scenarios import SCENARIOS, ScenarioName
 from bottega.cli.interrupts import interrupts
@@ -38,6 +38,8 @@ cli.command("run")(daily.start_run)
 cli.command("watch")(daily.watch)
 cli.command("chat")(daily.chat)
 cli.command("cancel")(daily.cancel)
+cli.command("apply")(deploy.apply)
+cli.command("export")(deploy.export)
 cli.add_typer(interrupts, name="interrupts")
 cli.add_typer(keys, name="keys")
 cli.add_typer(tenants, name="tenants")

@@ -292,6 +292,11 @@ idempotency_keys = _table(
     json="answer",
     time="created_at",
 )
+applied_definitions = _table(
+    "applied_definitions",
+    uuid="tenant_id",
+    text="kind name source",
+)
 ws_tickets = _table(
     "ws_tickets",
     uuid="tenant_id run_id key_id",

@@ -19,7 +19,8 @@ from bottega.runs.parameters import Dialects, dialects_of, refuse_unsupported
 from bottega.tools.http import HttpToolDefinition
 
 
-async def _prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, Any]:
+async def prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, Any]:
+    """Check an agent; return what is stored."""
     patterns = {
         f"/tools/{index}": {f"/tools/{index}{at}": text for at, text in tool.patterns.items()}
         for index, tool in enumerate(body.tools)
@@ -81,5 +82,5 @@ async def _dialects(caller: Caller, model: str | list[str] | None) -> Dialects:
 
 
 router = definition_router(
-    AGENTS, new=NewAgent, content=AgentContent, output=Agent, summary=AgentSummary, prepare=_prepare
+    AGENTS, new=NewAgent, content=AgentContent, output=Agent, summary=AgentSummary, prepare=prepare
 )

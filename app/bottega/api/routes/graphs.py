@@ -35,12 +35,12 @@ from bottega.runs import read
 NodeName = Annotated[str, Query(pattern=NAME_PATTERN)]
 
 
-async def _prepare(caller: Caller, name: str, body: GraphContent) -> dict[str, Any]:
+async def prepare(caller: Caller, name: str, body: GraphContent) -> dict[str, Any]:
     return normalised(body.model_dump(exclude={"name"}))
 
 
 router = definition_router(
-    GRAPHS, new=NewGraph, content=GraphContent, output=Graph, summary=GraphSummary, prepare=_prepare
+    GRAPHS, new=NewGraph, content=GraphContent, output=Graph, summary=GraphSummary, prepare=prepare
 )
 
 

@@ -34,7 +34,7 @@ from bottega.tools.http import SecretHeader
 _RESOLVE_S = 3.0
 
 
-async def _prepare(caller: Caller, name: str, body: ProviderBody) -> dict[str, Any]:
+async def prepare(caller: Caller, name: str, body: ProviderBody) -> dict[str, Any]:
     if body.name not in (None, name):
         raise InvalidInputError(
             f"the name is '{name}' in the path, and another one in the body", pointer="/name"
@@ -51,10 +51,16 @@ async def _prepare(caller: Caller, name: str, body: ProviderBody) -> dict[str, A
     return body.model_dump(exclude={"name"})
 
 
-async def _refuse_private_address(
-    service: ServiceDep, tenant: DefineTenant, body: ProviderBody
-) -> None:
-    """Look up a provider's address, which may take seconds, outside of any transaction."""
+async def _check_address(service: ServiceDep, tenant: DefineTenant, body: ProviderBody) -> None:
+    await check_address_of(service, body)
+
+
+async def check_address_of(service: Service, body: ProviderBody) -> None:
+    """Look up a provider's address, which may take seconds, outside of any transaction.
+
+    Raises:
+        InvalidInputError: ``egress_forbidden``.
+    """
     host = httpx2.URL(body.base_url).host
     await _refuse_private(body.base_url, host, AllowList.parse(service.settings.egress_allow))
 
@@ -130,7 +136,7 @@ router = definition_router(
     content=ProviderBody,
     output=Provider,
     summary=ProviderSummary,
-    prepare=_prepare,
-    check=_refuse_private_address,
+    prepare=prepare,
+    check=_check_address,
     shown=Shown(ProviderHealth, _show, _listed),
 )

@@ -154,7 +154,7 @@ def _add_create(
         async def define() -> dict[str, Any]:
             prepared = await prepare(caller, name, body)
             definition = await store.create(caller.tx, kind, caller.tenant, name, prepared)
-            await _note(caller, kind, "create", definition)
+            await note(caller, kind, "create", definition)
             response.headers["Location"] = f"{kind.path}/{name}"
             return answer(definition, response)
 
@@ -206,7 +206,7 @@ def _add_replace(
         if is_new:
             response.status_code = 201
             response.headers["Location"] = f"{kind.path}/{name}"
-        await _note(caller, kind, "create" if is_new else "replace", definition)
+        await note(caller, kind, "create" if is_new else "replace", definition)
         return answer(definition, response)
 
 
@@ -230,7 +230,8 @@ def _add_delete(router: APIRouter, kind: DefinitionKind) -> None:
         await audit.note(tx, tenant, actor, f"{kind.word}.delete", name)
 
 
-async def _note(caller: Caller, kind: DefinitionKind, verb: str, definition: Definition) -> None:
+async def note(caller: Caller, kind: DefinitionKind, verb: str, definition: Definition) -> None:
+    """Note a change in the audit log, if the kind's changes belong there."""
     if kind.audited:
         about = {"version": definition.version}
         actor, action = caller.principal.actor, f"{kind.word}.{verb}"

@@ -101,6 +101,22 @@ class RemoteServer:
     def replace(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._patient("PUT", path, json=body)
 
+    def all(self, path: str, limit: int) -> Iterator[Any]:
+        """Yield all items of a list, with their bodies."""
+        page = self.get(path, view="full", limit=limit)
+        yield from page["items"]
+        while (cursor := page["next_cursor"]) is not None:
+            page = self.get(path, view="full", limit=limit, cursor=cursor)
+            yield from page["items"]
+
+    def apply(self, body: Mapping[str, Any], places: Mapping[str, str]) -> Any:
+        """Store many definitions; an error names the places of those that were refused.
+
+        Args:
+            places: what to call each, by its JSON Pointer.
+        """
+        return self._patient("POST", "/v1/apply", json=body, places=places)
+
     def start(self, agent: str, **run: Any) -> Any:
         """Start a run of an agent and return it; the error of an unknown one has near names."""
         try:
@@ -134,14 +150,16 @@ class RemoteServer:
                 self._checked(answer)
                 yield None
 
-    def _patient(self, method: str, path: str, **request: Any) -> Any:
+    def _patient(
+        self, method: str, path: str, *, places: Mapping[str, str] = {}, **request: Any
+    ) -> Any:
         """Send a request, again if it was lost or the server is busy; return the answer's body."""
         began, pause_s = monotonic(), 0.1
         while True:
             reached = self._reached
             try:
                 with self._translated():
-                    return self._checked(self._client.request(method, path, **request))
+                    return self._checked(self._client.request(method, path, **request), places)
             except RemoteError as error:
                 never_there = not reached and error.code == "nobody"
                 if never_there or not error.may_pass or monotonic() - began > _PATIENCE_S:
@@ -163,7 +181,7 @@ class RemoteServer:
             why = safe(str(error)) or type(error).__name__
             raise RemoteError(f"the connection to {self.address} failed: {why}") from None
 
-    def _checked(self, answer: httpx2.Response) -> Any:
+    def _checked(self, answer: httpx2.Response, places: Mapping[str, str] = {}) -> Any:
         """Return the answer's body.
 
         Raises:
@@ -183,7 +201,7 @@ class RemoteServer:
                 status=answer.status_code,
             )
         self._reached = True
-        detail = body["detail"]
+        detail = "; ".join(_placed(body, places)) or body["detail"]
         if answer.status_code == 401:
             detail += ". The key is read from BOTTEGA_KEY"
         raise RemoteError(detail, code=str(body.get("code")), status=answer.status_code)
@@ -203,3 +221,12 @@ class RemoteServer:
         else:
             detail += ", nor any other: POST /v1/agents makes one"
         return RemoteError(detail, code="unknown_agent", status=404)
+
+
+def _placed(problem: Mapping[str, Any], places: Mapping[str, str]) -> Iterator[str]:
+    """Yield the errors of a problem that are at known places, with those."""
+    for error in problem.get("errors") or ():
+        _, section, number, *rest = [*str(error.get("pointer")).split("/"), "", ""]
+        if (place := places.get(f"/{section}/{number}")) is not None:
+            inside = "/".join(each for each in rest if each)
+            yield f"{place}{inside and f' at {inside}'}: {error.get('detail')}"

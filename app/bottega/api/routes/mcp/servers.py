@@ -44,7 +44,7 @@ _MOST_REFRESHES = 4
 _refreshing: Counter[UUID] = Counter()
 
 
-async def _prepare(caller: Caller, name: str, body: McpServerBody) -> dict[str, Any]:
+async def prepare(caller: Caller, name: str, body: McpServerBody) -> dict[str, Any]:
     if body.name not in (None, name):
         raise InvalidInputError(
             f"the name is '{name}' in the path, and another one in the body", pointer="/name"
@@ -90,7 +90,7 @@ router = definition_router(
     content=McpServerBody,
     output=McpServer,
     summary=McpServerSummary,
-    prepare=_prepare,
+    prepare=prepare,
 )
 
 

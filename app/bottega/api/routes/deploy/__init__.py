@@ -1,0 +1,1 @@
+"""Routes that store many definitions at once."""
