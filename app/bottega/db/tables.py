@@ -150,7 +150,8 @@ user_erasures = _table(
 runs = _table(
     "runs",
     uuid="tenant_id id retry_of task_root claimed_by conversation_id",
-    text="status mode agent graph session_id user_id stop_reason webhook_url memory principal",
+    text="status mode agent graph session_id user_id stop_reason webhook_url memory principal "
+    "traceparent",
     json="session_base turn input pinned cost_budget overrides output_schema output output_json "
     "error usage spent spent_beside metadata attempts",
     number="priority token_budget carried_seq attempt last_seq slot messages",

@@ -61,6 +61,7 @@ class ClaimedRun:
         base: the run of the turn before; ``None``: its turn is the first.
         user: the customer's name for the end user.
         principal: who started it.
+        traceparent: of the request that made it; ``None``: it belongs to no trace.
         metadata: given by the client.
         token_budget: tokens that it may spend; ``None``: no limit.
         cost_budget: ``amount`` and ``currency`` that it may spend; ``None``: no limit.
@@ -102,6 +103,7 @@ class ClaimedRun:
     base: UUID | None
     user: str | None
     principal: str | None
+    traceparent: str | None
     metadata: Mapping[str, Any]
     token_budget: int | None
     cost_budget: dict[str, str] | None

@@ -24,6 +24,7 @@ from bottega.llm.errors import AddressRefusedError, ErrorMapper, places_of
 from bottega.llm.params import ANTHROPIC_VERSION, VERSION_HEADER
 from bottega.llm.prices import LOOPBACK
 from bottega.llm.server import VENDORS, ServerSpec
+from bottega.trace_context import with_trace
 
 T = TypeVar("T")
 
@@ -110,7 +111,7 @@ class ModelClient:
             return await self._session().post(
                 url,
                 data=body,
-                headers=self._headers,
+                headers=with_trace(self._headers),
                 proxy=self._proxy,
                 allow_redirects=self._follows,
             )

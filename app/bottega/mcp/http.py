@@ -8,6 +8,7 @@ import httpx2
 
 from bottega.errors import InvalidInputError, UnavailableError
 from bottega.tools.egress import Egress, EgressError
+from bottega.trace_context import with_trace
 
 _UNTOLD = frozenset({404, 405})
 """Answers of servers that do not know a method; the SDK tries another."""
@@ -51,6 +52,7 @@ class McpTransport(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         # A compressed answer could be a thousand times larger than what arrives.
         request.headers["accept-encoding"] = "identity"
+        request.headers.update(with_trace({}))
         self._add_mirrored(request)
         try:
             return await self._answer(request)

@@ -13,6 +13,7 @@ from pydantic_core import from_json, to_json
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from bottega import trace_context
 from bottega.errors import BottegaError, LimitedError, UnknownAgentError, UserErasingError
 from bottega.runs.inbox import REFUSED_MESSAGES, refused_message
 from bottega.runs.model_prices import refuse_unpriced
@@ -58,6 +59,7 @@ class NewRun:
         output_schema: JSON Schema of the answer, in place of the agent's own.
         memory: ``off``, ``read`` or ``full``; the run's agents may make it stricter.
         principal: who starts it.
+        traceparent: of the request; ``None``: it belongs to no trace.
         version: of its agent, or of its graph if there is no agent; ``None``: the current one.
         way: the façade by which it comes, which must show its agent; ``None``: our own API.
         made_files: files that were made of data in its input; they are deleted with it.
@@ -80,6 +82,7 @@ class NewRun:
     metadata: dict[str, Any]
     memory: str
     principal: str | None
+    traceparent: str | None
     conversation: str
     if_busy: str
     made_files: list[UUID] | None
@@ -112,7 +115,8 @@ class NewRun:
         }
         # a stored body may have other fields
         given = {name: asked[name] for name in _FIELDS if asked.get(name) is not None}
-        return cls(**{**dict.fromkeys(_FIELDS), **limits, **given, "principal": principal})
+        own = {"principal": principal, "traceparent": trace_context.current.get()}
+        return cls(**{**dict.fromkeys(_FIELDS), **limits, **given, **own})
 
 
 _FIELDS = tuple(field.name for field in fields(NewRun))

@@ -38,6 +38,7 @@ from bottega.tools.replies import (
     text_of,
 )
 from bottega.tools.url_template import UrlTemplate
+from bottega.trace_context import with_trace
 
 Secrets = Callable[[str], Awaitable[str]]
 """Returns a secret's value by name, or raises InvalidInputError."""
@@ -361,7 +362,7 @@ class HttpTool(ToolBase):
                 headers[name.lower()] = secret
             else:
                 headers[name.lower()] = value
-        return headers, sent
+        return dict(with_trace(headers)), sent
 
     def _failure(self, reply: Reply, url: str, clean: Callable[[str], str]) -> str | None:
         """Return the error text for the model; ``None`` if the answer is a success."""

@@ -1,15 +1,19 @@
-"""Metrics of requests."""
+"""Metrics of requests, and their traces."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bottega import metrics
+from bottega import metrics, trace_context
+from bottega.api.server.headers import sent
 from bottega.clock import monotonic
 
 UNMATCHED = "unmatched"
 
 
 class MeasureRequests:
-    """Middleware that counts each request, and measures the time to the head of its answer."""
+    """Middleware that counts each request, and measures the time to the head of its answer.
+
+    The request's trace is that of all that is done for it.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -19,6 +23,7 @@ class MeasureRequests:
             await self.app(scope, receive, send)
             return
         began, counted = monotonic(), False
+        trace_context.current.set(trace_context.taken(sent(scope, b"traceparent")))
 
         def count(status: int) -> None:
             nonlocal counted

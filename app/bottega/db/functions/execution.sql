@@ -149,7 +149,7 @@ BEGIN
         'assigned_as', CASE WHEN r.retry_of IS NULL THEN r.id
             ELSE first_try(r.tenant_id, r.id) END,
         'salt', (SELECT salt FROM tenants WHERE id = r.tenant_id),
-        'principal', r.principal, 'pinned', r.pinned,
+        'principal', r.principal, 'pinned', r.pinned, 'traceparent', r.traceparent,
         'overrides', r.overrides, 'output_schema', r.output_schema,
         'metadata', r.metadata, 'graph_name', r.graph, 'agent', r.agent, 'input', r.input,
         'last_seq', p_last, 'started_at', r.started_at,

@@ -2,12 +2,13 @@
 
 from collections.abc import Awaitable, Callable
 from typing import Any
+from uuid import UUID
 
 import structlog
 
-from bottega import metrics
+from bottega import metrics, trace_context
 from bottega.agents.messages import ToolCall, ToolResult, ToolStatus
-from bottega.agents.query import CurrentCall
+from bottega.agents.query import CurrentCall, Query
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.agents.tools import ToolBase
 from bottega.execution.claim import ClaimedRun
@@ -33,7 +34,7 @@ class ObservedRecorder(JournalRecorder):
 
     def __init__(self, journal: Journal, run: ClaimedRun, **options: Any) -> None:
         super().__init__(journal, run, **options)
-        self._mode = run.mode
+        self._run = run
 
     def began(self) -> None:
         """Log that this attempt begins."""
@@ -45,11 +46,18 @@ class ObservedRecorder(JournalRecorder):
 
     def ended(self, end: End) -> None:
         """Log and count the end of the run, which is stored."""
-        metrics.runs.labels(end.status, self._mode).inc()
+        metrics.runs.labels(end.status, self._run.mode).inc()
         if self.journal.episode_recorder is not None:
             metrics.episodes_stored.inc()
         say = log.info if end.error is None else log.warning
         say("run.ended", status=str(end.status), error=end.error)
+
+    def query_started(self, query: Query) -> None:
+        """Name the task in all log lines of the query, and its trace in what it sends."""
+        if query.path:
+            structlog.contextvars.bind_contextvars(**about(self._run, self.tasks.id_of(query)))
+        trace_context.current.set(self._run.traceparent)
+        super().query_started(query)
 
     async def _act(
         self,
@@ -67,9 +75,15 @@ class ObservedRecorder(JournalRecorder):
             metrics.tool_calls.labels(type_of(tool), outcome).inc()
 
 
-def about(run: ClaimedRun) -> dict[str, str | None]:
+def about(run: ClaimedRun, task_id: UUID | None = None) -> dict[str, str | None]:
     """Return the fields of all log lines of a run; a task of it has its id there instead."""
-    return {"run_id": str(run.run_id), "tenant": run.tenant, "task_id": None, "trace_id": None}
+    trace_id = trace_context.trace_id(run.traceparent)
+    return {
+        "run_id": str(run.run_id),
+        "tenant": run.tenant,
+        "task_id": None if task_id is None else str(task_id),
+        "trace_id": trace_id,
+    }
 
 
 def type_of(tool: ToolBase | None) -> str:
