@@ -32,7 +32,7 @@ from bottega.execution.retrieval import (
     patterns_for,
     render_episode,
 )
-from bottega.memory.episodes.episode import Episode, Outcome
+from bottega.memory.episodes.episode import Episode, Outcome, State
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.learning.episode_recorder import TOOL_ERROR, EpisodeRecorder, RunFacts
 from bottega.memory.patterns.pattern import Features
@@ -185,7 +185,10 @@ def _ended(run: _Run, good: bool, order_well: bool, answer: str) -> Episode:
         error=None if good else error,
         duration_s=_SECONDS * run.calls,
     )
-    return Episode.from_row({**row, "at": run.task.at}, trace=row["bodies"].get("trace"))
+    # A success check of the team accepts only what is right; failed runs need none.
+    state = State(label=Outcome.SUCCESS, label_source="check") if good else State()
+    traced = row["bodies"].get("trace")
+    return Episode.from_row({**row, "at": run.task.at}, trace=traced, state=state)
 
 
 # --- The memory of the arms -------------------------------------------------------------------

@@ -794,7 +794,7 @@ CREATE TABLE episodes (
     CONSTRAINT fk_episodes_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
     CONSTRAINT ck_episodes_kind CHECK (kind IN ('episode', 'consolidated')),
     CONSTRAINT ck_episodes_outcome
-        CHECK (outcome IN ('SUCCESS', 'PARTIAL', 'FAILURE', 'CANCELLED')),
+        CHECK (outcome IN ('UNKNOWN', 'SUCCESS', 'PARTIAL', 'FAILURE', 'CANCELLED')),
     CONSTRAINT ck_episodes_trust CHECK (trust BETWEEN 1 AND 3)
 );
 CREATE INDEX ix_episodes_run ON episodes (tenant_id, run_id) WHERE run_id IS NOT NULL;
@@ -863,12 +863,19 @@ CREATE TABLE episode_state (
     deleted_at timestamptz,
     -- Key of its task's text, while it waits for a comparison with episodes of the same key.
     task_key bytea,
+    -- Outcome by feedback or by the agent's checks, and which; null: nobody judged its run.
+    label text,
+    label_source text,
     CONSTRAINT pk_episode_state PRIMARY KEY (tenant_id, episode_id),
     CONSTRAINT fk_episode_state_tenant_id_episode_id_episodes
         FOREIGN KEY (tenant_id, episode_id) REFERENCES episodes (tenant_id, id) ON DELETE CASCADE,
     CONSTRAINT ck_episode_state_state
         CHECK (state IN ('active', 'mature', 'aged', 'archived', 'consolidated',
-        'deleted', 'quarantined'))
+        'deleted', 'quarantined')),
+    CONSTRAINT ck_episode_state_label
+        CHECK ((label IS NULL) = (label_source IS NULL)
+        AND label IN ('SUCCESS', 'PARTIAL', 'FAILURE')
+        AND label_source IN ('feedback', 'eval', 'check'))
 ) WITH (fillfactor=80);  -- counting an access changes no index
 CREATE INDEX ix_episode_state_alike ON episode_state (tenant_id, task_key, at)
     WHERE task_key IS NOT NULL;
@@ -882,7 +889,7 @@ CREATE TABLE episode_search (
     tenant_id uuid NOT NULL,
     episode_id uuid NOT NULL,
     at timestamptz NOT NULL,
-    -- The outcome by a person's feedback, or else the run's.
+    -- The label, or else the run's outcome.
     outcome text NOT NULL,
     domain text,
     task_type text,

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import pytest
+
 from bottega.execution.memory import may_help
 from bottega.execution.retrieval import render_episode
 from bottega.memory.episodes.episode import Episode, Outcome, State, Summary
@@ -35,9 +37,20 @@ def test_only_the_first_and_the_last_line_can_state_the_source() -> None:
     assert all(line.startswith("  ") for line in own)
 
 
-def test_feedback_is_named_as_the_source_of_an_outcome() -> None:
-    judged = replace(hit(task="pay").episode, state=State(feedback={"outcome": "SUCCESS"}))
-    assert render_episode(judged).endswith("\nEnded: failed; outcome SUCCESS (feedback)")
+@pytest.mark.parametrize(
+    ("outcome", "label", "source", "end"),
+    [
+        (Outcome.FAILURE, Outcome.SUCCESS, "feedback", "failed; outcome SUCCESS (feedback)"),
+        (Outcome.UNKNOWN, Outcome.FAILURE, "check", "completed; outcome FAILURE (check)"),
+        (Outcome.UNKNOWN, None, None, "completed; outcome UNKNOWN (-)"),
+    ],
+)
+def test_the_source_of_an_outcome_is_named(
+    outcome: Outcome, label: Outcome | None, source: str | None, end: str
+) -> None:
+    state = State(label=label, label_source=source)
+    judged = replace(hit(task="pay").episode, outcome=outcome, state=state)
+    assert render_episode(judged).endswith(f"\nEnded: {end}")
 
 
 TRACE = [

@@ -372,7 +372,6 @@ def test_asynchronous_agents_count_when_they_ended() -> None:
         {"outcome": Outcome.CANCELLED},
         {"state": State(state=StorageState.QUARANTINED)},
         {"state": State(state=StorageState.CONSOLIDATED)},
-        {"state": State(feedback={"outcome": "CANCELLED"})},
     ],
 )
 def test_unsuitable_episodes_are_not_observed(changes: dict[str, Any]) -> None:
@@ -381,7 +380,14 @@ def test_unsuitable_episodes_are_not_observed(changes: dict[str, Any]) -> None:
     assert observed(stored([])) is None
 
 
-def test_users_feedback_decides_the_outcome() -> None:
-    seen = observed(stored([{"tool": "a"}], state=State(feedback={"outcome": "FAILURE"})))
+def test_runs_that_nobody_judged_teach_cures_only() -> None:
+    well = [episode(n, "Ab", outcome=Outcome.UNKNOWN) for n in range(5)]
+    badly = [episode(50 + n, "AC", outcome=Outcome.UNKNOWN) for n in range(5)]
+    assert {each.category for each in mine([*well, *badly])} == {Category.RECOVERY}
+
+
+def test_the_label_decides_the_outcome() -> None:
+    failed = State(label=Outcome.FAILURE, label_source="feedback")
+    seen = observed(stored([{"tool": "a"}], state=failed))
     assert seen is not None
     assert not seen.good

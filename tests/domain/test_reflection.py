@@ -102,8 +102,10 @@ def test_results_of_given_patterns_are_reported() -> None:
         {"domain": "d"},
     )
     assert (other.arm, other.good) == (Arm.CONTROL, True)
-    judged = episode(GIVEN, of_run, state=State(feedback={"outcome": "FAILURE"}))
+    judged = episode(GIVEN, of_run, state=State(label=Outcome.FAILURE, label_source="check"))
     assert [each.good for each in applications_of(judged)] == [False, False]
+    unjudged = episode(GIVEN, of_run, outcome=Outcome.UNKNOWN)
+    assert [each.good for each in applications_of(unjudged)] == [False, None]
 
 
 @pytest.mark.parametrize(

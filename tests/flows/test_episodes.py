@@ -44,7 +44,7 @@ async def judge(client: httpx2.AsyncClient, run_id: str, **said: Any) -> dict[st
 async def test_a_run_s_episode_can_be_read_and_found(bottega: Running, run: str) -> None:
     episode = await episode_of(bottega.client, run)
     assert (episode["run_id"], episode["session_id"], episode["domain"]) == (run, "s", "d")
-    assert (episode["outcome"], episode["trust"]) == ("SUCCESS", 3)
+    assert (episode["outcome"], episode["trust"]) == ("UNKNOWN", 3)
     assert episode["task"]["original_input"] == "Repair the coffee machine"
     assert episode["execution"]["trace"]
     assert episode["origin"] == {"principal": "local", "run": run, "tool": None}
@@ -67,6 +67,7 @@ async def test_the_latest_feedback_on_a_run_counts(
     }
     episode = await episode_of(client, run)
     assert (episode["outcome"], episode["feedback"]) == ("FAILURE", given)
+    assert episode["outcome_source"] == "feedback"
     failed = {"filters": {"outcomes": ["FAILURE"]}}
     well = {"filters": {"outcomes": ["SUCCESS"]}}
     for mode in ({"mode": "temporal"}, {"query": "coffee"}):
@@ -74,12 +75,13 @@ async def test_the_latest_feedback_on_a_run_counts(
         assert ids(await search(client, **mode, **well)) == []
     assert ids((await client.get("/v1/episodes?outcome=FAILURE")).json()) == [episode["id"]]
     stored = await bottega.owner.fetchval("SELECT outcome FROM episodes")
-    assert stored == "SUCCESS"  # the stored outcome never changes
+    assert stored == "UNKNOWN"  # the stored outcome never changes
 
     await judge(client, run, score=1.0)
     again = await episode_of(client, run)
-    assert (again["outcome"], again["feedback"]["comment"]) == ("SUCCESS", None)
-    assert ids(await search(client, query="coffee", **well)) == [episode["id"]]
+    assert (again["outcome"], again["feedback"]["comment"]) == ("UNKNOWN", None)
+    unknown = {"filters": {"outcomes": ["UNKNOWN"]}}
+    assert ids(await search(client, query="coffee", **unknown)) == [episode["id"]]
     entries = (await client.get("/v1/audit?action=run.feedback")).json()["items"]
     assert [entry["details"] for entry in entries] == [
         {"outcome": "FAILURE", "score": 0.1},

@@ -12,6 +12,7 @@ import pytest
 from bottega.background import checks as checks_module
 from bottega.background.checks import MOST_TRIES
 from bottega.llm.structured_output import JUDGEMENT
+from bottega.memory.episodes.episode import episode_id_of
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, gated, http_error, text
 from tests.flows.conftest import asking
@@ -73,6 +74,29 @@ def by_role(answer: str, verdict: Any) -> Any:
 
 def verdict(passed: bool, reason: str = "It says so.") -> Any:
     return calls(("answer", {"passed": passed, "reason": reason}))
+
+
+async def test_a_check_labels_the_runs_episode(guest: Running, guest_model: FakeModel) -> None:
+    await define(guest, [{"type": "contains", "value": "blue"}])
+
+    async def episode(run: dict[str, Any]) -> dict[str, Any]:
+        found = await guest.client.get(f"/v1/episodes/{episode_id_of(UUID(run['id']))}")
+        shown: dict[str, Any] = found.json()
+        return shown
+
+    for said, value in (("blue", "SUCCESS"), ("red", "FAILURE")):
+        guest_model.script(text(said))
+        run = await checked(guest, await finished(guest, memory="full"))
+        told = await episode(run)
+        assert (told["outcome"], told["outcome_source"]) == (value, "check")
+        page = (await guest.client.get(f"/v1/episodes?outcome={value}")).json()
+        assert [each["id"] for each in page["items"]] == [told["id"]]
+        path = f"/v1/runs/{run['id']}/feedback"
+        for given in ({"outcome": "PARTIAL"}, {"score": 0.5}):  # the second says no outcome
+            await guest.client.post(path, json=given)
+            told = await episode(run)
+            by = ("PARTIAL", "feedback") if "outcome" in given else (value, "check")
+            assert (told["outcome"], told["outcome_source"]) == by
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,10 @@ async def test_an_episode_is_stored_just_before_the_final_event(
     frames = await ended(bottega, run_id)
     assert [frame["type"] for frame in frames[-2:]] == ["episode.stored", "run.completed"]
     episode_id = str(episode_id_of(UUID(run_id)))
-    assert frames[-2]["data"] == {"episode_id": episode_id, "outcome": "SUCCESS"}
+    assert frames[-2]["data"] == {"episode_id": episode_id, "outcome": "UNKNOWN"}
     episode = await stored(bottega, run_id)
     assert episode is not None
-    assert (str(episode["id"]), episode["outcome"]) == (episode_id, "SUCCESS")
+    assert (str(episode["id"]), episode["outcome"]) == (episode_id, "UNKNOWN")
     assert (episode["domain"], episode["session_id"], episode["trust"]) == ("software", "s", 3)
     run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
     assert episode["at"] == datetime.fromisoformat(run["ended_at"])
@@ -68,7 +68,7 @@ async def test_each_end_has_its_outcome(bottega: Running, model: FakeModel) -> N
     await define(bottega.client)
     ends: dict[str, str] = {}
     model.script(calls(("requirements", {"query": "x"})), http_error(400), text("Without it."))
-    ends[await start(bottega.client)] = "PARTIAL"
+    ends[await start(bottega.client)] = "UNKNOWN"
     await ended(bottega, next(iter(ends)))
     model.script(http_error(401))
     ends[failed := await start(bottega.client)] = "FAILURE"
@@ -207,7 +207,7 @@ async def test_a_dag_leaves_an_episode(bottega: Running, model: FakeModel) -> No
     run = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
     episode = await stored(bottega, run["id"])
     assert episode is not None
-    assert (episode["task_type"], episode["outcome"]) == ("g", "SUCCESS")
+    assert (episode["task_type"], episode["outcome"]) == ("g", "UNKNOWN")
 
 
 async def test_a_run_ends_although_its_episode_cannot_be_stored(
@@ -226,7 +226,9 @@ async def test_operators_choose_how_episodes_are_scored(
     update = {"openai_base_url": model.base_url, "memory_success": 1.0}
     async with running(settings.model_copy(update=update), database_url, worker=True) as bottega:
         await define(bottega.client)
-        await ended(bottega, await start(bottega.client))
+        await ended(bottega, run_id := await start(bottega.client))
+        good = {"outcome": "SUCCESS"}
+        await bottega.client.post(f"/v1/runs/{run_id}/feedback", json=good)
         asked = {"query": "todo app", "explain": True}
         (hit,) = (await bottega.client.post("/v1/episodes/search", json=asked)).json()["items"]
     assert hit["parts"]["success"] == 1.0

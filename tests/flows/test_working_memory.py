@@ -175,7 +175,7 @@ async def test_working_memory_has_a_section_for_earlier_runs(
         await bottega.frames(f"/v1/runs/{runs[-1]}/ws")
     found = await known(bottega, runs[1])
     given = found["text"]["retrieved"]
-    assert given.startswith(f"episode:{episode_id_of(UUID(runs[0]))}: [SUCCESS")
+    assert given.startswith(f"episode:{episode_id_of(UUID(runs[0]))}: [UNKNOWN")
     assert "Todos." in given
     assert given in systems(model.requests[-1])[1]
 

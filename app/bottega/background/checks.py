@@ -1,7 +1,8 @@
 """Success checks of completed runs, in the background.
 
 The statement that ends a run with checks orders them, by a row in ``run_checks``. A worker leases
-due rows, decides the checks without a transaction, and stores the verdicts. If it dies, another one
+due rows, decides the checks without a transaction, stores the verdicts and labels the run's
+episode. If it dies, another one
 does them when the lease is over. What cannot be decided, such as a judge that is down, is tried
 again with growing pauses.
 """
@@ -61,6 +62,9 @@ UPDATE run_checks SET status = $4, passed = $5, results = coalesce($6, results),
     updated_at = clock_timestamp(), next_at = clock_timestamp() + make_interval(secs => $8)
 WHERE tenant_id = $1 AND run_id = $2 AND tries = $3 AND status = 'pending'
 """
+
+_HOLD = "SELECT hold_episode_of($1, $2)"
+_LABEL = "SELECT label_episode_of($1, $2)"
 
 _LOST = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError)
 """Errors of the connection to the database."""
@@ -256,7 +260,10 @@ class SuccessChecks:
         key = claimed["tenant_id"], claimed["run_id"], tries
         results = to_json([asdict(each) for each in verdicts]).decode() if verdicts else None
         async with acting_as(self._pool, claimed["tenant_id"]) as connection:
-            await connection.execute(_STORE, *key, status, good, results, error, pause_s)
+            await connection.execute(_HOLD, *key[:2])
+            stored = await connection.execute(_STORE, *key, status, good, results, error, pause_s)
+            if good is not None and stored == "UPDATE 1":  # not if another worker has decided
+                await connection.execute(_LABEL, *key[:2])
 
 
 async def _same(verdict: CheckVerdict) -> CheckVerdict:

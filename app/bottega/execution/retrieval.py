@@ -245,11 +245,10 @@ def render_episode(episode: Any) -> str:
 def _end(episode: Any) -> str:
     """Return how a run ended, its outcome, and who gave that: ``-`` if nobody did."""
     code = (episode.result.get("error") or {}).get("code")
-    if episode.outcome in (Outcome.SUCCESS, Outcome.PARTIAL):
-        status = RunStatus.COMPLETED
-    elif episode.outcome is Outcome.CANCELLED:
+    if episode.outcome is Outcome.CANCELLED:
         status = RunStatus.CANCELLED
+    elif episode.outcome is not Outcome.FAILURE or (episode.kind == "consolidated" and not code):
+        status = RunStatus.COMPLETED
     else:
         status = RunStatus.TIMEOUT if code == "timeout" else RunStatus.FAILED
-    by = "feedback" if (episode.state.feedback or {}).get("outcome") else "-"
-    return f"Ended: {status}; outcome {episode.judged} ({by})"
+    return f"Ended: {status}; outcome {episode.judged} ({episode.state.label_source or '-'})"

@@ -224,17 +224,63 @@ BEGIN
     SELECT array_agg(episode_id) INTO v_ids FROM freed WHERE state = 'active';
     INSERT INTO episode_search (tenant_id, episode_id, at, outcome, domain, task_type, session_id,
                                 user_id, agent, failure_signature, trust, terms)
-    SELECT v_tenant, e.id, e.at, coalesce(f.outcome, e.outcome), e.domain, e.task_type,
+    SELECT v_tenant, e.id, e.at, coalesce(s.label, e.outcome), e.domain, e.task_type,
            e.session_id, e.user_id, e.agent, e.failure_signature, e.trust,
            episode_terms(v_tenant, e.summary)
     FROM episodes e
-    LEFT JOIN episode_feedback f ON f.tenant_id = v_tenant AND f.run_id = e.run_id
+    JOIN episode_state s ON s.tenant_id = v_tenant AND s.episode_id = e.id
     WHERE e.tenant_id = v_tenant AND e.id = ANY (v_ids)
     ON CONFLICT DO NOTHING;
     INSERT INTO episode_work (tenant_id, episode_id, work)
     SELECT v_tenant, id, 'embed' FROM unnest(v_ids) AS id ON CONFLICT DO NOTHING;
     DELETE FROM episode_bodies WHERE tenant_id = v_tenant AND episode_id = ANY (p_gone);
     DELETE FROM episodes WHERE tenant_id = v_tenant AND id = ANY (p_gone);
+END $$;
+
+-- Called before feedback on a run or the result of its checks is stored: episodes are locked first.
+CREATE OR REPLACE FUNCTION hold_episode_of(p_tenant uuid, p_run uuid) RETURNS void
+LANGUAGE sql AS $$
+    SELECT hold_episodes(ARRAY(
+        SELECT id FROM episodes WHERE tenant_id = p_tenant AND run_id = p_run))
+$$;
+
+-- Called after that, in the same transaction. Label the run's episode, if it has one: feedback
+-- counts more than checks. Order to learn again from it.
+CREATE OR REPLACE FUNCTION label_episode_of(p_tenant uuid, p_run uuid) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_id uuid;
+    v_outcome text;
+BEGIN
+    UPDATE episode_state s SET label = n.label, label_source = n.source
+    FROM (
+        SELECT e.id, e.outcome, coalesce(f.outcome, CASE c.passed
+                WHEN true THEN 'SUCCESS' WHEN false THEN 'FAILURE' END) AS label,
+            CASE WHEN f.outcome IS NOT NULL THEN 'feedback'
+                 WHEN c.passed IS NOT NULL THEN 'check' END AS source
+        FROM episodes e
+        LEFT JOIN episode_feedback f ON f.tenant_id = p_tenant AND f.run_id = p_run
+        LEFT JOIN run_checks c ON c.tenant_id = p_tenant AND c.run_id = p_run
+        WHERE e.tenant_id = p_tenant AND e.run_id = p_run) n
+    WHERE s.tenant_id = p_tenant AND s.episode_id = n.id
+    RETURNING n.id, coalesce(n.label, n.outcome) INTO v_id, v_outcome;
+    IF v_id IS NULL THEN
+        RETURN;
+    END IF;
+    -- Members of a consolidated episode have equal outcomes: separate it if one changes.
+    PERFORM dissolve_episodes(ARRAY[c.id])
+    FROM episode_state s
+    JOIN episodes c ON c.tenant_id = p_tenant AND c.id = s.consolidated_into
+    WHERE s.tenant_id = p_tenant AND s.episode_id = v_id AND c.outcome <> v_outcome;
+    UPDATE episode_search SET outcome = v_outcome
+    WHERE tenant_id = p_tenant AND episode_id = v_id AND outcome <> v_outcome;
+    UPDATE episode_vectors SET outcome = v_outcome
+    WHERE tenant_id = p_tenant AND episode_id = v_id AND outcome <> v_outcome;
+    -- The label decides whether the run's patterns helped.
+    UPDATE run_learning SET status = 'pending', tries = 0, next_at = now(), error = NULL,
+        updated_at = now()
+    WHERE tenant_id = p_tenant AND run_id = p_run;
+    PERFORM pg_notify('bottega_memory', '');
 END $$;
 
 -- Called by DELETE of an episode. Mark it, and the parts of a consolidated one, as deleted and

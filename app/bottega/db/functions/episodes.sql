@@ -111,11 +111,11 @@ BEGIN
     RETURN v_ids;
 END $$;
 
--- Return the state, feedback and stored parts of episodes within the scope. Unknown and deleted
--- episodes are left out.
+-- Return the state, feedback, label and stored parts of episodes within the scope. Unknown and
+-- deleted episodes are left out.
 CREATE OR REPLACE FUNCTION read_episode_states(p_scope jsonb, p_ids uuid[]) RETURNS TABLE (
     id uuid, state text, access_count integer, last_access timestamptz, consolidated_into uuid,
-    deleted_at timestamptz, feedback jsonb, bodies jsonb
+    deleted_at timestamptz, feedback jsonb, bodies jsonb, label text, label_source text
 ) LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
@@ -129,7 +129,8 @@ BEGIN
         END,
         (SELECT jsonb_agg(jsonb_build_object(
              'part', b.part, 'bytes', b.bytes, 'object_key', b.object_key) ORDER BY b.part)
-         FROM episode_bodies b WHERE b.tenant_id = v_tenant AND b.episode_id = e.id)
+         FROM episode_bodies b WHERE b.tenant_id = v_tenant AND b.episode_id = e.id),
+        s.label, s.label_source
     FROM episodes e
     JOIN episode_state s ON s.tenant_id = v_tenant AND s.episode_id = e.id
     LEFT JOIN episode_feedback f ON f.tenant_id = v_tenant AND f.run_id = e.run_id
@@ -145,7 +146,7 @@ CREATE OR REPLACE FUNCTION read_episodes(
     origin jsonb, task jsonb, execution jsonb, result jsonb, metadata jsonb, summary jsonb,
     reflection jsonb, instances integer, tags text[], state text, access_count integer,
     last_access timestamptz, consolidated_into uuid, deleted_at timestamptz, feedback jsonb,
-    bodies jsonb
+    bodies jsonb, label text, label_source text
 ) LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
@@ -159,7 +160,7 @@ BEGIN
         ARRAY(SELECT t.tag FROM episode_tags t
               WHERE t.tenant_id = v_tenant AND t.episode_id = e.id ORDER BY t.tag),
         s.state, s.access_count, s.last_access, s.consolidated_into, s.deleted_at, s.feedback,
-        s.bodies
+        s.bodies, s.label, s.label_source
     FROM read_episode_states(p_scope, p_ids) s
     JOIN episodes e ON e.tenant_id = v_tenant AND e.id = s.id
     LEFT JOIN episode_reflections r ON r.tenant_id = v_tenant AND r.episode_id = e.id

@@ -48,7 +48,7 @@ def as_one(
     Args:
         members: two or more episodes of one user, session and agent, oldest first.
         representative: the member that is most similar to all others.
-        outcome: that of all members, people's feedback included.
+        outcome: that of all members, labels included.
     """
     consolidated = _said_of(members, representative, outcome)
     return replace(
@@ -82,6 +82,7 @@ def as_one(
     )
 
 
+_SUCCESS_RATES = {Outcome.SUCCESS: 1.0, Outcome.UNKNOWN: None}
 _LISTS = ("tools_used", "strategies_applied", "agents")
 
 
@@ -102,7 +103,7 @@ def _said_of(
         ],
         "statistics": {
             "mean_duration_s": _mean(known),
-            "success_rate": 1.0 if outcome is Outcome.SUCCESS else 0.0,
+            "success_rate": _SUCCESS_RATES.get(outcome, 0.0),
             "common_patterns": {name: _shared(members, name) for name in _LISTS},
         },
     }

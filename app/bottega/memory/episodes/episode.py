@@ -21,10 +21,12 @@ LONGEST_SUMMARY = 2000
 class Outcome(StrEnum):
     """Outcome of a run.
 
-    SUCCESS: it completed and no task failed. PARTIAL: it completed with failed tasks, or ran out of
-    iterations with an answer. FAILURE: it failed or timed out. CANCELLED: it was cancelled, which
-    says nothing about its work."""
+    UNKNOWN: it completed, and nobody judged it. SUCCESS, PARTIAL: by feedback or checks. FAILURE:
+    by these, or it failed or timed out. CANCELLED: it was cancelled, which says nothing about its
+    work.
+    """
 
+    UNKNOWN = "UNKNOWN"
     SUCCESS = "SUCCESS"
     PARTIAL = "PARTIAL"
     FAILURE = "FAILURE"
@@ -95,6 +97,8 @@ class State:
     Attributes:
         referenced_by: episodes that replace it or refer to it.
         feedback: ``{outcome, score, comment, by, at}``, if a user gave feedback on its run.
+        label: outcome of its run by feedback or checks; ``None``: nobody judged it.
+        label_source: ``feedback``, ``eval`` or ``check``.
         bodies: the parts that are stored apart.
     """
 
@@ -106,6 +110,8 @@ class State:
     referenced_by: tuple[UUID, ...] = ()
     feedback: Mapping[str, Any] | None = None
     bodies: tuple[Body, ...] = ()
+    label: Outcome | None = None
+    label_source: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,7 @@ class Episode:
         kind: ``episode``, or ``consolidated`` for one that replaces several similar ones.
         user_id: the integrator's name for the end user that owns it.
         agent: the run's first agent; ``None`` for the run of a DAG.
-        outcome: of the run; feedback on it is in ``state.feedback``.
+        outcome: of the run, as known at its end; ``state.label`` counts more.
         failure_signature: of the first failure (:mod:`bottega.memory.text.signature`).
         trust: 3 own run, 2 a run that read text of others, 1 an import.
         origin: ``principal``, ``run``, ``tool``.
@@ -178,9 +184,8 @@ class Episode:
 
     @property
     def judged(self) -> Outcome:
-        """Outcome by the feedback if it has one, else that of the run."""
-        said = (self.state.feedback or {}).get("outcome")
-        return self.outcome if said is None else Outcome(said)
+        """The label if it has one, else the outcome of the run."""
+        return self.state.label or self.outcome
 
 
 _COLUMNS = tuple(

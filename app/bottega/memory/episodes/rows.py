@@ -10,7 +10,7 @@ from pydantic_core import from_json, to_json
 
 from bottega.db.driver import decoded
 from bottega.db.pages import PageItems, fetch_rows
-from bottega.memory.episodes.episode import Body, Episode, State, StorageState
+from bottega.memory.episodes.episode import Body, Episode, Outcome, State, StorageState
 from bottega.memory.episodes.scope import Scope
 
 CHANNEL = "bottega_memory"
@@ -106,6 +106,8 @@ def _state(row: Mapping[str, Any]) -> State:
         referenced_by=() if into is None else (into,),
         feedback=said,
         bodies=tuple(Body(**body) for body in bodies),
+        label=None if row["label"] is None else Outcome(row["label"]),
+        label_source=row["label_source"],
     )
 
 

@@ -59,6 +59,7 @@ _TAGS = 20
 _LONGEST_TAG = 64
 
 _NOT_ANALYSED: dict[str, Any] = {"goals": [], "constraints": [], "context": {}, "complexity": None}
+_ENDED = {RunStatus.COMPLETED: Outcome.UNKNOWN, RunStatus.CANCELLED: Outcome.CANCELLED}
 _FAILED_TASK = (EventType.AGENT_FAILED, EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT)
 
 
@@ -254,15 +255,6 @@ class EpisodeRecorder:
         """The steps; gaps in their numbers show omissions."""
         return [*self._first, *self._last]
 
-    def outcome(self, status: RunStatus, stop_reason: str | None) -> Outcome:
-        """Return the outcome for a final status and the results of the run's tasks."""
-        if status is RunStatus.CANCELLED:
-            return Outcome.CANCELLED
-        if status is not RunStatus.COMPLETED:
-            return Outcome.FAILURE
-        well = all(self._tasks.values()) and stop_reason != "max_iterations"
-        return Outcome.SUCCESS if well else Outcome.PARTIAL
-
     def episode(
         self,
         status: RunStatus,
@@ -291,7 +283,7 @@ class EpisodeRecorder:
             session_id=about.session_id,
             user_id=about.user,
             agent=about.agent,
-            outcome=self.outcome(status, stop_reason),
+            outcome=_ENDED.get(status, Outcome.FAILURE),
             domain=about.said("domain"),
             task_type=about.task_type,
             failure_signature=self._signature,

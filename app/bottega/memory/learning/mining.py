@@ -346,7 +346,7 @@ def _ended_well(names: set[str], items: Sequence[_Item]) -> _Tally:
 def _of_tasks(episodes: Sequence[Observed], options: MiningOptions) -> Iterator[Finding]:
     for task_type, some in _grouped(episodes, lambda each: each.task_type):
         if task_type is not None:
-            items = [_Item(each, each.good) for each in some]
+            items = [_Item(each, each.good) for each in some if each.outcome != Outcome.UNKNOWN]
             yield from _found(FindingScope(task_type), _newest(items, options), options)
 
 

@@ -116,7 +116,7 @@ def applications_of(episode: Episode) -> list[Application]:
     """Return the applications of the patterns that a run was given or had withheld.
 
     Empty if the episode is no evidence. Patterns that the whole run judges take the episode's
-    outcome, people's feedback included.
+    outcome, its label included; without one it is no evidence for them.
     """
     given = episode.metadata.get("patterns")
     if not isinstance(given, list) or not counts(episode):
@@ -127,7 +127,7 @@ def applications_of(episode: Episode) -> list[Application]:
 def _application(episode: Episode, given: Mapping[str, Any]) -> Application:
     good = given.get("good")
     if Category(given["category"]) in OF_RUN:
-        good = episode.judged is Outcome.SUCCESS
+        good = went_well(episode)
     resources = episode.execution.get("resources") or {}
     usage = _usage(resources)
     at = given.get("at")
@@ -144,6 +144,11 @@ def _application(episode: Episode, given: Mapping[str, Any]) -> Application:
         duration_s=episode.execution.get("duration_s"),
         tokens=sum(usage.values()) or None,
     )
+
+
+def went_well(episode: Episode) -> bool | None:
+    """Return whether a run was a success; ``None``: nobody judged it."""
+    return None if episode.judged is Outcome.UNKNOWN else episode.judged is Outcome.SUCCESS
 
 
 def _failures(calls: Sequence[TracedCall]) -> list[dict[str, Any]]:

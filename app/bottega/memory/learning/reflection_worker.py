@@ -23,7 +23,7 @@ from bottega.db.engine import acting_as
 from bottega.errors import BottegaError, ModelError, UnavailableError
 from bottega.leased_work import Blame, LeasedWork
 from bottega.memory.episodes import rows
-from bottega.memory.episodes.episode import Episode, Outcome
+from bottega.memory.episodes.episode import Episode
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.learning.call_trace import counts
 from bottega.memory.learning.reflection import (
@@ -32,6 +32,7 @@ from bottega.memory.learning.reflection import (
     applications_of,
     asked_of,
     reflect,
+    went_well,
     with_insights,
 )
 from bottega.memory.patterns.cache import PatternCache
@@ -181,7 +182,7 @@ class ReflectionWorker:
             if no_evidence:
                 await connection.execute(_VOID, tenant_id, no_evidence)
             if given:
-                good = [(each.id, each.judged is Outcome.SUCCESS) for each in episodes.values()]
+                good = [(each.id, went_well(each)) for each in episodes.values()]
                 told = [each for each in good if each[0] not in no_evidence]
                 await connection.execute(_JUDGED, tenant_id, *zip(*told, strict=True), _OF_RUN)
             found = {each: reflect(one) for each, one in episodes.items() if not one.reflection}

@@ -24,7 +24,7 @@ FROM unnest($2::uuid[]) AS p(id) CROSS JOIN LATERAL (
     SELECT t.outcome FROM (
         SELECT s.episode_id, s.outcome, s.at FROM episode_search s
         WHERE s.tenant_id = $1 AND s.task_type {task_type} AND s.domain {domain}
-          AND s.trust >= 2 AND s.outcome <> 'CANCELLED' AND s.instances = 1
+          AND s.trust >= 2 AND s.outcome NOT IN ('CANCELLED', 'UNKNOWN') AND s.instances = 1
         ORDER BY s.at DESC LIMIT $7) t
     WHERE NOT EXISTS (
         SELECT FROM pattern_applications a

@@ -25,7 +25,6 @@ from bottega.api.schemas.memory.episodes import (
     SimilarFailures,
     Within,
 )
-from bottega.api.schemas.memory.feedback import OutcomeName
 from bottega.api.schemas.runs import SessionName
 from bottega.api.shared.deps import Actor, PrincipalDep, ReadTenant, ServiceDep, Tenant, Turn
 from bottega.api.shared.idempotency import OnceDep
@@ -40,6 +39,7 @@ from bottega.memory.episodes.episode import EpisodeFilter, Outcome
 from bottega.memory.episodes.importing import imported
 from bottega.memory.episodes.scope import EVERYTHING, Scope, scope_of_search
 from bottega.memory.text.signature import failure_signature
+from bottega.runs.outcomes import OutcomeValue
 from bottega.runs.sessions import user_of
 from bottega.tenants import audit, erase
 
@@ -78,7 +78,7 @@ class EpisodeQuery(PageQuery):
     domain: Known | None = None
     task_type: Known | None = None
     outcome: Annotated[
-        OutcomeName | None,
+        OutcomeValue | None,
         Query(description="From feedback, else from the run."),
     ] = None
     user: Annotated[UserName | None, AfterValidator(_storable), Query(description=_OF_USER)] = None
@@ -122,6 +122,7 @@ def to_response(episode: memory.Episode) -> dict[str, Any]:
         **{name: getattr(episode, name) for name in _SAME},
         "user": episode.user_id,
         "outcome": episode.judged,
+        "outcome_source": state.label_source,
         "task": task,
         "execution": {**episode.execution, "trace": episode.trace},
         "result": result,

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_vali
 from pydantic_core import PydanticCustomError, to_json
 
 from bottega.api.schemas.base import Answer, Body, PlaceInTime, UserName
-from bottega.api.schemas.memory.feedback import Feedback, OutcomeName
+from bottega.api.schemas.memory.feedback import Feedback
 from bottega.api.schemas.memory.recorded import (
     RecordedExecution,
     RecordedMetadata,
@@ -18,6 +18,7 @@ from bottega.api.schemas.memory.recorded import (
 )
 from bottega.api.schemas.runs import SessionName
 from bottega.json_schema.values import WHOLE
+from bottega.runs.outcomes import OutcomeSource, OutcomeValue
 
 MAX_CORE_BYTES = 65_536
 """Limit on an episode's JSON without its input, output and trace."""
@@ -114,7 +115,7 @@ class NewEpisode(Body):
         }
     )
 
-    outcome: OutcomeName
+    outcome: OutcomeValue
     at: Annotated[
         Moment | None, Field(description="Time of its end, not in the future; null: now.")
     ] = None
@@ -151,7 +152,7 @@ class EpisodeFilters(Body):
     domain: Label | None = None
     task_type: Label | None = None
     outcomes: Annotated[
-        list[OutcomeName], Field(max_length=4, description="Any of these; feedback counts.")
+        list[OutcomeValue], Field(max_length=5, description="Any of these; labels count.")
     ] = Field(default_factory=list)
     session_id: SessionName | None = None
     tags: Annotated[list[Label], Field(max_length=20, description="All of these.")] = Field(
@@ -319,7 +320,11 @@ class Episode(Answer):
     session_id: str | None
     user: str | None = None
     agent: Annotated[str | None, Field(description="The agent that its run began with.")] = None
-    outcome: Annotated[OutcomeName, Field(description="From feedback, else from the run.")]
+    outcome: Annotated[OutcomeValue, Field(description="Its label, else that of the run.")]
+    outcome_source: Annotated[
+        OutcomeSource | None,
+        Field(description="Who judged its run; null: nobody. `UNKNOWN`: completed, not judged."),
+    ]
     domain: str | None
     task_type: str | None
     tags: list[str]

@@ -8,7 +8,6 @@ from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import Answer, Body
 
-OutcomeName = Literal["SUCCESS", "PARTIAL", "FAILURE", "CANCELLED"]
 _FIELDS = ("outcome", "score", "comment")
 
 
@@ -40,7 +39,7 @@ class NewFeedback(Body):
 class Feedback(Answer):
     """Stored feedback on a run's result."""
 
-    outcome: OutcomeName | None
+    outcome: Literal["SUCCESS", "PARTIAL", "FAILURE"] | None
     score: float | None
     comment: str | None
     by: Annotated[str, Field(description="`key:` and the prefix of a key, or `local`.")]

@@ -10,7 +10,7 @@ import { Pages, Table } from "../parts/lists.js";
 import { go } from "../router.js";
 import { Learnt } from "./learnt.js";
 
-const OUTCOMES = ["SUCCESS", "PARTIAL", "FAILURE", "CANCELLED"];
+const OUTCOMES = ["UNKNOWN", "SUCCESS", "PARTIAL", "FAILURE", "CANCELLED"];
 const TERMS = ["similarity", "recency", "success", "accesses", "domain"];
 const TONES = { SUCCESS: "ok", PARTIAL: "wait", FAILURE: "bad" };
 export const Outcome = ({ value }) => html`<span class="status ${TONES[value] ?? "quiet"}">${(value ?? "UNKNOWN").toLowerCase()}</span>`;
