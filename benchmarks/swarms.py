@@ -23,11 +23,10 @@ from bottega.agents.provider import LLMProvider
 from bottega.agents.query import CurrentCall, current_call
 from bottega.llm.demo_process import demo_model
 from bottega.llm.openai_provider import OpenAIProvider
-from bottega.subagents.child import ANONYMOUS, DEFAULT_INSTRUCTIONS
+from bottega.subagents.child import ANONYMOUS, DEFAULT_INSTRUCTIONS, own_file_tools
 from bottega.subagents.limits import SchedulerOptions, SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.scheduler import SubagentScheduler
-from bottega.subagents.swarm import own_file_tools
 from bottega.subagents.tools import DispatchTool, use_async_subagents
 
 LATENCY_S = 1.0

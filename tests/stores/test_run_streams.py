@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from inspect import signature
+from typing import Any
 from uuid import uuid4
 
 import asyncpg
@@ -61,7 +62,7 @@ async def collect(subscriber: Subscriber) -> list[Frame]:
 
 
 @asynccontextmanager
-async def streaming(database: Database, **options: float) -> AsyncIterator[RunStreams]:
+async def streaming(database: Database, **options: Any) -> AsyncIterator[RunStreams]:
     """Yield streams of a process that listens."""
     listener = NotifyListener(database.connect)
     streams = RunStreams(database.pool, WakeupFeed(listener), **options)
