@@ -38,6 +38,7 @@ def claim_of(run_id: UUID, **changed: Any) -> ClaimedRun:
         agents={"writer": {"subagents": None}},
         providers={},
         mcp_servers={},
+        traceparent=None,
         operators=frozenset(),
         graph_name=None,
         graph=None,

@@ -32,12 +32,16 @@ grep() { # reads all: a command before it fails if grep -q leaves while that sti
 _SHOWN_ONLY = {"console", "text", "json"}
 
 
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
 def blocks(page: Path) -> list[tuple[str | None, str, str]]:
     """Yield (executed by, language, code) of each fenced block."""
     return [(who or None, kind, code) for who, kind, code in _BLOCK.findall(page.read_text())]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_every_snippet_names_its_executor(page: Path) -> None:
     for who, kind, code in blocks(page):
         if kind == "sh":
@@ -46,7 +50,7 @@ def test_every_snippet_names_its_executor(page: Path) -> None:
             assert kind == "python" or kind in _SHOWN_ONLY, code
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
@@ -63,7 +67,7 @@ async def execute(*command: str, cwd: Path, **environment: str) -> None:
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if any(kind == "python" for _, kind, _ in blocks(page))],
-    ids=lambda page: page.name,
+    ids=_name,
 )
 async def test_python_snippets_work(
     page: Path, tmp_path: Path, settings: Settings, database_url: str
@@ -105,7 +109,7 @@ async def test_python_snippets_work(
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if any(who == "tests" for who, _, _ in blocks(page))],
-    ids=lambda page: page.name,
+    ids=_name,
 )
 async def test_shell_snippets_work(
     page: Path, tmp_path: Path, settings: Settings, database_url: str
