@@ -204,7 +204,9 @@ BODIES: dict[str, Any] = {
     "send_run_message": {"content": "x"},
     "resolve_interrupt": {"answer": "nightly"},
     "create_schedule": {"name": "own", "cron": "0 3 * * *", "run": {"agent": "own", "input": "x"}},
+    "replace_schedule": {"cron": "0 3 * * *", "run": {"agent": "own", "input": "x"}},
     "change_schedule": {"paused": True},
+    "apply": {"agents": [{"name": "applied", "system_message": "x"}], "source": "s", "prune": True},
     "create_session": {"id": "own"},
     "fork_session": {},
     "change_session": {"metadata": {}},
@@ -251,6 +253,11 @@ def filled(path: str, values: dict[str, str]) -> str:
     return re.sub(r"\{(\w+)\}", lambda m: values[prefix if m[1] == "name" else m[1]], path)
 
 
+def creates(method: str, operation: dict[str, Any]) -> bool:
+    """Return true if a request for an unknown name makes an own one."""
+    return method == "PUT" and "201" in operation["responses"]
+
+
 async def ask(client: httpx2.AsyncClient, method: str, path: str, operation: Any) -> Any:
     """Send a request that would succeed if its ids were the client's own."""
     name = operation["operationId"]
@@ -283,7 +290,7 @@ async def test_another_tenant_s_data_is_not_found_by_any_route(stage: Stage) -> 
     before = await fingerprint(stage.server.owner, stage.victim)
     tried = 0
     for method, path, operation in operations(stage):
-        if "{" not in path or operation["operationId"] == "put_secret":  # that makes an own one
+        if "{" not in path or creates(method, operation):
             continue
         forged = filled(path, {**stage.values, **{n: str(uuid4()) for n in IDS}})
         answer = await ask(stage.intruder, method, filled(path, stage.values), operation)
@@ -341,12 +348,17 @@ async def test_no_other_request_shows_or_changes_another_tenant_s_data(stage: St
     assert await fingerprint(stage.server.owner, stage.victim) == before
 
 
-async def test_a_secret_of_the_same_name_is_another_one(stage: Stage) -> None:
+async def test_what_put_creates_under_the_same_name_is_another_one(stage: Stage) -> None:
     before = await fingerprint(stage.server.owner, stage.victim)
-    path = "/v1/secrets/NIGHTLY"
-    made = await stage.intruder.put(path, json=BODIES["put_secret"])
-    assert (made.status_code, made.json()["version"]) == (201, 1)
-    assert (await stage.intruder.delete(path)).status_code == 204
+    tried = set()
+    for method, path, operation in operations(stage):
+        if creates(method, operation):
+            own = filled(path, stage.values)
+            made = await ask(stage.intruder, method, own, operation)
+            assert (made.status_code, made.json().get("version", 1)) == (201, 1), made.text
+            assert (await stage.intruder.delete(own)).status_code == 204
+            tried.add(operation["operationId"])
+    assert tried >= {"put_secret", "replace_agent", "replace_graph", "replace_schedule"}
     assert await fingerprint(stage.server.owner, stage.victim) == before
 
 
