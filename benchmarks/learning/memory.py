@@ -14,6 +14,7 @@ import numpy as np
 
 from benchmarks.learning.world import START
 from bottega.execution.replay import EPISODE
+from bottega.memory.episodes.background import GROWN
 from bottega.memory.episodes.episode import Episode, Outcome
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.episodes.scoring import Candidate, ScoringOptions, score
@@ -43,7 +44,14 @@ from bottega.memory.patterns.pattern import (
 )
 from bottega.memory.patterns.refinement import narrowed, narrowing, of_low_value, started_over
 from bottega.memory.patterns.validation import Tally
-from bottega.memory.text.embeddings import DIMENSION, BuiltinEmbedder, Vectors
+from bottega.memory.text.embeddings import (
+    DIMENSION,
+    Background,
+    BuiltinEmbedder,
+    Vectors,
+    floor,
+    measured_background,
+)
 
 AT_START = frozenset(Category) - ON_FAILURE
 LIVE = (PatternState.CANDIDATE, PatternState.VALIDATED)
@@ -62,10 +70,15 @@ class Episodes:
         self._embedder = BuiltinEmbedder()
         self._vectors: Vectors = np.zeros((room, DIMENSION), np.float32)
         self._accesses: Counter[UUID] = Counter()
+        self._background: Background | None = None
 
     async def store(self, episode: Episode) -> None:
         self._vectors[len(self.all)] = (await self._embedder.embed([episode.summary.task]))[0]
         self.all.append(episode)
+        if len(self.all) in GROWN:
+            known = self._vectors[: len(self.all)]
+            others = ~np.eye(len(known), dtype=bool)
+            self._background = measured_background(known, known, others)
 
     async def search(self, text: str, *, k: int, domain: str | None, now: datetime) -> list[Hit]:
         vector = (await self._embedder.embed([text]))[0]
@@ -85,7 +98,10 @@ class Episodes:
             for each in nearest
         ]
         best = score(found, ScoringOptions(), now, domain)[:k]
-        return [Hit(by_id[each.candidate.episode_id], each.score, each.parts) for each in best]
+        least = floor(self._embedder, vector, self._background)
+        return [
+            Hit(by_id[each.candidate.episode_id], each.score, each.parts, least) for each in best
+        ]
 
     def touch(self, sources: Iterable[str]) -> None:
         """Count an access of each episode that a run was given."""

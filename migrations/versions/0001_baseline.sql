@@ -979,6 +979,14 @@ CREATE TABLE tenant_memory (
     leftovers boolean NOT NULL DEFAULT false,
     -- Time of the last maintenance: ageing, consolidation, purge.
     tended_at timestamptz,
+    -- The background of an embedder: mean of the episodes' vectors; median and deviation of the
+    -- cosines of unrelated ones.
+    background_of text,
+    background_mean real[] NOT NULL DEFAULT '{}',
+    background real[] NOT NULL DEFAULT '{}',
+    -- Episodes with vectors when that was measured.
+    background_rows integer NOT NULL DEFAULT 0,
+    background_at timestamptz,
     CONSTRAINT pk_tenant_memory PRIMARY KEY (tenant_id),
     CONSTRAINT fk_tenant_memory_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );

@@ -1,11 +1,11 @@
 """The text of an earlier run in a model's prompt."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
-from bottega.execution.memory import may_help
 from bottega.execution.retrieval import render_episode
 from bottega.memory.episodes.episode import Episode, Outcome, State, Summary
 from bottega.memory.episodes.scoring import Parts
@@ -18,12 +18,13 @@ def hit(
     cosine: float | None = None,
     lexical: float | None = None,
     *,
-    telling: bool = False,
+    words: Sequence[str] = (),
+    word_share: float = 0.0,
     **summary: str,
 ) -> Hit:
     when = datetime(2026, 11, 20, tzinfo=UTC)
     episode = Episode(at=when, outcome=Outcome.FAILURE, task={}, summary=Summary(**summary))
-    return Hit(episode, 0.5, Parts(0.5, 0, 0, 0, 0, cosine, lexical, 0, 0, telling))
+    return Hit(episode, 0.5, Parts(0.5, 0, 0, 0, 0, cosine, lexical, 0, 0, words, word_share))
 
 
 def test_only_the_first_and_the_last_line_can_state_the_source() -> None:
@@ -94,8 +95,11 @@ def test_long_episode_keeps_its_failure_and_cure() -> None:
 
 
 def test_best_hit_may_still_be_irrelevant() -> None:
-    assert may_help(hit(lexical=0.1, telling=True))
-    assert not may_help(hit(lexical=0.1)), "only words that most episodes have"
-    assert may_help(hit(cosine=0.6, lexical=0.0))
-    assert not may_help(hit(cosine=0.1, lexical=0.0))
-    assert not may_help(hit())
+    assert hit(lexical=0.1, words=["invoice"], word_share=0.5).relevant
+    assert not hit(lexical=0.1, words=["find"], word_share=0.2).relevant, "one word of five"
+    near, far = hit(cosine=0.6, lexical=0.0), hit(cosine=0.1, lexical=0.0)
+    assert replace(near, floor=0.5).relevant
+    assert not replace(near, floor=0.7).relevant
+    assert not replace(far, floor=0.5).relevant
+    assert not near.relevant, "no vectors were compared"
+    assert not hit().relevant

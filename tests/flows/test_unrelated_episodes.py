@@ -34,3 +34,6 @@ async def test_only_related_episodes_are_given(
         recalled = [event["data"]["content"] for event in found]
         assert len(recalled) == given, recalled
         assert all(tasks[0] in content for content in recalled)
+        for event in found:
+            assert event["data"]["why"]["words"] or event["data"]["why"]["cosine"] >= 0.3
+            assert event["data"]["why"]["floor"] > 0.3

@@ -296,7 +296,10 @@ async def test_without_an_embedder_search_is_by_words_and_is_marked_so(
     found = await without.search(DEFAULT_TENANT, EVERYTHING, "invoices")
     assert not found.by_meaning
     assert ids([hit.episode for hit in found.hits]) == [wanted]
-    assert (await memory.search(DEFAULT_TENANT, EVERYTHING, "invoices")).by_meaning
+    assert not found.by_spelling
+    found = await memory.search(DEFAULT_TENANT, EVERYTHING, "invoices")
+    assert found.by_spelling
+    assert not found.by_meaning
 
 
 async def test_accesses_are_counted_in_memory_and_written_in_batches(

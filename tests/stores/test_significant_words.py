@@ -63,9 +63,9 @@ async def find_tasks(database: Database, query: str) -> set[str]:
         found = await candidates(
             connection, EVERYTHING, query, None, embedder=None, aged_before=day(-99)
         )
-        ids = [each.episode_id for each in found if each.telling]
+        ids = [each.episode_id for each in found if each.words]
         rows = await connection.fetch("SELECT summary FROM episodes WHERE id = ANY ($1)", ids)
-    assert all((each.lexical or 0) > 0 for each in found if each.telling)
+    assert all((each.lexical or 0) > 0 for each in found if each.words)
     return {row["summary"] for row in rows}
 
 
@@ -124,8 +124,8 @@ async def test_rare_words_are_informative_and_common_words_are_not(
             connection, EVERYTHING, "invoice number7", None, embedder=None, aged_before=day(-99)
         )
     best = max(both, key=lambda each: each.lexical or 0)
-    assert best.telling
-    assert sum(each.telling for each in both) == 1
+    assert best.words == ["number7"]
+    assert sum(bool(each.words) for each in both) == 1
 
 
 @pytest.mark.parametrize("query", ["", "la della", "!?", "'", "\\", "a'b\\c & | ! ( ) :*", "=x"])

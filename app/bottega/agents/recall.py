@@ -59,17 +59,20 @@ class Recall:
     publication, so each publication is embedded once.
 
     Args:
+        embedder: if it has a method ``embed_queries``, that makes the queries' vectors.
         k: maximum number of publications per query.
+        floor: least cosine of a publication with the query; below it, none is better than chance.
 
     Raises:
         InvalidInputError: ``k`` is below 1.
     """
 
-    def __init__(self, embedder: RecallEmbedder, k: int) -> None:
+    def __init__(self, embedder: RecallEmbedder, k: int, *, floor: float = -1.0) -> None:
         if k < 1:
             raise InvalidInputError(f"k must be at least 1, not {k}")
         self.embedder = embedder
         self.k = k
+        self.floor = floor
         self._rows: dict[str, _Row] = {}
 
     async def inject(self, query: Query) -> list[Recalled]:
@@ -98,7 +101,8 @@ class Recall:
             logger.warning(text)
             query.recorder.warning(query, "recall_failed", text)
             return []
-        found = {item.source_id: (item, score) for item, score in nearest(items, scores, self.k)}
+        best = nearest(items, scores, self.k)
+        found = {item.source_id: (item, score) for item, score in best if score >= self.floor}
         recalled = [found[source] for source in graph.get_topological_order(found)]
         history = query.agent.conversation_history
         place = _after_shared(history)
@@ -108,7 +112,8 @@ class Recall:
     async def _scores(self, text: str, items: Sequence[MemoryItem]) -> list[float]:
         # Shielded: other queries may wait for the same batch.
         vectors = [(await asyncio.shield(row.batch))[row.index] for row in self._rows_of(items)]
-        [wanted] = await self._embed([text])
+        queries = getattr(self.embedder, "embed_queries", self.embedder.embed)
+        [wanted] = _checked(await queries([text]), 1)
         return [round(float(vector @ wanted), _PLACES) for vector in vectors]
 
     def _rows_of(self, items: Sequence[MemoryItem]) -> list[_Row]:
@@ -127,10 +132,13 @@ class Recall:
         return [rows[item.source_id] for item in items]
 
     async def _embed(self, texts: list[str]) -> "Vectors":
-        vectors = await self.embedder.embed(texts)
-        if vectors.ndim != 2 or len(vectors) != len(texts):
-            raise ValueError(f"the embedder returned shape {vectors.shape} for {len(texts)} texts")
-        return vectors
+        return _checked(await self.embedder.embed(texts), len(texts))
+
+
+def _checked(vectors: "Vectors", texts: int) -> "Vectors":
+    if vectors.ndim != 2 or len(vectors) != texts:
+        raise ValueError(f"the embedder returned shape {vectors.shape} for {texts} texts")
+    return vectors
 
 
 class AncestorRecall:

@@ -63,12 +63,16 @@ def _options(
     """Run teams of LLM agents on Postgres, with every step visible."""
 
 
-def _announce_model(settings: "Settings") -> None:
+def _announce_models(settings: "Settings") -> None:
     if settings.uses_demo_model:
         console.print(
             "[bold yellow]The built-in demo model answers: its texts are canned.[/] "
             "Set OPENAI_API_KEY (and OPENAI_BASE_URL) for a real one."
         )
+    if settings.memory != "off":
+        from bottega.memory_services import embedder_of
+
+        console.print(embedder_of(settings), style="dim", markup=False, highlight=False)
 
 
 _Descriptor = Annotated[int | None, typer.Option(hidden=True)]
@@ -110,7 +114,7 @@ def serve(
 
     with database(settings) as url:
         if not no_worker and parent is None:
-            _announce_model(settings)
+            _announce_models(settings)
         ours = None if listener is None else socket.socket(fileno=listener)
         run(web.serve(settings, url, worker=not no_worker, on_listening=listening, listener=ours))
 
@@ -125,7 +129,7 @@ def _serve_in_processes(settings: "Settings", *, workers: int, apis: int) -> int
         database(settings) as url,
     ):
         if workers:
-            _announce_model(settings)
+            _announce_models(settings)
         shared = listener.fileno()
         on_it = ("serve", "--no-worker", "--host", settings.host, "--listener", str(shared))
         children = [Child(f"API {number}", on_it, (shared,)) for number in range(1, apis + 1)]
@@ -156,7 +160,7 @@ def worker(parent: _Descriptor = None) -> None:
 
     with database(settings) as url:
         if parent is None:
-            _announce_model(settings)
+            _announce_models(settings)
         # Below a parent, the API's processes report what all of them did.
         port = settings.metrics_port if parent is None else None
         run(process.work(settings, url, ready, port=port))
@@ -200,7 +204,7 @@ def demo(
     if task is not None and scenario == "learning":
         raise InvalidInputError("the scenario learning has its own tasks: leave out --task")
     with database(settings) as url:
-        _announce_model(settings)
+        _announce_models(settings)
         if scenario == "support":
             status = support.run(settings, url, chosen, resume=resume, keep=keep)
         else:

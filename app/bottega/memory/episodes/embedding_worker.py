@@ -16,6 +16,7 @@ from bottega.clock import monotonic
 from bottega.db.engine import acting_as
 from bottega.errors import ModelError, UnavailableError
 from bottega.leased_work import Blame, LeasedWork, Outage
+from bottega.memory.episodes.background import GROWN, TO_MEASURE, measure
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Summary
 from bottega.memory.episodes.search import vector_text
@@ -31,6 +32,7 @@ _TENANTS_AT_ONCE = 4
 _INDEX_S = 60.0
 _FIRST_POSTPONED_S = 15.0
 _LONGEST_POSTPONED_S = 3600.0
+_DAY_S = 86_400.0
 _GIVEN_UP = 6  # tries after which a switch of the embedder no longer waits for an episode
 
 _OF_THE_TEXT = frozenset(
@@ -42,7 +44,7 @@ log = structlog.get_logger(__name__)
 _CLAIM = "SELECT tenant_id, episode_id, tries FROM claim_due_episode_work('embed', $1, $2, $3)"
 _NEXT = "SELECT next_episode_work_s('embed')"
 _READ = """
-SELECT e.id, e.summary, i.embedder
+SELECT e.id, e.summary, i.embedder, i.background_of, i.background_rows
 FROM episode_search s
 JOIN episodes e ON e.tenant_id = s.tenant_id AND e.id = s.episode_id
 LEFT JOIN tenant_memory i ON i.tenant_id = s.tenant_id
@@ -176,6 +178,27 @@ class EmbeddingWorker:
                 if rows[0]["embedder"] not in (None, *made):
                     await connection.execute(_LEFT_OVER, tenant_id, True)
             await connection.execute(_DONE, tenant_id, ids)
+        if made:
+            await self._measure_grown(tenant_id, rows[0])
+
+    async def _measure_grown(self, tenant_id: UUID, known: asyncpg.Record) -> None:
+        """Measure the background if the memory grew to 20, 100 or 1,000 episodes."""
+        name = known["embedder"] or self._embedders.current.name
+        before = known["background_rows"] if known["background_of"] == name else 0
+        if before < GROWN[-1]:
+            await measure(self._pool, self._embedders, tenant_id, name, before)
+
+    async def measure_daily(self) -> float:
+        """Measure backgrounds that are a day old."""
+        if self._outage.left_s():
+            return self._outage.left_s()
+        rows = await self._pool.fetch(TO_MEASURE, _DAY_S)
+        try:
+            for row in rows:
+                await measure(self._pool, self._embedders, row["id"], row["embedder"])
+        except (ModelError, UnavailableError) as error:
+            return self._outage.pause(error)
+        return 1.0 if rows else float("inf")
 
     async def _all_made(
         self, of_queries: str | None, found: Sequence[Summary]

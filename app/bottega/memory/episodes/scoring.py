@@ -30,7 +30,8 @@ class Candidate:
         cosine: of its vector and the query's, -1 to 1; ``None`` if either is missing.
         lexical: rank of its words for the query's, rare ones weigh more, at least 0; ``None`` if
             the query has no words.
-        telling: true if it has one of the query's rare words.
+        words: those of the query's telling words that it has, the rarest first; ``None`` if none.
+        word_share: what these tell, as a share of what all the query's words tell, 0 to 1.
     """
 
     episode_id: UUID
@@ -40,7 +41,8 @@ class Candidate:
     access_count: int
     cosine: float | None
     lexical: float | None
-    telling: bool = False
+    words: Sequence[str] | None = None
+    word_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Parts:
         similarity, recency, success, accesses, domain: weighted; the score is their sum.
         cosine, lexical: as measured.
         cosine_normalised, lexical_normalised: among the candidates, 0 to 1.
-        telling: true if the episode and the query share a rare word.
+        words, word_share: the telling words of both, and the share of what the query's words tell.
     """
 
     similarity: float
@@ -87,7 +89,21 @@ class Parts:
     lexical: float | None
     cosine_normalised: float
     lexical_normalised: float
-    telling: bool = False
+    words: Sequence[str] = ()
+    word_share: float = 0.0
+
+
+LEAST_WORD_SHARE = 0.34
+"""Share of what a query's words tell, above which a common topic is likelier than chance."""
+
+
+def is_relevant(parts: Parts, floor: float) -> bool:
+    """Check if an episode is better than one that was drawn by chance; even the best may not be.
+
+    Args:
+        floor: least cosine that is better than chance.
+    """
+    return parts.word_share >= LEAST_WORD_SHARE or (parts.cosine or -1.0) >= floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +167,8 @@ def _parts(
         lexical=rank,
         cosine_normalised=cosine_normalised,
         lexical_normalised=rank_normalised,
-        telling=candidate.telling,
+        words=candidate.words or (),
+        word_share=candidate.word_share,
     )
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from math import inf
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -25,7 +26,7 @@ from bottega.memory.episodes.episode import Episode, EpisodeFilter, StorageState
 from bottega.memory.episodes.objects import Objects
 from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope
-from bottega.memory.episodes.scoring import Candidate, Parts, score
+from bottega.memory.episodes.scoring import Candidate, Parts, is_relevant, score
 from bottega.memory.episodes.search import ANY, AnotherEmbedderError, By, Place
 
 if TYPE_CHECKING:  # numpy is slow to import
@@ -34,16 +35,38 @@ if TYPE_CHECKING:  # numpy is slow to import
 
     Vector = NDArray[np.float32]
 
+_WORDS_SHOWN = 8
+
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Episode found by a search, without its bodies."""
+    """Episode found by a search, without its bodies.
+
+    Attributes:
+        floor: least cosine that is better than chance; ``None`` if no vectors were compared.
+    """
 
     episode: Episode
     score: float
     parts: Parts
+    floor: float | None = None
+
+    @property
+    def relevant(self) -> bool:
+        """True if it is better than an episode drawn by chance; agents get no other."""
+        return is_relevant(self.parts, inf if self.floor is None else self.floor)
+
+    @property
+    def why(self) -> dict[str, Any]:
+        """Telling words that it shares with the query; its cosine, and the least that counts."""
+        cosine, floor = self.parts.cosine, self.floor
+        return {
+            "words": list(self.parts.words[:_WORDS_SHOWN]),
+            "cosine": None if cosine is None else round(cosine, 4),
+            "floor": None if floor is None else round(floor, 4),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +74,24 @@ class Found:
     """Result of a search, best first.
 
     Attributes:
-        by_meaning: false if the query was not embedded and only its words counted.
+        by_meaning: true if vectors that know meaning were compared.
+        by_spelling: true if vectors that know only spelling were; if both are false, only the
+            query's words counted.
     """
 
     hits: list[Hit]
     by_meaning: bool
+    by_spelling: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """A query's vector, its embedder, and the least cosine that counts."""
+
+    vector: "Vector"
+    embedder: str
+    floor: float
+    by_spelling: bool
 
 
 class EpisodicMemory:
@@ -182,18 +218,20 @@ class EpisodicMemory:
         if scope.reach is Reach.RUN:
             return Found([], by_meaning=False)
         now = self.clock()
-        found, by_meaning = await self._candidates(tenant_id, scope, query, k, where, by, now)
-        metrics.episode_searches.labels("meaning" if by_meaning else "words").inc()
+        found, asked = await self._candidates(tenant_id, scope, query, k, where, by, now)
+        metrics.episode_searches.labels(_compared(asked)).inc()
         best = score(found, self._options.scoring, now, domain)[:k]
+        floor = None if asked is None else asked.floor
         ids = [each.candidate.episode_id for each in best]
         loaded = await rows.load_found(self._pool, tenant_id, scope, ids) if ids else {}
         self.accesses.count(tenant_id, loaded)
         hits = [
-            Hit(loaded[each.candidate.episode_id], each.score, each.parts)
+            Hit(loaded[each.candidate.episode_id], each.score, each.parts, floor)
             for each in best
             if each.candidate.episode_id in loaded
         ]
-        return Found(hits, by_meaning=by_meaning)
+        how = _compared(asked)
+        return Found(hits, by_meaning=how == "meaning", by_spelling=how == "spelling")
 
     async def _candidates(
         self,
@@ -204,18 +242,18 @@ class EpisodicMemory:
         where: EpisodeFilter,
         by: By,
         now: datetime,
-    ) -> tuple[list[Candidate], bool]:
-        """Return the candidates for a query, and true if they were compared by vectors."""
+    ) -> tuple[list[Candidate], _Query | None]:
+        """Return the candidates for a query, and the vector that they were compared with."""
         options = self._options
 
-        async def ask() -> tuple[list[Candidate], bool]:
-            vector, embedder = await self._embedded(tenant_id, query)
+        async def ask() -> tuple[list[Candidate], _Query | None]:
+            asked = await self._embedded(tenant_id, query)
             found = await search.candidates(
                 self._pool,
                 scope,
                 query,
-                vector,
-                embedder=embedder,
+                None if asked is None else asked.vector,
+                embedder=None if asked is None else asked.embedder,
                 aged_before=options.ages.begins(StorageState.AGED, now),
                 where=where,
                 by=by,
@@ -223,7 +261,7 @@ class EpisodicMemory:
                 aged_cosine=options.aged_cosine,
                 tenant_id=tenant_id,
             )
-            return found, vector is not None
+            return found, asked
 
         try:
             return await ask()
@@ -325,15 +363,24 @@ class EpisodicMemory:
             await self._cache.drop(tenant_id, episode_id)
         return marked
 
-    async def _embedded(self, tenant_id: UUID, query: str) -> "tuple[Vector | None, str | None]":
-        """Return the query's vector and its embedder's name, or nothing if embedding fails."""
+    async def _embedded(self, tenant_id: UUID, query: str) -> _Query | None:
+        """Return the query's vector, or nothing if embedding fails."""
+        from bottega.memory.text.embeddings import by_spelling
+
         embedder = await self._embedders.of_queries(tenant_id)
         if embedder is None:
-            return None, None
+            return None
         try:
             vectors = await self._patience.embed(embedder, query)
         except (TimeoutError, BottegaError) as error:
             log.warning("memory.query_not_embedded", error=str(error) or type(error).__name__)
-            return None, None
-        vector: Vector = vectors[0]
-        return vector, embedder.name
+            return None
+        floor = await self._embedders.floor(tenant_id, embedder, vectors[0])
+        return _Query(vectors[0], embedder.name, floor, by_spelling(embedder))
+
+
+def _compared(asked: _Query | None) -> str:
+    """Return what a search compared besides words: ``meaning``, ``spelling``, or only ``words``."""
+    if asked is None:
+        return "words"
+    return "spelling" if asked.by_spelling else "meaning"

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import chain
 from math import log, sqrt
 from struct import pack
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from zlib import crc32
 
 import numpy as np
@@ -41,6 +41,91 @@ class Embedder(Protocol):
         Raises:
             UnavailableError, ModelError: temporary or permanent failure.
         """
+
+
+class Chance(NamedTuple):
+    """Cosines of texts that have nothing in common, as an embedder makes them.
+
+    Attributes:
+        floor: least cosine that is better than chance, before a tenant's own texts are known.
+        tail: deviations above the median that unrelated texts of a tenant do not exceed.
+        alike: no floor is higher: texts so near may help each other even where most are alike.
+    """
+
+    floor: float
+    tail: float
+    alike: float
+
+
+class Background(NamedTuple):
+    """Measured background of a tenant's texts.
+
+    A query's cosines with them are about as high as the cosine with their mean: texts of one kind
+    and one language are alike. What is above that says that two texts have a topic in common.
+
+    Attributes:
+        mean: of the vectors, shape (d,).
+        median: of the cosines of unrelated pairs, each without that with the mean.
+        deviation: of their lower half, which related pairs among them do not change.
+    """
+
+    mean: NDArray[np.float32]
+    median: float
+    deviation: float
+
+
+_CHANCE = Chance(0.4, 4.0, 0.9)  # for a hosted model
+
+
+def chance(embedder: Embedder) -> Chance:
+    """Return what an embedder ships; that of a common hosted model if it ships nothing."""
+    return Chance(*getattr(embedder, "chance", _CHANCE))
+
+
+def floor(embedder: Embedder, query: NDArray[np.float32], measured: Background | None) -> float:
+    """Return the least cosine of a query and a stored text that is better than chance.
+
+    Args:
+        query: its vector, shape (d,).
+        measured: background of the texts; ``None``: use what the embedder ships.
+    """
+    shipped = chance(embedder)
+    if measured is None or measured.mean.shape != query.shape:
+        return shipped.floor
+    mean, median, deviation = measured
+    found = float(query @ mean) + median + shipped.tail * deviation
+    return min(max(found, shipped.floor / 2), shipped.alike)
+
+
+def measured_background(queries: Vectors, stored: Vectors, others: NDArray[np.bool_]) -> Background:
+    """Measure the background of stored texts.
+
+    Args:
+        queries: vectors of some of the texts, as queries; shape (m, d).
+        stored: vectors of the texts, shape (n, d).
+        others: false for pairs of a text with itself, shape (m, n).
+    """
+    mean = stored.mean(axis=0)
+    cosines = queries @ stored.T - (queries @ mean)[:, None]
+    low, median = np.percentile(cosines[others], (15.87, 50))
+    return Background(mean, float(median), float(median - low))
+
+
+def by_spelling(embedder: Embedder) -> bool:
+    """Check if an embedder compares spelling, not meaning."""
+    return isinstance(embedder, BuiltinEmbedder)
+
+
+def has_own_queries(embedder: Embedder) -> bool:
+    """Check if an embedder makes other vectors of queries than of stored texts."""
+    return hasattr(embedder, "embed_queries")
+
+
+async def embed_queries(embedder: Embedder, texts: Sequence[str]) -> Vectors:
+    """Return the vectors of queries; some embedders tell them from stored texts."""
+    embed = getattr(embedder, "embed_queries", embedder.embed)
+    vectors: Vectors = await embed(texts)
+    return vectors
 
 
 DIMENSION = 768
@@ -108,6 +193,7 @@ class BuiltinEmbedder:
 
     name = _NAME
     dimension = DIMENSION
+    chance = Chance(0.42, 11.5, 0.42)
 
     def __init__(self) -> None:
         self._features = lru_cache(maxsize=_WORDS_KEPT)(features)

