@@ -109,7 +109,7 @@ db_statement_duration = _histogram(
 )
 episodes_stored = _counter("episodes_stored", "Runs that were stored as episodes.")
 episode_searches = _counter(
-    "episode_searches", "Searches of episodes; mode: meaning, or words alone.", "mode"
+    "episode_searches", "Searches of episodes; mode: meaning, spelling, or words alone.", "mode"
 )
 cache_hits = _counter("cache_hits", "Reads that a cache of this process answered.", "cache")
 learning_jobs = _counter("learning_jobs", "Jobs of learning and maintenance of memory.", "outcome")

@@ -89,7 +89,7 @@ async def test_backgrounds_are_measured_again_after_a_day(
 
 @pytest.mark.parametrize(("scope", "relevant"), [("bo", 1), ("ann", 0)])
 async def test_words_tell_within_the_scope(database: Database, scope: str, relevant: int) -> None:
-    """A word that is rare in the tenant tells nothing to a user whose tasks all have it."""
+    """Ignore a word that is rare in the tenant but in all of a user's tasks."""
     invoices = [
         make_episode(f"Pay invoice {n}", utcnow(), user_id="ann", answer="") for n in range(9)
     ]

@@ -31,7 +31,7 @@ FROM tenant_memory WHERE tenant_id = $1
 
 
 class _Believed(NamedTuple):
-    """What a tenant's queries use, and until when this is believed."""
+    """Choice for a tenant's queries, and the time until which it is believed."""
 
     embedder: str | None
     background: "Background | None"
