@@ -27,10 +27,9 @@ BEGIN
     );
 END $$;
 
--- Called by episode_words. Return each word's share of the newest 100 episodes within a scope, and of
--- all the tenant's if there is a stored sample: the greater one, since a word must be rare in both.
--- Ten extra episodes without any word keep a word that occurs once or twice in a small memory from
--- being common.
+-- Called by episode_words. Return each word's share of the newest 100 episodes within a scope, or of
+-- the tenant's stored sample if that is greater: a word must be rare in both. Ten extra episodes
+-- without any word keep a word that occurs once or twice in a small memory from being common.
 CREATE OR REPLACE FUNCTION episode_word_shares(
     p_tenant uuid, p_words text[], p_rows double precision, p_scope text
 ) RETURNS TABLE (
@@ -65,11 +64,9 @@ BEGIN
     USING p_tenant, p_words, p_rows, v_index.common, v_index.shares;
 END $$;
 
--- Called by episode_candidates. Choose a query's words: rare ones find (about 1,000) episodes,
--- telling ones occur in at most a fifth of them, known ones (at most 16 seen in the sample, 16
--- unseen) rank them, in classes with the weights of these: rare words weigh more. A telling word
--- tells -ln(share); told is the sum of all the query's words, at most that of a short query, because
--- few words of a long one are about its topic.
+-- Called by episode_candidates. Choose a query's words: rare ones find (about 1,000) episodes, known
+-- ones (16 seen in the sample, 16 unseen) rank them in weighted classes, telling ones (in at most a
+-- fifth of the episodes) each tell -ln(share); told is the sum over a short query's words.
 CREATE OR REPLACE FUNCTION episode_words(
     p_tenant uuid, p_query text, p_rows double precision, p_scope text,
     OUT rare tsquery, OUT known tsquery, OUT telling tsquery,
