@@ -27,7 +27,7 @@ BEGIN
     );
 END $$;
 
--- Called by episode_words. Return each word's share of the newest 100 episodes within a scope, or of
+-- Called by episode_words. Return each word's share of the newest 100 episodes in a scope, or of
 -- the tenant's stored sample if that is greater: a word must be rare in both. Ten extra episodes
 -- without any word keep a word that occurs once or twice in a small memory from being common.
 CREATE OR REPLACE FUNCTION episode_word_shares(
@@ -64,7 +64,7 @@ BEGIN
     USING p_tenant, p_words, p_rows, v_index.common, v_index.shares;
 END $$;
 
--- Called by episode_candidates. Choose a query's words: rare ones find (about 1,000) episodes, known
+-- Called by episode_candidates. Choose a query's words: rare ones find some 1,000 episodes, known
 -- ones (16 seen in the sample, 16 unseen) rank them in weighted classes, telling ones (in at most a
 -- fifth of the episodes) each tell -ln(share); told is the sum over a short query's words.
 CREATE OR REPLACE FUNCTION episode_words(
