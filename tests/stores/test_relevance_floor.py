@@ -15,6 +15,7 @@ from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope
 from bottega.memory.episodes.store import EpisodicMemory, Found
 from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder, Vectors
 from tests.memories import make_episode, remember
+from tests.waiting import until
 
 TASKS = (
     "Book a flight to Oslo.", "Order tyres for the van.", "Repair the lift.",
@@ -44,8 +45,7 @@ def over(database: Database, embedder: Embedder) -> tuple[EpisodicMemory, Embedd
 
 
 async def embed_all(worker: EmbeddingWorker) -> None:
-    while isfinite(await worker.embed_due()):
-        pass
+    await until(worker.embed_due, lambda left_s: not isfinite(left_s))
 
 
 async def ask(memory: EpisodicMemory, query: str, scope: Scope = EVERYTHING) -> Found:
