@@ -36,7 +36,7 @@ EPISODE = {
     "task": {"original_input": "Export the invoices of March as CSV."},
 }
 LESSON = {"text": "Ask for one month at a time.", "uses": ["fetch_invoices"]}
-TASK = {"task": "Export the invoices of May. It must not take long.", "domain": "billing"}
+TASK = {"task": "Export the invoices of May as CSV. It must not take long.", "domain": "billing"}
 
 
 async def learn(client: httpx2.AsyncClient, **body: Any) -> dict[str, Any]:
