@@ -18,6 +18,7 @@ from bottega.container import Service, open_service
 from bottega.db.sessions import Silence
 from bottega.main import create_app, server_config
 from bottega.settings import Settings
+from tests.documented import check_event
 from tests.waiting import deadline, until
 
 _TRUSTS_NOBODY = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -56,7 +57,7 @@ async def frames(
 ) -> list[dict[str, Any]]:
     """Collect all events of a WebSocket until the server closes it, which must be with 1000.
 
-    Leaves out live text and heartbeats, which depend on timing.
+    Leaves out live text and heartbeats, which depend on timing. Checks the events' data.
     """
     received: list[dict[str, Any]] = []
     async with (
@@ -66,7 +67,10 @@ async def frames(
         async for message in socket:
             received.append(from_json(message))
     assert socket.close_code == 1000
-    return [frame for frame in received if is_stored(frame)]
+    events = [frame for frame in received if is_stored(frame)]
+    for event in events:
+        check_event(event)
+    return events
 
 
 def is_stored(frame: dict[str, Any]) -> bool:

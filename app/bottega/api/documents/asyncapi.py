@@ -13,75 +13,16 @@ from bottega.api.documents.openapi import SCHEME
 from bottega.api.routes.tickets import VALID_S
 from bottega.api.routes.websocket import CLOSES, PING_LIMIT, SUBPROTOCOL
 from bottega.api.schemas.base import Answer
+from bottega.api.schemas.events.catalogue import EVENTS, OtherEvent
 from bottega.api.schemas.interrupts import Resolve
 from bottega.api.schemas.messages import MessageSent, SendMessage
 from bottega.api.schemas.runs import Event
-from bottega.api.schemas.usage import AgentUsage, Usage
 from bottega.api.shared.event_filter import WatchQuery
 from bottega.events.frames import LLM_DELTA
-from bottega.events.types import FINAL_EVENT_TYPES, EventType
 
 router = APIRouter(tags=["operations"])
 
 _REF = "#/components/schemas/{model}"
-_SERVED = "provider model"
-_CALL = "call attempt"
-_TOOL = "call tool_call_id name"
-_TEXT = "answer_seq content"
-_END = "stop_reason usage answer_seq output_json error"
-_ENDED = "duration_ms token_usage"
-DATA = {
-    EventType.RUN_QUEUED: "mode agent graph session_id priority retry_of",
-    EventType.RUN_STARTED: "attempt cause",
-    EventType.RUN_RESUMED: "attempt cause",
-    EventType.RUN_WAITING: "interrupts",
-    EventType.RUN_COMPLETED: _END,
-    EventType.RUN_FAILED: _END,
-    EventType.RUN_TIMEOUT: _END,
-    EventType.RUN_CANCELLED: _END,
-    EventType.AGENT_STARTED: "depth try",
-    EventType.AGENT_WAITING: "attempt",
-    EventType.AGENT_RESUMED: "attempt",
-    EventType.AGENT_COMPLETED: "output usage try",
-    EventType.AGENT_FAILED: "error usage try",
-    EventType.LLM_STARTED: f"{_CALL} {_SERVED} try beside memory",
-    EventType.LLM_COMPLETED: f"{_CALL} {_SERVED} try message usage duration_ms",
-    EventType.LLM_FAILED: f"{_CALL} {_SERVED} try error retry_in_ms usage",
-    EventType.LLM_CANCELLED: f"{_CALL} {_SERVED} usage",
-    EventType.ANSWER_REJECTED: "call code message",
-    EventType.MESSAGE_RECEIVED: "message_id",
-    EventType.MESSAGE_DELIVERED: "message_id call content answered",
-    EventType.INTERRUPT_CREATED: (
-        "interrupt_id kind call tool_call_id tool arguments question schema reason expires_s"
-    ),
-    EventType.INTERRUPT_RESOLVED: "interrupt_id kind call tool_call_id status resolution by",
-    EventType.TOOL_STARTED: f"{_TOOL} arguments",
-    EventType.TOOL_COMPLETED: f"{_TOOL} status result answer_seq error parts",
-    EventType.TOOL_FAILED: f"{_TOOL} status result error parts",
-    EventType.MEMORY_INJECTED: f"source version edge policy {_TEXT}",
-    EventType.CONTEXT_RECALLED: (
-        f"source version score {_TEXT} arm category name baseline uses affects call tool_call_id"
-    ),
-    EventType.MEMORY_PUBLISHED: f"version {_TEXT}",
-    EventType.SUBAGENT_DISPATCHED: (
-        "call tool_call_id agent prompt instructions priority timeout_ms token_budget metadata "
-        "share_metadata retries queue_position"
-    ),
-    EventType.SUBAGENT_DEQUEUED: "attempt waited_ms timeout_ms",
-    EventType.SUBAGENT_STATUS_CHANGED: "attempt from to",
-    EventType.SUBAGENT_RESUMED: "attempt",
-    EventType.SUBAGENT_RETRIED: "attempt reason",
-    EventType.SUBAGENT_MESSAGE_SENT: "message_id message",
-    EventType.SUBAGENT_BACKPRESSURE: "call tool_call_id code message size limit retry_after_ms",
-    EventType.SUBAGENT_CIRCUIT_OPENED: "attempt failures retry_after_ms",
-    EventType.SUBAGENT_COMPLETED: f"{_ENDED} stop_reason answer_seq output",
-    EventType.SUBAGENT_FAILED: f"{_ENDED} error",
-    EventType.SUBAGENT_TIMEOUT: f"{_ENDED} error",
-    EventType.SUBAGENT_CANCELLED: f"{_ENDED} error",
-    EventType.EPISODE_STORED: "episode_id outcome",
-    EventType.WARNING: "code message",
-}
-"""Fields of an event's ``data``, by type; docs/events.md explains them."""
 
 
 class LiveText(Answer):
@@ -213,11 +154,11 @@ async def asyncapi() -> dict[str, Any]:
 
 def document() -> dict[str, Any]:
     """Return the AsyncAPI 3.0 document of this version."""
-    models: tuple[type[BaseModel], ...] = (Event, Usage, AgentUsage, *_SENT, *_RECEIVED)
+    models: tuple[type[BaseModel], ...] = (*EVENTS.values(), OtherEvent, *_SENT, *_RECEIVED)
     _, schemas = models_json_schema(
         [(model, "serialization") for model in models], ref_template=_REF
     )
-    sent = [str(kind) for kind in EventType] + [_name(model) for model in _SENT]
+    sent = [*map(str, EVENTS), "other", *map(_name, _SENT)]
     received = [_name(model) for model in _RECEIVED]
     return {
         "asyncapi": "3.0.0",
@@ -242,7 +183,8 @@ def document() -> dict[str, Any]:
         },
         "components": {
             "messages": {
-                **{str(kind): _event_message(kind) for kind in EventType},
+                **{str(kind): _message(model) for kind, model in EVENTS.items()},
+                "other": _message(OtherEvent),
                 **{_name(model): _message(model) for model in (*_SENT, *_RECEIVED)},
             },
             "schemas": schemas["$defs"],
@@ -284,17 +226,3 @@ def _name(model: type[BaseModel]) -> str:
 
 def _message(model: type[BaseModel]) -> dict[str, Any]:
     return {"summary": model.__doc__, "payload": {"$ref": _REF.format(model=model.__name__)}}
-
-
-def _event_message(kind: EventType) -> dict[str, Any]:
-    """Return the message of a stored event: the envelope with the type's data."""
-    fields: dict[str, Any] = {name: {} for name in DATA[kind].split()}
-    of_calls = Usage if kind == EventType.LLM_COMPLETED else AgentUsage
-    for name, model in (("usage", of_calls), ("token_usage", Usage)):
-        if name in fields:
-            fields[name] = {"$ref": _REF.format(model=model.__name__)}
-    if kind in FINAL_EVENT_TYPES:  # null if no worker ended the run
-        fields["usage"] = {"anyOf": [fields["usage"], {"type": "null"}]}
-    data = {"type": "object", "properties": fields}
-    narrowed = {"properties": {"type": {"const": str(kind)}, "data": data}}
-    return {"payload": {"allOf": [{"$ref": _REF.format(model="Event")}, narrowed]}}

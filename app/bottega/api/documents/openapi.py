@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 from bottega.api.auth import is_public
 from bottega.api.documents import variants
 from bottega.api.errors import Problem, problems
+from bottega.api.schemas.events.catalogue import type_events
 from bottega.api.shared.deps import required_scopes
 from bottega.tenants.keys import Scope
 
@@ -44,6 +45,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         )
         schema["components"]["schemas"] |= definitions["$defs"]
         variants.split(schema["components"]["schemas"])
+        type_events(schema["components"]["schemas"])
         schema["components"]["securitySchemes"] = {"key": SCHEME}
         for operations in schema["paths"].values():
             for operation in operations.values():

@@ -4,13 +4,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    model_validator,
-)
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import (
@@ -36,6 +30,7 @@ TaskStatus = Literal[
     "queued", "running", "streaming", "waiting", "completed", "failed", "timeout", "cancelled"
 ]
 LearningStatus = Literal["pending", "done", "failed"]
+Cause = Literal["start", "crash", "drain", "model", "interrupt", "message"]
 SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
 _USER = "Your own name for your end user, whose memory the run uses. Null: the session's user."
 
@@ -238,7 +233,7 @@ class Attempt(Answer):
 
     number: int
     cause: Annotated[
-        Literal["start", "crash", "drain", "model", "interrupt", "message"],
+        Cause,
         Field(
             description="The first start, or the end of the previous attempt. `model`: it had only "
             "waited for a model for 30 s, and was suspended. `interrupt`: it had only waited for "
@@ -327,7 +322,11 @@ class Run(RunSummary):
 
     input: str | list[ShownMessage]
     output: Annotated[
-        Any, Field(description="The answer, or a part of it if the run failed; else null.")
+        str | dict[str, str] | None,
+        Field(
+            description="The answer, or a part of it if the run failed; else null. Of a DAG with "
+            "several last agents: answers by agent."
+        ),
     ]
     output_json: Annotated[
         Any,
