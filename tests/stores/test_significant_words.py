@@ -128,6 +128,14 @@ async def test_rare_words_are_informative_and_common_words_are_not(
     assert sum(bool(each.words) for each in both) == 1
 
 
+async def test_a_memory_of_one_kind_of_task_knows_that_kind(database: Database) -> None:
+    """Check it with words that all episodes have, so that none of them is rare."""
+    one_kind = [make_episode(f"Export the invoices of customer{n}", day(1 + n)) for n in range(30)]
+    await remember(database.pool, *one_kind, embedded=False)
+    assert await find_tasks(database, "Export the invoices of customer77")
+    assert not await find_tasks(database, "Write a poem about invoices, rivers and old bridges")
+
+
 @pytest.mark.parametrize("query", ["", "la della", "!?", "'", "\\", "a'b\\c & | ! ( ) :*", "=x"])
 async def test_any_query_is_read_as_plain_words(database: Database, query: str) -> None:
     await remember(database.pool, make_episode("Export the invoices", day(1)), embedded=False)

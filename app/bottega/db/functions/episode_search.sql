@@ -194,7 +194,6 @@ DECLARE
         ELSE ' ORDER BY s.at DESC LIMIT 2000' END;
     v_rare tsquery;
     v_known tsquery;
-    v_telling tsquery;
     v_weights double precision[];
     v_classes tsquery[];
     v_words text[];
@@ -217,7 +216,7 @@ BEGIN
                                   p_aged_before, 1 - p_aged_cosine, p_most, v_rows);
     END IF;
     IF p_query <> '' THEN
-        SELECT * INTO v_rare, v_known, v_telling, v_weights, v_classes, v_words, v_tells, v_told
+        SELECT * INTO v_rare, v_known, v_weights, v_classes, v_words, v_tells, v_told
         FROM episode_words(v_tenant, p_query, v_rows, v_scope);
         -- As episode_rank computes it, but faster for the many rows of the query below.
         v_rank := (
@@ -246,15 +245,22 @@ BEGIN
                WHEN 'result' THEN v.result WHEN 'whole' THEN v.whole ELSE v.task END <=> p_vector)
            END,
            episode_rank(s.terms, v_weights, v_classes)::real,
-           shared.words, coalesce(shared.told / v_told, 0)::real
+           shared.words, coalesce(greatest(shared.told / nullif(v_told, 0), shared.part), 0)::real
     FROM episode_search s
     -- setweight only copies: a long value is unpacked once.
     LEFT JOIN LATERAL (
-        SELECT array_agg(w.word ORDER BY w.tells DESC, w.word) AS words, sum(w.tells) AS told
+        SELECT coalesce(array_agg(w.word ORDER BY w.tells DESC, w.word) FILTER (WHERE w.tells > 0),
+                        CASE WHEN 5 * count(*) >= 2 * greatest(cardinality(v_words), 3)
+                            THEN array_agg(w.word ORDER BY w.word) END) AS words,
+               sum(w.tells) AS told,
+               -- Two fifths of the words are enough, even if all episodes have them: then they are
+               -- the topic of a memory of one kind of task. 0.85 makes 0.34 of two fifths.
+               CASE WHEN cardinality(v_words) > 2
+                   THEN 0.85 * count(*) / cardinality(v_words) END AS part
         FROM (SELECT setweight(s.terms, 'A', '{}') AS terms OFFSET 0) AS bare,
              unnest(v_words, v_tells) AS w(word, tells)
         WHERE bare.terms @@ quoted_lexeme(w.word)::tsquery
-    ) AS shared ON s.terms @@ v_telling
+    ) AS shared ON s.terms @@ v_known
     JOIN episode_state st ON st.tenant_id = v_tenant AND st.episode_id = s.episode_id
     LEFT JOIN episode_vectors v ON v.tenant_id = v_tenant AND v.episode_id = s.episode_id
         AND v.embedder = p_embedder
