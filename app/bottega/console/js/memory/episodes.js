@@ -56,7 +56,7 @@ export function Episodes({ query }) {
 
 function Hits({ found }) {
   if (!found.items.length) return html`<${Panel}><${Empty} title="No episode is like that." /><//>`;
-  return html`<${Panel} title=${`${count(found.items.length)} episodes${found.by_meaning === false ? ", by words alone: there is no embedder" : ""}`}>
+  return html`<${Panel} title=${`${count(found.items.length)} episodes${found.by_meaning === false ? ", by words and spelling, not by meaning" : ""}`}>
     <ol class="rows">${found.items.map(({ episode, score, parts }) => html`<li key=${episode.id}>
       <p><${Link} path=${["memory", "episodes", episode.id]}>${excerpt(episode.summary.task, 120)}<//> <${Outcome} value=${episode.outcome} /></p>
       <p class="small soft">${episode.agent ?? "–"} · <${Time} at=${episode.at} /> · ${excerpt(episode.summary.result, 120)}</p>
