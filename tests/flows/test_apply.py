@@ -125,6 +125,17 @@ async def test_prune_deletes_what_its_source_no_longer_has(bottega: Running) -> 
     assert actions(await apply(bottega, source="team", prune=True)) == {"agent writer": "deleted"}
 
 
+async def test_prune_leaves_what_was_made_again_by_hand(bottega: Running) -> None:
+    await apply(bottega, **TEAM, source="team")
+    (schedule,) = TEAM["schedules"]
+    for path, body in (("agents", TEAM["agents"][1]), ("schedules", schedule)):
+        assert (await bottega.client.delete(f"/v1/{path}/{body['name']}")).status_code == 204
+        assert (await bottega.client.post(f"/v1/{path}", json=body)).status_code == 201
+    pruned = actions(await apply(bottega, source="team", prune=True))
+    assert "agent lead" in pruned
+    assert not {"agent writer", "schedule nightly"} & set(pruned)
+
+
 async def test_a_webhook_s_hidden_query_is_kept(bottega: Running) -> None:
     (schedule,) = TEAM["schedules"]
     await bottega.client.post("/v1/webhook-secret")

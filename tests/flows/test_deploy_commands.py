@@ -65,7 +65,14 @@ async def test_a_refusal_names_the_file_and_the_place(bottega: Running, tmp_path
     refused = await ended(bottega, "apply", str(good), str(bad))
     assert refused.returncode == 5
     assert f"{bad}, agents[0] at max_iterations: " in refused.stderr
-    for text, said in (("a: [", "is no YAML"), ("- a", "no lists"), ("agents: 1", "no lists")):
+    for text, said in (
+        ("a: [", "is no YAML"),
+        ("- a", "no lists"),
+        ("agents: 1", "no lists"),
+        ("agent: []", "a section 'agent'"),
+        ("agents: [{name: a, system_message: 2026-01-01}]", "a date without quotes"),
+        ("agents: " + "[" * 3000, "no"),
+    ):
         bad.write_text(text)
         wrong = await ended(bottega, "apply", str(bad))
         assert (wrong.returncode, said in wrong.stderr.replace("\n", " ")) == (2, True), wrong
@@ -77,7 +84,9 @@ async def test_a_refusal_names_the_file_and_the_place(bottega: Running, tmp_path
 async def test_an_exported_tenant_is_made_again_elsewhere(
     bottega: Running, shared_url: str, tmp_path: Path
 ) -> None:
+    odd = "One.\r\nTwo \u200f\u05d0, Donau\u00addampf\ufeff."
     agent = TEAM["agents"][0] | {"tools": TOOLS, "params": {"temperature": 0.5}}
+    agent["system_message"] = odd
     agent["success_check"] = [{"type": "contains", "value": "Done"}]
     body = TEAM | {"agents": [agent, TEAM["agents"][1]]}
     answer = await bottega.client.post("/v1/apply", json=body)
@@ -87,6 +96,7 @@ async def test_an_exported_tenant_is_made_again_elsewhere(
     found = yaml.safe_load(exported.stdout)
     assert [each["name"] for each in found["agents"]] == ["lead", "writer"]
     assert found["agents"][1] == TEAM["agents"][1]
+    assert found["agents"][0]["system_message"] == odd
     path = tmp_path / "all.yaml"
     path.write_text(exported.stdout)
     again = await ended(bottega, "apply", str(path))

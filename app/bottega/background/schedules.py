@@ -31,6 +31,7 @@ from bottega.db.driver import driver_of
 from bottega.db.engine import Database, act_as
 from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.tables import schedules
+from bottega.definitions.store import forget_source
 from bottega.errors import BottegaError, ConflictError, NotFoundError
 from bottega.events.log import is_transient
 from bottega.files.inputs import files_of
@@ -200,6 +201,7 @@ async def remove(connection: AsyncConnection, tenant_id: UUID, name: str) -> Non
     query = delete(schedules).where(_named(tenant_id, name)).returning(_columns.name)
     if await connection.scalar(query) is None:
         raise NotFoundError(f"there is no schedule '{name}'")
+    await forget_source(connection, tenant_id, MARK, name)
 
 
 async def _now(connection: AsyncConnection) -> datetime:

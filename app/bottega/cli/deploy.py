@@ -12,10 +12,13 @@ from rich.console import Console
 from rich.text import Text
 
 from bottega.cli.daily import connected
+from bottega.cli.texts import safe
 
 _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 _SIGNS = {"created": "+", "replaced": "~", "deleted": "-", "unchanged": "="}
 _PAGE = 100
+SECTIONS = ("providers", "mcp_servers", "agents", "graphs", "schedules")
+"""Of a file; see :class:`bottega.api.routes.deploy.bodies.Resources`."""
 
 
 def apply(
@@ -41,14 +44,14 @@ def apply(
     """
     if prune and source is None:
         raise typer.BadParameter("--prune needs --source, the name that it compares")
-    body: dict[str, Any] = {"dry_run": dry_run, "prune": prune}
-    body |= {} if source is None else {"source": source}
+    sections: dict[str, list[Any]] = {}
     origins: dict[str, str] = {}
     for path in files:
         for section, number, definition in _definitions(path):
-            listed = body.setdefault(section, [])
+            listed = sections.setdefault(section, [])
             origins[f"/{section}/{len(listed)}"] = f"{path}, {section}[{number}]"
             listed.append(definition)
+    body = {**sections, "dry_run": dry_run, "prune": prune, "source": source}
     with connected() as server:
         result = server.apply(body, origins)
     console, counts = Console(highlight=False, soft_wrap=True), dict.fromkeys(_SIGNS, 0)
@@ -76,10 +79,11 @@ def export(
             items = [_as_defined(each, model) for each in server.all(path, _PAGE) if _is_own(each)]
             if items:
                 found[section] = items
+    escaped = sys.stdout.isatty()  # stored text could steer a terminal
     if as_json:
-        text = json.dumps(found, ensure_ascii=False, indent=2) + "\n"
+        text = json.dumps(found, ensure_ascii=escaped, indent=2) + "\n"
     else:
-        text = yaml.safe_dump(found, allow_unicode=True, sort_keys=False) if found else ""
+        text = yaml.safe_dump(found, allow_unicode=not escaped, sort_keys=False) if found else ""
     sys.stdout.write(text)
     if any("webhook_url" in each["run"] for each in found.get("schedules", ())):
         typer.echo("note: webhook URLs are without their query, which is never shown", err=True)
@@ -92,10 +96,15 @@ def _definitions(path: Path) -> Iterator[tuple[str, int, Any]]:
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
         documents = list(yaml.safe_load_all(text))  # JSON is YAML, too
+        json.dumps(documents, allow_nan=False)
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"cannot read {path}: {error}") from None
     except yaml.YAMLError as error:
         raise typer.BadParameter(f"{path} is no YAML: {error}") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise typer.BadParameter(
+            f"{path} has a value that is no JSON, such as a date without quotes: {error}"
+        ) from None
     for document in documents:
         if document is None:
             continue
@@ -105,6 +114,10 @@ def _definitions(path: Path) -> Iterator[tuple[str, int, Any]]:
             raise typer.BadParameter(
                 f"{path} has no lists of definitions: write 'agents:' with one item for each"
             )
+        if unknown := [str(section) for section in document if section not in SECTIONS]:
+            raise typer.BadParameter(
+                f"{path} has a section '{unknown[0]}': there are {', '.join(SECTIONS)}"
+            )
         for section, listed in document.items():
             for number, definition in enumerate(listed):
                 yield str(section), number, definition
@@ -112,10 +125,13 @@ def _definitions(path: Path) -> Iterator[tuple[str, int, Any]]:
 
 def _show(console: Console, item: Mapping[str, Any]) -> None:
     """Print what became of a definition, and the lines that changed."""
-    console.print(Text(f"{_SIGNS[item['action']]} {item['kind']} {item['name']}", style="bold"))
+    head = safe(f"{_SIGNS[item['action']]} {item['kind']} {item['name']}")
+    console.print(Text(head, style="bold"))
     if item["action"] == "replaced":
-        for line in list(unified_diff(_lines(item["before"]), _lines(item["after"])))[2:]:
-            console.print(Text(f"  {line.rstrip()}", style=_COLOURS.get(line[0], "")))
+        before, after = _lines(item["before"]), _lines(item["after"])
+        for line in list(unified_diff(before, after, lineterm=""))[2:]:
+            text = safe(f"  {line.rstrip()}")
+            console.print(Text(text, style=_COLOURS.get(line[0], "")))
 
 
 def _lines(body: Mapping[str, Any] | None) -> list[str]:
@@ -123,7 +139,7 @@ def _lines(body: Mapping[str, Any] | None) -> list[str]:
 
     if body is None:
         return []
-    return yaml.safe_dump(dict(body), allow_unicode=True).splitlines(keepends=True)
+    return yaml.safe_dump(dict(body), allow_unicode=True, width=1000).split("\n")
 
 
 def _is_own(item: Mapping[str, Any]) -> bool:

@@ -102,20 +102,23 @@ class RemoteServer:
         return self._patient("PUT", path, json=body)
 
     def all(self, path: str, limit: int) -> Iterator[Any]:
-        """Yield all items of a list, with their bodies."""
-        page = self.get(path, view="full", limit=limit)
+        """Yield all items of a list, with their bodies, as they are stored."""
+        wanted = {"view": "full", "limit": limit}
+        page = self._patient("GET", path, params=wanted, as_stored=True)
         yield from page["items"]
         while (cursor := page["next_cursor"]) is not None:
-            page = self.get(path, view="full", limit=limit, cursor=cursor)
+            page = self._patient("GET", path, params={**wanted, "cursor": cursor}, as_stored=True)
             yield from page["items"]
 
     def apply(self, body: Mapping[str, Any], places: Mapping[str, str]) -> Any:
-        """Store many definitions; an error names the places of those that were refused.
+        """Store many definitions, and return what became of each, as it is stored.
+
+        An error names the places of those that were refused.
 
         Args:
             places: what to call each, by its JSON Pointer.
         """
-        return self._patient("POST", "/v1/apply", json=body, places=places)
+        return self._patient("POST", "/v1/apply", json=body, places=places, as_stored=True)
 
     def start(self, agent: str, **run: Any) -> Any:
         """Start a run of an agent and return it; the error of an unknown one has near names."""
@@ -151,7 +154,13 @@ class RemoteServer:
                 yield None
 
     def _patient(
-        self, method: str, path: str, *, places: Mapping[str, str] = {}, **request: Any
+        self,
+        method: str,
+        path: str,
+        *,
+        places: Mapping[str, str] = {},
+        as_stored: bool = False,
+        **request: Any,
     ) -> Any:
         """Send a request, again if it was lost or the server is busy; return the answer's body."""
         began, pause_s = monotonic(), 0.1
@@ -159,7 +168,9 @@ class RemoteServer:
             reached = self._reached
             try:
                 with self._translated():
-                    return self._checked(self._client.request(method, path, **request), places)
+                    answer = self._client.request(method, path, **request)
+                    body = self._checked(answer, places)
+                    return from_json(answer.content) if as_stored else body
             except RemoteError as error:
                 never_there = not reached and error.code == "nobody"
                 if never_there or not error.may_pass or monotonic() - began > _PATIENCE_S:
