@@ -69,7 +69,8 @@ async def frames(
     assert socket.close_code == 1000
     events = [frame for frame in received if is_stored(frame)]
     for event in events:
-        check_event(event)
+        if event["data"]:  # a test's own log may have none
+            check_event(event)
     return events
 
 

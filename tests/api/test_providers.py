@@ -94,9 +94,7 @@ async def test_a_provider_of_the_operators_is_shown_without_its_settings(server:
     assert shown["base_url"] is None
     assert (await server.client.delete("/v1/providers/house")).status_code == 404
     assert "etag" not in (await server.client.get("/v1/providers/house")).headers
-    put = await server.client.put("/v1/providers/house", json=provider("house"))
-    assert put.status_code == 404
-    own = await server.client.post("/v1/providers", json=provider("house"))
+    own = await server.client.put("/v1/providers/house", json=provider("house"))
     assert own.status_code == 201
     assert (await server.client.get("/v1/providers/house")).json()["owner"] == "tenant"
 

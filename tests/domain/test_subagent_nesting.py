@@ -231,7 +231,7 @@ class TestNesting:
                 mid = coordinator(model, where, below, description="helps")
                 mid.agent_name = "helper"
                 mid.on(AgentEvent.BEFORE_TOOL_EXECUTION).do(delayed)
-                lead = coordinator(model, where, mid, limits=SubagentLimits(max_concurrent=1))
+                lead = coordinator(model, where, mid)
                 query = asyncio.create_task(lead.execute_query_async("go"))
                 await passed(1.5)
                 (waits,) = [h for h in where.handles() if h.prompt == "mid"]

@@ -65,7 +65,7 @@ async def test_hostile_words_stay_where_they_belong_in_every_request(
     async with running(settings.model_copy(update=update), database_url, worker=True) as bottega:
         await create(bottega, "a", tools=[look])
         await create(bottega, "b")
-        await create(bottega, "c", recall={"mode": "semantic", "k": 3}, tools=[reader])
+        await create(bottega, "c", recall={"mode": "ancestors"}, tools=[reader])
         edges = [
             {"source": "a", "target": "b", "policy": "full_history"},
             {"source": "b", "target": "c", "policy": "tool_results"},

@@ -214,9 +214,10 @@ async def test_a_pattern_names_no_tool_invented_for_one_user(
 
     model.decide = decide
     for _ in range(6):
-        await run(client, "clerk", "I am bob", user="bob")
+        good = await run(client, "clerk", "I am bob", user="bob")
         failed = await run(client, "clerk", "I am alice", user="alice")
-        await client.post(f"/v1/runs/{failed['id']}/feedback", json={"outcome": "FAILURE"})
+        for each, outcome in ((good, "SUCCESS"), (failed, "FAILURE")):
+            await client.post(f"/v1/runs/{each['id']}/feedback", json={"outcome": outcome})
     patterns = await mined(bottega)
     assert "calculator" in patterns
     assert "4111" not in patterns

@@ -276,7 +276,9 @@ async def test_no_table_keeps_anything_of_an_erased_user(
     others["live_text"] = 0
     assert await counts(owner, "kept") == others
     after = await rows_of(owner, "kept")
-    kept.pop("live_text", None)
+    for table in ("live_text", "tenant_memory"):  # they change by themselves
+        kept.pop(table, None)
+        after.pop(table, None)
     assert {t: len(rows) for t, rows in after.items()} == {t: len(rows) for t, rows in kept.items()}
     assert (await lines_of(bottega.client, "kept"))[-1]["type"] == "end"
     actions = (await bottega.client.get("/v1/audit")).json()["items"]

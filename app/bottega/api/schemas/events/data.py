@@ -287,6 +287,7 @@ class ContextRecalledData(PublicationData):
     baseline: GivenBaseline | None = None
     uses: list[str] | None = None
     affects: list[str] | None = None
+    why: dict[Literal["words", "cosine", "floor"], list[str] | float | None] | None = None
 
 
 class SubagentDispatchedData(EventData):
