@@ -52,7 +52,7 @@ async def test_rules_learn_from_a_finished_run(bottega: Running, model: FakeMode
     run = await done(bottega)
     found = await learned(bottega, run["id"], "done")
     assert (found["by"], found["error"], found["next_at"]) == ("rules", None, None)
-    assert found["insights"] == []  # nobody said that it went well
+    assert found["insights"] == []  # the run is not judged
     assert found["patterns"] == []
     assert found["performance"]["tool_calls"] == 1
     assert (found["candidates"], found["applications"]) == ([], [])
