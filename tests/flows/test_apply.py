@@ -89,6 +89,21 @@ async def test_one_that_is_refused_leaves_all_as_it_was(bottega: Running) -> Non
         assert (await bottega.client.get(f"/v1/{path}")).json()["items"] == []
 
 
+async def test_names_that_do_not_exist_are_warned_of(bottega: Running) -> None:
+    (schedule,) = TEAM["schedules"]
+    lead = TEAM["agents"][0] | {"tools": [{"type": "mcp", "server": "docs"}]}
+    body = {"graphs": TEAM["graphs"], "schedules": [schedule], "agents": [lead]}
+    for dry_run in (True, False):
+        answer = await bottega.client.post("/v1/apply", json=body | {"dry_run": dry_run})
+        assert [(each["pointer"], each["detail"]) for each in answer.json()["warnings"]] == [
+            ("/agents/0", "there is no agent 'writer'"),
+            ("/agents/0", "there is no MCP server 'docs'"),
+            ("/graphs/0", "there is no agent 'writer'"),
+        ]
+    rest = await bottega.client.post("/v1/apply", json=TEAM)
+    assert rest.json()["warnings"] == []
+
+
 async def test_a_team_is_turned_around_in_one_step(bottega: Running) -> None:
     await apply(bottega, agents=TEAM["agents"])
     turned = [

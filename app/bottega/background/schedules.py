@@ -44,6 +44,8 @@ from bottega.runs.submit import NewRun, submit
 CHANNEL = "bottega_schedules"
 MARK = "schedule"
 """Key in a run's metadata with the name of its schedule."""
+KIND = "schedule"
+"""Kind of definition, as in the audit log and in :data:`applied_definitions`."""
 
 log = structlog.get_logger(__name__)
 
@@ -201,7 +203,7 @@ async def remove(connection: AsyncConnection, tenant_id: UUID, name: str) -> Non
     query = delete(schedules).where(_named(tenant_id, name)).returning(_columns.name)
     if await connection.scalar(query) is None:
         raise NotFoundError(f"there is no schedule '{name}'")
-    await forget_source(connection, tenant_id, MARK, name)
+    await forget_source(connection, tenant_id, KIND, name)
 
 
 async def _now(connection: AsyncConnection) -> datetime:

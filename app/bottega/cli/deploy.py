@@ -59,6 +59,9 @@ def apply(
         counts[item["action"]] += 1
         if item["action"] != "unchanged":
             _show(console, item)
+    for warning in result["warnings"]:
+        text = safe(f"warning: {origins[warning['pointer']]}: {warning['detail']}")
+        Console(stderr=True, soft_wrap=True).print(Text(text, style="yellow"))
     said = ", ".join(f"{number} {action}" for action, number in counts.items() if number)
     console.print(f"{said or 'nothing to do'}{' (dry run: nothing was stored)' * dry_run}")
 

@@ -62,6 +62,17 @@ async def reachable(
     }
 
 
+async def hold_sub_agents(connection: AsyncConnection, tenant_id: UUID) -> None:
+    """Let no other transaction change which sub-agents agents have, until this one ends.
+
+    Comes before any lock on an agent's row.
+    """
+    await connection.execute(
+        text("SELECT pg_advisory_xact_lock(hashtextextended('agents:' || :tenant, 0))"),
+        {"tenant": str(tenant_id)},
+    )
+
+
 async def refuse_circle(
     connection: AsyncConnection, tenant_id: UUID, name: str, children: Sequence[str]
 ) -> Mapping[str, Reached]:
@@ -75,10 +86,7 @@ async def refuse_circle(
     """
     if not children:
         return {}
-    await connection.execute(
-        text("SELECT pg_advisory_xact_lock(hashtextextended('agents:' || :tenant, 0))"),
-        {"tenant": str(tenant_id)},
-    )
+    await hold_sub_agents(connection, tenant_id)
     found = await reachable(connection, tenant_id, children)
     edges = {agent: reached.children for agent, reached in found.items()} | {name: tuple(children)}
     if path := circle(edges, name):

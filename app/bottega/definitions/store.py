@@ -4,7 +4,7 @@ All kinds share these functions; checks of one kind are in :mod:`bottega.definit
 :mod:`bottega.definitions.graphs`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn
@@ -167,6 +167,31 @@ async def get(
     if row is None:
         raise NotFoundError(f"there is no {kind.noun} '{name}'")
     return _definition(row)
+
+
+async def named(
+    connection: AsyncConnection, kind: DefinitionKind, tenant_id: UUID, names: Sequence[str]
+) -> dict[str, Definition]:
+    """Return the current versions of those names that exist, and lock their rows."""
+    table = kind.table.c
+    query = (
+        _current(kind)
+        .where(table.tenant_id == tenant_id, table.name.in_(names), table.deleted_at.is_(None))
+        .order_by(table.name)
+        .with_for_update(of=kind.table)
+    )
+    return {row.name: _definition(row) for row in await connection.execute(query)}
+
+
+async def unknown(
+    connection: AsyncConnection, kind: DefinitionKind, tenant_id: UUID, names: Collection[str]
+) -> set[str]:
+    """Return the names that do not exist."""
+    table = kind.table.c
+    query = select(table.name).where(
+        table.tenant_id == tenant_id, table.name.in_(names), table.deleted_at.is_(None)
+    )
+    return set(names) - set((await connection.scalars(query)).all())
 
 
 async def page(

@@ -244,8 +244,8 @@ LANGUAGE sql AS $$
         SELECT id FROM episodes WHERE tenant_id = p_tenant AND run_id = p_run))
 $$;
 
--- Called after that, in the same transaction. Label the run's episode, if it has one: feedback
--- counts more than checks. Order to learn again from it.
+-- Called after feedback on a run or the result of its checks is stored, in that transaction. Label
+-- the run's episode, if it has one: feedback counts more than checks. Order to learn from it again.
 CREATE OR REPLACE FUNCTION label_episode_of(p_tenant uuid, p_run uuid) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -39,6 +39,8 @@ JOIN episode_vectors v
 JOIN episodes e ON e.tenant_id = $1 AND e.id = s.episode_id
 ORDER BY v.episode_id
 """
+# Else the daily look would find the same tenant again at once.
+_LOOKED = "UPDATE tenant_memory SET background_at = now() WHERE tenant_id = $1"
 _KEEP = """
 UPDATE tenant_memory SET background_of = $2, background_mean = $3, background = $4,
        background_rows = $5, background_at = now()
@@ -66,6 +68,8 @@ async def measure(
     async with acting_as(pool, tenant_id) as connection:
         known = await connection.fetchval(_COUNT, tenant_id, name, GROWN[-1])
         if embedder is None or known < wanted:
+            if before < 0:
+                await connection.execute(_LOOKED, tenant_id)
             return
         rows = await connection.fetch(_SAMPLE, tenant_id, name, _POINTS)
     stored = np.array([np.fromstring(row["vector"][1:-1], sep=",") for row in rows], np.float32)

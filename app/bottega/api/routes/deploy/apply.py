@@ -6,6 +6,7 @@ from fastapi import APIRouter
 
 from bottega.api.errors import problems
 from bottega.api.routes.deploy.bodies import Apply, ApplyResult
+from bottega.api.routes.deploy.references import warnings_of
 from bottega.api.routes.deploy.storing import store_all
 from bottega.api.routes.providers import check_address_of
 from bottega.api.shared.definitions import Caller
@@ -39,9 +40,11 @@ async def apply(
             raise
     async with service.database.begin(tenant) as tx:
         undo = await tx.begin_nested()
-        items = await store_all(Caller(service, tx, tenant, principal), body)
+        caller = Caller(service, tx, tenant, principal)
+        items = await store_all(caller, body)
+        warnings = await warnings_of(caller, body)
         if body.dry_run:
             await undo.rollback()
         else:
             await undo.commit()
-    return {"dry_run": body.dry_run, "items": items}
+    return {"dry_run": body.dry_run, "items": items, "warnings": warnings}

@@ -75,8 +75,19 @@ class Applied(Answer):
     ]
 
 
+class ApplyWarning(Answer):
+    """Defect of a definition that does not keep it from being stored."""
+
+    pointer: Annotated[str, Field(description="JSON Pointer of the definition in the request.")]
+    detail: str
+
+
 class ApplyResult(Answer):
     """Results, in the order in which the definitions were stored."""
 
     dry_run: bool
     items: list[Applied]
+    warnings: Annotated[
+        list[ApplyWarning],
+        Field(description="Names of agents, graphs and MCP servers that do not exist."),
+    ]

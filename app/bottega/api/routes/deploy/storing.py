@@ -21,14 +21,15 @@ from bottega.api.shared.schemas import check_schema
 from bottega.background import schedules
 from bottega.db.tables import applied_definitions
 from bottega.definitions import store
+from bottega.definitions.agents import hold_sub_agents
 from bottega.definitions.kinds import AGENTS, GRAPHS, MCP_SERVERS, PROVIDERS, DefinitionKind
+from bottega.definitions.store import Definition
 from bottega.errors import BottegaError, InvalidInputError, NotFoundError
 from bottega.files.inputs import parts_of
 from bottega.tenants import audit
 
 _MOST_SHOWN = 4 * 1024 * 1024
 """Bytes of bodies in an answer; a response has no other limit."""
-_SCHEDULE = "schedule"
 _KINDS: dict[str, tuple[DefinitionKind, Prepare]] = {
     "providers": (PROVIDERS, providers.prepare),
     "mcp_servers": (MCP_SERVERS, servers.prepare),
@@ -37,7 +38,7 @@ _KINDS: dict[str, tuple[DefinitionKind, Prepare]] = {
 }
 """Sections of a document, in the order in which they are stored."""
 _BY_WORD = {kind.word: kind for kind, _ in _KINDS.values()}
-_DELETED = (_SCHEDULE, *reversed(_BY_WORD))
+_DELETED = (schedules.KIND, *reversed(_BY_WORD))
 """Kinds in the order of deletion: what refers to others goes first."""
 _columns = applied_definitions.c
 
@@ -53,11 +54,16 @@ async def store_all(caller: Caller, asked: Apply) -> list[dict[str, Any]]:
     """
     lock = func.hashtextextended(f"apply:{caller.tenant}", 0)
     await caller.tx.execute(select(func.pg_advisory_xact_lock(lock)))
+    await hold_sub_agents(caller.tx, caller.tenant)
     results = []
     for section, (kind, prepare) in _KINDS.items():
-        for number, body in _in_order(section, getattr(asked, section)):
+        bodies = getattr(asked, section)
+        names = [body.name for body in bodies]
+        known = await store.named(caller.tx, kind, caller.tenant, names) if names else {}
+        for number, body in _in_order(section, bodies):
             with _at(section, number):
-                results.append(await _store(caller, kind, prepare, body))
+                content = await prepare(caller, body.name, body)
+                results.append(await _store(caller, kind, body, content, known.get(body.name)))
     for number, schedule in _in_order("schedules", asked.schedules):
         with _at("schedules", number):
             results.append(await _store_schedule(caller, schedule))
@@ -104,15 +110,14 @@ def _at(section: str, number: int) -> Iterator[None]:
 
 
 async def _store(
-    caller: Caller, kind: DefinitionKind, prepare: Prepare, body: Any
+    caller: Caller,
+    kind: DefinitionKind,
+    body: Any,
+    prepared: Mapping[str, Any],
+    current: Definition | None,
 ) -> dict[str, Any]:
-    content = from_json(to_json(await prepare(caller, body.name, body)))
-    try:
-        current = await store.get(caller.tx, kind, caller.tenant, body.name, lock=True)
-    except NotFoundError:
-        before = None
-    else:
-        before = current.content
+    content = from_json(to_json(prepared))  # as it is read from the database
+    before = None if current is None else current.content
     if content != before:
         stored, is_new = await store.put(caller.tx, kind, caller.tenant, body.name, content)
         await note(caller, kind, "create" if is_new else "replace", stored)
@@ -148,7 +153,7 @@ async def _store_schedule(caller: Caller, body: NewSchedule) -> dict[str, Any]:
         if url is not None and run.webhook_url == url.split("?")[0]:
             asked["run"]["webhook_url"] = url  # its query is never shown, so it cannot be sent
     row, _ = await schedules.put(caller.tx, caller.tenant, asked)
-    return _result(_SCHEDULE, body.name, before, _of_schedule(row))
+    return _result(schedules.KIND, body.name, before, _of_schedule(row))
 
 
 def _of_schedule(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,7 +206,7 @@ async def _delete(caller: Caller, kind: str, name: str) -> dict[str, Any] | None
     """Delete a definition and return what it was; ``None``: somebody else deleted it."""
     tx, tenant = caller.tx, caller.tenant
     try:
-        if kind == _SCHEDULE:
+        if kind == schedules.KIND:
             before = _of_schedule(await schedules.get(tx, tenant, name, lock=True))
             await schedules.remove(tx, tenant, name)
         else:
