@@ -8,7 +8,8 @@ Labels are few and bounded, and never ids.
 import os
 from collections.abc import Callable, Iterable
 from decimal import Decimal
-from typing import Protocol
+from functools import cache
+from typing import Any, Protocol
 
 from prometheus_client import (
     CollectorRegistry,
@@ -189,6 +190,12 @@ class _Names:
         return provider, model
 
 
+@cache
+def _labelled(metric: Any, *labels: str) -> Any:
+    """Return a metric with labels; to find it in the library takes longer than to count."""
+    return metric.labels(*labels)
+
+
 _names = _Names()
 add_operators = _names.add_operators
 
@@ -210,10 +217,10 @@ def model_called(
         may_recover: another try may succeed.
     """
     labels = _names.of(provider, model, proven=may_recover)
-    model_calls.labels(*labels, outcome).inc()
-    model_call_duration.labels(*labels).observe(seconds)
+    _labelled(model_calls, *labels, outcome).inc()
+    _labelled(model_call_duration, *labels).observe(seconds)
     if first_s is not None:
-        time_to_first_token.labels(*labels).observe(first_s)
+        _labelled(time_to_first_token, *labels).observe(first_s)
 
 
 class Paid(Protocol):
@@ -230,7 +237,7 @@ def paid(provider: str, model: str, usage: Paid) -> None:
     """Count what a model call took."""
     for direction in _DIRECTIONS:
         if count := getattr(usage, direction):
-            tokens.labels(direction).inc(count)
+            _labelled(tokens, direction).inc(count)
     if usage.cost:
         cost.labels(*_names.of(provider, model, proven=True)).inc(float(usage.cost))
 

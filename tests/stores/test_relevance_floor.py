@@ -108,9 +108,9 @@ async def test_a_memory_that_became_too_small_is_not_looked_at_again_at_once(
     for task in TASKS:
         await memory.store(DEFAULT_TENANT, make_episode(task, utcnow(), answer=""))
     await embed_all(worker)
-    await database.pool.execute("DELETE FROM episode_vectors")
-    await database.pool.execute(
-        "UPDATE tenant_memory SET background_at = now() - interval '2 days'"
-    )
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        await connection.execute("DELETE FROM episode_vectors")
+        old = "UPDATE tenant_memory SET background_at = now() - interval '2 days'"
+        await connection.execute(old)
     assert isfinite(await worker.measure_daily())
     assert not isfinite(await worker.measure_daily())
