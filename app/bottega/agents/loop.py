@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bottega.agents.calls.hearing import sent_to
+from bottega.agents.calls.sent_messages import sent_to
 from bottega.agents.endings import (
     RUN_AGAIN,
     Ending,

@@ -31,7 +31,7 @@ from bottega.db.driver import driver_of
 from bottega.db.engine import Database, act_as
 from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.tables import schedules
-from bottega.definitions.store import forget_source
+from bottega.definitions.sources import forget_source
 from bottega.errors import BottegaError, ConflictError, NotFoundError
 from bottega.events.log import is_transient
 from bottega.files.inputs import files_of

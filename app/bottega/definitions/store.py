@@ -21,13 +21,12 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy import delete as sql_delete
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.pages import PageItems, fetch_page, paged
-from bottega.db.tables import applied_definitions
 from bottega.definitions.kinds import AGENTS, DefinitionKind
+from bottega.definitions.sources import forget_source
 from bottega.errors import ConflictError, NotFoundError, VersionConflictError
 
 MOST_NAMES = 100_000
@@ -258,13 +257,6 @@ async def delete(
     if deleted is None:
         await _explain_none(connection, kind, tenant_id, name, if_version)
     await forget_source(connection, tenant_id, kind.word, name)
-
-
-async def forget_source(connection: AsyncConnection, tenant_id: UUID, kind: str, name: str) -> None:
-    """Forget which document a deleted definition came from: a later one of its name is another."""
-    of = applied_definitions.c
-    mine = and_(of.tenant_id == tenant_id, of.kind == kind, of.name == name)
-    await connection.execute(sql_delete(applied_definitions).where(mine))
 
 
 async def _explain_none(

@@ -1,0 +1,1 @@
+"""Calls of tools, and messages between calls of models."""

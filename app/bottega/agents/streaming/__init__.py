@@ -1,0 +1,1 @@
+"""Queries as streams of events."""
