@@ -116,7 +116,8 @@ _ROWS = """
 CREATE TEMP TABLE row AS
 SELECT tenant_id, lpad(to_hex(number + 1), 32, '0')::uuid AS id, task,
        $1::timestamptz - number::bigint * 7919 % 170000 / 1000.0 * interval '1 day' AS at,
-       CASE WHEN number % 10 = 3 THEN 'FAILURE' ELSE 'SUCCESS' END AS outcome,
+       CASE WHEN number % 10 = 3 THEN 'FAILURE' WHEN number % 100 = 7 THEN 'PARTIAL'
+           ELSE 'SUCCESS' END AS outcome,
        'domain' || number / 7 % 10 AS domain, 'type' || number / 3 % 50 AS task_type,
        'session' || number / 100 AS session_id, 'tag' || number / 11 % 200 AS tag,
        CASE WHEN number % 10 = 3 THEN 'failure' || number / 10 % 100 END AS failure_signature,

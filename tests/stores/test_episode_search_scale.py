@@ -120,7 +120,7 @@ FOUND = f"SELECT episode_candidates({ALL}, $1, NULL, NULL, 'task', '{{}}', '-inf
         (LISTED, '{"after": "2026-10-30T00:00:00Z"}', "ix_episode_search_at"),
         (LISTED, '{"domain": "domain3"}', "ix_episode_search_domain"),
         (LISTED, '{"task_type": "type7"}', "ix_episode_search_task_type"),
-        (LISTED, '{"outcomes": ["CANCELLED"]}', "ix_episode_search_outcome"),
+        (LISTED, '{"outcomes": ["PARTIAL"]}', "ix_episode_search_outcome"),
         (LISTED, '{"session_id": "session42"}', "ix_episode_search_session"),
         (LISTED, '{"failure_signature": "failure4"}', "ix_episode_search_failure"),
         (LISTED, '{"tags": ["tag3"]}', "pk_episode_tags"),
