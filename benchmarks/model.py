@@ -13,12 +13,13 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic_core import from_json
 
 from benchmarks.harness import cpu_s
 from bottega.llm.demo_model import wire
+from bottega.llm.demo_model.conversation import Answer
 from bottega.llm.demo_model.decide import decide
 
 _MOST = 10_000
@@ -29,12 +30,17 @@ _END = b"0\r\n\r\n"
 def _answer(body: bytes) -> Sequence[bytes]:
     """Return the parts of an answer, as chunks of HTTP."""
     request = from_json(body)
-    parts = wire.chunks(decide(request), request)
+    return chunked(decide(request), request)
+
+
+def chunked(answer: Answer, request: dict[str, Any]) -> Sequence[bytes]:
+    """Return an answer as chunks of HTTP."""
+    parts = wire.chunks(answer, request)
     return [b"%x\r\n%b\r\n" % (len(part), part) for part in parts]
 
 
-class _Connection(asyncio.Protocol):
-    """A connection that sends one answer after another."""
+class ModelConnection(asyncio.Protocol):
+    """A connection that sends one answer after another; a subclass may choose them."""
 
     answers: ClassVar[dict[bytes, Sequence[bytes]]] = {}
     latency_s = 0.0
@@ -62,9 +68,15 @@ class _Connection(asyncio.Protocol):
             return
         body = bytes(self._read[end + 4 : end + 4 + length])
         del self._read[: end + 4 + length]
-        asyncio.get_running_loop().call_later(self.latency_s, self._send, self._parts(body))
+        wait_s = self.latency_of(body)
+        asyncio.get_running_loop().call_later(wait_s, self._send, self.parts(body))
 
-    def _parts(self, body: bytes) -> Sequence[bytes]:
+    def latency_of(self, body: bytes) -> float:
+        """Return the seconds before the answer to a request."""
+        return self.latency_s
+
+    def parts(self, body: bytes) -> Sequence[bytes]:
+        """Return the chunks of the answer to a request."""
         parts = self.answers.get(body)
         if parts is None:
             if len(self.answers) >= _MOST:
@@ -94,7 +106,7 @@ class _Connection(asyncio.Protocol):
 
 
 async def _serve() -> None:
-    server = await asyncio.get_running_loop().create_server(_Connection, "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(ModelConnection, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
@@ -150,8 +162,8 @@ def main() -> None:
     parser.add_argument("--latency-ms", type=float, default=0)
     parser.add_argument("--token-delay-ms", type=float, default=0)
     options = parser.parse_args()
-    _Connection.latency_s = options.latency_ms / 1000
-    _Connection.token_delay_s = options.token_delay_ms / 1000
+    ModelConnection.latency_s = options.latency_ms / 1000
+    ModelConnection.token_delay_s = options.token_delay_ms / 1000
     threading.Thread(target=_end_with_parent, daemon=True).start()
     asyncio.run(_serve())
 

@@ -212,18 +212,21 @@ async def _analyst(
     return ModelAnalyst(provider, settings.memory_model, count=count)
 
 
-def _subagent_runtime(settings: Settings) -> "SubagentRuntime":
+def _subagent_runtime(service: Service) -> "SubagentRuntime":
     """Return this process's shared state for asynchronous sub-agents."""
     from bottega.execution.async_tasks import SubagentRuntime
+    from bottega.execution.linked.runs import LinkedRuns
     from bottega.execution.plugins import subagent_plugins
     from bottega.subagents.registry import SubagentRegistry
     from bottega.subagents.scheduler import SubagentScheduler
     from bottega.subagents.telemetry import Totals
 
+    settings = service.settings
     scheduler = SubagentScheduler(settings.subagent_options)
     totals = Totals()
     registry = SubagentRegistry(settings.subagent_limits, scheduler, totals)
-    return SubagentRuntime(registry, subagent_plugins(), totals)
+    linked = LinkedRuns(service.database.pool, service.listener)
+    return SubagentRuntime(registry, subagent_plugins(), totals, linked)
 
 
 @asynccontextmanager
@@ -242,7 +245,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     egress, secrets = service.outgoing.egress, service.outgoing.secrets
     notifier = Notifier(database.pool)
     live_text = LiveText(database.pool, notifier.wrote)
-    runtime = _subagent_runtime(settings)
+    runtime = _subagent_runtime(service)
     async with (
         _models(service, worker_id, secrets) as models,
         _keeping_memory(service, memory_services, models) as (sources, episode_stored),
@@ -273,14 +276,15 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             _reporting(database, runtime, executor, models),
             leases(database.connect, worker_id, executor.held, executor.lose, settings.takeover_s),
             background(
-                *(notifier.run, live_text.run, watch.run),
+                *(notifier.run, live_text.run, watch.run, runtime.linked.run),
                 *(executor.hand_back_waiting, day_budgets.run, secrets.run, checks.loop.run),
             ),
             runtime.registry,
             _by_the_clock(service, egress),
         ):
             try:
-                async with _taking_runs(service, worker_id, executor.execute):
+                resting = runtime.linked.resting
+                async with _taking_runs(service, worker_id, executor.execute, resting):
                     yield
             finally:
                 with contextlib.suppress(TimeoutError):
@@ -342,7 +346,7 @@ async def _keeping_memory(
 
 @asynccontextmanager
 async def _taking_runs(
-    service: Service, worker_id: UUID, execute: queue.Execute
+    service: Service, worker_id: UUID, execute: queue.Execute, resting: Callable[[], int]
 ) -> AsyncIterator[None]:
     """Take runs from the queue during the block; at its end, hand back unfinished ones."""
     from bottega.execution.claim import Claims
@@ -357,6 +361,7 @@ async def _taking_runs(
             poll_s=settings.takeover_s / 3,
             grace_s=settings.drain_grace_s,
             stop=service.stop_working,
+            resting=resting,
         )
     )
     try:

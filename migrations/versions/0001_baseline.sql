@@ -359,6 +359,11 @@ CREATE TABLE runs (
     retry_of uuid,
     carried_seq bigint NOT NULL DEFAULT '0',
     task_root uuid,
+    -- The run one of whose tasks this run does: it is a linked run.
+    parent_run_id uuid,
+    -- Of a linked run: {"helper_of", "instructions", "most_steps", "files"}; with its end
+    -- "written": the files that it wrote.
+    link jsonb,
     priority smallint NOT NULL DEFAULT '5',
     mode text NOT NULL,
     -- Permitted use of memory: the strictest of the run's and its agents' settings.
@@ -393,7 +398,8 @@ CREATE TABLE runs (
     -- When its wait for a slot began; null: it is blocked behind a run of its
     -- conversation, or waits for people.
     queued_at timestamptz DEFAULT now(),
-    -- The tenant's slot that it holds until it ends; null: it waits for one.
+    -- The tenant's slot that it holds until it ends; null: it waits for one; below zero: one of its
+    -- own, as linked runs have.
     slot integer,
     status text NOT NULL DEFAULT 'queued',
     -- Number of claims: each increases it.
@@ -421,6 +427,8 @@ CREATE TABLE runs (
     output_json jsonb,
     -- Number of the messages that were sent to it.
     messages smallint NOT NULL DEFAULT 0,
+    -- Whether it has linked runs.
+    links boolean NOT NULL DEFAULT false,
     CONSTRAINT pk_runs PRIMARY KEY (tenant_id, id),
     CONSTRAINT fk_runs_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
     CONSTRAINT ck_runs_memory CHECK (memory IN ('off', 'read', 'full')),
@@ -445,6 +453,10 @@ CREATE INDEX ix_runs_suspended ON runs (deadline)
     WHERE ended_at IS NULL AND slot IS NULL AND attempt > 0 AND status <> 'waiting';
 CREATE UNIQUE INDEX uq_runs_slot ON runs (tenant_id, slot)
     WHERE ended_at IS NULL AND slot IS NOT NULL;
+CREATE INDEX ix_runs_parent ON runs (tenant_id, parent_run_id, id)
+    WHERE parent_run_id IS NOT NULL;
+CREATE INDEX ix_runs_linked ON runs (tenant_id, parent_run_id)
+    WHERE parent_run_id IS NOT NULL AND ended_at IS NULL;
 
 -- The runs that a worker may take, by turn, then by number: those with a slot that none executes.
 CREATE TABLE run_queue (
@@ -453,7 +465,7 @@ CREATE TABLE run_queue (
     -- -1: it has started before, and goes before all others.
     turn integer NOT NULL,
     number bigint GENERATED ALWAYS AS IDENTITY,
-    -- The run's own: it counts among its tenant's runs.
+    -- The run's own: it counts among its tenant's runs. -1: a linked run.
     priority smallint NOT NULL,
     due_at timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT pk_run_queue PRIMARY KEY (tenant_id, run_id)

@@ -62,7 +62,7 @@ def test_absent_fields_have_defaults(read: Any, expected: Any) -> None:
 def test_error_may_be_an_object_a_text_or_absent(data: dict[str, Any], error: EventError) -> None:
     assert EventError.of(data) == error
     ended = SubagentEnded.of(data | {"duration_ms": 1, "token_usage": {}})
-    assert ended == (1, {}, None, None, None, error)
+    assert ended == (1, {}, None, None, None, error, None)
 
 
 @pytest.mark.parametrize("metadata", [{}, None])

@@ -60,6 +60,13 @@ async def test_eight_workers_at_once_take_each_run_once(
     assert await owner.fetch(QUEUED) == []
 
 
+async def test_a_worker_alone_learns_that_others_wait(database: Database) -> None:
+    worker = new_worker(database)
+    await wait_in_line(database, 5)
+    answers = [await worker.take(2) for _ in range(3)]
+    assert [(len(runs), others) for runs, others in answers] == [(2, True), (2, True), (1, False)]
+
+
 async def test_waiting_runs_are_shared_by_the_workers(database: Database) -> None:
     first, second = new_worker(database), new_worker(database)
     await database.pool.fetch(RENEW, first.worker_id, [], [], [])

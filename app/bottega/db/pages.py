@@ -1,7 +1,9 @@
 """Pages of lists, limited in items and bytes; the database measures the rows."""
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
+from uuid import UUID
 
 import asyncpg
 from sqlalchemy import (
@@ -24,6 +26,8 @@ PAGE_BYTES = 1024 * 1024
 """Limit of a page's rows as text. A single larger row forms a page."""
 _ROW_BYTES = 1000
 """Bytes added per row, for the field names in JSON."""
+MOST_SKEW = timedelta(hours=1)
+"""Most by which a row's id is younger than its ``created_at``."""
 _MEASURES = ("page_rows", "page_row", "page_bytes")
 
 
@@ -93,3 +97,8 @@ def _part(rows: Sequence[Any], limit: int) -> PageItems[dict[str, Any]]:
         for row in rows[:limit]
     ]
     return PageItems(items, more=there > len(items))
+
+
+def first_id(moment: datetime) -> UUID:
+    """Return a lower bound for the UUIDv7s of a moment and later."""
+    return UUID(int=int(moment.timestamp() * 1000) << 80)

@@ -149,11 +149,12 @@ user_erasures = _table(
 )
 runs = _table(
     "runs",
-    uuid="tenant_id id retry_of task_root claimed_by conversation_id",
+    uuid="tenant_id id retry_of task_root parent_run_id claimed_by conversation_id",
     text="status mode agent graph session_id user_id stop_reason webhook_url memory principal "
     "traceparent",
     json="session_base turn input pinned cost_budget overrides output_schema output output_json "
-    "error usage spent spent_beside metadata attempts",
+    "error usage spent spent_beside metadata attempts link",
+    flag="links",
     number="priority token_budget carried_seq attempt last_seq slot messages",
     real="timeout_s queue_timeout_s",
     time="created_at queued_at cancel_requested_at started_at deadline waiting_since ended_at",

@@ -236,6 +236,7 @@ class SubagentDispatched(NamedTuple):
     Attributes:
         agent: ``None`` for a helper without a definition.
         shared: the part of the metadata that the task reads too.
+        is_spread: a linked run does it.
     """
 
     agent: str | None
@@ -248,6 +249,7 @@ class SubagentDispatched(NamedTuple):
     queue_position: int
     shared: Data
     retries: int
+    is_spread: bool
 
     @classmethod
     def of(cls, data: Data) -> Self:
@@ -262,6 +264,7 @@ class SubagentDispatched(NamedTuple):
             data.get("queue_position") or 0,
             {key: data["metadata"][key] for key in data.get("share_metadata") or ()},
             data.get("retries") or 0,
+            data.get("linked_run_id") is not None,
         )
 
 
@@ -281,6 +284,7 @@ class SubagentEnded(NamedTuple):
 
     Attributes:
         output: ``None`` if ``answer_seq`` refers to it.
+        usage: of the linked run that did the task.
     """
 
     duration_ms: int
@@ -289,6 +293,7 @@ class SubagentEnded(NamedTuple):
     output: str | None
     answer_seq: int | None
     error: EventError
+    usage: Data | None
 
     @classmethod
     def of(cls, data: Data) -> Self:
@@ -300,6 +305,7 @@ class SubagentEnded(NamedTuple):
             get("output"),
             get("answer_seq"),
             EventError.of(data),
+            get("usage"),
         )
 
 

@@ -19,8 +19,11 @@ from bottega.events.types import Event, EventType
 from bottega.execution.claim import ClaimedRun
 from bottega.execution.heartbeat import Snapshot
 from bottega.execution.journal import Journal
+from bottega.execution.linked.runs import LinkedRuns
+from bottega.execution.linked.spreading import Spreading
+from bottega.execution.linked.working import give_files
 from bottega.execution.recorder import JournalRecorder
-from bottega.execution.replay_tasks import ENDS, remember
+from bottega.execution.replay_tasks import ENDS, TaskReplay, remember
 from bottega.execution.resumed_tasks import ResumedTasks
 from bottega.execution.task_rows import CANCELLED
 from bottega.subagents.handle import Parent, SubagentHandle
@@ -56,11 +59,13 @@ class SubagentRuntime:
     Attributes:
         plugins: called before each dispatch and after each end.
         totals: counters since the worker started.
+        linked: the linked runs that its runs await.
     """
 
     registry: SubagentRegistry
     plugins: Sequence[object]
     totals: Totals
+    linked: LinkedRuns
 
     def snapshot(self, runs: int) -> Snapshot:
         """Return the current load of this worker; ``runs`` is the number under way."""
@@ -126,12 +131,13 @@ async def running_subagents(
     journal = recorder.journal
     replay = remember(events, run.claimed_at, journal.carried_seq)
     resumed = ResumedTasks(recorder, replay, runtime.registry)
+    spreading = Spreading(runtime.linked, recorder, run)
     began, left = monotonic(), run.remaining_s
     options = SwarmOptions(
         run_id=run.run_id,
         tenant_id=run.tenant_id,
         task_root=run.task_root,
-        listener=JournalListener(recorder, resumed),
+        listener=JournalListener(recorder, resumed, spreading),
         remaining=lambda: left - (monotonic() - began),
         outer=recorder.accounts.all,
         plugins=runtime.plugins,
@@ -142,12 +148,11 @@ async def running_subagents(
         is_suspended=is_suspended,
         broke=lambda error: me.cancel(),
         awaits=recorder.looks_if_it_waits,
+        elsewhere=spreading.do,
+        own_task=run.own_task,
     )
     swarm = Swarm(runtime.registry, options)
-    for write in replay.writes:
-        swarm.restore_file(*write)
-    for each in replay.over:
-        swarm.forget_files(each)
+    await _restore_files(swarm, run, replay, spreading)
     recorder.swarm, recorder.screen, recorder.loops.tasks = swarm, screening(swarm), swarm.handles
     recorder.repeat(replay.usage, replay.paid)
     resumed.resume()
@@ -164,6 +169,19 @@ async def running_subagents(
         finally:
             if not swarm.suspended:
                 resumed.close()
+
+
+async def _restore_files(
+    swarm: Swarm, run: ClaimedRun, replay: TaskReplay, spreading: Spreading
+) -> None:
+    """Restore the files of earlier attempts, and those that a linked run gets."""
+    give_files(swarm, run)
+    for path, text in (await spreading.files_of(replay.spread_and_over())).items():
+        swarm.context.restore(path, text)
+    for write in replay.writes:
+        swarm.restore_file(*write)
+    for each in replay.over:
+        swarm.forget_files(each)
 
 
 def end_all(
@@ -185,9 +203,12 @@ _OTHER_KINDS = {"warning": EventType.WARNING, "message_read": EventType.MESSAGE_
 class JournalListener:
     """Writer of task events into the run's journal and into the task rows."""
 
-    def __init__(self, recorder: JournalRecorder, resumed: ResumedTasks) -> None:
+    def __init__(
+        self, recorder: JournalRecorder, resumed: ResumedTasks, spreading: Spreading
+    ) -> None:
         self._recorder = recorder
         self._resumed = resumed
+        self._spreading = spreading
 
     def on_event(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
         if event == "output_chunk":
@@ -198,6 +219,8 @@ class JournalListener:
         kind = _OTHER_KINDS.get(event) or EventType(f"subagent.{event}")
         if kind is EventType.SUBAGENT_DISPATCHED:
             data = _dispatched(handle) | data
+            if handle.spread:
+                data["linked_run_id"] = str(self._spreading.id_of(handle.task_id))
         elif kind in ENDS:
             data = self._ended(handle, data)
         tasks = self._recorder.tasks
@@ -216,6 +239,8 @@ class JournalListener:
 
     def _ended(self, handle: SubagentHandle, data: dict[str, Any]) -> dict[str, Any]:
         """Add the answer to an end; only refer to it if ``agent.completed`` has it already."""
+        if (usage := self._recorder.linked_usage.pop(handle.task_id, None)) is not None:
+            data = data | {"usage": usage.to_dict()}
         if handle.status is not SubagentStatus.COMPLETED:
             return data
         answer = self._recorder.answered.pop(handle.task_id, None)

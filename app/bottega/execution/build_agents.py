@@ -264,6 +264,10 @@ class Teams:
             await asyncio.to_thread(answer_schema, run.output_schema)  # takes long the first time
         return team.team(run, self._dependencies, self._registry, session)
 
+    def helped(self, helper: BaseAgent) -> None:
+        """Let the plugins configure a helper."""
+        self._dependencies.helped(helper)
+
     async def _compiled(self, run: ClaimedRun, place: _Place) -> CompiledTeam:
         with_async = self._registry is not None
         place.team = team = await compiled(run, self._dependencies, with_async=with_async)

@@ -69,6 +69,7 @@ class ClaimedRun:
         salt: of the tenant, for random assignments.
         messages: number of those that were sent to it.
         assigned_as: the run whose assignment it gets: the first of a series of retries, or itself.
+        link: of a linked run: what it needs to do a task of another run.
     """
 
     tenant_id: UUID
@@ -111,6 +112,7 @@ class ClaimedRun:
     salt: UUID
     assigned_as: UUID
     messages: int = 0
+    link: Mapping[str, Any] | None = None
 
     @classmethod
     def decoded(cls, tenant_id: UUID, run_id: UUID, attempt: int, claim: str) -> Self:
@@ -169,8 +171,14 @@ class ClaimedRun:
 
     @property
     def has_checks(self) -> bool:
-        """True if its root agent has a ``success_check``."""
-        return bool(self.agents.get(self.agent or "", {}).get("success_check"))
+        """True if its root agent has a ``success_check``; a linked run checks nothing."""
+        defined = self.agents.get(self.agent or "", {})
+        return self.link is None and bool(defined.get("success_check"))
+
+    @property
+    def own_task(self) -> UUID | None:
+        """The task that it does, if it is a linked run."""
+        return None if self.link is None else UUID(self.link["task_id"])
 
     @property
     def uses_subagents(self) -> bool:

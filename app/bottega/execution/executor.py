@@ -28,6 +28,7 @@ from bottega.execution.claim import ClaimedRun, hand_back
 from bottega.execution.dag import run_dag
 from bottega.execution.journal import End, Journal
 from bottega.execution.leases import Held
+from bottega.execution.linked.working import agent_of_task, written
 from bottega.execution.live_text import LiveText
 from bottega.execution.mcp.tools import McpSessions
 from bottega.execution.memory import facts_of, use_memory
@@ -238,7 +239,7 @@ class Executor:
         except asyncio.CancelledError:
             if not entry.task.cancelling():  # something in the run cancelled itself
                 end = broken(_SELF_CANCELLED, run_id, entry.recorder.spent)
-                await self._finish(entry.recorder, end)
+                await self._finish(entry.recorder, run, end)
             elif entry.lost:
                 entry.task.uncancel()
                 bound.warning("run.fenced")
@@ -271,7 +272,7 @@ class Executor:
             detail = f"its worker died {run.crashes} times while executing it"
             error = {"code": "crashed", "message": detail}
             await self._end_tasks(recorder, run)
-            await self._finish(recorder, End(RunStatus.FAILED, error=error))
+            await self._finish(recorder, run, End(RunStatus.FAILED, error=error))
         else:
             await self._go_on(recorder, run, entry)
 
@@ -297,13 +298,14 @@ class Executor:
         end = End(RunStatus.CANCELLED, stop_reason="cancelled", usage=recorder.spent)
         # Fenced: another worker has it, and sees the cancellation when it claims the run.
         with contextlib.suppress(FencedError):
-            await self._finish(recorder, end)
+            await self._finish(recorder, run, end)
 
-    async def _finish(self, recorder: ObservedRecorder, end: End) -> None:
+    async def _finish(self, recorder: ObservedRecorder, run: ClaimedRun, end: End) -> None:
         """Write the run's end, after settling its tenant's day budget."""
         await self._settle(recorder)
         journal = recorder.journal
-        await journal.finish(replace(end, messages=recorder.inbox.read))
+        files = written(recorder.swarm, run)
+        await journal.finish(replace(end, messages=recorder.inbox.read, files=files))
         recorder.ended(end)
         self.left_work(journal.episode_recorder is not None, journal.checks(end))
 
@@ -334,14 +336,14 @@ class Executor:
                 await take_decisions(self.pool, {run.run_id: (run.tenant_id, recorder.interrupts)})
             began = True
             async with limit:
-                if self.runtime is not None and run.uses_subagents:
+                if self.runtime is not None and (run.uses_subagents or run.link):
                     async with running_subagents(
                         self.runtime, recorder, run, events, self.pool, suspended
                     ):
                         end = await self._work(recorder, run, entry)
                 else:
                     end = await self._work(recorder, run, entry)
-            await self._finish(recorder, end)
+            await self._finish(recorder, run, end)
         except (FencedError, UnreadMessagesError):
             raise
         except Exception as error:
@@ -349,7 +351,7 @@ class Executor:
                 raise  # the database was away for too long: a later attempt asks again
             timeout_s = run.timeout_s if limit.expired() else None
             end = broken(error, run.run_id, recorder.spent, timeout_s=timeout_s)
-            await self._finish(recorder, end)
+            await self._finish(recorder, run, end)
 
     async def _work(self, recorder: ObservedRecorder, run: ClaimedRun, entry: _UnderWay) -> End:
         """Run the agents; return the run's end."""
@@ -368,6 +370,8 @@ class Executor:
             end = await run_dag(team.graph, team.agents, question, recorder)
         else:
             (agent,) = team.agents.values()
+            if run.link is not None:
+                agent = agent_of_task(agent, run, self.teams.helped)
             if run.memory != "off":
                 await use_memory(agent, run, recorder, self.sources, limit=self.prompt_tokens)
             if conversation is not None:

@@ -10,7 +10,7 @@ A step is all events since the last commit, stored by one statement. Steps are c
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -60,6 +60,7 @@ class End:
         answer_seq: ``seq`` of the event that holds the answer.
         turn: the run's turn of its conversation; ``None``: it is none.
         messages: number of those sent to the run that its agent got.
+        files: of a linked run: what it wrote, by path.
     """
 
     status: RunStatus
@@ -71,6 +72,7 @@ class End:
     answer_seq: int | None = None
     turn: dict[str, Any] | None = None
     messages: int = 0
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -352,6 +354,7 @@ class Journal:
         self._step.outcome = {
             "episode": episode,
             "messages": end.messages,
+            **({"files": end.files} if end.files else {}),
             "status": end.status,
             "output": end.output,
             "output_json": end.output_json,

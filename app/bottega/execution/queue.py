@@ -66,6 +66,7 @@ async def work(
     poll_s: float,
     grace_s: float,
     stop: asyncio.Event,
+    resting: Callable[[], int] = lambda: 0,
 ) -> None:
     """Take runs from the queue and execute them until ``stop`` is set.
 
@@ -75,8 +76,10 @@ async def work(
     Args:
         execute: its errors are logged; the sweep queues the run again.
         poll_s: longest time between two looks into the queue; notices are faster.
+        resting: returns the number of runs here that only wait for other runs; as many more may
+            run beside them, so that those get a place.
     """
-    taker = _Taker(claims, execute, concurrency, poll_s, stop)
+    taker = _Taker(claims, execute, concurrency, poll_s, stop, resting)
     listener.subscribe(CHANNEL, taker.notice)
     async with background(taker.stop_waiting):
         while not stop.is_set():
@@ -105,6 +108,7 @@ class _Taker:
         concurrency: int,
         poll_s: float,
         stop: asyncio.Event,
+        resting: Callable[[], int],
     ) -> None:
         self.executing: dict[tuple[UUID, int], asyncio.Task[None]] = {}
         self._claims = claims
@@ -112,6 +116,7 @@ class _Taker:
         self._concurrency = concurrency
         self._poll_s = poll_s
         self._stop = stop
+        self._resting = resting
         self._wanted = False
         self._timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
@@ -139,7 +144,7 @@ class _Taker:
         self._look()
         while not self._stop.is_set():
             self._wake.clear()
-            room = self._concurrency - len(self.executing)
+            room = self._concurrency - len(self.executing) + self._resting()
             if self._wanted and room > 0:
                 self._look_now()
                 runs, more = await self._claims.take(min(_BATCH, room))

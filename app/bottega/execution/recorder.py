@@ -61,6 +61,7 @@ class JournalRecorder(Recorder):
     Attributes:
         answer_seq: ``seq`` of the root's accepted answer, once there is one.
         answered: ``seq`` of the answers of asynchronous tasks, by task.
+        linked_usage: of tasks that linked runs did, by task.
         accounts: budgets of the run and of its tenant's day.
         spent: by all agents of the run, in all its attempts.
         lessons: memory about failures for the root; ``None``: the run has no memory.
@@ -82,6 +83,7 @@ class JournalRecorder(Recorder):
         self.lessons: FailureMemory | None = None
         self._whys: dict[str, tuple[str, str]] = {}  # errors of sub-agents, by tool call
         self.answered: dict[UUID | None, int] = {}
+        self.linked_usage: dict[UUID, AgentUsage] = {}
         self.accounts = RunAccounts(run, day)
         self.tasks = Tasks(journal, run.task_root, run.cancelled_tasks)
         self._live_text = live_text

@@ -65,6 +65,10 @@ class _Task:
     paid: Usage = Usage()
     mailbox: Mailbox = field(default_factory=Mailbox)
 
+    def use(self, usage: Usage, *, is_paid: bool) -> None:
+        self.usage += usage
+        self.paid += usage if is_paid else Usage()
+
 
 @dataclass(frozen=True, slots=True)
 class TaskReplay:
@@ -90,6 +94,10 @@ class TaskReplay:
 
     def unfinished(self) -> list[UUID]:
         return [task_id for task_id in self.tasks if task_id not in self.over]
+
+    def spread_and_over(self) -> list[UUID]:
+        """Return the finished tasks that linked runs did."""
+        return [each for each, task in self.tasks.items() if task.outcome and task.params.spread]
 
     def line(self, task_id: UUID | None) -> list[UUID]:
         """Return a task and those above it."""
@@ -119,7 +127,10 @@ def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Ta
                 asked = started[key].arguments
                 writes.append((task_id, asked["path"], asked["content"]))
         if task_id is not None:
-            _note(tasks[task_id], event, is_paid=event.seq > carried_seq)
+            is_paid = event.seq > carried_seq
+            _note(tasks[task_id], event, is_paid=is_paid)
+            for used in (lost_in(event), _of_linked_run(event)):
+                tasks[task_id].use(used or Usage(), is_paid=is_paid)
     finished = _finished(tasks, parents)
     over = frozenset(each for below in finished.values() for each in below)
     return TaskReplay(
@@ -171,9 +182,6 @@ def _finished(
 
 def _note(task: _Task, event: Event, *, is_paid: bool) -> None:
     data = event.data
-    if (lost := lost_in(event)) is not None:
-        task.usage += lost
-        task.paid += lost if is_paid else Usage()
     _note_messages(task, event)
     match event.type:
         case EventType.SUBAGENT_DISPATCHED:
@@ -189,9 +197,7 @@ def _note(task: _Task, event: Event, *, is_paid: bool) -> None:
         case EventType.LLM_COMPLETED:
             message = answer_of(LlmCompleted.of(data))
             task.said.append(message)
-            task.usage += usage_of(message)
-            if is_paid:
-                task.paid += message.usage
+            task.use(usage_of(message), is_paid=is_paid)
         case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED:
             ended = ToolEnded.of(data)
             if ended.answer_seq is None:
@@ -199,6 +205,12 @@ def _note(task: _Task, event: Event, *, is_paid: bool) -> None:
                 task.said.append(ToolMessage.answering(result))
         case kind if kind in ENDS:
             task.ended = event
+
+
+def _of_linked_run(event: Event) -> AgentUsage | None:
+    """Return the usage of the linked run that did the task, at the task's end."""
+    usage = SubagentEnded.of(event.data).usage if event.type in ENDS else None
+    return None if usage is None else AgentUsage.from_dict(usage)
 
 
 def _note_messages(task: _Task, event: Event) -> None:
@@ -244,6 +256,7 @@ def _past(
         metadata=asked.metadata,
         shared=tuple(asked.shared),
         retries=asked.retries,
+        spread=asked.is_spread,
     )
     remaining = None
     if task.dequeued is not None and ran is not None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -27,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.pages import PageItems, fetch_page, paged
+from bottega.db.pages import MOST_SKEW, PageItems, fetch_page, first_id, paged
 from bottega.db.tables import (
     episode_feedback,
     run_checks,
@@ -45,8 +45,10 @@ from bottega.runs import outcomes
 
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
 _BODIES = ("input", "output", "output_json", "output_schema", "overrides")
-_HIDDEN = ("pinned", "session_base", "spent", "spent_beside", "turn")
+_HIDDEN = ("pinned", "session_base", "spent", "spent_beside", "turn", "link")
 """Columns that lists leave out; some are large."""
+_ABOVE = UUID(int=4 << 120)
+"""Above all ids of runs until the year 2109, but for most of linked runs (UUIDv5)."""
 
 
 _BLOCKED_BY = func.blocked_by(
@@ -92,8 +94,6 @@ SELECT runs_by_metadata(CAST(CAST(:conditions AS text[]) AS jsonb[]), :status, :
     *(bindparam(name, type_=DateTime(timezone=True)) for name in ("after", "before")),
     *(bindparam(name, type_=Uuid) for name in ("first", "last")),
 )
-MOST_SKEW = timedelta(hours=1)
-"""Most by which a run's id is younger than its ``created_at``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,7 @@ class RunFilter:
     """Conditions on listed runs; ``None`` and empty mean any.
 
     Attributes:
+        parent_run_id: the run for which linked runs work; ``None``: only runs that work for none.
         created_after, created_before: exclusive.
         metadata: (key, value) pairs that must all be in the run's metadata. A value matches a
             string, or the number, boolean or null that it spells.
@@ -110,6 +111,7 @@ class RunFilter:
     agent: str | None = None
     session_id: str | None = None
     user: str | None = None
+    parent_run_id: UUID | None = None
     created_after: datetime | None = None
     created_before: datetime | None = None
     metadata: Sequence[tuple[str, str]] = ()
@@ -121,7 +123,7 @@ async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dic
     Raises:
         NotFoundError: unknown, or another tenant's.
     """
-    query = _runs("spent").where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
+    query = _runs("spent", "link").where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
         raise NotFoundError(f"there is no run {run_id}")
@@ -177,12 +179,20 @@ def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
     ):
         if value is not None:
             yield column == value
+    after, before = wanted.created_after, wanted.created_before
+    if after is not None:
+        yield runs.c.created_at > after
+    if before is not None:
+        yield runs.c.created_at < before
+    if wanted.parent_run_id is not None:
+        yield runs.c.parent_run_id == wanted.parent_run_id
+        return
+    yield runs.c.parent_run_id.is_(None)
     # A run's id (UUIDv7) begins with a time within the transaction that starts at created_at.
     # So the primary key can serve as the index for both bounds.
-    if (moment := wanted.created_after) is not None:
-        yield and_(runs.c.created_at > moment, runs.c.id >= first_id(moment))
-    if (moment := wanted.created_before) is not None:
-        yield and_(runs.c.created_at < moment, runs.c.id < first_id(moment + MOST_SKEW))
+    if after is not None:
+        yield runs.c.id >= first_id(after)
+    yield runs.c.id < (_ABOVE if before is None else first_id(before + MOST_SKEW))
 
 
 async def _with_metadata(
@@ -220,11 +230,6 @@ async def _with_metadata(
         "most": limit,
     }
     return (await connection.scalars(_BY_METADATA, values)).all()
-
-
-def first_id(moment: datetime) -> UUID:
-    """Return a lower bound for the UUIDv7s of a moment and later."""
-    return UUID(int=int(moment.timestamp() * 1000) << 80)
 
 
 def spelled(value: str) -> list[Any]:

@@ -8,9 +8,8 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.messages import CURRENCY
-from bottega.db.pages import PageItems, fetch_page, paged
+from bottega.db.pages import MOST_SKEW, PageItems, fetch_page, first_id, paged
 from bottega.errors import InvalidInputError
-from bottega.runs.read import MOST_SKEW, first_id
 
 UsageBy = Literal["agent", "model", "session", "day", "key", "user"]
 

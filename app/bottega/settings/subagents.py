@@ -34,6 +34,15 @@ class SubagentSettings(BaseSettings):
     subagent_max_depth: Annotated[
         int, Field(ge=1, le=20, description="Largest depth of nested tasks.")
     ] = 3
+    subagent_spread_above: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1_000_000,
+            description="Tasks of one parent from which further ones become linked runs, which any "
+            "worker takes.",
+        ),
+    ] = 50
     subagent_default_timeout: Annotated[
         _Seconds, Field(description="Default time limit of a task, in seconds.")
     ] = 300.0

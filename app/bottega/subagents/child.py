@@ -15,9 +15,17 @@ from bottega.errors import BudgetExhaustedError, InvalidInputError
 from bottega.subagents.breaker_set import may_pass
 from bottega.subagents.file_tools import file_tools
 from bottega.subagents.handle import DispatchParams, SubagentHandle, SubagentOutcome
-from bottega.subagents.shared_context import Workspace, folder_of
+from bottega.subagents.linked.work import MOST_FILES_CHARS, LinkedWork
+from bottega.subagents.shared_context import GLOBAL, Workspace, folder_of
 from bottega.subagents.states import SubagentStatus
-from bottega.subagents.swarm import QueryScope, Swarm, TaskOfQuery, known_swarm, scope_of
+from bottega.subagents.swarm import (
+    DispatchingTool,
+    QueryScope,
+    Swarm,
+    TaskOfQuery,
+    known_swarm,
+    scope_of,
+)
 
 ANONYMOUS = "subagent"
 DEFAULT_INSTRUCTIONS = (
@@ -92,8 +100,8 @@ class ChildTask:
     def dispatch(self, params: DispatchParams) -> SubagentHandle:
         """Dispatch the task; raises as :meth:`SubagentRegistry.dispatch`."""
         registry, parent = self.scope.swarm.registry, self.scope.parent
+        params = replace(self._with_model(params), spread=self._is_spread(params))
         work = self._work(params)
-        params = self._with_model(params)
         handle = registry.dispatch(parent, params, work, task_id=self.task_id, place=self.place)
         self.scope.dispatched[self.task_id] = None
         return handle
@@ -140,14 +148,16 @@ class ChildTask:
         swarm, parent, limits = self.scope.swarm, self.query, self.scope.parent.limits
         source = self.agents.get(params.agent) if params.named else None
         configure = self.configure
+        if params.spread:
+            return self._linked_work(params)
 
         async def work(handle: SubagentHandle) -> SubagentOutcome:
             most = limits.max_steps_per_subagent
 
             def made() -> BaseAgent:
                 if source is not None:
-                    return _named(source, params, most)
-                helper = _anonymous(parent.agent, params, most)
+                    return copy_for_task(source, params.instructions, most)
+                helper = helper_of(parent.agent, params.instructions, most)
                 configure(helper)
                 return helper
 
@@ -155,11 +165,74 @@ class ChildTask:
 
         return work
 
+    def _is_spread(self, params: DispatchParams) -> bool:
+        """Check if a new task becomes a linked run: leaf work beyond what runs here already."""
+        parent, swarm = self.scope.parent, self.scope.swarm
+        if swarm.options.elsewhere is None or parent.here < parent.limits.spread_above:
+            return False
+        if parent.ancestors is not None or params.retries:
+            return False
+        return (not params.named or is_leaf(self.agents[params.agent])) and (
+            sum(map(len, self._files().values())) <= MOST_FILES_CHARS
+        )
 
-def _anonymous(parent: QueriedAgent, params: DispatchParams, most: int) -> BaseAgent:
+    def _files(self) -> dict[str, str]:
+        return self.scope.swarm.context.texts(GLOBAL, folder_of(self.task_id))
+
+    def _linked_work(
+        self, params: DispatchParams
+    ) -> Callable[[SubagentHandle], Awaitable[SubagentOutcome]]:
+        swarm, query, limits = self.scope.swarm, self.query, self.scope.parent.limits
+        do = swarm.options.elsewhere
+        assert do is not None
+
+        async def work(handle: SubagentHandle) -> SubagentOutcome:
+            caller = query.agent.agent_id or query.agent.agent_name
+            work = LinkedWork(
+                agent=params.agent if params.named else caller,
+                is_helper=not params.named,
+                instructions=params.instructions,
+                question=first_message(handle.task_id, handle.prompt, handle.shared),
+                most_steps=limits.max_steps_per_subagent,
+                files=self._files(),
+            )
+            try:
+                end = await do(handle, work)
+            except BudgetExhaustedError:
+                raise
+            except Exception as error:
+                swarm.break_with(error)
+                raise
+            query.usage += end.usage
+            handle.token_usage += end.usage.tokens
+            for account in (handle.account, *handle.parent.paying()):
+                account.spend(end.usage)
+            for path, content in end.files.items():
+                try:
+                    await swarm.context.write(path, content)
+                except InvalidInputError as error:  # the run's files are too many
+                    lost = {"code": "file_not_kept", "message": f"{path}: {error.detail}"}
+                    handle.parent.listener.on_event(handle, "warning", lost)
+            return end.outcome
+
+        return work
+
+
+def is_leaf(agent: BaseAgent) -> bool:
+    """Check if an agent calls no other agent, reads no graph and asks no people."""
+    return agent.memory_graph is None and not any(
+        tool.subagents
+        or tool.approval is not None
+        or isinstance(tool, DispatchingTool)
+        or type(tool).interrupt is not ToolBase.interrupt
+        for tool in agent.registered_tools
+    )
+
+
+def helper_of(parent: QueriedAgent, instructions: str | None, most: int) -> BaseAgent:
     """Return a helper with its caller's model and parameters, but for the choice of tools."""
     return BaseAgent(
-        params.instructions or DEFAULT_INSTRUCTIONS,
+        instructions or DEFAULT_INSTRUCTIONS,
         provider=parent.provider,
         params=None if parent.params is None else parent.params.without_tool_choice(),
         agent_name=ANONYMOUS,
@@ -168,15 +241,20 @@ def _anonymous(parent: QueriedAgent, params: DispatchParams, most: int) -> BaseA
     )
 
 
-def _named(source: BaseAgent, params: DispatchParams, most: int) -> BaseAgent:
-    """Return a fresh copy of an agent: tasks share no state with their parent or each other."""
+def copy_for_task(source: BaseAgent, instructions: str | None, most: int) -> BaseAgent:
+    """Return a fresh copy of an agent: tasks share no state with their parent or each other.
+
+    Args:
+        instructions: added to the agent's own.
+        most: number of its model calls.
+    """
     agent = source.fresh_copy()
     agent.max_iterations = min(agent.max_iterations, most)
     known = {tool.name for tool in agent.registered_tools}
     agent.registered_tools += [tool for tool in own_file_tools() if tool.name not in known]
-    if params.instructions:
+    if instructions:
         own = agent.system_message
-        message = own.model_copy(update={"content": f"{own.content}\n\n{params.instructions}"})
+        message = own.model_copy(update={"content": f"{own.content}\n\n{instructions}"})
         agent.system_message = message
         agent.conversation_history[:1] = [message]
     return agent

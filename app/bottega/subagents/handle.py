@@ -30,6 +30,7 @@ class DispatchParams:
         model: provider and model of the task's agent.
         shared: keys of the metadata that the task reads too.
         retries: tries after the first, if that fails.
+        spread: a linked run does the task, on any worker.
     """
 
     prompt: str
@@ -43,6 +44,7 @@ class DispatchParams:
     model: str = ""
     shared: tuple[str, ...] = ()
     retries: int = 0
+    spread: bool = False
 
     @property
     def kind(self) -> str:
@@ -155,6 +157,8 @@ class Parent:
         alive: returns false once the query can dispatch no more.
         ancestors: returns an agent's ancestors in the run's graph; ``None`` without a graph.
         active: its unfinished tasks by agent; filled only with a graph.
+        here, elsewhere: number of its unfinished tasks in this process, and of those that are
+            linked runs.
     """
 
     parent_id: UUID
@@ -173,6 +177,8 @@ class Parent:
     children: dict[UUID, "SubagentHandle"] = field(default_factory=dict)
     active: dict[str, set["SubagentHandle"]] = field(default_factory=dict)
     queued: int = 0
+    here: int = 0
+    elsewhere: int = 0
     ended: bool = False
 
     @property
@@ -201,6 +207,7 @@ class SubagentHandle:
         kind: tasks of one kind share a circuit breaker.
         shared_keys: keys of the metadata that the task reads too.
         retries: tries after the first, if that fails.
+        spread: a linked run does the task: it needs no slot, and that run has its timeout.
         mailbox: messages of its parent.
         work: coroutine function that does the task; the scheduler runs it.
         attempt: 1, plus one for each restoration after a crash.
@@ -240,6 +247,7 @@ class SubagentHandle:
     context: contextvars.Context
     shared_keys: tuple[str, ...] = ()
     retries: int = 0
+    spread: bool = False
     mailbox: Mailbox | None = None
     status: SubagentStatus = SubagentStatus.QUEUED
     attempt: int = 1

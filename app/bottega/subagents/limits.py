@@ -16,6 +16,8 @@ class SubagentLimits:
         max_concurrent_global: tasks of all parents that hold a slot.
         max_queue_size: tasks of all parents that wait.
         max_depth: levels of nested tasks.
+        spread_above: a parent with this many tasks under way here spreads further ones over all
+            workers, as runs of their own; they need no slot and no place in the queue.
         gc_ttl: time that a finished task stays after its parent has read it.
         tenant_max_concurrent: tasks of one tenant that hold a slot; ``None``: no limit.
         tenant_max_queued: waiting tasks of one tenant; ``None``: half of ``max_queue_size``.
@@ -27,6 +29,7 @@ class SubagentLimits:
     max_concurrent_global: int = 50
     max_queue_size: int = 100
     max_depth: int = 3
+    spread_above: int = 50
     default_timeout: float = 300.0
     max_timeout: float = 600.0
     max_steps_per_subagent: int = 20
@@ -57,6 +60,7 @@ _OF_PARENT = (
     "max_queued",
     "max_total_tokens",
     "max_depth",
+    "spread_above",
     "default_timeout",
     "max_timeout",
     "max_steps_per_subagent",

@@ -1,7 +1,7 @@
 """Counts of tasks by state, updated with each change."""
 
 from collections import Counter
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from bottega.errors import (
@@ -10,14 +10,18 @@ from bottega.errors import (
     SubagentQueueFullError,
     SubagentQuotaExceededError,
 )
-from bottega.subagents.handle import Parent, SubagentHandle
+from bottega.subagents.handle import Parent, SubagentHandle, SubagentOutcome
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.states import SubagentStatus
+from bottega.subagents.telemetry import Telemetry
 
 Kind = tuple[UUID | None, str]
 """(tenant, kind of task)."""
 
 _ACTIVE = (SubagentStatus.RUNNING, SubagentStatus.STREAMING)
+
+MOST_SPREAD = 10_000
+"""Unfinished tasks of one parent that are linked runs."""
 
 
 class TaskCounts:
@@ -66,7 +70,11 @@ class TaskCounts:
         return list(self._queued.get(kind, {}).values())
 
     def enter(self, handle: SubagentHandle) -> None:
-        """Count a task in its current state."""
+        """Count a task in its current state; one that is a linked run takes no place here."""
+        if handle.spread:
+            handle.parent.elsewhere += not handle.status.is_final
+            return
+        handle.parent.here += not handle.status.is_final
         self._by_status[handle.status] += 1
         tenant = handle.tenant_id
         if handle.status is SubagentStatus.QUEUED:
@@ -83,6 +91,10 @@ class TaskCounts:
 
     def leave(self, handle: SubagentHandle) -> None:
         """Remove a task from the counts of its current state."""
+        if handle.spread:
+            handle.parent.elsewhere -= not handle.status.is_final
+            return
+        handle.parent.here -= not handle.status.is_final
         self._by_status[handle.status] -= 1
         tenant = handle.tenant_id
         if handle.status is not SubagentStatus.QUEUED:
@@ -101,6 +113,23 @@ class TaskCounts:
             del self._queued[tenant, handle.kind]
 
 
+class TaskRegistry(Protocol):
+    """The registry of the tasks, as far as the scheduler needs it."""
+
+    limits: SubagentLimits
+    counts: TaskCounts
+    telemetry: Telemetry
+
+    def transition(self, handle: SubagentHandle, status: SubagentStatus) -> None:
+        """Move a task to another state."""
+
+    def finish(self, handle: SubagentHandle, outcome: SubagentOutcome) -> bool:
+        """End a task; return false if it had ended already."""
+
+    def cancel(self, task_id: UUID, reason: str) -> bool:
+        """Cancel a task and all below it."""
+
+
 def _take_one(counter: Counter[Any], key: Any) -> None:
     """Decrement a count; delete the key at 0."""
     counter[key] -= 1
@@ -115,6 +144,7 @@ def check_dispatch(
     counts: TaskCounts,
     room: int,
     wait: float | None,
+    spread: bool = False,
 ) -> None:
     """Check a dispatch against the limits. A task above ``max_concurrent`` waits, so it passes.
 
@@ -123,6 +153,7 @@ def check_dispatch(
         counts: counts of the registry's tasks.
         room: number of further tasks of this parent that would start at once.
         wait: seconds until the breakers let a task of this kind through; ``None``: now.
+        spread: it becomes a linked run, which needs no place here.
 
     Raises:
         SubagentRefusedError: a subclass per limit; the text is for the model.
@@ -149,6 +180,15 @@ def check_dispatch(
                 size=account.spent,
                 limit=account.limit or 0,
             )
+    if spread:
+        if parent.elsewhere >= MOST_SPREAD:
+            raise SubagentQuotaExceededError(
+                f"{parent.elsewhere} of your tasks are under way on other workers, and no more may "
+                "be: await some before you dispatch others",
+                size=parent.elsewhere,
+                limit=MOST_SPREAD,
+            )
+        return
     if parent.queued >= own.max_queued + room:
         raise SubagentQuotaExceededError(
             f"{parent.queued - room} of your tasks wait already, and no more may: await some "

@@ -104,8 +104,7 @@ class SubagentRegistry:
         """
         if (known := self.get(task_id, parent)) is not None:
             return known
-        breakers = breaker_keys(parent, params)
-        self._check(parent, breakers)
+        self._check(parent, breakers := breaker_keys(parent, params), spread=params.spread)
         handle = self._add(parent, params, breakers, work, task_id, place)
         self._hold_back(handle)
         self.telemetry.count("subagent.dispatch.count")
@@ -139,7 +138,7 @@ class SubagentRegistry:
         self._take_over(handle, restored.outcome)
         return handle
 
-    def _check(self, parent: Parent, breakers: Sequence[BreakerKey]) -> None:
+    def _check(self, parent: Parent, breakers: Sequence[BreakerKey], *, spread: bool) -> None:
         try:
             check_dispatch(
                 parent,
@@ -147,6 +146,7 @@ class SubagentRegistry:
                 counts=self.counts,
                 room=self.scheduler.room(parent),
                 wait=self.scheduler.circuits.refusal(breakers),
+                spread=spread,
             )
         except SubagentRefusedError as refusal:
             self.telemetry.count("subagent.dispatch.rejected", reason=refusal.code)
@@ -180,6 +180,7 @@ class SubagentRegistry:
             kind=params.kind,
             shared_keys=params.shared,
             retries=params.retries,
+            spread=params.spread,
             breakers=breakers,
             created_at=now,
             status_changed_at=now,

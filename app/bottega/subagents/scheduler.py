@@ -7,17 +7,15 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
-from typing import Protocol
 from uuid import UUID
 
 from bottega.errors import BudgetExhaustedError
 from bottega.subagents.breaker_set import BreakerSet
 from bottega.subagents.handle import Parent, SubagentHandle, SubagentOutcome
-from bottega.subagents.limits import SchedulerOptions, SubagentLimits, resized
+from bottega.subagents.limits import SchedulerOptions, resized
 from bottega.subagents.queue import WAKE, QueueEntry, TakeQueue
-from bottega.subagents.quotas import TaskCounts
+from bottega.subagents.quotas import TaskRegistry
 from bottega.subagents.states import SubagentStatus
-from bottega.subagents.telemetry import Telemetry
 from bottega.subagents.waits import all_done
 
 logger = logging.getLogger(__name__)
@@ -25,23 +23,6 @@ logger = logging.getLogger(__name__)
 PARENTS_TIME_IS_UP = "parent-timeout"
 _OVERDUE = 2
 _SMOOTHING = 0.2
-
-
-class TaskRegistry(Protocol):
-    """The registry of the tasks, as far as the scheduler needs it."""
-
-    limits: SubagentLimits
-    counts: TaskCounts
-    telemetry: Telemetry
-
-    def transition(self, handle: SubagentHandle, status: SubagentStatus) -> None:
-        """Move a task to another state."""
-
-    def finish(self, handle: SubagentHandle, outcome: SubagentOutcome) -> bool:
-        """End a task; return false if it had ended already."""
-
-    def cancel(self, task_id: UUID, reason: str) -> bool:
-        """Cancel a task and all below it."""
 
 
 class SubagentScheduler:
@@ -130,6 +111,8 @@ class SubagentScheduler:
             self.stop()
             self._loop = loop
         self.circuits.enqueued(handle)
+        if handle.spread:
+            loop.call_soon(self._begin, handle)
         self.push(handle)
 
     def hold(self, handle: SubagentHandle) -> None:
@@ -213,6 +196,7 @@ class SubagentScheduler:
         wakes = priority == WAKE
         if not wakes and (
             handle.status is not SubagentStatus.QUEUED
+            or handle.spread
             or handle.entry is not None
             or handle.held_by
             or handle.holds
@@ -252,11 +236,18 @@ class SubagentScheduler:
             "timeout_ms": max(0, round((handle.deadline - now) * 1000)),
         }
         handle.parent.listener.on_event(handle, "dequeued", data)
-        self._registry.transition(handle, SubagentStatus.RUNNING)
         handle.timer = loop.call_at(handle.deadline, self.time_out, handle)
-        handle.running = loop.create_task(self._run(handle), context=handle.context)
-        self._running.add(handle.running)
-        handle.running.add_done_callback(self._running.discard)
+        self._begin(handle)
+
+    def _begin(self, handle: SubagentHandle) -> None:
+        if handle.status is SubagentStatus.QUEUED and not handle.suspended:
+            self._registry.transition(handle, SubagentStatus.RUNNING)
+            running = asyncio.get_running_loop().create_task(
+                self._run(handle), context=handle.context
+            )
+            self._running.add(running)
+            running.add_done_callback(self._running.discard)
+            handle.running = running
 
     async def _run(self, handle: SubagentHandle) -> None:
         try:
@@ -276,8 +267,7 @@ class SubagentScheduler:
             text = f"{type(error).__name__}: {error}"
             outcome = SubagentOutcome(SubagentStatus.FAILED, error=text, error_code="task_failed")
             logger.exception("the work of task %s raised", handle.task_id)
-        if self._registry.finish(handle, outcome):
-            assert handle.started_at is not None
+        if self._registry.finish(handle, outcome) and handle.started_at is not None:
             took = self.now() - handle.started_at
             mean = self._mean_s
             self._mean_s = took if mean is None else mean + _SMOOTHING * (took - mean)
@@ -393,8 +383,8 @@ class SubagentScheduler:
         self._pump()
 
     def _measure(self) -> None:
-        telemetry = self._registry.telemetry
-        telemetry.gauge("subagent.queue.depth", len(self._queue))
-        telemetry.gauge("subagent.active.count", self._registry.counts.active)
-        telemetry.gauge("subagent.pool.size", self.size)
-        telemetry.gauge("subagent.pool.utilization", self.busy / max(1, self.capacity))
+        gauge = self._registry.telemetry.gauge
+        gauge("subagent.queue.depth", len(self._queue))
+        gauge("subagent.active.count", self._registry.counts.active)
+        gauge("subagent.pool.size", self.size)
+        gauge("subagent.pool.utilization", self.busy / max(1, self.capacity))

@@ -83,6 +83,10 @@ class SharedContext:
         """Bytes of all files of the run."""
         return self._allowance.used
 
+    def texts(self, *folders: str) -> dict[str, str]:
+        """Return the files of some folders, by path."""
+        return {path: self.read(path) for folder in folders for path in self.list(folder)}
+
     @property
     def locked(self) -> int:
         """Number of files with a running or waiting write."""

@@ -23,10 +23,12 @@ from bottega.subagents.handle import (
     Waiter,
 )
 from bottega.subagents.limits import SubagentLimits
+from bottega.subagents.linked.work import Elsewhere
 from bottega.subagents.plugins import PluginContext, TaskOutcome, after_complete
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.shared_context import SharedContext, Workspace
 from bottega.subagents.states import SubagentStatus
+from bottega.subagents.telemetry import NoListener
 from bottega.subagents.waits import Mode, all_done, missing, wait_for
 
 Lookup = Callable[[Sequence[UUID], UUID | None], Awaitable[Mapping[UUID, dict[str, Any]]]]
@@ -35,14 +37,6 @@ Lookup = Callable[[Sequence[UUID], UUID | None], Awaitable[Mapping[UUID, dict[st
 A report has the form of one task in the result of ``poll_subagent``. Ids of tasks that are not
 below the asking task are missing.
 """
-
-
-class NoListener:
-    """Listener that ignores everything."""
-
-    def on_event(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None: ...
-
-    def refused(self, parent: Parent, data: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +58,8 @@ class SwarmOptions:
             run.
         broke: called with the first error of a task that must end the run.
         awaits: called when a query begins to await tasks.
+        elsewhere: does a task as a linked run; ``None``: all tasks run here.
+        own_task: the task for which this run is the linked run.
     """
 
     run_id: UUID | None = None
@@ -80,6 +76,8 @@ class SwarmOptions:
     is_suspended: Callable[[], bool] = lambda: False
     broke: Callable[[Exception], object] = lambda error: None
     awaits: Callable[[], object] = lambda: None
+    elsewhere: Elsewhere | None = None
+    own_task: UUID | None = None
 
 
 class Swarm:
@@ -129,7 +127,8 @@ class Swarm:
     def restore_file(self, task_id: UUID | None, path: str, content: str) -> None:
         """Restore a file that a query (``None``: the root) wrote before a crash."""
         files = self.files_of(task_id or self.run_id)
-        Workspace(self.context, files, task_id, lambda task: False).restore(path, content)
+        own = task_id or self.options.own_task
+        Workspace(self.context, files, own, lambda task: False).restore(path, content)
 
     def open(self, parent: Parent) -> None:
         """Register a query that may dispatch tasks."""
@@ -287,7 +286,7 @@ class QueryScope:
         self.workspace = Workspace(
             swarm.context,
             swarm.files_of(self.own_id),
-            self.own_id if query.parent is not None else None,
+            self.own_id if query.parent is not None else swarm.options.own_task,
             self.dispatched.__contains__,
         )
         account = Account("the token budget of your tasks", limits.max_total_tokens)

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Telemetry(Protocol):
@@ -62,3 +62,11 @@ class Totals:
     def snapshot(self) -> dict[str, float]:
         """Return all values, with the current gauges."""
         return {**self.values, **self._gauges}
+
+
+class NoListener:
+    """Listener of tasks' events that ignores them all."""
+
+    def on_event(self, handle: object, event: str, data: dict[str, Any]) -> None: ...
+
+    def refused(self, parent: object, data: dict[str, Any]) -> None: ...

@@ -46,6 +46,10 @@ class RunQuery(ViewQuery):
     agent: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None
     session_id: SessionName | None = None
     user: Annotated[UserName | None, AfterValidator(storable)] = None
+    parent_run_id: Annotated[
+        UUID | None,
+        Query(description="Only this run's linked runs, which are not listed else."),
+    ] = None
     created_after: PlaceInTime | None = None
     created_before: PlaceInTime | None = None
     metadata: MetadataPairs
@@ -56,6 +60,7 @@ class RunQuery(ViewQuery):
             agent=self.agent,
             session_id=self.session_id,
             user=self.user,
+            parent_run_id=self.parent_run_id,
             created_after=self.created_after,
             created_before=self.created_before,
             metadata=pairs_of(self.metadata),

@@ -306,6 +306,7 @@ class RunSummary(Answer):
     metadata: Metadata
     webhook: Annotated[Webhook | None, Field(description="Null: none was requested.")]
     retry_of: Annotated[UUID | None, Field(description="The run that this one repeats.")]
+    parent_run_id: Annotated[UUID | None, Field(description="Set: a linked run of it.")] = None
     learning: Annotated[
         LearningStatus | None,
         Field(

@@ -94,7 +94,11 @@ BEGIN
                 turn = CASE WHEN r.conversation_id IS NULL THEN NULL ELSE coalesce(r.turn, (
                     SELECT jsonb_build_object('base', o.last_run) FROM conversations o
                     WHERE o.tenant_id = p_tenant AND o.id = r.conversation_id)) END,
-                deadline = coalesce(r.deadline, v_now + make_interval(secs => r.timeout_s))
+                -- A linked run's time in the queue ends with its parent's deadline, and so does it.
+                deadline = coalesce(r.deadline, least(
+                    v_now + make_interval(secs => r.timeout_s),
+                    CASE WHEN r.parent_run_id IS NOT NULL
+                        THEN r.queued_at + make_interval(secs => r.queue_timeout_s) END))
             WHERE r.tenant_id = p_tenant AND r.id = ANY (p_runs)
               AND r.status IN ('queued', 'running') AND r.id <> ALL (v_held)
             RETURNING r AS row, r.id, r.attempt, r.last_seq
@@ -160,7 +164,7 @@ BEGIN
         'in_conversation', r.turn IS NOT NULL, 'base', r.turn -> 'base',
         'remaining_s', extract(epoch FROM r.deadline - clock_timestamp()),
         'timeout_s', r.timeout_s, 'token_budget', r.token_budget, 'cost_budget', r.cost_budget,
-        'messages', r.messages,
+        'messages', r.messages, 'link', r.link - 'written',
         'task_root', coalesce(r.task_root, r.id), 'carried_seq', r.carried_seq,
         'cancelled_tasks', CASE WHEN r.attempt = 1 AND r.carried_seq = 0
             THEN '[]' ELSE (
@@ -249,7 +253,8 @@ BEGIN
     v_cause := CASE WHEN p_pause_s IS NOT NULL THEN 'model'
                     WHEN p_interrupts <> '{}' THEN 'interrupt' ELSE p_cause END;
     UPDATE runs SET status = 'queued', last_seq = v_last,
-        slot = CASE WHEN v_cause = p_cause OR cancel_requested_at IS NOT NULL THEN slot END,
+        slot = CASE WHEN v_cause = p_cause OR cancel_requested_at IS NOT NULL OR slot < 0
+            THEN slot END,
         attempts = jsonb_set(attempts, '{-1}', attempts -> -1 || jsonb_build_object(
             'ended_at', v_now, 'next', v_cause))
     WHERE tenant_id = p_tenant AND id = p_run

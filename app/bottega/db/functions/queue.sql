@@ -43,7 +43,7 @@ DECLARE
 BEGIN
     LOOP
         SELECT max(turn) FILTER (WHERE priority >= p_priority) + 1,
-               bool_or(priority < p_priority)
+               bool_or(priority < p_priority AND priority >= 0)
         INTO v_turn, v_lesser
         FROM run_queue WHERE tenant_id = p_tenant AND run_id <> p_run AND turn >= 0;
         v_turn := greatest(v_least, v_turn, next_turn());
@@ -58,7 +58,7 @@ BEGIN
     IF v_lesser THEN
         UPDATE run_queue SET turn = turn + 1 WHERE tenant_id = p_tenant AND run_id = ANY (ARRAY(
             SELECT run_id FROM run_queue
-            WHERE tenant_id = p_tenant AND turn >= 0 AND priority < p_priority
+            WHERE tenant_id = p_tenant AND turn >= 0 AND priority >= 0 AND priority < p_priority
             FOR UPDATE SKIP LOCKED));
     END IF;
     INSERT INTO run_queue (tenant_id, run_id, turn, priority)
@@ -115,7 +115,7 @@ DECLARE
         SELECT count(*) FROM worker_leases WHERE leased_until > clock_timestamp()));
     v_queued bigint := (
         SELECT count(*) FROM (SELECT FROM run_queue WHERE due_at <= clock_timestamp()
-                              LIMIT p_most * v_workers) AS q);
+                              LIMIT p_most * v_workers + 1) AS q);
     v_share bigint := least(p_most, (v_queued + v_workers - 1) / v_workers);
 BEGIN
     RETURN QUERY
@@ -138,7 +138,7 @@ DECLARE
     v_run uuid;
     v_priority integer;
 BEGIN
-    IF p_slot IS NULL OR p_slot > bottega_limit('concurrent_runs', 100) THEN
+    IF p_slot IS NULL OR p_slot < 1 OR p_slot > bottega_limit('concurrent_runs', 100) THEN
         RETURN false;
     END IF;
     UPDATE runs SET slot = p_slot WHERE tenant_id = p_tenant AND id = (
@@ -234,6 +234,7 @@ BEGIN
             UNION ALL
             (SELECT tenant_id, id FROM runs
              WHERE ended_at IS NULL AND slot IS NOT NULL AND CASE
+                 WHEN status = 'waiting' THEN NULL
                  WHEN status = 'running' THEN deadline + interval '60 s'
                  WHEN attempt > 0 THEN deadline
                  ELSE queued_at + make_interval(secs => queue_timeout_s) END < now() LIMIT 500))
@@ -308,6 +309,7 @@ BEGIN
     INSERT INTO last_sweep (at) VALUES (now())
     ON CONFLICT (one) DO UPDATE SET at = excluded.at;
     PERFORM expire_runs();
+    PERFORM cancel_orphans();
     PERFORM release_forgotten();
     PERFORM expire_interrupts(500);
     DELETE FROM worker_tenants WHERE (tenant_id, worker_id) IN (

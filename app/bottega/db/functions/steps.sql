@@ -229,6 +229,8 @@ CREATE OR REPLACE FUNCTION end_run(
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_slot integer;
+    v_links boolean;
+    v_parent uuid;
 BEGIN
     DELETE FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run;
     UPDATE runs SET
@@ -241,9 +243,11 @@ BEGIN
         spent = CASE attempt WHEN 1 THEN coalesce(p_outcome -> 'spent', '[]')
                 ELSE spent_by(p_tenant, p_run) END,
         turn = turn || coalesce(nullif(p_outcome -> 'turn', 'null'), '{}'),
+        link = CASE WHEN link IS NOT NULL
+            THEN link || jsonb_build_object('written', p_outcome -> 'files') END,
         attempts = jsonb_set(attempts, '{-1,ended_at}', to_jsonb(p_now)), ended_at = p_now
     WHERE tenant_id = p_tenant AND id = p_run
-    RETURNING slot INTO v_slot;
+    RETURNING slot, links, parent_run_id INTO v_slot, v_links, v_parent;
     IF p_outcome -> 'episode' <> 'null' THEN
         BEGIN
             PERFORM store_episode(
@@ -261,6 +265,12 @@ BEGIN
     WHERE tenant_id = p_tenant AND run_id = p_run
       AND ended_at IS NULL;
     PERFORM cancel_interrupts(p_tenant, p_run, p_now);
+    IF v_links THEN
+        PERFORM cancel_linked_of(p_tenant, p_run);
+    END IF;
+    IF v_parent IS NOT NULL THEN
+        PERFORM pg_notify('bottega_linked', p_run::text);
+    END IF;
     PERFORM assign_slot(p_tenant, v_slot);
 END $$;
 

@@ -63,7 +63,7 @@ SET enable_seqscan = off AS $$
             jsonb_build_object(
                 'name', 'concurrent_runs', 'limit', bottega_limit('concurrent_runs', 100),
                 'used', (SELECT count(*) FROM runs
-                         WHERE tenant_id = p_tenant AND ended_at IS NULL AND slot IS NOT NULL)),
+                         WHERE tenant_id = p_tenant AND ended_at IS NULL AND slot > 0)),
             jsonb_build_object(
                 'name', 'queued_runs', 'limit', bottega_limit('queued_runs', 1000),
                 'used', (SELECT coalesce(sum(w.runs), 0) FROM waiting_runs w

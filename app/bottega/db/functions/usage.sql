@@ -57,8 +57,8 @@ CREATE OR REPLACE FUNCTION cost_in(p_spent jsonb) RETURNS bigint LANGUAGE sql IM
 $$;
 
 -- Called by GET /v1/usage. Sum up what runs that were created from p_since on and before p_until
--- spent, by agent, model, session, day, key or user, in the order of these. Their ids are between
--- p_first and p_last.
+-- spent, with their linked runs, by agent, model, session, day, key or user, in the order of these.
+-- Their ids are between p_first and p_last.
 CREATE OR REPLACE FUNCTION usage_by(
     p_tenant uuid, p_by text, p_since timestamptz, p_until timestamptz, p_first uuid, p_last uuid
 ) RETURNS TABLE (
@@ -76,10 +76,15 @@ CREATE OR REPLACE FUNCTION usage_by(
            sum(s.reasoning)::bigint, bool_or(s.estimated),
            trim_scale(sum((s.cost ->> 'amount')::numeric))::text,
            bool_and((s.cost ->> 'complete')::boolean), count(DISTINCT r.id)
-    FROM runs r CROSS JOIN LATERAL jsonb_to_recordset(r.spent || r.spent_beside) AS s(
+    FROM runs r CROSS JOIN LATERAL (
+        SELECT r.spent || r.spent_beside AS spent
+        UNION ALL
+        SELECT l.spent FROM runs l
+        WHERE r.links AND l.tenant_id = p_tenant AND l.parent_run_id = r.id) AS paid
+    CROSS JOIN LATERAL jsonb_to_recordset(paid.spent) AS s(
         agent text, model text, input bigint, output bigint, cached bigint, reasoning bigint,
         estimated boolean, cost jsonb)
-    WHERE r.tenant_id = p_tenant AND r.id BETWEEN p_first AND p_last
+    WHERE r.tenant_id = p_tenant AND r.id BETWEEN p_first AND p_last AND r.parent_run_id IS NULL
       AND r.created_at >= p_since AND r.created_at < p_until
     GROUP BY 1
 $$;

@@ -56,6 +56,8 @@ class SendTool(SubagentTool):
 def _refusal(handle: SubagentHandle) -> str | None:
     if handle.status.is_final or handle.suspended:
         return f"the task is {handle.status}: it reads no more messages"
+    if handle.spread:
+        return "the task is a run of its own, which reads no messages"
     if handle.mailbox is None:
         return None
     if len(handle.mailbox.unread) >= MOST_UNREAD:

@@ -38,6 +38,7 @@ class RunQueuedData(EventData):
     session_id: str | None
     priority: int
     retry_of: UUID | None
+    parent_run_id: UUID | None = None  # of a linked run
 
 
 class RunClaimedData(EventData):
@@ -307,6 +308,7 @@ class SubagentDispatchedData(EventData):
     ] = None
     retries: int | None = None
     queue_position: int | None = None
+    linked_run_id: UUID | None = None  # it does the task
 
 
 class SubagentDequeuedData(AttemptData):
@@ -367,6 +369,7 @@ class SubagentEndedData(EventData):
 
     duration_ms: int | None
     token_usage: Usage
+    usage: AgentUsage | None = None  # of the linked run that did it
 
 
 class SubagentCompletedData(SubagentEndedData):

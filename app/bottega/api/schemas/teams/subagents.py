@@ -46,6 +46,10 @@ class SubAgentLimits(Body):
         Annotated[int, Field(ge=1, le=20), WHOLE] | None,
         Field(description="Levels of tasks below the run."),
     ] = None
+    spread_above: Annotated[
+        Annotated[int, Field(ge=0, le=1_000_000), WHOLE] | None,
+        Field(description="Tasks from which further ones become linked runs, on any worker."),
+    ] = None
     default_timeout: Annotated[
         _Seconds | None, Field(description="Timeout of a task that asks for none.")
     ] = None

@@ -1,0 +1,129 @@
+"""Work of a run's tasks in linked runs: their parts of its budgets, and what they return."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID
+
+from bottega.errors import BudgetExhaustedError
+from bottega.execution.claim import ClaimedRun
+from bottega.execution.linked.runs import LinkedRuns, Linking, linked_id
+from bottega.execution.recorder import JournalRecorder
+from bottega.subagents.budget import DOLLARS, TOKENS, Account, Unit
+from bottega.subagents.handle import Parent, SubagentHandle
+from bottega.subagents.linked.work import LinkedEnd, LinkedWork
+
+_LEAST_TOKENS = 2_000
+"""Smallest part of a budget: less does not pay for a call of most models."""
+
+
+class Spreading:
+    """The tasks of one run that linked runs do.
+
+    Args:
+        recorder: of the run.
+    """
+
+    def __init__(self, linked: LinkedRuns, recorder: JournalRecorder, run: ClaimedRun) -> None:
+        self._linked = linked
+        self._recorder = recorder
+        self._run = run
+        self._linking = Linking(run.tenant_id, run.run_id, run.attempt)
+        self._paid: Counter[Parent] = Counter()
+
+    def id_of(self, task_id: UUID) -> UUID:
+        """Return the id of a task's linked run."""
+        return linked_id(self._run.task_root, self._run.run_id, task_id)
+
+    async def do(self, handle: SubagentHandle, work: LinkedWork) -> LinkedEnd:
+        """Do a task's work as a linked run: see :data:`bottega.subagents.linked.work.Elsewhere`."""
+        recorder, run_id = self._recorder, self.id_of(handle.task_id)
+        await recorder.journal.commit()  # a linked run needs its task
+        left = handle.parent.remaining()
+        async with self._parts(handle) as (tokens, dollars):
+            new = {
+                "agent": work.agent,
+                "input": work.question,
+                "timeout_s": handle.timeout,
+                "left_s": self._run.timeout_s if left is None else max(0.0, left),
+                "token_budget": tokens,
+                "cost_budget": _cost(dollars),
+                "link": {
+                    "helper_of": work.agent if work.is_helper else None,
+                    "instructions": work.instructions,
+                    "most_steps": work.most_steps,
+                    "task_id": handle.task_id,
+                    "files": work.files,
+                },
+            }
+            try:
+                end = await self._linked.end_of(self._linking, run_id, new)
+            finally:
+                if handle.status.is_final:  # its parent cancelled it
+                    self._linked.cancel(self._linking, run_id)
+        recorder.accounts.paid_before(end.usage)
+        recorder.spent += end.usage
+        recorder.linked_usage[handle.task_id] = end.usage
+        return end
+
+    async def files_of(self, tasks: Sequence[UUID]) -> dict[str, str]:
+        """Return the files that the linked runs of finished tasks wrote, by path."""
+        if not tasks:
+            return {}
+        ends = await self._linked.ends(self._run.tenant_id, [self.id_of(each) for each in tasks])
+        return {path: text for end in ends.values() for path, text in end.files.items()}
+
+    @asynccontextmanager
+    async def _parts(self, handle: SubagentHandle) -> AsyncIterator[tuple[int | None, int | None]]:
+        """Reserve a task's part of the budgets above it; yield its tokens and its money."""
+        day = set(map(id, self._recorder.accounts.day))  # a linked run itself pays from the day
+        above = [account for account in handle.parent.accounts if id(account) not in day]
+        sharers = max(1, handle.parent.elsewhere - self._paid[handle.parent])
+        reserved: list[tuple[Account, int]] = []
+        parts = []
+        self._paid[handle.parent] += 1
+        try:
+            for unit in (TOKENS, DOLLARS):
+                accounts = [a for a in above if a.unit is unit and a.limit is not None]
+                own = handle.account.limit if unit is TOKENS else None
+                part = await part_of(accounts, unit, own, sharers) if accounts else own
+                parts.append(part)
+                for account in accounts:
+                    account.reserved += part or 0
+                    reserved.append((account, part or 0))
+            yield parts[0], parts[1]
+        finally:
+            self._paid[handle.parent] -= 1
+            for account, amount in reserved:
+                account.give_back(amount)
+
+
+async def part_of(accounts: Sequence[Account], unit: Unit, own: int | None, sharers: int) -> int:
+    """Return a task's part of budgets: what it asks for, else an equal part of what is left.
+
+    Waits while other tasks' parts leave too little.
+
+    Args:
+        own: the task's own budget; ``None``: it has none.
+        sharers: number of tasks that get their parts now, with this one.
+
+    Raises:
+        BudgetExhaustedError: too little is left, and no other task returns any.
+    """
+    least = _LEAST_TOKENS if unit is TOKENS else 1
+    while True:
+        tightest = min(accounts, key=lambda account: account.left or 0)
+        left = tightest.left or 0
+        part = max(least, left // sharers) if own is None else own
+        if part <= left:
+            return part
+        if own is not None and left > 0 and not tightest.reserved:
+            return left
+        if not tightest.reserved:
+            raise BudgetExhaustedError(tightest.used_up(least))
+        await tightest.changed()
+
+
+def _cost(billionths: int | None) -> dict[str, Any] | None:
+    return None if billionths is None else {"amount": DOLLARS.text(billionths), "currency": "USD"}

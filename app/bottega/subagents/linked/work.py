@@ -1,0 +1,47 @@
+"""Work of tasks that linked runs do, on any worker: what crosses to them, and what comes back."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from bottega.agents.messages import AgentUsage
+from bottega.subagents.handle import SubagentHandle, SubagentOutcome
+
+MOST_FILES_CHARS = 64_000
+"""Characters of the files that one linked run gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedWork:
+    """The work of a task, as strings.
+
+    Attributes:
+        agent: a defined agent: the task's, or that whose helper does it.
+        is_helper: the agent of the task is a helper of ``agent``.
+        question: the first message that the task's agent reads.
+        most_steps: number of its model calls.
+        files: shared files that it reads, by path.
+    """
+
+    agent: str
+    is_helper: bool
+    instructions: str | None
+    question: str
+    most_steps: int
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedEnd:
+    """The end of a linked run.
+
+    Attributes:
+        files: what it wrote below its task's folder, by path.
+    """
+
+    outcome: SubagentOutcome
+    usage: AgentUsage = AgentUsage()
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+Elsewhere = Callable[[SubagentHandle, LinkedWork], Awaitable[LinkedEnd]]
+"""Function that does a task's work as a linked run, and waits for its end."""
