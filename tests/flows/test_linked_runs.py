@@ -45,6 +45,10 @@ def writes_output(request: dict[str, Any]) -> Reply:
     return calls(("write_file", {"path": path, "content": f"{read} and gold"}))
 
 
+def writes_note(request: dict[str, Any]) -> Reply:
+    return calls(("write_file", {"path": f"{folder_of(request)}/output/note", "content": "x"}))
+
+
 async def linked_of(bottega: Running, run_id: str) -> list[dict[str, Any]]:
     page = (await bottega.client.get(f"/v1/runs?parent_run_id={run_id}&view=full")).json()
     items: list[dict[str, Any]] = page["items"]
@@ -157,6 +161,48 @@ async def test_cancelled_tasks_and_ended_parents_take_their_linked_runs_along(
     await until(lambda: status(two["id"]), lambda found: found == "cancelled")
     frames = await guest.watch(run_id)
     swarm.assert_whole(frames, "run.cancelled")
+
+
+async def test_a_linked_run_reads_a_message_of_its_parent(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+
+    def sends(request: dict[str, Any]) -> Reply:
+        first, second = started(request)
+        return calls(
+            ("send_to_subagent", {"task_id": first, "message": "look twice"}),
+            ("send_to_subagent", {"task_id": second, "message": "too late"}),
+        )
+
+    def opens(request: dict[str, Any]) -> Reply:
+        gate.set()
+        return awaits_all(request)
+
+    def tells(request: dict[str, Any]) -> Reply:
+        return text(" ".join(m["content"] for m in request["messages"] if m["role"] == "user"))
+
+    guest_model.decide = swarm.plays(
+        {
+            "root": [
+                fans_out("slow", "quick"),
+                lambda request: calls(("await_subagent", {"task_id": started(request)[1]})),
+                sends,
+                opens,
+                swarm.reports,
+            ],
+            "slow": [lambda request: gated(gate, writes_note(request)), tells],
+        }
+    )
+    await swarm.coordinator(guest.client, subagents={"limits": {"spread_above": 0}})
+    run_id = await swarm.start(guest.client)
+    frames = await guest.watch(run_id)
+    swarm.assert_whole(frames)
+    sent = [f["data"] for f in frames if f["type"].startswith("tool.") and "name" in f["data"]]
+    answers = [each for each in sent if each["name"] == "send_to_subagent" and "result" in each]
+    assert sorted(each.get("error") is None for each in answers) == [False, True]
+    run = (await guest.client.get(f"/v1/runs/{run_id}")).json()
+    assert "look twice" in run["output"]
 
 
 async def test_tasks_share_their_runs_budget_in_equal_parts(

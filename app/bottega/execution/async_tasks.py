@@ -148,7 +148,7 @@ async def running_subagents(
         is_suspended=is_suspended,
         broke=lambda error: me.cancel(),
         awaits=recorder.looks_if_it_waits,
-        elsewhere=spreading.do,
+        elsewhere=spreading,
         own_task=run.own_task,
     )
     swarm = Swarm(runtime.registry, options)

@@ -183,8 +183,8 @@ class ChildTask:
         self, params: DispatchParams
     ) -> Callable[[SubagentHandle], Awaitable[SubagentOutcome]]:
         swarm, query, limits = self.scope.swarm, self.query, self.scope.parent.limits
-        do = swarm.options.elsewhere
-        assert do is not None
+        elsewhere = swarm.options.elsewhere
+        assert elsewhere is not None
 
         async def work(handle: SubagentHandle) -> SubagentOutcome:
             caller = query.agent.agent_id or query.agent.agent_name
@@ -197,7 +197,7 @@ class ChildTask:
                 files=self._files(),
             )
             try:
-                end = await do(handle, work)
+                end = await elsewhere.do(handle, work)
             except BudgetExhaustedError:
                 raise
             except Exception as error:

@@ -58,7 +58,7 @@ class SwarmOptions:
             run.
         broke: called with the first error of a task that must end the run.
         awaits: called when a query begins to await tasks.
-        elsewhere: does a task as a linked run; ``None``: all tasks run here.
+        elsewhere: does tasks as linked runs; ``None``: all tasks run here.
         own_task: the task for which this run is the linked run.
     """
 

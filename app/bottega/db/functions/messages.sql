@@ -1,10 +1,12 @@
 -- Messages that users send to a run under way, for its root agent. The run's row is locked while
 -- one comes in and while the run ends, so that a message is either refused or read before the end.
 
--- Called when a message is sent. Store it; a worker that executes the run is told, and records it.
--- Return {"id"}, or {"refused"}: unknown, final, no_root, too_many_messages, message_too_large.
+-- Called when a message is sent. Store it, once for each p_id; a worker that executes the run is
+-- told, and records it. Return {"id"}, or {"refused"}: unknown, final, no_root, too_many_messages,
+-- message_too_large.
 CREATE OR REPLACE FUNCTION send_message(
-    p_tenant uuid, p_run uuid, p_content jsonb, p_principal text, p_files uuid[]
+    p_tenant uuid, p_run uuid, p_content jsonb, p_principal text, p_files uuid[],
+    p_id uuid DEFAULT NULL
 ) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     v_most_messages integer := 100;
@@ -15,6 +17,10 @@ BEGIN
     SELECT * INTO r FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RETURN jsonb_build_object('refused', 'unknown');
+    ELSIF p_id IS NOT NULL AND EXISTS (
+        SELECT FROM run_messages WHERE tenant_id = p_tenant AND run_id = p_run AND id = p_id)
+    THEN
+        RETURN jsonb_build_object('id', p_id);
     ELSIF r.ended_at IS NOT NULL OR r.cancel_requested_at IS NOT NULL THEN
         RETURN jsonb_build_object('refused', 'final');
     ELSIF r.mode = 'dag' THEN
@@ -25,8 +31,9 @@ BEGIN
         RETURN jsonb_build_object('refused', 'message_too_large', 'limit', v_most_bytes);
     END IF;
     UPDATE runs SET messages = messages + 1 WHERE tenant_id = p_tenant AND id = p_run;
-    INSERT INTO run_messages (tenant_id, run_id, number, content, principal)
-    VALUES (p_tenant, p_run, r.messages + 1, p_content, p_principal) RETURNING id INTO v_id;
+    INSERT INTO run_messages (tenant_id, run_id, number, id, content, principal)
+    VALUES (p_tenant, p_run, r.messages + 1, coalesce(p_id, uuidv7()), p_content, p_principal)
+    RETURNING id INTO v_id;
     UPDATE files SET run_id = p_run WHERE tenant_id = p_tenant AND id = ANY (p_files);
     IF r.status = 'running' THEN
         PERFORM pg_notify('bottega_cancel', p_run::text);

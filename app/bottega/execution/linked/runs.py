@@ -3,7 +3,8 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID, uuid5
 
@@ -13,6 +14,7 @@ from pydantic_core import from_json, to_json
 
 from bottega.agents.messages import AgentUsage
 from bottega.errors import FencedError
+from bottega.events import log
 from bottega.events.listener import NotifyListener, happens
 from bottega.events.log import is_transient
 from bottega.subagents.child import EMPTY
@@ -24,6 +26,10 @@ CHANNEL = "bottega_linked"
 _LINK = "SELECT link_runs($1, $2, $3, $4)"
 _ENDS = "SELECT run_id, status, ending FROM linked_ends($1, $2)"
 _CANCEL = "SELECT cancel_linked($1, $2)"
+_TELL = """
+SELECT send_message($1::uuid, $2, $3, NULL, '{}', $4)
+FROM set_config('bottega.tenant', $1::uuid::text, true)
+"""
 _BATCH = 100
 _LINGER_S = 0.003
 """Time in which requests and notices come together."""
@@ -48,6 +54,14 @@ def linked_id(task_root: UUID, run_id: UUID, task_id: UUID) -> UUID:
     return task_id if task_root == run_id else uuid5(run_id, str(task_id))
 
 
+@dataclass(frozen=True, slots=True)
+class _New:
+    """A linked run that is to be stored."""
+
+    about: Mapping[str, Any]
+    stored: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class LinkedRuns:
     """The linked runs that this worker awaits.
 
@@ -57,7 +71,7 @@ class LinkedRuns:
     def __init__(self, pool: asyncpg.Pool, listener: NotifyListener) -> None:
         self._pool = pool
         self._awaited: dict[UUID, tuple[Linking, asyncio.Future[LinkedEnd]]] = {}
-        self._new: dict[UUID, Mapping[str, Any]] = {}
+        self._new: dict[UUID, _New] = {}
         self._cancelled: dict[UUID, UUID] = {}
         self._ended: set[UUID] = set()
         self._wake = asyncio.Event()
@@ -67,26 +81,44 @@ class LinkedRuns:
         """Return the number of runs here that await linked runs: they need little of a worker."""
         return len({linking.run_id for linking, _ in self._awaited.values()})
 
-    async def end_of(self, linking: Linking, run_id: UUID, new: Mapping[str, Any]) -> LinkedEnd:
+    async def end_of(
+        self,
+        linking: Linking,
+        run_id: UUID,
+        new: Mapping[str, Any],
+        told: Mapping[str, str] = MappingProxyType({}),
+    ) -> LinkedEnd:
         """Start a linked run, unless it exists already, and wait for its end.
 
         Args:
             new: what ``link_runs`` stores of it.
+            told: messages to it by id; those that it has got are not sent again.
 
         Raises:
             FencedError: another worker has the run that awaits it.
         """
         future: asyncio.Future[LinkedEnd] = asyncio.get_running_loop().create_future()
         self._awaited[run_id] = linking, future
-        self._new[run_id] = new
+        self._new[run_id] = asked = _New(new)
         self._wake.set()
         try:
+            for message_id, text in told.items():
+                await self.tell(linking, run_id, message_id, text)
             return await future
         finally:
             if self._awaited.get(run_id, (None, None))[1] is future:
                 del self._awaited[run_id]
-            if self._new.get(run_id) is new:
+            asked.stored.set()
+            if self._new.get(run_id) is asked:
                 del self._new[run_id]
+
+    async def tell(self, linking: Linking, run_id: UUID, message_id: str, text: str) -> bool:
+        """Send a message to a linked run, once; return false if that is over."""
+        if (new := self._new.get(run_id)) is not None:
+            await new.stored.wait()
+        about = linking.tenant_id, run_id, to_json(text).decode(), message_id
+        answer = await log.persist(lambda: self._pool.fetchval(_TELL, *about))
+        return "id" in from_json(answer)
 
     def cancel(self, linking: Linking, run_id: UUID) -> None:
         """Cancel a linked run that nobody awaits any more."""
@@ -134,10 +166,11 @@ class LinkedRuns:
 
     async def _link_some(self, linking: Linking, ids: Sequence[UUID]) -> None:
         sent = {run_id: self._new[run_id] for run_id in ids if run_id in self._new}
-        new = to_json([{"id": run_id, **about} for run_id, about in sent.items()]).decode()
+        new = to_json([{"id": run_id, **one.about} for run_id, one in sent.items()]).decode()
         about = linking.tenant_id, linking.run_id, linking.attempt
         known = await self._pool.fetchval(_LINK, *about, new)
-        for run_id in sent:
+        for run_id, one in sent.items():
+            one.stored.set()
             self._new.pop(run_id, None)
             if known is None and (awaited := self._awaited.get(run_id)) is not None:
                 _settle(awaited[1], FencedError(f"run {linking.run_id} is another worker's now"))

@@ -31,13 +31,17 @@ class Spreading:
         self._run = run
         self._linking = Linking(run.tenant_id, run.run_id, run.attempt)
         self._paid: Counter[Parent] = Counter()
+        self._begun: set[UUID] = set()
 
     def id_of(self, task_id: UUID) -> UUID:
         """Return the id of a task's linked run."""
         return linked_id(self._run.task_root, self._run.run_id, task_id)
 
     async def do(self, handle: SubagentHandle, work: LinkedWork) -> LinkedEnd:
-        """Do a task's work as a linked run: see :data:`bottega.subagents.linked.work.Elsewhere`."""
+        """Do a task's work as a linked run: see :class:`bottega.subagents.linked.work.Elsewhere`.
+
+        A message of before a crash, which the run may not have got, is sent again.
+        """
         recorder, run_id = self._recorder, self.id_of(handle.task_id)
         await recorder.journal.commit()  # a linked run needs its task
         left = handle.parent.remaining()
@@ -57,8 +61,10 @@ class Spreading:
                     "files": work.files,
                 },
             }
+            told = {} if handle.mailbox is None else dict(handle.mailbox.unread)
+            self._begun.add(handle.task_id)
             try:
-                end = await self._linked.end_of(self._linking, run_id, new)
+                end = await self._linked.end_of(self._linking, run_id, new, told)
             finally:
                 if handle.status.is_final:  # its parent cancelled it
                     self._linked.cancel(self._linking, run_id)
@@ -66,6 +72,11 @@ class Spreading:
         recorder.spent += end.usage
         recorder.linked_usage[handle.task_id] = end.usage
         return end
+
+    async def tell(self, handle: SubagentHandle, message_id: str, text: str) -> bool:
+        if handle.task_id not in self._begun:
+            return True  # it gets the message when it begins
+        return await self._linked.tell(self._linking, self.id_of(handle.task_id), message_id, text)
 
     async def files_of(self, tasks: Sequence[UUID]) -> dict[str, str]:
         """Return the files that the linked runs of finished tasks wrote, by path."""

@@ -1,7 +1,8 @@
 """Work of tasks that linked runs do, on any worker: what crosses to them, and what comes back."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from bottega.agents.messages import AgentUsage
 from bottega.subagents.handle import SubagentHandle, SubagentOutcome
@@ -43,5 +44,11 @@ class LinkedEnd:
     files: Mapping[str, str] = field(default_factory=dict)
 
 
-Elsewhere = Callable[[SubagentHandle, LinkedWork], Awaitable[LinkedEnd]]
-"""Function that does a task's work as a linked run, and waits for its end."""
+class Elsewhere(Protocol):
+    """The linked runs of one run's tasks."""
+
+    async def do(self, handle: SubagentHandle, work: LinkedWork) -> LinkedEnd:
+        """Do a task's work as a linked run, and wait for its end."""
+
+    async def tell(self, handle: SubagentHandle, message_id: str, text: str) -> bool:
+        """Send a message to a task's linked run, once; return false if that is over."""

@@ -8,6 +8,7 @@ from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.tools import error_result, explain, success_result
 from bottega.subagents.handle import Mailbox, SubagentHandle
 from bottega.subagents.plugins import Refused, Skip
+from bottega.subagents.swarm import QueryScope
 from bottega.subagents.tools.arguments import SendArguments, schema_of
 from bottega.subagents.tools.guarding import checked
 from bottega.subagents.tools.reports import find
@@ -46,6 +47,8 @@ class SendTool(SubagentTool):
         problem = text.detail if isinstance(text, Refused) else _refusal(handle)
         if problem or isinstance(text, Refused):
             return error_result(tool_call, problem or "")
+        if not await _told(scope, handle, message_id, text):
+            return error_result(tool_call, "the task is over: it reads no more messages")
         handle.mailbox = handle.mailbox or Mailbox()
         handle.mailbox.put(message_id, text)
         about = {"message_id": message_id, "message": text}
@@ -53,11 +56,15 @@ class SendTool(SubagentTool):
         return success_result(tool_call, sent)
 
 
+async def _told(scope: QueryScope, handle: SubagentHandle, message_id: str, text: str) -> bool:
+    """Send a message on if a linked run does the task; return false if that is over."""
+    elsewhere = scope.swarm.options.elsewhere if handle.spread else None
+    return elsewhere is None or await elsewhere.tell(handle, message_id, text)
+
+
 def _refusal(handle: SubagentHandle) -> str | None:
     if handle.status.is_final or handle.suspended:
         return f"the task is {handle.status}: it reads no more messages"
-    if handle.spread:
-        return "the task is a run of its own, which reads no messages"
     if handle.mailbox is None:
         return None
     if len(handle.mailbox.unread) >= MOST_UNREAD:
