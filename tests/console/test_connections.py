@@ -2,7 +2,7 @@
 
 import asyncio
 
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import BrowserContext, Page, expect
 
 from tests.console.conftest import Console, heed, window
 from tests.fake_model import FakeModel, calls, gated, text
@@ -21,13 +21,13 @@ SLOW = {
 
 
 async def test_a_run_goes_on_after_the_server_was_killed(
-    browser: Browser, database_url: str, guest_model: FakeModel
+    profile: BrowserContext, database_url: str, guest_model: FakeModel
 ) -> None:
     go_on = asyncio.Event()
     asked = calls(("calculator", {"expression": "6*7"}))
     guest_model.script(asked, gated(go_on, text("lost")), text("It is 42."))
     with_model = environment(database_url, guest_model)
-    async with window(browser) as (page, problems):
+    async with window(profile) as (page, problems):
         async with command("serve", "--port", "0", **with_model) as server:
             run_id = await _run(server.port)
             await page.goto(f"http://127.0.0.1:{server.port}/console/#/runs/{run_id}")

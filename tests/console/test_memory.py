@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, expect
+from playwright.async_api import BrowserContext, expect
 
 from tests.api.test_episodes import remember
 from tests.api.test_patterns import add
@@ -95,7 +95,7 @@ async def test_the_search_and_the_list_are_narrowed_by_outcome(console: Console)
 
 
 async def test_episodes_of_all_users_are_shown_and_narrowed_to_one(
-    console: Console, browser: Browser
+    console: Console, profile: BrowserContext
 ) -> None:
     client = console.server.client
     for user, task in (("ann", "Book a train"), ("bob", "Book a ferry"), (None, "Book a hall")):
@@ -111,7 +111,7 @@ async def test_episodes_of_all_users_are_shown_and_narrowed_to_one(
     await expect(page.locator("ol.rows > li")).to_contain_text("Book a train")
     body = {"name": "reader", "scopes": ["read"]}
     key = (await client.post("/v1/keys", json=body)).json()["key"]
-    async with window(browser, key) as (other, _):
+    async with window(profile, key) as (other, _):
         await other.goto(f"{console.address}#/memory")
         await expect(other.get_by_role("link", name="Book a hall")).to_be_visible()
         await expect(other.get_by_role("link", name="Book a")).to_have_count(1)
