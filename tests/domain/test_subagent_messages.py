@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from bottega.agents.hooks import AgentEvent
 from bottega.errors import ModelError
 from bottega.subagents.handle import Mailbox
 from bottega.subagents.plugins import DispatchRequest, PluginContext, Refused
@@ -13,6 +14,7 @@ from tests.domain.subagents import (
     coordinator,
     dispatch,
     ids,
+    passed,
     registry,
     results,
 )
@@ -68,6 +70,28 @@ class TestMessages:
                 await lead.execute_query_async("go")
                 task = results(lead.conversation_history)[-1]["tasks"][0]
                 assert task["final_output"] == "more"
+
+        run_virtual(run())
+
+    def test_a_task_that_looks_no_more_refuses(self) -> None:
+        async def run() -> None:
+            model = Model(
+                go=[[dispatch("one", agent="slow")], after(5, send("late")), await_all, "end"],
+                one=["the answer"],
+            )
+
+            async def tidies(status: Any) -> None:
+                await passed(10)
+
+            async with registry() as where:
+                slow = coordinator(model, where, description="tidies after its answer")
+                slow.agent_name = "slow"
+                slow.on(AgentEvent.QUERY_END).do(tidies)
+                lead = coordinator(model, where, slow)
+                await lead.execute_query_async("go")
+                _, sent, awaited = results(lead.conversation_history)
+                assert "given its answer" in sent
+                assert awaited["tasks"][0]["final_output"] == "the answer"
 
         run_virtual(run())
 

@@ -65,9 +65,9 @@ class TestPolling:
             model = Streaming(
                 go=[
                     [dispatch("talks"), dispatch("breaks"), dispatch("waits")],
-                    after(2.5, poll),
+                    after(2.5, lambda m: poll(m, include_partial_output=False)),
                     lambda m: poll(m, max_partial_output_length=4),
-                    lambda m: poll(m, include_partial_output=False),
+                    poll,
                     after(60, poll),
                     "end",
                 ],
@@ -78,12 +78,12 @@ class TestPolling:
             async with registry(min_workers=1, max_workers=1) as where:
                 lead = coordinator(model, where)
                 await lead.execute_query_async("go")
-                *_, first, short, without, last = results(lead.conversation_history)
-                talks, breaks, waits, unknown = first["tasks"]
+                *_, without, short, again, last = results(lead.conversation_history)
+                talks, breaks, waits, unknown = short["tasks"]
                 assert talks == {
                     "task_id": ids(lead.conversation_history)[0],
                     "status": "streaming",
-                    "partial_output": "one two ",
+                    "partial_output": "two ",
                     "duration_ms": 2500,
                     "token_usage": tokens(0, 0),
                 }
@@ -94,11 +94,11 @@ class TestPolling:
                     "error": "no task of yours has this id",
                 }
                 zero = dict.fromkeys(map(str, S), 0)
-                assert first["summary"] == {
+                assert short["summary"] == {
                     **zero, "total": 4, "streaming": 1, "queued": 2, "not_found": 1,
                 }  # fmt: skip
-                assert short["tasks"][0]["partial_output"] == "two "
                 assert "partial_output" not in without["tasks"][0]
+                assert "partial_output" not in again["tasks"][0]  # it was read
                 talks, breaks, waits, _ = last["tasks"]
                 assert talks["final_output"] == "one two three"
                 assert "partial_output" not in talks
@@ -393,5 +393,29 @@ class TestDispatching:
                 assert where.scheduler.now() == 0
                 model.scripts |= {"b": ["b"], "c": ["c"]}
                 await query
+
+        run_virtual(run())
+
+
+class TestLongAnswers:
+    def test_a_long_answer_is_shown_in_part_and_its_file_has_all_of_it(self) -> None:
+        async def run() -> None:
+            long = "".join(f"{n:07} " for n in range(5_000))
+
+            def reads(messages: Any) -> Any:
+                path = results(messages)[-1]["tasks"][0]["final_output"]["file"]
+                return call("read_file", "read", path=path, offset=20_000, limit=8)
+
+            model = Model(go=[[dispatch("one"), dispatch("two")], await_all, reads, "end"],
+                          one=[long], two=["é" * 16_384])  # fmt: skip
+            async with registry() as where:
+                lead = coordinator(model, where)
+                await lead.execute_query_async("go")
+                *_, awaited, read = results(lead.conversation_history)
+            shown, short = (task["final_output"] for task in awaited["tasks"])
+            assert (shown["head"], shown["tail"]) == (long[:4096], long[-4096:])
+            assert shown["bytes"] == 40_000
+            assert short == "é" * 16_384  # 32 KiB
+            assert (read["content"], read["total_chars"]) == (long[20_000:20_008], 40_000)
 
         run_virtual(run())

@@ -84,3 +84,47 @@ async def test_messages_and_files_survive_the_death_of_a_worker(
     kinds = [frame["type"] for frame in frames]
     assert kinds.count("subagent.message_sent") == kinds.count("message.delivered") == 1
     assert "subagent.resumed" in kinds
+
+
+def reads_the_answer(request: dict[str, Any]) -> Reply:
+    shown = swarm.results_in(request)[-1]["tasks"][0]["final_output"]
+    return calls(("read_file", {"path": shown["file"], "offset": 39_990}))
+
+
+async def test_the_file_of_a_long_answer_is_there_after_a_restart(
+    database_url: str, model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    model.decide = swarm.plays(
+        {
+            "root": [
+                swarm.dispatches("long"),
+                swarm.awaits(),
+                lambda request: gated(gate, reads_the_answer(request)),
+                lambda request: text(swarm.results_in(request)[-1]["content"]),
+            ],
+            "long": [text("0123456789" * 4_000)],
+        }
+    )
+    with_model = environment(database_url, model)
+    async with (
+        command("serve", "--no-worker", "--port", "0", **with_model) as api,
+        client_of(api.port) as client,
+    ):
+        await swarm.coordinator(client)
+        async with command("worker", **with_model) as first:
+            run_id = await swarm.start(client)
+            await swarm.until(database_url, _HAS_AWAITED)
+            first.kill()
+            await first.process.wait()
+        gate.set()
+        async with command("worker", **with_model):
+            frames = await watch(api.port, run_id)
+        swarm.assert_whole(frames)
+        assert (await client.get(f"/v1/runs/{run_id}")).json()["output"] == "0123456789"
+
+
+_HAS_AWAITED = """
+SELECT count(*) = 1 FROM run_events
+WHERE type = 'tool.completed' AND data ->> 'name' = 'await_subagent'
+"""

@@ -72,8 +72,8 @@ class BackgroundTask(Protocol):
     def on_text(self, query: "Query", text: str) -> None:
         """Receive a text delta of a query."""
 
-    def messages(self, query: "Query") -> Sequence[str]:
-        """Return the messages that a query gets before its next model call."""
+    def messages(self, query: "Query", *, answered: bool) -> Sequence[str]:
+        """Return messages for a query's next model call; if it has ``answered``, the last ones."""
 
 
 class PromptMemory(Protocol):

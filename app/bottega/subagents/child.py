@@ -35,6 +35,9 @@ DEFAULT_INSTRUCTIONS = (
 CANCELLED = "somebody cancelled this task"
 EMPTY = "(the task ended without a text)"
 
+MOST_SHOWN = 32_768
+"""Bytes of an answer that a parent's model reads as a whole."""
+
 FAN_OUT = "dispatch_subagents"
 _ITEM = 1 << 20
 """More than the tool calls of any message."""
@@ -92,6 +95,8 @@ class ChildTask:
         work = self._work(restored.params)
         self.query.usage += restored.usage
         restored = replace(restored, params=self._with_model(restored.params))
+        if restored.outcome is not None:
+            keep_answer(self.scope.swarm, self.task_id, restored.outcome)
         handle = registry.restore(parent, restored, work, task_id=self.task_id, place=self.place)
         if self.task_id in self.scope.swarm.options.cancelled:
             registry.cancel(self.task_id, CANCELLED)
@@ -213,6 +218,7 @@ class ChildTask:
                 except InvalidInputError as error:  # the run's files are too many
                     lost = {"code": "file_not_kept", "message": f"{path}: {error.detail}"}
                     handle.parent.listener.on_event(handle, "warning", lost)
+            keep_answer(swarm, handle.task_id, end.outcome)
             return end.outcome
 
         return work
@@ -275,6 +281,7 @@ async def _ask(
             retried = {"attempt": tries, "reason": outcome.error}
             handle.parent.listener.on_event(handle, "retried", retried)
             outcome, calls = await _try(swarm, parent, handle, made(), tries, calls)
+        keep_answer(swarm, handle.task_id, outcome)
         return outcome
     finally:
         swarm.forget_files(handle.task_id)
@@ -332,6 +339,22 @@ def first_message(task_id: UUID, prompt: str, shared: Mapping[str, Any]) -> str:
         f"{prompt}{about}\n\nYour own folder is {folder_of(task_id)}/ "
         "(input, output, scratch); /global/ is for reading."
     )
+
+
+def is_long(output: str) -> bool:
+    """Check if a parent's model reads only a part of an answer."""
+    return len(output) * 4 > MOST_SHOWN and len(output.encode()) > MOST_SHOWN
+
+
+def answer_file(task_id: UUID) -> str:
+    """Return the path of the file with a task's long answer."""
+    return f"{folder_of(task_id)}/final_output.md"
+
+
+def keep_answer(swarm: Swarm, task_id: UUID, outcome: SubagentOutcome) -> None:
+    """Give the parent a file with a long answer. It needs no storage: the log has the text."""
+    if outcome.output is not None and is_long(outcome.output):
+        swarm.context.restore(answer_file(task_id), outcome.output)
 
 
 def outcome_of(response: AssistantResponse) -> SubagentOutcome:

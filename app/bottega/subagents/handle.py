@@ -209,6 +209,7 @@ class SubagentHandle:
         retries: tries after the first, if that fails.
         spread: a linked run does the task: it needs no slot, and that run has its timeout.
         mailbox: messages of its parent.
+        has_answered: it has looked for messages for the last time.
         work: coroutine function that does the task; the scheduler runs it.
         attempt: 1, plus one for each restoration after a crash.
         queue_position: ready tasks of the tenant before it at its dispatch (see
@@ -216,6 +217,7 @@ class SubagentHandle:
         deadline: set when it first runs.
         paused_at: since then its time stands still, because it waits for people.
         partial_output: the last 10,000 characters of its model's text.
+        written, polled: number of characters of that text, and of those that its parent has read.
         token_usage: set for failed tasks as well.
         rate_limited: a model call failed because the server answered 429 to the last try.
         received: its parent has read its outcome.
@@ -249,6 +251,7 @@ class SubagentHandle:
     retries: int = 0
     spread: bool = False
     mailbox: Mailbox | None = None
+    has_answered: bool = False
     status: SubagentStatus = SubagentStatus.QUEUED
     attempt: int = 1
     queue_position: int = 0
@@ -256,6 +259,8 @@ class SubagentHandle:
     deadline: float | None = None
     paused_at: float | None = None
     partial_output: str = ""
+    written: int = 0
+    polled: int = 0
     final_output: str | None = None
     error: str | None = None
     error_code: str | None = None
@@ -340,6 +345,7 @@ class SubagentHandle:
 
     def add_text(self, text: str) -> None:
         """Append to ``partial_output``; keep its last ``MAX_PARTIAL_OUTPUT`` characters."""
+        self.written += len(text)
         self.partial_output = (self.partial_output + text)[-MAX_PARTIAL_OUTPUT:]
 
 
@@ -389,11 +395,3 @@ class Waiter:
             self.limit.reschedule(None)
         elif self.left is not None:
             self.limit.reschedule(now + self.left)
-
-
-def as_id(text: str) -> UUID | None:
-    """Return a task's id from a model's text; ``None``: it is no UUID."""
-    try:
-        return UUID(text)
-    except ValueError:
-        return None

@@ -248,11 +248,12 @@ class TaskOfQuery:
         handle.add_text(text)
         handle.parent.listener.on_event(handle, "output_chunk", {"text": text})
 
-    def messages(self, query: Query) -> Sequence[str]:
+    def messages(self, query: Query, *, answered: bool) -> Sequence[str]:
         handle, call = self.handle, query.model_calls + 1
-        if handle.mailbox is None or query.path != handle.path:
+        if query.path != handle.path:
             return ()
-        told = handle.mailbox.due(call)
+        told = {} if handle.mailbox is None else handle.mailbox.due(call)
+        handle.has_answered = answered and not told
         for message_id, text in told.items():
             read = {"message_id": message_id, "call": call, "content": text}
             handle.parent.listener.on_event(handle, "message_read", read)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Collection, Sequence
 from typing import Literal
+from uuid import UUID
 
 from bottega.subagents.handle import SubagentHandle, Waiter
 from bottega.subagents.states import SubagentStatus
@@ -88,3 +89,11 @@ async def all_done(tasks: Collection["asyncio.Task[None]"]) -> None:
             cancelled = True
     if cancelled:
         raise asyncio.CancelledError
+
+
+def as_id(text: str) -> UUID | None:
+    """Return a task's id from a model's text; ``None``: it is no UUID."""
+    try:
+        return UUID(text)
+    except ValueError:
+        return None

@@ -12,5 +12,5 @@ def sent_to(query: Query, *, answered: bool) -> tuple[list[StandardMessage], lis
     """
     inbox, task = query.recorder.inbox, query.task
     of_users = [] if inbox is None else list(inbox.due(query, answered=answered))
-    texts = () if task is None else task.messages(query)
+    texts = () if task is None else task.messages(query, answered=answered)
     return of_users, [*of_users, *(HumanMessage(content=text) for text in texts)]

@@ -6,7 +6,6 @@ from pydantic import ValidationError
 
 from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.tools import error_result, explain, success_result
-from bottega.subagents.handle import as_id
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import QueryScope
 from bottega.subagents.tools.arguments import (
@@ -17,13 +16,16 @@ from bottega.subagents.tools.arguments import (
 )
 from bottega.subagents.tools.reports import distinct, find, own_tasks, report
 from bottega.subagents.tools.shared import SubagentTool
+from bottega.subagents.waits import as_id
 
 CANCELLED = "its parent cancelled it"
 
 
 class PollTool(SubagentTool):
     name = "poll_subagent"
-    description = "Says how tasks are doing, with what they wrote so far. Never waits."
+    description = (
+        "Says how tasks are doing, with what they wrote since you last read it. Never waits."
+    )
 
     def create_schema(self) -> dict[str, Any]:
         return schema_of(PollArguments)
@@ -36,10 +38,10 @@ class PollTool(SubagentTool):
         _, scope = self.shared.scope()
         longest = arguments.max_partial_output_length if arguments.include_partial_output else 0
         if arguments.task_ids is not None:
-            answer = await report(scope, distinct(arguments.task_ids), longest)
+            answer = await report(scope, distinct(arguments.task_ids), longest, news=True)
             return success_result(tool_call, answer)
         ids, left = own_tasks(scope)
-        answer = await report(scope, ids, longest)
+        answer = await report(scope, ids, longest, news=True)
         if left:
             answer["note"] = f"{left} more of your tasks are over and not listed: name their ids"
         return success_result(tool_call, answer)

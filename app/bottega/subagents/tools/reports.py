@@ -5,13 +5,17 @@ from typing import Any
 from uuid import UUID
 
 from bottega.agents.loop import FINAL_ANSWER
-from bottega.subagents.handle import SubagentHandle, as_id
+from bottega.subagents.child import answer_file, is_long
+from bottega.subagents.handle import SubagentHandle
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import QueryScope
+from bottega.subagents.waits import as_id
 
 MOST_LISTED = 50
 """Tasks of one report."""
 NOT_FOUND = "not_found"
+EXCERPT = 4_096
+"""Characters of the head and of the tail of a long answer."""
 
 
 def distinct(ids: Iterable[str]) -> list[str]:
@@ -25,15 +29,19 @@ def find(scope: QueryScope, task_id: str) -> SubagentHandle | None:
     return None if known is None else scope.swarm.registry.get(known, scope.parent)
 
 
-async def report(scope: QueryScope, ids: Sequence[str], longest_partial: int) -> dict[str, Any]:
-    """Build the result of ``poll_subagent``; mark the caller's finished tasks as received."""
+async def report(
+    scope: QueryScope, ids: Sequence[str], longest_partial: int, *, news: bool = False
+) -> dict[str, Any]:
+    """Build the result of ``poll_subagent``; mark the caller's finished tasks as received.
+
+    Args:
+        news: leave out what the caller got before.
+    """
     now = scope.swarm.registry.scheduler.now()
     views: dict[str, dict[str, Any] | None] = {}
     for each in ids:
         handle = find(scope, each)
-        views[each] = None if handle is None else _view(handle, now, longest_partial)
-        if handle is not None and handle.status.is_final and handle.parent is scope.parent:
-            handle.received = True
+        views[each] = None if handle is None else _view(scope, handle, now, longest_partial, news)
     if scope.swarm.options.lookup is not None and None in views.values():
         await _look_up(scope, views)
     tasks = [
@@ -69,19 +77,40 @@ async def _look_up(scope: QueryScope, views: dict[str, dict[str, Any] | None]) -
     if not gone:
         return
     for task, view in (await scope.swarm.options.lookup(list(gone), scope.task_id)).items():
+        if "final_output" in view:
+            view = {**view, "final_output": shown(scope, task, view["final_output"])}
         views[gone[task]] = view
 
 
-def _view(handle: SubagentHandle, now: float, longest_partial: int) -> dict[str, Any]:
+def shown(scope: QueryScope, task_id: UUID, output: str) -> str | dict[str, Any]:
+    """Return a task's answer; of a long one its head and tail, and the file that has all of it."""
+    if not is_long(output):
+        return output
+    parts = {"head": output[:EXCERPT], "tail": output[-EXCERPT:], "bytes": len(output.encode())}
+    return parts | ({"file": answer_file(task_id)} if task_id in scope.dispatched else {})
+
+
+def _view(
+    scope: QueryScope, handle: SubagentHandle, now: float, longest_partial: int, news: bool
+) -> dict[str, Any]:
     view: dict[str, Any] = {"task_id": str(handle.task_id), "status": str(handle.status)}
+    is_own = handle.parent is scope.parent
     if longest_partial and handle.partial_output and handle.final_output is None:
-        view["partial_output"] = handle.partial_output[-longest_partial:]
-    if handle.final_output is not None:
-        view["final_output"] = handle.final_output
+        unread = handle.written - handle.polled if news and is_own else handle.written
+        if new := handle.partial_output[-min(unread, longest_partial) :] if unread else "":
+            view["partial_output"] = new
+    if handle.final_output is not None and news and is_own and handle.received:
+        view["sent_before"] = True
+    elif handle.final_output is not None:
+        view["final_output"] = shown(scope, handle.task_id, handle.final_output)
         if handle.stop_reason not in (None, FINAL_ANSWER):
             view["stop_reason"] = handle.stop_reason
     if handle.error is not None:
         view["error"] = handle.error
     view["duration_ms"] = handle.duration_ms(now)
     view["token_usage"] = handle.token_usage.to_dict()
+    if is_own:
+        handle.received = handle.received or handle.status.is_final
+        if longest_partial:
+            handle.polled = handle.written
     return view

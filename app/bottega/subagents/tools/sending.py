@@ -65,6 +65,8 @@ async def _told(scope: QueryScope, handle: SubagentHandle, message_id: str, text
 def _refusal(handle: SubagentHandle) -> str | None:
     if handle.status.is_final or handle.suspended:
         return f"the task is {handle.status}: it reads no more messages"
+    if handle.has_answered:
+        return "the task has given its answer already: it reads no more messages"
     if handle.mailbox is None:
         return None
     if len(handle.mailbox.unread) >= MOST_UNREAD:

@@ -11,9 +11,8 @@ from uuid import UUID
 
 from bottega.events.payloads import ToolStarted, tool_call_of
 from bottega.events.types import Event, EventType
-from bottega.subagents.handle import as_id
 from bottega.subagents.states import SubagentStatus, stands_still
-from bottega.subagents.waits import Mode, needed
+from bottega.subagents.waits import Mode, as_id, needed
 
 AWAIT = "await_subagent"
 
