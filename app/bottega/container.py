@@ -31,6 +31,7 @@ from bottega.secrets.lookup import SecretLookup
 from bottega.settings import Settings
 from bottega.tenants import erase
 from bottega.tenants.key_cache import KeyCache
+from bottega.tracing.export import exporting
 from bottega.users.erasure import UserErasure
 
 GC_THRESHOLD = (50_000, 20, 20)
@@ -96,8 +97,7 @@ async def open_service(
 
     Args:
         url: of a database that is up.
-        api: serve subscribers (listen for wake-ups).
-        worker: execute runs.
+        api, worker: serve subscribers (listen for wake-ups); execute runs.
         silence: time limits for a silent server.
 
     Raises:
@@ -126,6 +126,7 @@ async def open_service(
             open_outgoing(settings, database, listener, key_cache.is_open, descriptors) as outgoing,
             contextlib.AsyncExitStack() as stack,
         ):
+            stack.enter_context(exporting())
             service = Service(
                 settings,
                 database,

@@ -3,22 +3,70 @@
 import re
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from typing import NamedTuple
 
 HEADER = "traceparent"
+STATE = "tracestate"
+LONGEST_STATE = 512
+"""Characters of a ``tracestate`` that are passed on; vendors must take as many."""
+
 _FORM = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_MEMBER = re.compile(
+    r"([a-z0-9][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
+    r"=[ -+\--<>-~]{0,255}[!-+\--<>-~]"
+)
+_MOST_MEMBERS = 32
+_LONG_MEMBER = 128
+_LONGEST_SENT = 8192
 
-current: ContextVar[str | None] = ContextVar("traceparent", default=None)
-"""The ``traceparent`` of the work under way; ``None``: it belongs to no trace."""
+
+class Trace(NamedTuple):
+    """A place in a trace: below it hangs what is done next.
+
+    Attributes:
+        tracestate: what vendors keep with it; may be empty.
+        is_local: it names a span of this process.
+    """
+
+    traceparent: str
+    tracestate: str = ""
+    is_local: bool = False
+
+    @classmethod
+    def of(cls, traceparent: str | None, tracestate: str | None) -> "Trace | None":
+        """Build it from what is stored with a run; ``None``: the run belongs to no trace."""
+        return None if traceparent is None else cls(traceparent, tracestate or "")
 
 
-def taken(values: Sequence[bytes]) -> str | None:
-    """Return the ``traceparent`` of a request; a missing or wrong one is ``None``.
+current: ContextVar[Trace | None] = ContextVar("trace", default=None)
+"""The place of the work under way; ``None``: it belongs to no trace."""
+
+
+def taken(traceparents: Sequence[bytes], tracestates: Sequence[bytes] = ()) -> Trace | None:
+    """Return the trace of a request; ``None``: the ``traceparent`` is missing or wrong.
 
     Args:
-        values: of the header.
+        traceparents, tracestates: values of the headers. A wrong ``tracestate`` is dropped.
     """
-    text = values[0].decode("latin-1") if len(values) == 1 else ""
-    return text if _FORM.fullmatch(text) else None
+    text = traceparents[0].decode("latin-1") if len(traceparents) == 1 else ""
+    return Trace(text, _state(tracestates)) if _FORM.fullmatch(text) else None
+
+
+def _state(values: Sequence[bytes]) -> str:
+    """Return a valid ``tracestate`` of at most :data:`LONGEST_STATE` characters, or nothing."""
+    sent = b",".join(values)
+    if len(sent) > _LONGEST_SENT:
+        return ""
+    members = [each.strip(" \t") for each in sent.decode("latin-1").split(",")]
+    members = [each for each in members if each]
+    matches = [_MEMBER.fullmatch(each) for each in members]
+    keys = {match[1] for match in matches if match is not None}
+    if len(keys) != len(members) or len(members) > _MOST_MEMBERS:
+        return ""  # wrong, or with a key twice
+    while len(",".join(members)) > LONGEST_STATE:  # the order of removal is W3C's
+        long = [each for each in members if len(each) > _LONG_MEMBER]
+        members.remove(long[-1] if long else members[-1])
+    return ",".join(members)
 
 
 def trace_id(traceparent: str | None) -> str | None:
@@ -32,7 +80,8 @@ def with_trace(headers: Mapping[str, str]) -> Mapping[str, str]:
 
     A ``traceparent`` among them stays.
     """
-    traceparent = current.get()
-    if traceparent is None or HEADER in headers:
+    trace = current.get()
+    if trace is None or HEADER in headers:
         return headers
-    return {**headers, HEADER: traceparent}
+    state = {STATE: trace.tracestate} if trace.tracestate else {}
+    return {**headers, HEADER: trace.traceparent, **state}

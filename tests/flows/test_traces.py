@@ -52,5 +52,5 @@ async def test_a_run_without_a_trace_sends_none(guest: Running, guest_model: Fak
 )
 def test_only_a_valid_trace_is_taken(wrong: bytes) -> None:
     assert trace_context.taken([wrong]) is None
-    assert trace_context.taken([CALLER.encode()]) == CALLER
+    assert trace_context.taken([CALLER.encode()]) == (CALLER, "", False)
     assert trace_context.taken([CALLER.encode()] * 2) is None

@@ -90,7 +90,7 @@ class QueryLoop:
             response = await self._ended(response)
             query.recorder.query_ended(query, response)
         except BaseException as error:
-            query.escaped = error
+            query.recorder.query_escaped(query, error)
             raise
         return response
 

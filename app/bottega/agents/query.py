@@ -243,6 +243,10 @@ class Recorder:
     def query_ended(self, query: Query, response: AssistantResponse) -> None:
         """Record a query's end, successful or not; not called after a cancellation."""
 
+    def query_escaped(self, query: Query, error: BaseException) -> None:
+        """Note that an exception or its cancellation ended a query, without a response."""
+        query.escaped = error
+
     async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
         """Make or replay the model call with the number ``query.model_calls``.
 
@@ -372,13 +376,7 @@ def delta_listener(query: Query) -> OnDelta | None:
 
 @dataclass(frozen=True, slots=True)
 class CurrentCall:
-    """A tool call that is being executed.
-
-    Attributes:
-        query: the query that made the call.
-        index: index among the calls of the message.
-        id: the call's id from the model.
-    """
+    """A tool call under way: its query, its index in its message, its id from the model."""
 
     query: Query
     index: int

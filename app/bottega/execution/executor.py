@@ -33,6 +33,7 @@ from bottega.execution.live_text import LiveText
 from bottega.execution.mcp.tools import McpSessions
 from bottega.execution.memory import facts_of, use_memory
 from bottega.execution.observed.recorder import ObservedRecorder, about
+from bottega.execution.observed.traced import recorder_of
 from bottega.execution.replay import fold
 from bottega.execution.retrieval import MemorySources
 from bottega.execution.step_writer import StepWriter
@@ -216,7 +217,7 @@ class Executor:
             wake=self.notifier.wrote,
             known=known,
         )
-        entry.recorder = ObservedRecorder(
+        entry.recorder = recorder_of(
             journal,
             run,
             day=() if self.day_budgets is None else self.day_budgets.open(tenant_id),
@@ -256,6 +257,7 @@ class Executor:
             self.notifier.wake(run_id)
             await self._settle(entry.recorder)
             await journal.close()
+            entry.recorder.closed()
             await entry.ending.aclose()
 
     def _files_of(self, run: ClaimedRun) -> RunFiles | None:

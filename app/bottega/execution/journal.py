@@ -133,7 +133,7 @@ class Journal:
         self._wake = wake
         self._session = run.session_id
         self._has_checks = run.has_checks
-        self._known = known
+        self.known = known
         self._began = monotonic() - run.elapsed_s
         self.episode_recorder = episode_recorder
         self._heard_earlier_steps = False
@@ -292,7 +292,7 @@ class Journal:
                 session=self._session,
                 publications=open_step.publications,
                 outcome=open_step.outcome,
-                known=self._known,
+                known=self.known,
             )
             await self._writer.store(step)
         except UnreadMessagesError:

@@ -115,7 +115,8 @@ class NewRun:
         }
         # a stored body may have other fields
         given = {name: asked[name] for name in _FIELDS if asked.get(name) is not None}
-        own = {"principal": principal, "traceparent": trace_context.current.get()}
+        trace = trace_context.current.get()
+        own = {"principal": principal, "traceparent": trace and trace.traceparent}
         return cls(**{**dict.fromkeys(_FIELDS), **limits, **given, **own})
 
 

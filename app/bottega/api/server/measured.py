@@ -3,6 +3,7 @@
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bottega import metrics, trace_context
+from bottega.api.server import traced
 from bottega.api.server.headers import sent
 from bottega.clock import monotonic
 
@@ -23,13 +24,17 @@ class MeasureRequests:
             await self.app(scope, receive, send)
             return
         began, counted = monotonic(), False
-        trace_context.current.set(trace_context.taken(sent(scope, b"traceparent")))
+        states = sent(scope, b"tracestate")
+        trace_context.current.set(trace_context.taken(sent(scope, b"traceparent"), states))
+        span = traced.begin(scope["method"])
 
         def count(status: int) -> None:
             nonlocal counted
             counted = True
             route = getattr(scope.get("route"), "path", UNMATCHED)
             metrics.answered(scope["method"], route, status, monotonic() - began)
+            if span is not None:
+                traced.end(span, route, status)
 
         async def send_counted(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -17,6 +17,7 @@ from bottega.execution.recorder import JournalRecorder
 from bottega.mcp.tool import McpTool
 from bottega.tools.http import HttpTool
 from bottega.tools.people import AskUser, ClientTool
+from bottega.trace_context import Trace
 
 log = structlog.get_logger(__name__)
 
@@ -37,7 +38,8 @@ class ObservedRecorder(JournalRecorder):
         self._run = run
 
     def began(self) -> None:
-        """Log that this attempt begins."""
+        """Log that this attempt begins; its trace goes with what it sends."""
+        trace_context.current.set(Trace.of(self._run.traceparent, None))
         attempt = self.journal.attempt
         if attempt == 1:
             log.info("run.started")
@@ -52,11 +54,13 @@ class ObservedRecorder(JournalRecorder):
         say = log.info if end.error is None else log.warning
         say("run.ended", status=str(end.status), error=end.error)
 
+    def closed(self) -> None:
+        """Note that this attempt is over, whether its run has ended or not."""
+
     def query_started(self, query: Query) -> None:
-        """Name the task in all log lines of the query, and its trace in what it sends."""
+        """Name the task in all log lines of the query."""
         if query.path:
             structlog.contextvars.bind_contextvars(**about(self._run, self.tasks.id_of(query)))
-        trace_context.current.set(self._run.traceparent)
         super().query_started(query)
 
     async def _act(

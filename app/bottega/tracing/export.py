@@ -1,0 +1,78 @@
+"""The export of spans by OpenTelemetry's SDK, as its ``OTEL_*`` variables say."""
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import structlog
+
+from bottega.tracing import spans
+
+log = structlog.get_logger(__name__)
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_EXPORTER = "OTEL_TRACES_EXPORTER"
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_TEXTS = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+_LAST_S = 5.0
+"""Longest wait for the last spans at the end of a process."""
+
+_lock = threading.Lock()
+_users = 0
+
+
+def is_wanted(environment: Mapping[str, str]) -> bool:
+    """Return true if the variables ask for spans: they name an exporter, or where it sends to."""
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    exporter = environment.get(_EXPORTER, "").strip().lower()
+    return exporter != "none" and bool(exporter or any(map(environment.get, _ENDPOINTS)))
+
+
+@contextmanager
+def exporting() -> Iterator[None]:
+    """Send this process's spans during the block, if the environment asks for them."""
+    global _users
+    if not is_wanted(os.environ):
+        yield
+        return
+    with _lock:
+        _users += 1
+        provider = _open() if spans.tracer is None else None
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                spans.tracer = None
+        if provider is not None:
+            _close(provider)
+
+
+def _open() -> Any:
+    """Start the export; return what is to be shut down, or ``None`` with a warning in the log."""
+    try:
+        from bottega.tracing import sdk
+    except ImportError as error:
+        hint = "install bottega[otel], or unset the variables OTEL_*"
+        log.warning("traces.off", error=str(error), hint=hint)
+        return None
+    protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), "http/protobuf")
+    exporter = os.environ.get(_EXPORTER, "otlp").strip().lower() or "otlp"
+    if exporter != "otlp" or protocol != "http/protobuf":
+        hint = "only OTEL_TRACES_EXPORTER=otlp by http/protobuf is supported"
+        log.warning("traces.off", exporter=exporter, protocol=protocol, hint=hint)
+        return None
+    takes_texts = os.environ.get(_TEXTS, "").strip().lower() == "true"
+    provider, spans.tracer = sdk.opened(takes_texts)
+    return provider
+
+
+def _close(provider: Any) -> None:
+    """Send the last spans. A collector that does not answer delays the end a little."""
+    closing = threading.Thread(target=provider.shutdown, name="last-spans", daemon=True)
+    closing.start()
+    closing.join(_LAST_S)

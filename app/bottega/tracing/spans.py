@@ -1,0 +1,174 @@
+"""Spans: pieces of work as tracing backends show them, by OpenTelemetry's GenAI conventions.
+
+While :data:`tracer` is ``None``, nobody makes spans, and OpenTelemetry is not imported.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from contextvars import Token
+from hashlib import blake2b
+from typing import NamedTuple, Protocol
+from uuid import UUID
+
+from bottega import trace_context
+from bottega.trace_context import Trace
+
+SERVER, CONSUMER, CLIENT, INTERNAL = "SERVER", "CONSUMER", "CLIENT", "INTERNAL"
+"""Kinds of spans, as OpenTelemetry names them."""
+
+OPERATION = "gen_ai.operation.name"
+AGENT = "gen_ai.agent.name"
+CONVERSATION = "gen_ai.conversation.id"
+PROVIDER = "gen_ai.provider.name"
+MODEL = "gen_ai.request.model"
+ANSWERED_BY = "gen_ai.response.model"
+INPUT_TOKENS = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+REASONING_TOKENS = "gen_ai.usage.reasoning.output_tokens"
+TOOL = "gen_ai.tool.name"
+TOOL_TYPE = "gen_ai.tool.type"
+TOOL_CALL = "gen_ai.tool.call.id"
+ARGUMENTS = "gen_ai.tool.call.arguments"
+RESULT = "gen_ai.tool.call.result"
+INSTRUCTIONS = "gen_ai.system_instructions"
+INPUT = "gen_ai.input.messages"
+OUTPUT = "gen_ai.output.messages"
+METHOD = "http.request.method"
+ROUTE = "http.route"
+STATUS = "http.response.status_code"
+ERROR = "error.type"
+RUN = "bottega.run.id"
+TENANT = "bottega.tenant"
+ATTEMPT = "bottega.run.attempt"
+RUN_STATUS = "bottega.run.status"
+TASK = "bottega.task.id"
+TOOL_KIND = "bottega.tool.type"
+FAILED_TRY = "bottega.model_try_failed"
+"""Name of an event of a span: a try of its model call failed, and another follows."""
+
+CANCELLED = "cancelled"
+"""``error.type`` of work that was stopped."""
+
+Attributes = Mapping[str, str | int]
+
+
+class Ids(NamedTuple):
+    """Ids of a span that are known before it begins.
+
+    Attributes:
+        trace: used only if the span has no parent.
+    """
+
+    trace: int
+    span: int
+
+
+class Recorded(Protocol):
+    """A span of the library.
+
+    Attributes:
+        trace: names it to what is called below it.
+        is_recorded: false if the trace is not sampled.
+    """
+
+    trace: Trace
+    is_recorded: bool
+
+    def name(self, name: str) -> None: ...
+    def set(self, attributes: Attributes) -> None: ...
+    def event(self, name: str, attributes: Attributes) -> None: ...
+    def end(self, error: str | None) -> None: ...
+
+
+class Tracer(Protocol):
+    """Makes spans.
+
+    Attributes:
+        takes_texts: prompts, answers, arguments and results are sent too.
+    """
+
+    takes_texts: bool
+
+    def begin(
+        self,
+        name: str,
+        kind: str,
+        attributes: Attributes,
+        parent: Trace | None,
+        ids: Ids | None,
+        link: Ids | None,
+    ) -> Recorded: ...
+
+
+tracer: Tracer | None = None
+"""Set while spans are sent."""
+
+
+class Span:
+    """A piece of work under way; the work below it hangs below it.
+
+    Attributes:
+        takes_texts: its texts are wanted.
+    """
+
+    def __init__(self, recorded: Recorded, takes_texts: bool) -> None:
+        self._recorded = recorded
+        self._before: Token[Trace | None] = trace_context.current.set(recorded.trace)
+        self._ended = False
+        self.takes_texts = takes_texts and recorded.is_recorded
+
+    def name(self, name: str) -> None:
+        """Replace its name."""
+        self._recorded.name(name)
+
+    def set(self, attributes: Attributes) -> None:
+        """Set attributes."""
+        self._recorded.set(attributes)
+
+    def event(self, name: str, attributes: Attributes) -> None:
+        """Add an event that happens now."""
+        self._recorded.event(name, attributes)
+
+    def end(self, error: str | None = None) -> None:
+        """End it. Idempotent.
+
+        Args:
+            error: code of the error that ended it; never a text.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        with suppress(ValueError):  # it may end outside of its work's context, which is over
+            trace_context.current.reset(self._before)
+        self._recorded.end(error)
+
+
+def begin(
+    name: str,
+    kind: str,
+    attributes: Attributes,
+    *,
+    ids: Ids | None = None,
+    link: Ids | None = None,
+) -> Span | None:
+    """Begin a span below the work under way, if spans are made.
+
+    Args:
+        link: ids of a span that it continues.
+    """
+    if tracer is None:
+        return None
+    recorded = tracer.begin(name, kind, attributes, trace_context.current.get(), ids, link)
+    return Span(recorded, tracer.takes_texts)
+
+
+def ids_of(run_id: UUID, attempt: int, traceparent: str | None) -> Ids:
+    """Return the ids of an attempt's span, which the next attempt links to.
+
+    They follow from the run, as an attempt may die before it tells anyone.
+    """
+    known = trace_context.trace_id(traceparent)
+    trace = run_id.int if known is None else int(known, 16)
+    digest = blake2b(run_id.bytes + attempt.to_bytes(8, "big"), digest_size=8).digest()
+    return Ids(trace, int.from_bytes(digest, "big") or 1)
