@@ -205,6 +205,48 @@ async def test_a_linked_run_reads_a_message_of_its_parent(
     assert "look twice" in run["output"]
 
 
+async def test_a_retried_parent_keeps_what_its_linked_runs_found(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    is_broken = True
+
+    def reads(request: dict[str, Any]) -> Reply:
+        if is_broken:
+            return http_error(400)
+        return calls(("read_file", {"path": f"/subagent/{started(request)[0]}/output/note"}))
+
+    guest_model.decide = swarm.plays(
+        {
+            "root": [
+                fans_out("one", "two"),
+                awaits_all,
+                reads,
+                lambda request: text(swarm.results_in(request)[-1]["content"]),
+            ],
+            "one": [writes_note, text("ONE")],
+        }
+    )
+    await swarm.coordinator(guest.client, subagents={"limits": {"spread_above": 0}})
+    failed = await swarm.start(guest.client, session_id="s")
+    assert (await guest.watch(failed))[-1]["type"] == "run.failed"
+    linked = await linked_of(guest, failed)
+    assert len(linked) == 2
+    refused = await guest.client.post(f"/v1/runs/{linked[0]['id']}/retry", json={})
+    assert (refused.status_code, refused.json()["code"]) == (409, "linked_run")
+
+    is_broken = False
+    body = {"from": "last_step"}
+    run_id = (await guest.client.post(f"/v1/runs/{failed}/retry", json=body)).json()["id"]
+    assert (await guest.watch(run_id))[-1]["type"] == "run.completed"
+    assert (await guest.client.get(f"/v1/runs/{run_id}")).json()["output"] == "x"
+    assert await linked_of(guest, run_id) == []
+    said = (await guest.client.get("/v1/sessions/s/messages")).json()["items"]
+    assert {each["run_id"] for each in said} <= {failed, run_id}
+    await guest.client.delete("/v1/sessions/s")
+    gone = [await guest.client.get(f"/v1/runs/{each['id']}") for each in linked]
+    assert [answer.status_code for answer in gone] == [404, 404]
+
+
 async def test_tasks_share_their_runs_budget_in_equal_parts(
     guest: Running, guest_model: FakeModel
 ) -> None:

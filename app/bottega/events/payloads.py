@@ -236,7 +236,7 @@ class SubagentDispatched(NamedTuple):
     Attributes:
         agent: ``None`` for a helper without a definition.
         shared: the part of the metadata that the task reads too.
-        is_spread: a linked run does it.
+        linked_run_id: the run that does it; ``None``: its parent's.
     """
 
     agent: str | None
@@ -249,7 +249,7 @@ class SubagentDispatched(NamedTuple):
     queue_position: int
     shared: Data
     retries: int
-    is_spread: bool
+    linked_run_id: str | None
 
     @classmethod
     def of(cls, data: Data) -> Self:
@@ -264,7 +264,7 @@ class SubagentDispatched(NamedTuple):
             data.get("queue_position") or 0,
             {key: data["metadata"][key] for key in data.get("share_metadata") or ()},
             data.get("retries") or 0,
-            data.get("linked_run_id") is not None,
+            data.get("linked_run_id"),
         )
 
 

@@ -176,7 +176,7 @@ async def _restore_files(
 ) -> None:
     """Restore the files of earlier attempts, and those that a linked run gets."""
     give_files(swarm, run)
-    for path, text in (await spreading.files_of(replay.spread_and_over())).items():
+    for path, text in (await spreading.files_of(replay.linked)).items():
         swarm.context.restore(path, text)
     for write in replay.writes:
         swarm.restore_file(*write)

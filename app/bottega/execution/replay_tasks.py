@@ -65,6 +65,14 @@ class _Task:
     paid: Usage = Usage()
     mailbox: Mailbox = field(default_factory=Mailbox)
 
+    @property
+    def linked_run(self) -> UUID | None:
+        """The linked run that did it, if it is over."""
+        if self.dispatched is None or self.ended is None:
+            return None
+        found = SubagentDispatched.of(self.dispatched.data).linked_run_id
+        return None if found is None else UUID(found)
+
     def use(self, usage: Usage, *, is_paid: bool) -> None:
         self.usage += usage
         self.paid += usage if is_paid else Usage()
@@ -82,6 +90,7 @@ class TaskReplay:
         paid: its part that this run paid for, not the run that it repeats.
         writes: (task or ``None``, path, content) of files, in order.
         waits: seconds that have passed, by (task, call, tool call) of a wait.
+        linked: the linked runs of finished tasks.
     """
 
     tasks: dict[UUID, RestoredTask]
@@ -95,9 +104,7 @@ class TaskReplay:
     def unfinished(self) -> list[UUID]:
         return [task_id for task_id in self.tasks if task_id not in self.over]
 
-    def spread_and_over(self) -> list[UUID]:
-        """Return the finished tasks that linked runs did."""
-        return [each for each, task in self.tasks.items() if task.outcome and task.params.spread]
+    linked: list[UUID] = field(default_factory=list)
 
     def line(self, task_id: UUID | None) -> list[UUID]:
         """Return a task and those above it."""
@@ -151,6 +158,7 @@ def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Ta
         paid=sum((tasks[each].paid for each in over), Usage()),
         writes=writes,
         waits=clocks.waits(now),
+        linked=[each for task in tasks.values() if (each := task.linked_run) is not None],
     )
 
 
@@ -256,7 +264,7 @@ def _past(
         metadata=asked.metadata,
         shared=tuple(asked.shared),
         retries=asked.retries,
-        spread=asked.is_spread,
+        spread=asked.linked_run_id is not None,
     )
     remaining = None
     if task.dequeued is not None and ran is not None:

@@ -86,7 +86,7 @@ async def retry(
 
     Raises:
         NotFoundError: unknown, or another tenant's.
-        ConflictError: ``not_final``.
+        ConflictError: ``not_final``; ``linked_run``: it does a task of another run.
     """
     # A delete of the old run waits for this lock, and then deletes the new run too.
     same = and_(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
@@ -97,6 +97,11 @@ async def retry(
         raise ConflictError(
             f"run {run_id} is not over (it is {old['status']}): wait for its end, or cancel it",
             code="not_final",
+        )
+    if old["parent_run_id"] is not None:
+        raise ConflictError(
+            f"run {run_id} does a task of run {old['parent_run_id']}: retry that one",
+            code="linked_run",
         )
     new = {name: old[name] for name in _KEPT} | {"retry_of": run_id, "principal": principal}
     if (conversation_id := old["conversation_id"]) is not None:

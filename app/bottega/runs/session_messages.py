@@ -103,7 +103,7 @@ class _Wanted:
             of_session, named.run_id == runs.c.id
         )
         own = self._some(runs.c.id, after, inclusive=inclusive).where(
-            runs.c.session_id == self.session_id
+            runs.c.session_id == self.session_id, runs.c.parent_run_id.is_(None)
         )
         both = union_all(select(own.subquery()), select(shared.subquery())).subquery()
         return select(both).order_by(self._order(both.c.id)).limit(_RUNS_AT_ONCE)

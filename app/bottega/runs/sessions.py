@@ -136,6 +136,7 @@ async def ends_with(
     last = (
         select(runs.c.id)
         .where(runs.c.tenant_id == tenant_id, runs.c.session_id == session_id)
+        .where(runs.c.parent_run_id.is_(None))
         .order_by(runs.c.id.desc())
         .limit(1)
     )

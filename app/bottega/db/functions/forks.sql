@@ -4,7 +4,8 @@
 -- Return the runs that a session shows: its own, and those that it began with.
 CREATE OR REPLACE FUNCTION runs_of_session(p_tenant uuid, p_session text) RETURNS SETOF runs
 LANGUAGE sql STABLE AS $$
-    SELECT r.* FROM runs r WHERE r.tenant_id = p_tenant AND r.session_id = p_session
+    SELECT r.* FROM runs r
+    WHERE r.tenant_id = p_tenant AND r.session_id = p_session AND r.parent_run_id IS NULL
     UNION ALL
     SELECT r.* FROM forked_turns t JOIN runs r ON r.tenant_id = p_tenant AND r.id = t.run_id
     WHERE t.tenant_id = p_tenant AND t.session_id = p_session

@@ -244,7 +244,7 @@ BEGIN
                 ELSE spent_by(p_tenant, p_run) END,
         turn = turn || coalesce(nullif(p_outcome -> 'turn', 'null'), '{}'),
         link = CASE WHEN link IS NOT NULL
-            THEN link || jsonb_build_object('written', p_outcome -> 'files') END,
+            THEN link - 'files' || jsonb_build_object('written', p_outcome -> 'files') END,
         attempts = jsonb_set(attempts, '{-1,ended_at}', to_jsonb(p_now)), ended_at = p_now
     WHERE tenant_id = p_tenant AND id = p_run
     RETURNING slot, links, parent_run_id INTO v_slot, v_links, v_parent;

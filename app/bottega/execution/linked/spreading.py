@@ -78,11 +78,11 @@ class Spreading:
             return True  # it gets the message when it begins
         return await self._linked.tell(self._linking, self.id_of(handle.task_id), message_id, text)
 
-    async def files_of(self, tasks: Sequence[UUID]) -> dict[str, str]:
-        """Return the files that the linked runs of finished tasks wrote, by path."""
-        if not tasks:
+    async def files_of(self, linked: Sequence[UUID]) -> dict[str, str]:
+        """Return the files that linked runs wrote, by path."""
+        if not linked:
             return {}
-        ends = await self._linked.ends(self._run.tenant_id, [self.id_of(each) for each in tasks])
+        ends = await self._linked.ends(self._run.tenant_id, linked)
         return {path: text for end in ends.values() for path, text in end.files.items()}
 
     @asynccontextmanager
