@@ -53,8 +53,8 @@ SEARCHES = (
 """Operations whose answers differ from their requests."""
 USED = ("api_keys", "definition_epochs", "episode_state")
 """Tables that record when they were used, or that any definition of the tenant changed."""
-PARTS = 16
-"""Tests that share the values: each tries every operation with a sixteenth of them."""
+PARTS = 24
+"""Tests that share the values: each tries every operation with a part of them."""
 SAMPLE = (0,)
 """Parts that the gate tries."""
 _MARK = "\x02here\x03"
