@@ -39,6 +39,7 @@ def claim_of(run_id: UUID, **changed: Any) -> ClaimedRun:
         providers={},
         mcp_servers={},
         traceparent=None,
+        tracestate=None,
         operators=frozenset(),
         graph_name=None,
         graph=None,

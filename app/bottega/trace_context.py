@@ -81,7 +81,12 @@ def with_trace(headers: Mapping[str, str]) -> Mapping[str, str]:
     A ``traceparent`` among them stays.
     """
     trace = current.get()
-    if trace is None or HEADER in headers:
-        return headers
+    return headers if trace is None or HEADER in headers else {**headers, **headers_of(trace)}
+
+
+def headers_of(trace: Trace | None) -> dict[str, str]:
+    """Return the headers that carry a trace; without one, there are none."""
+    if trace is None:
+        return {}
     state = {STATE: trace.tracestate} if trace.tracestate else {}
-    return {**headers, HEADER: trace.traceparent, **state}
+    return {HEADER: trace.traceparent, **state}

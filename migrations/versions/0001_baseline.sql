@@ -389,6 +389,7 @@ CREATE TABLE runs (
     webhook_url text,
     -- Of the request that made it (W3C).
     traceparent text,
+    tracestate text,
     -- What changes after the start comes last: an update's log entry spans the changed columns.
     -- The session's memory when the run first started: a resumed run must see the same.
     session_base jsonb,

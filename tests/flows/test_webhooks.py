@@ -103,6 +103,8 @@ async def test_a_completed_run_is_delivered_with_a_signature(
     worker: Running, receiver: RawServer
 ) -> None:
     await define(worker.client)
+    trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "vendor=1"}
+    worker.client.headers |= trace
     url = receiver.url("/hook?token=hidden")
     run_id = await start(worker.client, webhook_url=url, metadata={"customer": "acme"})
     webhook = await settled(worker.client, run_id)
@@ -111,6 +113,7 @@ async def test_a_completed_run_is_delivered_with_a_signature(
     assert request.line == "POST /hook?token=hidden HTTP/1.1"
     assert request.headers["content-type"] == "application/json"
     assert request.headers["webhook-id"] == run_id
+    assert trace.items() <= dict(request.headers).items()
     assert (message["type"], message["timestamp"]) == ("run.completed", run["ended_at"])
     data = message["data"]
     assert data.pop("output_omitted") is False

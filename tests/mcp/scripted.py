@@ -68,6 +68,8 @@ def called(request: dict[str, Any]) -> dict[str, Any]:
     match name:
         case "echo":
             return text(json.dumps(arguments), structuredContent=arguments)
+        case "meta":
+            return text(json.dumps(request["params"].get("_meta")))
         case "environment":
             return text(json.dumps(dict(os.environ)))
         case "ask":

@@ -17,6 +17,7 @@ from bottega.mcp.servers import McpError, McpServer, McpToolSchema, StdioCommand
 from bottega.mcp.tool import McpTool
 from bottega.redaction import Redactor
 from bottega.tools.egress import Egress
+from bottega.trace_context import Trace, current
 from tests.waiting import until
 
 SCRIPT = Path(__file__).with_name("scripted.py")
@@ -50,6 +51,17 @@ async def test_a_call_returns_text_and_json(connections: McpConnections, era: st
     assert json.loads(result.parts[0].text or "") == {"a": [1, None]}
     assert result.structured == {"a": [1, None]}
     assert not result.is_error
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_the_trace_goes_along(connections: McpConnections, era: str) -> None:
+    trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "vendor=1"}
+    token = current.set(Trace(*trace.values()))
+    try:
+        result = await connections.call(scripted(era), "meta", {})
+    finally:
+        current.reset(token)
+    assert trace.items() <= json.loads(result.parts[0].text or "").items()
 
 
 @pytest.mark.parametrize("era", ERAS)

@@ -25,6 +25,7 @@ from bottega.events.log import is_transient
 from bottega.leased_work import WorkLoop, seconds_until_due
 from bottega.tenants import webhook_secrets
 from bottega.tools.egress import Egress, EgressRefusedError
+from bottega.trace_context import Trace, headers_of
 
 CHANNEL = "bottega_webhooks"
 RETRIES_S = (5.0, 60.0, 300.0, 1800.0, 7200.0, 21_600.0, 43_200.0)
@@ -48,7 +49,8 @@ WHERE w.tenant_id = $1 AND w.run_id = $2 AND w.seq = $3
 """
 _RUN = f"""
 SELECT id, status, mode, agent, graph, session_id, stop_reason, error, usage, metadata, retry_of,
-       created_at, started_at, ended_at, octet_length(output::text) > {_MAX_OUTPUT} AS long,
+       created_at, started_at, ended_at, traceparent, tracestate,
+       octet_length(output::text) > {_MAX_OUTPUT} AS long,
        CASE WHEN octet_length(output::text) <= {_MAX_OUTPUT} THEN output END AS output,
        CASE WHEN octet_length(output::text) <= {_MAX_OUTPUT} THEN output_json END AS output_json
 FROM runs WHERE tenant_id = $1 AND id = $2
@@ -232,7 +234,8 @@ class Webhooks:
         body = waiting_message(tenant, run, waited) if waited else message(tenant, run)
         answer, failure = None, None
         try:
-            answer = await self._post(to, message_id, at, body, secrets)
+            trace = Trace.of(run["traceparent"], run["tracestate"])
+            answer = await self._post(to, message_id, at, body, secrets, trace)
         except BottegaError as error:
             failure = error
         what = outcome(answer, failure, tries, self._retries_s)
@@ -250,6 +253,7 @@ class Webhooks:
         at: datetime,
         body: bytes,
         secrets: Sequence[str],
+        trace: Trace | None,
     ) -> int:
         """Post a body and return the HTTP status of the reply.
 
@@ -264,7 +268,7 @@ class Webhooks:
         reply = await self._egress.request(
             "POST",
             to["url"],
-            headers=signed(secrets, message_id, at, body),
+            headers=signed(secrets, message_id, at, body) | headers_of(trace),
             content=body,
             timeout_s=self._timeout_s,
             max_bytes=_MAX_REPLY,

@@ -151,7 +151,7 @@ runs = _table(
     "runs",
     uuid="tenant_id id retry_of task_root parent_run_id claimed_by conversation_id",
     text="status mode agent graph session_id user_id stop_reason webhook_url memory principal "
-    "traceparent",
+    "traceparent tracestate",
     json="session_base turn input pinned cost_budget overrides output_schema output output_json "
     "error usage spent spent_beside metadata attempts link",
     flag="links",

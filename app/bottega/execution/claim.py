@@ -61,7 +61,7 @@ class ClaimedRun:
         base: the run of the turn before; ``None``: its turn is the first.
         user: the customer's name for the end user.
         principal: who started it.
-        traceparent: of the request that made it; ``None``: it belongs to no trace.
+        traceparent, tracestate: of the request that made it; ``None``: it belongs to no trace.
         metadata: given by the client.
         token_budget: tokens that it may spend; ``None``: no limit.
         cost_budget: ``amount`` and ``currency`` that it may spend; ``None``: no limit.
@@ -105,6 +105,7 @@ class ClaimedRun:
     user: str | None
     principal: str | None
     traceparent: str | None
+    tracestate: str | None
     metadata: Mapping[str, Any]
     token_budget: int | None
     cost_budget: dict[str, str] | None

@@ -18,6 +18,7 @@ from bottega.mcp.schemas import MOST_BYTES_OF_TOOLS, MOST_TOOLS, tool_schema
 from bottega.mcp.servers import McpServer, McpToolSchema
 from bottega.tools.egress import Egress
 from bottega.tools.media import HEAD_BYTES, is_text, media_type_of
+from bottega.trace_context import current, headers_of
 
 _MOST_PAGES = 50
 _KINDS: dict[str, PartType] = {
@@ -133,7 +134,11 @@ class McpConnections:
 
         def make(answers: Any, state: str | None) -> tuple[Any, Any]:
             params = CallToolRequestParams(
-                name=tool, arguments=arguments, input_responses=answers, request_state=state
+                name=tool,
+                arguments=arguments,
+                input_responses=answers,
+                request_state=state,
+                _meta=headers_of(current.get()) or None,  # as the protocol names it, without HTTP
             )
             return CallToolRequest(params=params), _call_result()
 

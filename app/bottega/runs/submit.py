@@ -59,7 +59,7 @@ class NewRun:
         output_schema: JSON Schema of the answer, in place of the agent's own.
         memory: ``off``, ``read`` or ``full``; the run's agents may make it stricter.
         principal: who starts it.
-        traceparent: of the request; ``None``: it belongs to no trace.
+        traceparent, tracestate: of the request; ``None``: it belongs to no trace.
         version: of its agent, or of its graph if there is no agent; ``None``: the current one.
         way: the façade by which it comes, which must show its agent; ``None``: our own API.
         made_files: files that were made of data in its input; they are deleted with it.
@@ -83,6 +83,7 @@ class NewRun:
     memory: str
     principal: str | None
     traceparent: str | None
+    tracestate: str | None
     conversation: str
     if_busy: str
     made_files: list[UUID] | None
@@ -116,7 +117,9 @@ class NewRun:
         # a stored body may have other fields
         given = {name: asked[name] for name in _FIELDS if asked.get(name) is not None}
         trace = trace_context.current.get()
-        own = {"principal": principal, "traceparent": trace and trace.traceparent}
+        own: dict[str, str | None] = {"principal": principal}
+        if trace is not None:
+            own |= {"traceparent": trace.traceparent, "tracestate": trace.tracestate or None}
         return cls(**{**dict.fromkeys(_FIELDS), **limits, **given, **own})
 
 

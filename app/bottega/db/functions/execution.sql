@@ -154,6 +154,7 @@ BEGIN
             ELSE first_try(r.tenant_id, r.id) END,
         'salt', (SELECT salt FROM tenants WHERE id = r.tenant_id),
         'principal', r.principal, 'pinned', r.pinned, 'traceparent', r.traceparent,
+        'tracestate', r.tracestate,
         'overrides', r.overrides, 'output_schema', r.output_schema,
         'metadata', r.metadata, 'graph_name', r.graph, 'agent', r.agent, 'input', r.input,
         'last_seq', p_last, 'started_at', r.started_at,

@@ -60,19 +60,20 @@ BEGIN
                       pinned, priority, timeout_s, queue_timeout_s, token_budget, cost_budget,
                       webhook_url, overrides, output_schema, metadata, slot, memory, principal,
                       retry_of, task_root, last_seq, carried_seq, conversation_id, turn, queued_at,
-                      traceparent)
+                      traceparent, tracestate)
     SELECT p_tenant, n.mode, n.agent, n.graph, n.session_id, v_user, n.session_base, n.input,
            n.pinned, n.priority, n.timeout_s, n.queue_timeout_s, n.token_budget, n.cost_budget,
            n.webhook_url, coalesce(n.overrides, '{}'), n.output_schema, n.metadata, v_slot,
            coalesce(n.memory, 'full'), n.principal, n.retry_of, n.task_root,
            1 + v_carried, CASE WHEN v_carried > 0 THEN 1 + v_carried ELSE 0 END,
-           v_conversation, n.turn, CASE WHEN v_blocker IS NULL THEN now() END, n.traceparent
+           v_conversation, n.turn, CASE WHEN v_blocker IS NULL THEN now() END, n.traceparent,
+           n.tracestate
     FROM jsonb_to_record(p_new) AS n(
         mode text, agent text, graph text, session_id text, session_base jsonb, input jsonb,
         pinned jsonb, priority smallint, timeout_s double precision,
         queue_timeout_s double precision, token_budget bigint, cost_budget jsonb,
         webhook_url text, overrides jsonb, output_schema jsonb, metadata jsonb, retry_of uuid,
-        task_root uuid, memory text, principal text, turn jsonb, traceparent text)
+        task_root uuid, memory text, principal text, turn jsonb, traceparent text, tracestate text)
     RETURNING * INTO r;
     IF jsonb_typeof(p_new -> 'made_files') = 'array' THEN
         UPDATE files SET run_id = r.id WHERE tenant_id = p_tenant AND id = ANY (made_files(p_new));

@@ -39,7 +39,7 @@ class ObservedRecorder(JournalRecorder):
 
     def began(self) -> None:
         """Log that this attempt begins; its trace goes with what it sends."""
-        trace_context.current.set(Trace.of(self._run.traceparent, None))
+        trace_context.current.set(Trace.of(self._run.traceparent, self._run.tracestate))
         attempt = self.journal.attempt
         if attempt == 1:
             log.info("run.started")
