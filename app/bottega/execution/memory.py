@@ -27,6 +27,7 @@ from bottega.execution.retrieval import (
     MemorySources,
     ToolFailure,
     episode_event,
+    insight_events,
     patterns_for,
     render_episode,
 )
@@ -34,6 +35,7 @@ from bottega.memory.episodes.episode import Episode, EpisodeFilter, Outcome
 from bottega.memory.episodes.scope import Scope, scope_of_run
 from bottega.memory.episodes.store import Hit
 from bottega.memory.learning.episode_recorder import TOOL_ERROR, RunFacts
+from bottega.memory.learning.insights import insight_outcomes, insights_in
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.task_analysis import Goals, analyse, refined
 from bottega.memory.text.signature import failure_signature
@@ -205,7 +207,18 @@ class MemoryRetriever:
             k=MOST_EPISODES,
             domain=self._about.said("domain"),
         )
-        return [given(hit) for hit in found.hits if hit.relevant]
+        hits = [hit for hit in found.hits if hit.relevant]
+        return [*await self._insights(sources, hits), *map(given, hits)]
+
+    async def _insights(self, sources: MemorySources, hits: Sequence[Hit]) -> list[dict[str, Any]]:
+        """Return the insights of relevant episodes, given and withheld, as event data."""
+        found = insights_in([(hit.episode, hit.score) for hit in hits], self._assignment.salt)
+        if not found:
+            return []
+        tallies = await insight_outcomes(
+            sources.episodes.pool, self._journal.tenant_id, self._scope, [each.id for each in found]
+        )
+        return insight_events(found, tallies, self._assignment, sources.options)
 
     async def _both(self, *asked: Awaitable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Return the results that come in time, in order; report the others as warnings."""

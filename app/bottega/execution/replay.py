@@ -38,11 +38,12 @@ from bottega.events.payloads import (
     tool_call_of,
 )
 from bottega.events.types import Event, EventType
+from bottega.memory.learning.insights import INSIGHT
 from bottega.memory.patterns.adherence import SOURCE
 
 EPISODE = "episode:"
 """Prefix of the source of recalled episodes; no agent's name starts with it."""
-TAUGHT = (EPISODE, SOURCE)
+TAUGHT = (EPISODE, SOURCE, INSIGHT)
 """Prefixes of the sources of all memory of earlier runs."""
 ANALYSIS = "analysis:"
 """Prefix of the source of a model's analysis of the run's task."""

@@ -4,7 +4,7 @@ The choice is written into the run's log and never made again for that run.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
@@ -14,6 +14,7 @@ from bottega.execution.replay import EPISODE
 from bottega.memory.episodes.episode import Outcome
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.episodes.store import EpisodicMemory
+from bottega.memory.learning.insights import INSIGHT, FoundInsight, Tallies, assigned, rendered
 from bottega.memory.learning.reflection import Analyst
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.assignment import arm_of, uniform
@@ -214,6 +215,27 @@ def _steps(pattern: Pattern) -> str:
         if isinstance(said.get(name), str):
             return f"{name.capitalize()}: {cut(said[name], 600)}"
     return ""
+
+
+def insight_events(
+    found: Sequence[FoundInsight],
+    tallies: Tallies,
+    assignment: Assignment,
+    options: LearningOptions,
+) -> list[dict[str, Any]]:
+    """Return the insights assigned to a run, given and withheld, as event data."""
+    if not assignment.learns:
+        options = replace(options, withheld_share=0.0)
+    chosen = assigned(found, tallies, assignment.salt, assignment.run, options)
+    return [
+        context_recalled(
+            f"{INSIGHT}{each.id}",
+            rendered(each) if arm in _GIVEN else "",
+            score=round(each.score, 4),
+        )
+        | {"arm": arm, "episodes": [str(one.id) for one in each.episodes]}
+        for each, arm in chosen
+    ]
 
 
 def episode_event(episode: Any, score: float = 0.0) -> dict[str, Any]:

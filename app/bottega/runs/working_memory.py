@@ -21,6 +21,7 @@ from bottega.agents.tokens import tokens_in
 from bottega.definitions import kinds
 from bottega.events.types import EventType
 from bottega.execution.replay import EPISODE
+from bottega.memory.learning.insights import INSIGHT
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.task_analysis import analyse
 from bottega.memory.text.summaries import summary_of
@@ -67,7 +68,8 @@ _RECALLED = text("""
 SELECT e.data ->> 'source' AS source, e.data ->> 'content' AS content FROM run_events e
 WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.task_id IS NULL
   AND e.type = 'context.recalled' AND e.data ->> 'content' <> ''
-  AND (starts_with(e.data ->> 'source', :episode) OR starts_with(e.data ->> 'source', :pattern))
+  AND (starts_with(e.data ->> 'source', :episode) OR starts_with(e.data ->> 'source', :pattern)
+    OR starts_with(e.data ->> 'source', :insight))
 ORDER BY e.step, e.seq
 """)
 _PLAN = text("""
@@ -236,7 +238,8 @@ async def working_memory(
     rows = await connection.execute(_TEXTS, of_run | newest)
     texts = {row.seq: row.text for row in rows}
     results = [replace(result, text=texts.get(result.seq)) for result in results]
-    given = await connection.execute(_RECALLED, of_run | {"episode": EPISODE, "pattern": SOURCE})
+    prefixes = {"episode": EPISODE, "pattern": SOURCE, "insight": INSIGHT}
+    given = await connection.execute(_RECALLED, of_run | prefixes)
     retrieved = [Retrieved(row.source, row.content) for row in given]
     prompt = await connection.scalar(_PROMPT, of_run)
     plan = plan_of(await connection.scalar(_PLAN, of_run | {"name": SET_PLAN})) or []

@@ -198,6 +198,11 @@ class EpisodicMemory:
             ) from None
         return {part: from_json(raw) for part, raw in zip(keys, contents, strict=True)}
 
+    @property
+    def pool(self) -> asyncpg.Pool:
+        """Connections to the database of the episodes."""
+        return self._pool
+
     async def search(
         self,
         tenant_id: UUID,

@@ -1,18 +1,26 @@
 """Results of learning from a run, for the API."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from bottega.memory.episodes.episode import Outcome
+from bottega.memory.learning.insights import INSIGHT
+from bottega.memory.patterns.adherence import SOURCE
+
 _MOST = 200  # candidates, and applications
+_JUDGED = (Outcome.SUCCESS, Outcome.PARTIAL, Outcome.FAILURE)
 
 _LEARNING = text("""
-SELECT l.episode_id, l.status, l.tries, l.error, l.updated_at, r.reflection,
+SELECT l.episode_id, e.at, e.metadata -> 'insights' AS given,
+    coalesce(s.label, e.outcome) AS outcome, l.status, l.tries, l.error, l.updated_at, r.reflection,
     CASE l.status WHEN 'pending' THEN l.next_at END AS next_at
 FROM run_learning l
+LEFT JOIN episodes e ON e.tenant_id = l.tenant_id AND e.id = l.episode_id
 LEFT JOIN episode_state s ON s.tenant_id = l.tenant_id AND s.episode_id = l.episode_id
 LEFT JOIN episode_reflections r
     ON r.tenant_id = l.tenant_id AND r.episode_id = l.episode_id AND s.state <> 'deleted'
@@ -49,7 +57,12 @@ async def learnt(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> 
         values = {"tenant": tenant_id, "episode": row["episode_id"], "most": _MOST}
         found["candidates"] = list((await connection.execute(_CANDIDATES, values)).mappings())
         given = (await connection.execute(_APPLICATIONS, values)).mappings()
-        found["applications"] = [_application(each) for each in given]
+        found["applications"] = [
+            *(_application(each) for each in given),
+            *_insights(row["given"] or (), row["at"], row["outcome"]),
+        ]
+    for name in ("at", "given", "outcome"):
+        shown.pop(name, None)
     reflection = shown.pop("reflection") or {}
     said = {name: reflection.get(name) or [] for name in ("insights", "patterns", "failures")}
     return (
@@ -62,4 +75,23 @@ async def learnt(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> 
 
 def _application(row: RowMapping) -> dict[str, Any]:
     baseline = {name: row[f"baseline_{name}"] for name in ("name", "rate", "n")}
-    return {**row, "baseline": baseline}
+    return {**row, "source": f"{SOURCE}{row['pattern_id']}", "baseline": baseline}
+
+
+def _insights(
+    given: Sequence[Mapping[str, Any]], at: datetime, outcome: str
+) -> Iterator[dict[str, Any]]:
+    """Yield the applications of insights: the whole run judges them."""
+    good = (outcome == Outcome.SUCCESS) if outcome in _JUDGED else None
+    for each in given:
+        yield {
+            "source": f"{INSIGHT}{each['id']}",
+            "pattern_id": None,
+            "name": "",
+            "version": 1,
+            "arm": each["arm"],
+            "at": at,
+            "followed": None,
+            "good": good,
+            "baseline": None,
+        }

@@ -273,7 +273,9 @@ class MemoryInjectedData(PublicationData):
 class ContextRecalledData(PublicationData):
     """Data of memory that an agent received, or was assigned not to get."""
 
-    source: Annotated[str, Field(description="An agent, or `episode:` or `pattern:` and an id.")]
+    source: Annotated[
+        str, Field(description="An agent, or `episode:`, `pattern:` or `insight:` and an id.")
+    ]
     score: float = 0.0
     call: int | None = None
     tool_call_id: Annotated[
@@ -281,13 +283,16 @@ class ContextRecalledData(PublicationData):
     ] = None
     arm: Annotated[
         Literal["used", "trial", "withheld", "control", "reported"] | None,
-        Field(description="Only of a pattern."),
+        Field(description="Only of a pattern or an insight."),
     ] = None
     category: str | None = None
     name: str | None = None
     baseline: GivenBaseline | None = None
     uses: list[str] | None = None
     affects: list[str] | None = None
+    episodes: Annotated[
+        list[str] | None, Field(description="Of an insight: the episodes that it is from.")
+    ] = None
     why: dict[Literal["words", "cosine", "floor"], list[str] | float | None] | None = None
 
 

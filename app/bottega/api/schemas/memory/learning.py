@@ -52,17 +52,19 @@ class MinedPattern(Answer):
 
 
 class RunApplication(Answer):
-    """The assignment of a pattern to the run, and its result."""
+    """The assignment of a pattern or an insight to the run, and its result."""
 
-    pattern_id: UUID
-    name: str
+    source: Annotated[str, Field(description="`pattern:` or `insight:`, and its id.")]
+    pattern_id: Annotated[UUID | None, Field(description="Null: it is an insight.")]
+    name: Annotated[str, Field(description="Of a pattern; empty for an insight.")]
     version: int
     arm: Annotated[
         Literal["used", "trial", "withheld", "control", "reported"],
         Field(
             description=(
-                "`used`: validated, given. `trial`: candidate, given. `withheld`: validated, not "
-                "given. `control`: candidate, not given. `reported`: by a client."
+                "`used`: validated (or an insight), given. `trial`: candidate, given. `withheld`: "
+                "validated (or an insight), not given. `control`: candidate, not given. "
+                "`reported`: by a client."
             )
         ),
     ]
@@ -74,7 +76,7 @@ class RunApplication(Answer):
         bool | None,
         Field(description="True if it went well; null: the pattern's subject did not occur."),
     ]
-    baseline: GivenBaseline
+    baseline: Annotated[GivenBaseline | None, Field(description="Null: it is an insight.")]
 
 
 class RunLearning(Answer):
