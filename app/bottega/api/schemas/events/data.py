@@ -1,7 +1,4 @@
-"""The data of each type of event, on the wire.
-
-A field with a default may be absent.
-"""
+"""The data of each type of event, on the wire; a field with a default may be absent."""
 
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -290,9 +287,7 @@ class ContextRecalledData(PublicationData):
     baseline: GivenBaseline | None = None
     uses: list[str] | None = None
     affects: list[str] | None = None
-    episodes: Annotated[
-        list[str] | None, Field(description="Of an insight: the episodes that it is from.")
-    ] = None
+    episodes: list[str] | None = None
     why: dict[Literal["words", "cosine", "floor"], list[str] | float | None] | None = None
 
 
