@@ -27,6 +27,7 @@ _TABLES = {
     "episode_bodies": "to_jsonb(t) - 'object_key' || jsonb_build_object("
     "'cold', object_key IS NOT NULL)",
     "episode_tags": "to_jsonb(t)",
+    "episode_failures": "to_jsonb(t)",
     "episode_state": "to_jsonb(t)",
     "episode_search": "to_jsonb(t)",
     "episode_vectors": "to_jsonb(t)",

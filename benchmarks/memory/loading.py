@@ -37,6 +37,10 @@ _STATE = """
 INSERT INTO episode_state (tenant_id, episode_id, state, at)
 SELECT tenant_id, id, 'active', at FROM episodes
 """
+_FAILURES = """
+INSERT INTO episode_failures (tenant_id, signature, episode_id)
+SELECT tenant_id, failure_signature, id FROM episodes WHERE failure_signature IS NOT NULL
+"""
 _TAGS = """
 INSERT INTO episode_tags (tenant_id, tag, episode_id)
 SELECT tenant_id, task_type, id FROM episodes WHERE task_type IN ('forecast', 'ticket')
@@ -126,7 +130,7 @@ async def _load(
     for records in _batches(_episodes(rows, many), len(many)):
         await connection.copy_records_to_table("episodes", records=records, columns=_EPISODE)
     lap("copy episodes")
-    for statement in (_SEARCH, _STATE, _TAGS):
+    for statement in (_SEARCH, _STATE, _FAILURES, _TAGS):
         await connection.execute(statement)
     lap("words, states, tags")
     for records in _batches(_vectors(rows, many, embedder), len(many)):

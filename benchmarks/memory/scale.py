@@ -38,7 +38,8 @@ from bottega.memory.text.embeddings import DIMENSION, Vectors
 AGED_DAYS = AgeThresholds().mature_days
 AGED_COSINE = 0.8
 TABLES = (
-    "episodes", "episode_bodies", "episode_reflections", "episode_tags", "episode_state",
+    "episodes", "episode_bodies", "episode_reflections", "episode_tags", "episode_failures",
+    "episode_state",
     "episode_search", "episode_vectors", "episode_work",
 )  # fmt: skip
 

@@ -141,6 +141,10 @@ _TABLES = (
     FROM row
     """,
     "INSERT INTO episode_state (tenant_id, episode_id, at) SELECT tenant_id, id, at FROM row",
+    """
+    INSERT INTO episode_failures (tenant_id, signature, episode_id)
+    SELECT tenant_id, failure_signature, id FROM row WHERE failure_signature IS NOT NULL
+    """,
     "INSERT INTO episode_tags (tenant_id, tag, episode_id) SELECT tenant_id, tag, id FROM row",
     f"""
     INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome, domain, task_type,

@@ -865,6 +865,17 @@ CREATE TABLE episode_tags (
 );
 CREATE INDEX ix_episode_tags_episode ON episode_tags (tenant_id, episode_id);
 
+-- The signatures of all failures of an episode.
+CREATE TABLE episode_failures (
+    tenant_id uuid NOT NULL,
+    signature text NOT NULL,
+    episode_id uuid NOT NULL,
+    CONSTRAINT pk_episode_failures PRIMARY KEY (tenant_id, signature, episode_id),
+    CONSTRAINT fk_episode_failures_tenant_id_episode_id_episodes
+        FOREIGN KEY (tenant_id, episode_id) REFERENCES episodes (tenant_id, id) ON DELETE CASCADE
+);
+CREATE INDEX ix_episode_failures_episode ON episode_failures (tenant_id, episode_id);
+
 CREATE TABLE episode_state (
     tenant_id uuid NOT NULL,
     episode_id uuid NOT NULL,
@@ -920,9 +931,6 @@ CREATE TABLE episode_search (
 );
 CREATE INDEX ix_episode_search_at ON episode_search (tenant_id, at, episode_id);
 CREATE INDEX ix_episode_search_domain ON episode_search (tenant_id, domain, at, episode_id);
-CREATE INDEX ix_episode_search_failure ON episode_search
-    (tenant_id, failure_signature, at, episode_id)
-    WHERE failure_signature IS NOT NULL;
 CREATE INDEX ix_episode_search_nobody ON episode_search (tenant_id, at, episode_id)
     WHERE user_id IS NULL AND session_id IS NULL;
 CREATE INDEX ix_episode_search_outcome ON episode_search (tenant_id, outcome, at, episode_id);

@@ -1,5 +1,8 @@
 """Error signatures: the kind of a failure."""
 
+import json
+import unicodedata
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -43,9 +46,11 @@ ABOUT = {
     "URLs": st.from_regex(
         r"https?://[a-z.]{1,9}(/[a-z0-9]{0,5}){0,3}(\?q=[0-9]{1,4})?", fullmatch=True
     ),
-    "quoted texts": st.text(
-        st.characters(exclude_categories=["Cs", "Cc"], exclude_characters=QUOTES)
-    ).flatmap(
+    "long quoted texts": st.text(
+        st.characters(exclude_categories=["Cs", "Cc"], exclude_characters=QUOTES), min_size=50
+    )
+    .filter(lambda text: len(unicodedata.normalize("NFKC", text).strip()) > 45)
+    .flatmap(
         lambda text: st.sampled_from([f'"{text}"', f"'{text}'", f"\u201c{text}\u201d", f"«{text}»"])
     ),
 }
@@ -60,6 +65,49 @@ def test_details_of_an_error_make_no_difference(sort: str, data: st.DataObject) 
         for _ in range(2)
     )
     assert one == other
+
+
+QUOTED = {
+    "numbers": st.integers().map(str),
+    "ids": st.uuids().map(str) | HEX,
+    "times": st.datetimes().map(lambda at: at.isoformat()),
+    "paths": ABOUT["paths"],
+}
+
+
+@pytest.mark.parametrize("sort", QUOTED)
+@given(data=st.data())
+def test_quoted_details_and_those_in_json_make_no_difference(
+    sort: str, data: st.DataObject
+) -> None:
+    first, second = (
+        (
+            failure_signature("E", f'no "{detail}" in it', "fetch"),
+            failure_signature("E", json.dumps({"error": {"code": "gone", "id": detail}}), "fetch"),
+        )
+        for detail in (data.draw(QUOTED[sort]) for _ in range(2))
+    )
+    assert first == second
+
+
+NAMES = st.sampled_from(["card_declined", "no_such_user", "timeout", "Not Found"])
+KIND: dict[str, st.SearchStrategy[Any]] = {
+    "type": st.sampled_from(["TimeoutError", "KeyError", "model_error"]),
+    "tool": st.sampled_from(["fetch", "pay", "ask_it"]),
+    "status": st.none() | st.integers(100, 599),
+    "code": NAMES,
+}
+
+
+@given(st.fixed_dictionaries(KIND), st.fixed_dictionaries(KIND), st.booleans())
+def test_what_tells_makes_a_difference(
+    one: dict[str, Any], other: dict[str, Any], as_json: bool
+) -> None:
+    def signature(kind: dict[str, Any]) -> str:
+        message = json.dumps({"code": kind["code"]}) if as_json else f"it said '{kind['code']}'"
+        return failure_signature(kind["type"], message, kind["tool"], kind["status"])
+
+    assert (signature(one) == signature(other)) == (one == other)
 
 
 @given(ANY_TEXT, ANY_TEXT, st.none() | ANY_TEXT)
@@ -86,9 +134,18 @@ def test_any_texts_give_a_short_signature_that_can_be_stored_and_read(
         (("E", "found [1, 2, 3] at 2026-11-21 10:00:00"), "e: found [#] at #"),
         (("E", "error:404 from https://a.b/c?d=1: gone"), "e: error:# from <url> gone"),
         (("", ""), "error"),
+        (("E", "no column 'amount' in 'a/b'"), "e: no column 'amount' in <text>"),
+        (
+            ("tool_error", "the server answered 404 Not Found", "get"),
+            "tool_error 404 @get: the server answered # not found",
+        ),
+        (
+            ("E", 'said {"error": {"code": "card_declined", "at": 17, "id": "x7"}} twice'),
+            "e: said at, code=card_declined, id=<text> twice",
+        ),
     ],
 )
-def test_signature_is_readable(arguments: tuple[str, ...], expected: str) -> None:
+def test_signature_is_readable(arguments: Any, expected: str) -> None:
     assert failure_signature(*arguments) == expected
 
 

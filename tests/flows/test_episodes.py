@@ -129,6 +129,7 @@ async def fill(bottega: Running) -> None:
             " SELECT tenant_id, id, 'x', at, outcome, '[1]', '[1]', '[1]'"
         ),
         "episode_tags (tenant_id, episode_id, tag) SELECT tenant_id, id, 'tagged'",
+        "episode_failures (tenant_id, episode_id, signature) SELECT tenant_id, id, 'e'",
         "episode_work (tenant_id, episode_id, work) SELECT tenant_id, id, 'offload'",
         "episode_reflections (tenant_id, episode_id, reflection) SELECT tenant_id, id, '{}'",
     ):
@@ -153,6 +154,7 @@ async def test_deleting_a_session_deletes_its_episodes(
         for table in (
             *("episodes", "episode_bodies", "episode_reflections", "episode_state"),
             *("episode_search", "episode_vectors", "episode_tags", "episode_work"),
+            "episode_failures",
             *("idempotency_keys", "run_learning", "run_steps"),
         )
     }

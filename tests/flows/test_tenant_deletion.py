@@ -83,6 +83,7 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         "run_checks (tenant_id, run_id, status) SELECT tenant_id, run_id, 'done'",
         "episode_reflections (tenant_id, episode_id, reflection) SELECT tenant_id, id, '{}'",
         "episode_tags (tenant_id, episode_id, tag) SELECT tenant_id, id, 'x'",
+        "episode_failures (tenant_id, episode_id, signature) SELECT tenant_id, id, 'x'",
         # No worker takes it meanwhile.
         (
             "episode_work (tenant_id, episode_id, work, next_at)"

@@ -123,6 +123,7 @@ async def fill(bottega: Running, owner: asyncpg.Pool, user: str) -> None:
             " SELECT tenant_id, id, to_jsonb($2::text)"
         ),
         "episode_tags (tenant_id, episode_id, tag) SELECT tenant_id, id, $2",
+        "episode_failures (tenant_id, episode_id, signature) SELECT tenant_id, id, $2",
         (
             "episode_work (tenant_id, episode_id, work, next_at)"
             " SELECT tenant_id, id, 'offload', now() + interval '1 day'"

@@ -122,7 +122,7 @@ FOUND = f"SELECT episode_candidates({ALL}, $1, NULL, NULL, 'task', '{{}}', '-inf
         (LISTED, '{"task_type": "type7"}', "ix_episode_search_task_type"),
         (LISTED, '{"outcomes": ["PARTIAL"]}', "ix_episode_search_outcome"),
         (LISTED, '{"session_id": "session42"}', "ix_episode_search_session"),
-        (LISTED, '{"failure_signature": "failure4"}', "ix_episode_search_failure"),
+        (LISTED, '{"failure_signature": "failure4"}', "pk_episode_failures"),
         (LISTED, '{"tags": ["tag3"]}', "pk_episode_tags"),
         (FOUND, "group17", "ix_episode_search_terms"),
     ],

@@ -69,6 +69,7 @@ FULL = Episode(
     domain="billing",
     task_type="export",
     failure_signature="timeout_error: no answer in #",
+    failure_signatures=("timeout_error: no answer in #",),
     trust=1,
     origin={"principal": "key:btg_x", "run": None, "tool": "t"},
     execution={"plan": ["a"], "adaptations": [], "duration_s": 1.5, "resources": {"tokens": 3}},
@@ -236,7 +237,13 @@ async def test_episodes_are_found_by_filters(memory: EpisodicMemory) -> None:
         memory,
         episode(domain="a", task_type="x", tags=("t", "u"), at=NOW - 2 * hour, session_id="s"),
         episode(domain="b", task_type="x", outcome=Outcome.FAILURE, at=NOW - hour, trust=3),
-        episode(domain="a", tags=("t",), outcome=Outcome.PARTIAL, failure_signature="e: x"),
+        episode(
+            domain="a",
+            tags=("t",),
+            outcome=Outcome.PARTIAL,
+            failure_signature="e: x",
+            failure_signatures=("e: x", "later"),
+        ),
     )
     for where, expected in (
         (ANY, [first, second, third]),
@@ -259,7 +266,8 @@ async def test_episodes_are_found_by_filters(memory: EpisodicMemory) -> None:
         )
         assert ids(await memory.recent(DEFAULT_TENANT, EVERYTHING, 9, where)) == expected[::-1]
     assert ids(await memory.recent(DEFAULT_TENANT, EVERYTHING, 2)) == [third, second]
-    assert ids(await memory.similar_failures(DEFAULT_TENANT, EVERYTHING, "e: x", 5)) == [third]
+    for each in ("e: x", "later"):
+        assert ids(await memory.similar_failures(DEFAULT_TENANT, EVERYTHING, each, 5)) == [third]
 
 
 async def test_a_list_continues_after_its_cursor(memory: EpisodicMemory) -> None:

@@ -38,7 +38,8 @@ BEGIN
         id uuid, kind text, run_id uuid, session_id text, user_id text, agent text,
         at timestamptz, outcome text, domain text, task_type text, failure_signature text,
         trust smallint, origin jsonb, task jsonb, execution jsonb, result jsonb, metadata jsonb,
-        summary jsonb, tags text[], bodies jsonb, reflection jsonb, instances integer);
+        summary jsonb, tags text[], failure_signatures text[], bodies jsonb, reflection jsonb,
+        instances integer);
     e.id := coalesce(e.id, uuidv7());
     e.at := coalesce(e.at, clock_timestamp());
     INSERT INTO episodes (tenant_id, id, kind, run_id, session_id, user_id, agent, at, outcome,
@@ -71,6 +72,11 @@ BEGIN
         INSERT INTO episode_tags (tenant_id, tag, episode_id)
         SELECT DISTINCT p_tenant, tag, e.id FROM unnest(e.tags) AS tag;
     END IF;
+    INSERT INTO episode_failures (tenant_id, signature, episode_id)
+    SELECT p_tenant, signature, e.id
+    FROM unnest(e.failure_signature || coalesce(e.failure_signatures, '{}')) AS signature
+    WHERE signature IS NOT NULL
+    ON CONFLICT DO NOTHING;
     INSERT INTO episode_state (tenant_id, episode_id, state, at)
     VALUES (p_tenant, e.id, v_state, e.at);
     IF v_state IN ('active', 'mature', 'aged') THEN
@@ -142,8 +148,9 @@ CREATE OR REPLACE FUNCTION read_episodes(
     p_scope jsonb, p_ids uuid[], p_tenant uuid DEFAULT NULL
 ) RETURNS TABLE (
     id uuid, kind text, run_id uuid, session_id text, user_id text, agent text, at timestamptz,
-    outcome text, domain text, task_type text, failure_signature text, trust smallint,
-    origin jsonb, task jsonb, execution jsonb, result jsonb, metadata jsonb, summary jsonb,
+    outcome text, domain text, task_type text, failure_signature text,
+    failure_signatures text[], trust smallint, origin jsonb, task jsonb, execution jsonb,
+    result jsonb, metadata jsonb, summary jsonb,
     reflection jsonb, instances integer, tags text[], state text, access_count integer,
     last_access timestamptz, consolidated_into uuid, deleted_at timestamptz, feedback jsonb,
     bodies jsonb, label text, label_source text
@@ -154,7 +161,11 @@ DECLARE
 BEGIN
     RETURN QUERY
     SELECT e.id, e.kind, e.run_id, e.session_id, e.user_id, e.agent, e.at, e.outcome, e.domain,
-        e.task_type, e.failure_signature, e.trust, e.origin, e.task, e.execution, e.result,
+        e.task_type, e.failure_signature,
+        ARRAY(SELECT f.signature FROM episode_failures f
+              WHERE f.tenant_id = v_tenant AND f.episode_id = e.id
+              ORDER BY f.signature <> e.failure_signature, f.signature),
+        e.trust, e.origin, e.task, e.execution, e.result,
         e.metadata, e.summary, r.reflection,
         coalesce(x.instances, (e.metadata #>> ARRAY['consolidated', 'instances'])::integer, 1),
         ARRAY(SELECT t.tag FROM episode_tags t
@@ -233,7 +244,9 @@ $$;
 CREATE OR REPLACE FUNCTION episode_further_conditions(p_where jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(string_agg(CASE key
-        WHEN 'failure_signature' THEN format(' AND s.failure_signature = %L', value #>> '{}')
+        WHEN 'failure_signature' THEN format(
+            ' AND EXISTS (SELECT FROM episode_failures f WHERE f.tenant_id = s.tenant_id'
+            ' AND f.signature = %L AND f.episode_id = s.episode_id)', value #>> '{}')
         WHEN 'min_trust' THEN format(' AND s.trust >= %L', value #>> '{}')
         ELSE (SELECT string_agg(format(
                   ' AND EXISTS (SELECT FROM episode_tags t WHERE t.tenant_id = s.tenant_id'
@@ -300,8 +313,8 @@ BEGIN
         WHERE tenant_id = v_tenant AND id = ANY (p_ids) AND kind = 'consolidated') gone
     HAVING count(*) > 0;
     FOREACH v_table IN ARRAY ARRAY['episode_bodies', 'episode_reflections', 'episode_tags',
-        'episode_state', 'episode_search', 'episode_vectors', 'episode_work', 'pattern_sources',
-        'run_learning', 'episodes']
+        'episode_failures', 'episode_state', 'episode_search', 'episode_vectors', 'episode_work',
+        'pattern_sources', 'run_learning', 'episodes']
     LOOP
         EXECUTE format(
             'DELETE FROM %I WHERE tenant_id = $1 AND %I = ANY ($2)', v_table,

@@ -34,6 +34,7 @@ class Closeness:
 _LONGEST_VALUE = 200
 _MOST_VALUES = 20
 _MOST_TAGS = 100
+_MOST_FAILURES = 10
 
 
 def as_one(
@@ -73,6 +74,9 @@ def as_one(
             "consolidated": consolidated,
         },
         tags=tuple(sorted({tag for each in members for tag in each.tags})[:_MOST_TAGS]),
+        failure_signatures=tuple(
+            dict.fromkeys(known for each in members for known in each.failure_signatures)
+        )[:_MOST_FAILURES],
         reflection=None,
         trace=None,
         input=None,

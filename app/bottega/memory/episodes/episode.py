@@ -125,6 +125,7 @@ class Episode:
         agent: the run's first agent; ``None`` for the run of a DAG.
         outcome: of the run, as known at its end; ``state.label`` counts more.
         failure_signature: of the first failure (:mod:`bottega.memory.text.signature`).
+        failure_signatures: of all failures, without duplicates; that of the first one comes first.
         trust: 3 own run, 2 a run that read text of others, 1 an import.
         origin: ``principal``, ``run``, ``tool``.
         task: ``original_input``, ``goals``, ``constraints``, ``context``, ``complexity``.
@@ -148,6 +149,7 @@ class Episode:
     domain: str | None = None
     task_type: str | None = None
     failure_signature: str | None = None
+    failure_signatures: tuple[str, ...] = ()
     trust: int = IMPORTED
     origin: Mapping[str, Any] = field(default_factory=dict)
     execution: Mapping[str, Any] = field(default_factory=dict)

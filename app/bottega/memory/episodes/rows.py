@@ -88,7 +88,8 @@ async def load_page(
 
 def _episode(row: Mapping[str, Any]) -> Episode:
     plain = {name: decoded(row[name]) for name in _JSON}
-    return Episode.from_row({**row, **plain, "tags": tuple(row["tags"])}, state=_state(row))
+    lists = {name: tuple(row[name]) for name in ("tags", "failure_signatures")}
+    return Episode.from_row({**row, **plain, **lists}, state=_state(row))
 
 
 def _state(row: Mapping[str, Any]) -> State:

@@ -152,7 +152,7 @@ class EpisodeRecorder:
         self._model_calls = 0
         self._retries = 0
         self._errors: dict[str, None] = {}
-        self._signature: str | None = None
+        self._signatures: dict[str, None] = {}
         self._tasks: dict[UUID, bool] = {}  # success of each ended task
         self._following = Adherence()
         self._outside = self._http_tools()
@@ -247,8 +247,8 @@ class EpisodeRecorder:
     def _erred(self, error: EventError, tool: str | None) -> None:
         code, message = str(error.code or "error"), str(error.message or "")
         message = self._clean(message)
-        if self._signature is None:
-            self._signature = failure_signature(code, message, tool)
+        if len(self._signatures) < _ERRORS:
+            self._signatures[failure_signature(code, message, tool)] = None
         if len(self._errors) < _ERRORS:
             self._errors[f"{tool or code}: {cut(message, _STEP_BYTES)}"] = None
 
@@ -276,7 +276,7 @@ class EpisodeRecorder:
         """
         about = self.about
         if error is not None:
-            if self._signature is None:
+            if not self._signatures:
                 self._erred(EventError(error["code"], error["message"]), None)
             self._errors.setdefault(f"{error['code']}: {self._short(error['message'])}")
         question = self._clean(about.question)
@@ -291,7 +291,8 @@ class EpisodeRecorder:
             outcome=_ENDED.get(status, Outcome.FAILURE),
             domain=about.said("domain"),
             task_type=about.task_type,
-            failure_signature=self._signature,
+            failure_signature=next(iter(self._signatures), None),
+            failure_signatures=tuple(self._signatures),
             trust=READ_OUTSIDE if self._read_outside() else OWN_RUN,
             origin={"principal": about.principal, "run": about.run_id, "tool": None},
             task={**self._analysed(), "original_input": question[:LONGEST_TEXT]},

@@ -1,11 +1,15 @@
 """Failure signatures: equal for errors of the same kind. Pure.
 
-Errors of one kind differ in details (numbers, ids, paths, hosts, quoted texts). A placeholder
-replaces each of these, so that the remaining texts are equal.
+Errors of one kind differ in details (numbers, ids, paths, hosts, long quoted texts). A placeholder
+replaces each of these, so that the remaining texts are equal. The type, the tool, the status and
+short quoted names, such as a code, tell one kind from another and stay.
 """
 
 import re
 import unicodedata
+from collections.abc import Iterator
+from json import JSONDecoder
+from typing import Any
 
 LONGEST_SIGNATURE = 200
 _LONGEST_MESSAGE = 4000
@@ -38,27 +42,40 @@ _QUAD = re.compile(r"\d+(?:\.\d+){3}(?::\d+)?")
 _DOTTED = re.compile(r"\w[\w-]*(?:\.[\w-]+)+(?::\d+)?")
 _HEX = re.compile("[0-9a-f]{8,}")
 _MANY = re.compile(r"#(?:[\s,]+#)+")
+_STATUS = re.compile(r"\b(?:http|status(?:[ _]code)?|answered)[ :=/]{1,3}([1-5]\d\d)\b", re.I)
+_LONGEST_QUOTE = 40
+_DEEPEST, _MOST_KEYS = 3, 12  # of a message in JSON
+_JSON = JSONDecoder()
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
-def failure_signature(error_type: str, message: str, tool: str | None = None) -> str:
+def failure_signature(
+    error_type: str, message: str, tool: str | None = None, status: int | None = None
+) -> str:
     """Return the signature of a failure, such as ``timeout_error @fetch: no answer in #``.
 
-    Messages that differ only in numbers, ids, dates, durations, paths, hosts or quoted texts have
-    the same one. Linear in the message's length, of which 4,000 characters count.
+    Messages that differ only in numbers, ids, dates, durations, paths, hosts or long quoted texts
+    have the same one. JSON in a message counts by its keys and short texts. Linear in the
+    message's length, of which 4,000 characters count.
 
     Args:
         error_type: a class's name (dotted or not), or a code.
         tool: the tool that failed, if one did.
+        status: of HTTP; defaults to one that the message names.
 
     Returns:
         at most 200 characters, printable, in lower case, never empty.
     """
     kind = _named(error_type) or "error"
-    shape = _shape(message)
+    message = _plain(message[:_LONGEST_MESSAGE])
+    if status is None and (named := _STATUS.search(message)):
+        status = int(named[1])
+    shape = _with_json(message)
     for name in (kind, kind.replace("_", "")):  # many messages begin with it
         shape = shape.removeprefix(f"{name}: ")
-    head = f"{kind} @{where}" if tool and (where := _named(tool, split=False)) else kind
+    head = kind if status is None else f"{kind} {status}"
+    if tool and (where := _named(tool, split=False)):
+        head += f" @{where}"
     return f"{head}: {shape}"[:LONGEST_SIGNATURE].rstrip(" :")
 
 
@@ -75,8 +92,51 @@ def _plain(text: str) -> str:
     return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
 
+def _with_json(message: str) -> str:
+    """Return the shape of a message, with an object of JSON in it reduced."""
+    start = message.find("{")
+    if start >= 0:
+        try:
+            body, end = _JSON.raw_decode(message, start)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            parts = _shape(message[:start]), ", ".join(_reduced(body)), _shape(message[end:])
+            return " ".join(part.strip() for part in parts if part.strip())
+    return _shape(message)
+
+
+def _reduced(value: Any, name: str = "", depth: int = 0) -> Iterator[str]:
+    """Yield the keys of decoded JSON, each with a short text or a status."""
+    if isinstance(value, list):
+        value = value[0] if value else None
+    if isinstance(value, dict) and depth < _DEEPEST:
+        for key in sorted(value)[:_MOST_KEYS]:
+            yield from _reduced(value[key], _shape(key), depth + 1)
+    elif isinstance(value, str):
+        yield f"{name}={_quote(value) or '<text>'}"
+    elif name in ("status", "code", "status_code") and value in range(100, 600):
+        yield f"{name}={value}"
+    else:
+        yield name
+
+
+def _quote(text: str) -> str | None:
+    """Return a quoted text that tells; ``None``: it is long, or an id, number, path or time."""
+    text = text.strip().casefold()
+    if not 0 < len(text) <= _LONGEST_QUOTE or _shape(text) != text:
+        return None
+    return text if any(each.isalpha() for each in text) else None
+
+
+def _quoted(found: re.Match[str]) -> str:
+    text = found[0]
+    told = None if _QUOTED.search(text, 1, len(text) - 1) else _quote(text[1:-1])
+    return f"'{told}'" if told else "<text>"
+
+
 def _shape(message: str) -> str:
-    text = _QUOTED.sub("<text>", _plain(message[:_LONGEST_MESSAGE])).casefold()
+    text = _QUOTED.sub(_quoted, message).casefold()
     text = _URL.sub("<url>", text)
     parts: list[str] = []
     end, timed = 0, False

@@ -152,6 +152,7 @@ _SAME = (
     "task_type",
     "tags",
     "failure_signature",
+    "failure_signatures",
     "trust",
     "origin",
     "reflection",

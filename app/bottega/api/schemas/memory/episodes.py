@@ -328,7 +328,8 @@ class Episode(Answer):
     domain: str | None
     task_type: str | None
     tags: list[str]
-    failure_signature: Annotated[str | None, Field(description="Equal for similar failures.")]
+    failure_signature: Annotated[str | None, Field(description="Of its first failure.")]
+    failure_signatures: Annotated[list[str], Field(description="Of all its failures.")]
     trust: Annotated[int, Field(description="3: own run; 2: read outside content; 1: imported.")]
     origin: EpisodeOrigin
     task: RecordedTask
