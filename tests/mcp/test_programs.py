@@ -56,7 +56,7 @@ async def test_a_call_returns_text_and_json(connections: McpConnections, era: st
 @pytest.mark.parametrize("era", ERAS)
 async def test_the_trace_goes_along(connections: McpConnections, era: str) -> None:
     trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "vendor=1"}
-    token = current.set(Trace(*trace.values()))
+    token = current.set(Trace(trace["traceparent"], trace["tracestate"]))
     try:
         result = await connections.call(scripted(era), "meta", {})
     finally:

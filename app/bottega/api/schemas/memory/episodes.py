@@ -320,11 +320,10 @@ class Episode(Answer):
     session_id: str | None
     user: str | None = None
     agent: Annotated[str | None, Field(description="The agent that its run began with.")] = None
-    outcome: Annotated[OutcomeValue, Field(description="Its label, else that of the run.")]
-    outcome_source: Annotated[
-        OutcomeSource | None,
-        Field(description="Who judged its run; null: nobody. `UNKNOWN`: completed, not judged."),
+    outcome: Annotated[
+        OutcomeValue, Field(description="Its label; `UNKNOWN`: completed, not judged.")
     ]
+    outcome_source: Annotated[OutcomeSource | None, Field(description="Who judged; null: nobody.")]
     domain: str | None
     task_type: str | None
     tags: list[str]
