@@ -52,11 +52,12 @@ async def test_sub_agent_names_are_optional(client: httpx2.AsyncClient) -> None:
 async def test_limits_are_stored_and_can_lower_the_operator_s(
     client: httpx2.AsyncClient,
 ) -> None:
-    await create(client, orchestrator(names=["a"], limits=LIMITS))
+    limits = {**LIMITS, "spread_above": 0}
+    await create(client, orchestrator(names=["a"], limits=limits))
     stored = (await client.get("/v1/agents/boss")).json()["subagents"]
-    assert stored == {"mode": "async", "names": ["a"], "limits": LIMITS, **DEFAULTS}
+    assert stored == {"mode": "async", "names": ["a"], "limits": limits, **DEFAULTS}
     lowered = SubagentLimits().lowered(**stored["limits"])
-    assert {name: getattr(lowered, name) for name in LIMITS} == LIMITS
+    assert {name: getattr(lowered, name) for name in limits} == limits
     await create(client, {**orchestrator(limits={"max_depth": 2}), "name": "other"})
     some = (await client.get("/v1/agents/other")).json()["subagents"]["limits"]
     assert SubagentLimits().lowered(**some).max_depth == 2

@@ -80,7 +80,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON workers, worker_leases, deleted_objects 
 -- Analyse and rebuild the indexes of memory.
 GRANT MAINTAIN ON
     episodes, episode_bodies, episode_reflections, episode_feedback, episode_tags,
-    episode_failures, episode_state, episode_search, episode_vectors, episode_work, tenant_memory, deleted_objects,
-    patterns, pattern_sources, pattern_applications, run_learning, memory_jobs
+    episode_failures, episode_state, episode_search, episode_vectors, episode_work, tenant_memory,
+    deleted_objects, patterns, pattern_sources, pattern_applications, run_learning, memory_jobs
     TO bottega_maintenance;
 GRANT SELECT, INSERT, UPDATE ON index_maintenance TO bottega_maintenance;
