@@ -10,7 +10,7 @@ from bottega.execution.retrieval import render_episode
 from bottega.memory.episodes.episode import Episode, Outcome, State, Summary
 from bottega.memory.episodes.scoring import Parts
 from bottega.memory.episodes.store import Hit
-from bottega.memory.learning.told_steps import told_steps
+from bottega.memory.learning.told_steps import cure_in, told_steps
 from bottega.memory.text.summaries import summary_of
 
 
@@ -75,6 +75,18 @@ def test_steps_name_arguments_failures_and_the_cure() -> None:
 def test_cure_is_of_the_same_task() -> None:
     other = {**TRACE[2], "task_id": "t"}
     assert not told_steps([TRACE[0], other])[1].endswith("failed)")
+
+
+def test_the_cure_of_a_tool_is_the_call_that_worked_after_it() -> None:
+    steps = [
+        {"step": 1, "agent": "a", "tool": "pay", "arguments": {"n": 1}, "error": "no"},
+        {"step": 2, "agent": "a", "tool": "look", "error": "no"},
+        {"step": 3, "agent": "a", "tool": "ask", "arguments": {"n": 2}, "result": "yes: 3"},
+        {"step": 4, "agent": "a", "tool": "ask", "result": "more"},
+    ]
+    told = "\n".join(["finance", *told_steps(steps)])
+    assert cure_in(told, "pay") == cure_in(told, "look") == "ask {'n': 2} → yes: 3"
+    assert cure_in(told, "ask") == cure_in("", "pay") == ""
 
 
 def test_long_episode_keeps_its_failure_and_cure() -> None:

@@ -239,12 +239,50 @@ async def test_a_failed_call_adds_advice_and_similar_failures(
     assert given["source"] == f"pattern:{pattern_id}"
     failure = next(f for f in frames if f["type"] == "tool.failed")
     assert given["tool_call_id"] == failure["data"]["tool_call_id"]
-    helped = str(model.requests[before + 2]["messages"])
+    error, _, helped = model.requests[before + 2]["messages"][-1]["content"].partition("\n\n")
+    assert error == f"Error: {failed[0]['error']}"
+    assert helped.startswith("Worked after this failure: requirements\n"), helped
     assert "Ask the requirements first." in helped
-    assert str(episode_id_of(UUID(first))) in helped, "who failed alike"
+    assert "Draw a bridge." in helped, "who failed alike"
     assert "Ask the requirements first." not in str(model.requests[before]["messages"])
     (known,) = (await told(bottega, second))["metadata"]["patterns"]
     assert (known["followed"], known["good"]) == (True, True)
+
+
+async def test_the_cure_stands_behind_the_error_also_in_a_resumed_run(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    update = {"openai_base_url": model.base_url, "drain_grace_s": 0.0}
+    configured = settings.model_copy(update=update)
+    broken = calls(("designer", {"query": "x"})), http_error(400)
+    gate = asyncio.Event()
+    async with running(configured, database_url, worker=True) as bottega:
+        await define(bottega.client)
+        model.script(*broken, text("Not cured."))
+        await ended(bottega, await start(bottega.client, input="Draw a bridge."))
+        model.script(
+            *broken, calls(("requirements", {"query": "loads"})), text("R1"), text("Cured.")
+        )
+        await ended(bottega, await start(bottega.client, input="Draw a tunnel."))
+        before = len(model.requests)
+        model.script(*broken, gated(gate, text("no")))
+        run_id = await start(bottega.client, input="Something else entirely.")
+        await model.received(before + 3)
+    asked = model.requests[-1]["messages"]
+    error, _, helped = asked[-1]["content"].partition("\n\n")
+    assert (asked[-1]["role"], error[:6]) == ("tool", "Error:")
+    cure = 'Worked after this failure: requirements {"query":"loads"}\n'
+    assert helped.startswith(cure), helped
+    assert "Draw a tunnel." in helped
+    assert "Draw a bridge." not in helped, "it has no cure"
+    async with running(configured, database_url) as bottega:
+        await bottega.owner.execute("DELETE FROM episode_search")
+    model.script(text("Done."))
+    async with running(configured, database_url, worker=True) as bottega:
+        frames = await ended(bottega, run_id)
+    assert model.requests[-1]["messages"] == asked
+    (failed,) = [frame["data"] for frame in frames if frame["type"] == "tool.failed"]
+    assert "Worked after" not in str(failed)
 
 
 async def test_the_first_plan_is_stored_and_later_ones_are_adaptations(

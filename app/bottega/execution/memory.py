@@ -25,17 +25,18 @@ from bottega.execution.retrieval import (
     MOST_EPISODES,
     Assignment,
     MemorySources,
-    ToolFailure,
     episode_event,
     insight_events,
     patterns_for,
     render_episode,
 )
+from bottega.execution.sharing.recovery import ToolFailure
 from bottega.memory.episodes.episode import Episode, EpisodeFilter, Outcome
 from bottega.memory.episodes.scope import Scope, scope_of_run
 from bottega.memory.episodes.store import Hit
 from bottega.memory.learning.episode_recorder import TOOL_ERROR, RunFacts
 from bottega.memory.learning.insights import insight_outcomes, insights_in
+from bottega.memory.learning.told_steps import cure_in
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.task_analysis import Goals, analyse, refined
 from bottega.memory.text.signature import failure_signature
@@ -47,7 +48,7 @@ from bottega.tools.mcp import model_name, tools_in
 _PATIENCE_S = 2.0
 _ANALYSIS_S = 30.0
 _HELPS = 8  # retrievals after failures, per run
-_ALIKE = 3  # episodes with a similar failure
+_READ, _ALIKE = 10, 3  # episodes with a similar failure that are read, and that are given
 
 logger = structlog.get_logger(__name__)
 
@@ -172,7 +173,6 @@ class MemoryRetriever:
         self._working = working
         self._patterns: set[UUID] = set()
         self._helps = sum(map(len, journal.replay.helped.values()))
-        self._replayed = 0
 
     def take(self, given: Iterable[Mapping[str, Any]]) -> None:
         """Put retrieved memory into the working memory."""
@@ -263,18 +263,13 @@ class MemoryRetriever:
 
     # Help after failures
 
-    def replay(self, call: int) -> None:
-        """Restore the memory recalled in a replayed step, if a later model call followed it."""
-        if call != self._replayed:
-            self._replayed = call
-            for group in self._journal.replay.helped.get(call, {}).values():
-                self.take(group)
-
-    async def failed(self, call: int, tool_call_id: str, failures: Sequence[ToolFailure]) -> None:
-        """Retrieve help after a tool call of the root agent, if something failed.
+    async def failed(
+        self, call: int, tool_call_id: str, failures: Sequence[ToolFailure]
+    ) -> Sequence[Mapping[str, Any]]:
+        """Return the help for a tool call of the root agent, if something failed, as event data.
 
         Args:
-            failures: of the call, and of asynchronous tasks.
+            failures: of the call, and of asynchronous tasks; a replayed call needs none.
         """
         helped = self._journal.replay.helped.get(call, {})
         given: Sequence[Mapping[str, Any]] = helped.get(tool_call_id, ())
@@ -285,7 +280,8 @@ class MemoryRetriever:
             given = [{**about, **data} for data in found]
             for data in given:
                 self._journal.add(EventType.CONTEXT_RECALLED, dict(data), agent=self._about.first)
-        self.take(given)
+        self._know(map(ContextReceived.of, given))
+        return given
 
     async def _looked_up(
         self, sources: MemorySources, failures: Sequence[ToolFailure]
@@ -312,20 +308,24 @@ class MemoryRetriever:
             failure_signature=signature,
             but=frozenset(self._patterns),
         )
-        return await self._both(patterns, self._alike(sources, signatures))
+        return await self._both(patterns, self._alike(sources, tool, signatures))
 
     async def _alike(
-        self, sources: MemorySources, signatures: Sequence[str]
+        self, sources: MemorySources, tool: str, signatures: Sequence[str]
     ) -> list[dict[str, Any]]:
-        """Return episodes with a similar failure, those that succeeded in the end first."""
+        """Return episodes with a similar failure: those with a cure, or else any; the successful
+        ones first."""
         tenant_id = self._journal.tenant_id
-        found: list[Episode] = []
+        found: dict[UUID | None, Episode] = {}
         for signature in signatures:
-            found += await sources.episodes.similar_failures(
-                tenant_id, self._scope, signature, _ALIKE
-            )
-        found.sort(key=lambda episode: episode.judged is not Outcome.SUCCESS)
-        return [episode_event(episode) for episode in found[:_ALIKE]]
+            for episode in await sources.episodes.similar_failures(
+                tenant_id, self._scope, signature, _READ
+            ):
+                found.setdefault(episode.id, episode)
+        best = sorted(found.values(), key=lambda each: each.judged is not Outcome.SUCCESS)
+        cures = {each.id: cure_in(each.summary.steps, tool) for each in best}
+        cured = [each for each in best if cures[each.id]]
+        return [episode_event(each, cure=cures[each.id]) for each in (cured or best)[:_ALIKE]]
 
 
 def _scope(about: RunFacts, *, shared: bool) -> Scope:

@@ -35,8 +35,8 @@ from bottega.execution.claim import ClaimedRun
 from bottega.execution.journal import Journal
 from bottega.execution.live_text import CallText, LiveText, ModelCall
 from bottega.execution.replay import Key, data_of, data_of_result, usage_of
-from bottega.execution.retrieval import FailureMemory, ToolFailure
 from bottega.execution.sharing.memory_log import MemoryLog
+from bottega.execution.sharing.recovery import FailureMemory, ToolFailure, help_after
 from bottega.execution.task_rows import CANCELLED, Tasks, name_of
 from bottega.execution.waiting.inbox import Inbox
 from bottega.execution.waiting.interrupts import OpenInterrupts
@@ -275,13 +275,12 @@ class JournalRecorder(Recorder):
         if recorded is not None and not isinstance(tool, SubAgentWrapper):
             if tool is not None:
                 tool.replayed(tool_call)
-            await self._learn_from(query, tool_call, recorded)
-            return recorded
+            return await self._with_help(query, tool_call, recorded)
         call = current_call.get()
         assert call is not None
         with self.loops.tool_call(query, tool, call):
             result = await self._act(call, tool_call, tool, execute)
-            await self._learn_from(query, tool_call, result)
+            result = await self._with_help(query, tool_call, result)
         self.looks_if_it_waits()
         return result
 
@@ -316,19 +315,25 @@ class JournalRecorder(Recorder):
     async def decision(self, query: Query, tool_call: ToolCall, interrupt: Interrupt) -> Resolution:
         return await self.interrupts.decision(query, tool_call, interrupt)
 
-    async def _learn_from(self, query: Query, tool_call: ToolCall, result: ToolResult) -> None:
-        """Give the root memory about failures."""
+    async def _with_help(self, query: Query, tool_call: ToolCall, result: ToolResult) -> ToolResult:
+        """Return the result as the root's model reads it: help stands behind an error."""
         if self.lessons is None or query.parent is not None or query.task is not None:
-            return
-        if query.model_calls < self.journal.replay.asked:
-            self.lessons.replay(query.model_calls)
-            return
-        broken, self.journal.broken = dict(self.journal.broken), []
-        failures = [ToolFailure(name, error) for name, error in broken.items()]
-        error, why = result.error or "", self._whys.pop(tool_call.id, None)
-        if result.status is ToolStatus.ERROR and error != CANCELLED["message"]:
-            failures.insert(0, ToolFailure(tool_call.name, error, why))
-        await self.lessons.failed(query.model_calls, tool_call.id, failures[:_MOST_FAILURES])
+            return result
+        failed = result.status is ToolStatus.ERROR
+        failures: list[ToolFailure] = []
+        if query.model_calls >= self.journal.replay.asked:
+            broken, self.journal.broken = dict(self.journal.broken), []
+            failures = [ToolFailure(name, error) for name, error in broken.items()]
+            error, why = result.error or "", self._whys.pop(tool_call.id, None)
+            if failed and error != CANCELLED["message"]:
+                failures.insert(0, ToolFailure(tool_call.name, error, why))
+        failures = failures[:_MOST_FAILURES]
+        given = await self.lessons.failed(query.model_calls, tool_call.id, failures)
+        if not failed:  # asynchronous tasks failed
+            self.lessons.take(given)
+        elif text := help_after(given):
+            return result.model_copy(update={"error": f"{result.error or ''}\n\n{text}"})
+        return result
 
     def _tool_ended(self, query: Query, about: dict[str, Any], result: ToolResult) -> None:
         failed = result.status is ToolStatus.ERROR

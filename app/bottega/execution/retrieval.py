@@ -5,7 +5,7 @@ The choice is written into the run's log and never made again for that run.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from bottega.events.payloads import context_recalled
@@ -33,6 +33,8 @@ _GIVEN = frozenset((Arm.USED, Arm.TRIAL))
 _TASK_TOKENS, _STEPS_TOKENS, _ERRORS_TOKENS = 80, 220, 60  # of an episode: below 2 KB
 _PATTERN_TOKENS = 240
 _LONGEST_NAME = 120
+CURE = "Worked after this failure: "
+"""Beginning of the first line of help: the call that worked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,30 +80,6 @@ class Chosen:
     pattern: Pattern
     arm: Arm
     score: float
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFailure:
-    """A tool call or a sub-agent that failed.
-
-    Attributes:
-        tool: name of the tool or sub-agent.
-        why: code and message of a sub-agent's error.
-    """
-
-    tool: str
-    error: str
-    why: tuple[str, str] | None = None
-
-
-class FailureMemory(Protocol):
-    """Memory of earlier runs that helps the root agent after failures."""
-
-    def replay(self, call: int) -> None:
-        """Restore the memory recalled after the tools of a replayed model call."""
-
-    async def failed(self, call: int, tool_call_id: str, failures: Sequence[ToolFailure]) -> None:
-        """Retrieve help after a tool call; ``failures`` may be empty."""
 
 
 def choose(
@@ -238,10 +216,10 @@ def insight_events(
     ]
 
 
-def episode_event(episode: Any, score: float = 0.0) -> dict[str, Any]:
-    return context_recalled(
-        f"{EPISODE}{episode.id}", render_episode(episode), score=round(score, 4)
-    )
+def episode_event(episode: Any, score: float = 0.0, cure: str = "") -> dict[str, Any]:
+    """Return an episode as event data; ``cure``: the call that worked, which comes first."""
+    text = f"{CURE}{cure}\n{render_episode(episode)}" if cure else render_episode(episode)
+    return context_recalled(f"{EPISODE}{episode.id}", text, score=round(score, 4))
 
 
 def render_episode(episode: Any) -> str:

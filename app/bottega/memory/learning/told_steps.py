@@ -1,10 +1,12 @@
 """Steps of a run as a model reads them. Pure."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bottega.memory.text.summaries import cut
 
+_CURE = re.compile(r"\d+\. .*?: (?P<done>.+) \(worked after (?P<failed>.+) failed\)")
 _SHORT = 72  # bytes of arguments, and of a result or an error
 
 
@@ -31,6 +33,22 @@ def told_steps(trace: Iterable[Mapping[str, Any]]) -> list[str]:
                 line += f" (worked after {', '.join(before)} failed)"
         lines.append(line)
     return lines
+
+
+def cure_in(steps: str, tool: str) -> str:
+    """Return the first call that worked after ``tool`` failed, with its arguments and result.
+
+    Args:
+        steps: lines of :func:`told_steps`.
+
+    Returns:
+        one line; empty if no call did.
+    """
+    for line in steps.splitlines():
+        found = _CURE.fullmatch(line)
+        if found and tool in found["failed"].split(", "):
+            return found["done"]
+    return ""
 
 
 def _arguments(given: Any) -> str:
