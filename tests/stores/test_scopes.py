@@ -165,6 +165,7 @@ async def test_no_function_returns_episodes_without_a_scope(
     found = [row for row in await owner.fetch(READERS) if row["name"] not in NOT_READERS]
     assert {row["name"] for row in found} == {
         *("episode_candidates", "episode_list", "episode_insights", "episodes_within"),
+        "insight_outcomes",
         *("read_episodes", "read_episode_states", "read_episode_bodies"),
     }
     for row in found:
