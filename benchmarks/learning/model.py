@@ -1,8 +1,8 @@
 """A scripted model: it follows memory with a given probability, and guesses otherwise.
 
 It reads memory as the service renders it. The first pattern about a decision counts, or else the
-most frequent choice of the rendered successful runs. It does not notice if a text is about another
-task: the benchmark measures if memory provides the right one.
+most frequent choice in the steps of the rendered successful runs. It does not notice if a text is
+about another task: the benchmark measures if memory provides the right one.
 """
 
 import re
@@ -14,9 +14,8 @@ from benchmarks.learning.world import AGENTS, ORDERS, RECOVERIES, TOOLS, guessed
 
 _NAMES = re.compile(rf"\b(?:{'|'.join((*AGENTS, *TOOLS, *RECOVERIES))})\b")
 _SAYS = re.compile(r"^\s*(?:Steps|Action|Approach): (.*?)(?: rather than .*)?$", re.MULTILINE)
-_ASKED = re.compile(r"Asked (.+?)\.")
-_CALLED = re.compile(r"Called (\w+)")
-_RECOVERED = re.compile(r"When (\w+) failed, called (\w+)")
+_STEP = re.compile(r"^\s*\d+\. lead: (\w+)", re.MULTILINE)
+_CURED = re.compile(r"^\s*\d+\. lead: (\w+).*\(worked after (\w+) failed\)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +43,7 @@ def order(texts: Sequence[str], heeds: bool, guess: float) -> Decided:
     said = _first(_only(names, AGENTS) for names in _patterns(texts))
     if len(said) < 2:
         said = _most(
-            tuple(found[1].split(", then "))
-            for text in _successes(texts)
-            if (found := _ASKED.search(text))
+            asked for text in _successes(texts) if (asked := _only(_STEP.findall(text), AGENTS))
         )
     if not (heeds and said):
         return Decided(own, False, own)
@@ -56,7 +53,7 @@ def order(texts: Sequence[str], heeds: bool, guess: float) -> Decided:
 
 def tool(texts: Sequence[str], heeds: bool, guess: float) -> Decided:
     said = _first(_only(names, TOOLS)[:1] for names in _patterns(texts)) or _most(
-        (found[1],) for text in _successes(texts) if (found := _CALLED.search(text))
+        called[:1] for text in _successes(texts) if (called := _only(_STEP.findall(text), TOOLS))
     )
     return _one(said, guessed(TOOLS, guess), heeds)
 
@@ -73,9 +70,9 @@ def recovery(
     said = _first(_only(names, RECOVERIES)[:1] for names in _patterns(helped))
     for several, by in ((helped, None), (texts, failed)):
         said = said or _most(
-            (found[2],)
+            (found[1],)
             for text in _successes(several)
-            if (found := _RECOVERED.search(text)) and by in (None, found[1])
+            if (found := _CURED.search(text)) and by in (None, found[2])
         )
     return _one(said, guessed(RECOVERIES, guess), heeds)
 

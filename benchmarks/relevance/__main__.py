@@ -31,7 +31,8 @@ from uuid import UUID, uuid4
 
 from benchmarks.memory import stage
 from bottega.clock import utcnow
-from bottega.db.engine import Database, connect
+from bottega.db.connect import connect
+from bottega.db.engine import Database
 from bottega.llm.local.embedder import LocalEmbedder
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker

@@ -106,6 +106,23 @@ def test_long_episode_keeps_its_failure_and_cure() -> None:
     assert text.endswith("\nEnded: failed; outcome FAILURE (-)")
 
 
+def test_a_long_cure_among_many_steps_stays_whole() -> None:
+    arguments = '{"ledger": "' + "x" * 120 + '", "year": 2}'
+    about = {"agent": "the-clerk-of-the-year-end-closing", "task_id": None}
+    other = {**about, "tool": "look", "arguments": '{"page": 1}', "result": "nothing " * 9}
+    tool = "post_to_the_general_ledger"
+    failed = {**about, "tool": tool, "arguments": "{}", "error": "no " * 40}
+    cure = {**about, "tool": "open_the_fiscal_year", "arguments": arguments, "result": "is open"}
+    trace = [{**other, "step": n} for n in range(1, 30)]
+    trace += [{**failed, "step": 30}, {**cure, "step": 31}]
+    trace += [{**other, "step": n} for n in range(32, 60)]
+    stored = summary_of("\n".join(["accounts", *told_steps(trace)]), 480, whole_lines=True)
+    assert cure_in(stored, tool) == f"open_the_fiscal_year {arguments} → is open"
+    told_of = render_episode(hit(task="close", steps=stored).episode)
+    assert f"open_the_fiscal_year {arguments} → is open (worked after" in told_of
+    assert len(told_of.encode()) <= 2048
+
+
 def test_best_hit_may_still_be_irrelevant() -> None:
     assert hit(lexical=0.1, words=["invoice"], word_share=0.5).relevant
     assert not hit(lexical=0.1, words=["find"], word_share=0.2).relevant, "one word of five"

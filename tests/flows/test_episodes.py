@@ -130,7 +130,10 @@ async def fill(bottega: Running) -> None:
         ),
         "episode_tags (tenant_id, episode_id, tag) SELECT tenant_id, id, 'tagged'",
         "episode_failures (tenant_id, episode_id, signature) SELECT tenant_id, id, 'e'",
-        "episode_work (tenant_id, episode_id, work) SELECT tenant_id, id, 'offload'",
+        (
+            "episode_work (tenant_id, episode_id, work, next_at)"
+            " SELECT tenant_id, id, 'offload', now() + interval '1 hour'"
+        ),
         "episode_reflections (tenant_id, episode_id, reflection) SELECT tenant_id, id, '{}'",
     ):
         await bottega.owner.execute(f"INSERT INTO {row} FROM episodes ON CONFLICT DO NOTHING")

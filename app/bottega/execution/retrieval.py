@@ -234,7 +234,7 @@ def render_episode(episode: Any) -> str:
         head += f", {episode.instances} times"
     said = {
         "Task": summary_of(summary.task, _TASK_TOKENS),
-        "Steps": summary_of(summary.steps, _STEPS_TOKENS),
+        "Steps": summary_of(summary.steps, _STEPS_TOKENS, whole_lines=True),
         "Errors": summary_of(summary.errors, _ERRORS_TOKENS),
         "Result": summary_of(summary.result, _TASK_TOKENS),
     }

@@ -21,6 +21,7 @@ from pydantic_core import from_json, to_json
 from bottega.clock import monotonic
 from bottega.db.engine import acting_as
 from bottega.errors import BottegaError, ModelError, UnavailableError
+from bottega.events.log import is_transient
 from bottega.leased_work import Blame, LeasedWork
 from bottega.memory.episodes import rows
 from bottega.memory.episodes.episode import Episode
@@ -244,8 +245,7 @@ class ReflectionWorker:
 
 def _blamed(error: Exception) -> Blame | None:
     """Blame a row, but for errors of the connection."""
-    lost = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError)
-    return None if isinstance(error, lost) else Blame.ROW
+    return None if is_transient(error) else Blame.ROW
 
 
 async def learn_again(connection: asyncpg.Connection, tenant_id: UUID) -> int:

@@ -8,6 +8,7 @@ from bottega.memory.text.summaries import cut
 
 _CURE = re.compile(r"\d+\. .*?: (?P<done>.+) \(worked after (?P<failed>.+) failed\)")
 _SHORT = 72  # bytes of arguments, and of a result or an error
+_TELLING = 160  # of the arguments of a call that failed, or that worked after one
 
 
 def told_steps(trace: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -20,8 +21,9 @@ def told_steps(trace: Iterable[Mapping[str, Any]]) -> list[str]:
     failed: dict[Any, dict[str, None]] = {}  # per task: the tools that failed, and no cure yet
     for step in trace:
         tool, task = step.get("tool"), step.get("task_id")
-        done = str(tool) + _arguments(step.get("arguments")) if tool else "answer"
-        line = f"{step.get('step')}. {step.get('agent')}: {done}"
+        tells = "error" in step or task in failed
+        given = _arguments(step.get("arguments"), _TELLING if tells else _SHORT)
+        line = f"{step.get('step')}. {step.get('agent')}: {f'{tool}{given}' if tool else 'answer'}"
         if "error" in step:
             line += f" failed: {_line(_message(step['error']))}"
             if tool:
@@ -51,8 +53,8 @@ def cure_in(steps: str, tool: str) -> str:
     return ""
 
 
-def _arguments(given: Any) -> str:
-    text = _line(given or "")
+def _arguments(given: Any, most: int) -> str:
+    text = _line(given or "", most)
     return "" if text in ("", "{}") else f" {text}"
 
 
@@ -60,5 +62,5 @@ def _message(error: Any) -> Any:
     return error.get("message") or error.get("code") if isinstance(error, Mapping) else error
 
 
-def _line(text: Any) -> str:
-    return cut(" ".join(str(text).split()), _SHORT)
+def _line(text: Any, most: int = _SHORT) -> str:
+    return cut(" ".join(str(text).split()), most)

@@ -46,12 +46,20 @@ _ERROR_WORDS = (
 _SPECIFIC = re.compile(r"\d|[a-z][A-Z]|\w[_/\\@#]\w|[\"'`]\w")  # numbers, identifiers, names
 
 
-def summary_of(text: str, tokens: int, count: TokenCounter = estimated_tokens) -> str:
-    """Return the text if it has at most ``tokens`` tokens, else a summary that has. At most
-    :data:`MAX_READ` characters are read, from both ends."""
+def summary_of(
+    text: str, tokens: int, count: TokenCounter = estimated_tokens, *, whole_lines: bool = False
+) -> str:
+    """Return the text if it has at most ``tokens`` tokens, else a summary that has.
+
+    At most :data:`MAX_READ` characters are read, from both ends.
+
+    Args:
+        whole_lines: take or leave each line but the first and the last as a whole.
+    """
     if count(text) <= tokens:
         return text
-    pieces = list(_pieces(_ends(text, min(max(tokens * _READ_PER_TOKEN, MIN_READ), MAX_READ))))
+    read = _ends(text, min(max(tokens * _READ_PER_TOKEN, MIN_READ), MAX_READ))
+    pieces = list(_pieces(read, whole_lines))
     room = tokens * BYTES_PER_TOKEN
     while room > 0:
         summary = _extract(pieces, room)
@@ -77,11 +85,11 @@ def _ends(text: str, most: int) -> str:
     return f"{text[: most // 2]}\n{text[-most // 2 :]}"
 
 
-def _pieces(text: str) -> Iterator[str]:
-    """Yield lines, and parts of long lines, without duplicates."""
+def _pieces(text: str, whole_lines: bool) -> Iterator[str]:
+    """Yield lines, or else parts of long lines, without duplicates."""
     seen: set[str] = set()
     for line in text.splitlines():
-        for part in [line] if len(line) <= _PIECE else _parts(line):
+        for part in [line] if whole_lines or len(line) <= _PIECE else _parts(line):
             piece = part.strip()
             if piece and piece not in seen:
                 seen.add(piece)
