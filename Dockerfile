@@ -2,9 +2,10 @@
 
 FROM python:3.13-slim AS build
 WORKDIR /src
-COPY requirements.lock requirements-embed.lock ./
+COPY requirements.lock requirements-embed.lock requirements-otel.lock ./
 RUN python -m venv /opt/bottega \
- && /opt/bottega/bin/pip install --no-cache-dir --require-hashes -r requirements.lock -r requirements-embed.lock
+ && /opt/bottega/bin/pip install --no-cache-dir --require-hashes -r requirements.lock \
+    -r requirements-embed.lock -r requirements-otel.lock
 COPY pyproject.toml README.md alembic.ini ./
 COPY migrations ./migrations
 COPY app ./app

@@ -6,6 +6,7 @@ from bottega import metrics, trace_context
 from bottega.api.server import traced
 from bottega.api.server.headers import sent
 from bottega.clock import monotonic
+from bottega.tracing.spans import CANCELLED
 
 UNMATCHED = "unmatched"
 
@@ -47,3 +48,6 @@ class MeasureRequests:
             if not counted:
                 count(500)
             raise
+        finally:
+            if span is not None:
+                span.end(CANCELLED)  # unless it was answered
