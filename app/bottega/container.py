@@ -213,7 +213,7 @@ async def _analyst(
     return ModelAnalyst(provider, settings.memory_model, count=count)
 
 
-def _subagent_runtime(service: Service) -> "SubagentRuntime":
+def _subagent_runtime(service: Service, models: "ModelServices") -> "SubagentRuntime":
     """Return this process's shared state for asynchronous sub-agents."""
     from bottega.execution.async_tasks import SubagentRuntime
     from bottega.execution.linked.runs import LinkedRuns
@@ -226,6 +226,7 @@ def _subagent_runtime(service: Service) -> "SubagentRuntime":
     scheduler = SubagentScheduler(settings.subagent_options)
     totals = Totals()
     registry = SubagentRegistry(settings.subagent_limits, scheduler, totals)
+    scheduler.places.source = models.task_places(registry.limits.tenant_max_concurrent)
     linked = LinkedRuns(service.database.pool, service.listener)
     return SubagentRuntime(registry, subagent_plugins(), totals, linked)
 
@@ -246,7 +247,6 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     egress, secrets = service.outgoing.egress, service.outgoing.secrets
     notifier = Notifier(database.pool)
     live_text = LiveText(database.pool, notifier.wrote)
-    runtime = _subagent_runtime(service)
     async with (
         _models(service, worker_id, secrets) as models,
         _keeping_memory(service, memory_services, models) as (sources, episode_stored),
@@ -255,6 +255,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
         embedder = lambda: memory_services.embedders.current  # noqa: E731
         dependencies = _agent_dependencies(models, service.outgoing, embedder)
         checks = models.success_checks(database.pool)
+        runtime = _subagent_runtime(service, models)
         executor = Executor(
             pool=database.pool,
             writer=StepWriter(database.pool),

@@ -26,6 +26,7 @@ from bottega.llm.server import ServerSpec
 from bottega.llm.servers import OpenServer, Servers, SpecSource
 from bottega.llm.traffic.gates import Traffic
 from bottega.llm.traffic.limits import ServerKey
+from bottega.llm.traffic.task_places import TaskPlaces
 from bottega.secrets.lookup import SecretLookup
 from bottega.settings import Settings
 from bottega.tools.addresses import AllowList
@@ -174,6 +175,12 @@ class ModelServices:
     def calls(self) -> Mapping[UUID, Sequence[Mapping[str, Any]]]:
         """Return the calls under way and waiting, by tenant; see :meth:`Traffic.load`."""
         return {} if self._traffic is None else self._traffic.load()
+
+    def task_places(self, most: int | None) -> TaskPlaces | None:
+        """Return the places of tenants' sub-agents over all workers; ``None``: no limit."""
+        if self._traffic is None or most is None:
+            return None
+        return TaskPlaces(self._traffic.shares, most)
 
     def open_breakers(self) -> int:
         """Return the number of breakers of models that are not closed, as far as this knows."""

@@ -2,7 +2,9 @@
 
 from datetime import UTC, datetime
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
+
+import pytest
 
 from bottega.events.types import Event, EventType
 from bottega.execution.replay_tasks import remember
@@ -30,3 +32,36 @@ def test_stored_file_is_written_again() -> None:
 
 def test_own_tool_with_the_name_of_the_file_tool_writes_no_file() -> None:
     assert remember(called("write_file", {"target": "a"}, "stored"), NOW).writes == []
+
+
+def a_task(log: list[Event], *, ended: bool, of: UUID | None = None) -> UUID:
+    """Add a task and perhaps its end to the front of a log."""
+    task = uuid4()
+    kinds = [EventType.SUBAGENT_DISPATCHED, *([EventType.SUBAGENT_COMPLETED] if ended else [])]
+    asked: dict[str, Any] = {
+        "agent": None,
+        "prompt": "p",
+        "instructions": None,
+        "priority": 5,
+        "timeout_ms": 9,
+    }
+    asked |= {"token_budget": None, "metadata": {}, "share_metadata": []}
+    end = {"duration_ms": 1, "token_usage": {"input": 0, "output": 0}, "output": "x"}
+    data = asked | end | {"stop_reason": "final_answer"}
+    log[:0] = [Event(log[0].run_id, 1, kind, NOW, task, of, "a", data) for kind in kinds]
+    return task
+
+
+@pytest.mark.parametrize("tool", ["poll_subagent", "await_subagent"])
+def test_outcomes_that_the_parent_has_read_are_known_as_read(tool: str) -> None:
+    tasks: list[Any] = []
+    log = called(tool, {}, {"tasks": tasks})
+    read, unread, early = (a_task(log, ended=True) for _ in range(3))
+    of_another = a_task(log, ended=True, of=read)
+    for task, status in ((read, "completed"), (early, "running"), (of_another, "completed")):
+        tasks.append({"task_id": str(task), "status": status})
+    tasks += [{"task_id": "no id", "status": "failed"}, "no task"]
+
+    restored = remember(log, NOW).tasks
+    assert [each for each in restored if restored[each].received] == [read]
+    assert unread in restored

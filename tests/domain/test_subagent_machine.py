@@ -401,7 +401,7 @@ class Tasks(RuleBasedStateMachine):
                 assert waits == (handle.entry is not None or handle.polling)
                 assert not handle.polling or handle.waiting_below
         if scheduler.busy < scheduler.capacity:
-            assert not scheduler._queue.ready(self.now())
+            assert not scheduler._queue.ready
 
     @invariant()
     def waiting_tasks_below_are_counted(self) -> None:

@@ -115,6 +115,21 @@ class TestMessages:
 
         run_virtual(run())
 
+    def test_a_message_that_a_task_never_read_is_reported_with_its_end(self) -> None:
+        async def run() -> None:
+            broken = ModelError("down", code="model_unavailable")
+            model = Model(
+                go=[dispatch("one"), after(1, send("more", "still more")), await_all, "end"],
+                one=[after(5, broken)],
+            )
+            async with registry() as where:
+                lead = coordinator(model, where)
+                await lead.execute_query_async("go")
+                task = results(lead.conversation_history)[-1]["tasks"][0]
+                assert (task["status"], task["unread_messages"]) == ("failed", 2)
+
+        run_virtual(run())
+
     def test_guards_see_messages(self) -> None:
         class Decides:
             guard = True

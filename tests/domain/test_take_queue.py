@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from bottega.subagents.queue import WAKE, QueueEntry, TakeQueue
+from bottega.subagents.slots.queue import WAKE, QueueEntry, TakeQueue
 from tests.examples import examples
 
 TENANTS = "ab"
@@ -183,7 +183,7 @@ class Queues(RuleBasedStateMachine):
     def counts_are_right(self) -> None:
         queue, naive = self.queue, self.naive
         assert len(queue) == len(naive.entries)
-        assert queue.ready(self.now) == bool(naive.turns)
+        assert queue.ready == bool(naive.turns)
         assert queue.by_priority() == Counter(one.priority for one in naive.entries)
         assert queue.holding() == len(naive.taken)
         for tenant in TENANTS:
@@ -324,7 +324,7 @@ def test_next_push_may_change_a_parents_limit() -> None:
     for _ in range(3):
         queue.push(entry("ax1", limit=1))
     assert queue.take(0.0)
-    assert not queue.ready(0.0)
+    assert not queue.ready
     queue.push(entry("ax1", limit=2))
     assert queue.waiting("ax1") == 3
     assert queue.take(0.0)

@@ -194,6 +194,27 @@ async def test_patience_that_ends_on_429_opens_no_breaker(
     assert of(frames, "subagent.circuit_opened") == []
 
 
+async def test_a_dispatch_with_retries_survives_failures_of_its_model(
+    configured: Callable[..., Settings], database_url: str, model: FakeModel
+) -> None:
+    failures = iter([http_error(500), http_error(500)])
+    script: dict[str, list[swarm.Step]] = {
+        "root": [swarm.dispatches("firm", retries=2), swarm.awaits(), swarm.reports],
+        "firm": [lambda request: next(failures, text("held out"))],
+    }
+    async with running(configured(), database_url, worker=True) as bottega:
+        await swarm.coordinator(bottega.client)
+        frames = await play(bottega, model, script)
+        (task,) = last_of(model, "root")[-1]["tasks"]
+        (row,) = await bottega.owner.fetch("SELECT status FROM tasks")
+    swarm.assert_whole(frames)
+    assert (task["status"], task["final_output"]) == ("completed", "held out")
+    assert [data["attempt"] for data in of(frames, "subagent.retried")] == [2, 3]
+    assert all(data["reason"] for data in of(frames, "subagent.retried"))
+    assert len(of(frames, "subagent.dispatched")) == len(of(frames, "subagent.completed")) == 1
+    assert row["status"] == "completed"
+
+
 async def test_the_third_failure_of_an_agent_opens_its_breaker(
     configured: Callable[..., Settings], database_url: str, model: FakeModel
 ) -> None:

@@ -205,6 +205,37 @@ async def test_a_linked_run_reads_a_message_of_its_parent(
     assert "look twice" in run["output"]
 
 
+async def test_odd_characters_and_many_messages_stop_no_linked_run(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+
+    def sends(request: dict[str, Any]) -> Reply:
+        task_id = started(request)[0]
+        many = [{"task_id": task_id, "message": f"{n}\x00"} for n in range(12)]
+        return calls(*[("send_to_subagent", each) for each in many])
+
+    def opens(request: dict[str, Any]) -> Reply:
+        gate.set()
+        return awaits_all(request)
+
+    guest_model.decide = swarm.plays(
+        {
+            "root": [fans_out("slow", "odd\x00"), sends, opens, swarm.reports],
+            "slow": [lambda request: gated(gate, writes_note(request)), text("SLOW")],
+        }
+    )
+    await swarm.coordinator(guest.client, subagents={"limits": {"spread_above": 0}})
+    run_id = await swarm.start(guest.client)
+    frames = await guest.watch(run_id)
+    swarm.assert_whole(frames)
+    sent = [f["data"] for f in frames if f["type"] == "tool.completed"]
+    assert sum(each["name"] == "send_to_subagent" for each in sent) == 12
+    output = (await guest.client.get(f"/v1/runs/{run_id}")).json()["output"]
+    assert "completed: SLOW" in output
+    assert output.count("completed") == 2
+
+
 async def test_a_retried_parent_keeps_what_its_linked_runs_found(
     guest: Running, guest_model: FakeModel
 ) -> None:

@@ -258,6 +258,41 @@ class TestCoordinator:
         assert answer.calls == (DemoCall("list_files", {"path": "/global/a"}),)
 
 
+def test_with_the_tools_for_it_it_dispatches_all_in_one_call_and_steers() -> None:
+    more: dict[str, Any] = {"properties": {}}
+    steering = [
+        tool(name, more) for name in ("dispatch_subagents", "send_to_subagent", "cancel_subagent")
+    ]
+    history: list[dict[str, Any]] = []
+
+    def step(answer: Any) -> DemoCall:
+        """Return the model's only call; answer it."""
+        (asked,) = ask(("user", TASK), *history, tools=swarm_tools() + steering).calls
+        function = {"name": asked.name, "arguments": json.dumps(asked.arguments)}
+        call = {"id": str(len(history)), "type": "function", "function": function}
+        history.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        result = {"role": "tool", "tool_call_id": call["id"], "content": json.dumps(answer)}
+        history.append(result)
+        return asked
+
+    ids = [
+        {"index": 0, "task_id": "a"},
+        {"index": 1, "error": "full"},
+        {"index": 2, "task_id": "c"},
+    ]
+    tasks = [{"task_id": each, "status": "completed", "final_output": each} for each in "ac"]
+    first = step({"tasks": ids})
+    assert (first.name, len(first.arguments["tasks"])) == ("dispatch_subagents", 3)
+    sent = step({"task_id": "c", "status": "sent"})
+    assert (sent.name, sent.arguments["task_id"]) == ("send_to_subagent", "c")
+    assert step({"tasks": tasks}).arguments == {"task_ids": ["a", "c"], "mode": "any_success"}
+    assert [step({"tasks": tasks}).name for _ in range(2)] == ["poll_subagent", "await_subagent"]
+    again = step({"error": "full"})
+    assert again.arguments == {"tasks": [first.arguments["tasks"][1]]}
+    report = ask(("user", TASK), *history, tools=swarm_tools() + steering).text
+    assert report.endswith("2 completed, 0 failed, 0 timeout, 0 cancelled, 1 refused.")
+
+
 class TestTask:
     def answer(self, asked: str, *before: Any, tools: Any = (), own: str = "You help.") -> Any:
         return ask(("system", own), *before, ("user", f"{asked}\n\n{FOLDER}"), tools=tools)
@@ -311,3 +346,10 @@ class TestTask:
         assert self.answer(asked, tools=swarm_tools()).calls == (
             DemoCall("read_file", {"path": "/global/notes.md"}),
         )
+
+    def test_messages_of_its_parent_are_notes_and_no_new_task(self) -> None:
+        task = f"{TASK} (your part: risks)\n\n{FOLDER}"
+        text = ask(("user", task), ("assistant", "Early."), ("user", "Mind the costs.")).text
+        assert text.startswith("Findings on the risks")
+        assert text.endswith("\n\nNoted: Mind the costs.")
+        assert ask(("user", f"{task}\n\nMind the costs.")).text == text

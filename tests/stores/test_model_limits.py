@@ -177,7 +177,7 @@ async def test_tenants_take_turns_on_an_operator_s_limits(
         await asyncio.gather(*(all_.call(all_.workers[0], limits, quiet) for _ in range(5)))
         meanwhile = all_.done[busy.tenant_id] - before
         assert all_.most == 2
-        assert meanwhile <= 60, "the tenant with few calls waited for those of the other"
+        assert meanwhile <= 120, "the tenant with few calls waited for those of the other"
         for each in crowd:
             each.cancel()
         await asyncio.gather(*crowd, return_exceptions=True)

@@ -27,6 +27,7 @@ from bottega.execution.replay_tasks import ENDS, TaskReplay, remember
 from bottega.execution.resumed_tasks import ResumedTasks
 from bottega.execution.task_rows import CANCELLED
 from bottega.subagents.handle import Parent, SubagentHandle
+from bottega.subagents.plugins import is_guard
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import Swarm, SwarmOptions
@@ -66,6 +67,10 @@ class SubagentRuntime:
     plugins: Sequence[object]
     totals: Totals
     linked: LinkedRuns
+
+    def serves(self, run: ClaimedRun) -> bool:
+        """Check if a run has asynchronous sub-agents, or guards that see its synchronous calls."""
+        return run.uses_subagents or run.link is not None or any(map(is_guard, self.plugins))
 
     def snapshot(self, runs: int) -> Snapshot:
         """Return the current load of this worker; ``runs`` is the number under way."""

@@ -338,9 +338,9 @@ class Executor:
                 await take_decisions(self.pool, {run.run_id: (run.tenant_id, recorder.interrupts)})
             began = True
             async with limit:
-                if self.runtime is not None and (run.uses_subagents or run.link):
+                if (runtime := self.runtime) is not None and runtime.serves(run):
                     async with running_subagents(
-                        self.runtime, recorder, run, events, self.pool, suspended
+                        runtime, recorder, run, events, self.pool, suspended
                     ):
                         end = await self._work(recorder, run, entry)
                 else:

@@ -313,8 +313,10 @@ class MemoryRetriever:
     async def _alike(
         self, sources: MemorySources, tool: str, signatures: Sequence[str]
     ) -> list[dict[str, Any]]:
-        """Return episodes with a similar failure: those with a cure, or else any; the successful
-        ones first."""
+        """Return episodes with a similar failure, those of successes first.
+
+        If some have a cure, return only those.
+        """
         tenant_id = self._journal.tenant_id
         found: dict[UUID | None, Episode] = {}
         for signature in signatures:

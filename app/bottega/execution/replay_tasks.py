@@ -35,6 +35,7 @@ from bottega.subagents.child import ANONYMOUS, first_message
 from bottega.subagents.handle import DispatchParams, Mailbox, RestoredTask, SubagentOutcome
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.waiting.clocks import Clocks, seconds
+from bottega.subagents.waits import as_id
 
 ENDS = {
     EventType.SUBAGENT_COMPLETED: SubagentStatus.COMPLETED,
@@ -43,6 +44,7 @@ ENDS = {
     EventType.SUBAGENT_CANCELLED: SubagentStatus.CANCELLED,
 }
 """The status of a task after each kind of end event."""
+_OVER = frozenset(map(str, ENDS.values()))
 
 
 @dataclass(slots=True)
@@ -51,6 +53,7 @@ class _Task:
 
     Attributes:
         dispatched: only of an asynchronous task.
+        received: its parent has read its outcome.
         paid: usage paid for by this run, not by the run that it repeats.
     """
 
@@ -64,6 +67,7 @@ class _Task:
     usage: AgentUsage = AgentUsage()
     paid: Usage = Usage()
     mailbox: Mailbox = field(default_factory=Mailbox)
+    received: bool = False
 
     @property
     def linked_run(self) -> UUID | None:
@@ -100,11 +104,10 @@ class TaskReplay:
     paid: Usage
     writes: list[tuple[UUID | None, str, str]]
     waits: dict[tuple[Any, ...], float]
+    linked: list[UUID]
 
     def unfinished(self) -> list[UUID]:
         return [task_id for task_id in self.tasks if task_id not in self.over]
-
-    linked: list[UUID] = field(default_factory=list)
 
     def line(self, task_id: UUID | None) -> list[UUID]:
         """Return a task and those above it."""
@@ -130,9 +133,13 @@ def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Ta
             key = (task_id, *tool_call_of(data))
             if event.type == EventType.TOOL_STARTED:
                 started.setdefault(key, ToolStarted.of(data))
-            elif key in started and _is_write(ToolEnded.of(data)):
-                asked = started[key].arguments
-                writes.append((task_id, asked["path"], asked["content"]))
+            else:
+                ended = ToolEnded.of(data)
+                for read in _read_by(task_id, ended, parents):
+                    tasks[read].received = True
+                if key in started and _is_write(ended):
+                    asked = started[key].arguments
+                    writes.append((task_id, asked["path"], asked["content"]))
         if task_id is not None:
             is_paid = event.seq > carried_seq
             _note(tasks[task_id], event, is_paid=is_paid)
@@ -166,6 +173,19 @@ def _is_write(completed: ToolEnded) -> bool:
     """Check if a call wrote a file; an agent's own tool may have the same name."""
     result = completed.result
     return completed.name == "write_file" and isinstance(result, dict) and "written_chars" in result
+
+
+def _read_by(
+    task_id: UUID | None, completed: ToolEnded, parents: Mapping[UUID, UUID | None]
+) -> list[UUID]:
+    """Return the caller's own tasks whose outcome the result of a poll or an await has."""
+    result = completed.result
+    if completed.name not in ("poll_subagent", "await_subagent") or not isinstance(result, dict):
+        return []
+    views = result.get("tasks")
+    views = [each for each in views if isinstance(each, dict)] if isinstance(views, list) else []
+    over = (as_id(str(view.get("task_id"))) for view in views if view.get("status") in _OVER)
+    return [each for each in over if each and parents.get(each, each) == task_id]
 
 
 def _line(parents: Mapping[UUID, UUID | None], task_id: UUID | None) -> list[UUID]:
@@ -286,6 +306,7 @@ def _past(
             _publication(each, each.published) for each in finished if each.published is not None
         ),
         mailbox=task.mailbox if task.mailbox.known else None,
+        received=task.received,
     )
 
 

@@ -12,6 +12,7 @@ from bottega.agents.endings import ending_of
 from bottega.agents.messages import ToolCall
 from bottega.agents.output import OUTPUT_INVALID
 from bottega.agents.query import task_id_at
+from bottega.db.driver import driver_of
 from bottega.db.tables import runs
 from bottega.errors import ConflictError
 from bottega.events import log
@@ -112,7 +113,8 @@ async def retry(
     if not from_last_step:
         return await accept(connection, tenant_id, new)
     task_root = old["task_root"] or run_id
-    carried = carry_over(await log.read_all(pool, tenant_id, run_id), task_root)
+    events = await log.read_all(pool, tenant_id, run_id, on=await driver_of(connection))
+    carried = carry_over(events, task_root)
     # The new run must see the same session and derive the same task ids as the old one.
     new |= {"session_base": old["session_base"], "task_root": task_root}
     return await accept(connection, tenant_id, new, carried)

@@ -60,7 +60,9 @@ class SubagentSettings(BaseSettings):
     ] = 30.0
     subagent_tenant_max_concurrent: Annotated[
         _Count | None,
-        Field(description="Concurrent tasks of a tenant per worker. Unset: the pool's limit."),
+        Field(
+            description="Concurrent tasks of a tenant over all workers. Unset: the pools' limits."
+        ),
     ] = None
     subagent_tenant_max_queued: Annotated[
         _Count | None,

@@ -87,7 +87,7 @@ class ChildTask:
         restored = self.scope.swarm.options.restored.get(self.task_id)
         if restored is None or parent.is_over:
             return None
-        self.scope.dispatched[self.task_id] = None
+        self.scope.dispatched[self.task_id] = restored.received
         graph = self.query.agent.memory_graph
         if graph is not None:
             for publication in restored.publications:
@@ -108,7 +108,7 @@ class ChildTask:
         params = replace(self._with_model(params), spread=self._is_spread(params))
         work = self._work(params)
         handle = registry.dispatch(parent, params, work, task_id=self.task_id, place=self.place)
-        self.scope.dispatched[self.task_id] = None
+        self.scope.dispatched[self.task_id] = False
         return handle
 
     async def give(self, files: Mapping[str, str]) -> None:

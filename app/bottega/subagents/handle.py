@@ -13,7 +13,7 @@ from bottega.graph.shared_memory import Publication
 from bottega.subagents.breaker import BreakerKey, kind_of
 from bottega.subagents.budget import Account
 from bottega.subagents.limits import SubagentLimits
-from bottega.subagents.queue import QueueEntry
+from bottega.subagents.slots.queue import QueueEntry
 from bottega.subagents.states import SubagentStatus, stands_still
 
 MAX_PARTIAL_OUTPUT = 10_000
@@ -118,6 +118,7 @@ class RestoredTask:
         usage: usage of a finished task and all tasks below it; they do not run again.
         publications: their publications to the run's graph.
         mailbox: messages to it; ``None``: it got none.
+        received: its parent has read its outcome.
     """
 
     params: DispatchParams
@@ -130,6 +131,7 @@ class RestoredTask:
     usage: AgentUsage = AgentUsage()
     publications: tuple[Publication, ...] = ()
     mailbox: Mailbox | None = None
+    received: bool = False
 
 
 class Listener(Protocol):

@@ -19,7 +19,8 @@ class SubagentLimits:
         spread_above: a parent with this many tasks under way here spreads further ones over all
             workers, as runs of their own; they need no slot and no place in the queue.
         gc_ttl: time that a finished task stays after its parent has read it.
-        tenant_max_concurrent: tasks of one tenant that hold a slot; ``None``: no limit.
+        tenant_max_concurrent: tasks of one tenant that hold a slot, in the service over all
+            workers; ``None``: no limit.
         tenant_max_queued: waiting tasks of one tenant; ``None``: half of ``max_queue_size``.
     """
 

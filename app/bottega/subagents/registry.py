@@ -133,7 +133,7 @@ class SubagentRegistry:
         handle.token_usage = restored.spent
         for account in (handle.account, *parent.paying()):
             account.spend(restored.usage)
-        handle.fixed_duration_ms = restored.duration_ms
+        handle.fixed_duration_ms, handle.received = restored.duration_ms, restored.received
         self._set(handle, restored.outcome.status)
         self._take_over(handle, restored.outcome)
         return handle

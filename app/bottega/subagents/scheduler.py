@@ -13,8 +13,9 @@ from bottega.errors import BudgetExhaustedError
 from bottega.subagents.breaker_set import BreakerSet
 from bottega.subagents.handle import Parent, SubagentHandle, SubagentOutcome
 from bottega.subagents.limits import SchedulerOptions, resized
-from bottega.subagents.queue import WAKE, QueueEntry, TakeQueue
 from bottega.subagents.quotas import TaskRegistry
+from bottega.subagents.slots.places import TenantPlaces
+from bottega.subagents.slots.queue import WAKE, QueueEntry, TakeQueue
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.waits import all_done
 
@@ -30,11 +31,13 @@ class SubagentScheduler:
 
     Attributes:
         size: current number of slots.
+        places: what tasks need beside a slot, if limits hold over all workers.
     """
 
     def __init__(self, options: SchedulerOptions | None = None) -> None:
         self.options = options or SchedulerOptions()
         self.size = self.options.min_workers
+        self.places = TenantPlaces(self.pump_soon)
         self.circuits: BreakerSet
         self._queue: TakeQueue
         self._registry: TaskRegistry
@@ -156,6 +159,7 @@ class SubagentScheduler:
         await all_done(self._running)
 
     def stop(self) -> None:
+        self.places.stop()
         for timer in (self._pumping, self._resizing, self.circuits.timer):
             if timer is not None:
                 timer.cancel()
@@ -175,13 +179,13 @@ class SubagentScheduler:
         self._give_out()
         if self._resize():
             self._give_out()
+        self.places.give_back_unused()
         self._measure()
 
     def _give_out(self) -> None:
-        while self.busy < self.capacity:
+        while self.places.take_for_next(self._queue, self.capacity - self.busy):
             entry = self._queue.take(self.now())
-            if entry is None:
-                break
+            assert entry is not None
             handle: SubagentHandle = entry.item
             handle.entry = None
             handle.holds_slot = True
@@ -288,6 +292,7 @@ class SubagentScheduler:
         if handle.holds_slot:
             handle.holds_slot = False
             self._queue.release(handle.tenant_id, handle.parent)
+            self.places.give_back(handle.tenant_id)
             self.pump_soon()
 
     def _only_if_needed(self, handle: SubagentHandle) -> None:

@@ -282,7 +282,7 @@ class QueryScope:
         is_task = owner is not None and owner.path == query.path
         self.own_id = owner.task_id if owner and is_task else swarm.id_at(query.path)
         self.task_id = self.own_id if query.path else None
-        self.dispatched: dict[UUID, None] = {}  # in order
+        self.dispatched: dict[UUID, bool] = {}  # in order; true: its outcome was read
         self.waits: set[Waiter] = set()
         self.workspace = Workspace(
             swarm.context,

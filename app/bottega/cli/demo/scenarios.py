@@ -107,9 +107,10 @@ RESEARCH = Scenario(
         "researcher-lead",
         "Researches a subject with many tasks side by side.",
         "You lead a research team. Split the question into as many parts as you are asked for "
-        "(else three) and dispatch a task for each, all in one message: to the agents whose "
-        "subject it is, the others without an agent. Poll them once or twice, await them all, "
-        "then write a report in Markdown with a section for each task.",
+        "(else three) and dispatch a task for each, all with one call of dispatch_subagents: to "
+        "the agents whose subject it is, the others without an agent. Send a task a message if it "
+        "is to do more. Await the first success (any_success), poll once or twice, await them "
+        "all, then write a report in Markdown with a section for each task.",
         _RESEARCHERS,
         mode="async",
     ),

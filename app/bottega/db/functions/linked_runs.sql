@@ -13,15 +13,15 @@ DECLARE
     v_turn integer;
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    -- The run cannot end before this is stored: its end cancels the linked runs that it finds.
+    -- With its row locked the run cannot end: its end cancels the linked runs that it finds.
+    SELECT * INTO p FROM runs WHERE tenant_id = p_tenant AND id = p_parent FOR NO KEY UPDATE;
     PERFORM FROM run_heads
-    WHERE tenant_id = p_tenant AND run_id = p_parent AND attempt = p_attempt FOR KEY SHARE;
+    WHERE tenant_id = p_tenant AND run_id = p_parent AND attempt = p_attempt;
     IF NOT FOUND THEN
         RETURN NULL;
+    ELSIF NOT p.links THEN
+        UPDATE runs SET links = true WHERE tenant_id = p_tenant AND id = p_parent;
     END IF;
-    UPDATE runs SET links = true
-    WHERE tenant_id = p_tenant AND id = p_parent AND NOT links;
-    SELECT * INTO p FROM runs WHERE tenant_id = p_tenant AND id = p_parent;
     v_known := ARRAY(
         SELECT r.id FROM jsonb_to_recordset(p_new) AS n(id uuid)
         JOIN runs r ON r.tenant_id = p_tenant AND r.id = n.id);
@@ -54,8 +54,9 @@ BEGIN
         'mode', s.mode, 'agent', s.agent, 'graph', s.graph, 'session_id', s.session_id,
         'priority', s.priority, 'retry_of', NULL, 'parent_run_id', p_parent))
     FROM stored s;
-    PERFORM pg_notify('bottega_queue', worker_for(q.number)) FROM run_queue q
-    JOIN jsonb_to_recordset(p_new) AS n(id uuid) ON q.tenant_id = p_tenant AND q.run_id = n.id;
+    PERFORM pg_notify('bottega_queue', worker_for(max(q.number))) FROM run_queue q
+    JOIN jsonb_to_recordset(p_new) AS n(id uuid) ON q.tenant_id = p_tenant AND q.run_id = n.id
+    GROUP BY q.number / 10;  -- these have the same worker
     RETURN v_known;
 END $$;
 
@@ -72,7 +73,7 @@ BEGIN
         RETURN QUERY
         SELECT mine.id, r.status, jsonb_build_object(
             'output', r.output, 'stop_reason', r.stop_reason, 'error', r.error, 'usage', r.usage,
-            'spent', r.spent, 'files', r.link -> 'written')
+            'files', r.link -> 'written')
         FROM unnest(p_tenants, p_runs) AS mine(tenant_id, id)
         LEFT JOIN runs r ON r.tenant_id = v_tenant AND r.id = mine.id
         WHERE mine.tenant_id = v_tenant AND (r.id IS NULL OR r.ended_at IS NOT NULL);
@@ -108,9 +109,13 @@ LANGUAGE sql SET enable_seqscan = off AS $$
     SELECT pg_notify('bottega_cancel', '')
 $$;
 
--- Called by the sweep. Cancel linked runs that outlive the run that they work for; at most a page.
-CREATE OR REPLACE FUNCTION cancel_orphans() RETURNS void LANGUAGE sql
+-- Called by the sweep. Cancel linked runs that outlive the run that they work for, and end
+-- cancelled ones that wait for people, which no worker takes; at most a page of each.
+CREATE OR REPLACE FUNCTION cancel_orphans() RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
+DECLARE
+    v_waiting record;
+BEGIN
     UPDATE runs r SET cancel_requested_at = clock_timestamp()
     FROM (
         SELECT l.tenant_id, l.id FROM runs l
@@ -118,5 +123,12 @@ SET enable_seqscan = off AS $$
         WHERE l.parent_run_id IS NOT NULL AND l.ended_at IS NULL AND l.cancel_requested_at IS NULL
           AND (p.id IS NULL OR p.ended_at IS NOT NULL)
         LIMIT 1000 FOR NO KEY UPDATE OF l SKIP LOCKED) AS orphans
-    WHERE r.tenant_id = orphans.tenant_id AND r.id = orphans.id
-$$;
+    WHERE r.tenant_id = orphans.tenant_id AND r.id = orphans.id;
+    FOR v_waiting IN
+        SELECT tenant_id, id FROM runs
+        WHERE parent_run_id IS NOT NULL AND ended_at IS NULL AND status = 'waiting'
+          AND cancel_requested_at IS NOT NULL LIMIT 100 FOR UPDATE SKIP LOCKED
+    LOOP
+        PERFORM end_unclaimed(v_waiting.tenant_id, v_waiting.id, 'cancelled', NULL);
+    END LOOP;
+END $$;

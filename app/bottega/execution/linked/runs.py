@@ -5,12 +5,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 from uuid import UUID, uuid5
 
 import asyncpg
 import structlog
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from bottega.agents.messages import AgentUsage
 from bottega.errors import FencedError
@@ -58,7 +57,7 @@ def linked_id(task_root: UUID, run_id: UUID, task_id: UUID) -> UUID:
 class _New:
     """A linked run that is to be stored."""
 
-    about: Mapping[str, Any]
+    about: str
     stored: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -85,14 +84,14 @@ class LinkedRuns:
         self,
         linking: Linking,
         run_id: UUID,
-        new: Mapping[str, Any],
+        new: str,
         told: Mapping[str, str] = MappingProxyType({}),
     ) -> LinkedEnd:
         """Start a linked run, unless it exists already, and wait for its end.
 
         Args:
-            new: what ``link_runs`` stores of it.
-            told: messages to it by id; those that it has got are not sent again.
+            new: what ``link_runs`` stores of it, as JSON.
+            told: messages to it by id, as JSON; those that it has got are not sent again.
 
         Raises:
             FencedError: another worker has the run that awaits it.
@@ -102,8 +101,8 @@ class LinkedRuns:
         self._new[run_id] = asked = _New(new)
         self._wake.set()
         try:
-            for message_id, text in told.items():
-                await self.tell(linking, run_id, message_id, text)
+            for message_id, content in told.items():
+                await self.tell(linking, run_id, message_id, content)
             return await future
         finally:
             if self._awaited.get(run_id, (None, None))[1] is future:
@@ -112,11 +111,11 @@ class LinkedRuns:
             if self._new.get(run_id) is asked:
                 del self._new[run_id]
 
-    async def tell(self, linking: Linking, run_id: UUID, message_id: str, text: str) -> bool:
-        """Send a message to a linked run, once; return false if that is over."""
+    async def tell(self, linking: Linking, run_id: UUID, message_id: str, content: str) -> bool:
+        """Send a message, as JSON, to a linked run, once; return false if that is over."""
         if (new := self._new.get(run_id)) is not None:
             await new.stored.wait()
-        about = linking.tenant_id, run_id, to_json(text).decode(), message_id
+        about = linking.tenant_id, run_id, content, message_id
         answer = await log.persist(lambda: self._pool.fetchval(_TELL, *about))
         return "id" in from_json(answer)
 
@@ -162,19 +161,34 @@ class LinkedRuns:
             groups[self._awaited[run_id][0]].append(run_id)
         for linking, ids in groups.items():
             for first in range(0, len(ids), _BATCH):
-                await self._link_some(linking, ids[first : first + _BATCH])
+                some = ids[first : first + _BATCH]
+                try:
+                    await self._link_some(linking, some)
+                except Exception as error:
+                    if is_transient(error):
+                        raise
+                    logger.exception("linked_runs.not_stored", run_id=str(linking.run_id))
+                    self._fail(some, error)  # one run's must not stop those of the others
 
     async def _link_some(self, linking: Linking, ids: Sequence[UUID]) -> None:
         sent = {run_id: self._new[run_id] for run_id in ids if run_id in self._new}
-        new = to_json([{"id": run_id, **one.about} for run_id, one in sent.items()]).decode()
+        new = f"[{','.join(one.about for one in sent.values())}]"
         about = linking.tenant_id, linking.run_id, linking.attempt
         known = await self._pool.fetchval(_LINK, *about, new)
+        if known is None:
+            self._fail(ids, FencedError(f"run {linking.run_id} is another worker's now"))
+            return
         for run_id, one in sent.items():
             one.stored.set()
             self._new.pop(run_id, None)
-            if known is None and (awaited := self._awaited.get(run_id)) is not None:
-                _settle(awaited[1], FencedError(f"run {linking.run_id} is another worker's now"))
-        self._ended |= set(known or ()) & self._awaited.keys()
+        self._ended |= set(known) & self._awaited.keys()
+
+    def _fail(self, ids: Sequence[UUID], error: Exception) -> None:
+        for run_id in ids:
+            if (new := self._new.pop(run_id, None)) is not None:
+                new.stored.set()
+            if (awaited := self._awaited.get(run_id)) is not None:
+                _settle(awaited[1], error)
 
     async def _cancel(self) -> None:
         if not self._cancelled:

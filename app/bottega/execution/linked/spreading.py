@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from bottega.errors import BudgetExhaustedError
+from bottega.events.steps import encoded
 from bottega.execution.claim import ClaimedRun
 from bottega.execution.linked.runs import LinkedRuns, Linking, linked_id
 from bottega.execution.recorder import JournalRecorder
@@ -43,10 +44,12 @@ class Spreading:
         A message of before a crash, which the run may not have got, is sent again.
         """
         recorder, run_id = self._recorder, self.id_of(handle.task_id)
+        known = recorder.journal.known
         await recorder.journal.commit()  # a linked run needs its task
         left = handle.parent.remaining()
         async with self._parts(handle) as (tokens, dollars):
             new = {
+                "id": run_id,
                 "agent": work.agent,
                 "input": work.question,
                 "timeout_s": handle.timeout,
@@ -61,10 +64,12 @@ class Spreading:
                     "files": work.files,
                 },
             }
-            told = {} if handle.mailbox is None else dict(handle.mailbox.unread)
+            unread = {} if handle.mailbox is None else handle.mailbox.unread
+            told = {key: encoded(text, known) for key, text in unread.items()}
             self._begun.add(handle.task_id)
             try:
-                end = await self._linked.end_of(self._linking, run_id, new, told)
+                text = encoded(new, known)
+                end = await self._linked.end_of(self._linking, run_id, text, told)
             finally:
                 if handle.status.is_final:  # its parent cancelled it
                     self._linked.cancel(self._linking, run_id)
@@ -76,7 +81,8 @@ class Spreading:
     async def tell(self, handle: SubagentHandle, message_id: str, text: str) -> bool:
         if handle.task_id not in self._begun:
             return True  # it gets the message when it begins
-        return await self._linked.tell(self._linking, self.id_of(handle.task_id), message_id, text)
+        run_id, content = self.id_of(handle.task_id), encoded(text, self._recorder.journal.known)
+        return await self._linked.tell(self._linking, run_id, message_id, content)
 
     async def files_of(self, linked: Sequence[UUID]) -> dict[str, str]:
         """Return the files that linked runs wrote, by path."""

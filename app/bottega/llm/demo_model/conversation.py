@@ -11,7 +11,7 @@ from bottega.llm.dialects.stand_ins import GO_ON
 
 _POLICY = re.compile(r"call the tool '([^']+)'")
 _PART = " (your part: "
-_FOLDER = re.compile(r"\n\n[^\n]*(/subagent/[\w-]+)[^\n]*\Z")
+_FOLDER = re.compile(r"\n\nYour own folder is (/subagent/[\w-]+)[^\n]*(?:\n|\Z)")
 _COORDINATES = re.compile(r"\n\n(?=You are coordinating sub-agents with dependencies\.\n)")
 _CONTEXT = re.compile(
     r"(?:Shared context from (?P<source>[^\n]+):|Working memory: [^\n]+)\n"
@@ -22,6 +22,9 @@ _CONTEXT = re.compile(
 
 SWARM_TOOLS = frozenset(("dispatch_subagent", "poll_subagent", "await_subagent"))
 """Tools of an asynchronous coordinator."""
+
+STEERING_TOOLS = frozenset(("dispatch_subagents", "send_to_subagent", "cancel_subagent"))
+"""Its further tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,7 @@ class Conversation:
         asked: the user's current query, without the hint at this agent's part.
         part: that hint, or empty.
         folder: the folder of this asynchronous task; else empty.
+        notes: messages that the task got since.
         demanded: tools to call, from a message that returned an answer.
         outcomes: results of tool calls since the query, oldest first.
     """
@@ -95,6 +99,7 @@ class Conversation:
     asked: str
     part: str
     folder: str
+    notes: tuple[str, ...]
     demanded: tuple[str, ...]
     outcomes: tuple[DemoOutcome, ...]
     tools: tuple[Tool, ...]
@@ -112,9 +117,9 @@ def read(request: dict[str, Any]) -> Conversation:
     """Parse a request without :func:`problem <bottega.llm.demo_model.checks.problem>`."""
     messages: list[dict[str, Any]] = request["messages"]
     system = tuple(text_of(m) for m in messages if m["role"] in ("system", "developer"))
-    start, asked, demanded = _current(messages)
+    start, asked, demanded, notes = _current(messages)
     asked, context = _without_context(asked)
-    asked, folder = _without_folder(asked)
+    asked, folder, note = _without_folder(asked)
     asked, part = _without_part(asked)
     return Conversation(
         own=_COORDINATES.split(system[0])[0] if system else "",
@@ -123,6 +128,7 @@ def read(request: dict[str, Any]) -> Conversation:
         asked=asked,
         part=part,
         folder=folder,
+        notes=(note, *notes) if note else notes,
         demanded=demanded,
         outcomes=_outcomes(messages[start:]),
         tools=tuple(map(_tool, request.get("tools") or ())),
@@ -147,9 +153,12 @@ def _without_part(asked: str) -> tuple[str, str]:
     return (text, part[:-1]) if hint and part.endswith(")") else (asked, "")
 
 
-def _without_folder(asked: str) -> tuple[str, str]:
+def _without_folder(asked: str) -> tuple[str, str, str]:
+    """Return the text before the line about the folder, the folder, and the note behind it."""
     found = _FOLDER.search(asked)
-    return (asked[: found.start()], found[1]) if found else (asked, "")
+    if found is None:
+        return asked, "", ""
+    return asked[: found.start()], found[1], asked[found.end() :].strip()
 
 
 def text_of(message: dict[str, Any]) -> str:
@@ -160,18 +169,27 @@ def text_of(message: dict[str, Any]) -> str:
     return content or ""
 
 
-def _current(messages: Sequence[dict[str, Any]]) -> tuple[int, str, tuple[str, ...]]:
-    """Return the current query's index and text, and the tools demanded after it."""
+def _current(
+    messages: Sequence[dict[str, Any]],
+) -> tuple[int, str, tuple[str, ...], tuple[str, ...]]:
+    """Return the current query's index and text, and the tools demanded and notes after it.
+
+    What a user says after the query of an asynchronous task is a note to that task.
+    """
     demanded: list[str] = []
-    for index in range(len(messages) - 1, -1, -1):
-        if messages[index]["role"] == "user":
-            text = text_of(messages[index])
-            if text == GO_ON and index:
-                continue
-            if not (names := _POLICY.findall(text)) or index == 0:
-                return index, text, tuple(demanded)
+    notes: list[str] = []
+    users = [index for index, message in enumerate(messages) if message["role"] == "user"]
+    for index in reversed(users):
+        text = text_of(messages[index])
+        if text == GO_ON and index:
+            continue
+        if (names := _POLICY.findall(text)) and index:
             demanded += names
-    return 0, "", tuple(demanded)
+        elif any(_FOLDER.search(text_of(messages[other])) for other in users if other < index):
+            notes.insert(0, text)
+        else:
+            return index, text, tuple(demanded), tuple(notes)
+    return 0, "", tuple(demanded), tuple(notes)
 
 
 def _outcomes(messages: Sequence[dict[str, Any]]) -> tuple[DemoOutcome, ...]:

@@ -1,4 +1,4 @@
-"""An asynchronous coordinator: it dispatches tasks, polls and awaits them, and reports."""
+"""An asynchronous coordinator: it dispatches tasks, steers, polls and awaits them, and reports."""
 
 import re
 from collections import Counter
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bottega.llm.demo_model.conversation import (
+    STEERING_TOOLS,
     SWARM_TOOLS,
     Conversation,
     DemoCall,
@@ -17,6 +18,8 @@ from bottega.llm.demo_model.conversation import (
 from bottega.llm.demo_model.specialist import topic_of
 
 _DISPATCH, _POLL, _AWAIT = "dispatch_subagent", "poll_subagent", "await_subagent"
+_FAN_OUT, _SEND = "dispatch_subagents", "send_to_subagent"
+_NOTE = "Say too what is not known yet."
 _COUNT = re.compile(
     r"[,;]?\s*\b(?:each\s+)?(?:(?:in|into|as|with|using|by)\s+)?(\d{1,9})\s+(?:parallel\s+)?"
     r"(?:tasks?|parts?)\b",
@@ -52,9 +55,10 @@ class DemoPart:
     prompt: str
 
     @property
-    def call(self) -> DemoCall:
+    def task(self) -> dict[str, Any]:
+        """The arguments of its dispatch."""
         who = {"agent": self.agent} if self.agent else {"metadata": {"title": self.title}}
-        return DemoCall(_DISPATCH, {"prompt": self.prompt, **who})
+        return {"prompt": self.prompt, **who}
 
 
 @dataclass(slots=True)
@@ -66,6 +70,8 @@ class _Work:
             statuses ``refused`` and ``skipped``.
         fresh: a task was accepted since the last dispatches began.
         polls, awaits: numbers since then.
+        sent: a task was sent a message.
+        raced: it has awaited the first success.
     """
 
     seen: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -73,6 +79,8 @@ class _Work:
     fresh: bool = False
     polls: int = 0
     awaits: int = 0
+    sent: bool = False
+    raced: bool = False
 
     @property
     def ids(self) -> list[str]:
@@ -92,21 +100,41 @@ def coordinates(conversation: Conversation) -> bool:
 
 
 def next_calls(conversation: Conversation) -> tuple[DemoCall, ...]:
-    """Return the next calls: dispatch all, poll, await, dispatch refused tasks once more."""
+    """Return the next calls: dispatch all, steer, poll, await, dispatch refused tasks once more."""
     parts = plan(conversation)
     work = _follow(conversation.outcomes)
-    if new := [part.call for part in parts if part.prompt not in work.tries]:
-        return tuple(new)
+    steers = {tool.name for tool in conversation.tools} >= STEERING_TOOLS
+    if new := [part for part in parts if part.prompt not in work.tries]:
+        return _dispatches(new, at_once=steers)
     if work.fresh:
+        if steers and (call := _steering(work)):
+            return (call,)
         if work.polls < (_POLLS if work.is_open else 1):
             return (DemoCall(_POLL, {"task_ids": work.ids}),)
         if work.awaits < (_AWAITS if work.is_open else 1):
             return (DemoCall(_AWAIT, {"task_ids": work.ids, "mode": "all"}),)
-    return tuple(
-        part.call
+    again = [
+        part
         for part in parts
         if work.seen[part.prompt]["status"] == "refused" and work.tries[part.prompt] < _TRIES
-    )
+    ]
+    return _dispatches(again, at_once=steers)
+
+
+def _dispatches(parts: Sequence[DemoPart], *, at_once: bool) -> tuple[DemoCall, ...]:
+    tasks = [part.task for part in parts]
+    if at_once and tasks:
+        return (DemoCall(_FAN_OUT, {"tasks": tasks}),)
+    return tuple(DemoCall(_DISPATCH, task) for task in tasks)
+
+
+def _steering(work: _Work) -> DemoCall | None:
+    """Return a message to the last task, then a wait for the first success; each once."""
+    if not work.sent:
+        return DemoCall(_SEND, {"task_id": work.ids[-1], "message": _NOTE})
+    if not work.raced:
+        return DemoCall(_AWAIT, {"task_ids": work.ids, "mode": "any_success"})
+    return None
 
 
 def plan(conversation: Conversation) -> list[DemoPart]:
@@ -166,21 +194,37 @@ def _follow(outcomes: Sequence[DemoOutcome]) -> _Work:
     work = _Work()
     before = ""
     for outcome in outcomes:
-        if outcome.name == _DISPATCH:
-            if before != _DISPATCH:
+        if outcome.name in (_DISPATCH, _FAN_OUT):
+            if before not in (_DISPATCH, _FAN_OUT):
                 work.fresh, work.polls, work.awaits = False, 0, 0
-            _dispatched(work, outcome)
+            for prompt, said in _accepted(outcome):
+                _dispatched(work, prompt, said)
         elif outcome.name in SWARM_TOOLS:
+            races = outcome.arguments.get("mode") == "any_success"
+            work.raced = work.raced or races
             work.polls += outcome.name == _POLL
-            work.awaits += outcome.name == _AWAIT
+            work.awaits += outcome.name == _AWAIT and not races
             _update_tasks(work, outcome)
+        work.sent = work.sent or outcome.name == _SEND
         before = outcome.name
     return work
 
 
-def _dispatched(work: _Work, outcome: DemoOutcome) -> None:
+def _accepted(outcome: DemoOutcome) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the prompt of each task that a call dispatches, and what the tool says of it."""
+    failure = {"error": outcome.text.removeprefix("Error:").strip()}
     said = json_object(outcome.text)
-    prompt = str(outcome.arguments.get("prompt"))
+    if outcome.name == _DISPATCH:
+        yield str(outcome.arguments.get("prompt")), said or failure
+        return
+    answers = said.get("tasks")
+    answers = answers if isinstance(answers, list) else []
+    by_index = {each.get("index"): each for each in answers if isinstance(each, dict)}
+    for index, task in enumerate(outcome.arguments.get("tasks") or ()):
+        yield str(task.get("prompt")), by_index.get(index, failure)
+
+
+def _dispatched(work: _Work, prompt: str, said: dict[str, Any]) -> None:
     work.tries[prompt] += 1
     if isinstance(said.get("task_id"), str):
         work.seen[prompt] = {"task_id": said["task_id"], "status": "queued"}
@@ -188,8 +232,7 @@ def _dispatched(work: _Work, outcome: DemoOutcome) -> None:
     elif said.get("status") == "skipped":
         work.seen[prompt] = {"status": "skipped", "final_output": said.get("result")}
     else:
-        error = said.get("error") or outcome.text.removeprefix("Error:").strip()
-        work.seen[prompt] = {"status": "refused", "error": error}
+        work.seen[prompt] = {"status": "refused", "error": said.get("error")}
 
 
 def _update_tasks(work: _Work, outcome: DemoOutcome) -> None:

@@ -93,7 +93,8 @@ def answer(conversation: Conversation) -> str:
         case Role.IMPLEMENTATION:
             return implementation_text(topic, sources)
         case Role.OTHER if conversation.folder:
-            return findings_text(topic, conversation.part, sources)
+            found = findings_text(topic, conversation.part, sources)
+            return "\n\n".join([found, *(f"Noted: {note}" for note in conversation.notes)])
         case Role.OTHER:
             return other_text(topic, sources)
 

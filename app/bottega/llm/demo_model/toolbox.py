@@ -3,7 +3,13 @@
 import re
 from typing import Any
 
-from bottega.llm.demo_model.conversation import SWARM_TOOLS, Conversation, DemoCall, Tool
+from bottega.llm.demo_model.conversation import (
+    STEERING_TOOLS,
+    SWARM_TOOLS,
+    Conversation,
+    DemoCall,
+    Tool,
+)
 
 _TIME = re.compile(
     r"what(?:'s| is)? (?:the )?(?:current )?(?:time|date|day)|current (?:time|date)|today's date"
@@ -23,7 +29,7 @@ def next_calls(conversation: Conversation) -> tuple[DemoCall, ...]:
     called = [outcome.name for outcome in conversation.outcomes]
     calls = []
     for tool in conversation.tools:
-        if tool.is_agent or tool.name in SWARM_TOOLS:
+        if tool.is_agent or tool.name in SWARM_TOOLS | STEERING_TOOLS:
             continue
         wanted = called.count(tool.name) < conversation.demanded.count(tool.name)
         if wanted or (tool.name not in called and _asks_for(conversation.asked, tool)):

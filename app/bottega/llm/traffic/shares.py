@@ -59,6 +59,11 @@ class Shares:
         self._urgent.set()
         return await share.wait(tokens, since, wait_s)
 
+    def admit(self, key: ServerKey) -> Admission | None:
+        """Admit a call without tokens if this worker holds what it needs; ask nobody."""
+        share = self._shares.get(key)
+        return None if share is None else share.admit(0)
+
     def leave(self, key: ServerKey, admission: Admission, tokens: int | None) -> None:
         """End a call; see :meth:`Share.release`."""
         share = self._shares.get(key)

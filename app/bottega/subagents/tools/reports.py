@@ -43,7 +43,7 @@ async def report(
         handle = find(scope, each)
         views[each] = None if handle is None else _view(scope, handle, now, longest_partial, news)
     if scope.swarm.options.lookup is not None and None in views.values():
-        await _look_up(scope, views)
+        await _look_up(scope, views, news=news)
     tasks = [
         view or {"task_id": each, "status": NOT_FOUND, "error": "no task of yours has this id"}
         for each, view in views.items()
@@ -70,16 +70,23 @@ def own_tasks(scope: QueryScope) -> tuple[list[str], int]:
     return [str(each) for each in sorted(chosen, key=places.__getitem__)], len(places) - len(chosen)
 
 
-async def _look_up(scope: QueryScope, views: dict[str, dict[str, Any] | None]) -> None:
+async def _look_up(
+    scope: QueryScope, views: dict[str, dict[str, Any] | None], *, news: bool
+) -> None:
     """Fill in collected tasks from the stored records."""
     assert scope.swarm.options.lookup is not None
     gone = {task: each for each, view in views.items() if view is None and (task := as_id(each))}
     if not gone:
         return
     for task, view in (await scope.swarm.options.lookup(list(gone), scope.task_id)).items():
-        if "final_output" in view:
+        if "final_output" in view and news and scope.dispatched.get(task):
+            view = {key: view[key] for key in view if key not in ("final_output", "stop_reason")}
+            view["sent_before"] = True
+        elif "final_output" in view:
             view = {**view, "final_output": shown(scope, task, view["final_output"])}
         views[gone[task]] = view
+        if task in scope.dispatched:
+            scope.dispatched[task] = True
 
 
 def shown(scope: QueryScope, task_id: UUID, output: str) -> str | dict[str, Any]:
@@ -107,10 +114,14 @@ def _view(
             view["stop_reason"] = handle.stop_reason
     if handle.error is not None:
         view["error"] = handle.error
+    if handle.status.is_final and handle.mailbox and handle.mailbox.unread and not handle.spread:
+        view["unread_messages"] = len(handle.mailbox.unread)
     view["duration_ms"] = handle.duration_ms(now)
     view["token_usage"] = handle.token_usage.to_dict()
     if is_own:
         handle.received = handle.received or handle.status.is_final
+        if handle.task_id in scope.dispatched:
+            scope.dispatched[handle.task_id] = handle.received
         if longest_partial:
             handle.polled = handle.written
     return view

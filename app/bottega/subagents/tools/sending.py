@@ -69,7 +69,7 @@ def _refusal(handle: SubagentHandle) -> str | None:
         return "the task has given its answer already: it reads no more messages"
     if handle.mailbox is None:
         return None
-    if len(handle.mailbox.unread) >= MOST_UNREAD:
+    if len(handle.mailbox.unread) >= MOST_UNREAD and not handle.spread:  # it does not tell
         return f"the task has {MOST_UNREAD} unread messages: wait until it has read some"
     if len(handle.mailbox.known) >= MOST_MESSAGES:
         return f"the task got {MOST_MESSAGES} messages already, and may get no more"

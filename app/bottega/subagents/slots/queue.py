@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import floor, inf
 from typing import Any, TypeVar
 
-from sortedcontainers import SortedList
+from bottega.subagents.slots.lines import Lines, count, head_of, put, remove
 
 WAKE = 0
 """Priority of a task that already runs and needs its slot again; goes before all new tasks."""
@@ -51,10 +51,6 @@ def effective_priority(priority: int, waited: float, ageing_interval: float) -> 
     return max(1, priority - floor(waited / ageing_interval))
 
 
-_Lines = dict[int, SortedList]
-"""Per base priority a list of (enqueued_at, order, entry) by age; no list is empty."""
-
-
 @dataclass(slots=True, eq=False)
 class _Tenant:
     """A tenant with waiting or taken entries.
@@ -84,7 +80,7 @@ class _Run:
     key: Hashable
     tenant: _Tenant
     parents: int = 0
-    heads: _Lines = field(default_factory=dict)
+    heads: Lines = field(default_factory=dict)
     ready: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -104,7 +100,7 @@ class _Parent:
     has_room: bool = True
     taken: int = 0
     size: int = 0
-    lines: _Lines = field(default_factory=dict)
+    lines: Lines = field(default_factory=dict)
 
     @property
     def waiting(self) -> int:
@@ -143,6 +139,7 @@ class TakeQueue:
         self._taken = 0
         self._pushed = 0
         self._newest = (-inf, 0)
+        self._blocked: set[Hashable] = set()
 
     def __len__(self) -> int:
         """Return the number of waiting entries, those of parents at their limit included."""
@@ -207,9 +204,29 @@ class TakeQueue:
         self._hold(holder, -1)
         self._settle(holder, before)
 
-    def ready(self, now: float) -> bool:
-        """Return true if :meth:`take` would return an entry."""
+    @property
+    def ready(self) -> bool:
+        """True if :meth:`take` would return an entry."""
         return bool(self._turns)
+
+    @property
+    def turn(self) -> Hashable:
+        """The tenant of the entry that :meth:`take` would return; there must be one."""
+        return next(iter(self._turns))
+
+    def block(self, tenant: Hashable) -> None:
+        """Take none of a tenant's entries until :meth:`unblock`."""
+        self._blocked.add(tenant)
+        self._turns.pop(tenant, None)
+
+    def unblock(self, tenant: Hashable) -> None:
+        self._blocked.discard(tenant)
+        if tenant in self._tenants:
+            self._join_turns(self._tenants[tenant])
+
+    def ready_of(self, tenant: Hashable) -> int:
+        """Count a tenant's entries whose parent is below its limit."""
+        return sum(run.size for run in self._tenants[tenant].turns.values())
 
     def waiting(self, parent: Hashable) -> int:
         """Count a parent's entries that could be taken if a slot were free; 0 at its limit.
@@ -297,24 +314,24 @@ class TakeQueue:
         """Add an entry to its line (``by`` = 1) or remove it (-1)."""
         run, priority = parent.run, entry.priority
         place = entry.enqueued_at, entry.order, entry
-        before = _head(parent.lines, priority)
+        before = head_of(parent.lines, priority)
         if by > 0:
             self._entries.add(entry)
-            _put(parent.lines, priority, place)
+            put(parent.lines, priority, place)
         else:
             self._entries.remove(entry)
-            _remove(parent.lines, priority, place)
+            remove(parent.lines, priority, place)
         parent.size += by
-        _count(self._waiting, priority, by)
-        _count(run.tenant.waiting, priority, by)
+        count(self._waiting, priority, by)
+        count(run.tenant.waiting, priority, by)
         if parent.has_room:
-            after = _head(parent.lines, priority)
+            after = head_of(parent.lines, priority)
             if before is not after:
                 if before is not None:
-                    _remove(run.heads, priority, before)
+                    remove(run.heads, priority, before)
                 if after is not None:
-                    _put(run.heads, priority, after)
-            _count(run.ready, priority, by)
+                    put(run.heads, priority, after)
+            count(run.ready, priority, by)
 
     def _hold(self, parent: _Parent, by: int) -> None:
         parent.taken += by
@@ -331,17 +348,20 @@ class TakeQueue:
         if parent.has_room != (parent.taken < parent.limit):
             parent.has_room = not parent.has_room
             by = 1 if parent.has_room else -1
-            change = _put if parent.has_room else _remove
+            change = put if parent.has_room else remove
             for priority, line in parent.lines.items():
                 change(run.heads, priority, line[0])
-                _count(run.ready, priority, by * len(line))
+                count(run.ready, priority, by * len(line))
         _take_part(tenant.turns, run, bool(run.heads))
-        may = bool(tenant.turns) and tenant.taken < self._tenant_limit
-        _take_part(self._turns, tenant, may)
+        self._join_turns(tenant)
         if not parent.size and not parent.taken:
             self._forget(parent)
         if self._on_waiting is not None and parent.waiting != before:
             self._on_waiting(parent.key, parent.waiting - before)
+
+    def _join_turns(self, tenant: _Tenant) -> None:
+        may = bool(tenant.turns) and tenant.taken < self._tenant_limit
+        _take_part(self._turns, tenant, may and tenant.key not in self._blocked)
 
     def _forget(self, parent: _Parent) -> None:
         """Remove a parent, and its run and tenant if it was their last."""
@@ -360,28 +380,3 @@ def _take_part(turns: "OrderedDict[Hashable, _Turn]", one: _Turn, may: bool) -> 
         turns.pop(one.key, None)
     elif one.key not in turns:
         turns[one.key] = one
-
-
-def _head(lines: _Lines, priority: int) -> tuple[float, int, QueueEntry] | None:
-    line = lines.get(priority)
-    return None if line is None else line[0]
-
-
-def _put(lines: _Lines, priority: int, place: tuple[float, int, QueueEntry]) -> None:
-    line = lines.get(priority)
-    if line is None:
-        line = lines[priority] = SortedList()
-    line.add(place)
-
-
-def _remove(lines: _Lines, priority: int, place: tuple[float, int, QueueEntry]) -> None:
-    line = lines[priority]
-    line.remove(place)
-    if not line:
-        del lines[priority]
-
-
-def _count(counts: dict[int, int], priority: int, by: int) -> None:
-    counts[priority] = counts.get(priority, 0) + by
-    if not counts[priority]:
-        del counts[priority]

@@ -1,0 +1,83 @@
+"""Linked runs in the database, and the worker's loop that stores and awaits them."""
+
+import asyncio
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+from pydantic_core import to_json
+
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database, acting_as
+from bottega.errors import FencedError
+from bottega.events.listener import NotifyListener
+from bottega.execution.linked.runs import LinkedRuns, Linking
+from tests.claims import sweep
+from tests.stores.test_neighbours import claimed
+from tests.waiting import until
+
+LINK = "SELECT link_runs($1, $2, 1, $3)"
+END = "SELECT end_unclaimed($1, $2, 'failed', NULL)"
+
+
+def new(run_id: UUID, **changed: Any) -> str:
+    about = {"id": run_id, "agent": "writer", "input": "go", "timeout_s": 60, "left_s": 60}
+    link: dict[str, Any] = {"task_id": run_id, "helper_of": None, "instructions": None, "files": {}}
+    return to_json({**about, "link": link, **changed}).decode()
+
+
+async def test_a_run_that_ends_meanwhile_gets_no_linked_run(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    """Check that the end and the linking take their locks in one order."""
+    run = await claimed(database, DEFAULT_TENANT)
+    child = uuid4()
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    async with owner.acquire() as ending, ending.transaction():
+        await ending.execute("SELECT FROM runs WHERE id = $1 FOR NO KEY UPDATE", run.run_id)
+        args = DEFAULT_TENANT, run.run_id, f"[{new(child)}]"
+        linking = asyncio.ensure_future(database.pool.fetchval(LINK, *args))
+        await until(lambda: owner.fetchval(waits))
+        await ending.execute("DELETE FROM run_heads WHERE run_id = $1", run.run_id)
+    assert await linking is None
+    assert await owner.fetchval("SELECT count(*) FROM runs WHERE id = $1", child) == 0
+
+
+async def test_one_run_that_cannot_be_stored_stops_no_other(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    run = await claimed(database, DEFAULT_TENANT)
+    linked = LinkedRuns(database.pool, NotifyListener(database.connect))
+    working = asyncio.ensure_future(linked.run())
+    mine = Linking(DEFAULT_TENANT, run.run_id, run.attempt)
+    try:
+        with pytest.raises(asyncpg.PostgresError):
+            await linked.end_of(mine, one := uuid4(), new(one, timeout_s="soon"))
+        with pytest.raises(FencedError):
+            await linked.end_of(Linking(DEFAULT_TENANT, run.run_id, 7), two := uuid4(), new(two))
+        awaiting = asyncio.ensure_future(linked.end_of(mine, three := uuid4(), new(three)))
+        stored = "SELECT count(*) FROM runs WHERE id = $1"
+        await until(lambda: owner.fetchval(stored, three))
+        assert linked.resting() == 1
+        awaiting.cancel()
+    finally:
+        working.cancel()
+
+
+async def test_a_cancelled_one_that_waits_for_people_is_ended_by_the_sweep(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    run = await claimed(database, DEFAULT_TENANT)
+    child = uuid4()
+    assert await database.pool.fetchval(LINK, DEFAULT_TENANT, run.run_id, f"[{new(child)}]") == []
+    await owner.execute("DELETE FROM run_queue WHERE run_id = $1", child)
+    await owner.execute(
+        "UPDATE runs SET status = 'waiting', waiting_since = now(), queued_at = NULL WHERE id = $1",
+        child,
+    )
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        await connection.execute(END, DEFAULT_TENANT, run.run_id)
+    await sweep(database.pool)
+    status = await owner.fetchval("SELECT status FROM runs WHERE id = $1", child)
+    assert status == "cancelled"
