@@ -317,7 +317,8 @@ async def _models(
     from bottega.model_services import open_models
 
     traffic = Traffic(service.database.pool, worker_id, service.listener)
-    opening = open_models(service.settings, secrets, traffic)
+    lookups = service.outgoing.egress.lookups
+    opening = open_models(service.settings, secrets, traffic, lookups)
     async with background(traffic.run), opening as models:
         yield models
 

@@ -27,6 +27,7 @@ from bottega.llm.servers import OpenServer, Servers, SpecSource
 from bottega.llm.traffic.gates import Traffic
 from bottega.llm.traffic.limits import ServerKey
 from bottega.llm.traffic.task_places import TaskPlaces
+from bottega.lookups import NameLookups
 from bottega.secrets.lookup import SecretLookup
 from bottega.settings import Settings
 from bottega.tools.addresses import AllowList
@@ -93,6 +94,7 @@ class ModelServices:
         default: the server of the settings ``OPENAI_*`` or the demo model; ``None``: there is none.
         secrets: those that providers send.
         traffic: limits of providers, and breakers; ``None``: all calls pass.
+        lookups: of the names of tenants' own servers; ``None``: the system's resolver.
     """
 
     def __init__(
@@ -101,8 +103,10 @@ class ModelServices:
         default: ServerSpec | None,
         secrets: SecretLookup,
         traffic: Traffic | None = None,
+        lookups: NameLookups | None = None,
     ) -> None:
         self._traffic = traffic
+        self._lookups = lookups
         self._settings = settings
         self._secrets = secrets
         self._allowed = AllowList.parse(settings.egress_allow)
@@ -247,7 +251,9 @@ class ModelServices:
             if not allowed.has_name(host):
                 check_address(host, ip_address(address), allowed)
 
-        more = {"timeout_s": self._settings.model_timeout_s, "guard": guard}
+        more: dict[str, Any] = {"timeout_s": self._settings.model_timeout_s, "guard": guard}
+        if self._lookups is not None:
+            more["look_up"] = partial(self._lookups.addresses, tenant)
         return Described(name, provider, self._secrets, tenant_id, tenant, more)
 
 
@@ -292,7 +298,10 @@ def spec_of(name: str, provider: Provider, secrets: Mapping[str, str], **more: A
 
 @asynccontextmanager
 async def open_models(
-    settings: Settings, secrets: SecretLookup, traffic: Traffic | None = None
+    settings: Settings,
+    secrets: SecretLookup,
+    traffic: Traffic | None = None,
+    lookups: NameLookups | None = None,
 ) -> AsyncIterator[ModelServices]:
     """Open the model servers of a worker, and the demo model if no other is configured."""
     async with contextlib.AsyncExitStack() as stack:
@@ -311,7 +320,7 @@ async def open_models(
             default = with_openai(
                 ServerSpec(base_url=base_url, api_key=key, timeout_s=settings.model_timeout_s)
             )
-        services = ModelServices(settings, default, secrets, traffic)
+        services = ModelServices(settings, default, secrets, traffic, lookups)
         stack.push_async_callback(services.aclose)
         await services.check()
         yield services

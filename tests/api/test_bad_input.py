@@ -94,13 +94,6 @@ async def test_a_wrong_field_is_named(
         (b"\xff\xfe", 400),
         (b"[]", 422),
         (b"[" * 100_000, 400),
-        (
-            b'{"name":"a","system_message":"x","metadata":{"k":'
-            + b"[" * 5000
-            + b"]" * 5000
-            + b"}}",
-            400,
-        ),
         (b'{"name":"a","system_message":"x","metadata":{"k":' + b"[" * 50 + b"]" * 50 + b"}}", 422),
         (b'{"name":"a","system_message":"x","metadata":{"k":NaN}}', 422),
         (b'{"name":"a","system_message":"x","metadata":{"k":1e999}}', 422),
@@ -116,6 +109,19 @@ async def test_a_wrong_body_is_refused(refusing: Running, raw: bytes, status: in
         "/v1/agents", content=raw, headers={"content-type": "application/json"}
     )
     problem(answer, status)
+
+
+async def test_a_body_that_is_too_deep_for_the_parser_is_refused(refusing: Running) -> None:
+    """Check it by itself: how deep Python's parser goes depends on its version."""
+    deep = b"[" * 5000 + b"]" * 5000
+    raw = b'{"name":"a","system_message":"x","metadata":{"k":' + deep + b"}}"
+    answer = await refusing.client.post(
+        "/v1/agents", content=raw, headers={"content-type": "application/json"}
+    )
+    if answer.status_code == 400:  # the parser's answer
+        problem(answer, 400)
+    else:
+        assert problem(answer, 422)["detail"] == "the body: nested deeper than 16 levels"
 
 
 async def test_text_that_looks_dangerous_is_stored_unchanged(client: httpx2.AsyncClient) -> None:

@@ -67,6 +67,29 @@ async def test_too_many_requests_are_refused_with_a_time_to_retry() -> None:
     assert (await asked(app, Somebody(A)))[0] == 200
 
 
+@pytest.mark.parametrize(("size", "cost"), [(65_535, 1), (65_536, 2), (1_000_000, 16), (10**7, 17)])
+async def test_a_long_body_counts_as_several_requests(size: int, cost: int) -> None:
+    pieces = [b"x" * min(50_000, size - at) for at in range(0, size, 50_000)]
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    async def reads(scope: Scope, receive: Receive, send: Send) -> None:
+        while pieces:
+            await receive()
+        await ok(scope, receive, send)
+
+    async def ignored(message: Message) -> None:
+        pass
+
+    app = LimitTenants(reads, per_s=10, streams=1, clock=lambda: 0.0)
+    scope = {"type": "http", "path": "/v1/agents", "headers": []}
+    await app({**scope, "state": {"principal": Somebody(A)}}, receive, ignored)
+    _, headers, _ = await asked(app, Somebody(A))
+    left = max(0, 20 - cost - 1)
+    assert headers["ratelimit"].startswith(f'"requests";r={left};')
+
+
 async def test_without_keys_there_is_no_limit() -> None:
     app = LimitTenants(ok, per_s=0.5, streams=1, clock=lambda: 0.0)
     for who in (None, Somebody(A, key_id=None)):

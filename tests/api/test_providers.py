@@ -8,7 +8,6 @@ from uuid import uuid4
 import httpx2
 import pytest
 
-from bottega.api.routes import providers
 from bottega.settings import Settings
 from bottega.settings.providers import OperatorProvider
 from tests.service import Running, running
@@ -159,7 +158,7 @@ async def test_no_transaction_is_open_while_an_address_is_looked_up(
         open_.append(await server.owner.fetchval(query))
         return ["203.0.114.7"]
 
-    monkeypatch.setattr(providers, "resolve", slow)
+    monkeypatch.setattr(server.service.outgoing.egress.lookups, "_resolve", slow)
     named = provider(base_url="https://models.example.com/v1")
     assert (await server.client.post("/v1/providers", json=named)).status_code == 201
     again = {key: value for key, value in named.items() if key != "name"}

@@ -62,3 +62,16 @@ def test_tenants_are_independent_and_forgotten_once_they_owe_nothing() -> None:
     now = 100.0
     limits.take(A)
     assert len(limits._paid_at) <= 1
+
+
+@given(RATES, st.integers(1, 100), st.floats(0, 10**6))
+def test_what_is_charged_delays_the_next_requests(rate: Rate, charged: int, start: float) -> None:
+    now = start
+    limits = RateLimits(rate, lambda: now)
+    limits.charge(A, rate.burst + charged)
+    refused = limits.take(A)
+    assert (refused.allowed, refused.remaining) == (False, 0)
+    assert refused.retry_after_s == pytest.approx((1 + charged) / rate.per_s, rel=0.01)
+    assert limits.take(B).allowed
+    now += refused.retry_after_s
+    assert limits.take(A).allowed

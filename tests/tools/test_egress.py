@@ -12,8 +12,8 @@ import pytest
 import trustme
 
 from bottega.errors import InvalidInputError
+from bottega.lookups import Resolver
 from bottega.tools.egress import Egress, EgressError, EgressRefusedError, Reply, checked_url
-from bottega.tools.guard import Resolver
 from tests.tools.helpers import Names
 from tests.tools.raw_server import RawServer, Writer, answer
 from tests.tools.test_addresses import INSIDE

@@ -21,6 +21,12 @@ from bottega.events.log import is_storage_full, is_transient
 
 log = structlog.get_logger(__name__)
 
+_RENAMED = {
+    413: "Content Too Large",
+    414: "URI Too Long",
+    416: "Range Not Satisfiable",
+    422: "Unprocessable Content",
+}
 MEDIA_TYPE = "application/problem+json"
 
 _STATUS = {
@@ -82,11 +88,16 @@ class Problem(BaseModel):
     ] = None
 
 
+def title_of(status: int) -> str:
+    """Return the name of a status by RFC 9110; those of Python depend on its version."""
+    return _RENAMED.get(status) or HTTPStatus(status).phrase
+
+
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Describe the problems that an operation may return, for OpenAPI."""
     return {
         status: {
-            "description": HTTPStatus(status).phrase,
+            "description": title_of(status),
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
         for status in sorted({*statuses, 422, 500, 503})
@@ -113,7 +124,7 @@ def problem_response(
 ) -> Response:
     """Return a problem as a response."""
     body = Problem(
-        title=HTTPStatus(status).phrase,
+        title=title_of(status),
         status=status,
         code=code,
         detail=detail,

@@ -30,6 +30,7 @@ from bottega.background.verdicts import (
 from bottega.db.engine import acting_as
 from bottega.definitions.pinned import Pin, PinnedDefinitions, PinnedModels, pins_of
 from bottega.errors import ModelError, PluginError
+from bottega.events.log import is_transient
 from bottega.leased_work import LeasedWork, WorkLoop
 from bottega.llm.structured_output import Count, Judge
 from bottega.redaction import Redactor
@@ -64,9 +65,6 @@ WHERE tenant_id = $1 AND run_id = $2 AND tries = $3 AND status = 'pending'
 
 _HOLD = "SELECT hold_episode_of($1, $2)"
 _LABEL = "SELECT label_episode_of($1, $2)"
-
-_LOST = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError)
-"""Errors of the connection to the database."""
 
 PLUGIN_TIMEOUT_S = 30.0
 MODELS_AT_ONCE = 16
@@ -154,9 +152,9 @@ class SuccessChecks:
         """Check a run; store why that failed, so that the others of its claim go on."""
         try:
             await self._check_run(claimed)
-        except _LOST:  # the lease ends by itself
-            raise
         except Exception as error:
+            if is_transient(error):  # the lease ends by itself
+                raise
             log.error("run.not_checked", run_id=str(claimed["run_id"]), exc_info=error)
             why = f"an internal error ({type(error).__name__}); see the worker's log"
             await self._store(claimed, [], why)

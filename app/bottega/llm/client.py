@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import aiohttp
 import httpx2
+from aiohttp.abc import AbstractResolver, ResolveResult
 from pydantic_core import from_json
 from yarl import URL
 
@@ -24,6 +25,7 @@ from bottega.llm.errors import AddressRefusedError, ErrorMapper, places_of
 from bottega.llm.params import ANTHROPIC_VERSION, VERSION_HEADER
 from bottega.llm.prices import LOOPBACK
 from bottega.llm.server import VENDORS, ServerSpec
+from bottega.lookups import Resolver
 from bottega.trace_context import with_trace
 
 T = TypeVar("T")
@@ -77,6 +79,7 @@ class ModelClient:
         )
         self._headers = _headers(spec, given.userinfo)
         self._guard = spec.guard
+        self._look_up = spec.look_up
         # A redirect may lead to another host: aiohttp takes only the header Authorization away.
         is_plain = spec.guard is None and _PUBLIC.issuperset(map(str.lower, spec.headers))
         self._follows = is_plain and spec.dialect in ("chat", "responses")
@@ -147,6 +150,7 @@ class ModelClient:
                     limit=_MOST_CONNECTIONS,
                     keepalive_timeout=_KEPT_S,
                     ssl=certificates(),
+                    resolver=_Resolver(self._look_up) if self._look_up else None,
                     socket_factory=_guarded(self._guard) if self._guard else None,
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -211,6 +215,31 @@ def _headers(spec: ServerSpec, login: bytes) -> dict[str, str]:
                 f"the header {name!r} of a model's server has a name or a value that cannot be sent"
             )
     return found
+
+
+class _Resolver(AbstractResolver):
+    """Replaces aiohttp's resolver, whose few threads are also used for everything else."""
+
+    def __init__(self, look_up: Resolver) -> None:
+        self._look_up = look_up
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=socket.IPPROTO_TCP,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for address in await self._look_up(host, port)
+        ]
+
+    async def close(self) -> None:
+        """Do nothing: others use the look-ups, too."""
 
 
 def _guarded(guard: Callable[[str], None]) -> Callable[[Any], socket.socket]:

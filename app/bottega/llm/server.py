@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bottega.llm.prices import OwnPrices
+from bottega.lookups import Resolver
 
 DialectName = Literal["chat", "responses", "anthropic", "gemini"]
 StructuredOutput = Literal["native", "tool", "prompt"]
@@ -42,6 +43,7 @@ class ServerSpec:
         prices: the server's own, by model; they replace public ones.
         guard: checks the address of each connection, as text, and raises to refuse it. With a guard
             no proxy is used and no redirect followed.
+        look_up: replaces the system's resolver.
     """
 
     name: str = DEFAULT
@@ -57,3 +59,4 @@ class ServerSpec:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     prices: OwnPrices = field(default_factory=dict)
     guard: Callable[[str], None] | None = field(default=None, repr=False, compare=False)
+    look_up: Resolver | None = field(default=None, repr=False, compare=False)

@@ -227,7 +227,7 @@ class Connection:
 
         headers, secrets = await server.headers()
         self.secrets = tuple(secrets)
-        self._transport = McpTransport(self._egress, server.max_bytes)
+        self._transport = McpTransport(self._egress, server.tenant, server.max_bytes)
         async with httpx2.AsyncClient(
             transport=self._transport,
             headers={"user-agent": "bottega", **headers},

@@ -22,9 +22,10 @@ class McpTransport(httpx2.AsyncBaseTransport):
         is_forgotten: the server no longer knows the session, and did not do what was asked.
     """
 
-    def __init__(self, egress: Egress, max_bytes: int) -> None:
-        """Create it; ``max_bytes`` limits each answer."""
+    def __init__(self, egress: Egress, tenant: str, max_bytes: int) -> None:
+        """Create it for a tenant; ``max_bytes`` limits each answer."""
         self._egress = egress
+        self._tenant = tenant
         self._max_bytes = max_bytes
         self.failure: InvalidInputError | UnavailableError | None = None
         self.is_forgotten = False
@@ -61,7 +62,7 @@ class McpTransport(httpx2.AsyncBaseTransport):
             raise
 
     async def _answer(self, request: httpx2.Request) -> httpx2.Response:
-        response = await self._egress.stream(request)
+        response = await self._egress.stream(request, self._tenant)
         encoding = response.headers.get("content-encoding", "identity")
         refused = None
         if response.is_redirect:

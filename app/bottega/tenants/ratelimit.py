@@ -1,7 +1,8 @@
 """Rate limit of a tenant's requests: the generic cell rate algorithm (GCRA).
 
 A tenant's state is one number: the time at which its debt is paid. Each request adds the time that
-it costs. A request is refused if the debt would exceed the burst.
+it costs. A request is refused if the debt would exceed the burst. A long body costs more, and is
+charged while it arrives: the debt may exceed the burst by that.
 """
 
 import math
@@ -65,7 +66,7 @@ def decide(rate: Rate, paid_at: float, now: float) -> Decision:
     return Decision(
         allowed=allowed,
         paid_at=now + owed / rate.per_s,
-        remaining=math.floor(room),
+        remaining=max(0, math.floor(room)),
         whole_s=owed / rate.per_s,
         retry_after_s=0.0 if allowed else (1 + owed - rate.burst) / rate.per_s,
     )
@@ -87,3 +88,8 @@ class RateLimits:
         if len(self._paid_at) > _FORGET_BEYOND:
             self._paid_at = {who: at for who, at in self._paid_at.items() if at > now}
         return decision
+
+    def charge(self, tenant_id: UUID, requests: int) -> None:
+        """Let a tenant's request, which was allowed, cost as much as further ones."""
+        owes_until = max(self._paid_at.get(tenant_id, 0.0), self._clock())
+        self._paid_at[tenant_id] = owes_until + requests / self.rate.per_s

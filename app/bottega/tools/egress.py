@@ -17,14 +17,14 @@ import httpcore2
 import httpx2
 
 from bottega.errors import UnavailableError
+from bottega.lookups import NameLookups, Resolver, resolve
 from bottega.tools.addresses import AllowList
 from bottega.tools.guard import (
     EgressRefusedError,
     GuardedBackend,
-    Resolver,
     address_in,
+    asking,
     check_address,
-    resolve,
 )
 from bottega.tools.headers import check_header
 
@@ -121,6 +121,9 @@ class Egress:
         ssl_context: replaces the context with the system's certificates.
         each: concurrent requests per tenant; others wait.
 
+    Attributes:
+        lookups: of names, also for others that connect where a tenant wants.
+
     Raises:
         InvalidInputError: an entry of ``allow`` is not valid.
     """
@@ -133,7 +136,8 @@ class Egress:
         ssl_context: ssl.SSLContext | None = None,
         each: int = 256,
     ) -> None:
-        self._backend = GuardedBackend(AllowList.parse(allow), resolve)
+        self.lookups = NameLookups(resolve)
+        self._backend = GuardedBackend(AllowList.parse(allow), self.lookups)
         self._ssl_context = ssl_context
         self._each = each
         self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
@@ -153,6 +157,7 @@ class Egress:
         """Close the connections. Open requests fail."""
         if "_pool" in self.__dict__:
             await self._pool.aclose()
+        self.lookups.close()
 
     async def request(
         self,
@@ -179,6 +184,7 @@ class Egress:
         """
         target = checked_url(url)
         fields = _fields(target, headers or {})
+        asking.set(tenant)
         failure: Exception
         limit = asyncio.timeout(timeout_s)
         try:
@@ -202,7 +208,7 @@ class Egress:
         """
         return self._slots.setdefault(tenant, asyncio.Semaphore(self._each))
 
-    async def stream(self, request: httpx2.Request) -> httpx2.Response:
+    async def stream(self, request: httpx2.Request, tenant: str) -> httpx2.Response:
         """Send a request; return its answer with a body that is still to be read.
 
         The caller holds a :meth:`turn`, limits the time and the body, and closes the answer.
@@ -212,6 +218,7 @@ class Egress:
             EgressError: there was no answer, or an invalid one.
         """
         url = checked_url(str(request.url))
+        asking.set(tenant)
         sent = httpcore2.Request(
             request.method, _place(url), headers=request.headers.raw, content=request.stream
         )

@@ -6,19 +6,19 @@ no effect. ``Host``, SNI and the certificate still use the name.
 
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable
+from contextvars import ContextVar
 from ipaddress import ip_address
 from typing import Any
 
 import httpcore2
 
-from bottega.agents.threads import run_in_thread
 from bottega.errors import InvalidInputError
+from bottega.lookups import NameLookups
 from bottega.tools.addresses import Address, AllowList, host_address, why_refused
 
-Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Returns the addresses of a host name and port, as text. Raises ``OSError`` if there are none."""
+asking: ContextVar[str] = ContextVar("asking", default="")
+"""The tenant whose request opens a connection."""
 
 _CONNECT_S = 5.0
 _MOST_ADDRESSES = 8
@@ -28,14 +28,6 @@ class EgressRefusedError(InvalidInputError):
     """An address that outgoing HTTP must not reach. A retry does not help."""
 
     code = "egress_refused"
-
-
-async def resolve(host: str, port: int) -> Sequence[str]:
-    """Ask the system's resolver, in a thread that a cancelled caller leaves behind."""
-    found = await run_in_thread(
-        partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-    )
-    return [str(place[0]) for *_, place in found]
 
 
 def address_in(host: str) -> Address | None:
@@ -70,9 +62,9 @@ def check_address(host: str, address: Address, allowed: AllowList) -> None:
 class GuardedBackend(httpcore2.AsyncNetworkBackend):
     """Opens sockets to public and allowed addresses only."""
 
-    def __init__(self, allowed: AllowList, resolve: Resolver) -> None:
+    def __init__(self, allowed: AllowList, lookups: NameLookups) -> None:
         self._allowed = allowed
-        self._resolve = resolve
+        self._lookups = lookups
         self._sockets = httpcore2.AnyIOBackend()
 
     async def connect_tcp(
@@ -106,7 +98,8 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
 
     async def _look_up(self, host: str, port: int) -> list[Address]:
         try:
-            return list(dict.fromkeys(ip_address(text) for text in await self._resolve(host, port)))
+            found = await self._lookups.addresses(asking.get(), host, port)
+            return list(dict.fromkeys(map(ip_address, found)))
         except ValueError:  # or UnicodeError: not a DNS name
             raise EgressRefusedError(f"the name {host} does not resolve to addresses") from None
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
 from typing import Any
+from uuid import UUID
 
 import httpx2
 from fastapi import Response
@@ -28,7 +29,7 @@ from bottega.errors import InvalidInputError, NotFoundError
 from bottega.execution import heartbeat
 from bottega.tools.addresses import AllowList
 from bottega.tools.egress import refuse_inside
-from bottega.tools.guard import EgressRefusedError, check_address, resolve
+from bottega.tools.guard import EgressRefusedError, check_address
 from bottega.tools.http import SecretHeader
 
 _RESOLVE_S = 3.0
@@ -52,36 +53,28 @@ async def prepare(caller: Caller, name: str, body: ProviderBody) -> dict[str, An
 
 
 async def _check_address(service: ServiceDep, tenant: DefineTenant, body: ProviderBody) -> None:
-    await check_address_of(service, body)
+    await check_address_of(service, tenant, body)
 
 
-async def check_address_of(service: Service, body: ProviderBody) -> None:
+async def check_address_of(service: Service, tenant: UUID, body: ProviderBody) -> None:
     """Look up a provider's address, which may take seconds, outside of any transaction.
 
     Raises:
         InvalidInputError: ``egress_forbidden``.
     """
-    host = httpx2.URL(body.base_url).host
-    await _refuse_private(body.base_url, host, AllowList.parse(service.settings.egress_allow))
-
-
-async def _refuse_private(base_url: str, host: str, allowed: AllowList) -> None:
-    """Refuse an address that is not public, now rather than at the first call.
-
-    Raises:
-        InvalidInputError: ``egress_forbidden``.
-    """
+    url, allowed = httpx2.URL(body.base_url), AllowList.parse(service.settings.egress_allow)
+    look_up = service.outgoing.egress.lookups.addresses
     try:
-        refuse_inside(base_url, allowed)
-        if allowed.has_name(host):
+        refuse_inside(body.base_url, allowed)
+        if allowed.has_name(url.host):
             return
         try:
             async with asyncio.timeout(_RESOLVE_S):
-                addresses = await resolve(host, httpx2.URL(base_url).port or 443)
+                addresses = await look_up(str(tenant), url.host, url.port or 443)
         except (OSError, UnicodeError, TimeoutError):
             return  # each connection is checked, too
         for address in addresses:
-            check_address(host, ip_address(address), allowed)
+            check_address(url.host, ip_address(address), allowed)
     except EgressRefusedError as error:
         raise InvalidInputError(
             error.detail, code="egress_forbidden", pointer="/base_url"

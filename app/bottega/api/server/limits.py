@@ -23,6 +23,9 @@ TURN = "bottega.turn"
 """Scope extension of a WebSocket, if limited: ``await turn()`` waits until a request is allowed."""
 _WAITING = frozenset({"/mcp", "/openai/v1/chat/completions", "/openai/v1/responses"})
 """Paths whose POST may wait for a run."""
+_BYTES_OF_A_REQUEST = 64 * 1024
+"""Each so many bytes of a body cost as much as one more request, up to ``_MOST_CHARGED``."""
+_MOST_CHARGED = 16
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 
 
@@ -70,18 +73,33 @@ class LimitTenants:
         if not decision.allowed:
             detail = (
                 f"your tenant may make {self.limits.rate.per_s:g} requests per second here, "
-                f"{self.limits.rate.burst} at once: try again after Retry-After"
+                f"{self.limits.rate.burst} at once, and each 64 KiB of a body count as one more: "
+                "try again after Retry-After"
             )
             await _refuse(
                 "rate_limited", detail, decision.retry_after_s, scope, receive, send_with_headers
             )
         elif not _is_stream(scope):
-            await self.app(scope, receive, send_with_headers)
+            await self.app(scope, self._charging(tenant, receive), send_with_headers)
         elif self.open[tenant] >= self.streams:
             detail = f"{self.streams} streams of your tenant are open here: close one first"
             await _refuse("too_many_streams", detail, 1, scope, receive, send_with_headers)
         else:
-            await self._stream(tenant, scope, receive, send_with_headers)
+            await self._stream(tenant, scope, self._charging(tenant, receive), send_with_headers)
+
+    def _charging(self, tenant: UUID, receive: Receive) -> Receive:
+        """Charge a request for its body while that arrives."""
+        size = 0
+
+        async def charged() -> Message:
+            nonlocal size
+            message = await receive()
+            before, size = size, size + len(message.get("body", b""))
+            if further := _cost(size) - _cost(before):
+                self.limits.charge(tenant, further)
+            return message
+
+        return charged
 
     async def _stream(self, tenant: UUID, scope: Scope, receive: Receive, send: Send) -> None:
         async def turn() -> None:
@@ -111,6 +129,11 @@ def _is_stream(scope: Scope) -> bool:
     if not scope["path"].endswith("/events"):
         return False
     return any(b"text/event-stream" in value for value in sent(scope, b"accept")[:1])
+
+
+def _cost(size: int) -> int:
+    """Return how many requests a body of ``size`` bytes costs beside its own."""
+    return min(size // _BYTES_OF_A_REQUEST, _MOST_CHARGED)
 
 
 def _left(decision: Decision) -> bytes:

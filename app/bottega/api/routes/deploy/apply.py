@@ -34,7 +34,7 @@ async def apply(
         raise InvalidInputError("'prune' needs 'source': the name it compares", pointer="/source")
     for number, provider in enumerate(body.providers):
         try:
-            await check_address_of(service, provider)
+            await check_address_of(service, tenant, provider)
         except InvalidInputError as error:
             error.pointer = f"/providers/{number}{error.pointer or ''}"
             raise
