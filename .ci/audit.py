@@ -20,6 +20,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 BIN = Path(sys.executable).parent
 BASELINE = HERE / ".secrets.baseline"
+LOCKS = ("requirements.lock", "requirements-embed.lock", "requirements-otel.lock")
+"""What the image installs."""
 PATIENCE_S = 10
 PLAIN = (".json", ".py")
 """Suffixes of files that a scan reads as lines only, never as settings with names and values."""
@@ -27,7 +29,8 @@ PLAIN = (".json", ".py")
 
 def holes() -> list[str]:
     """Return the known vulnerabilities of the locked versions."""
-    command = [BIN / "pip-audit", "-r", "requirements.lock", "--disable-pip", "--require-hashes"]
+    command = [BIN / "pip-audit", "--disable-pip", "--require-hashes"]
+    command += [part for lock in LOCKS for part in ("-r", lock)]
     command += ["--format", "json", "--progress-spinner", "off", "--timeout", "5"]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)

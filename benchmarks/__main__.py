@@ -44,9 +44,17 @@ _TABLE_LATENCY_MS = 400.0
 _TOKEN_DELAY_MS = 5.0
 _MOST_RUNS = "1000000"
 _COLUMNS = (
-    *(("memory", 7), ("latency", 8), ("tokens", 7), ("workers", 8), ("waiting", 8)),
+    *(("memory", 7), ("latency", 8), ("tokens", 7), ("workers", 8), ("APIs", 5), ("waiting", 8)),
     *(("runs/s", 8), ("worker", 8), ("API", 7), ("database", 9), ("rest", 6), ("sum/floor", 10)),
-    *(("writes", 7), ("trans.", 7), ("KB log", 7), ("conn.", 6), ("p50 ms", 8), ("p99 ms", 8)),
+    *(
+        ("writes", 7),
+        ("trans.", 7),
+        ("KB log", 7),
+        ("KB kept", 8),
+        ("conn.", 6),
+        ("p50 ms", 8),
+        ("p99 ms", 8),
+    ),
 )
 
 
@@ -65,6 +73,7 @@ class Setting:
     token_delay_ms: float = 0.0
     workers: int = 1
     waiting: int = 0
+    apis: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +121,9 @@ async def measure(stage: Stage, setting: Setting) -> None:
             "BOTTEGA_QUEUED_RUNS": _MOST_RUNS,
             "BOTTEGA_WORKER_CONCURRENCY": "100",
         }
-        api = process("serve", "--no-worker", "--port", "0", ready="listens", **environment)
+        several = () if setting.apis == 1 else ("--api", str(setting.apis))
+        command = ("serve", "--no-worker", *several, "--port", "0")
+        api = process(*command, ready="listens", **environment)
         async with api as (api_process, line):
             port = int(line.split("http://127.0.0.1:")[1].split()[0])
             async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as full_client:
@@ -218,14 +229,14 @@ class _Costs:
             setting.memory,
             f"{setting.latency_ms:g}",
             f"{setting.token_delay_ms:g}",
-            f"{setting.workers}",
-            f"{setting.waiting}",
+            *(f"{each}" for each in (setting.workers, setting.apis, setting.waiting)),
             f"{runs / wall:.1f}",
             *(f"{each:.2f}" for each in (worker, api, database, rest)),
             f"{(worker + api + database) / self._stage.floor_ms:.2f}",
             f"{(now.writing - then.writing) / runs:.1f}",
             f"{(now.transactions - then.transactions) / runs:.1f}",
             f"{(now.log_bytes - then.log_bytes) / runs / 1024:.1f}",
+            f"{(now.stored_bytes - then.stored_bytes) / runs / 1024:.1f}",
             f"{await _connections(self._stage.url)}",
             *(f"{percentile(took, share):.1f}" if took else "-" for share in (0.5, 0.99)),
         )
@@ -283,6 +294,7 @@ def main() -> None:
     parser.add_argument("--latency-ms", nargs="+", type=float, default=[0.0])
     parser.add_argument("--token-delay-ms", nargs="+", type=float, default=[0.0])
     parser.add_argument("--workers", nargs="+", type=int, default=[1])
+    parser.add_argument("--api", nargs="+", type=int, default=[1], help="API processes")
     parser.add_argument("--waiting", nargs="+", type=int, default=[0], help="runs in the queue")
     parser.add_argument("--stored", type=int, default=0, help="episodes at the start")
     options = parser.parse_args()
@@ -293,7 +305,7 @@ def main() -> None:
             Setting(*each)
             for each in itertools.product(
                 *(options.memory, options.latency_ms, options.token_delay_ms),
-                *(options.workers, options.waiting),
+                *(options.workers, options.waiting, options.api),
             )
         ]
     )

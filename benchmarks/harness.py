@@ -167,11 +167,13 @@ class Written:
         transactions: committed, reading ones too.
         writing: transactions that wrote.
         log_bytes: of the write-ahead log.
+        stored_bytes: size of the database's files.
     """
 
     transactions: int
     writing: int
     log_bytes: int
+    stored_bytes: int
 
 
 async def written(url: str) -> Written:
@@ -180,7 +182,8 @@ async def written(url: str) -> Written:
     row = await connection.fetchrow(
         "SELECT (SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()) "
         "AS transactions, pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS writing, "
-        "(pg_current_wal_lsn() - '0/0'::pg_lsn)::bigint AS log_bytes"
+        "(pg_current_wal_lsn() - '0/0'::pg_lsn)::bigint AS log_bytes, "
+        "pg_database_size(current_database()) AS stored_bytes"
     )
     await connection.close()
     return Written(**row)

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from bottega.db.engine import connect, normalise_url
+from bottega.db.connect import connect, normalise_url
 from bottega.db.migrate import LOCK_KEY, replace_changed, require_known
 
 

@@ -3,7 +3,8 @@
     python -m tests.deep [--seconds 1800] [--seed 7] [--fast]
 
 The tests marked ``deep`` and every property with many examples, then planted bugs, then generated
-requests for ``--seconds``, then chaos. Goes on after a failure and ends with 1 if there was one.
+requests for ``--seconds``, then other Pythons and platforms, then chaos. Goes on after a failure
+and ends with 1 if there was one.
 """
 
 import argparse
@@ -26,6 +27,7 @@ def commands(options: argparse.Namespace) -> dict[str, list[str]]:
         ],
         "planted bugs": ["tests.mutants"],
         "generated requests": ["tests.fuzz", "--seconds", str(options.seconds), *seed],
+        "other platforms": ["tests.platforms", "-n", str(options.processes)],
         "chaos": ["benchmarks.chaos", *seed, *(["--fast"] if options.fast else [])],
     }
 

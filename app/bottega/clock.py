@@ -20,3 +20,8 @@ def utcnow() -> datetime:
 def monotonic() -> float:
     """Return seconds on a clock that never goes back; for durations only."""
     return time.monotonic()
+
+
+def now_ns() -> int:
+    """Return the wall-clock time in nanoseconds since 1970."""
+    return time.time_ns()

@@ -105,9 +105,9 @@ async def open_service(
     """
     descriptors = raise_limit()
     descriptors.note(settings.max_connections)
-    size = _POOL_SIZE if api else _WORKER_POOL_SIZE
+    size, limits = _POOL_SIZE if api else _WORKER_POOL_SIZE, settings.run_limits
     async with open_database(
-        url, pool_size=size, limits=settings.run_limits, silence=silence
+        url, pooler=settings.pooler_url, pool_size=size, limits=limits, silence=silence
     ) as database:
         await require_current(database.pool)
         listener = NotifyListener(database.connect)
@@ -380,6 +380,7 @@ async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[Non
     from bottega.background.schedules import Limits, Ticker
     from bottega.background.webhooks import Webhooks
     from bottega.files.retention import FileRetention
+    from bottega.tenants.retention import Pruning
 
     settings, database = service.settings, service.database
     limits = Limits(settings.run_timeout_s, settings.queue_timeout_s, settings.memory)
@@ -389,5 +390,6 @@ async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[Non
     wake_on_notify(service.listener, *(worker.loop for worker in workers))
     retention = FileRetention(database.pool, timedelta(days=settings.files_days))
     expiry = WorkLoop("files", retention.delete_unused, poll_s=3600.0)
-    async with background(*(worker.run for worker in workers), expiry.run):
+    pruning = Pruning(database, settings.retention_days).loop()
+    async with background(*(worker.run for worker in workers), expiry.run, pruning.run):
         yield

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from bottega.clock import utcnow
+from bottega.db.connect import connect
 from bottega.db.embedded import default_data_dir
-from bottega.db.engine import Database, connect
+from bottega.db.engine import Database
 from bottega.events.listener import NotifyListener
 from bottega.events.wakeups import background
 from bottega.llm.local import available

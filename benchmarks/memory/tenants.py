@@ -21,7 +21,7 @@ from pgvector.asyncpg import register_vector
 
 from benchmarks.memory.clusters import Clusters, Floats, Halves, cosines, nearest
 from bottega.db import embedded, migrate
-from bottega.db.engine import APP_ROLE
+from bottega.db.connect import APP_ROLE
 from bottega.memory.episodes import search
 from bottega.memory.episodes.episode import EpisodeFilter
 from bottega.memory.episodes.scope import EVERYTHING

@@ -145,6 +145,18 @@ CREATE TABLE secrets (
     CONSTRAINT fk_secrets_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
 
+-- For how many days a tenant keeps something. Without a row the operator's settings count.
+CREATE TABLE retention (
+    tenant_id uuid NOT NULL,
+    kind text NOT NULL,
+    -- Null: for ever.
+    days double precision,
+    CONSTRAINT pk_retention PRIMARY KEY (tenant_id, kind),
+    CONSTRAINT fk_retention_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
+    CONSTRAINT ck_retention_kind CHECK (kind IN ('runs', 'audit', 'episodes')),
+    CONSTRAINT ck_retention_days CHECK (days > 0)
+);
+
 -- The tenant of a server without keys.
 INSERT INTO tenants (id, name) VALUES ('00000000-0000-7000-8000-000000000001', 'default');
 
@@ -441,6 +453,7 @@ CREATE INDEX ix_runs_metadata ON runs USING gin (metadata jsonb_path_ops)
     WHERE metadata <> '{}';
 CREATE INDEX ix_runs_session ON runs (tenant_id, session_id, id) WHERE session_id IS NOT NULL;
 CREATE INDEX ix_runs_user ON runs (tenant_id, user_id, id) WHERE user_id IS NOT NULL;
+CREATE INDEX ix_runs_ended ON runs (tenant_id, ended_at, id) WHERE ended_at IS NOT NULL;
 CREATE INDEX ix_runs_waiting ON runs (tenant_id, priority DESC, id)
     WHERE ended_at IS NULL AND slot IS NULL AND queued_at IS NOT NULL;
 CREATE INDEX ix_runs_expiring ON runs

@@ -45,7 +45,7 @@ def blocks(page: Path) -> list[tuple[str | None, str, str]]:
 def test_every_snippet_names_its_executor(page: Path) -> None:
     for who, kind, code in blocks(page):
         if kind == "sh":
-            assert who in ("ci", "tests"), code
+            assert who in ("ci", "tests", "drill"), code
         else:
             assert kind == "python" or kind in _SHOWN_ONLY, code
 

@@ -12,6 +12,7 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 
 from bottega import metrics
 from bottega.settings import Settings
@@ -155,6 +156,31 @@ async def test_metrics_move_with_runs(watched: Running, model: FakeModel) -> Non
     assert of(after, "bottega_queue_depth") == 0
     assert of(after, "bottega_db_pool_connections", state="idle") > 0
     assert of(after, "bottega_streams", kind="sse") == 0
+
+
+async def test_a_run_that_no_worker_has_is_counted_by_who_ends_it(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    limits = {"metrics_token": SecretStr(TOKEN), "takeover_s": 1.0}
+    quick = asking(model, settings).model_copy(update=limits)
+    async with running(quick, database_url) as server:
+        await define(server.client)
+        before = await scraped(server.client)
+        with capture_logs() as lines:
+            cancelled = await start(server.client)
+            await server.client.post(f"/v1/runs/{cancelled}/cancel")
+            await server.watch(await start(server.client, queue_timeout_s=0.1))  # the sweep ends it
+            interrupted = await start(server.client, session_id="s")
+            await start(server.client, session_id="s", if_busy="interrupt")
+        after = await scraped(server.client)
+    for status, count in (("cancelled", 2), ("timeout", 1)):
+        labels = {"status": status, "mode": "orchestrated"}
+        name = "bottega_runs_total"
+        assert of(after, name, **labels) - of(before, name, **labels) == count, status
+    said = [line for line in lines if line["event"] == "run.ended"]
+    assert [line["status"] for line in said] == ["cancelled", "timeout", "cancelled"]
+    assert [said[0]["run_id"], said[2]["run_id"]] == [cancelled, interrupted]
+    assert {line["tenant"] for line in said} == {"default"}
 
 
 async def test_all_pinned_metrics_have_their_names_and_labels(

@@ -1,11 +1,12 @@
 """The prompt of a model call, as the API shows it, beside what the model got."""
 
+import asyncio
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from tests.fake_model import FakeModel, calls, text
+from tests.fake_model import FakeModel, calls, gated, text
 from tests.flows.test_retry import ended
 from tests.service import Running
 from tests.team import asked_of, define, start
@@ -74,8 +75,13 @@ async def test_memory_and_a_dispatched_task_s_instructions_are_in_prompts(
     guest_model.script(text("It is red."))
     await guest.client.post("/v1/runs?wait=30", json=body)
     asked = {"prompt": "Look.", "instructions": "You look at things."}
-    guest_model.script(calls(("dispatch_subagent", asked)), text("seen"), text("seen"))
-    run = (await guest.client.post("/v1/runs?wait=30", json=body)).json()
+    both = asyncio.Event()  # the run must not end before its task begins
+    seen = gated(both, text("seen"))
+    guest_model.script(calls(("dispatch_subagent", asked)), seen, seen)
+    run_id = (await guest.client.post("/v1/runs", json=body)).json()["id"]
+    await guest_model.received(4)
+    both.set()
+    run, _ = await ended(guest, run_id)
     found = await prompt(guest, run["id"], call=1)
     (memory,) = [each for each in found["messages"] if each["origin"] == "memory"]
     assert memory["source"].startswith("episode:")

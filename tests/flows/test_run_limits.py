@@ -9,7 +9,7 @@ import pytest
 
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, chunk, gated, sse, text
-from tests.service import running
+from tests.service import Running, running
 from tests.tenants import holder
 
 AGENT = {"name": "a", "description": "a", "system_message": "You are a."}
@@ -109,6 +109,40 @@ async def test_no_runs_are_accepted_once_the_day_s_tokens_are_spent(
         # Yesterday's tokens do not count.
         await bottega.owner.execute("UPDATE daily_spending SET day = day - 1")
         await begin(bottega.client)
+
+
+@pytest.mark.parametrize(("per_day", "slice_"), [(1_000_000, 10_000), (400_000, None)])
+async def test_a_worker_holds_a_hundredth_of_the_day_or_one_call(
+    settings: Settings, database_url: str, model: FakeModel, per_day: int, slice_: int | None
+) -> None:
+    gate = asyncio.Event()
+    model.script(gated(gate, text("done")))
+    limited = configured(settings, model, tokens_per_day=per_day)
+    async with running(limited, database_url, worker=True) as bottega:
+        await bottega.client.post("/v1/agents", json=AGENT)
+        (run_id,) = await begin(bottega.client)
+        await model.received(1)
+        held = await bottega.owner.fetchval("SELECT sum(amount) FROM budget_slices")
+        assert held == slice_ if slice_ else 4096 < held < 4200  # one call: 4,096 and its input
+        gate.set()
+        await bottega.watch(run_id)
+
+
+async def test_a_maximum_is_sent_only_if_it_is_set_or_little_is_left(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    await guest.client.post("/v1/agents", json=AGENT)
+    own = {"overrides": {"a": {"params": {"max_output_tokens": 50}}}}
+    given: list[dict[str, Any]] = [{}, {"token_budget": 100_000}, {"token_budget": 2000}, own]
+    for fields in given:
+        answer = await guest.client.post(
+            "/v1/runs?wait=30", json={"agent": "a", "input": "x"} | fields
+        )
+        assert answer.json()["status"] == "completed", answer.text
+    sent = [request.get("max_completion_tokens", 0) for request in guest_model.requests]
+    plain, rich, poor, small = sent
+    assert (plain, rich, small) == (0, 0, 50)
+    assert 1900 < poor < 2000
 
 
 @pytest.mark.parametrize("workers", [1, 2])

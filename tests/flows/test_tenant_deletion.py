@@ -141,6 +141,11 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         tenant,
     )
     await owner.execute(
+        "INSERT INTO retention (tenant_id, kind, days) SELECT id, 'runs', 30 FROM tenants"
+        " WHERE name = $1",
+        tenant,
+    )
+    await owner.execute(
         "INSERT INTO webhook_secrets (tenant_id, secret) SELECT id, 'x' FROM tenants"
         " WHERE name = $1",
         tenant,

@@ -10,7 +10,8 @@ import pytest
 
 from bottega import container
 from bottega.db.base import DEFAULT_TENANT
-from bottega.db.engine import connect, open_database
+from bottega.db.connect import connect
+from bottega.db.engine import open_database
 from bottega.events.log import is_transient
 from bottega.settings import Settings
 from tests.service import running

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.memory import tenants
 from benchmarks.memory.tenants import EMBEDDER, FILTERS, NOW, Held, Tenant, connected
-from bottega.db.engine import APP_ROLE
+from bottega.db.connect import APP_ROLE
 from tests.conftest import at
 
 TENANTS = (

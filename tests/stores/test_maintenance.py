@@ -12,7 +12,8 @@ import asyncpg
 import pytest
 
 from bottega.db.base import DEFAULT_TENANT
-from bottega.db.engine import Database, acting_as, connect
+from bottega.db.connect import connect
+from bottega.db.engine import Database, acting_as
 from bottega.errors import NotFoundError, UnavailableError
 from bottega.memory.learning import indexes, jobs
 from bottega.memory.learning.indexes import IndexMaintenance

@@ -12,7 +12,8 @@ import asyncpg
 import pytest
 
 from bottega.db.base import DEFAULT_TENANT
-from bottega.db.engine import Database, acting_as, connect, open_database
+from bottega.db.connect import connect
+from bottega.db.engine import Database, acting_as, open_database
 from bottega.events.listener import NotifyListener
 from bottega.memory.episodes.cache import EpisodeCache
 from bottega.memory.episodes.embedders import Embedders

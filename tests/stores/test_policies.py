@@ -12,7 +12,8 @@ from pydantic import SecretStr
 from bottega.cli.demo.scenarios import SOFTWARE
 from bottega.db import embedded, migrate
 from bottega.db.base import DEFAULT_TENANT
-from bottega.db.engine import APP_ROLE, SYSTEM_ROLE, acting_as, connect, open_database
+from bottega.db.connect import APP_ROLE, SYSTEM_ROLE, connect
+from bottega.db.engine import acting_as, open_database
 from bottega.errors import UnavailableError
 from bottega.settings import Settings
 from tests.claims import claim
@@ -24,7 +25,7 @@ from tests.tenants import holder
 
 NEVER_FILLED = {  # by a run that is over
     *("run_heads", "run_queue", "live_text", "worker_tenants", "waiting_runs", "budget_slices"),
-    *("model_shares", "model_uses", "model_breakers"),
+    *("model_shares", "model_uses", "model_breakers", "retention"),
     *("episodes", "episode_bodies", "episode_reflections", "episode_feedback", "episode_tags"),
     "episode_failures",
     *("episode_state", "episode_search", "episode_vectors", "episode_work", "tenant_memory"),

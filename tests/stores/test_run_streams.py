@@ -15,7 +15,8 @@ import pytest
 
 from bottega.clock import monotonic
 from bottega.db.base import DEFAULT_TENANT
-from bottega.db.engine import APP_ROLE, Database
+from bottega.db.connect import APP_ROLE
+from bottega.db.engine import Database
 from bottega.events import reader
 from bottega.events.frames import Filter, Frame
 from bottega.events.listener import NotifyListener

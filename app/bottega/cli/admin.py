@@ -34,7 +34,7 @@ class _Scope(StrEnum):
     ADMIN = "admin"
 
 
-def _tenant(name: str | None) -> str | None:
+def tenant_name(name: str | None) -> str | None:
     if name is not None and not re.fullmatch(TENANT, name):
         raise typer.BadParameter(
             "lower-case letters, digits and single '-' between them, 63 at most, a letter first"
@@ -48,12 +48,19 @@ def _name(name: str) -> str:
     return name
 
 
+def duration(text: str) -> timedelta | None:
+    """Parse a duration (``90d``, ``12h``, ``30m``); ``None``: it is none. At most 100 years."""
+    if match := re.fullmatch(r"(\d{1,9})([dhm])", text):
+        return min(timedelta(**{_UNITS[match[2]]: int(match[1])}), _LONGEST)
+    return None
+
+
 def _expires(text: str | None) -> datetime | timedelta | None:
     """Parse a time from now (``90d``, ``12h``, ``30m``) or a date (UTC if it has no zone)."""
     if text is None:
         return None
-    if match := re.fullmatch(r"(\d{1,9})([dhm])", text):
-        return min(timedelta(**{_UNITS[match[2]]: int(match[1])}), _LONGEST)
+    if (after := duration(text)) is not None:
+        return after
     try:
         at = datetime.fromisoformat(text)
         return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
@@ -64,7 +71,7 @@ def _expires(text: str | None) -> datetime | timedelta | None:
 @keys.command("create")
 def create_key(
     tenant: Annotated[
-        str, typer.Option(callback=_tenant, help="Its name; it is created if missing.")
+        str, typer.Option(callback=tenant_name, help="Its name; it is created if missing.")
     ],
     scope: Annotated[
         list[_Scope],
@@ -96,7 +103,7 @@ def create_key(
 @keys.command("list")
 def list_keys(
     tenant: Annotated[
-        str | None, typer.Option(callback=_tenant, help="Only this tenant's.")
+        str | None, typer.Option(callback=tenant_name, help="Only this tenant's.")
     ] = None,
 ) -> None:
     """List all keys by prefix."""
@@ -142,7 +149,7 @@ def list_tenants() -> None:
 
 @tenants.command("delete")
 def delete_tenant(
-    name: Annotated[str, typer.Argument(callback=_tenant, help="As `tenants list` shows it.")],
+    name: Annotated[str, typer.Argument(callback=tenant_name, help="As `tenants list` shows it.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete a tenant with its keys, agents, runs and logs. `default` is emptied.

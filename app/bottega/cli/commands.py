@@ -19,6 +19,7 @@ from bottega.cli.demo.scenarios import SCENARIOS, ScenarioName
 from bottega.cli.interrupts import interrupts
 from bottega.cli.processes import Child, ParentLink, Supervisor
 from bottega.cli.providers import providers
+from bottega.cli.retention import prune
 from bottega.cli.secrets import secrets
 from bottega.cli.terminal import console, database, run, start, store_bootstrap_key
 from bottega.errors import BottegaError, InvalidInputError
@@ -40,6 +41,7 @@ cli.command("chat")(daily.chat)
 cli.command("cancel")(daily.cancel)
 cli.command("apply")(deploy.apply)
 cli.command("export")(deploy.export)
+cli.command("prune")(prune)
 cli.add_typer(interrupts, name="interrupts")
 cli.add_typer(keys, name="keys")
 cli.add_typer(tenants, name="tenants")
@@ -135,7 +137,9 @@ def _serve_in_processes(settings: "Settings", *, workers: int, apis: int) -> int
         children = [Child(f"API {number}", on_it, (shared,)) for number in range(1, apis + 1)]
         children += [Child(f"worker {number}", ("worker",)) for number in range(1, workers + 1)]
         ready = lambda: _announce_address(settings, listener.getsockname()[1])  # noqa: E731
-        return run(Supervisor({"DATABASE_URL": url}, folder).run(children, ready))
+        return run(
+            Supervisor({"DATABASE_URL": settings.pooler_url or url}, folder).run(children, ready)
+        )
 
 
 def _announce_address(settings: "Settings", port: int) -> None:

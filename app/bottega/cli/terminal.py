@@ -36,12 +36,12 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def database(settings: "Settings") -> Iterator[str]:
-    """Yield the database's URL: the configured one, or that of an embedded, migrated server."""
+    """Yield the URL of the database itself: configured, or of an embedded, migrated server."""
     # Until the event loop takes over: a signal must not leave the embedded server running.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    if settings.database_url is not None:
-        yield settings.database_url.get_secret_value()
+    if settings.server_url is not None:
+        yield settings.server_url
         return
     from bottega.db import embedded, migrate
 

@@ -6,13 +6,11 @@ same way.
 """
 
 import asyncio
-import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from urllib.parse import quote, urlencode
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -23,68 +21,30 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.util import greenlet_spawn
 
 from bottega import metrics
+from bottega.db.connect import (
+    APP_ROLE,
+    LONGEST_STATEMENT_S,
+    check_same,
+    connect,
+    normalise_url,
+)
 from bottega.db.driver import ShrinkingPool, session_of
 from bottega.db.measured import count_connections, measure_statements
-from bottega.db.sessions import SERVER_OPTIONS, ListenSession, Silence, Trust
-from bottega.errors import InvalidInputError, UnavailableError
+from bottega.db.sessions import ListenSession, Silence, Trust
 
-_CONNECT_S = 10.0
-_LONGEST_STATEMENT_S = 30.0
-"""Time limit of a statement of the engine: all are short, so a longer one hangs."""
 _IDLE_S = 30.0
-
-APP_ROLE = "bottega_app"
-"""Role without tables of its own; sees the rows of the tenant that a transaction names."""
-SYSTEM_ROLE = "bottega_system"
-"""Role that sees all tenants, for the operator's commands."""
 
 _BE_APP = f"set_config('role', '{APP_ROLE}', true)"
 """Set in each transaction of a tenant: a pooler may run it on a session with another role."""
 _NAME_TENANT = text("SELECT set_config('bottega.tenant', :tenant, true)")
 _ACT_AS = text(f"SELECT {_BE_APP}, set_config('bottega.tenant', :tenant, true)")
-_NOT_AS_ASKED = "BT010"
-"""SQLSTATE of a session without its start-up parameters; the message is its role."""
-_CHECK = f"""
-DO $$ BEGIN
-    IF ROW({{}}) IS DISTINCT FROM ROW({{}}) THEN
-        RAISE EXCEPTION USING ERRCODE = '{_NOT_AS_ASKED}', MESSAGE = current_user;
-    END IF;
-END $$
-"""
+_UNPREPARED = {"prepared_statement_cache_size": 0, "prepared_statement_name_func": str}
+"""The adapter's arguments for statements without a name, which end with their transaction."""
 _TRY_TO_WRITE = """
 CREATE TEMPORARY TABLE room_on_disk ON COMMIT DROP AS
 SELECT gen_random_uuid() FROM generate_series(1, 20000)
 """
 """Writes a megabyte, and to the write-ahead log."""
-
-_PAIR = re.compile(r"\s*(\w+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|(\S+))")
-
-
-def normalise_url(conninfo: str) -> str:
-    """Convert any libpq form (URL, or ``key=value`` pairs) into a URL for asyncpg.
-
-    Raises:
-        InvalidInputError: it is neither. The text does not quote it: it may hold a password.
-    """
-    if "://" in conninfo:
-        scheme, rest = conninfo.split("://", 1)
-        if scheme.split("+")[0] not in ("postgresql", "postgres"):
-            raise InvalidInputError(f"DATABASE_URL must be a postgresql:// URL, not {scheme}://")
-        return f"postgresql://{rest}"
-    pairs: dict[str, str] = {}
-    position = 0
-    while position < len(conninfo.rstrip()):
-        match = _PAIR.match(conninfo, position)
-        if match is None:
-            raise InvalidInputError(
-                "DATABASE_URL is neither a postgresql:// URL nor key=value pairs "
-                f"(stuck at character {position + 1})"
-            )
-        quoted, plain = match.group(2), match.group(3)
-        pairs[match.group(1)] = re.sub(r"\\(.)", r"\1", quoted if plain is None else plain)
-        position = match.end()
-    pairs.pop("application_name", None)
-    return f"postgresql:///?{urlencode(pairs, quote_via=quote)}"
 
 
 @dataclass(slots=True)
@@ -204,106 +164,6 @@ async def acting_as(
         yield connection
 
 
-async def connect(
-    url: str,
-    *,
-    role: str | None = APP_ROLE,
-    longest_s: float | None = _LONGEST_STATEMENT_S,
-    limits: Mapping[str, int | None] | None = None,
-    trust: Trust | None = None,
-) -> ListenSession:
-    """Open a connection whose statements take at most ``longest_s`` seconds.
-
-    See :func:`open_database` for the errors.
-
-    Args:
-        role: role of the session; ``None``: that of the login.
-        limits: see :class:`Database`.
-        trust: state shared with other connections of the database.
-    """
-    session = _session(role, limits or {})
-    try:
-        connection: ListenSession = await asyncpg.connect(
-            url,
-            timeout=_CONNECT_S,
-            command_timeout=longest_s,
-            server_settings=session | SERVER_OPTIONS,
-            connection_class=ListenSession,
-        )
-        try:
-            connection.begin(trust or Trust(Silence()))
-            await _check_session(connection, session)
-        except BaseException:
-            connection.terminate()
-            raise
-    except asyncpg.InvalidParameterValueError:
-        raise UnavailableError(
-            f"the database has no role {role}: run `bottega migrate`", code="migrations_pending"
-        ) from None
-    except asyncpg.InsufficientPrivilegeError:
-        raise UnavailableError(
-            f"this login may not act as the role {role}: grant it to the login in DATABASE_URL "
-            f"(GRANT {role} TO …), or use the login that migrated the database",
-            code="database_unavailable",
-        ) from None
-    except (ValueError, asyncpg.InterfaceError) as error:
-        raise InvalidInputError(
-            f"DATABASE_URL is not valid ({type(error).__name__}): check its port and options"
-        ) from None
-    except (OSError, asyncpg.PostgresError, TimeoutError) as error:
-        raise UnavailableError(
-            f"cannot reach PostgreSQL ({error}): check DATABASE_URL and that the server is up",
-            code="database_unavailable",
-        ) from error
-    return connection
-
-
-async def _check_session(connection: asyncpg.Connection, asked: Mapping[str, str]) -> None:
-    """Check, in one round trip, that a new session took its start-up parameters.
-
-    The answer is an error or nothing. Statements with parameters or rows are prepared, and a
-    proxy that ignores start-up parameters may not support prepared statements.
-
-    Args:
-        asked: the result of :func:`_session`.
-
-    Raises:
-        UnavailableError: ``startup_parameters_ignored``.
-    """
-    settings = [name for name in asked if name.startswith("bottega.")]
-    found = [f"current_setting('{name}', true)" for name in settings]
-    wanted = [f"'{asked[name]}'" for name in settings]  # numbers from the settings
-    if (role := asked.get("role")) is not None:
-        found.append("current_user::text")
-        wanted.append(f"'{role}'")
-    if not wanted:
-        return
-    try:
-        await connection.execute(_CHECK.format(", ".join(found), ", ".join(wanted)))
-    except asyncpg.PostgresError as error:
-        if error.sqlstate != _NOT_AS_ASKED:
-            raise
-        kept = f" with the settings {', '.join(settings)}" if settings else ""
-        raise UnavailableError(
-            f"a session of DATABASE_URL ignored its start-up parameters: its role is "
-            f"{error.args[0]} instead of {role}{kept}. "
-            "A proxy may drop them, such as PgBouncer with ignore_startup_parameters. "
-            "Row-level security and the limits of tenants would not hold: connect to PostgreSQL "
-            "directly",
-            code="startup_parameters_ignored",
-        ) from None
-
-
-def _session(role: str | None, limits: Mapping[str, int | None]) -> dict[str, str]:
-    """Return a connection's start-up parameters, which need no round trip."""
-    set_ = {"application_name": "bottega"}
-    if role is not None:
-        set_["role"] = role
-    return set_ | {
-        f"bottega.{name}": "" if value is None else str(value) for name, value in limits.items()
-    }
-
-
 async def _keep_state(connection: asyncpg.Connection) -> None:
     """Replace the pool's reset, a round trip per use: our statements change no session state."""
 
@@ -317,10 +177,34 @@ def _refuse_closed(connection: Any, record: object, proxy: object) -> None:
         raise DisconnectionError
 
 
+def _engine(
+    connected: Callable[[], Awaitable[ListenSession]],
+    pool_size: int,
+    patience_s: float,
+    pooler: str | None,
+) -> AsyncEngine:
+    engine = create_async_engine(
+        "postgresql+asyncpg://",
+        connect_args={
+            "async_creator_fn": lambda **_: connected(),
+            **({} if pooler is None else _UNPREPARED),
+        },
+        poolclass=ShrinkingPool,
+        pool_size=pool_size,
+        max_overflow=0,
+        pool_timeout=patience_s,
+        pool_use_lifo=True,
+    )
+    event.listen(engine.sync_engine, "checkout", _refuse_closed)
+    measure_statements(engine)
+    return engine
+
+
 @asynccontextmanager
 async def open_database(
     url: str,
     *,
+    pooler: str | None = None,
     pool_size: int = 10,
     idle_s: float = _IDLE_S,
     patience_s: float = 10.0,
@@ -332,6 +216,8 @@ async def open_database(
     All connections act as the role that the policies bind, even if the login may do more.
 
     Args:
+        url: of the server itself.
+        pooler: URL of a pooler before it, which engine and pool use; see :class:`PooledSession`.
         pool_size: most connections of each.
         idle_s: seconds after which connections that were not needed are closed.
         silence: time limits for a silent server.
@@ -340,23 +226,19 @@ async def open_database(
         UnavailableError: the server cannot be reached.
     """
     url = normalise_url(url)
+    address = url if pooler is None else normalise_url(pooler)
     limits = limits or {}
     trust = Trust(silence)
 
     async def connected(longest_s: float) -> ListenSession:
-        return await connect(url, longest_s=longest_s, limits=limits, trust=trust)
+        pooled = pooler is not None
+        return await connect(
+            address, longest_s=longest_s, limits=limits, trust=trust, pooled=pooled
+        )
 
-    engine = create_async_engine(
-        "postgresql+asyncpg://",
-        async_creator=lambda: connected(_LONGEST_STATEMENT_S),
-        poolclass=ShrinkingPool,
-        pool_size=pool_size,
-        max_overflow=0,
-        pool_timeout=patience_s,
-        pool_use_lifo=True,
-    )
-    event.listen(engine.sync_engine, "checkout", _refuse_closed)
-    measure_statements(engine)
+    if pooler is not None:
+        await check_same(url, address)
+    engine = _engine(partial(connected, LONGEST_STATEMENT_S), pool_size, patience_s, pooler)
     closing = asyncio.ensure_future(_close_idle(engine, idle_s))
     try:
         async with asyncpg.create_pool(

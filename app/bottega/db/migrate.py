@@ -10,8 +10,8 @@ import asyncpg
 
 import bottega
 from bottega.db import sql_files
+from bottega.db.connect import connect, normalise_url
 from bottega.db.driver import run_script
-from bottega.db.engine import connect, normalise_url
 from bottega.errors import UnavailableError
 
 if TYPE_CHECKING:

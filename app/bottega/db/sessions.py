@@ -7,14 +7,15 @@ The kernel detects that on TCP. Code here also detects it behind a proxy that an
 import asyncio
 import contextlib
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
 import structlog
+from pydantic_core import from_json
 
-from bottega import metrics
+from bottega import metrics, trace_context
 from bottega.clock import monotonic
 
 log = structlog.get_logger(__name__)
@@ -34,6 +35,8 @@ SERVER_OPTIONS = {
     "tcp_user_timeout": "10000",
 }
 """Settings with which the server detects a silent client and releases its locks."""
+_RUN_ENDED = "BT020"
+"""SQLSTATE of the notice of ``report_end``."""
 _FIXED_TYPES = 10_000
 """PostgreSQL's own types have a number below this, the same in all its versions."""
 _known_types: dict[frozenset[int], list[asyncpg.Record]] = {}
@@ -72,12 +75,15 @@ class Trust:
     Attributes:
         generation: number of the current generation of connections.
         pool: the open asyncpg pool of these connections.
+        last: of each URL that was connected to, the URL of the one server that accepted it. They
+            may hold passwords.
     """
 
     def __init__(self, silence: Silence) -> None:
         self.silence = silence
         self.generation = 0
         self.pool: asyncpg.Pool | None = None
+        self.last: dict[str, str] = {}
 
     async def lose(self) -> None:
         self.generation += 1
@@ -116,6 +122,15 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
             return await super()._do_execute(*arguments, **options)
         finally:
             metrics.db_statement_duration.observe(monotonic() - began)
+
+    def _process_log_message(self, fields: Mapping[str, str], last_query: str) -> None:
+        """Log and count a run that a statement of this session ended itself."""
+        if fields.get("C") == _RUN_ENDED:
+            end = from_json(fields["D"])
+            mode, trace_id = end.pop("mode"), trace_context.trace_id(end.pop("traceparent"))
+            metrics.runs.labels(end["status"], mode).inc()
+            say = log.info if end["error"] is None else log.warning
+            say("run.ended", task_id=None, trace_id=trace_id, **end)
 
     async def probe(self) -> None:
         """Query the server, to check that it answers.

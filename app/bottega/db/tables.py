@@ -294,6 +294,12 @@ idempotency_keys = _table(
     json="answer",
     time="created_at",
 )
+retention = _table(
+    "retention",
+    uuid="tenant_id",
+    text="kind",
+    real="days",
+)
 applied_definitions = _table(
     "applied_definitions",
     uuid="tenant_id",

@@ -69,8 +69,14 @@ async def page(
     return PageItems(events, more=rows.more)
 
 
-async def read_all(pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID) -> list[Event]:
-    """Return the whole log, in order. Waits while the database is away."""
+async def read_all(
+    pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID, on: asyncpg.Connection | None = None
+) -> list[Event]:
+    """Return the whole log, in order. Waits while the database is away.
+
+    Args:
+        on: see :func:`acting_as`; who has a transaction must not wait for a second connection.
+    """
     events: list[Event] = []
     after = 0
 
@@ -78,7 +84,7 @@ async def read_all(pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID) -> list[Ev
         nonlocal after
         more = True
         while more:
-            async with acting_as(pool, tenant_id) as connection:
+            async with acting_as(pool, tenant_id, on) as connection:
                 rows = await connection.fetch(_READ, tenant_id, run_id, after, _ROWS_AT_ONCE)
             events.extend(events_of(run_id, rows))
             more = len(rows) == _ROWS_AT_ONCE
@@ -107,6 +113,7 @@ def is_transient(error: Exception) -> bool:
     """Check if the same statement may work later, or on a new connection.
 
     asyncpg raises ``InternalClientError`` for a statement on a session that the server is ending.
+    A transaction is read-only where a pooler still leads to a server that became a standby.
     """
     if isinstance(error, sqlalchemy.exc.DBAPIError):
         driver_error = _driver_error(error)
@@ -128,7 +135,8 @@ def is_transient(error: Exception) -> bool:
         | asyncpg.TooManyConnectionsError
         | asyncpg.DiskFullError
         | asyncpg.DeadlockDetectedError
-        | asyncpg.LockNotAvailableError,
+        | asyncpg.LockNotAvailableError
+        | asyncpg.ReadOnlySQLTransactionError,
     )
 
 

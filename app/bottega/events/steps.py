@@ -76,16 +76,16 @@ class Step(NamedTuple):
             after,
             len(events),
             "\n".join([_line_of(event, known) for event in events]),
-            _encode(tasks, known) if tasks else None,
-            _encode(interrupts, known) if interrupts else None,
+            encoded(tasks, known) if tasks else None,
+            encoded(interrupts, known) if interrupts else None,
             session,
-            _encode(publications, known) if publications else None,
-            None if outcome is None else _encode(outcome, known),
+            encoded(publications, known) if publications else None,
+            None if outcome is None else encoded(outcome, known),
         )
 
 
 def _line_of(event: Mapping[str, Any], known: Redactor) -> str:
-    return _encode({key: value for key in _KEYS if (value := event[key]) is not None}, known)
+    return encoded({key: value for key in _KEYS if (value := event[key]) is not None}, known)
 
 
 def events_of(run_id: UUID, rows: Sequence[Any]) -> Iterator[Event]:
@@ -127,7 +127,7 @@ def _id(value: str | None) -> UUID | None:
     return None if value is None else UUID(value)
 
 
-def _encode(value: Any, known: Redactor) -> str:
+def encoded(value: Any, known: Redactor) -> str:
     """Encode as JSON, replacing what ``jsonb`` or our decoder cannot hold, and secrets.
 
     ``jsonb`` holds neither NUL nor lone surrogates, and our decoder refuses deep nesting. The API

@@ -5,7 +5,6 @@ import os
 import re
 from base64 import b64decode
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 from urllib.parse import unquote
 
@@ -15,6 +14,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from bottega.errors import InvalidInputError
 from bottega.redaction import Redactor
+from bottega.settings.database import DatabaseSettings
 from bottega.settings.episodes import EpisodeSettings
 from bottega.settings.files import FileSettings
 from bottega.settings.learning import LearningSettings
@@ -22,6 +22,7 @@ from bottega.settings.mcp import McpSettings
 from bottega.settings.memory import MemorySettings
 from bottega.settings.models import ModelSettings
 from bottega.settings.observing import ObservingSettings
+from bottega.settings.retention import RetentionSettings
 from bottega.settings.subagents import SubagentSettings
 from bottega.tools.secrets import TenantSecrets
 
@@ -42,6 +43,7 @@ _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
 
 class Settings(
+    DatabaseSettings,
     ModelSettings,
     FileSettings,
     McpSettings,
@@ -49,6 +51,7 @@ class Settings(
     LearningSettings,
     EpisodeSettings,
     SubagentSettings,
+    RetentionSettings,
     ObservingSettings,
 ):
     """Environment variables with the prefix ``BOTTEGA_`` (and a ``.env`` file).
@@ -67,17 +70,6 @@ class Settings(
         hide_input_in_errors=True,
     )
 
-    database_url: Annotated[
-        SecretStr | None,
-        Field(
-            validation_alias="DATABASE_URL",
-            description="URL or key=value form of your own PostgreSQL. Unset: the embedded one.",
-        ),
-    ] = None
-    data_dir: Annotated[
-        Path | None,
-        Field(description="Folder of the embedded database. Unset: the platform's data folder."),
-    ] = None
     host: Annotated[str, Field(description="Address that the API listens on.")] = "127.0.0.1"
     port: Annotated[
         int, Field(ge=0, le=65535, description="Port of the API; 0 picks a free one.")
@@ -361,7 +353,7 @@ def redactor(settings: Settings) -> Redactor:
     Raises:
         InvalidInputError: as :class:`TenantSecrets`.
     """
-    addresses = ("database_url", "redis_url")  # only partly secret
+    addresses = ("database_url", "listen_url", "redis_url")  # only partly secret
     values = [getattr(settings, name) for name in Settings.model_fields if name not in addresses]
     hidden = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
     hidden += [value.removeprefix("whsec_") for value in hidden]

@@ -259,16 +259,36 @@ async def erase_runs(
     (row,) = await tx.execute(_SPENT, {"tenant": tenant_id, "runs": ids})
     spent = int(row[0]), int(row[1])
     await erase_episodes(tx, tenant_id, episodes.c.run_id.in_(ids), removed)
-    of_them = and_(tenant_column == tenant_id, run_column.in_(ids))
-    for each in await tables_with(tx, run_column):
-        if each.name not in _NOT_OF_RUNS:
-            await delete_rows(tx, each, of_them, removed)
+    await remove_runs(tx, tenant_id, ids, removed)
     await forget_answers(tx, tenant_id, ids, removed)
+    await tx.execute(_NOTIFY, {"runs": ",".join(map(str, ids)), "tenant": str(tenant_id)})
+    return +removed, spent
+
+
+async def remove_runs(
+    tx: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID], removed: Removed
+) -> None:
+    """Remove runs without heads, which are locked, and all their rows except episodes."""
+    of_them = and_(tenant_column == tenant_id, run_column.in_(ids))
+    for each in await _tables_of_runs(tx):
+        await delete_rows(tx, each, of_them, removed)
     started = and_(schedules.c.tenant_id == tenant_id, schedules.c.last_run_id.in_(ids))
     await tx.execute(update(schedules).where(started).values(last_run_id=None))
     await delete_rows(tx, runs, and_(runs.c.tenant_id == tenant_id, runs.c.id.in_(ids)), removed)
-    await tx.execute(_NOTIFY, {"runs": ",".join(map(str, ids)), "tenant": str(tenant_id)})
-    return +removed, spent
+
+
+async def count_runs(
+    tx: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID], counted: Removed
+) -> None:
+    """Count the rows that :func:`remove_runs` would remove."""
+    of_them = and_(tenant_column == tenant_id, run_column.in_(ids))
+    for each in await _tables_of_runs(tx):
+        await count_rows(tx, each, of_them, counted)
+    counted[runs.name] += len(ids)
+
+
+async def _tables_of_runs(tx: AsyncConnection) -> list[TableClause]:
+    return [each for each in await tables_with(tx, run_column) if each.name not in _NOT_OF_RUNS]
 
 
 async def _locked(tx: AsyncConnection, which: ColumnElement[bool]) -> Sequence[UUID]:
@@ -287,13 +307,17 @@ async def forget_answers(
     tx: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID | str], removed: Removed
 ) -> None:
     """Remove the stored responses that created these objects, since they contain them."""
+    await delete_rows(tx, idempotency_keys, answers_with(tenant_id, ids), removed)
+
+
+def answers_with(tenant_id: UUID, ids: Sequence[UUID | str]) -> ColumnElement[bool]:
+    """Return the condition for stored responses that created these objects."""
     named = [str(each) for each in ids]
     body = idempotency_keys.c.answer
-    answers = and_(
+    return and_(
         idempotency_keys.c.tenant_id == tenant_id,
         or_(body[("body", "id")].astext.in_(named), body[("body", "episode_id")].astext.in_(named)),
     )
-    await delete_rows(tx, idempotency_keys, answers, removed)
 
 
 async def tables_with(tx: AsyncConnection, wanted: ColumnElement[Any]) -> list[TableClause]:
@@ -309,3 +333,11 @@ async def delete_rows(
 ) -> None:
     if count := (await tx.execute(delete(rows_of).where(which))).rowcount:
         removed[rows_of.name] += count
+
+
+async def count_rows(
+    tx: AsyncConnection, rows_of: TableClause, which: ColumnElement[bool], counted: Removed
+) -> None:
+    """Count what :func:`delete_rows` would delete."""
+    if count := await tx.scalar(select(func.count()).select_from(rows_of).where(which)):
+        counted[rows_of.name] += count

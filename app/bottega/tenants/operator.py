@@ -1,6 +1,6 @@
 """Actions of the operator from the command line, across all tenants."""
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from secrets import token_hex
@@ -8,18 +8,20 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
-from sqlalchemy import RowMapping, Text, and_, cast, delete, func, or_, select
+from sqlalchemy import RowMapping, Text, and_, cast, delete, func, insert, or_, select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from bottega.db.base import DEFAULT_TENANT
-from bottega.db.engine import SYSTEM_ROLE, connect, normalise_url
+from bottega.db.connect import SYSTEM_ROLE, connect, normalise_url
+from bottega.db.engine import name_tenant
 from bottega.db.migrate import require_current
-from bottega.db.tables import api_keys, provider_versions, providers, tenants
+from bottega.db.tables import api_keys, provider_versions, providers, retention, tenants
 from bottega.errors import ConflictError, NotFoundError
 from bottega.tenants import audit, keys
 from bottega.tenants.erase import Begin, Removed, erase_tenant
+from bottega.tenants.retention import due, remove
 
 ACTOR = "cli"
 
@@ -190,6 +192,82 @@ async def delete_tenant(url: str, name: str) -> Removed:
     """
     async with transactions(url) as begin:
         return await erase_tenant(begin, name, ACTOR)
+
+
+async def retain(
+    url: str, name: str, changes: Mapping[str, float | None], reset: Collection[str] = ()
+) -> dict[str, float | None]:
+    """Change for how many days a tenant keeps something; return all that differs from the settings.
+
+    Args:
+        changes: days by kind; ``None``: for ever.
+        reset: kinds for which the settings count again.
+
+    Raises:
+        NotFoundError: there is no tenant of that name.
+    """
+    own = retention.c
+    async with transaction(url) as tx:
+        tenant_id = await _id_of(tx, name)
+        gone = own.kind.in_([*reset, *changes])
+        await tx.execute(delete(retention).where(own.tenant_id == tenant_id, gone))
+        for kind, days in changes.items():
+            row = {"tenant_id": tenant_id, "kind": kind, "days": days}
+            await tx.execute(insert(retention).values(row))
+        if changes or reset:
+            details = {**changes, **dict.fromkeys(reset, "default")}
+            await audit.note(tx, tenant_id, ACTOR, "retention.change", name, details)
+        kept = select(own.kind, own.days).where(own.tenant_id == tenant_id).order_by(own.kind)
+        return {row.kind: row.days for row in await tx.execute(kept)}
+
+
+async def prune(
+    url: str,
+    days: Mapping[str, float | None],
+    *,
+    tenant: str | None = None,
+    own: bool = True,
+    dry_run: bool = False,
+) -> dict[str, Removed]:
+    """Remove what tenants no longer keep; return the counts of rows by tenant.
+
+    Args:
+        tenant: name of the only tenant.
+        days, own: see :func:`retention.due`.
+        dry_run: only count.
+
+    Raises:
+        NotFoundError: there is no tenant of that name.
+    """
+    removed: dict[str, Removed] = {}
+    async with transactions(url) as begin:
+
+        @asynccontextmanager
+        async def begin_for(tenant_id: UUID) -> AsyncIterator[AsyncConnection]:
+            async with begin() as tx:
+                await name_tenant(tx, tenant_id)
+                yield tx
+
+        async with begin() as tx:
+            if tenant is not None:
+                await _id_of(tx, tenant)
+            found = await due(tx, days, tenant=tenant, own=own)
+        for each in found:
+            page = await remove(begin_for, each, count_only=dry_run)
+            if page:
+                removed[each.tenant] = removed.get(each.tenant, Removed()) + page
+            if page and not dry_run:
+                about = {"removed": page, "before": each.before.isoformat()}
+                async with begin() as tx:
+                    await audit.note(tx, each.tenant_id, ACTOR, "retention.prune", each.kind, about)
+    return removed
+
+
+async def _id_of(tx: AsyncConnection, name: str) -> UUID:
+    tenant_id: UUID | None = await tx.scalar(select(tenants.c.id).where(tenants.c.name == name))
+    if tenant_id is None:
+        raise NotFoundError(f"there is no tenant '{name}': see `bottega tenants list`")
+    return tenant_id
 
 
 async def store_bootstrap_key(url: str, key: str) -> bool:

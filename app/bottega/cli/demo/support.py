@@ -166,7 +166,8 @@ def _serving(settings: Settings, url: str) -> Iterator[str]:
 
 def _start(settings: Settings, url: str, listener: int, link: int) -> "subprocess.Popen[bytes]":
     patience_s = min(_PATIENCE_S, settings.model_patience_s)
-    more = {"DATABASE_URL": url, "BOTTEGA_MODEL_PATIENCE_S": str(patience_s)}
+    database = settings.pooler_url or url
+    more = {"DATABASE_URL": database, "BOTTEGA_MODEL_PATIENCE_S": str(patience_s)}
     ends = ("--listener", str(listener), "--parent", str(link))
     return subprocess.Popen(  # noqa: S603 (our own command)
         [sys.executable, "-m", "bottega.cli.commands", "serve", "--host", settings.host, *ends],

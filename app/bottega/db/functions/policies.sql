@@ -62,6 +62,7 @@ END $$;
 REVOKE INSERT, UPDATE, DELETE ON tenants FROM bottega_app;
 REVOKE UPDATE, DELETE ON audit_log, episodes, episode_bodies, episode_reflections FROM bottega_app;
 REVOKE DELETE ON waiting_runs FROM bottega_app;
+REVOKE INSERT, UPDATE, DELETE ON retention FROM bottega_app;
 
 -- Its rows are those of run_steps.
 GRANT SELECT ON run_events TO bottega_app, bottega_system;

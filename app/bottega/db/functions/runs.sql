@@ -309,6 +309,16 @@ BEGIN
         RETURNING * INTO r;
         PERFORM count_spending(p_tenant, tokens_in(r.spent), cost_in(r.spent));
     END IF;
+    PERFORM report_end(r);
+END $$;
+
+-- Called when a run has ended without a worker. Tell the process that called, by a notice, which
+-- its session counts and logs.
+CREATE OR REPLACE FUNCTION report_end(r runs) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE NOTICE USING ERRCODE = 'BT020', MESSAGE = 'run ended', DETAIL = jsonb_build_object(
+        'run_id', r.id, 'tenant', (SELECT name FROM tenants WHERE id = r.tenant_id),
+        'mode', r.mode, 'status', r.status, 'error', r.error, 'traceparent', r.traceparent);
 END $$;
 
 -- Called by cancel_unfinished, which holds the rows. Cancel runs that no worker ever had and that
@@ -328,5 +338,6 @@ LANGUAGE sql AS $$
                CASE (run).memory WHEN 'full' THEN store_unclaimed_episode(run) END,
                event_line('run.cancelled', '{"stop_reason": "cancelled", "usage": null}'))
     FROM ended;
-    SELECT pg_notify('bottega_events', id::text) FROM unnest(p_runs) AS id
+    SELECT pg_notify('bottega_events', id::text), report_end(r) FROM runs r
+    WHERE tenant_id = p_tenant AND id = ANY (p_runs)
 $$;

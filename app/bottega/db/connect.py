@@ -1,0 +1,269 @@
+"""Start of a session of PostgreSQL: its address, its role, the limits of tenants."""
+
+import re
+from collections.abc import Mapping
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+import asyncpg
+
+from bottega.db.pooled import PooledSession
+from bottega.db.sessions import SERVER_OPTIONS, ListenSession, Silence, Trust
+from bottega.errors import InvalidInputError, UnavailableError
+
+_CONNECT_S = 10.0
+"""For all servers of a URL together: each has its share, since one may never answer."""
+LONGEST_STATEMENT_S = 30.0
+"""Time limit of a statement of the engine: all are short, so a longer one hangs."""
+
+APP_ROLE = "bottega_app"
+"""Role without tables of its own; sees the rows of the tenant that a transaction names."""
+SYSTEM_ROLE = "bottega_system"
+"""Role that sees all tenants, for the operator's commands."""
+
+_NAMED = {"application_name": "bottega"}
+_STATEMENTS = 100
+"""Prepared statements that a session keeps: the driver's default."""
+_WHICH = "SELECT pg_postmaster_start_time(), current_database()"
+_NOT_AS_ASKED = "BT010"
+"""SQLSTATE of a session without its start-up parameters; the message is its role."""
+_CHECK = f"""
+DO $$ BEGIN
+    IF ROW({{}}) IS DISTINCT FROM ROW({{}}) THEN
+        RAISE EXCEPTION USING ERRCODE = '{_NOT_AS_ASKED}', MESSAGE = current_user;
+    END IF;
+END $$
+"""
+
+_PAIR = re.compile(r"\s*(\w+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|(\S+))")
+
+
+def normalise_url(conninfo: str) -> str:
+    """Convert any libpq form (URL, or ``key=value`` pairs) into a URL for asyncpg.
+
+    Raises:
+        InvalidInputError: it is neither. The text does not quote it: it may hold a password.
+    """
+    if "://" in conninfo:
+        scheme, rest = conninfo.split("://", 1)
+        if scheme.split("+")[0] not in ("postgresql", "postgres"):
+            raise InvalidInputError(f"DATABASE_URL must be a postgresql:// URL, not {scheme}://")
+        return f"postgresql://{rest}"
+    pairs: dict[str, str] = {}
+    position = 0
+    while position < len(conninfo.rstrip()):
+        match = _PAIR.match(conninfo, position)
+        if match is None:
+            raise InvalidInputError(
+                "DATABASE_URL is neither a postgresql:// URL nor key=value pairs "
+                f"(stuck at character {position + 1})"
+            )
+        quoted, plain = match.group(2), match.group(3)
+        pairs[match.group(1)] = re.sub(r"\\(.)", r"\1", quoted if plain is None else plain)
+        position = match.end()
+    pairs.pop("application_name", None)
+    return f"postgresql:///?{urlencode(pairs, quote_via=quote)}"
+
+
+def url_of_each(url: str) -> list[str]:
+    """Return a URL for each server that a URL lists, such as a primary and its standbys.
+
+    Args:
+        url: the result of :func:`normalise_url`: ``//one:5432,two:5432/…`` or ``?host=one,two``.
+
+    Raises:
+        InvalidInputError: it lists ports, but not one for each server.
+    """
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    login, at, listed = parts.netloc.rpartition("@")
+    hosts = (unquote(listed) or query.pop("host", "")).split(",")
+    if len(hosts) == 1:
+        return [url]
+    ports = query.pop("port", "").split(",")
+    if len(ports) not in (1, len(hosts)):
+        raise InvalidInputError(
+            f"DATABASE_URL lists {len(hosts)} servers and {len(ports)} ports: give one port for "
+            "all, or one for each"
+        )
+    each = ports * len(hosts) if len(ports) == 1 else ports
+    return [
+        f"postgresql://{login}{at}{parts.path}?"
+        + urlencode(query | {"host": host} | ({"port": port} if port else {}), quote_via=quote)
+        for host, port in zip(hosts, each, strict=True)
+    ]
+
+
+async def connect(
+    url: str,
+    *,
+    role: str | None = APP_ROLE,
+    longest_s: float | None = LONGEST_STATEMENT_S,
+    limits: Mapping[str, int | None] | None = None,
+    trust: Trust | None = None,
+    pooled: bool = False,
+) -> ListenSession:
+    """Open a connection whose statements take at most ``longest_s`` seconds.
+
+    Of several servers it takes the first that accepts writes, and begins with the one that did
+    last time. See :func:`open_database` for the errors.
+
+    Args:
+        role: role of the session; ``None``: that of the login.
+        limits: see :class:`Database`.
+        trust: state shared with other connections of the database.
+        pooled: the URL is that of a pooler, see :class:`PooledSession`.
+    """
+    session, trust = _session(role, limits or {}), trust or Trust(Silence())
+    urls = url_of_each(url)
+    failures: list[Exception] = []
+    for each in sorted(urls, key=lambda each: each != trust.last.get(url)):
+        try:
+            connection = await _connect_one(
+                each, _CONNECT_S / len(urls), session, longest_s, trust, pooled
+            )
+        except asyncpg.InvalidParameterValueError:
+            raise UnavailableError(
+                f"the database has no role {role}: run `bottega migrate`", code="migrations_pending"
+            ) from None
+        except asyncpg.InsufficientPrivilegeError:
+            raise UnavailableError(
+                f"this login may not act as the role {role}: grant it to the login in DATABASE_URL "
+                f"(GRANT {role} TO …), or use the login that migrated the database",
+                code="database_unavailable",
+            ) from None
+        except (ValueError, asyncpg.InterfaceError) as error:
+            raise InvalidInputError(
+                f"DATABASE_URL is not valid ({type(error).__name__}): check its port and options"
+            ) from None
+        except (OSError, asyncpg.PostgresError, asyncpg.TargetServerAttributeNotMatched) as error:
+            failures.append(error)
+            continue
+        trust.last[url] = each
+        return connection
+    raise UnavailableError(
+        f"cannot reach PostgreSQL ({'; '.join(map(_reason, failures))}): {_advice(failures[-1])}",
+        code="database_unavailable",
+    ) from failures[-1]
+
+
+async def _connect_one(
+    url: str,
+    within_s: float,
+    session: dict[str, str],
+    longest_s: float | None,
+    trust: Trust,
+    pooled: bool,
+) -> ListenSession:
+    # A pooler answers for its server itself.
+    asked = {} if pooled or "target_session_attrs" in url else {"target_session_attrs": "primary"}
+    connection: ListenSession = await asyncpg.connect(
+        url,
+        timeout=within_s,
+        command_timeout=longest_s,
+        server_settings=_NAMED if pooled else _NAMED | session | SERVER_OPTIONS,
+        connection_class=PooledSession if pooled else ListenSession,
+        statement_cache_size=0 if pooled else _STATEMENTS,
+        **asked,
+    )
+    try:
+        connection.begin(trust)
+        if pooled:  # isinstance() is true of every connection of the driver
+            connection.set_up = _set_up(session)
+        else:
+            await _check_session(connection, session)
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection
+
+
+async def check_same(url: str, pooler: str) -> None:
+    """Check that a pooler leads to the database at ``url``.
+
+    Raises:
+        UnavailableError: it does not, or one of them cannot be reached.
+    """
+    found = []
+    for each, pooled in ((url, False), (pooler, True)):
+        connection = await connect(each, pooled=pooled)
+        try:
+            found.append(await connection.fetchrow(_WHICH))
+        except (OSError, asyncpg.PostgresError, TimeoutError) as error:
+            raise UnavailableError(
+                f"the pooler at DATABASE_URL does not give us the database ({error!r}): check its "
+                "configuration and its login's roles",
+                code="database_unavailable",
+            ) from error
+        finally:
+            await connection.close()
+    if found[0] != found[1]:
+        raise UnavailableError(
+            "DATABASE_URL and BOTTEGA_LISTEN_URL lead to different databases: the first must be a "
+            "pooler before the second",
+            code="database_unavailable",
+        )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return "the server is a standby, which takes no writes"
+    return str(error) or type(error).__name__
+
+
+def _advice(error: Exception) -> str:
+    if "unsupported startup parameter" in str(error):  # PgBouncer's words
+        return (
+            "this is the address of PgBouncer. Give it in DATABASE_URL, and that of PostgreSQL "
+            "itself in BOTTEGA_LISTEN_URL"
+        )
+    return "check DATABASE_URL (and BOTTEGA_LISTEN_URL, if set) and that the server is up"
+
+
+async def _check_session(connection: asyncpg.Connection, asked: Mapping[str, str]) -> None:
+    """Check, in one round trip, that a new session took its start-up parameters.
+
+    The answer is an error or nothing. Statements with parameters or rows are prepared, and a
+    proxy that ignores start-up parameters may not support prepared statements.
+
+    Args:
+        asked: the result of :func:`_session`.
+
+    Raises:
+        UnavailableError: ``startup_parameters_ignored``.
+    """
+    settings = [name for name in asked if name.startswith("bottega.")]
+    found = [f"current_setting('{name}', true)" for name in settings]
+    wanted = [f"'{asked[name]}'" for name in settings]  # numbers from the settings
+    if (role := asked.get("role")) is not None:
+        found.append("current_user::text")
+        wanted.append(f"'{role}'")
+    if not wanted:
+        return
+    try:
+        await connection.execute(_CHECK.format(", ".join(found), ", ".join(wanted)))
+    except asyncpg.PostgresError as error:
+        if error.sqlstate != _NOT_AS_ASKED:
+            raise
+        kept = f" with the settings {', '.join(settings)}" if settings else ""
+        raise UnavailableError(
+            f"a session of DATABASE_URL ignored its start-up parameters: its role is "
+            f"{error.args[0]} instead of {role}{kept}. "
+            "A proxy may drop them, such as PgBouncer with ignore_startup_parameters. "
+            "Row-level security and the limits of tenants would not hold: connect to PostgreSQL "
+            "directly, or give its own address in BOTTEGA_LISTEN_URL",
+            code="startup_parameters_ignored",
+        ) from None
+
+
+def _session(role: str | None, limits: Mapping[str, int | None]) -> dict[str, str]:
+    """Return role and limits as start-up parameters, which need no round trip."""
+    set_ = {} if role is None else {"role": role}
+    return set_ | {
+        f"bottega.{name}": "" if value is None else str(value) for name, value in limits.items()
+    }
+
+
+def _set_up(session: Mapping[str, str]) -> str:
+    """Return the same as statements of a transaction, and one that takes away a stale tenant."""
+    session = {**session, "bottega.tenant": ""}
+    return "".join(f"SET LOCAL {name} = '{value}';" for name, value in session.items())

@@ -1,0 +1,169 @@
+"""Retention: finished runs, the audit log and archived episodes are removed when they are old.
+
+Pages are removed one by one, each in a transaction of its own that skips what others have locked.
+So any number of processes may do it at once, and a repetition after a crash continues.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import structlog
+from pydantic_core import to_json
+from sqlalchemy import ARRAY, Uuid, bindparam, func, select, text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.clock import Clock, monotonic, utcnow
+from bottega.db.engine import Database
+from bottega.db.tables import idempotency_keys
+from bottega.leased_work import WorkLoop
+from bottega.tenants import erase
+from bottega.tenants.erase import Removed
+
+RUNS = "runs"
+KINDS = (RUNS, "audit", "episodes")
+RUNS_AT_ONCE = 100
+_ROWS_AT_ONCE = 1000
+_EPISODES_AT_ONCE = 100
+_POLL_S = 600.0
+_LONGEST_REST_S = 1.0
+_ANSWERS_KEPT = timedelta(days=2)
+"""Longer than responses of requests with an ``Idempotency-Key`` are kept."""
+
+Begin = Callable[[UUID], AbstractAsyncContextManager[AsyncConnection]]
+"""Opens a transaction that reaches a tenant's rows."""
+Place = tuple[datetime, UUID]
+"""Of a run among all finished ones: its end and its id."""
+
+_START: Place = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
+_DUE = text("SELECT tenant_id, name, kind, before FROM due_retention(:days, :tenant, :own)")
+_DUE = _DUE.bindparams(bindparam("days", type_=JSONB))
+_DUE_NOW = "SELECT tenant_id, name, kind, before FROM due_retention($1::jsonb, NULL, true)"
+_LOCK = text("SELECT ids, last_at, last_id FROM lock_expired_runs(:before, :at, :id, :most)")
+_FORGOTTEN = text(f"SELECT pg_notify('{erase.CHANNEL}', :tenant)")
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Something that a tenant no longer keeps.
+
+    Attributes:
+        tenant: its name.
+        kind: one of :data:`KINDS`.
+        before: time before which a run ended, or an entry was written.
+    """
+
+    tenant_id: UUID
+    tenant: str
+    kind: str
+    before: datetime
+
+
+async def due(
+    tx: AsyncConnection,
+    days: Mapping[str, float | None],
+    *,
+    tenant: str | None = None,
+    own: bool = True,
+) -> list[Due]:
+    """Return what tenants no longer keep, if there is any of it.
+
+    Args:
+        days: for which something is kept, by kind; ``None``: for ever.
+        tenant: name of the only tenant.
+        own: prefer the tenants' own days.
+    """
+    found = await tx.execute(_DUE, {"days": dict(days), "tenant": tenant, "own": own})
+    return [Due(*row) for row in found]
+
+
+async def remove(
+    begin: Begin, what: Due, *, count_only: bool = False, clock: Clock = utcnow
+) -> Removed:
+    """Remove what a tenant no longer keeps, or only count it; return the counts by table.
+
+    Rests after each page for as long as the page took, at most a second, so that half of the
+    database's time is left to others.
+    """
+    removed: Removed = Counter()
+    place: Place | None = _START
+    while place is not None:
+        began = monotonic()
+        async with begin(what.tenant_id) as tx:
+            if what.kind == RUNS:
+                answers = what.before > clock() - _ANSWERS_KEPT
+                page, place = await _runs(tx, what, place, count_only, answers)
+            else:
+                page = await _others(tx, what, count_only)
+                place = _START if page and not count_only else None
+        removed += page
+        if place is not None:
+            await asyncio.sleep(min(_LONGEST_REST_S, monotonic() - began))
+    return removed
+
+
+async def _runs(
+    tx: AsyncConnection, what: Due, after: Place, count_only: bool, answers: bool
+) -> tuple[Removed, Place | None]:
+    """Remove a page of finished runs; return also the place of the next page, if there is one."""
+    about = {"before": what.before, "at": after[0], "id": after[1], "most": RUNS_AT_ONCE}
+    ids, last_at, last_id = (await tx.execute(_LOCK, about)).one()
+    page: Removed = Counter()
+    if ids and count_only:
+        await erase.count_runs(tx, what.tenant_id, ids, page)
+        if answers:
+            stored = erase.answers_with(what.tenant_id, ids)
+            await erase.count_rows(tx, idempotency_keys, stored, page)
+    elif ids:
+        named = bindparam("ids", ids, ARRAY(Uuid))
+        await tx.execute(select(func.forget_turns(what.tenant_id, named)))
+        await erase.remove_runs(tx, what.tenant_id, ids, page)
+        if answers:
+            await erase.forget_answers(tx, what.tenant_id, ids, page)
+        if page["files"]:
+            await tx.execute(_FORGOTTEN, {"tenant": str(what.tenant_id)})
+    return +page, None if last_at is None else (last_at, last_id)
+
+
+async def _others(tx: AsyncConnection, what: Due, count_only: bool) -> Removed:
+    """Remove a page of the audit log, or of archived episodes."""
+    if what.kind == "audit":
+        entries = func.expire_audit(what.before, _ROWS_AT_ONCE, count_only)
+        return +Counter({"audit_log": await tx.scalar(select(entries)) or 0})
+    episodes = func.expire_episodes(what.before, _EPISODES_AT_ONCE, count_only, type_=JSONB)
+    page: Removed = +Counter(await tx.scalar(select(episodes)) or {})
+    if page and not count_only:
+        await tx.execute(_FORGOTTEN, {"tenant": str(what.tenant_id)})
+    return page
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """Background work; any number of processes may do it at once.
+
+    Attributes:
+        days: for which something is kept, by kind; ``None``: for ever.
+    """
+
+    database: Database
+    days: Mapping[str, float | None]
+
+    def loop(self) -> WorkLoop:
+        """Return the loop that removes what tenants no longer keep."""
+        return WorkLoop("retention", self.prune, poll_s=_POLL_S)
+
+    async def prune(self) -> float:
+        """Remove all that is due; return the seconds until more may be due."""
+        # On the pool: the engine may have no connection yet, and usually nothing is due.
+        rows = await self.database.pool.fetch(_DUE_NOW, to_json(self.days).decode())
+        for each in (Due(*row) for row in rows):
+            if removed := await remove(self.database.begin, each):
+                log.info("retention.removed", tenant=each.tenant, kind=each.kind, **removed)
+        return float("inf")
