@@ -53,7 +53,7 @@ SEARCHES = (
 """Operations whose answers differ from their requests."""
 USED = ("api_keys", "definition_epochs", "episode_state")
 """Tables that record when they were used, or that any definition of the tenant changed."""
-PARTS = 24
+PARTS = 48
 """Tests that share the values: each tries every operation with a part of them."""
 SAMPLE = (0,)
 """Parts that the gate tries."""

@@ -16,12 +16,20 @@ def is_installed() -> bool:
 
 
 async def violations(page: Page) -> list[Any]:
-    """Return what axe-core finds wrong on a page; nothing if it is not installed."""
+    """Return what axe-core finds wrong in light and in dark; nothing if it is not installed.
+
+    In dark colours only the contrast is checked, since nothing else depends on them.
+    """
     if not is_installed():
         return []
     if not await page.evaluate("'axe' in window"):
         await page.evaluate(AXE.read_text())
-    found: list[Any] = await page.evaluate(
-        "async () => (await axe.run()).violations.map((each) => [each.id, each.nodes[0].html])"
-    )
+    found: list[Any] = await page.evaluate(_RUN, {})
+    await page.emulate_media(color_scheme="dark")
+    found += await page.evaluate(_RUN, {"runOnly": ["color-contrast"]})
+    await page.emulate_media(color_scheme="light")
     return found
+
+
+_RUN = """async (options) =>
+    (await axe.run(options)).violations.map((each) => [each.id, each.nodes[0].html])"""

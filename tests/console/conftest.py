@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.async_api import BrowserContext, Page, async_playwright
+from playwright.async_api import BrowserContext, Page, async_playwright, expect
 
 from tests.fake_model import FakeModel
 from tests.flows.conftest import guest, guest_model, shared, shared_model, shared_url
@@ -21,6 +21,9 @@ from tests.service import Running
 __all__ = ["guest", "guest_model", "shared", "shared_model", "shared_url"]
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+expect.set_options(timeout=20_000)
+"""Milliseconds; the default of 5,000 is too short on a busy machine."""
+
 _OPTIONS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from playwright.async_api import expect
 
 from tests.console.accessibility import violations
@@ -62,9 +61,7 @@ async def test_the_difference_of_two_texts(console: Console) -> None:
     assert found == [["sa", "rb", "ax", "sc", "ad"], ["r", "aa"], ["sa"], 1000]
 
 
-@pytest.mark.parametrize("colours", ["light", "dark"])
-async def test_the_page_of_agents_is_accessible(console: Console, colours: Any) -> None:
-    await console.page.emulate_media(color_scheme=colours)
+async def test_the_page_of_agents_is_accessible(console: Console) -> None:
     await console.define()
     page = await console.open("agents")
     await expect(page.get_by_role("link", name="clerk")).to_be_visible()

@@ -1,6 +1,5 @@
 """Two runs side by side in a real browser."""
 
-import pytest
 from playwright.async_api import expect
 
 from tests.console.accessibility import violations
@@ -48,10 +47,8 @@ async def test_a_run_is_compared_with_the_one_that_it_repeats(console: Console) 
     assert await page.title() != "broken in"
 
 
-@pytest.mark.parametrize("colours", ["light", "dark"])
-async def test_the_other_run_is_chosen_by_keyboard(console: Console, colours: str) -> None:
+async def test_the_other_run_is_chosen_by_keyboard(console: Console) -> None:
     first, second = await two_runs(console)
-    await console.page.emulate_media(color_scheme="dark" if colours == "dark" else "light")
     page = await console.open(f"runs/{first}")
     await page.get_by_role("link", name="Compare", exact=True).press("Enter")
     await expect(page.get_by_text("repeats this run")).to_be_visible()

@@ -1,7 +1,6 @@
 """The console in a real browser: runs live, decisions, playback, keyboard, accessibility."""
 
 import asyncio
-from typing import Any
 
 import pytest
 from playwright.async_api import WebSocketRoute, expect
@@ -213,11 +212,9 @@ async def test_a_run_is_cancelled_and_run_again_by_keyboard(console: Console) ->
     never.set()
 
 
-@pytest.mark.parametrize("colours", ["light", "dark"])
-async def test_no_page_has_a_violation_of_accessibility(console: Console, colours: Any) -> None:
+async def test_no_page_has_a_violation_of_accessibility(console: Console) -> None:
     if not is_installed():
         pytest.skip("axe-core is not installed: run npm ci --prefix tests/contract/node")
-    await console.page.emulate_media(color_scheme=colours)
     console.model.script(
         calls(("calculator", {"expression": "9+9"}), ("ask_user", {"question": "Which one?"}))
     )

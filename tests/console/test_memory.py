@@ -37,9 +37,7 @@ async def test_episodes_are_searched_and_their_score_is_explained(console: Conso
     assert await violations(page) == []
 
 
-@pytest.mark.parametrize("colours", ["light", "dark"])
-async def test_a_pattern_shows_how_its_evidence_grew(console: Console, colours: Any) -> None:
-    await console.page.emulate_media(color_scheme=colours)
+async def test_a_pattern_shows_how_its_evidence_grew(console: Console) -> None:
     client = console.server.client
     pattern = await add(client, name="ask first")
     path = f"/v1/patterns/{pattern['id']}"

@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from playwright.async_api import expect
 
 from tests.console.accessibility import violations
@@ -51,10 +50,8 @@ async def test_a_schedule_is_made_and_paused(console: Console) -> None:
     console.problems.clear()
 
 
-@pytest.mark.parametrize("colours", ["light", "dark"])
-async def test_each_part_shows_what_there_is(console: Console, colours: str) -> None:
+async def test_each_part_shows_what_there_is(console: Console) -> None:
     console.model.script(text("done"))
-    await console.page.emulate_media(color_scheme=colours)  # type: ignore[arg-type]
     await console.run()
     page = await console.open("operations")
     await expect(page.get_by_role("table", name="").first).to_be_visible()

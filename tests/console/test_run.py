@@ -2,7 +2,6 @@
 
 import asyncio
 
-import pytest
 from playwright.async_api import expect
 
 from tests.console.accessibility import violations
@@ -13,11 +12,9 @@ from tests.flows.test_dag import DIAMOND, says
 from tests.team import define_graph
 
 
-@pytest.mark.parametrize("colours", ["light", "dark"])
-async def test_it_shows_the_prompt_of_each_model_call(console: Console, colours: str) -> None:
+async def test_it_shows_the_prompt_of_each_model_call(console: Console) -> None:
     console.model.script(calls(("calculator", {"expression": "6*7"})), text("It is 42."))
     run_id = await console.run({"type": "builtin", "name": "calculator"})
-    await console.page.emulate_media(color_scheme="dark" if colours == "dark" else "light")
     page = await console.open(f"runs/{run_id}")
     await expect(page.locator(".head").get_by_text("completed")).to_be_visible()
     await page.get_by_role("tab", name="Model calls 2").click()

@@ -23,6 +23,7 @@ def values(key: str) -> list[str]:
     return [line.partition("=")[2] for line in lines if line.startswith(f"{key}=")]
 
 
+@pytest.mark.deep
 async def test_the_unit_starts_what_it_names(database_url: str, model: FakeModel) -> None:
     (start,) = values("ExecStart")
     program, *arguments = shlex.split(start)

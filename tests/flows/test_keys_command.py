@@ -230,6 +230,7 @@ def test_the_demo_shows_a_swarm(bottega: Any) -> None:
     assert "8 tasks: 8 completed" in ended.stdout
 
 
+@pytest.mark.deep
 async def test_the_demo_shows_how_runs_learn(bottega: Any, database_url: str) -> None:
     held = await holder(database_url)
     ended = bottega("demo", "--scenario", "learning")
