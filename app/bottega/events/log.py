@@ -1,8 +1,8 @@
 """The log of a run in the database: written by the worker that owns the run, read by all."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -13,6 +13,7 @@ from pydantic_core import from_json
 from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_rows
 from bottega.errors import FencedError, UnavailableError, UnreadMessagesError
+from bottega.events.answers import fill, fill_from
 from bottega.events.frames import Filter
 from bottega.events.steps import STEP_EVENTS, Step, events_of
 from bottega.events.types import FINAL_EVENT_TYPES, Event
@@ -65,8 +66,15 @@ async def page(
             only.depth,
             limit=limit,
         )
-    events = (Event(run_id=run_id, **{**row, "data": from_json(row["data"])}) for row in rows)
-    return PageItems(events, more=rows.more)
+        found = [dict(row) for row in rows]
+        if missing := [(run_id, *each) for each in fill(found)]:
+            await fill_from(connection, tenant_id, missing)
+    return PageItems((_event_of(run_id, row) for row in found), more=rows.more)
+
+
+def _event_of(run_id: UUID, row: Mapping[str, Any]) -> Event:
+    about = ("seq", "type", "at", "task_id", "parent_task_id", "agent")
+    return Event(run_id=run_id, data=from_json(row["data"]), **{key: row[key] for key in about})
 
 
 async def read_all(

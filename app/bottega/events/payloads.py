@@ -142,14 +142,19 @@ class ToolEnded(NamedTuple):
 
 
 class AgentCompleted(NamedTuple):
-    """Data of ``agent.completed``."""
+    """Data of ``agent.completed``.
 
-    output: str
+    Attributes:
+        output: ``None`` if ``answer_seq`` refers to it.
+    """
+
+    output: str | None
+    answer_seq: int | None
     usage: Data
 
     @classmethod
     def of(cls, data: Data) -> Self:
-        return cls(data["output"], data["usage"])
+        return cls(data.get("output"), data.get("answer_seq"), data["usage"])
 
 
 class AgentFailed(NamedTuple):

@@ -1,6 +1,7 @@
 """Reading runs' logs and live text for their subscribers, many runs with one query."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from uuid import UUID
 import asyncpg
 
 from bottega.errors import NotFoundError
+from bottega.events.answers import LogRow, fill, fill_from
 from bottega.events.log import is_transient
 from bottega.events.steps import split_step
 
@@ -56,7 +58,7 @@ class NewEvents:
     """
 
     after: int
-    rows: list[Row] = field(default_factory=list)
+    rows: list[LogRow] = field(default_factory=list)
     more: bool = False
     gone: bool = False
     _events: int = 0
@@ -120,9 +122,21 @@ class LogReader:
         if total >= _TOTAL_BYTES:
             for each in found:
                 each.more = not each.gone
+        await self._fill(places, found)
         return found
 
-    async def page(self, run: RunCursor, after: int) -> list[Row]:
+    async def _fill(
+        self, places: Sequence[tuple[RunCursor, int]], found: Sequence[NewEvents]
+    ) -> None:
+        """Add the texts of answers to the events that refer to them."""
+        missing: defaultdict[UUID, list[tuple[UUID, LogRow, int]]] = defaultdict(list)
+        for (run, _), new in zip(places, found, strict=True):
+            for row, seq in fill(new.rows):
+                missing[run.tenant_id].append((run.run_id, row, seq))
+        for tenant_id, rows in missing.items():
+            await fill_from(self._pool, tenant_id, rows)
+
+    async def page(self, run: RunCursor, after: int) -> Sequence[Row]:
         """Return a page of a run's events; none if it was deleted, or if this process stops.
 
         Waits while the database is away.

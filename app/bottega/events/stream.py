@@ -7,7 +7,7 @@ log until it has caught up. So no subscriber delays another, and a slow one cost
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from types import TracebackType
 from uuid import UUID
@@ -152,7 +152,7 @@ class RunStream:
         self.tool_calls.add_rows(progress)
         self.wake()
 
-    def _append(self, rows: list[Row]) -> None:
+    def _append(self, rows: Sequence[Row]) -> None:
         for row in rows:
             frame = of_row(self.cursor.run_id, row)
             self._ring.append(frame)

@@ -43,7 +43,8 @@ WITH RECURSIVE up AS (
     SELECT up.task, t.parent_id FROM up JOIN tasks t ON t.id = up.parent_id
     WHERE t.tenant_id = $1 AND t.run_id = $2
 )
-SELECT t.id, t.status, t.error, t.duration_ms, answer.data ->> 'output' AS output,
+SELECT t.id, t.status, t.error, t.duration_ms,
+       answer_in(t.tenant_id, t.run_id, answer.data) AS output,
        answer.data ->> 'stop_reason' AS stop_reason,
        coalesce(CASE t.status WHEN 'completed' THEN answer.data -> 'usage' END,
                 t.usage, '{}') AS usage

@@ -98,6 +98,9 @@ class JournalRecorder(Recorder):
         self.caller = Caller(run.run_id, run.tenant, run.user, run.session_id)
         self._claimed_at, self._began = run.claimed_at, monotonic()
         self._answers: dict[Key, int] = {}
+        self._said: dict[
+            Query, tuple[str | None, int]
+        ] = {}  # each one's last answer, and its event
 
     def task_id(self, query: Query) -> UUID | None:
         return self.tasks.id_of(query)
@@ -115,6 +118,7 @@ class JournalRecorder(Recorder):
         if not query.path:
             self.journal.hold()
         usage = response.usage.to_dict()
+        said, at = self._said.pop(query, (None, 0))
         if response.error is not None:
             error = {"code": response.error_code or "agent_failed", "message": response.error}
             if query.tool_call is not None and query.depth == 1:
@@ -122,7 +126,9 @@ class JournalRecorder(Recorder):
             self.tasks.add(query, EventType.AGENT_FAILED, {"error": error, "usage": usage})
             self._shared.ended(query, None, None)
             return
-        told = {"output": response.content, "usage": usage}
+        is_told = bool(said) and said == response.content
+        answer = {"answer_seq": at} if is_told else {"output": response.content}
+        told = {"usage": usage, **answer}
         seq = self.tasks.add(query, EventType.AGENT_COMPLETED, told)
         if query.parent is None:
             self.answer_seq = seq
@@ -142,6 +148,7 @@ class JournalRecorder(Recorder):
             if key not in self.journal.replay.carried:  # otherwise another run paid
                 self.accounts.paid_before(recorded.usage)
             self.spent += usage_of(recorded)
+            self._said[query] = recorded.content, self.journal.replay.answered_at[key]
             return recorded
         if failure := self.journal.replay.failures.get(key):
             raise failure
@@ -190,7 +197,7 @@ class JournalRecorder(Recorder):
             del self._calls[query]
             if call.text is not None and self._live_text is not None:
                 self._live_text.end(call.text)
-        self.tasks.add(
+        seq = self.tasks.add(
             query,
             EventType.LLM_COMPLETED,
             {
@@ -206,6 +213,7 @@ class JournalRecorder(Recorder):
         )
         self._spend(query, message.metadata.get("model", ""), message.usage)
         self.spent += usage_of(message)
+        self._said[query] = message.content, seq
         return message
 
     def _spend(self, query: Query, model: str, usage: Usage) -> None:

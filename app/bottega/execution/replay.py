@@ -65,6 +65,7 @@ class Replay:
     Attributes:
         seen: the ``seq`` of each event by its key.
         answers: model answers by (task, call).
+        answered_at: the ``seq`` of the events of those answers.
         failures: of model calls that failed for good, by (task, call).
         failing: of model calls whose patience has begun: number of failed tries, and its beginning.
         results: results of tools that are no sub-agents, by (task, call, tool call).
@@ -89,6 +90,7 @@ class Replay:
 
     seen: dict[Key, int] = field(default_factory=dict)
     answers: dict[Key, AssistantMessage] = field(default_factory=dict)
+    answered_at: dict[Key, int] = field(default_factory=dict)
     failures: dict[Key, ModelError] = field(default_factory=dict)
     failing: dict[Key, tuple[int, datetime]] = field(default_factory=dict)
     results: dict[Key, ToolResult] = field(default_factory=dict)
@@ -155,6 +157,7 @@ def fold(events: Iterable[Event], carried_seq: int = 0) -> Replay:
                 if event.seq <= carried_seq:
                     folded.carried.add((event.task_id, completed.call))
                 folded.answers[event.task_id, completed.call] = answer_of(completed)
+                folded.answered_at[event.task_id, completed.call] = event.seq
             case EventType.LLM_FAILED if not is_repeated(data):
                 error = EventError.of(data)
                 folded.failures[event.task_id, call_of(data)] = ModelError(

@@ -55,6 +55,7 @@ class _Task:
         dispatched: only of an asynchronous task.
         received: its parent has read its outcome.
         paid: usage paid for by this run, not by the run that it repeats.
+        texts: of the model's answers, by ``seq``.
     """
 
     dispatched: Event | None = None
@@ -68,6 +69,7 @@ class _Task:
     paid: Usage = Usage()
     mailbox: Mailbox = field(default_factory=Mailbox)
     received: bool = False
+    texts: dict[int, str | None] = field(default_factory=dict)
 
     @property
     def linked_run(self) -> UUID | None:
@@ -219,12 +221,16 @@ def _note(task: _Task, event: Event, *, is_paid: bool) -> None:
         case EventType.SUBAGENT_DEQUEUED:
             task.dequeued = task.dequeued or event
         case EventType.AGENT_COMPLETED:
-            task.output = AgentCompleted.of(data).output
+            answer = AgentCompleted.of(data)
+            task.output = answer.output
+            if answer.answer_seq is not None:
+                task.output = task.texts[answer.answer_seq]
         case EventType.MEMORY_PUBLISHED:
             task.published = event
         case EventType.LLM_COMPLETED:
             message = answer_of(LlmCompleted.of(data))
             task.said.append(message)
+            task.texts[event.seq] = message.content
             task.use(usage_of(message), is_paid=is_paid)
         case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED:
             ended = ToolEnded.of(data)

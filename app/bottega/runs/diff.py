@@ -35,6 +35,11 @@ WITH events AS MATERIALIZED (
     WHERE tenant_id = :tenant AND run_id = ANY(:runs) AND agent IS NOT NULL
       AND type IN ('agent.started', 'agent.completed', 'agent.failed', 'llm.completed',
         'llm.failed', 'llm.cancelled', 'tool.started', 'memory.injected', 'context.recalled')
+), answers AS MATERIALIZED (
+    SELECT e.run_id, e.seq, coalesce(e.data ->> 'output', m.data #>> '{message,content}') AS text
+    FROM events e LEFT JOIN events m ON m.run_id = e.run_id
+        AND m.seq = CAST(e.data ->> 'answer_seq' AS bigint)
+    WHERE e.type = 'agent.completed'
 ), page AS (
     SELECT DISTINCT agent FROM events
     WHERE CAST(:after AS text) IS NULL
@@ -53,9 +58,9 @@ WITH events AS MATERIALIZED (
 ), sources AS (
     SELECT r.run_id, r.agent, r.data ->> 'source' AS source, count(*) AS times,
            max(CAST(r.data ->> 'version' AS integer)) AS version,
-           md5(string_agg(coalesce(r.data ->> 'content', a.data ->> 'output', ''), E'\\x01'
+           md5(string_agg(coalesce(r.data ->> 'content', a.text, ''), E'\\x01'
                ORDER BY r.seq)) AS digest
-    FROM events r LEFT JOIN events a ON a.run_id = r.run_id
+    FROM events r LEFT JOIN answers a ON a.run_id = r.run_id
         AND a.seq = CAST(r.data ->> 'answer_seq' AS bigint)
     WHERE r.type IN ('memory.injected', 'context.recalled')
       AND (r.data ? 'answer_seq' OR r.data ->> 'content' <> '')
@@ -75,12 +80,11 @@ WITH events AS MATERIALIZED (
 )
 SELECT s.run_id, s.agent, s.usage, s.model_calls, s.tool_calls, t.queries,
        CAST(round(t.duration_ms) AS bigint) AS duration_ms, r.received,
-       left(a.data ->> 'output', :characters) AS output,
-       length(a.data ->> 'output') AS length
+       left(a.text, :characters) AS output, length(a.text) AS length
 FROM chosen c JOIN sums s USING (agent)
 LEFT JOIN times t ON t.run_id = s.run_id AND t.agent = s.agent
 LEFT JOIN received r ON r.run_id = s.run_id AND r.agent = s.agent
-LEFT JOIN events a ON a.run_id = s.run_id AND a.seq = s.answer
+LEFT JOIN answers a ON a.run_id = s.run_id AND a.seq = s.answer
 ORDER BY CASE WHEN :descending THEN s.agent END DESC, s.agent
 """).bindparams(
     bindparam("runs", type_=ARRAY(Uuid)),

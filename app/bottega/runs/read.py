@@ -22,6 +22,7 @@ from sqlalchemy import (
     func,
     select,
     text,
+    true,
     tuple_,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, distinct_on
@@ -259,8 +260,16 @@ async def tasks_page(
         status: ``None``: of all statuses.
     """
     await require(connection, tenant_id, run_id)
-    query = select(tasks, event_data(tasks, tasks.c.answer_seq).label("answer")).where(
-        tasks.c.tenant_id == tenant_id, tasks.c.run_id == run_id
+    data = event_data(tasks, tasks.c.answer_seq).label("data")
+    answer = select(data).correlate(tasks).lateral()
+    query = (
+        select(
+            tasks,
+            answer.c.data["usage"].label("answer_usage"),
+            answer_in(tasks, answer.c.data).label("output"),
+        )
+        .join_from(tasks, answer, true())
+        .where(tasks.c.tenant_id == tenant_id, tasks.c.run_id == run_id)
     )
     if status is not None:
         query = query.where(tasks.c.status == status)
@@ -274,11 +283,11 @@ async def tasks_page(
 
 
 def _with_answer(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a task's row, with output and usage from the event that has its answer."""
+    """Return a task's row, with the usage from the event that has its answer."""
     kept = dict(row)
-    answer = kept.pop("answer") or {}
-    usage = answer.get("usage") if row["status"] == RunStatus.COMPLETED else None
-    return {**kept, "output": answer.get("output"), "usage": usage or row["usage"]}
+    answer_usage = kept.pop("answer_usage")
+    usage = answer_usage if row["status"] == RunStatus.COMPLETED else None
+    return {**kept, "usage": usage or row["usage"]}
 
 
 async def require(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> None:
@@ -331,13 +340,13 @@ def _published(tenant_id: UUID, run_id: UUID) -> Select[Any]:
         .order_by(run_events.c.agent, version.desc())
         .subquery()
     )
-    answer = event_data(last, last.c.data["answer_seq"].as_integer())["output"]
+    answer = answer_in(last, event_data(last, last.c.data["answer_seq"].as_integer()))
     return select(
         last.c.agent,
         last.c.version,
         last.c.task_id,
         last.c.at.label("published_at"),
-        func.coalesce(last.c.data["content"].astext, answer.astext).label("content"),
+        func.coalesce(last.c.data["content"].astext, answer).label("content"),
         func.coalesce(last.c.data["metadata"], text("'{}'::jsonb")).label("metadata"),
     )
 
@@ -365,10 +374,15 @@ def event_data(of: FromClause, seq: ColumnElement[Any]) -> ColumnElement[Any]:
     return func.event_data(of.c.tenant_id, of.c.run_id, seq, type_=JSONB)
 
 
+def answer_in(of: FromClause, data: ColumnElement[Any]) -> ColumnElement[Any]:
+    """Return the text of an answer that a log's event has, or refers to; NULL without it."""
+    return func.answer_in(of.c.tenant_id, of.c.run_id, data, type_=Text)
+
+
 def with_answers(*columns: ColumnElement[Any]) -> Select[Any]:
-    """Select events, each with the ``output`` of the answer event that it refers to."""
+    """Select events, each with the text of the answer that it refers to as ``output``."""
     answer = event_data(run_events, run_events.c.data["answer_seq"].as_integer())
-    return select(*columns, answer["output"].astext.label("output"))
+    return select(*columns, answer_in(run_events, answer).label("output"))
 
 
 async def context(

@@ -39,8 +39,8 @@ _EXCERPT_TOKENS = 60
 
 _TEXT = """
     coalesce(
-        event_data(e.tenant_id, e.run_id, CAST(e.data ->> 'answer_seq' AS bigint)) ->> 'output',
-        e.data ->> 'output',
+        CASE WHEN e.data ? 'answer_seq' OR e.data ? 'output'
+             THEN answer_in(e.tenant_id, e.run_id, e.data) END,
              'Error: ' || coalesce(e.data #>> '{error,message}', e.data ->> 'error'),
              e.data ->> 'result', '')
 """

@@ -216,16 +216,6 @@ BEGIN
     ORDER BY s.run_id, s.last_seq, l.n;
 END $$;
 
--- Called by workers. Return the answers of sub-agents: outputs of events, by run and number.
-CREATE OR REPLACE FUNCTION answers_of_turns(p_tenant uuid, p_runs uuid[], p_seqs bigint[])
-RETURNS TABLE (run_id uuid, seq bigint, output text) LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    RETURN QUERY
-    SELECT n.run_id, n.seq, event_data(p_tenant, n.run_id, n.seq) ->> 'output'
-    FROM unnest(p_runs, p_seqs) AS n(run_id, seq);
-END $$;
-
 -- Called by the list of sessions. Return ids of the tenant's sessions by metadata, as
 -- runs_by_metadata does it for runs.
 -- owner: bottega_system, execute: bottega_app

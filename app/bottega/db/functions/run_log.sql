@@ -98,3 +98,23 @@ LANGUAGE sql STABLE AS $$
                   WHERE tenant_id = p_tenant AND run_id = p_run AND last_seq >= p_seq
                   ORDER BY last_seq LIMIT 1)
 $$;
+
+-- Return the text of the answer in an event, or in the one to which it refers.
+CREATE OR REPLACE FUNCTION answer_in(p_tenant uuid, p_run uuid, p_data jsonb) RETURNS text
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN coalesce(p_data ->> 'output', p_data #>> '{message,content}', CASE
+        WHEN p_data ? 'answer_seq' THEN answer_in(p_tenant, p_run, event_data(
+            p_tenant, p_run, (p_data ->> 'answer_seq')::bigint)) END);
+END $$;
+
+-- Called by workers and streams. Return texts of answers, by run and number of an event with them.
+CREATE OR REPLACE FUNCTION answers_in_logs(p_tenant uuid, p_runs uuid[], p_seqs bigint[])
+RETURNS TABLE (run_id uuid, seq bigint, output text) LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    RETURN QUERY
+    SELECT n.run_id, n.seq,
+           answer_in(p_tenant, n.run_id, event_data(p_tenant, n.run_id, n.seq))
+    FROM unnest(p_runs, p_seqs) AS n(run_id, seq);
+END $$;

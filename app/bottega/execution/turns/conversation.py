@@ -39,7 +39,7 @@ _SPOKEN = ("final_answer", "hook_stop", "length", "max_iterations")
 _TURNS = "SELECT * FROM earlier_turns($1, $2, $3, $4)"
 _TURN = "SELECT * FROM earlier_turn($1, $2, $3)"
 _LINES = "SELECT * FROM lines_of_turns($1, $2, $3)"
-_ANSWERS = "SELECT * FROM answers_of_turns($1, $2, $3)"
+_ANSWERS = "SELECT * FROM answers_in_logs($1, $2, $3)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,7 @@ class EpisodeRecorder:
         self._errors: dict[str, None] = {}
         self._signatures: dict[str, None] = {}
         self._tasks: dict[UUID, bool] = {}  # success of each ended task
+        self._said: dict[UUID | None, str] = {}  # each task's last text of a model
         self._following = Adherence()
         self._outside = self._http_tools()
         self._of_memory = _OF_MEMORY.difference(about.capabilities)
@@ -168,7 +169,9 @@ class EpisodeRecorder:
         match event_type:
             case EventType.LLM_COMPLETED:
                 self._model_calls += 1
-                self._usage += Usage.from_dict(LlmCompleted.of(data).usage)
+                completed = LlmCompleted.of(data)
+                self._usage += Usage.from_dict(completed.usage)
+                self._said[task_id] = self._short(completed.message.get("content") or "")
             case EventType.TOOL_STARTED:
                 started = ToolStarted.of(data)
                 self._asked[task_id, started.call, started.tool_call_id] = started.arguments
@@ -192,7 +195,8 @@ class EpisodeRecorder:
         self._following.task(event_type, task_id, agent, data)
         if event_type == EventType.AGENT_COMPLETED:
             self._tasks.setdefault(task_id, True)
-            self._step(agent, task_id, answer=self._short(AgentCompleted.of(data).output))
+            said, output = self._said.pop(task_id, ""), AgentCompleted.of(data).output
+            self._step(agent, task_id, answer=said if output is None else self._short(output))
         elif event_type in _FAILED_TASK:
             if self._tasks.get(task_id) is not False:
                 self._failed(agent, task_id, data)

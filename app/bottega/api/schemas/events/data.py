@@ -13,9 +13,7 @@ from bottega.api.schemas.parts import ContentPart
 from bottega.api.schemas.runs import Cause, Failure, TaskStatus
 from bottega.api.schemas.usage import AgentUsage, Usage
 
-AnswerSeq = Annotated[
-    int | None, Field(description="`seq` of the `agent.completed` that holds the text.")
-]
+AnswerSeq = Annotated[int | None, Field(description="`seq` of the event that holds the text.")]
 Attempts = Annotated[int, Field(description="The run's attempt, from 1.")]
 Call = Annotated[int, Field(description="Number of the agent's model call, from 1.")]
 
@@ -86,6 +84,7 @@ class AgentCompletedData(AgentData):
     """Data of an agent's accepted answer."""
 
     output: str
+    answer_seq: AnswerSeq = None
     usage: AgentUsage
 
 
@@ -240,6 +239,7 @@ class ToolEndedData(ToolCallData):
     result: Any
     error: str | None
     answer_seq: AnswerSeq = None
+    output: str | None = None  # a sub-agent's answer
     parts: Annotated[list[ContentPart], Field(description="Images and files, by reference.")] = (
         Field(default_factory=list)
     )

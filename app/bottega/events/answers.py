@@ -1,0 +1,78 @@
+"""Answers in a run's log: a text stands there once, and other events refer to its place.
+
+``agent.completed`` refers by ``answer_seq`` to the ``llm.completed`` with the same text, and the
+end of a sub-agent's call or task to its ``agent.completed``. Clients get the text with each of
+them: it is copied as JSON, without decoding.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+from pydantic_core import from_json, to_json
+
+from bottega.events.types import EventType
+
+_REFERRING = frozenset(
+    {EventType.AGENT_COMPLETED, EventType.TOOL_COMPLETED, EventType.SUBAGENT_COMPLETED}
+)
+_REFERENCE = '"answer_seq"'
+# Quotes within a string are escaped, so these are keys. Only usage has a number as ``output``.
+_TEXT = re.compile(r'(?:"message": ?\{"content"|"output"): ?("[^"\\]*+(?:\\.[^"\\]*+)*+")')
+_READ = "SELECT * FROM answers_in_logs($1, $2, $3)"
+
+LogRow = dict[str, Any]
+"""An event with ``seq``, ``type``, and ``data`` as JSON."""
+
+
+def fill(rows: Sequence[LogRow]) -> list[tuple[LogRow, int]]:
+    """Add the texts to rows of one run that refer to others of them, in order.
+
+    Returns:
+        The rows whose text is elsewhere, each with the ``seq`` of its event.
+    """
+    by_seq: dict[int, LogRow] = {}
+    missing = []
+    for row in rows:
+        if row["type"] not in _REFERRING or _REFERENCE not in row["data"]:
+            continue
+        seq = from_json(row["data"]).get("answer_seq")
+        if seq is None:
+            continue
+        by_seq = by_seq or {each["seq"]: each for each in rows}
+        text = _text_in(by_seq.get(seq))
+        if text is None:
+            missing.append((row, seq))
+        else:
+            _add(row, text)
+    return missing
+
+
+def _text_in(row: LogRow | None) -> str | None:
+    """Return the text of an event's answer, as JSON."""
+    found = None if row is None else _TEXT.search(row["data"])
+    return None if found is None else found[1]
+
+
+def _add(row: LogRow, text: str) -> None:
+    row["data"] = f'{row["data"][:-1]},"output":{text}}}'
+
+
+async def fill_from(
+    connection: asyncpg.Connection | asyncpg.Pool,
+    tenant_id: UUID,
+    missing: Sequence[tuple[UUID, LogRow, int]],
+) -> None:
+    """Add the texts that are elsewhere in the logs of a tenant's runs.
+
+    Args:
+        missing: run, row, and ``seq`` of the event with its text.
+    """
+    runs, seqs = [run for run, _, _ in missing], [seq for _, _, seq in missing]
+    found = await connection.fetch(_READ, tenant_id, runs, seqs)
+    texts = {(each["run_id"], each["seq"]): each["output"] for each in found}
+    for run_id, row, seq in missing:
+        if (text := texts[run_id, seq]) is not None:
+            _add(row, to_json(text).decode())
