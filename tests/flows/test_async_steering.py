@@ -87,11 +87,21 @@ async def test_messages_and_files_survive_the_death_of_a_worker(
 
 
 def reads_the_answer(request: dict[str, Any]) -> Reply:
-    shown = swarm.results_in(request)[-1]["tasks"][0]["final_output"]
-    return calls(("read_file", {"path": shown["file"], "offset": 39_990}))
+    (task,) = swarm.results_in(request)[-1]["tasks"]
+    path = task["final_output"]["file"]
+    return calls(
+        ("read_file", {"path": path, "offset": 39_990}),
+        ("poll_subagent", {"task_ids": [task["task_id"]]}),
+    )
 
 
-async def test_the_file_of_a_long_answer_is_there_after_a_restart(
+def tells_what_it_read(request: dict[str, Any]) -> Reply:
+    read, polled = swarm.results_in(request)[-2:]
+    (task,) = polled["tasks"]
+    return text(f"{read['content']} {task['status']} {task['sent_before']}")
+
+
+async def test_after_a_restart_the_file_of_a_long_answer_is_there_and_a_poll_does_not_repeat_it(
     database_url: str, model: FakeModel
 ) -> None:
     gate = asyncio.Event()
@@ -101,7 +111,7 @@ async def test_the_file_of_a_long_answer_is_there_after_a_restart(
                 swarm.dispatches("long"),
                 swarm.awaits(),
                 lambda request: gated(gate, reads_the_answer(request)),
-                lambda request: text(swarm.results_in(request)[-1]["content"]),
+                tells_what_it_read,
             ],
             "long": [text("0123456789" * 4_000)],
         }
@@ -121,7 +131,9 @@ async def test_the_file_of_a_long_answer_is_there_after_a_restart(
         async with command("worker", **with_model):
             frames = await watch(api.port, run_id)
         swarm.assert_whole(frames)
-        assert (await client.get(f"/v1/runs/{run_id}")).json()["output"] == "0123456789"
+        assert (await client.get(f"/v1/runs/{run_id}")).json()["output"] == (
+            "0123456789 completed True"
+        )
 
 
 _HAS_AWAITED = """
