@@ -70,11 +70,11 @@ def test_budget_exhausted_in_flight_ends_the_task_and_not_its_parent() -> None:
             greedy, modest = results(lead.conversation_history)[-1]["tasks"]
             assert greedy["status"] == "failed"
             assert "is used up: 4900 of 5000 tokens" in greedy["error"]
-            assert greedy["token_usage"] == tokens(4880, 20)  # failed, yet counted
+            assert greedy["token_usage"] == {"input": 4880, "output": 20}  # failed, yet counted
             assert modest["final_output"] == "fine"
             (failed,) = heard.data("failed")
             assert failed["error"]["code"] == "budget_exhausted"
-            assert failed["token_usage"] == greedy["token_usage"]
+            assert failed["token_usage"] == tokens(4880, 20)
             assert response.usage.tokens.total_tokens == 4900 + 4 * 15
 
     run_virtual(run())
@@ -135,7 +135,7 @@ def test_tasks_below_a_task_spend_from_its_budget_too() -> None:
             (task,) = results(lead.conversation_history)[-1]["tasks"]
             assert task["status"] == "failed"
             assert "is used up" in task["error"]
-            assert task["token_usage"] == tokens(20, 10)  # its own calls
+            assert task["token_usage"] == {"input": 20, "output": 10}  # its own calls
 
     run_virtual(run())
 

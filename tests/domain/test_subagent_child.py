@@ -244,8 +244,8 @@ class TestEnds:
         )
         task, heard = self.task(model)
         assert (task["status"], task["error"]) == ("failed", "the model is gone")
-        assert task["token_usage"] == tokens(10, 5)
-        assert heard.data("failed")[0]["token_usage"] == task["token_usage"]
+        assert task["token_usage"] == {"input": 10, "output": 5}
+        assert heard.data("failed")[0]["token_usage"] == tokens(10, 5)
         assert heard.of("completed") == ["b"]
 
     @pytest.mark.parametrize("deep", [False, True])

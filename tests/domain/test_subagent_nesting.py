@@ -9,7 +9,7 @@ from bottega.agents import AgentEvent, AssistantResponse, BaseAgent, HookDecisio
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.states import SubagentStatus
-from tests.domain.scripted import call, tokens
+from tests.domain.scripted import call
 from tests.domain.subagents import (
     Heard,
     Model,
@@ -352,7 +352,7 @@ class TestDeadlines:
                 assert (await lead.execute_query_async("go")).content == "end"
                 answer = results(lead.conversation_history)[-1]
                 assert answer["status"] == "timeout"
-                assert answer["tasks"][0]["token_usage"] == tokens(20, 10)
+                assert answer["tasks"][0]["token_usage"] == {"input": 20, "output": 10}
                 assert where.scheduler.now() == 8
                 assert is_empty(where) or where.active_count == 0
 

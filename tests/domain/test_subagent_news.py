@@ -1,4 +1,4 @@
-"""What a parent reads of its tasks: each text once, and files of its own tasks only."""
+"""Reports on tasks to their parents: each text once, and files of its own tasks only."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import Swarm, SwarmOptions
-from tests.domain.scripted import Notes, call, tokens
+from tests.domain.scripted import Notes, call
 from tests.domain.subagents import (
     Heard,
     Model,
@@ -85,7 +85,7 @@ class TestPolling:
                     "status": "streaming",
                     "partial_output": "two ",
                     "duration_ms": 2500,
-                    "token_usage": tokens(0, 0),
+                    "token_usage": {"input": 0, "output": 0},
                 }
                 assert (breaks["status"], waits["status"]) == ("queued", "queued")
                 assert unknown == {
@@ -102,7 +102,7 @@ class TestPolling:
                 talks, breaks, waits, _ = last["tasks"]
                 assert talks["final_output"] == "one two three"
                 assert "partial_output" not in talks
-                assert talks["token_usage"] == tokens(10, 5)
+                assert talks["token_usage"] == {"input": 10, "output": 5}
                 assert talks["duration_ms"] == 13_000
                 assert (breaks["status"], breaks["error"]) == ("failed", "ValueError: no")
                 assert waits["status"] == "completed"

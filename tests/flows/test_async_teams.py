@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from bottega.agents import Usage
 from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, calls, text
@@ -160,7 +159,7 @@ async def test_synchronous_and_asynchronous_agents_work_together(
     assert helped["final_output"] == "helped"
     # The clerk's answers to the helper count as the helper's.
     assert helped["token_usage"].items() <= tasks["helper"]["usage"].items()
-    assert helped["token_usage"].keys() == Usage().to_dict().keys()
+    assert helped["token_usage"].keys() == {"input", "output"}
 
 
 PLUGIN = """

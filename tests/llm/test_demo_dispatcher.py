@@ -258,23 +258,33 @@ class TestCoordinator:
         assert answer.calls == (DemoCall("list_files", {"path": "/global/a"}),)
 
 
-def test_with_the_tools_for_it_it_dispatches_all_in_one_call_and_steers() -> None:
-    more: dict[str, Any] = {"properties": {}}
-    steering = [
-        tool(name, more) for name in ("dispatch_subagents", "send_to_subagent", "cancel_subagent")
-    ]
-    history: list[dict[str, Any]] = []
+class Steered:
+    """A conversation of the demo model that has the tools to steer its tasks."""
 
-    def step(answer: Any) -> DemoCall:
+    def __init__(self, asked: str) -> None:
+        more: dict[str, Any] = {"properties": {}}
+        names = ("dispatch_subagents", "send_to_subagent", "cancel_subagent")
+        self.asked = asked
+        self.tools = swarm_tools() + [tool(name, more) for name in names]
+        self.history: list[dict[str, Any]] = []
+
+    def next(self) -> Any:
+        return ask(("user", self.asked), *self.history, tools=self.tools)
+
+    def step(self, answer: Any) -> DemoCall:
         """Return the model's only call; answer it."""
-        (asked,) = ask(("user", TASK), *history, tools=swarm_tools() + steering).calls
+        (asked,) = self.next().calls
         function = {"name": asked.name, "arguments": json.dumps(asked.arguments)}
-        call = {"id": str(len(history)), "type": "function", "function": function}
-        history.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        call = {"id": str(len(self.history)), "type": "function", "function": function}
+        self.history.append({"role": "assistant", "content": None, "tool_calls": [call]})
         result = {"role": "tool", "tool_call_id": call["id"], "content": json.dumps(answer)}
-        history.append(result)
+        self.history.append(result)
         return asked
 
+
+def test_with_the_tools_for_it_it_dispatches_all_in_one_call_and_steers() -> None:
+    steered = Steered(TASK)
+    step = steered.step
     ids = [
         {"index": 0, "task_id": "a"},
         {"index": 1, "error": "full"},
@@ -289,8 +299,26 @@ def test_with_the_tools_for_it_it_dispatches_all_in_one_call_and_steers() -> Non
     assert [step({"tasks": tasks}).name for _ in range(2)] == ["poll_subagent", "await_subagent"]
     again = step({"error": "full"})
     assert again.arguments == {"tasks": [first.arguments["tasks"][1]]}
-    report = ask(("user", TASK), *history, tools=swarm_tools() + steering).text
+    report = steered.next().text
     assert report.endswith("2 completed, 0 failed, 0 timeout, 0 cancelled, 1 refused.")
+
+
+def test_if_the_first_answer_is_enough_it_cancels_the_other_tasks() -> None:
+    steered = Steered(f"{TASK} in 3 parts, the first answer is enough.")
+    step = steered.step
+    asked = step({"tasks": [{"index": n, "task_id": each} for n, each in enumerate("abc")]})
+    assert "enough" not in asked.arguments["tasks"][0]["prompt"]
+    step({"task_id": "c", "status": "sent"})
+    found = {"task_id": "b", "status": "completed", "final_output": "b"}
+    step({"tasks": [{"task_id": each, "status": "queued"} for each in "ac"] + [found]})
+    ends = [{"task_id": each, "status": "cancelled"} for each in "ac"]
+    cancelled = step({"tasks": ends})
+    assert (cancelled.name, cancelled.arguments) == ("cancel_subagent", {"task_ids": ["a", "c"]})
+    assert [step({"tasks": [*ends, found]}).name for _ in range(2)] == [
+        "poll_subagent",
+        "await_subagent",
+    ]
+    assert steered.next().text.endswith("1 completed, 0 failed, 0 timeout, 2 cancelled.")
 
 
 class TestTask:

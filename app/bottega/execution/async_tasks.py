@@ -33,6 +33,7 @@ from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import Swarm, SwarmOptions
 from bottega.subagents.telemetry import Totals
 from bottega.subagents.tools.guarding import screening
+from bottega.subagents.tools.reports import shown_usage
 
 # Only tasks below the asking task ($4) are found; NULL is the root, above all.
 _LOOK_UP = """
@@ -295,6 +296,6 @@ async def _look_up(
         if row["error"] is not None:
             view["error"] = from_json(row["error"])["message"]
         view["duration_ms"] = row["duration_ms"] or 0
-        view["token_usage"] = AgentUsage.from_dict(from_json(row["usage"])).tokens.to_dict()
+        view["token_usage"] = shown_usage(AgentUsage.from_dict(from_json(row["usage"])).tokens)
         found[row["id"]] = view
     return found

@@ -18,13 +18,14 @@ from bottega.llm.demo_model.conversation import (
 from bottega.llm.demo_model.specialist import topic_of
 
 _DISPATCH, _POLL, _AWAIT = "dispatch_subagent", "poll_subagent", "await_subagent"
-_FAN_OUT, _SEND = "dispatch_subagents", "send_to_subagent"
+_FAN_OUT, _SEND, _CANCEL = "dispatch_subagents", "send_to_subagent", "cancel_subagent"
 _NOTE = "Say too what is not known yet."
 _COUNT = re.compile(
     r"[,;]?\s*\b(?:each\s+)?(?:(?:in|into|as|with|using|by)\s+)?(\d{1,9})\s+(?:parallel\s+)?"
     r"(?:tasks?|parts?)\b",
     re.IGNORECASE,
 )
+_ENOUGH = re.compile(r"[,;]?\s*(?:the\s+)?first\s+(?:answer|result)\s+is\s+enough", re.IGNORECASE)
 _ASPECTS = (
     "market", "technology", "risks", "costs", "regulation", "history", "outlook", "competition",
     "customers", "supply", "energy", "environment", "workforce", "funding", "regions", "standards",
@@ -87,10 +88,14 @@ class _Work:
         return [task["task_id"] for task in self.seen.values() if "task_id" in task]
 
     @property
-    def is_open(self) -> bool:
-        """True if a task may still be running."""
+    def open_ids(self) -> list[str]:
+        """Ids of the tasks that may still be running."""
         tasks = (task for task in self.seen.values() if "task_id" in task)
-        return any(task["status"] not in _OVER for task in tasks)
+        return [task["task_id"] for task in tasks if task["status"] not in _OVER]
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self.open_ids)
 
 
 def coordinates(conversation: Conversation) -> bool:
@@ -107,7 +112,7 @@ def next_calls(conversation: Conversation) -> tuple[DemoCall, ...]:
     if new := [part for part in parts if part.prompt not in work.tries]:
         return _dispatches(new, at_once=steers)
     if work.fresh:
-        if steers and (call := _steering(work)):
+        if steers and (call := _steering(work, enough=bool(_ENOUGH.search(conversation.asked)))):
             return (call,)
         if work.polls < (_POLLS if work.is_open else 1):
             return (DemoCall(_POLL, {"task_ids": work.ids}),)
@@ -128,12 +133,18 @@ def _dispatches(parts: Sequence[DemoPart], *, at_once: bool) -> tuple[DemoCall, 
     return tuple(DemoCall(_DISPATCH, task) for task in tasks)
 
 
-def _steering(work: _Work) -> DemoCall | None:
-    """Return a message to the last task, then a wait for the first success; each once."""
+def _steering(work: _Work, *, enough: bool) -> DemoCall | None:
+    """Return a message to the last task, then a wait for the first success; each once.
+
+    Args:
+        enough: the first success is enough: the other tasks are cancelled.
+    """
     if not work.sent:
         return DemoCall(_SEND, {"task_id": work.ids[-1], "message": _NOTE})
     if not work.raced:
         return DemoCall(_AWAIT, {"task_ids": work.ids, "mode": "any_success"})
+    if enough and work.is_open:
+        return DemoCall(_CANCEL, {"task_ids": work.open_ids})
     return None
 
 
@@ -172,6 +183,7 @@ def report(conversation: Conversation) -> str:
 
 
 def _counted(asked: str) -> tuple[int | None, str]:
+    asked = _ENOUGH.sub("", asked)
     found = _COUNT.search(asked)
     if found is None:
         return None, asked
@@ -199,7 +211,7 @@ def _follow(outcomes: Sequence[DemoOutcome]) -> _Work:
                 work.fresh, work.polls, work.awaits = False, 0, 0
             for prompt, said in _accepted(outcome):
                 _dispatched(work, prompt, said)
-        elif outcome.name in SWARM_TOOLS:
+        elif outcome.name in SWARM_TOOLS or outcome.name == _CANCEL:
             races = outcome.arguments.get("mode") == "any_success"
             work.raced = work.raced or races
             work.polls += outcome.name == _POLL

@@ -5,6 +5,7 @@ from typing import Any
 from uuid import UUID
 
 from bottega.agents.loop import FINAL_ANSWER
+from bottega.agents.messages import Usage
 from bottega.subagents.child import answer_file, is_long
 from bottega.subagents.handle import SubagentHandle
 from bottega.subagents.states import SubagentStatus
@@ -89,6 +90,11 @@ async def _look_up(
             scope.dispatched[task] = True
 
 
+def shown_usage(usage: Usage) -> dict[str, int]:
+    """Return a task's tokens; a model needs no more of its usage."""
+    return {"input": usage.input, "output": usage.output}
+
+
 def shown(scope: QueryScope, task_id: UUID, output: str) -> str | dict[str, Any]:
     """Return a task's answer; of a long one its head and tail, and the file that has all of it."""
     if not is_long(output):
@@ -117,7 +123,7 @@ def _view(
     if handle.status.is_final and handle.mailbox and handle.mailbox.unread and not handle.spread:
         view["unread_messages"] = len(handle.mailbox.unread)
     view["duration_ms"] = handle.duration_ms(now)
-    view["token_usage"] = handle.token_usage.to_dict()
+    view["token_usage"] = shown_usage(handle.token_usage)
     if is_own:
         handle.received = handle.received or handle.status.is_final
         if handle.task_id in scope.dispatched:
