@@ -73,7 +73,7 @@ class Asked:
     def __init__(self, messages: Any) -> None:
         self.messages = list(messages)
         self.said = [m.content for m in messages if m.role == "user"]
-        self.prompt = self.said[0].partition("\n")[0]
+        self.prompt: str = self.said[0].partition("\n")[0]
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     @property
@@ -113,8 +113,8 @@ class Puppet:
 class Team(RuleBasedStateMachine):
     """Machine that answers model calls; the root's query begins again after its end."""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(tasks=st.lists(TASK, min_size=2, max_size=4))
+    def begin(self, tasks: list[dict[str, Any]]) -> None:
         self.loop = VirtualLoop()
         self.model = Puppet(self.hear)
         self.where: SubagentRegistry = registry(LIMITS)
@@ -123,6 +123,7 @@ class Team(RuleBasedStateMachine):
         self.numbers = 0
         self.problems: list[Exception] = []
         self.do(self.start)
+        self.dispatch_from(next(iter(self.model.open)), tasks, "hard")
 
     def start(self) -> None:
         self.heard = Heard()
@@ -173,7 +174,7 @@ class Team(RuleBasedStateMachine):
 
     # What models do
 
-    @rule(data=st.data(), how=st.sampled_from(["say", "say", "again", "no"]))
+    @rule(data=st.data(), how=st.sampled_from(["say", "again", "again", "no"]))
     def a_task_ends(self, data: st.DataObject, how: str) -> None:
         if (asked := self.some_call(data, self.is_of_task)) is None:
             return
@@ -189,9 +190,14 @@ class Team(RuleBasedStateMachine):
         else:
             assert (handle.status, handle.error_code) == (S.FAILED, code)
 
+    @rule(data=st.data())
+    def a_task_works(self, data: st.DataObject) -> None:
+        if asked := self.some_call(data, self.is_of_task):
+            self.use(asked, "list_files")
+
     @rule(data=st.data(), well=st.booleans())
     def the_root_ends(self, data: st.DataObject, well: bool) -> None:
-        asked = self.some_call(data, lambda asked: not self.is_of_task(asked) and asked.ids[2:])
+        asked = self.some_call(data, lambda asked: not self.is_of_task(asked) and asked.ids[4:])
         if asked is None:
             return
         if well:
@@ -221,9 +227,10 @@ class Team(RuleBasedStateMachine):
         words=st.sampled_from(["soft", "hard", "hard", "hard bad"]),
     )
     def dispatch(self, data: st.DataObject, tasks: list[dict[str, Any]], words: str) -> None:
-        asked = self.some_call(data, self.may_dispatch)
-        if asked is None:
-            return
+        if asked := self.some_call(data, self.may_dispatch):
+            self.dispatch_from(asked, tasks, words)
+
+    def dispatch_from(self, asked: Asked, tasks: list[dict[str, Any]], words: str) -> None:
         for task in tasks:
             task["prompt"] = f"{words} task {self.number()}"
             if task["agent"] is None or self.is_of_task(asked):
@@ -231,7 +238,7 @@ class Team(RuleBasedStateMachine):
         self.use(asked, "dispatch_subagents", tasks=tasks)
 
     def may_dispatch(self, asked: Asked) -> bool:
-        return not self.is_of_task(asked) or self.handles[asked.prompt].named
+        return not self.is_of_task(asked) or bool(self.handles[asked.prompt].named)
 
     @rule(data=st.data())
     def poll(self, data: st.DataObject) -> None:
@@ -258,17 +265,21 @@ class Team(RuleBasedStateMachine):
                 self.is_stopped(task_id)
 
     def is_stopped(self, task_id: str) -> None:
-        handle = next(each for each in self.handles.values() if str(each.task_id) == task_id)
+        handle = self.by_id(task_id)
         assert handle.status.is_final
         below = [child for scope in handle.scopes for child in scope.children.values()]
         assert all(child.status.is_final for child in below)
 
-    @rule(data=st.data(), words=st.sampled_from(["hard word", "bad word"]))
+    @rule(data=st.data(), words=st.sampled_from(["hard word", "hard word", "bad word"]))
     def send(self, data: st.DataObject, words: str) -> None:
         if asked := self.some_call(data, self.has_tasks):
-            task_id = data.draw(st.sampled_from(asked.ids), "id")
+            under_way = [each for each in asked.ids if not self.by_id(each).status.is_final]
+            task_id = data.draw(st.sampled_from(under_way or asked.ids), "id")
             text = f"{words} {self.number()}"
             self.use(asked, "send_to_subagent", task_id=task_id, message=text)
+
+    def by_id(self, task_id: str) -> SubagentHandle:
+        return next(each for each in self.handles.values() if str(each.task_id) == task_id)
 
     @rule(seconds=st.sampled_from([1, 6, 31]))
     def time_passes(self, seconds: int) -> None:
@@ -333,9 +344,8 @@ class Team(RuleBasedStateMachine):
         if name not in ("poll_subagent", "await_subagent", "cancel_subagent"):
             return
         assert isinstance(result, dict), result
-        by_id = {str(handle.task_id): handle for handle in self.handles.values()}
         for view in result["tasks"]:
-            handle = by_id[view["task_id"]]
+            handle = self.by_id(view["task_id"])
             if view["status"] in OVER:
                 assert handle.status == view["status"]
             if "final_output" in view:

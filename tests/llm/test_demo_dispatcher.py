@@ -273,6 +273,7 @@ class Steered:
 
     def step(self, answer: Any) -> DemoCall:
         """Return the model's only call; answer it."""
+        asked: DemoCall
         (asked,) = self.next().calls
         function = {"name": asked.name, "arguments": json.dumps(asked.arguments)}
         call = {"id": str(len(self.history)), "type": "function", "function": function}

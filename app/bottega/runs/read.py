@@ -23,7 +23,6 @@ from sqlalchemy import (
     select,
     text,
     true,
-    tuple_,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -261,33 +260,21 @@ async def tasks_page(
     """
     await require(connection, tenant_id, run_id)
     data = event_data(tasks, tasks.c.answer_seq).label("data")
-    answer = select(data).correlate(tasks).lateral()
+    answer = select(data).correlate(tasks).lateral().c
+    is_whole = tasks.c.status == RunStatus.COMPLETED
+    usage = func.coalesce(case((is_whole, answer.data["usage"])), tasks.c.usage).label("usage")
+    kept = (column for column in tasks.c if column is not tasks.c.usage)
     query = (
-        select(
-            tasks,
-            answer.c.data["usage"].label("answer_usage"),
-            answer_in(tasks, answer.c.data).label("output"),
-        )
-        .join_from(tasks, answer, true())
+        select(*kept, usage, answer_in(tasks, answer.data).label("output"))
+        .join_from(tasks, answer.data.table, true())
         .where(tasks.c.tenant_id == tenant_id, tasks.c.run_id == run_id)
     )
     if status is not None:
         query = query.where(tasks.c.status == status)
     columns = (tasks.c.created_at, tasks.c.id)
-    if after is not None:
-        place = tuple_(*columns)
-        query = query.where(place < after if descending else place > after)
-    query = query.order_by(*(column.desc() if descending else column for column in columns))
+    query = paged(query, *columns, after=after, descending=descending)
     rows = await fetch_page(connection, query, limit)
-    return PageItems(map(_with_answer, rows), more=rows.more)
-
-
-def _with_answer(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a task's row, with the usage from the event that has its answer."""
-    kept = dict(row)
-    answer_usage = kept.pop("answer_usage")
-    usage = answer_usage if row["status"] == RunStatus.COMPLETED else None
-    return {**kept, "usage": usage or row["usage"]}
+    return PageItems(map(dict, rows), more=rows.more)
 
 
 async def require(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> None:
