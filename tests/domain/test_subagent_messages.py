@@ -200,6 +200,24 @@ class TestRetries:
 
         run_virtual(run())
 
+    def test_a_new_try_reads_the_messages_in_their_order(self) -> None:
+        async def run() -> None:
+            broken = ModelError("down", code="model_unavailable")
+            model = Model(
+                go=[
+                    dispatch("one", retries=1), after(1, send("a")), after(6, send("b")),
+                    await_all, "end",
+                ],
+                one=[after(5, call("list_files", "l")), after(5, broken), heard],
+            )  # fmt: skip
+            async with registry() as where:
+                lead = coordinator(model, where)
+                await lead.execute_query_async("go")
+                task = results(lead.conversation_history)[-1]["tasks"][0]
+                assert task["final_output"] == "a+b"
+
+        run_virtual(run())
+
     def test_what_would_fail_again_is_not_tried_again(self) -> None:
         async def run() -> None:
             refused = ModelError("bad request", code="model_rejected")

@@ -37,11 +37,11 @@ LIMITS = SubagentLimits(
 OVER = {str(status) for status in S if status.is_final}
 MODES = ("all", "any", "any_success", "quorum")
 TASK = st.fixed_dictionaries(
-    {"agent": st.sampled_from([None, "nest"]), "retries": st.integers(0, 2)},
+    {"agent": st.sampled_from([None, "nest"]), "retries": st.integers(0, 3)},
     optional={
-        "timeout_ms": st.sampled_from([5_000, 30_000]),
+        "timeout_ms": st.sampled_from([30_000, 80_000]),
         "priority": st.integers(1, 10),
-        "token_budget": st.sampled_from([100, 100_000]),
+        "token_budget": st.sampled_from([100_000, 100_000, 100]),
     },
 )
 
@@ -248,7 +248,11 @@ class Team(RuleBasedStateMachine):
     def has_tasks(self, asked: Asked) -> bool:
         return bool(asked.ids)
 
-    @rule(data=st.data(), mode=st.sampled_from(MODES), timeout_ms=st.sampled_from([1_000, 40_000]))
+    @rule(
+        data=st.data(),
+        mode=st.sampled_from(MODES),
+        timeout_ms=st.sampled_from([1_000, 1_000, 40_000]),
+    )
     def wait(self, data: st.DataObject, mode: str, timeout_ms: int) -> None:
         if (asked := self.some_call(data, self.has_tasks)) is None:
             return
@@ -281,7 +285,7 @@ class Team(RuleBasedStateMachine):
     def by_id(self, task_id: str) -> SubagentHandle:
         return next(each for each in self.handles.values() if str(each.task_id) == task_id)
 
-    @rule(seconds=st.sampled_from([1, 6, 31]))
+    @rule(seconds=st.sampled_from([1, 1, 6, 31]))
     def time_passes(self, seconds: int) -> None:
         async def pass_() -> None:
             await passed(seconds)

@@ -271,8 +271,7 @@ async def tasks_page(
     )
     if status is not None:
         query = query.where(tasks.c.status == status)
-    columns = (tasks.c.created_at, tasks.c.id)
-    query = paged(query, *columns, after=after, descending=descending)
+    query = paged(query, tasks.c.created_at, tasks.c.id, after=after, descending=descending)
     rows = await fetch_page(connection, query, limit)
     return PageItems(map(dict, rows), more=rows.more)
 
