@@ -7,6 +7,7 @@ them: it is copied as JSON, without decoding.
 
 import re
 from collections.abc import Sequence
+from json import JSONDecoder
 from typing import Any
 from uuid import UUID
 
@@ -20,7 +21,8 @@ _REFERRING = frozenset(
 )
 _REFERENCE = '"answer_seq"'
 # Quotes within a string are escaped, so these are keys. Only usage has a number as ``output``.
-_TEXT = re.compile(r'(?:"message": ?\{"content"|"output"): ?("[^"\\]*+(?:\\.[^"\\]*+)*+")')
+_TEXT = re.compile(r'(?:"message": ?\{"content"|"output"): ?(?=")')
+_END_OF = JSONDecoder().raw_decode
 _READ = "SELECT * FROM answers_in_logs($1, $2, $3)"
 
 LogRow = dict[str, Any]
@@ -52,8 +54,12 @@ def fill(rows: Sequence[LogRow]) -> list[tuple[LogRow, int]]:
 
 def _text_in(row: LogRow | None) -> str | None:
     """Return the text of an event's answer, as JSON."""
-    found = None if row is None else _TEXT.search(row["data"])
-    return None if found is None else found[1]
+    data = "" if row is None else row["data"]
+    if (key := _TEXT.search(data)) is None:
+        return None
+    _, end = _END_OF(data, key.end())
+    text: str = data[key.end() : end]
+    return text
 
 
 def _add(row: LogRow, text: str) -> None:
