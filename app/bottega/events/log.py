@@ -1,8 +1,8 @@
 """The log of a run in the database: written by the worker that owns the run, read by all."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -13,7 +13,6 @@ from pydantic_core import from_json
 from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_rows
 from bottega.errors import FencedError, UnavailableError, UnreadMessagesError
-from bottega.events.answers import fill, fill_from
 from bottega.events.frames import Filter
 from bottega.events.steps import STEP_EVENTS, Step, events_of
 from bottega.events.types import FINAL_EVENT_TYPES, Event
@@ -29,7 +28,9 @@ WHERE tenant_id = $1 AND run_id = $2 AND last_seq > $3 ORDER BY last_seq LIMIT $
 """
 # An event's step is the last seq of its row: at least its own, and less than STEP_EVENTS above it.
 _PAGE = f"""
-SELECT e.seq, e.type, e.at, e.task_id, e.parent_task_id, e.agent, e.body AS data FROM run_events e
+SELECT e.seq, e.type, e.at, e.task_id, e.parent_task_id, e.agent,
+       with_answer(e.tenant_id, e.run_id, e.type, e.body) AS data
+FROM run_events e
 WHERE e.tenant_id = $1 AND e.run_id = $2 AND e.seq > $3 AND e.seq < $4
   AND e.step > $3 AND e.step < least($4::bigint, {2**62}) + {STEP_EVENTS}
   AND (e.type = ANY($5) OR (
@@ -66,15 +67,8 @@ async def page(
             only.depth,
             limit=limit,
         )
-        found = [dict(row) for row in rows]
-        if missing := [(run_id, *each) for each in fill(found)]:
-            await fill_from(connection, tenant_id, missing)
-    return PageItems((_event_of(run_id, row) for row in found), more=rows.more)
-
-
-def _event_of(run_id: UUID, row: Mapping[str, Any]) -> Event:
-    about = ("seq", "type", "at", "task_id", "parent_task_id", "agent")
-    return Event(run_id=run_id, data=from_json(row["data"]), **{key: row[key] for key in about})
+    events = (Event(run_id=run_id, **{**row, "data": from_json(row["data"])}) for row in rows)
+    return PageItems(events, more=rows.more)
 
 
 async def read_all(

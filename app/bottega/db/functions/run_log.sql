@@ -108,6 +108,19 @@ BEGIN
             p_tenant, p_run, (p_data ->> 'answer_seq')::bigint)) END);
 END $$;
 
+-- Return an event's data as JSON, with the text of the answer to which they refer as "output". See
+-- bottega.events.answers.
+CREATE OR REPLACE FUNCTION with_answer(p_tenant uuid, p_run uuid, p_type text, p_body text)
+RETURNS text LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF p_type IN ('agent.completed', 'tool.completed', 'subagent.completed')
+       AND p_body LIKE '%"answer_seq"%' AND p_body::jsonb ->> 'answer_seq' IS NOT NULL THEN
+        RETURN left(p_body, -1) || ',"output":'
+            || coalesce(to_json(answer_in(p_tenant, p_run, p_body::jsonb))::text, 'null') || '}';
+    END IF;
+    RETURN p_body;
+END $$;
+
 -- Called by workers and streams. Return texts of answers, by run and number of an event with them.
 CREATE OR REPLACE FUNCTION answers_in_logs(p_tenant uuid, p_runs uuid[], p_seqs bigint[])
 RETURNS TABLE (run_id uuid, seq bigint, output text) LANGUAGE plpgsql AS $$
