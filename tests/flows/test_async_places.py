@@ -98,3 +98,31 @@ async def test_tenants_keep_to_their_limits_over_workers_of_which_one_is_killed(
         await until(lambda: owner.fetchval(HELD), lambda held: held == 0)
     assert {*leaves.most} == {*TENANTS}
     assert max(leaves.most.values()) <= LIMIT, leaves.most
+
+
+async def test_the_runs_of_two_workers_share_their_tenant_s_places(
+    settings: Settings, database_url: str, model: FakeModel, owner: asyncpg.Pool
+) -> None:
+    leaves = Leaves()
+    model.decide = leaves.decide
+    limited = settings.model_copy(
+        update={
+            "openai_base_url": model.base_url,
+            "subagent_tenant_max_concurrent": 1,
+            "worker_concurrency": 1,
+        }
+    )
+    async with (
+        running(limited, database_url, worker=True) as bottega,
+        running(limited, database_url, worker=True),
+    ):
+        await swarm.coordinator(bottega.client, "nest")
+        await swarm.coordinator(bottega.client, subagents={"names": ["nest"]})
+        runs = [await swarm.start(bottega.client, "one-root") for _ in range(2)]
+        await swarm.until(database_url, "SELECT count(*) >= 6 FROM tasks WHERE depth = 0")
+        await until(lambda: leaves.now.total() == 1)
+        assert await owner.fetchval(HELD) == 1
+        leaves.gate.set()
+        for run_id in runs:
+            await completed(bottega.client, run_id)
+    assert leaves.most == {"one": 1}
