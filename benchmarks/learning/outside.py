@@ -17,6 +17,7 @@ from uuid import UUID, uuid4, uuid5
 from benchmarks.memory import stage
 from bottega.db.connect import connect
 from bottega.db.engine import Database
+from bottega.events.payloads import TOOL_ERROR
 from bottega.events.types import EventType, RunStatus
 from bottega.execution.retrieval import MOST_EPISODES, pattern_text, render_episode
 from bottega.llm.local.embedder import LocalEmbedder
@@ -94,7 +95,11 @@ def episode_of(run: Recorded, tools: Sequence[str]) -> Episode:
         started = {**named, "arguments": dict(call.arguments)}
         recorder.hear(EventType.TOOL_STARTED, None, AGENT, started)
         if call.failed:
-            ended = {"status": "error", "result": None, "error": call.result}
+            ended = {
+                "status": "error",
+                "result": None,
+                "error": {"type": TOOL_ERROR, "message": call.result},
+            }
             recorder.hear(EventType.TOOL_FAILED, None, AGENT, {**named, **ended})
         else:
             ended = {"status": "success", "result": call.result, "error": None}

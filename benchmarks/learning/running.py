@@ -22,6 +22,7 @@ from benchmarks.learning.world import (
     World,
 )
 from bottega.agents.tokens import estimated_tokens
+from bottega.events.payloads import TOOL_ERROR
 from bottega.events.types import EventType, RunStatus
 from bottega.execution.retrieval import (
     MOST_EPISODES,
@@ -33,7 +34,7 @@ from bottega.execution.retrieval import (
 )
 from bottega.memory.episodes.episode import Episode, Outcome, State
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.learning.episode_recorder import TOOL_ERROR, EpisodeRecorder, RunFacts
+from bottega.memory.learning.episode_recorder import EpisodeRecorder, RunFacts
 from bottega.memory.patterns.pattern import Features
 from bottega.memory.patterns.task_analysis import analyse
 from bottega.memory.text.signature import failure_signature
@@ -114,8 +115,9 @@ class _Run:
             data = {"status": "success", "result": f"{name} answered", "error": None}
             hear(EventType.TOOL_COMPLETED, None, LEAD, {**about, **data})
         else:
-            data = {"status": "error", "result": None, "error": error}
-            hear(EventType.TOOL_FAILED, None, LEAD, {**about, **data})
+            failure = {"type": TOOL_ERROR, "message": error}
+            failed = {"status": "error", "result": None, "error": failure}
+            hear(EventType.TOOL_FAILED, None, LEAD, {**about, **failed})
 
 
 async def play(task: Task, right: Right, giving: "Nothing") -> Played:

@@ -38,7 +38,9 @@ def begun(name: str, call: int = 1, task: UUID | None = None) -> Any:
 
 
 def ended(name: str, call: int = 1, error: str | None = None, task: UUID | None = None) -> Any:
-    data = {"call": call, "tool_call_id": f"c{call}", "name": name, "result": 1, "error": error}
+    data = {"call": call, "tool_call_id": f"c{call}", "name": name, "result": 1}
+    kind = "cancelled" if error == "it was cancelled" else "tool_error"
+    data["error"] = {"type": kind, "message": error} if error else None
     data["status"] = "error" if error else "success"
     kind = EventType.TOOL_FAILED if error else EventType.TOOL_COMPLETED
     return (kind, task, "boss", data)

@@ -32,7 +32,8 @@ def about(**changes: Any) -> RunFacts:
 
 def tool(name: str, call: int, *, error: str | None = None, result: Any = "done") -> list[Any]:
     asked = {"call": call, "tool_call_id": f"c{call}", "name": name}
-    ended = {**asked, "status": "error" if error else "success", "result": None, "error": error}
+    ended = {**asked, "status": "error" if error else "success", "result": None}
+    ended["error"] = {"type": "tool_error", "message": error} if error else None
     kind = EventType.TOOL_FAILED if error else EventType.TOOL_COMPLETED
     return [
         (EventType.TOOL_STARTED, None, "boss", {**asked, "arguments": {"n": call}}),
@@ -178,6 +179,19 @@ def test_failed_call_has_its_signature_in_the_trace() -> None:
     ]
     assert first["signature"] == "tool_error @pay: no answer in #"
     assert "signature" not in second
+
+
+def test_each_kind_of_failure_has_a_signature_and_that_of_the_run_itself() -> None:
+    refused = tool("pay", 1, error="said 404")
+    refused[1][3]["error"] |= {"type": "http_error", "status": 404}
+    error = {"code": "timeout", "message": "it took longer than 5 s"}
+    told = tell(*refused, *tool("look", 2, error="no"), failed(), error=error)
+    assert list(told["failure_signatures"]) == [
+        "http_error 404 @pay: said #",
+        "tool_error @look: no",
+        "model_error @helper: no answer in #",
+        "timeout: it took longer than #",
+    ]
 
 
 def test_plan_and_its_changes_are_recorded_and_do_no_work() -> None:

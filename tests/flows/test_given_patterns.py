@@ -209,7 +209,9 @@ async def test_a_failed_call_adds_advice_and_similar_failures(
     model.script(calls(("designer", {"query": "x"})), http_error(400), text("Without it."))
     first = await start(bottega.client, input="Draw a bridge.")
     failed = [f["data"] for f in await ended(bottega, first) if f["type"] == "tool.failed"]
-    signature = failure_signature("tool_error", failed[0]["error"], "designer")
+    failure = failed[0]["error"]
+    assert failure["type"] == "model_bad_request"
+    signature = failure_signature(failure["type"], failure["message"], "designer")
     recovery = Pattern(
         name="ask again",
         category=Category.RECOVERY,
@@ -240,7 +242,7 @@ async def test_a_failed_call_adds_advice_and_similar_failures(
     failure = next(f for f in frames if f["type"] == "tool.failed")
     assert given["tool_call_id"] == failure["data"]["tool_call_id"]
     error, _, helped = model.requests[before + 2]["messages"][-1]["content"].partition("\n\n")
-    assert error == f"Error: {failed[0]['error']}"
+    assert error == f"Error: {failed[0]['error']['message']}"
     assert helped.startswith("Worked after this failure: requirements\n"), helped
     assert "Ask the requirements first." in helped
     assert "Draw a bridge." in helped, "who failed alike"
@@ -504,5 +506,6 @@ async def test_a_failed_search_reveals_nothing_about_the_database(
     frames = await ended(bottega, run_id)
     assert frames[-1]["type"] == "run.completed"
     (failed,) = [f["data"] for f in frames if f["type"] == "tool.failed"]
-    assert "go on without it" in failed["error"]
-    assert "episode_search" not in failed["error"]
+    assert failed["error"]["type"] == "unavailable"
+    assert "go on without it" in failed["error"]["message"]
+    assert "episode_search" not in failed["error"]["message"]

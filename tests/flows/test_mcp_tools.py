@@ -110,7 +110,7 @@ async def test_tools_are_pinned_and_called(
     )
     assert "42" in str(added["data"]["result"])
     assert failed["type"] == "tool.failed"
-    assert "no " in failed["data"]["error"]
+    assert "no " in failed["data"]["error"]["message"]
     assert "a-secret-of-the-tenant" not in str(failed)
     assert pictured["data"]["parts"][0]["media_type"] == "image/png"
     assert tools.called == ["add", "fail"]
@@ -267,7 +267,7 @@ async def test_a_killed_worker_s_calls_are_not_repeated(
             events = await watch(api.port, run_id)
     ends = [each for each in events if each["type"] in ("tool.completed", "tool.failed")]
     assert [each["type"] for each in ends] == ["tool.completed", "tool.failed"]
-    assert "interrupted by a restart" in ends[1]["data"]["error"]
+    assert "interrupted by a restart" in ends[1]["data"]["error"]["message"]
     assert tools.called == ["add", "slow"]
     assert events[-1]["type"] == "run.completed"
 

@@ -239,6 +239,8 @@ async def test_any_other_status_is_an_error_with_the_start_of_the_body(
     assert await error_of(tool, id="1") == (
         'the server answered 404 Not Found: {"detail": "no such item"}'
     )
+    refused = await call(tool, id="1")
+    assert (refused.error_type, refused.error_status) == ("http_error", 404)
     web.reply = answer("x" * 50_000, status=500)
     said = await error_of(tool, id="1")
     assert said == f"the server answered 500 Internal Server Error: {'x' * 1000}…"

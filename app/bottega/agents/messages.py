@@ -183,6 +183,8 @@ class ToolResult(BaseModel):
     """The answer to one :class:`ToolCall`.
 
     Attributes:
+        error_type: kind of the error: a code, or the class of an exception.
+        error_status: HTTP status of a server that refused the call.
         parts: images and other content beside ``result``.
         annotations: for the metadata of what the agent publishes; see :class:`ToolContext`.
     """
@@ -194,6 +196,8 @@ class ToolResult(BaseModel):
     status: ToolStatus = ToolStatus.SUCCESS
     result: Any = None
     error: str | None = None
+    error_type: str | None = None
+    error_status: int | None = None
     parts: tuple[Part, ...] = ()
     annotations: dict[str, Any] = Field(default_factory=dict)
 

@@ -11,8 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bottega.agents.history import QueryInput
 from bottega.agents.messages import AssistantResponse, ToolCall, ToolResult, ToolStatus
 from bottega.agents.query import CurrentCall, QueriedAgent, Query, current_call, next_query
-from bottega.agents.tools import ToolBase, error_result, explain
+from bottega.agents.tools import ToolBase, error_result, raised, refused_arguments
 
+AGENT_FAILED = "agent_failed"
+"""Code of an agent's error that has none."""
 MAX_DEPTH = 3
 """Limit of nested sub-agents below the root."""
 
@@ -107,7 +109,7 @@ class SubAgentWrapper(ToolBase):
         try:
             _Arguments.model_validate(tool_call.arguments)
         except ValidationError as error:
-            return error_result(tool_call, explain(error))
+            return refused_arguments(tool_call, error)
         call = current_call.get()
         if call is not None and call.query.depth >= MAX_DEPTH:
             return error_result(
@@ -149,7 +151,7 @@ async def _ask(
     except Exception as error:
         if error is query.escaped:
             raise
-        return error_result(tool_call, f"{type(error).__name__}: {error}")
+        return raised(tool_call, error)
     finally:
         next_query.reset(token)
         parent.usage += query.usage
@@ -163,4 +165,5 @@ def _result(tool_call: ToolCall, response: AssistantResponse) -> ToolResult:
         status=ToolStatus.ERROR if failed else ToolStatus.SUCCESS,
         result=None if failed and not response.content else response.content,
         error=response.error,
+        error_type=(response.error_code or AGENT_FAILED) if failed else None,
     )

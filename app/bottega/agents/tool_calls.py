@@ -26,7 +26,7 @@ from bottega.agents.query import (
     fire,
 )
 from bottega.agents.subagent import SubAgentWrapper
-from bottega.agents.tools import ToolBase, error_result
+from bottega.agents.tools import ToolBase, error_result, raised
 from bottega.errors import FencedError, HistoryError, HookContractError
 
 Toolbox = Mapping[str, ToolBase]
@@ -219,9 +219,11 @@ async def execute_tool(tool: ToolBase | None, call: ToolCall, tools: Toolbox) ->
     """Execute one call; return the tool's errors as ERROR results for the model."""
     if tool is None:
         names = ", ".join(tools) or "none"
-        return error_result(call, f"there is no tool '{call.name}'; you may use: {names}")
+        text = f"there is no tool '{call.name}'; you may use: {names}"
+        return error_result(call, text, "unknown_tool")
     if call.malformed is not None:
-        return error_result(call, f"the arguments are not a JSON object: {call.malformed[:200]}")
+        text = f"the arguments are not a JSON object: {call.malformed[:200]}"
+        return error_result(call, text, "invalid_arguments")
     try:
         own = isinstance(tool, SubAgentWrapper) or tool.local
         result = await (tool.execute(call) if own else abandonable(tool, call))
@@ -233,7 +235,7 @@ async def execute_tool(tool: ToolBase | None, call: ToolCall, tools: Toolbox) ->
     except (Exception, SystemExit) as error:
         if must_escape(tool, error):
             raise
-        return error_result(call, f"{type(error).__name__}: {error}")
+        return raised(call, error)
     if isinstance(result, ToolResult):
         return result
     return error_result(call, f"the tool returned {type(result).__name__}, not a ToolResult")

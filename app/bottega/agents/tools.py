@@ -25,7 +25,7 @@ from bottega.agents.parts import Part
 from bottega.agents.people.interrupts import EXPIRES_S, Interrupt
 from bottega.agents.provider import ToolSchema
 from bottega.agents.threads import run_in_thread
-from bottega.errors import shortened
+from bottega.errors import BottegaError, shortened
 from bottega.graph.shared_memory import SharedMemoryGraph
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -108,14 +108,35 @@ class ToolBase(ABC):
         return ToolSchema(self.name, self.description, self.create_schema())
 
 
-def error_result(call: ToolCall, error: str) -> ToolResult:
-    """Return an ERROR answer to ``call``, with a long text shortened."""
+def error_result(
+    call: ToolCall, error: str, error_type: str | None = None, status: int | None = None
+) -> ToolResult:
+    """Return an ERROR answer to ``call``, with a long text shortened.
+
+    Args:
+        error_type: a code, or the class of an exception; ``None``: nothing is known.
+        status: of HTTP, from the server that refused the call.
+    """
     return ToolResult(
         tool_call_id=call.id,
         tool_name=call.name,
         status=ToolStatus.ERROR,
         error=shortened(error),
+        error_type=error_type,
+        error_status=status,
     )
+
+
+def raised(call: ToolCall, error: BaseException) -> ToolResult:
+    """Return an ERROR answer about an exception of the tool."""
+    name = type(error).__name__
+    kind = error.code if isinstance(error, BottegaError) else name
+    return error_result(call, f"{name}: {error}", kind)
+
+
+def refused_arguments(call: ToolCall, error: ValidationError) -> ToolResult:
+    """Return an ERROR answer about arguments that are not those of the tool."""
+    return error_result(call, explain(error), "invalid_arguments")
 
 
 def success_result(call: ToolCall, value: Any, parts: Sequence[Part] = ()) -> ToolResult:
@@ -207,7 +228,7 @@ class FunctionTool(ToolBase):
         try:
             valid = self._model.model_validate(tool_call.arguments)
         except ValidationError as error:
-            return error_result(tool_call, explain(error))
+            return refused_arguments(tool_call, error)
         values = {name: getattr(valid, field) for field, name in self._names.items()}
         values |= _context_for(self._takes)
         return await _answer(tool_call, partial(self._function, **values), is_async=self._is_async)
@@ -241,7 +262,7 @@ class ClassTool(ToolBase):
         try:
             valid = self._adapter.validate_python(tool_call.arguments)
         except ValidationError as error:
-            return error_result(tool_call, explain(error))
+            return refused_arguments(tool_call, error)
         if self._names is not None:
             fields, valid = valid, copy(self._prototype)
             for field, name in self._names.items():

@@ -18,7 +18,7 @@ _new = tuple.__new__
 
 
 class EventError(NamedTuple):
-    """The ``error`` of a failed model call, agent or task; that of a tool has no code."""
+    """The ``error`` of a failed model call, agent or task; a text of a cancelled one."""
 
     code: str | None
     message: str | None
@@ -29,6 +29,27 @@ class EventError(NamedTuple):
         if isinstance(error, Mapping):
             return cls(error.get("code"), error.get("message"))
         return cls(None, error)
+
+
+TOOL_ERROR = "tool_error"
+"""Type of an error that a tool does not tell from others."""
+
+
+class ToolError(NamedTuple):
+    """The ``error`` of ``tool.failed``; ``status`` is that of HTTP."""
+
+    type: str
+    message: str
+    status: int | None = None
+
+    @classmethod
+    def of(cls, error: Data) -> Self:
+        return cls(error["type"], error["message"], error.get("status"))
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The error as the event has it."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 class LlmStarted(NamedTuple):
@@ -118,7 +139,7 @@ class ToolEnded(NamedTuple):
     name: str
     status: str
     result: Any
-    error: str | None
+    error: ToolError | None
     answer_seq: int | None
     parts: Sequence[Data]
     annotations: Data
@@ -133,7 +154,7 @@ class ToolEnded(NamedTuple):
                 data["name"],
                 data["status"],
                 data["result"],
-                data["error"],
+                None if (error := data["error"]) is None else ToolError.of(error),
                 data.get("answer_seq"),
                 data.get("parts", ()),
                 data.get("annotations", {}),

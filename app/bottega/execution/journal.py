@@ -22,7 +22,7 @@ from bottega.agents.messages import AgentUsage, Usage
 from bottega.clock import monotonic
 from bottega.errors import UnreadMessagesError
 from bottega.events import log
-from bottega.events.payloads import EventError, warning
+from bottega.events.payloads import EventError, ToolError, warning
 from bottega.events.steps import Step
 from bottega.events.types import FINAL_EVENT, Event, EventType, RunStatus
 from bottega.execution.claim import ClaimedRun
@@ -127,7 +127,7 @@ class Journal:
         self.attempt = run.attempt
         self.replay = Replay()
         self.spent: dict[tuple[str, str], Usage] = {}
-        self.broken: list[tuple[str, str]] = []
+        self.broken: list[tuple[str, ToolError]] = []
         self._writer = writer
         self.tenant_id = run.tenant_id
         self._wake = wake
@@ -177,7 +177,8 @@ class Journal:
             }
         )
         if event_type in _FAILED_BESIDE:
-            self.broken.append((agent or "", EventError.of(data).message or ""))
+            code, message = EventError.of(data)
+            self.broken.append((agent or "", ToolError(code or "error", message or "")))
         if self.episode_recorder is not None:
             self.episode_recorder.hear(event_type, task_id, agent, data)
         if not self._unshown:

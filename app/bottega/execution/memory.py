@@ -31,15 +31,14 @@ from bottega.execution.retrieval import (
     render_episode,
 )
 from bottega.execution.sharing.recovery import ToolFailure
-from bottega.memory.episodes.episode import Episode, EpisodeFilter, Outcome
+from bottega.memory.episodes.episode import EpisodeFilter, Outcome
 from bottega.memory.episodes.scope import Scope, scope_of_run
 from bottega.memory.episodes.store import Hit
-from bottega.memory.learning.episode_recorder import TOOL_ERROR, RunFacts
+from bottega.memory.learning.episode_recorder import RunFacts
 from bottega.memory.learning.insights import insight_outcomes, insights_in
 from bottega.memory.learning.told_steps import cure_in
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.task_analysis import Goals, analyse, refined
-from bottega.memory.text.signature import failure_signature
 from bottega.memory.working.prompts import RunMemory
 from bottega.memory.working.tools import SearchMemory, SetPlan
 from bottega.memory.working.working_memory import Retrieved, WorkingMemory
@@ -297,34 +296,28 @@ class MemoryRetriever:
         return [*found.values()]
 
     async def _helpful(self, sources: MemorySources, failure: ToolFailure) -> list[dict[str, Any]]:
-        tool, why = failure.tool, failure.why
-        signature = failure_signature(TOOL_ERROR, failure.error, tool)
-        signatures = [signature] if why is None else [failure_signature(*why), signature]
+        tool, signature = failure.tool, failure.signature
         patterns = patterns_for(
             sources,
             self._journal.tenant_id,
-            {**self._features, "error_type": TOOL_ERROR, "tool": tool},
+            {**self._features, "error_type": failure.error.type, "tool": tool},
             self._assignment,
             failure_signature=signature,
             but=frozenset(self._patterns),
         )
-        return await self._both(patterns, self._alike(sources, tool, signatures))
+        return await self._both(patterns, self._alike(sources, tool, signature))
 
     async def _alike(
-        self, sources: MemorySources, tool: str, signatures: Sequence[str]
+        self, sources: MemorySources, tool: str, signature: str
     ) -> list[dict[str, Any]]:
         """Return episodes with a similar failure, those of successes first.
 
         If some have a cure, return only those.
         """
-        tenant_id = self._journal.tenant_id
-        found: dict[UUID | None, Episode] = {}
-        for signature in signatures:
-            for episode in await sources.episodes.similar_failures(
-                tenant_id, self._scope, signature, _READ
-            ):
-                found.setdefault(episode.id, episode)
-        best = sorted(found.values(), key=lambda each: each.judged is not Outcome.SUCCESS)
+        found = await sources.episodes.similar_failures(
+            self._journal.tenant_id, self._scope, signature, _READ
+        )
+        best = sorted(found, key=lambda each: each.judged is not Outcome.SUCCESS)
         cures = {each.id: cure_in(each.summary.steps, tool) for each in best}
         cured = [each for each in best if cures[each.id]]
         return [episode_event(each, cure=cures[each.id]) for each in (cured or best)[:_ALIKE]]

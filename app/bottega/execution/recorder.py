@@ -24,7 +24,7 @@ from bottega.agents.messages import (
 from bottega.agents.people.interrupts import Interrupt, Resolution
 from bottega.agents.provider import FailedTry, Failing, ModelTarget, OnDelta
 from bottega.agents.query import CurrentCall, Invoke, Query, Recorder, current_call
-from bottega.agents.subagent import SubAgentWrapper
+from bottega.agents.subagent import AGENT_FAILED, SubAgentWrapper
 from bottega.agents.tools import ToolBase, error_result
 from bottega.clock import monotonic
 from bottega.errors import ModelError
@@ -34,7 +34,7 @@ from bottega.execution.budget import DayAccount, RunAccounts
 from bottega.execution.claim import ClaimedRun
 from bottega.execution.journal import Journal
 from bottega.execution.live_text import CallText, LiveText, ModelCall
-from bottega.execution.replay import Key, data_of, data_of_result, usage_of
+from bottega.execution.replay import Key, data_of, data_of_result, tool_error_of, usage_of
 from bottega.execution.sharing.memory_log import MemoryLog
 from bottega.execution.sharing.recovery import FailureMemory, ToolFailure, help_after
 from bottega.execution.task_rows import CANCELLED, Tasks, name_of
@@ -81,7 +81,6 @@ class JournalRecorder(Recorder):
         self.answer_seq: int | None = None
         self.spent = AgentUsage()
         self.lessons: FailureMemory | None = None
-        self._whys: dict[str, tuple[str, str]] = {}  # errors of sub-agents, by tool call
         self.answered: dict[UUID | None, int] = {}
         self.linked_usage: dict[UUID, AgentUsage] = {}
         self.accounts = RunAccounts(run, day)
@@ -120,9 +119,7 @@ class JournalRecorder(Recorder):
         usage = response.usage.to_dict()
         said, at = self._said.pop(query, (None, 0))
         if response.error is not None:
-            error = {"code": response.error_code or "agent_failed", "message": response.error}
-            if query.tool_call is not None and query.depth == 1:
-                self._whys[query.tool_call.id] = (error["code"], error["message"])
+            error = {"code": response.error_code or AGENT_FAILED, "message": response.error}
             self.tasks.add(query, EventType.AGENT_FAILED, {"error": error, "usage": usage})
             self._shared.ended(query, None, None)
             return
@@ -307,10 +304,10 @@ class JournalRecorder(Recorder):
             # Not replayed as a whole: its own calls are replayed, so that it publishes again.
             path = (*query.path, (number, call.index))
             answered = await self.tasks.cancellable(path, tool.agent, execute)
-            result = answered or error_result(tool_call, CANCELLED["message"])
+            result = answered or error_result(tool_call, CANCELLED["message"], CANCELLED["code"])
         elif key in self.journal.replay.begun and not (tool is None or tool.idempotent):
             text = "interrupted by a restart; whether it took effect is unknown"
-            result = error_result(tool_call, text)
+            result = error_result(tool_call, text, "interrupted")
         else:
             if tool is None or not tool.local:
                 await self.journal.commit()
@@ -332,9 +329,9 @@ class JournalRecorder(Recorder):
         if query.model_calls >= self.journal.replay.asked:
             broken, self.journal.broken = dict(self.journal.broken), []
             failures = [ToolFailure(name, error) for name, error in broken.items()]
-            error, why = result.error or "", self._whys.pop(tool_call.id, None)
-            if failed and error != CANCELLED["message"]:
-                failures.insert(0, ToolFailure(tool_call.name, error, why))
+            error = tool_error_of(result)
+            if error is not None and error.type != CANCELLED["code"]:
+                failures.insert(0, ToolFailure(tool_call.name, error))
         failures = failures[:_MOST_FAILURES]
         given = await self.lessons.failed(query.model_calls, tool_call.id, failures)
         if not failed:  # asynchronous tasks failed

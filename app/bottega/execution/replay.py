@@ -27,12 +27,14 @@ from bottega.agents.messages import (
 from bottega.agents.parts import Part
 from bottega.errors import ModelError
 from bottega.events.payloads import (
+    TOOL_ERROR,
     ContextReceived,
     EventError,
     LlmCompleted,
     MemoryPublished,
     MessageDelivered,
     ToolEnded,
+    ToolError,
     call_of,
     is_repeated,
     tool_call_of,
@@ -48,6 +50,7 @@ TAUGHT = (EPISODE, SOURCE, INSIGHT)
 ANALYSIS = "analysis:"
 """Prefix of the source of a model's analysis of the run's task."""
 
+_LONGEST_TYPE = 100
 _SERVED = frozenset(("provider", "model"))
 """Metadata of an answer that ``llm.completed`` has beside the message."""
 
@@ -261,20 +264,33 @@ def answer_of(completed: LlmCompleted) -> AssistantMessage:
 
 def data_of_result(about: Mapping[str, Any], result: ToolResult) -> dict[str, Any]:
     """Return the data of a tool call's end, for :func:`result_of`; ``about``: of the call."""
-    said = {"status": result.status, "result": result.result, "error": result.error}
+    error = tool_error_of(result)
+    failure = None if error is None else error.data
+    said = {"status": result.status, "result": result.result, "error": failure}
     parts = {"parts": [part.to_dict() for part in result.parts]} if result.parts else {}
     annotations = {"annotations": result.annotations} if result.annotations else {}
     return {**about, **said, **parts, **annotations}
 
 
+def tool_error_of(result: ToolResult) -> ToolError | None:
+    """Return the error of a failed call as the log has it; ``None`` for a success."""
+    if result.status is not ToolStatus.ERROR:
+        return None
+    kind = (result.error_type or TOOL_ERROR)[:_LONGEST_TYPE]
+    return ToolError(kind, result.error or "", result.error_status)
+
+
 def result_of(ended: ToolEnded, answer: str | None = None) -> ToolResult:
     """Return a tool's result; ``answer`` is the text that ``answer_seq`` refers to."""
+    error = ended.error
     return ToolResult(
         tool_call_id=ended.tool_call_id,
         tool_name=ended.name,
         status=ToolStatus(ended.status),
         result=ended.result if ended.answer_seq is None else answer,
-        error=ended.error,
+        error=None if error is None else error.message,
+        error_type=None if error is None else error.type,
+        error_status=None if error is None else error.status,
         parts=tuple(map(Part.from_dict, ended.parts)),
         annotations=dict(ended.annotations),
     )

@@ -28,7 +28,8 @@ class RunFiles:
         try:
             parts = [await self._part(part) for part in result.parts]
         except (InvalidInputError, LimitedError, UnavailableError) as error:
-            return error_result(call, f"its answer could not be stored: {error.detail}")
+            text = f"its answer could not be stored: {error.detail}"
+            return error_result(call, text, error.code)
         return result.model_copy(update={"parts": tuple(parts)})
 
     async def _part(self, part: Part) -> Part:

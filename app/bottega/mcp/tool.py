@@ -78,7 +78,7 @@ class McpTool(ToolBase):
                 schema=self._schema.input_schema,
             )
         except (InvalidInputError, UnavailableError) as error:
-            return error_result(tool_call, self._clean(error.detail, ()))
+            return error_result(tool_call, self._clean(error.detail, ()), error.code)
         text = text_of(result.parts)
         if result.is_error:
             return error_result(tool_call, self._clean(text or "the tool failed", result.secrets))

@@ -41,7 +41,7 @@ _TEXT = """
     coalesce(
         CASE WHEN e.data ? 'answer_seq' OR e.data ? 'output'
              THEN answer_in(e.tenant_id, e.run_id, e.data) END,
-             'Error: ' || coalesce(e.data #>> '{error,message}', e.data ->> 'error'),
+             'Error: ' || (e.data #>> '{error,message}'),
              e.data ->> 'result', '')
 """
 _OF_RUN = """

@@ -38,7 +38,7 @@ class _FileTool(FunctionTool):
         try:
             return await super().execute(tool_call)
         except (InvalidInputError, ForbiddenError, NotFoundError) as error:
-            return error_result(tool_call, error.detail)
+            return error_result(tool_call, error.detail, error.code)
 
 
 def file_tools(workspace: Callable[[], Workspace]) -> tuple[ToolBase, ...]:

@@ -56,7 +56,7 @@ class _Builtin(FunctionTool):
         try:
             return await super().execute(tool_call)
         except (InvalidInputError, UnavailableError) as error:
-            return error_result(tool_call, error.detail)
+            return error_result(tool_call, error.detail, error.code)
 
 
 def current_time(deps: ToolDeps) -> ToolBase:

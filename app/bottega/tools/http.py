@@ -297,13 +297,15 @@ class HttpTool(ToolBase):
                 tenant=self._tenant,
             )
         except (InvalidInputError, UnavailableError) as error:
-            return error_result(tool_call, clean(error.detail))
+            return error_result(tool_call, clean(error.detail), error.code)
         if (failure := self._failure(reply, url, clean)) is not None:
-            return error_result(tool_call, failure)
+            refused = failure_of(reply) is not None
+            kind, status = ("http_error", reply.status) if refused else ("invalid_answer", None)
+            return error_result(tool_call, failure, kind, status)
         media = media_of(reply)
         body = body_of(reply) if media is None else None
         if violations := await self._violations(body, len(reply.body)):
-            return error_result(tool_call, clean(violations))
+            return error_result(tool_call, clean(violations), "invalid_answer")
         found = {"status": reply.status, "content_type": content_type(reply), "body": body}
         return success_result(tool_call, clean(found), [] if media is None else [media])
 

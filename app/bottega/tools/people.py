@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.people.interrupts import EXPIRES_S, Interrupt
-from bottega.agents.tools import ToolBase, error_result, explain
+from bottega.agents.tools import ToolBase, error_result, refused_arguments
 from bottega.errors import InvalidInputError
 from bottega.json_schema.output import output_schema
 
@@ -73,7 +73,7 @@ class AskUser(_PeoplesTool):
         try:
             _Question.model_validate(tool_call.arguments)
         except ValidationError as error:
-            return error_result(tool_call, explain(error))
+            return refused_arguments(tool_call, error)
         return await super().execute(tool_call)
 
 

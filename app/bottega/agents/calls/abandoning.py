@@ -30,7 +30,7 @@ async def abandonable(tool: ToolBase, call: ToolCall) -> object:
     if not task.done():
         await _stop(task, tool)
         if not task.done() or task.cancelled() or isinstance(task.result(), TimeoutError):
-            return error_result(call, f"timed out after {tool.timeout_s:g} s")
+            return error_result(call, f"timed out after {tool.timeout_s:g} s", "timeout")
     result = task.result()
     if isinstance(result, BaseException):
         raise result

@@ -56,7 +56,7 @@ class Resolution:
         if said.get("decision") == "approve":
             return None
         if said.get("decision") == "deny":
-            return _failed(call, _denial(said))
+            return _failed(call, _denial(said), "denied")
         if (error := said.get("error")) is not None:
             return _failed(call, str(error))
         value = said["answer"] if "answer" in said else said.get("result")
@@ -77,10 +77,11 @@ def _denial(said: Mapping[str, Any]) -> str:
     return f"denied by a person: {comment}" if comment else "denied by a person"
 
 
-def _failed(call: ToolCall, error: str) -> ToolResult:
+def _failed(call: ToolCall, error: str, error_type: str | None = None) -> ToolResult:
     return ToolResult(
         tool_call_id=call.id,
         tool_name=call.name,
         status=ToolStatus.ERROR,
         error=shortened(error),
+        error_type=error_type,
     )

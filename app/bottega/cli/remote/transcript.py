@@ -47,7 +47,7 @@ class Transcript:
             arguments = _short(data["arguments"])
             self.note(f"{event['agent']} calls {data['name']}{arguments}", self._depth(event))
         elif kind == "tool.failed":
-            why = data["error"] or data["status"]
+            why = data["error"]["message"] or data["error"]["type"]
             self.note(f"{data['name']} failed: {why}", self._depth(event))
 
     def note(self, text: str, depth: int = 0) -> None:

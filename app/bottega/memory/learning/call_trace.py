@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from bottega.events.payloads import TOOL_ERROR
 from bottega.memory.episodes.episode import READ_OUTSIDE, SEARCHABLE, Episode, Outcome, StorageState
 from bottega.memory.patterns.owners import owner_of, shared_texts
 from bottega.memory.text.signature import failure_signature
@@ -175,5 +176,7 @@ def _signature(step: Mapping[str, Any]) -> str | None:
         return known
     error = step["error"]
     if isinstance(error, Mapping):
-        return failure_signature(str(error.get("code")), str(error.get("message")))
-    return failure_signature("tool_error", str(error), step.get("tool"))
+        return failure_signature(
+            str(error.get("code")), str(error.get("message")), step.get("agent")
+        )
+    return failure_signature(TOOL_ERROR, str(error), step.get("tool"))

@@ -18,6 +18,7 @@ from bottega.events.payloads import (
     EventError,
     LlmCompleted,
     ToolEnded,
+    ToolError,
     ToolStarted,
     is_repeated,
 )
@@ -46,8 +47,6 @@ from bottega.memory.text.signature import failure_signature
 from bottega.memory.text.summaries import cut, summary_of
 from bottega.memory.working.tools import SEARCH_MEMORY, SET_PLAN, plan_of
 
-TOOL_ERROR = "tool_error"
-"""Error code in the signature of a failed tool call."""
 _RECALL = "recall_memory"
 _OF_MEMORY = frozenset((SET_PLAN, SEARCH_MEMORY, _RECALL))
 """Tools that do no part of the task."""
@@ -57,6 +56,7 @@ _FIRST, _LAST = 40, 120
 _STEP_BYTES = 300
 _SUMMARY_TOKENS = 480  # of four bytes each: within the limit of an episode
 _ERRORS = 10
+_SIGNATURES = 19  # and that of the run itself
 _TAGS = 20
 _LONGEST_TAG = 64
 
@@ -182,7 +182,7 @@ class EpisodeRecorder:
                 self._tool_ended(agent, task_id, ended, failed=failed)
             case EventType.LLM_FAILED:
                 self._retries += is_repeated(data)
-                self._failed(agent, task_id, data)
+                self._failed(agent, task_id, data, None)
             case EventType.CONTEXT_RECALLED:
                 self._following.recalled(data)
                 if (note := noted(data)) and len(self._insights) < MOST_INSIGHTS:
@@ -199,12 +199,14 @@ class EpisodeRecorder:
             self._step(agent, task_id, answer=said if output is None else self._short(output))
         elif event_type in _FAILED_TASK:
             if self._tasks.get(task_id) is not False:
-                self._failed(agent, task_id, data)
+                self._failed(agent, task_id, data, agent)
             self._tasks[task_id] = False
 
-    def _failed(self, agent: str | None, task_id: UUID | None, data: Data) -> None:
+    def _failed(
+        self, agent: str | None, task_id: UUID | None, data: Data, name: str | None
+    ) -> None:
         error = EventError.of(data)
-        self._erred(error, None)
+        self._erred(ToolError(error.code or "error", error.message or ""), name)
         self._step(agent, task_id, error=error._asdict())
 
     def _tool_ended(
@@ -223,12 +225,10 @@ class EpisodeRecorder:
             "arguments": self._short(to_json(arguments, serialize_unknown=True).decode()),
             "status": ended.status,
         }
-        if failed:
-            error = ended.error or ""
-            step["error"] = self._short(error)
-            step["signature"] = failure_signature(TOOL_ERROR, self._clean(error), name)
-            self._erred(EventError(TOOL_ERROR, error), name)
-            self._suspect(name, error)
+        if ended.error is not None:
+            step["error"] = self._short(ended.error.message)
+            step["signature"] = self._erred(ended.error, name)
+            self._suspect(name, ended.error.message)
         elif ended.result is not None:
             result = as_text(ended.result)
             step["result"] = self._short(result)
@@ -248,13 +248,15 @@ class EpisodeRecorder:
         else:
             self._last.append(step)
 
-    def _erred(self, error: EventError, tool: str | None) -> None:
-        code, message = str(error.code or "error"), str(error.message or "")
-        message = self._clean(message)
-        if len(self._signatures) < _ERRORS:
-            self._signatures[failure_signature(code, message, tool)] = None
+    def _erred(self, error: ToolError, name: str | None) -> str:
+        """Note a failure, and return its signature; ``name``: of the tool or agent."""
+        message = self._clean(error.message)
+        signature = failure_signature(error.type, message, name, error.status)
+        if len(self._signatures) < _SIGNATURES:
+            self._signatures[signature] = None
         if len(self._errors) < _ERRORS:
-            self._errors[f"{tool or code}: {cut(message, _STEP_BYTES)}"] = None
+            self._errors[f"{name or error.type}: {cut(message, _STEP_BYTES)}"] = None
+        return signature
 
     def _short(self, text: str) -> str:
         return cut(self._clean(text), _STEP_BYTES)
@@ -280,8 +282,8 @@ class EpisodeRecorder:
         """
         about = self.about
         if error is not None:
-            if not self._signatures:
-                self._erred(EventError(error["code"], error["message"]), None)
+            own = failure_signature(error["code"], self._clean(error["message"]))
+            self._signatures.setdefault(own)
             self._errors.setdefault(f"{error['code']}: {self._short(error['message'])}")
         question = self._clean(about.question)
         answer = "" if output is None else self._clean(as_text(output))

@@ -64,7 +64,6 @@ class Adherence:
         self._open: dict[Any, int] = {}  # numbers of open calls and tasks by key, from 1
         self._asked: Counter[str] = Counter()
         self._tasks: set[UUID] = set()
-        self._cancelled: set[str] = set()  # error messages of cancelled tasks
 
     def tool_started(self, task_id: UUID | None, started: ToolStarted) -> None:
         """Process ``tool.started``."""
@@ -76,7 +75,7 @@ class Adherence:
         """Process ``tool.completed`` or ``tool.failed``."""
         if self._shown:
             key = (task_id, ended.call, ended.tool_call_id)
-            if failed and ended.error in self._cancelled:
+            if ended.error is not None and ended.error.type == _CANCELLED:
                 self._open.pop(key, None)
             else:
                 self._end(key, ended.name, well=not failed)
@@ -101,7 +100,6 @@ class Adherence:
         elif event_type in _ENDED_BADLY:
             error = EventError.of(data)
             if error.code == _CANCELLED:  # no evidence
-                self._cancelled.add(str(error.message))
                 self._open.pop(task_id, None)
             else:
                 self._end(task_id, agent, well=False)

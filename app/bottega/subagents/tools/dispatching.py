@@ -51,7 +51,7 @@ class DispatchTool(SubagentTool):
                 tool_call, await self.dispatch(call, scope, place, tool_call.arguments)
             )
         except InvalidInputError as error:
-            return error_result(tool_call, error.detail)
+            return error_result(tool_call, error.detail, error.code)
 
     def replayed(self, tool_call: ToolCall) -> None:
         call, scope = self.shared.scope()

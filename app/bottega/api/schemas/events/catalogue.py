@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import create_model
 from pydantic.json_schema import models_json_schema
 
-from bottega.api.schemas.events import data
+from bottega.api.schemas.events import data, tools
 from bottega.api.schemas.events.data import EventData
 from bottega.api.schemas.runs import Event
 from bottega.events.types import EventType
@@ -34,9 +34,9 @@ DATA: Mapping[EventType, type[EventData]] = {
     EventType.MESSAGE_DELIVERED: data.MessageDeliveredData,
     EventType.INTERRUPT_CREATED: data.InterruptCreatedData,
     EventType.INTERRUPT_RESOLVED: data.InterruptResolvedData,
-    EventType.TOOL_STARTED: data.ToolStartedData,
-    EventType.TOOL_COMPLETED: data.ToolEndedData,
-    EventType.TOOL_FAILED: data.ToolEndedData,
+    EventType.TOOL_STARTED: tools.ToolStartedData,
+    EventType.TOOL_COMPLETED: tools.ToolEndedData,
+    EventType.TOOL_FAILED: tools.ToolEndedData,
     EventType.MEMORY_INJECTED: data.MemoryInjectedData,
     EventType.MEMORY_PUBLISHED: data.PublicationData,
     EventType.CONTEXT_RECALLED: data.ContextRecalledData,

@@ -218,36 +218,6 @@ class InterruptResolvedData(InterruptData):
     by: Annotated[dict[str, Any] | None, Field(description="`key_id` and `name` of the key.")]
 
 
-class ToolCallData(EventData):
-    """Data of a tool call."""
-
-    call: Call
-    tool_call_id: str
-    name: str
-
-
-class ToolStartedData(ToolCallData):
-    """Data of a tool call that begins."""
-
-    arguments: dict[str, Any]
-
-
-class ToolEndedData(ToolCallData):
-    """Data of a tool call's end."""
-
-    status: Literal["success", "error"]
-    result: Any
-    error: str | None
-    answer_seq: AnswerSeq = None
-    output: str | None = None  # a sub-agent's answer
-    parts: Annotated[list[ContentPart], Field(description="Images and files, by reference.")] = (
-        Field(default_factory=list)
-    )
-    annotations: Annotated[
-        dict[str, Any] | None, Field(description="Metadata for what the agent publishes.")
-    ] = None
-
-
 class PublicationData(EventData):
     """Data of a publication."""
 

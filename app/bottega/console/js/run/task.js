@@ -66,7 +66,7 @@ const Tools = ({ task, state }) => task.tools.length === 0
   : task.tools.map((tool) => html`<details class="tool" key=${`${tool.call}:${tool.id}`}>
       <summary><code>${tool.name}</code> <${Status} value=${tool.status} /> <span class="small soft numbers">${duration(tool.to && tool.to - tool.from)}</span></summary>
       <h4>Arguments</h4><${Value} value=${tool.arguments} />
-      <h4>${tool.error ? "Error" : "Result"}</h4><${Value} value=${tool.error ?? tool.result ?? (tool.answerSeq ? state.textOf({ answer_seq: tool.answerSeq }) : "–")} />
+      <h4>${tool.error ? `Error: ${tool.error.type}` : "Result"}</h4><${Value} value=${tool.error?.message ?? tool.result ?? (tool.answerSeq ? state.textOf({ answer_seq: tool.answerSeq }) : "–")} />
     </details>`);
 
 const Received = ({ task, state }) => task.received.length === 0
