@@ -1,11 +1,11 @@
-"""Demo of learning from earlier runs: thirty similar tasks, each with feedback.
+"""Demo of learning from earlier runs: thirty similar tasks, each judged by a success check.
 
-The lead agent does not know the right order of its sub-agents. The feedback is a success only if
-the facts were collected before the text was written, and the text written before it was checked.
+The lead agent does not know the right order of its sub-agents. A run is a success only if the facts
+were collected before the text was written, and the text written before it was checked.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from rich.panel import Panel
 from bottega.cli.demo.client import DemoError, checked
 from bottega.cli.demo.scenarios import Scenario
 
-RIGHT = ("collector", "writer", "checker")
 NIGHTS = (10, 18, 24)
 """Numbers of tasks after which maintenance of the memory runs, as it otherwise does at night."""
 TRIAL_SHARE = 0.8
@@ -67,7 +66,7 @@ async def watch(client: httpx2.AsyncClient, scenario: Scenario, console: Console
 async def _one(
     client: httpx2.AsyncClient, scenario: Scenario, number: int, topic: str, console: Console
 ) -> _Done:
-    """Run one task, and give feedback on it."""
+    """Run one task, and wait until its success check has judged it."""
     task = scenario.task.format(topic=topic)
     # One user per topic: a pattern names a domain only if tasks of three users had it.
     body = {**scenario.run, "input": task, "user": topic, "metadata": _ABOUT}
@@ -79,9 +78,9 @@ async def _one(
     asked = [event["agent"] for event in started["items"] if event["task_id"] is not None]
     given = await checked(client.get(events, params={"types": "context.recalled", "limit": 100}))
     arms = [event["data"]["arm"] for event in given["items"] if "arm" in event["data"]]
-    good = tuple(dict.fromkeys(asked)) == RIGHT
-    said = {"outcome": "SUCCESS" if good else "FAILURE", "comment": f"asked {' → '.join(asked)}"}
-    await checked(client.post(f"/v1/runs/{run['id']}/feedback", json=said))
+    where = f"/v1/runs/{run['id']}"
+    judged = await _until(client, where, lambda found: found["outcome"]["source"] is not None)
+    good = judged["outcome"]["value"] == "SUCCESS"
     mark = "[green]✓[/]" if good else "[red]✗[/]"
     why = f"  [dim]{_SAID[arms[0]]}[/]" if arms else ""
     console.print(f"{number:>3} {mark} {' → '.join(asked)}{why}", highlight=False)
@@ -91,9 +90,9 @@ async def _one(
 async def _night(client: httpx2.AsyncClient, done: Sequence[_Done], console: Console) -> None:
     """Run the memory's maintenance, and show the patterns."""
     for each in done:
-        await _until(client, f"/v1/runs/{each.run_id}/learning", "status", ("done", "failed"))
+        await _until(client, f"/v1/runs/{each.run_id}/learning", _is_over)
     job = await checked(client.post("/v1/memory/maintenance", json={}))
-    report = await _until(client, f"/v1/memory/reports/{job['id']}", "status", ("done", "failed"))
+    report = await _until(client, f"/v1/memory/reports/{job['id']}", _is_over)
     if report["status"] == "failed":
         raise DemoError(f"maintenance of the memory failed: {report['error']}")
     console.print("[bold]— maintenance: patterns so far —[/]", highlight=False)
@@ -110,15 +109,19 @@ def _render(pattern: Mapping[str, Any]) -> str:
     return line
 
 
+def _is_over(found: Mapping[str, Any]) -> bool:
+    return found["status"] in ("done", "failed")
+
+
 async def _until(
-    client: httpx2.AsyncClient, path: str, name: str, wanted: Sequence[str]
+    client: httpx2.AsyncClient, path: str, is_met: Callable[[Mapping[str, Any]], bool]
 ) -> dict[str, Any]:
-    """Poll a path until a field has one of the values; return the body."""
+    """Poll a path until its body meets a condition; return the body."""
     try:
         async with asyncio.timeout(_PATIENCE_S):
             while True:
                 found = await checked(client.get(path))
-                if found[name] in wanted:
+                if is_met(found):
                     return found
                 await asyncio.sleep(0.1)
     except TimeoutError:

@@ -44,15 +44,21 @@ def _team(
     description: str,
     system_message: str,
     specialists: Mapping[str, tuple[str, str]],
+    *answers: str,
     **subagents: Any,
 ) -> list[dict[str, Any]]:
-    """Build request bodies: specialists from (description, system message), then their lead."""
+    """Build request bodies: specialists from (description, system message), then their lead.
+
+    Args:
+        answers: texts that the lead's answer contains if its run was a success.
+    """
     texts = {**specialists, coordinator: (description, system_message)}
     agents: list[dict[str, Any]] = [
         {"name": name, "description": about, "system_message": own, "metadata": _MARK}
         for name, (about, own) in texts.items()
     ]
     agents[-1]["subagents"] = {**subagents, "names": list(specialists)}
+    agents[-1]["success_check"] = [{"type": "contains", "value": each} for each in answers]
     return agents
 
 
@@ -86,8 +92,9 @@ SOFTWARE = Scenario(
         "coordinator",
         "Coordinates a small software team.",
         "You are the coordinator of a software team. Ask your sub-agents for what you need, "
-        "then sum up what they answered.",
+        "then sum up what they answered, with the numbers of requirements and components.",
         _DEVELOPERS,
+        *("R1", "C1"),
     ),
     graph={
         "name": "software",
@@ -112,6 +119,7 @@ RESEARCH = Scenario(
         "is to do more. Await the first success (any_success), poll once or twice, await them "
         "all, then write a report in Markdown with a section for each task.",
         _RESEARCHERS,
+        "## ",
         mode="async",
     ),
 )
@@ -122,6 +130,9 @@ _EDITORS = {
     "checker": ("Checks a text.", "You check a text and say in a few sentences what to mend."),
 }
 
+RIGHT = ("collector", "writer", "checker")
+"""The order that the desk's lead does not know: collect facts, write, check what was written."""
+
 LEARNING = Scenario(
     coordinator="desk-lead",
     task="Prepare a briefing on {topic}.",
@@ -129,8 +140,10 @@ LEARNING = Scenario(
         "desk-lead",
         "Leads a small editorial desk.",
         "You lead an editorial desk. Ask each of your sub-agents once, one after the other, in the "
-        "order that you think is best, then sum up what they answered.",
+        "order that you think is best, then sum up what they answered. Your last line says in "
+        "which order you asked them, as in: Asked: a → b → c",
         _EDITORS,
+        f"Asked: {' → '.join(RIGHT)}",
     ),
 )
 

@@ -55,7 +55,11 @@ def summary(conversation: Conversation) -> str:
     done = [name for name in names if name in last]
     good = sum(not last[name].failed for name in done)
     head = f"{good} of {len(names)} agents answered:"
-    return "\n".join([head, "", *(f"- {_line(last[name])}" for name in done)])
+    lines = [head, "", *(f"- {_line(last[name])}" for name in done)]
+    if _FREE in conversation.own:
+        asked = dict.fromkeys(outcome.name for outcome in conversation.outcomes)
+        lines += ["", f"Asked: {' → '.join(asked)}"]
+    return "\n".join(lines)
 
 
 def _line(outcome: DemoOutcome) -> str:

@@ -1,13 +1,16 @@
-"""The team of ``bottega demo --scenario research``, with the demo model."""
+"""The teams of ``bottega demo``, with the demo model."""
 
 import asyncio
 from typing import Any
 
-from bottega.cli.demo.scenarios import RESEARCH
+import pytest
+
+from bottega.cli.demo.scenarios import RESEARCH, SOFTWARE, Scenario
 from bottega.llm.demo_model.conversation import read
 from bottega.llm.demo_model.decide import decide
 from tests.fake_model import FakeModel, Reply, gated
 from tests.service import Running
+from tests.waiting import until
 
 _KINDS = (
     "tool.started,subagent.dispatched,subagent.completed,subagent.message_sent,message.delivered"
@@ -50,3 +53,21 @@ async def test_the_lead_fans_out_writes_to_a_task_and_awaits_the_first_success(
     assert run["output"].count("\n## ") == 8
     assert f"Noted: {sent['message']}" in run["output"]
     assert run["output"].endswith("8 tasks: 8 completed, 0 failed, 0 timeout, 0 cancelled.")
+
+
+@pytest.mark.parametrize("scenario", [RESEARCH, SOFTWARE], ids=["research", "software"])
+async def test_the_success_check_of_the_lead_judges_its_answer(
+    guest: Running, guest_model: FakeModel, scenario: Scenario
+) -> None:
+    guest_model.decide = decide
+    for agent in scenario.agents:
+        assert (await guest.client.post("/v1/agents", json=agent)).status_code == 201
+    if scenario.graph is not None:
+        await guest.client.post("/v1/graphs", json=scenario.graph)
+    run = (await guest.client.post("/v1/runs?wait=30", json=scenario.run)).json()
+
+    async def judged() -> Any:
+        outcome = (await guest.client.get(f"/v1/runs/{run['id']}")).json()["outcome"]
+        return outcome if outcome["source"] else None
+
+    assert await until(judged) == {"value": "SUCCESS", "source": "check"}
