@@ -166,6 +166,7 @@ async def keeping(
             loop.wake_soon()
 
     wake_on_notify(listener, *stored, ordered)
+    _load_model(settings, parts)
     async with background(*(loop.run for loop in (*stored, ordered, *by_the_clock))):
         yield episode_stored
 
@@ -215,6 +216,14 @@ def _maintenance(
         next=lambda after: next_tick(cron, "UTC", after),
     )
     return Maintenance(database.pool, stages, nights=nights)
+
+
+def _load_model(settings: Settings, parts: MemoryServices) -> None:
+    """Begin to load the model of ``bottega[embed]``, so that it is there for the first run."""
+    if settings.embedding_model is None and available():
+        from bottega.memory.text.embeddings import is_ready
+
+        is_ready(parts.embedders.current)
 
 
 @functools.cache

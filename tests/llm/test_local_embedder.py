@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from bottega.errors import UnavailableError
 from bottega.llm.local import available, embedder
 from bottega.llm.local.embedder import LocalEmbedder
+from bottega.memory.episodes.embedders import Patience
+from tests.waiting import until
 
 STAND_IN = """
 from pathlib import Path
@@ -75,6 +78,18 @@ async def test_a_process_that_died_is_replaced(local: LocalEmbedder) -> None:
     with pytest.raises(UnavailableError, match="embedding process"):
         await local.embed(["die"])
     assert (await local.embed(["a"])).shape == (1, 384)
+
+
+async def test_queries_do_not_wait_for_the_model_to_load(local: LocalEmbedder) -> None:
+    patience = Patience(30.0, time.monotonic)
+    with pytest.raises(UnavailableError, match="starting"):
+        await patience.embed(local, "a")
+    await until(local.is_ready)
+    assert (await patience.embed(local, "a")).shape == (1, 384)
+    with pytest.raises(UnavailableError, match="process failed"):
+        await patience.embed(local, "die")
+    assert not local.is_ready()
+    await until(local.is_ready)
 
 
 @pytest.mark.deep

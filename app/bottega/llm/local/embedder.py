@@ -68,6 +68,10 @@ class LocalEmbedder:
         """Return the vectors of queries, like :meth:`embed`; only the first 64 tokens count."""
         return await self._queries.vectors(texts)
 
+    def is_ready(self) -> bool:
+        """Return true if the model for queries is loaded; if not, begin to load it."""
+        return self._queries.is_ready()
+
     async def aclose(self) -> None:
         """End the processes."""
         await asyncio.gather(self._queries.aclose(), self._passages.aclose())
@@ -82,6 +86,20 @@ class _Process:
         self._mean = _mean(query=query)
         self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
+        self._loaded: asyncio.subprocess.Process | None = None
+        self._loading: asyncio.Task[None] | None = None
+
+    def is_ready(self) -> bool:
+        process = self._process
+        if process is not None and process is self._loaded and process.returncode is None:
+            return True
+        if self._loading is None or self._loading.done():
+            self._loading = asyncio.create_task(self._load())
+        return False
+
+    async def _load(self) -> None:
+        with contextlib.suppress(UnavailableError):
+            await self.vectors(["begin"])
 
     async def vectors(self, texts: Sequence[str]) -> Vectors:
         """Return vectors without the common part, a few texts at a time."""
@@ -119,6 +137,7 @@ class _Process:
                 if size != len(texts) * DIMENSION * 4:
                     raise EOFError(f"{size} bytes for {len(texts)} texts")
                 answer = await process.stdout.readexactly(size)
+                self._loaded = process
         except (OSError, EOFError, TimeoutError) as error:
             self._kill()
             why = str(error) or type(error).__name__
@@ -149,6 +168,8 @@ class _Process:
 
     async def aclose(self) -> None:
         process = self._process
+        if self._loading is not None:
+            self._loading.cancel()
         self._kill()
         if process is not None:
             await process.wait()

@@ -141,11 +141,14 @@ class Patience:
 
         Raises:
             TimeoutError: the embedder was too slow.
-            UnavailableError: the breaker is open: the last queries timed out.
+            UnavailableError: it still loads its model; or the breaker is open: the last queries
+                timed out.
             ModelError: the embedder answered with an error.
         """
-        from bottega.memory.text.embeddings import embed_queries
+        from bottega.memory.text.embeddings import embed_queries, is_ready
 
+        if not is_ready(embedder):
+            raise UnavailableError("the embedder is starting")
         breaker = self._breakers.setdefault(embedder, _Breaker())
         if breaker.timeouts >= _OPENS_AFTER:
             now = self._clock()

@@ -9,7 +9,7 @@ import asyncio
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
 from math import log, sqrt
@@ -119,6 +119,12 @@ def by_spelling(embedder: Embedder) -> bool:
 def has_own_queries(embedder: Embedder) -> bool:
     """Check if an embedder makes other vectors of queries than of stored texts."""
     return hasattr(embedder, "embed_queries")
+
+
+def is_ready(embedder: Embedder) -> bool:
+    """Return true if an embedder can answer a query now; some load their model first."""
+    ready: Callable[[], bool] | None = getattr(embedder, "is_ready", None)
+    return ready is None or ready()
 
 
 async def embed_queries(embedder: Embedder, texts: Sequence[str]) -> Vectors:
