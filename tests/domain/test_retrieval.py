@@ -1,6 +1,7 @@
 """Retrieval of patterns for a run, and their text in its prompt."""
 
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -92,6 +93,48 @@ def test_pattern_is_rendered_as_data_below_a_heading() -> None:
     ]
     imported = pattern_text(CANDIDATES[0].pattern.but(trust=1))
     assert imported.startswith("[pattern, decomposition, candidate, given by a person]\n")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "lines"),
+    [
+        (
+            "STRATEGY",
+            {"approach": "Go slow.", "principles": ["a", "b"]},
+            ["Approach: Go slow.", "Principles: a; b"],
+        ),
+        (
+            "TEMPLATE",
+            {"steps": [{"do": "look"}], "parameters": ["n"], "rules": ["r"]},
+            ["Steps: look", "Parameters: n", "Rules: r"],
+        ),
+        (
+            "HEURISTIC",
+            {"condition": "It rains.", "action": "Wait."},
+            ["When: It rains.", "Action: Wait."],
+        ),
+        (
+            "PROCEDURE",
+            {
+                "steps": [{"do": "look"}],
+                "branches": [{"when": "none", "then": "ask"}],
+                "stop_when": "found",
+            },
+            ["Steps: look", "Otherwise: none: ask", "Stop when: found"],
+        ),
+    ],
+)
+def test_all_that_helps_to_act_is_rendered(
+    kind: str, fields: dict[str, Any], lines: list[str]
+) -> None:
+    guide = Guide(how="Call it twice.", risks=("It may hang.",))
+    content = Content(ContentKind(kind), fields)
+    told = pattern_text(replace(VALIDATED[0].pattern, content=content).but(guide=guide))
+    assert [line.strip() for line in told.splitlines()[3:]] == [
+        *lines,
+        "How: Call it twice.",
+        "Risks: It may hang.",
+    ]
 
 
 def test_text_of_a_pattern_cannot_imitate_a_heading() -> None:

@@ -3,7 +3,7 @@
 The choice is written into the run's log and never made again for that run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -33,6 +33,8 @@ _GIVEN = frozenset((Arm.USED, Arm.TRIAL))
 _TASK_TOKENS, _STEPS_TOKENS, _ERRORS_TOKENS = 80, 220, 60  # of an episode: below 2 KB
 _PATTERN_TOKENS = 240
 _LONGEST_NAME = 120
+_LONGEST_ADVICE = 400  # of one line
+_OFTEN_SAID = ("When", "Action", "How")
 CURE = "Worked after this failure: "
 """Beginning of the first line of help: the call that worked."""
 
@@ -175,24 +177,37 @@ def pattern_text(pattern: Pattern) -> str:
     if known.success_rate is not None and known.applications:
         head += f", {known.success_rate:.0%} of {known.applications} went well"
     head += f", {_SOURCES.get(pattern.trust, 'from own runs')}"
-    parts = [f"[{head}]", " ".join(pattern.name[:_LONGEST_NAME].split())]
     said = pattern.summary or pattern.description
-    parts += [said, _steps(pattern), "" if pattern.guide.how in said else pattern.guide.how]
-    text = "\n".join(part for part in parts if part)
+    lines = [
+        f"{name}: {cut(' '.join(text.split()), _LONGEST_ADVICE)}"
+        for name, text in _advice(pattern)
+        if text and not (name in _OFTEN_SAID and text in said)
+    ]
+    name = " ".join(pattern.name[:_LONGEST_NAME].split())
+    text = "\n".join(filter(None, [f"[{head}]", name, said, *lines]))
     return "\n  ".join(summary_of(text, _PATTERN_TOKENS).splitlines())
 
 
-def _steps(pattern: Pattern) -> str:
-    """Return the pattern's instructions in one line."""
-    said = pattern.content.fields
-    steps = said.get("steps")
-    if isinstance(steps, list | tuple):
-        named = [step.get("do") or step.get("uses") for step in steps if isinstance(step, Mapping)]
-        return "Steps: " + " → ".join(str(name) for name in named if name)
-    for name in ("approach", "action"):
-        if isinstance(said.get(name), str):
-            return f"{name.capitalize()}: {cut(said[name], 600)}"
-    return ""
+def _advice(pattern: Pattern) -> Iterator[tuple[str, str]]:
+    """Yield what helps to act: when, how, in which steps, with which limits."""
+    fields, guide = pattern.content.fields, pattern.guide
+    yield "When", fields.get("condition") or guide.when
+    yield "Approach", fields.get("approach") or ""
+    yield "Action", fields.get("action") or ""
+    yield "Steps", " → ".join(_steps(fields))
+    for name in ("parameters", "rules", "principles"):
+        yield name.capitalize(), "; ".join(fields.get(name) or ())
+    branches: Sequence[Mapping[str, str]] = fields.get("branches") or ()
+    yield "Otherwise", "; ".join(f"{each['when']}: {each['then']}" for each in branches)
+    yield "Stop when", fields.get("stop_when") or ""
+    yield "How", guide.how
+    yield "Risks", "; ".join(guide.risks)
+
+
+def _steps(fields: Mapping[str, Any]) -> Iterator[str]:
+    for step in fields.get("steps") or ():
+        if name := step.get("do") or step.get("uses"):
+            yield str(name)
 
 
 def insight_events(

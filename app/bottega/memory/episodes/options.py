@@ -58,7 +58,7 @@ class MemoryOptions:
 class LearningOptions:
     """Options of learning from runs; the settings ``learning_…`` describe them."""
 
-    trial_share: float = 0.5
+    trial_share: float = 0.1
     withheld_share: float = 0.1
     min_applications: int = 5
     min_rate: float = 0.6
