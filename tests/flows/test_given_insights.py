@@ -1,6 +1,9 @@
 """Insights of reflections in later runs of the scope: given, withheld, counted, retired."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -8,10 +11,13 @@ import pytest
 
 from bottega.memory.episodes.episode import episode_id_of
 from bottega.settings import Settings
-from tests.fake_model import FakeModel, calls, text
+from tests.fake_model import FakeModel, calls, gated, text
 from tests.flows.test_episodes import judge
 from tests.flows.test_learning import THINKER, define, done, learned
-from tests.service import Running, running
+from tests.processes import command
+from tests.service import Running, client_of, running, watch
+from tests.tenants import holder
+from tests.waiting import until
 
 SENTENCE = "Ask the ledger of Fabriano before you add invoices."
 TASK = "Add the invoices of the paper mill in Fabriano."
@@ -122,3 +128,89 @@ async def test_a_withheld_insight_is_counted_and_in_no_prompt(
         assert SENTENCE not in str([r for r in model.requests if r["model"] != THINKER])
         (shown,) = (await learned(bottega, second["id"], "done"))["applications"]
         assert shown["arm"] == "withheld"
+
+
+async def test_no_other_tenant_is_given_an_insight(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    model.decide = thinking
+    update = {"openai_base_url": model.base_url, "memory_model": THINKER}
+    configured = settings.model_copy(update=update | {"learning_withheld_share": 0.0})
+    ours, theirs = [await holder(database_url, name) for name in ("ours", "theirs")]
+    async with (
+        running(configured, database_url, worker=True) as server,
+        ours.client(server) as mine,
+        theirs.client(server) as other,
+    ):
+        here, there = replace(server, client=mine), replace(server, client=other)
+        for each in (here, there):
+            await define(each.client)
+            await learned(each, (await finished(each))["id"], "done")
+            await learned(each, (await finished(each))["id"], "done")
+        found = [insights(await events(each, await finished(each))) for each in (here, there)]
+    (one,), (another,) = found
+    assert one["source"] != another["source"], "equal sentences of two tenants are two insights"
+    assert set(one["episodes"]).isdisjoint(another["episodes"])
+    assert len(one["episodes"]) == len(another["episodes"]) == 2
+
+
+@pytest.mark.deep
+async def test_the_arm_drawn_for_a_run_stays_when_its_worker_is_killed(
+    database_url: str, model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+
+    def held(request: dict[str, Any]) -> Any:
+        held_back = request["model"] != THINKER and SENTENCE in str(request["messages"])
+        return gated(gate, text("Done.")) if held_back else thinking(request)
+
+    model.decide = held
+    env = {
+        "DATABASE_URL": database_url,
+        "OPENAI_API_KEY": "test",
+        "OPENAI_BASE_URL": model.base_url,
+        "BOTTEGA_MEMORY_MODEL": THINKER,
+    }
+    always = {**env, "BOTTEGA_LEARNING_WITHHELD_SHARE": "0"}
+    never = {**env, "BOTTEGA_LEARNING_WITHHELD_SHARE": "1"}
+    async with (
+        command("serve", "--no-worker", "--port", "0", **env) as api,
+        client_of(api.port) as client,
+    ):
+        here: Any = SimpleNamespace(client=client, port=api.port)
+        await define(client)
+        async with command("worker", **always) as victim:
+            await learned(here, (await finished(here))["id"], "done")
+            asked = {"agent": "a", "input": TASK, "user": "alice"}
+            run_id = (await client.post("/v1/runs", json=asked)).json()["id"]
+            await until(lambda: told(model))
+            await until(lambda: events(here, {"id": run_id}), insights)
+            victim.kill()
+            await victim.process.wait()
+        gate.set()
+        async with command("worker", **never):
+            frames = await watch(api.port, run_id)
+            (shown,) = (await learned(here, run_id, "done"))["applications"]
+    (one,) = insights(frames)
+    assert (one["arm"], shown["arm"]) == ("used", "used")
+    first, second = told(model)
+    assert first == second
+
+
+def told(model: FakeModel) -> list[Any]:
+    """Return the prompts with the insight."""
+    return [each["messages"] for each in model.requests if SENTENCE in str(each["messages"])]
+
+
+async def finished(bottega: Running) -> dict[str, Any]:
+    """Execute alice's run to its end, over HTTP alone."""
+    body = {"agent": "a", "input": TASK, "user": "alice"}
+    run: dict[str, Any] = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
+    assert run["status"] == "completed", run
+    return run
+
+
+async def events(bottega: Running, run: dict[str, Any]) -> list[dict[str, Any]]:
+    found = await bottega.client.get(f"/v1/runs/{run['id']}/events?limit=100")
+    items: list[dict[str, Any]] = found.json()["items"]
+    return items
