@@ -72,6 +72,14 @@ def test_steps_name_arguments_failures_and_the_cure() -> None:
     ]
 
 
+def test_own_episode_shows_its_steps_without_the_words_for_searches() -> None:
+    episode = replace(hit(task="pay", steps="finance clerk").episode, trust=3)
+    assert "Steps" not in render_episode(episode)
+    steps = replace(episode.summary, steps="finance clerk\n1. clerk: pay → paid")
+    told_of = render_episode(replace(episode, summary=steps)).splitlines()
+    assert told_of[2:4] == ["  Steps:", "  1. clerk: pay → paid"]
+
+
 def test_cure_is_of_the_same_task() -> None:
     other = {**TRACE[2], "task_id": "t"}
     assert not told_steps([TRACE[0], other])[1].endswith("failed)")

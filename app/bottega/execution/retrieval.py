@@ -11,7 +11,7 @@ from uuid import UUID
 from bottega.events.payloads import context_recalled
 from bottega.events.types import RunStatus
 from bottega.execution.replay import EPISODE
-from bottega.memory.episodes.episode import Outcome
+from bottega.memory.episodes.episode import IMPORTED, Outcome
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.learning.insights import INSIGHT, FoundInsight, Tallies, assigned, rendered
@@ -247,14 +247,18 @@ def render_episode(episode: Any) -> str:
     head = f"{episode.judged}, {episode.at:%Y-%m-%d}, {TRUST[episode.trust]}"
     if episode.instances > 1:
         head += f", {episode.instances} times"
+    steps = summary.steps
+    if episode.trust > IMPORTED:  # the first line of our own is for searches
+        steps = steps.partition("\n")[2]
+    steps = summary_of(steps, _STEPS_TOKENS, whole_lines=True)
     said = {
         "Task": summary_of(summary.task, _TASK_TOKENS),
-        "Steps": summary_of(summary.steps, _STEPS_TOKENS, whole_lines=True),
+        "Steps": steps and f"\n{steps}",
         "Errors": summary_of(summary.errors, _ERRORS_TOKENS),
         "Result": summary_of(summary.result, _TASK_TOKENS),
     }
-    own = "\n".join(f"{name}: {text}" for name, text in said.items() if text)
-    return "\n".join([f"[{head}]", *(f"  {line}" for line in own.splitlines()), _end(episode)])
+    own = "\n".join(f"{name}: {text}" for name, text in said.items() if text).splitlines()
+    return "\n".join([f"[{head}]", *(f"  {line.rstrip()}" for line in own), _end(episode)])
 
 
 def _end(episode: Any) -> str:
