@@ -167,7 +167,7 @@ async def test_outcomes_use_only_the_request_s_connection(server_: Running) -> N
         patterns = PatternCache(
             pool, matchers=MatcherCache(pool, NotifyListener(database.connect)), clock=utcnow
         )
-        learned = await TaskMemory(pool, server_.service.memory, patterns).learn_from_episode(
+        learned = await TaskMemory(server_.service.memory, patterns).learn_from_episode(
             DEFAULT_TENANT,
             stored,
             outcomes=[ReportedOutcome(pattern, True)],

@@ -18,7 +18,6 @@ from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Episode, EpisodeFilter
 from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope, scope_of_run, scope_of_search
 from bottega.memory.episodes.store import EpisodicMemory
-from bottega.memory.learning.context import TaskMemory
 from tests.examples import examples
 from tests.memories import EMBEDDER, day, embed, make_episode, remember
 
@@ -105,12 +104,6 @@ async def test_each_way_of_reading_stays_within_the_scope_and_misses_nothing(
         for way, hits in found.items():
             ids = {getattr(hit, "episode", hit).id for hit in hits}
             assert ids == expected, (scope, way)
-        insights = await TaskMemory(
-            database.pool,
-            memory,
-            None,  # type: ignore[arg-type]
-        ).insights(DEFAULT_TENANT, scope, "office", 99)
-        assert {each.episodes[0] for each in insights} == expected, scope
 
 
 async def test_an_episode_is_read_only_within_the_scope_cached_or_not(
@@ -165,7 +158,7 @@ async def test_no_function_returns_episodes_without_a_scope(
 ) -> None:
     found = [row for row in await owner.fetch(READERS) if row["name"] not in NOT_READERS]
     assert {row["name"] for row in found} == {
-        *("episode_candidates", "episode_list", "episode_insights", "episodes_within"),
+        *("episode_candidates", "episode_list", "episodes_within"),
         "insight_outcomes",
         *("read_episodes", "read_episode_states", "read_episode_bodies"),
     }

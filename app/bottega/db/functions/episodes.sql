@@ -190,22 +190,6 @@ BEGIN
       AND b.episode_id = ANY (episodes_within(p_scope, ARRAY[p_id]));
 END $$;
 
--- Called for a prompt. Return the reflections of the latest episodes of a domain, within the scope.
-CREATE OR REPLACE FUNCTION episode_insights(p_scope jsonb, p_domain text, p_most integer)
-RETURNS TABLE (
-    episode_id uuid, at timestamptz, trust smallint, insights jsonb
-) LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN QUERY EXECUTE '
-        SELECT s.episode_id, s.at, s.trust, r.reflection -> ''insights''
-        FROM (SELECT tenant_id, episode_id, at, trust FROM episode_search
-              WHERE tenant_id = $1 AND domain = $2' || episode_scope(p_scope) || '
-              ORDER BY at DESC, episode_id DESC LIMIT $3) s
-        JOIN episode_reflections r USING (tenant_id, episode_id)
-        ORDER BY s.at DESC, s.episode_id DESC'
-    USING current_setting('bottega.tenant')::uuid, p_domain, p_most;
-END $$;
-
 -- Called at the start of a run. Count the judged runs of a scope that were given these insights or
 -- had them withheld, among the latest 500; partial success is none. The last argument must set the
 -- tenant.

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -12,12 +11,12 @@ from pydantic_core import to_json
 
 from bottega.clock import Clock, utcnow
 from bottega.db.driver import decoded
-from bottega.db.engine import acting_as
 from bottega.errors import NotFoundError
 from bottega.memory.episodes import rows
 from bottega.memory.episodes.episode import IMPORTED, Episode
-from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope
+from bottega.memory.episodes.scope import EVERYTHING, Scope
 from bottega.memory.episodes.store import EpisodicMemory, Found
+from bottega.memory.learning.insights import FoundInsight, insights_in
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.owners import owner_of
 from bottega.memory.patterns.pattern import (
@@ -39,10 +38,6 @@ if TYPE_CHECKING:  # numpy is needed only for matching
 
 _LONGEST_NAME = 120
 _LONGEST_INSIGHT = 500
-_MOST_EPISODES = 5
-
-_LATEST = 200  # episodes of a domain that are read for insights
-_INSIGHTS = "SELECT * FROM episode_insights($1::jsonb, $2, $3)"
 _REFLECT = """
 INSERT INTO episode_reflections (tenant_id, episode_id, reflection) VALUES ($1, $2, $3::jsonb)
 ON CONFLICT DO NOTHING
@@ -53,31 +48,13 @@ SELECT reflection FROM episode_reflections WHERE tenant_id = $1 AND episode_id =
 
 
 @dataclass(frozen=True, slots=True)
-class Insight:
-    """Insight from episodes of a domain.
-
-    Attributes:
-        times: how many of the latest episodes have it.
-        trust: the highest trust among them.
-        episodes: the latest of them.
-        at: the end of the latest one.
-    """
-
-    text: str
-    times: int
-    trust: int
-    episodes: tuple[UUID, ...]
-    at: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class TaskContext:
     """Memory that was retrieved for a task.
 
     Attributes:
         patterns: validated ones that apply, best first.
         knowledge: validated patterns of the task's domain.
-        insights: the most frequent ones in the latest episodes of its domain.
+        insights: of the relevant episodes of its domain, the most frequent first.
     """
 
     goals: Goals
@@ -85,7 +62,7 @@ class TaskContext:
     patterns: "Sequence[Match]"
     episodes: Found
     knowledge: "Sequence[Match]"
-    insights: Sequence[Insight]
+    insights: Sequence[FoundInsight]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +109,11 @@ class TaskMemory:
 
     def __init__(
         self,
-        pool: asyncpg.Pool,
         episodes: EpisodicMemory,
         patterns: PatternCache,
         *,
         clock: Clock = utcnow,
     ) -> None:
-        self._pool = pool
         self._episodes = episodes
         self._patterns = patterns
         self._clock = clock
@@ -176,27 +151,10 @@ class TaskMemory:
             tenant_id, features, category=Category.DOMAIN, k=k
         )
         found = await self._episodes.search(tenant_id, scope, task, k=k, domain=domain)
-        insights = [] if domain is None else await self.insights(tenant_id, scope, domain, k)
+        near = [(hit.episode, hit.score) for hit in found.hits if hit.relevant]
+        near = [each for each in near if each[0].domain == domain is not None]
+        insights = insights_in(near, tenant_id)[:k]
         return TaskContext(goals, features, patterns, found, of_domain, insights)
-
-    async def insights(self, tenant_id: UUID, scope: Scope, domain: str, k: int) -> list[Insight]:
-        """Read the insights of the latest 200 episodes of a domain within the scope.
-
-        The most frequent come first, then the newest."""
-        if scope.reach is Reach.RUN:
-            return []
-        async with acting_as(self._pool, tenant_id) as connection:
-            found = await connection.fetch(_INSIGHTS, scope.document, domain, _LATEST)
-        said: dict[str, Insight] = {}
-        for row in found:
-            values = _listed(decoded(row["insights"]))
-            for text in dict.fromkeys(filter(None, map(_text, values))):
-                one = said.get(text, Insight(text, 0, row["trust"], (), row["at"]))
-                episodes = (*one.episodes, row["episode_id"])[:_MOST_EPISODES]
-                trust = max(one.trust, row["trust"])
-                said[text] = Insight(text, one.times + 1, trust, episodes, one.at)
-        # The sort is stable: equally frequent ones stay ordered by time, newest first.
-        return sorted(said.values(), key=lambda each: -each.times)[:k]
 
     async def learn_from_episode(
         self,
@@ -318,14 +276,3 @@ def _features(episode: Episode) -> Features:
         "complexity": episode.task.get("complexity"),
     }
     return {name: value for name, value in told.items() if value is not None}
-
-
-def _listed(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list) else ()
-
-
-def _text(said: Any) -> str:
-    """Return an insight as text; imported ones may be objects."""
-    if isinstance(said, Mapping):
-        said = said.get("text") or said.get("insight") or said.get("summary")
-    return " ".join(said.split())[:_LONGEST_INSIGHT] if isinstance(said, str) else ""

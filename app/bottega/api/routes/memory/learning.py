@@ -1,7 +1,7 @@
 """Routes that find memory for a task, and that learn from episodes."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -18,6 +18,7 @@ from bottega.errors import InvalidInputError
 from bottega.memory.episodes.episode import Episode
 from bottega.memory.episodes.importing import imported
 from bottega.memory.learning.context import Lesson, ReportedOutcome, TaskMemory
+from bottega.memory.learning.insights import FoundInsight
 from bottega.memory.patterns.pattern import Category, Pattern
 from bottega.memory.text.signature import failure_signature
 from bottega.runs.sessions import user_of
@@ -30,7 +31,7 @@ router = APIRouter(prefix="/v1/memory", tags=["memory"])
 
 
 def _memory(service: Service) -> TaskMemory:
-    return TaskMemory(service.database.pool, service.memory, service.patterns)
+    return TaskMemory(service.memory, service.patterns)
 
 
 def _known(pattern: Pattern) -> dict[str, Any]:
@@ -103,8 +104,20 @@ async def context(
         "by_spelling": found.episodes.by_spelling,
         "knowledge": {
             "patterns": _matched(found.knowledge),
-            "insights": [asdict(each) for each in found.insights],
+            "insights": [_insight(each) for each in found.insights],
         },
+    }
+
+
+def _insight(found: FoundInsight) -> dict[str, Any]:
+    """Return an insight, and the episodes found that have it."""
+    episodes = found.episodes
+    return {
+        "text": found.text,
+        "times": len(episodes),
+        "trust": max(each.trust for each in episodes),
+        "episodes": [each.id for each in episodes],
+        "at": max(each.at for each in episodes),
     }
 
 

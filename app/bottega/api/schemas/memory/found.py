@@ -86,12 +86,12 @@ class MatchedPattern(Answer):
 
 
 class Insight(Answer):
-    """An insight from episodes of a domain."""
+    """An insight of relevant episodes of the domain."""
 
     text: str
-    times: Annotated[int, Field(description="Count among the domain's latest 200.")]
+    times: Annotated[int, Field(description="Count among the episodes found.")]
     trust: Annotated[int, Field(description="Highest trust of these episodes.")]
-    episodes: Annotated[list[UUID], Field(description="The latest five.")]
+    episodes: Annotated[list[UUID], Field(description="Those that have it.")]
     at: Annotated[datetime, Field(description="End of the latest of these episodes.")]
 
 
