@@ -3,7 +3,7 @@
 It reads memory as the service renders it, and nothing else. It repeats the steps of the successful
 episodes, the first one first. Where the episode's task has another word than its own, it says its
 own. A command that the game does not understand is replaced by the possible one with the same verb
-that shares most words with it. Patterns tell the verbs of its guesses.
+that shares most words with it.
 One rule is built in, for all arms: a guess focuses only on what the task says to focus on.
 """
 
@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 from random import Random
 from typing import Protocol
 
-from benchmarks.learning.outside import Call, advice_in, steps_in, went_well
+from benchmarks.learning.outside import Call, steps_in, went_well
 
 VERBS = (
     "look around", "look at", "look in", "pick up", "put down", "focus on", "go to", "teleport to",
@@ -78,16 +78,8 @@ class Player:
             if not self._goes_on:
                 return
             self._try(command)
-        advice = [advice_in(text) for text in self.texts if text.startswith("[pattern")]
-        verbs = list(advice[0]) if advice else []
-        while self._goes_on:
-            guess = self._guess(verbs)
-            if guess is None:
-                return
-            understood = self._do(guess)[1]
-            tool = call_of(guess, "", True).name
-            if understood and verbs and tool == verbs[0]:
-                verbs.pop(0)
+        while self._goes_on and (guess := self._guess()) is not None:
+            self._do(guess)
 
     @property
     def _goes_on(self) -> bool:
@@ -115,13 +107,9 @@ class Player:
         what = command.removeprefix("focus on ")
         return what == command or f"focus on the {what}" in self.game.task.lower()
 
-    def _guess(self, verbs: Sequence[str]) -> str | None:
-        """Return a possible command, of the advised verb if there is one."""
+    def _guess(self) -> str | None:
+        """Return a possible command."""
         possible = sorted(each for each in self.game.possible() if self._dares(each))
-        tools = {call_of(each, "", True).name for each in possible}
-        wanted = next((each for each in verbs if each in tools), None)
-        if wanted is not None:
-            possible = [each for each in possible if call_of(each, "", True).name == wanted]
         if not possible:
             return None
         if self.random.random() < 0.5:  # something that the task names

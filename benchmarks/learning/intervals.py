@@ -37,20 +37,6 @@ def of_mean(values: Sequence[float]) -> str:
     return stated([(value, 1) for value in values], _ratio)
 
 
-def of_ratio(pairs: Sequence[tuple[float, float]]) -> str:
-    """Return the ratio of the sums of two numbers a cluster, with its interval, as a text."""
-    return stated(pairs, _ratio)
-
-
-def of_difference(rows: Sequence[tuple[float, float, float, float]]) -> str:
-    """Return the difference of two rates, with its interval, as a text.
-
-    Args:
-        rows: for each cluster: good and all of the first rate, good and all of the second.
-    """
-    return stated(rows, lambda sums: sums[:, 0] / sums[:, 1] - sums[:, 2] / sums[:, 3])
-
-
 def stated(clusters: Sequence[Sequence[float]], statistic: Statistic) -> str:
     value, low, high = interval(clusters, statistic)
     return f"{value:+.3f} [{low:+.3f}, {high:+.3f}]"

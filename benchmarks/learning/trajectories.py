@@ -9,10 +9,9 @@ four runs each, and tau-bench's own reward, 0 or 1, for each run.
 
 Runs become episodes. Memory of some of them is then asked about a task, and what it gives ranks the
 task's other runs: by how much their calls are like those of the successful runs given, less how
-much like those of the failed ones; or by how many of the given patterns they follow. The gain is
-the reward of the run ranked first, less the mean reward of the task's runs: what an agent would win
-that follows memory when it chooses. The placebo ranks by episodes of other tasks, drawn at random,
-as many and with the same outcomes.
+much like those of the failed ones. The gain is the reward of the run ranked first, less the mean
+reward of the task's runs: what an agent would win that follows memory when it chooses. The placebo
+ranks by episodes of other tasks, drawn at random, as many and with the same outcomes.
 
     new tasks     memory holds the runs of one half of the tasks; ranked are those of the other half
     known tasks   memory holds two runs of every task; ranked are the other two
@@ -33,28 +32,23 @@ from random import Random
 from statistics import mean
 from typing import Any, NamedTuple
 
-from benchmarks.learning.intervals import of_difference, of_mean, of_ratio
+from benchmarks.learning.intervals import of_mean
 from benchmarks.learning.outside import (
     EMBEDDERS,
     Call,
     Holding,
     OutsideMemory,
     Recorded,
-    advice_in,
     episode_of,
     opened,
     steps_in,
     went_well,
 )
 from bottega.memory.episodes.episode import Episode
-from bottega.memory.learning.findings import is_within
 from bottega.memory.learning.told_steps import told_steps
 
 DOMAIN = "airline"
-PLACEBO, EPISODES, PATTERNS, BOTH, BEST = (
-    "placebo", "episodes", "patterns", "episodes + patterns", "always the best one"
-)  # fmt: skip
-_MOST_PATTERNS = 3
+PLACEBO, EPISODES, BEST = "placebo", "episodes", "always the best one"
 _ROLES = ("user", "assistant")
 
 
@@ -81,14 +75,6 @@ class Ranked(NamedTuple):
     task: int
     gains: Mapping[str, float]
     given: int
-
-
-class Following(NamedTuple):
-    """Rewards of a task's runs: those that follow a mined pattern, and the others."""
-
-    task: int
-    with_it: Sequence[float]
-    without: Sequence[float]
 
 
 def read(path: Path, asked: str = "message") -> list[Trial]:
@@ -161,12 +147,6 @@ def by_episodes(texts: Sequence[str], trial: Trial) -> float:
     return value
 
 
-def by_patterns(texts: Sequence[str], trial: Trial) -> float:
-    """Return the share of the given patterns that a run follows."""
-    advice = [advice_in(text) for text in texts]
-    return mean(is_within(each, trial.tools) for each in advice) if advice else 0.0
-
-
 def gain(trials: Sequence[Trial], worth: Callable[[Trial], float]) -> float:
     """Return the reward of the run that ranks first, less that of a run drawn at random."""
     values = [worth(each) for each in trials]
@@ -178,7 +158,6 @@ async def rank(
     memory: OutsideMemory, holding: Holding, trials: Sequence[Trial], random: Random
 ) -> list[Ranked]:
     """Rank the runs of one task, once for the question of each of them."""
-    patterns = holding.patterns.get(DOMAIN, ())[:_MOST_PATTERNS]
     ranked = []
     for asking in trials:
         given = await memory.given(holding, asking.question, DOMAIN)
@@ -186,10 +165,8 @@ async def rank(
         worth: dict[str, Callable[[Trial], float]] = {
             PLACEBO: lambda each, texts=unrelated: by_episodes(texts, each),  # type: ignore[misc]
             EPISODES: lambda each, texts=given.episodes: by_episodes(texts, each),  # type: ignore[misc]
-            PATTERNS: lambda each: by_patterns(patterns, each),
             BEST: lambda each: each.reward,
         }
-        worth[BOTH] = lambda each, of=dict(worth): of[EPISODES](each) + of[PATTERNS](each)  # type: ignore[misc]
         gains = {arm: gain(trials, by) for arm, by in worth.items()}
         ranked.append(Ranked(asking.task, gains, len(given.episodes)))
     return ranked
@@ -229,24 +206,15 @@ def of_tasks(trials: Sequence[Trial]) -> dict[int, list[Trial]]:
     return found
 
 
-async def measure(
-    memory: OutsideMemory, splits: Iterator[Split]
-) -> tuple[list[Ranked], list[Following]]:
-    """Rank the runs of all splits, and compare those that follow the mined patterns or do not."""
-    ranked, following = [], []
+async def measure(memory: OutsideMemory, splits: Iterator[Split]) -> list[Ranked]:
+    """Rank the runs of all splits."""
+    ranked = []
     random = Random("placebo")
     for held, others in splits:
         holding = await memory.holding(each.episode for each in held)
-        patterns = holding.patterns.get(DOMAIN, ())[:_MOST_PATTERNS]
-        for task, trials in of_tasks(others).items():
+        for trials in of_tasks(others).values():
             ranked += await rank(memory, holding, trials, random)
-            if patterns:
-                does = [by_patterns(patterns, each) > 0 for each in trials]
-                pairs = list(zip(trials, does, strict=True))
-                with_it = [each.reward for each, followed in pairs if followed]
-                without = [each.reward for each, followed in pairs if not followed]
-                following.append(Following(task, with_it, without))
-    return ranked, following
+    return ranked
 
 
 # --- Report -------------------------------------------------------------------------------------
@@ -267,33 +235,9 @@ def table(ranked: Sequence[Ranked]) -> list[str]:
     given = mean(each.given for each in ranked)
     some = mean(each.given > 0 for each in ranked)
     lines = [f"  given {given:.1f} episodes on average, some in {some:.0%} of the cases"]
-    for arm in (PLACEBO, EPISODES, PATTERNS, BOTH):
-        rest = "" if arm == PLACEBO else f"   over the placebo {less(arm, PLACEBO)}"
-        lines.append(f"  {arm:20} {of_mean(of(arm))}{rest}")
-    lines.append(f"  {BEST:20} {of_mean(of(BEST))}")
-    lines.append(f"  {BOTH} over {EPISODES} alone {less(BOTH, EPISODES)}")
+    lines += [f"  {arm:20} {of_mean(of(arm))}" for arm in (PLACEBO, EPISODES, BEST)]
+    lines.append(f"  {EPISODES} over the {PLACEBO} {less(EPISODES, PLACEBO)}")
     return lines
-
-
-def followed(following: Sequence[Following]) -> list[str]:
-    """Return the lines about rewards with and without a pattern, over all tasks and within one."""
-    across: dict[int, list[float]] = defaultdict(lambda: [0.0] * 4)
-    within: dict[int, list[float]] = defaultdict(lambda: [0.0] * 2)
-    for task, good, bad in following:
-        for at, value in enumerate((sum(good), len(good), sum(bad), len(bad))):
-            across[task][at] += value
-        if good and bad:
-            weight = len(good) * len(bad) / (len(good) + len(bad))
-            within[task][0] += weight * (mean(good) - mean(bad))
-            within[task][1] += weight
-    if not within:
-        return ["  no pattern was mined that some runs of a task follow and others do not"]
-    return [
-        "  reward of runs that follow a mined pattern, less that of those that follow none",
-        f"    over all tasks    {of_difference([(a, b, c, d) for a, b, c, d in across.values()])}",
-        f"    of the same task  {of_ratio([(a, b) for a, b in within.values()])}",
-        f"    tasks with runs of both kinds: {len(within)}",
-    ]
 
 
 async def report(path: Path, splits: int, embedder: str, asked: str) -> None:
@@ -303,8 +247,8 @@ async def report(path: Path, splits: int, embedder: str, asked: str) -> None:
     settings = {"new tasks": new_tasks(trials, splits), "known tasks": known_tasks(trials)}
     async with opened(embedder) as memory:
         for name, made in settings.items():
-            ranked, following = await measure(memory, made)
-            print("", f"{name}: gain of reward", *table(ranked), *followed(following), sep="\n")
+            ranked = await measure(memory, made)
+            print("", f"{name}: gain of reward", *table(ranked), sep="\n")
 
 
 def main() -> None:

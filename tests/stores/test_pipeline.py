@@ -101,6 +101,7 @@ def tried(number: int, tools: str, outcome: Outcome, **more: Any) -> Episode:
     ]
     fields: dict[str, Any] = {"task_type": "lookup", "domain": "shop", "trace": trace}
     fields["user_id"] = f"user {number % 4}"
+    fields["metadata"] = {"agents": tools.lower().split()}
     return make_episode(
         f"Look up order {number}",
         day(50 + number / 100),

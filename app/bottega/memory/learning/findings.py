@@ -1,16 +1,12 @@
 """Findings of mining, and their conversion to candidate patterns. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from hashlib import sha256
-from itertools import groupby
-from typing import Any
 from uuid import UUID
 
 from pydantic_core import to_json
 
-from bottega.memory.learning.call_trace import Observed, TracedCall
 from bottega.memory.patterns.pattern import (
     Applicability,
     Category,
@@ -24,15 +20,6 @@ from bottega.memory.patterns.pattern import (
 
 _LONGEST_NAME = 120
 _ARROW = " → "
-
-
-class FindingKind(StrEnum):
-    """Kind of behaviour that was mined."""
-
-    DECOMPOSITION = "decomposition"
-    TOOL = "tool"
-    SEQUENCE = "sequence"
-    RECOVERY = "recovery"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +41,28 @@ class Finding:
     """Behaviour that goes with success.
 
     Attributes:
+        category: an order of sub-agents, or a call after a failure.
         uses: tools and agents, in order.
-        category: the kind of evidence that shows the difference: a call, or the whole run.
         affects: tools and agents whose next call shows the difference; empty: the run does.
         gain: difference of the success rates with and without it, smoothed for few episodes.
         with_it, without: successes and episodes.
         supporters: the successful episodes with it, by age.
-        instead: tools that were called in episodes without it.
     """
 
-    kind: FindingKind
+    category: Category
     scope: FindingScope
     uses: tuple[str, ...]
-    category: Category
     affects: tuple[str, ...]
     gain: float
     with_it: tuple[int, int]
     without: tuple[int, int]
     supporters: tuple[UUID, ...]
-    instead: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:
-        """Hash of kind, scope and names; independent of the evidence."""
-        said = [self.kind, self.scope.task_type, self.scope.domain, self.scope.signature, self.uses]
+        """Hash of category, scope and names; independent of the evidence."""
+        scope = self.scope
+        said = [self.category, scope.task_type, scope.domain, scope.signature, self.uses]
         return sha256(to_json(said)).hexdigest()
 
 
@@ -112,7 +97,7 @@ def as_pattern(finding: Finding, trust: int, sources: int) -> Pattern:
         ),
         evidence=Evidence(mined_from=finding.supporters[-sources:]),
         guide=Guide(when=when, how=do),
-        origin={"mined": str(finding.kind)},
+        origin={"mined": str(finding.category)},
         trust=trust,
         fingerprint=finding.fingerprint,
     )
@@ -127,31 +112,18 @@ def _when(scope: FindingScope) -> str:
 
 def _do(finding: Finding) -> str:
     names = finding.uses
-    match finding.kind:
-        case FindingKind.RECOVERY if names == (finding.scope.tool,):
-            return f"call {names[0]} once more"
-        case FindingKind.RECOVERY:
-            return f"call {names[0]} next"
-        case FindingKind.DECOMPOSITION:
-            return f"divide the work: ask {', then '.join(names)}"
-        case FindingKind.SEQUENCE:
-            return f"call {', then '.join(names)}"
-        case _:
-            others = " or ".join(finding.instead)
-            return f"use {names[0]}" + (f" rather than {others}" if others else "")
+    if finding.category is Category.DECOMPOSITION:
+        return f"divide the work: ask {', then '.join(names)}"
+    return f"call {names[0]} {'once more' if names == (finding.scope.tool,) else 'next'}"
 
 
 def _content(finding: Finding, do: str, when: str) -> Content:
-    fields: dict[str, Any]
-    steps = [{"do": f"call {name}", "uses": [name]} for name in finding.uses]
-    match finding.kind:
-        case FindingKind.DECOMPOSITION:
-            kind, fields = ContentKind.TEMPLATE, {"steps": steps, "parameters": [], "rules": []}
-        case FindingKind.SEQUENCE:
-            kind, fields = ContentKind.PROCEDURE, {"steps": steps, "branches": []}
-        case _:
-            kind, fields = ContentKind.HEURISTIC, {"condition": when, "action": do}
-    return Content(kind, fields, finding.uses, finding.affects)
+    if finding.category is Category.DECOMPOSITION:
+        steps = [{"do": f"call {name}", "uses": [name]} for name in finding.uses]
+        kind, fields = ContentKind.TEMPLATE, {"steps": steps, "parameters": [], "rules": []}
+        return Content(kind, fields, finding.uses, finding.affects)
+    rule = {"condition": when, "action": do}
+    return Content(ContentKind.HEURISTIC, rule, finding.uses, finding.affects)
 
 
 def _applicability(finding: Finding) -> Applicability:
@@ -165,61 +137,3 @@ def _applicability(finding: Finding) -> Applicability:
         capabilities=tuple(sorted(set(finding.uses))),
         conditions=failed,
     )
-
-
-_LONGEST = 4  # calls of a sequence
-_GAP = 2  # other calls allowed between two of a sequence
-_READ = 20  # calls of an episode that are searched for sequences
-_MOST_AGENTS = 8
-
-Key = tuple[FindingKind, tuple[str, ...]]
-"""Kind of finding, and the names called."""
-
-
-def done(episode: Observed) -> set[Key]:
-    """Return all keys of an episode: tools used, call sequences, division of work."""
-    keys: set[Key] = {(FindingKind.TOOL, (call.name,)) for call in episode.calls}
-    calls, agents = _called(episode), _agents(episode)
-    if 2 <= len(agents) <= _MOST_AGENTS:
-        keys.add((FindingKind.DECOMPOSITION, agents))
-    some: list[tuple[tuple[str, ...], int]] = [((name,), at) for at, name in enumerate(calls)]
-    for _ in range(_LONGEST - 1):
-        some = [
-            ((*names, calls[at]), at)
-            for names, end in some
-            for at in range(end + 1, min(end + _GAP + 2, len(calls)))
-        ]
-        keys |= {(FindingKind.SEQUENCE, names) for names, _ in some}
-    return keys
-
-
-def _called(episode: Observed) -> tuple[str, ...]:
-    return _names(episode.calls)[:_READ]
-
-
-def _agents(episode: Observed) -> tuple[str, ...]:
-    return _names(call for call in episode.calls if call.is_agent)
-
-
-def _names(calls: Iterable[TracedCall]) -> tuple[str, ...]:
-    """Return the names in order, with repetitions in a row as one."""
-    return tuple(name for name, _ in groupby(call.name for call in calls))
-
-
-def does(episode: Observed, key: Key) -> bool:
-    """Return true if :func:`done` would contain the key, without computing all keys."""
-    kind, names = key
-    if kind is FindingKind.TOOL:
-        return any(call.name == names[0] for call in episode.calls)
-    if kind is FindingKind.DECOMPOSITION:
-        return _agents(episode) == names
-    calls = _called(episode)
-    ends = {at for at, name in enumerate(calls) if name == names[0]}
-    for wanted in names[1:]:
-        ends = {
-            at
-            for end in ends
-            for at in range(end + 1, min(end + _GAP + 2, len(calls)))
-            if calls[at] == wanted
-        }
-    return bool(ends)

@@ -1,8 +1,9 @@
 """Mining: find, without a model, the behaviour that successful runs share. Pure.
 
-It looks for sets of agents in order, sequences of calls, choices of a tool, and calls that helped
-after an error. A finding is a guess: runs that did it went well more often, but they chose it
-themselves. So it becomes a candidate and must prove itself in other runs.
+It looks for orders of sub-agents, and for calls that helped after an error. A finding is a guess:
+runs that did it went well more often, but they chose it themselves. So it becomes a candidate and
+must prove itself in other runs. Sequences of calls and choices of a tool are not mined: in worlds
+made elsewhere they helped no run (see the benchmarks of learning).
 
 Texts (a domain, a task type, a failure's message) that fewer than three users' runs had are removed
 first, because runs of every user are given patterns.
@@ -11,6 +12,7 @@ first, because runs of every user are given patterns.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from math import sqrt
 from typing import Any, TypeVar
 
@@ -18,12 +20,8 @@ from bottega.memory.episodes.episode import Outcome
 from bottega.memory.learning.call_trace import Observed, TracedCall, without_private_texts
 from bottega.memory.learning.findings import (
     Finding,
-    FindingKind,
     FindingScope,
-    Key,
     as_pattern,
-    does,
-    done,
     is_within,
 )
 from bottega.memory.patterns.owners import OWNERS
@@ -31,8 +29,12 @@ from bottega.memory.patterns.pattern import Category, Pattern
 from bottega.memory.text.injection import suspicious
 
 _MOST_NAMES = 8  # in a finding
-_LOOKED_AT = 10  # findings of each kind that are analysed
+_LOOKED_AT = 10  # behaviours that are analysed
 _SHOWS = 0.2  # least difference of success rates that counts
+
+
+Names = tuple[str, ...]
+"""Names of tools and agents, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +116,25 @@ class _Tally:
         return self.rate * (1 - self.rate) / (self.n + 3)
 
 
+_Better = tuple[Names, float, _Tally, _Tally]
+"""Behaviour, gain, and the tallies with and without it."""
+
+
 @dataclass(slots=True)
 class _Seen:
     """Tallies of some episodes: of all, and by behaviour."""
 
     all: _Tally = field(default_factory=_Tally)
-    each: dict[Any, _Tally] = field(default_factory=lambda: defaultdict(_Tally))
+    each: dict[Names, _Tally] = field(default_factory=lambda: defaultdict(_Tally))
 
-    def add(self, keys: Iterable[Any], good: bool) -> None:
-        self.all.add(good)
-        for key in keys:
-            self.each[key].add(good)
+    def add(self, item: "_Item") -> None:
+        self.all.add(item.good)
+        if item.uses:
+            self.each[item.uses].add(item.good)
 
-    def better(self, options: "MiningOptions") -> Iterator[tuple[Any, float, _Tally, _Tally]]:
-        """Yield behaviours that went better with than without, the gain, and both tallies."""
-        for key, with_it in self.each.items():
+    def better(self, options: "MiningOptions") -> Iterator["_Better"]:
+        """Yield behaviours that went better with than without."""
+        for uses, with_it in self.each.items():
             without = self.all.less(with_it)
             if with_it.good < options.support or not without.n:
                 continue
@@ -137,7 +143,7 @@ class _Seen:
             if with_it.good * without.n > without.good * with_it.n and (
                 gain >= max(options.gain, options.sure * doubt)
             ):
-                yield key, gain, with_it, without
+                yield uses, gain, with_it, without
 
 
 # --- Findings in one domain and in all -----------------------------------------------------------
@@ -145,52 +151,44 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """An episode, or a failure in one and the call after it."""
+    """An episode, or a failure in one.
+
+    Attributes:
+        uses: its behaviour: the sub-agents in order, or the call after the failure; may be empty.
+    """
 
     episode: Observed
     good: bool
-    failed: bool = False
-    then: TracedCall | None = None
-
-    def does(self, key: Key) -> bool:
-        kind, names = key
-        if kind is FindingKind.RECOVERY:
-            return self.then is not None and self.then.name == names[0]
-        return does(self.episode, key)
-
-    @property
-    def keys(self) -> set[Key]:
-        if self.failed:
-            return set() if self.then is None else {(FindingKind.RECOVERY, (self.then.name,))}
-        return done(self.episode)
+    uses: Names
 
 
-def _found(scope: FindingScope, items: Sequence[_Item], options: MiningOptions) -> list[Finding]:
+def _found(
+    category: Category, scope: FindingScope, items: Sequence[_Item], options: MiningOptions
+) -> list[Finding]:
     """Mine cross-domain findings, then per-domain ones not covered by them; return the latter
     first."""
     seen = _Seen()
     of_domain: dict[str | None, _Seen] = defaultdict(_Seen)
     for item in items:
-        keys = item.keys
-        seen.add(keys, item.good)
-        of_domain[item.episode.domain].add(keys, item.good)
+        seen.add(item)
+        of_domain[item.episode.domain].add(item)
     everywhere = [each for each in seen.better(options) if _holds(each[0], of_domain)]
-    wide = _best(_findings(scope, items, everywhere), options)
+    wide = _best(_findings(category, scope, items, everywhere), options)
     taken: list[Finding] = []
     for domain, some in _grouped(items, lambda each: each.episode.domain):
         if domain is not None:
             here = replace(scope, domain=domain)
-            found = _findings(here, some, of_domain[domain].better(options))
+            found = _findings(category, here, some, of_domain[domain].better(options))
             taken += _best([each for each in found if not _said(each, wide)], options)
     return [*sorted(taken, key=_order), *wide][: options.most]
 
 
-def _holds(key: Key, of_domain: Mapping[str | None, _Seen]) -> bool:
+def _holds(uses: Names, of_domain: Mapping[str | None, _Seen]) -> bool:
     """Return true if a behaviour went well in several domains and notably worse in none. Success in
     episodes without a domain counts as several."""
     domains = 0
     for domain, seen in of_domain.items():
-        with_it = seen.each.get(key)
+        with_it = seen.each.get(uses)
         if with_it is None:
             continue
         if with_it.rate - seen.all.less(with_it).rate < -_SHOWS:
@@ -209,37 +207,21 @@ def _said(finding: Finding, wide: Iterable[Finding]) -> bool:
 
 
 def _findings(
-    scope: FindingScope, items: Sequence[_Item], better: Iterable[tuple[Key, float, _Tally, _Tally]]
+    category: Category, scope: FindingScope, items: Sequence[_Item], better: Iterable[_Better]
 ) -> list[Finding]:
     """Build findings from the behaviours with the highest gains."""
-    ordered = sorted(better, key=lambda found: (-found[1], -len(found[0][1]), found[0]))
-    looked_at: Counter[FindingKind] = Counter()
+    ordered = sorted(better, key=lambda found: (-found[1], -len(found[0]), found[0]))
     findings: list[Finding] = []
-    for key, gain, with_it, without in ordered:
-        kind, names = key
-        looked_at[kind] += 1
-        if looked_at[kind] > _LOOKED_AT:
+    for uses, gain, with_it, without in ordered[:_LOOKED_AT]:
+        having = [each for each in items if each.uses == uses]
+        affects: Names = ()
+        if category is Category.RECOVERY:  # calls of the control arm count too
+            affects = tuple(sorted({*uses, *_instead(uses, items)}))
+        elif not _is_choice(uses, having):
             continue
-        having = [each for each in items if each.does(key)]
-        if kind is not FindingKind.RECOVERY and not _is_choice(names, having):
-            continue
-        lacking = [each for each in items if not each.does(key)]
-        instead = _instead(key, having, lacking)
-        category, affects = _judged(key, instead, having, lacking)
-        findings.append(
-            Finding(
-                kind,
-                scope,
-                names,
-                category,
-                affects,
-                gain,
-                (with_it.good, with_it.n),
-                (without.good, without.n),
-                tuple(each.episode.episode_id for each in having if each.good),
-                instead,
-            )
-        )
+        supporters = tuple(each.episode.episode_id for each in having if each.good)
+        tallies = (with_it.good, with_it.n), (without.good, without.n)
+        findings.append(Finding(category, scope, uses, affects, gain, *tallies, supporters))
     return findings
 
 
@@ -279,75 +261,31 @@ def _implied(finding: Finding, other: Finding) -> bool:
 
 def _order(finding: Finding) -> tuple[Any, ...]:
     """Return the sort key: highest gain first, then the most specific finding."""
-    chosen = finding.kind is FindingKind.TOOL and bool(finding.instead)
-    rank = 0 if finding.kind is FindingKind.DECOMPOSITION else 1 if chosen else 2
-    return (-finding.gain, rank, -len(finding.uses), finding.scope.domain or "", finding.uses)
+    return (-finding.gain, -len(finding.uses), finding.scope.domain or "", finding.uses)
 
 
-# --- Category: the evidence that judges a finding ------------------------------------------------
-
-
-def _judged(
-    key: Key, instead: tuple[str, ...], having: Sequence[_Item], lacking: Sequence[_Item]
-) -> tuple[Category, tuple[str, ...]]:
-    """Return a finding's category, and the names whose next call judges it. If the next call does
-    not show the difference, the whole run's outcome judges it, and there are no names."""
-    kind, names = key
-    if kind is FindingKind.RECOVERY:  # calls of the control arm count too
-        return Category.RECOVERY, tuple(sorted({*names, *instead}))
-    if kind is FindingKind.DECOMPOSITION:
-        return Category.DECOMPOSITION, ()
-    last = names[-1]
-    others = instead if kind is FindingKind.TOOL else (last,)
-    with_it, without = _ended_well({last}, having), _ended_well(set(others), lacking)
-    if not without.n or with_it.rate - without.rate < _SHOWS:
-        return Category.STRATEGIC, ()
-    if kind is FindingKind.SEQUENCE:
-        return Category.SEQUENCE, (last,)
-    return Category.TOOL_SELECTION, tuple(sorted({last, *others}))
-
-
-def _instead(key: Key, having: Sequence[_Item], lacking: Sequence[_Item]) -> tuple[str, ...]:
-    """Return the calls made in place of a finding's, the most frequent first. For a tool, only
-    calls more than twice as frequent in episodes without it."""
-    kind, names = key
-    if kind is FindingKind.RECOVERY:
-        there = Counter(each.then.name for each in lacking if each.then is not None)
-        alone = [(count, name) for name, count in there.items()]
-    elif kind is FindingKind.TOOL:
-        beside, there = (
-            Counter(name for each in some for name in {call.name for call in each.episode.calls})
-            for some in (having, lacking)
-        )
-        alone = [
-            (count, name)
-            for name, count in there.items()
-            if count * len(having) > 2 * beside[name] * len(lacking)
-        ]
-    else:
-        return ()
-    ordered = sorted(alone, key=lambda each: (-each[0], each[1]))
-    return tuple(name for _, name in ordered if name not in names)[: _MOST_NAMES - 1]
-
-
-def _ended_well(names: set[str], items: Sequence[_Item]) -> _Tally:
-    """Return how often the first call of one of these names ends well."""
-    tally = _Tally()
-    for each in items:
-        first = next((call for call in each.episode.calls if call.name in names), None)
-        if first is not None:
-            tally.add(first.ok)
-    return tally
+def _instead(uses: Names, items: Sequence[_Item]) -> Names:
+    """Return the other calls that followed the failure, the most frequent first."""
+    there = Counter(name for each in items for name in each.uses)
+    ordered = sorted((-count, name) for name, count in there.items() if name not in uses)
+    return tuple(name for _, name in ordered[: _MOST_NAMES - 1])
 
 
 # --- Selection of episodes -----------------------------------------------------------------------
 
 
 def _of_tasks(episodes: Sequence[Observed], options: MiningOptions) -> Iterator[Finding]:
-    for task_type, some in _grouped(episodes, lambda each: each.task_type):
+    judged = [each for each in episodes if each.outcome != Outcome.UNKNOWN]
+    for task_type, some in _grouped(judged, lambda each: each.task_type):
         if task_type is not None:
-            items = [_Item(each, each.good) for each in some if each.outcome != Outcome.UNKNOWN]
-            yield from _found(FindingScope(task_type), _newest(items, options), options)
+            items = _newest([_Item(each, each.good, _agents(each)) for each in some], options)
+            yield from _found(Category.DECOMPOSITION, FindingScope(task_type), items, options)
+
+
+def _agents(episode: Observed) -> Names:
+    """Return the sub-agents in order, repetitions in a row as one; none if work was not divided."""
+    agents = tuple(name for name, _ in groupby(c.name for c in episode.calls if c.is_agent))
+    return agents if 2 <= len(agents) <= _MOST_NAMES else ()
 
 
 def _of_failures(episodes: Sequence[Observed], options: MiningOptions) -> Iterator[Finding]:
@@ -358,13 +296,12 @@ def _of_failures(episodes: Sequence[Observed], options: MiningOptions) -> Iterat
             _Item(
                 episode,
                 then is not None and then.ok and episode.outcome is not Outcome.FAILURE,
-                failed=True,
-                then=then,
+                () if then is None else (then.name,),
             )
             for episode, _, then in some
         ]
         scope = FindingScope(signature=signature, tool=some[0][1].name)
-        yield from _found(scope, _newest(items, options), options)
+        yield from _found(Category.RECOVERY, scope, _newest(items, options), options)
 
 
 def _newest(items: Sequence[_Item], options: MiningOptions) -> list[_Item]:
