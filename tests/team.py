@@ -12,9 +12,10 @@ CALLS = 7
 
 
 async def define(client: httpx2.AsyncClient) -> None:
-    """Create the team's agents and graph."""
+    """Create the team's agents and graph, without the check that goes on after a run's end."""
     for agent in SOFTWARE.agents:
-        assert (await client.post("/v1/agents", json=agent)).status_code == 201
+        body = {name: value for name, value in agent.items() if name != "success_check"}
+        assert (await client.post("/v1/agents", json=body)).status_code == 201
     assert (await client.post("/v1/graphs", json=SOFTWARE.graph)).status_code == 201
 
 

@@ -140,6 +140,15 @@ def calls_of(episode: Episode) -> tuple[TracedCall, ...]:
     return tuple(_calls(episode))[:MOST_CALLS]
 
 
+def failures_in(calls: Sequence[TracedCall]) -> Iterator[tuple[TracedCall, TracedCall | None]]:
+    """Yield the first failure of each kind, and the call after it."""
+    met: set[str] = set()
+    for call, then in zip(calls, [*calls[1:], None], strict=False):
+        if call.signature is not None and call.signature not in met:
+            met.add(call.signature)
+            yield call, then
+
+
 def _known(episode_id: UUID | None) -> UUID:
     assert episode_id is not None, "it is not stored yet"
     return episode_id

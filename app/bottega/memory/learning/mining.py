@@ -17,7 +17,7 @@ from math import sqrt
 from typing import Any, TypeVar
 
 from bottega.memory.episodes.episode import Outcome
-from bottega.memory.learning.call_trace import Observed, TracedCall, without_private_texts
+from bottega.memory.learning.call_trace import Observed, failures_in, without_private_texts
 from bottega.memory.learning.findings import (
     Finding,
     FindingScope,
@@ -290,7 +290,12 @@ def _agents(episode: Observed) -> Names:
 
 def _of_failures(episodes: Sequence[Observed], options: MiningOptions) -> Iterator[Finding]:
     """Yield, for each kind of failure, the next calls that ended well."""
-    failed = [(each, call, then) for each in episodes for call, then in _failures(each)]
+    failed = [
+        (each, call, then)
+        for each in episodes
+        for call, then in failures_in(each.calls)
+        if suspicious(call.signature or "") is None
+    ]
     for signature, some in _grouped(failed, lambda each: each[1].signature):
         items = [
             _Item(
@@ -312,16 +317,6 @@ def _newest(items: Sequence[_Item], options: MiningOptions) -> list[_Item]:
             left[item.episode.domain] -= 1
             kept.append(item)
     return kept[::-1]
-
-
-def _failures(episode: Observed) -> Iterator[tuple[TracedCall, TracedCall | None]]:
-    """Yield the first failure of each kind, and the call after it."""
-    met: set[str] = set()
-    for call, then in zip(episode.calls, [*episode.calls[1:], None], strict=False):
-        if call.signature is not None and call.signature not in met:
-            met.add(call.signature)
-            if suspicious(call.signature) is None:
-                yield call, then
 
 
 T = TypeVar("T")

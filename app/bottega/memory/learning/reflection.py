@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from itertools import islice
 from typing import Any, Protocol
 from uuid import UUID
 
 from bottega.memory.episodes.episode import Episode, Outcome
-from bottega.memory.learning.call_trace import TracedCall, calls_of, counts
+from bottega.memory.learning.call_trace import TracedCall, calls_of, counts, failures_in
 from bottega.memory.patterns.pattern import OF_RUN, Application, Arm, Baseline, Category
 from bottega.memory.text.summaries import cut
 
@@ -153,16 +154,15 @@ def went_well(episode: Episode) -> bool | None:
 
 def _failures(calls: Sequence[TracedCall]) -> list[dict[str, Any]]:
     """Return the first failure of each kind, the next call, and its success."""
-    found: dict[str, dict[str, Any]] = {}
-    for call, then in zip(calls, [*calls[1:], None], strict=False):
-        if call.signature is not None and call.signature not in found:
-            found[call.signature] = {
-                "tool": call.name,
-                "signature": call.signature,
-                "then": None if then is None else then.name,
-                "recovered": then is not None and then.ok,
-            }
-    return list(found.values())[:MOST]
+    return [
+        {
+            "tool": call.name,
+            "signature": call.signature,
+            "then": None if then is None else then.name,
+            "recovered": then is not None and then.ok,
+        }
+        for call, then in islice(failures_in(calls), MOST)
+    ]
 
 
 def _insights(
