@@ -122,7 +122,7 @@ END $$;
 CREATE OR REPLACE FUNCTION read_episode_states(p_scope jsonb, p_ids uuid[]) RETURNS TABLE (
     id uuid, state text, access_count integer, last_access timestamptz, consolidated_into uuid,
     deleted_at timestamptz, feedback jsonb, bodies jsonb, label text, label_source text
-) LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan AS $$
+) LANGUAGE plpgsql STABLE ROWS 5 SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     v_tenant uuid := current_setting('bottega.tenant')::uuid;
