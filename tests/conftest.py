@@ -186,7 +186,7 @@ def module_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settin
 
 
 def _settings(monkeypatch: pytest.MonkeyPatch, data_dir: Path) -> Settings:
-    for name in ("DATABASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL", "REDIS_URL"):
+    for name in ("DATABASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     return _plain_settings().model_copy(update={"data_dir": data_dir}, deep=True)
 

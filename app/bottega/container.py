@@ -155,17 +155,16 @@ async def open_service(
 def _files(
     settings: Settings, database: Database, listener: NotifyListener, services: MemoryServices
 ) -> FileStore:
-    """Return the files; this process forgets those, and the episodes, that are erased."""
+    """Return the files; this process forgets those that are erased."""
     quota = FileQuota(settings.files_bytes, settings.files_count)
     files = FileStore(database, services.objects, quota)
-    for forget in (files.forget, services.cache.forget):
-        listener.subscribe(erase.CHANNEL, partial(_forget, forget))
+    listener.subscribe(erase.CHANNEL, partial(_forget, files.forget))
     return files
 
 
 def _erasing(database: Database, listener: NotifyListener, services: MemoryServices) -> WorkLoop:
     """Return the loop that erases end users: in every process, as it must not wait for a worker."""
-    loop = UserErasure(database, services.objects, services.cache).loop()
+    loop = UserErasure(database, services.objects).loop()
     wake_on_notify(listener, loop)
     return loop
 

@@ -1,6 +1,6 @@
 """Memory services of a process, built from the settings.
 
-They are the embedders, the object store, the cache of recent episodes, and the background work.
+They are the embedders, the object store, the matchers of patterns, and the background work.
 """
 
 import contextlib
@@ -22,7 +22,6 @@ from bottega.db.engine import Database
 from bottega.events.listener import NotifyListener
 from bottega.events.wakeups import background
 from bottega.llm.local import available
-from bottega.memory.episodes.cache import EpisodeCache
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.objects import Objects
 from bottega.memory.episodes.rows import CHANNEL
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from bottega.llm.local.embedder import LocalEmbedder
     from bottega.llm.openai_embedder import OpenAIEmbedder
     from bottega.memory.episodes.maintenance import EpisodeMaintenance
-    from bottega.memory.episodes.redis_cache import RedisCache
     from bottega.memory.learning.maintenance import Maintenance
     from bottega.memory.learning.reflection import Analyst
     from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder
@@ -59,7 +57,6 @@ class MemoryServices:
     matchers: MatcherCache
     embedders: Embedders
     objects: Objects
-    cache: EpisodeCache
 
 
 @asynccontextmanager
@@ -101,14 +98,11 @@ async def open_memory_services(
                 hint="only this machine can read this folder: with processes on several machines, "
                 "set BOTTEGA_OBJECTS_URL to a shared store",
             )
-        cache = EpisodeCache(_redis(settings))
-        stack.push_async_callback(cache.aclose)
         embedders = Embedders(database.pool, current, named)
         memory = EpisodicMemory(
             database.pool,
             embedders=embedders,
             objects=objects,
-            cache=cache,
             options=settings.memory_options,
             clock=utcnow,
         )
@@ -116,7 +110,7 @@ async def open_memory_services(
         patterns = PatternCache(
             database.pool, matchers=matchers, options=settings.learning_options, clock=utcnow
         )
-        yield MemoryServices(memory, patterns, matchers, embedders, objects, cache)
+        yield MemoryServices(memory, patterns, matchers, embedders, objects)
 
 
 @asynccontextmanager
@@ -204,12 +198,11 @@ def _maintenance(
     as_maintenance = functools.partial(connect, database.url, role=indexes.ROLE, longest_s=None)
     stages = stages_of(
         database.pool,
-        parts.memory,
         episode_maintenance,
         parts.patterns,
         Discovery(database.pool, parts.objects, parts.patterns),
         indexes.IndexMaintenance(as_maintenance),
-        Reports(database.pool, parts.cache),
+        Reports(database.pool),
     )
     nights = Nights(
         previous=lambda until: previous_tick(cron, until),
@@ -282,11 +275,3 @@ def _has_server(settings: Settings) -> bool:
 
 def _folder(settings: Settings) -> Path:
     return (settings.data_dir or default_data_dir()).expanduser().absolute() / "objects"
-
-
-def _redis(settings: Settings) -> "RedisCache | None":
-    if settings.redis_url is None:
-        return None
-    from bottega.memory.episodes.redis_cache import RedisCache
-
-    return RedisCache(settings.redis_url.get_secret_value())

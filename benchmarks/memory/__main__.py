@@ -1,16 +1,15 @@
 """Quality and cost of memory, on this machine.
 
-    python -m benchmarks.memory [quality scale tenants cache working]
+    python -m benchmarks.memory [quality scale tenants working]
     python -m benchmarks.memory scale --episodes 1000000      (about an hour, 20 GB of disk)
 
     quality   recall@5, recall@10, NDCG@10 of words, vectors and both, by class of question, on a
               generated corpus with known answers, for each way of scoring; seeds 1 and 2
     scale     ingest, latency and recall of the modes of search, by id, by attributes; bytes each
     tenants   recall of tenants that own few of many rows
-    cache     hit rate of the hot episodes, beside a perfect cache and LRU
     working   operations of the working memory, and the prompts of a run of 200 tool calls
 
-Without names: quality, cache, working, and scale at 10,000 and 100,000. Absolute times depend on
+Without names: quality, working, and scale at 10,000 and 100,000. Absolute times depend on
 the machine; ratios to the floor of the same invocation are comparable.
 """
 
@@ -19,9 +18,9 @@ import asyncio
 import os
 from importlib import import_module
 
-from benchmarks.memory import cache, quality, scale, working
+from benchmarks.memory import quality, scale, working
 
-PARTS = ("quality", "scale", "tenants", "cache", "working")
+PARTS = ("quality", "scale", "tenants", "working")
 
 
 def main() -> None:
@@ -34,7 +33,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, action="append", help="for scale; repeatable")
     parser.add_argument("--seed", type=int, action="append", help="for quality; repeatable")
     arguments = parser.parse_args()
-    parts = arguments.parts or ("quality", "cache", "working", "scale")
+    parts = arguments.parts or ("quality", "working", "scale")
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
     print(f"{os.cpu_count()} cores, load before {load}: others at work make times noisy")
     for part in PARTS:
@@ -51,7 +50,7 @@ def main() -> None:
         elif part == "tenants":
             import_module("benchmarks.memory.tenants").main()
         else:
-            {"cache": cache, "working": working}[part].main()
+            working.main()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import pytest
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.errors import NotFoundError, UnavailableError
-from bottega.memory.episodes.cache import EpisodeCache
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Episode, EpisodeFilter, Outcome, State, Summary
 from bottega.memory.episodes.objects import Objects, new_key
@@ -353,39 +352,22 @@ async def test_a_forgotten_episode_disappears_at_once(
     assert await owner.fetchval("SELECT count(*) FROM episode_work") == 1
 
 
-class Counted(EpisodeCache):
-    """A cache that records its calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dropped: list[UUID] = []
-
-    async def drop(self, tenant_id: UUID, episode_id: UUID) -> None:
-        self.dropped.append(episode_id)
-        await super().drop(tenant_id, episode_id)
-
-
-async def test_a_cached_episode_is_unchanged_but_its_state_is_current(
-    database: Database, embedder: BuiltinEmbedder, owner: asyncpg.Pool
+async def test_an_episode_is_read_without_its_bodies(
+    database: Database, embedder: BuiltinEmbedder
 ) -> None:
-    hot = Counted()
-    memory = over(database, embedder, cache=hot)
+    memory = over(database, embedder)
     known = await memory.store(DEFAULT_TENANT, FULL)
-    first = await memory.get(DEFAULT_TENANT, EVERYTHING, known)
     await memory.touch(DEFAULT_TENANT, [known])
-    second = await memory.get(DEFAULT_TENANT, EVERYTHING, known)
-    assert (hot.counts.hits, hot.counts.misses) == (1, 1)
-    assert second == replace(first, state=replace(first.state, access_count=1, last_access=NOW))
+    whole = await memory.get(DEFAULT_TENANT, EVERYTHING, known)
+    assert whole.state.access_count == 1
     short = await memory.get(DEFAULT_TENANT, EVERYTHING, known, bodies=False)
-    assert short == replace(second, trace=None, input=None, output=None)
-    assert hot.counts.hits == 2
+    assert short == replace(whole, trace=None, input=None, output=None)
 
 
-async def test_an_episode_forgotten_elsewhere_is_not_read_from_the_cache(
+async def test_a_deleted_episode_and_that_of_another_tenant_are_not_read(
     database: Database, embedder: BuiltinEmbedder, stranger: UUID
 ) -> None:
-    hot = Counted()
-    memory, another = over(database, embedder, cache=hot), over(database, embedder)
+    memory, another = over(database, embedder), over(database, embedder)
     known = await memory.store(DEFAULT_TENANT, FULL)
     await memory.get(DEFAULT_TENANT, EVERYTHING, known)
     with pytest.raises(NotFoundError):
@@ -393,8 +375,6 @@ async def test_an_episode_forgotten_elsewhere_is_not_read_from_the_cache(
     await another.mark_deleted(DEFAULT_TENANT, known)
     with pytest.raises(NotFoundError):
         await memory.get(DEFAULT_TENANT, EVERYTHING, known)
-    assert hot.dropped == [known, known]
-    assert await hot.get(DEFAULT_TENANT, known) is None
 
 
 async def test_bodies_come_back_from_the_object_store(

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -16,7 +14,7 @@ from bottega.db.engine import Database, acting_as, open_database
 from bottega.events.listener import NotifyListener
 from bottega.events.wakeups import background
 from bottega.memory.patterns import rows
-from bottega.memory.patterns.matcher_cache import BELIEVED_S, CACHED_PATTERNS, MatcherCache
+from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.memory.patterns.pattern import Category, Content, ContentKind, Pattern, PatternState
 from tests.waiting import until
 
@@ -25,10 +23,10 @@ WITHIN_S = 20
 
 
 @asynccontextmanager
-async def hearing(database: Database, **more: Any) -> AsyncIterator[MatcherCache]:
+async def hearing(database: Database) -> AsyncIterator[MatcherCache]:
     """Yield matchers that listen for changes."""
     listener = NotifyListener(database.connect)
-    matchers = MatcherCache(database.pool, listener, **more)
+    matchers = MatcherCache(database.pool, listener)
     async with background(listener.run):
         await until_listening(matchers)
         yield matchers
@@ -59,11 +57,6 @@ async def found(matchers: MatcherCache, tenant: UUID = DEFAULT_TENANT) -> list[U
 async def until_found(matchers: MatcherCache, expected: list[UUID]) -> None:
     async with asyncio.timeout(WITHIN_S):
         await until(lambda: found(matchers), lambda seen: seen == expected)
-
-
-async def read(database: Database, pattern_id: UUID) -> Pattern:
-    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
-        return (await rows.load(connection, DEFAULT_TENANT, [pattern_id]))[pattern_id]
 
 
 async def test_a_matcher_is_loaded_once_with_the_live_patterns(database: Database) -> None:
@@ -143,53 +136,3 @@ async def test_a_database_that_fails_is_asked_again(
             await matchers.of(DEFAULT_TENANT)
         await owner.execute("ALTER TABLE elsewhere RENAME TO patterns")
         assert await found(matchers) == []
-
-
-async def test_a_pattern_is_cached_until_it_changes(database: Database, database_url: str) -> None:
-    added = await add(database)
-    reads: list[UUID] = []
-    now = 0.0
-
-    async def one() -> Pattern:
-        reads.append(added)
-        return await read(database, added)
-
-    async with (
-        hearing(database, clock=lambda: now) as matchers,
-        open_database(database_url) as other,
-    ):
-        for _ in range(3):
-            assert (await matchers.pattern(DEFAULT_TENANT, added, one)).id == added
-        assert len(reads) == 1
-        now = BELIEVED_S
-        await matchers.pattern(DEFAULT_TENANT, added, one)
-        assert len(reads) == 2
-        async with acting_as(other.pool, DEFAULT_TENANT) as connection:
-            await connection.execute("UPDATE patterns SET name = 'another'")
-            await rows.notify_change(connection, DEFAULT_TENANT)
-        await until(
-            lambda: matchers.pattern(DEFAULT_TENANT, added, one),
-            lambda found: found.name == "another",
-            within=WITHIN_S,
-        )
-
-
-async def test_the_cache_is_bounded_and_separate_for_each_tenant(
-    database: Database,
-) -> None:
-    new = Pattern("p", Category.DOMAIN, Content(ContentKind.HEURISTIC))
-    reads = 0
-
-    async def one(pattern_id: UUID) -> Pattern:
-        nonlocal reads
-        reads += 1
-        return new.but(id=pattern_id)
-
-    ids = [uuid4() for _ in range(3 * CACHED_PATTERNS)]
-    async with hearing(database) as matchers:
-        for pattern_id in ids:
-            await matchers.pattern(DEFAULT_TENANT, pattern_id, partial(one, pattern_id))
-        assert len(matchers._recent) <= CACHED_PATTERNS
-        before = reads
-        await matchers.pattern(uuid4(), ids[0], partial(one, ids[0]))
-        assert reads == before + 1

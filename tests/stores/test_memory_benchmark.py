@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.memory import cache, quality, scale, working
+from benchmarks.memory import quality, scale, working
 from benchmarks.memory.corpus import corpus
 from bottega.db.engine import Database
 
@@ -26,8 +26,7 @@ async def test_scale(database: Database, capsys: pytest.CaptureFixture[str]) -> 
     assert "store, one per transaction" in out
 
 
-def test_cache_and_working_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    cache.main(((200, 1.0, 900),), capacity=20)
+def test_working_memory(capsys: pytest.CaptureFixture[str]) -> None:
     working.main(20, calls=4)
     out = capsys.readouterr().out
     assert "the first result can be recalled: True" in out

@@ -15,7 +15,6 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.connect import connect
 from bottega.db.engine import Database, acting_as, open_database
 from bottega.events.listener import NotifyListener
-from bottega.memory.episodes.cache import EpisodeCache
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Episode, Outcome
 from bottega.memory.episodes.maintenance import EpisodeMaintenance
@@ -59,24 +58,21 @@ class Looked:
         self.database = database
         self.store = Folder(folder)
         pool = database.pool
-        self.hot = EpisodeCache()
         self.memory = EpisodicMemory(
             pool,
             embedders=Embedders(pool, lambda: EMBEDDER, lambda _: EMBEDDER),
             objects=self.store,
-            cache=self.hot,
             clock=lambda: NOW,
         )
         matchers = MatcherCache(pool, NotifyListener(database.connect))
         self.patterns = PatternCache(pool, matchers=matchers, clock=lambda: NOW)
         stages = stages_of(
             pool,
-            self.memory,
             EpisodeMaintenance(pool, self.store),
             self.patterns,
             Discovery(pool, self.store, self.patterns),
             IndexMaintenance(self.as_maintenance),
-            Reports(pool, self.hot, now=lambda: NOW),
+            Reports(pool, now=lambda: NOW),
             now=lambda: NOW,
         )
         self.maintenance = Maintenance(pool, stages, first_pause_s=0.0)

@@ -13,7 +13,6 @@ from bottega.clock import utcnow
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.errors import NotFoundError
-from bottega.memory.episodes.cache import EpisodeCache
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Episode, EpisodeFilter
 from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope, scope_of_run, scope_of_search
@@ -79,9 +78,7 @@ async def kept(database: Database) -> dict[UUID, Episode]:
 @pytest.fixture
 def memory(database: Database) -> EpisodicMemory:
     embedders = Embedders(database.pool, lambda: EMBEDDER, lambda name: EMBEDDER)
-    return EpisodicMemory(
-        database.pool, embedders=embedders, cache=EpisodeCache(), clock=lambda: day(20)
-    )
+    return EpisodicMemory(database.pool, embedders=embedders, clock=lambda: day(20))
 
 
 async def test_each_way_of_reading_stays_within_the_scope_and_misses_nothing(
@@ -106,18 +103,16 @@ async def test_each_way_of_reading_stays_within_the_scope_and_misses_nothing(
             assert ids == expected, (scope, way)
 
 
-async def test_an_episode_is_read_only_within_the_scope_cached_or_not(
+async def test_an_episode_is_read_only_within_the_scope(
     memory: EpisodicMemory, kept: dict[UUID, Episode]
 ) -> None:
     alice = Scope(Reach.USER, "alice")
-    for _ in range(2):
-        for key, episode in kept.items():
-            if holds(alice, episode):
-                assert (await memory.get(DEFAULT_TENANT, alice, key)).trace
-            else:
-                with pytest.raises(NotFoundError):
-                    await memory.get(DEFAULT_TENANT, alice, key)
-        await memory.warm(DEFAULT_TENANT, list(kept))
+    for key, episode in kept.items():
+        if holds(alice, episode):
+            assert (await memory.get(DEFAULT_TENANT, alice, key)).trace
+        else:
+            with pytest.raises(NotFoundError):
+                await memory.get(DEFAULT_TENANT, alice, key)
 
 
 async def test_search_by_words_stays_within_the_scope(

@@ -353,7 +353,7 @@ def redactor(settings: Settings) -> Redactor:
     Raises:
         InvalidInputError: as :class:`TenantSecrets`.
     """
-    addresses = ("database_url", "listen_url", "redis_url")  # only partly secret
+    addresses = ("database_url", "listen_url")  # only partly secret
     values = [getattr(settings, name) for name in Settings.model_fields if name not in addresses]
     hidden = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
     hidden += [value.removeprefix("whsec_") for value in hidden]

@@ -47,14 +47,6 @@ class MemorySettings(BaseSettings):
             "file:///folder. Unset: a folder in the data folder."
         ),
     ] = None
-    redis_url: Annotated[
-        SecretStr | None,
-        Field(
-            validation_alias="REDIS_URL",
-            description="Redis that caches hot episodes for all processes. Unset: one cache per "
-            "process.",
-        ),
-    ] = None
     embedding_model: Annotated[
         str | None,
         Field(

@@ -23,7 +23,6 @@ from bottega.db.engine import Database
 from bottega.db.tables import episodes, idempotency_keys, runs, schedules, sessions, user_erasures
 from bottega.errors import NotFoundError, UnavailableError
 from bottega.leased_work import Blame, LeasedWork, Outage, WorkLoop
-from bottega.memory.episodes.cache import EpisodeCache
 from bottega.memory.episodes.objects import Objects
 from bottega.tenants import audit, erase
 from bottega.tenants.erase import (
@@ -102,7 +101,6 @@ class UserErasure:
 
     database: Database
     objects: Objects
-    cache: EpisodeCache
 
     def loop(self) -> WorkLoop:
         """Return the loop that erases the users of all tenants."""
@@ -132,7 +130,6 @@ class UserErasure:
         while await self._erase_page(tenant_id, user):
             pass
         await self._empty_trash(tenant_id)
-        await self.cache.drop_tenant(tenant_id)
         await self._finish(tenant_id, user)
 
     async def _erase_page(self, tenant_id: UUID, user: str) -> bool:

@@ -159,6 +159,7 @@ CREATE OR REPLACE FUNCTION read_episodes(
 DECLARE
     v_tenant uuid := coalesce(p_tenant, current_setting('bottega.tenant')::uuid);
 BEGIN
+    PERFORM episode_scope(p_scope);  -- an unknown scope is an error, even if nothing is read
     RETURN QUERY
     SELECT e.id, e.kind, e.run_id, e.session_id, e.user_id, e.agent, e.at, e.outcome, e.domain,
         e.task_type, e.failure_signature,

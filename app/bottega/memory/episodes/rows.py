@@ -17,7 +17,6 @@ CHANNEL = "bottega_memory"
 """Channel that announces background work; a worker needs none for its own runs' episodes."""
 _TELL = f"SELECT pg_notify('{CHANNEL}', '')"
 _STORE = "SELECT store_episode($1, $2)"
-_STATES = "SELECT * FROM read_episode_states($1::jsonb, $2)"
 _EPISODES = "SELECT * FROM read_episodes($1::jsonb, $2)"
 _FOUND = """
 SELECT * FROM read_episodes($2::jsonb, $3, set_config('bottega.tenant', $1, true)::uuid)
@@ -49,15 +48,6 @@ async def store(connection: asyncpg.Connection, tenant_id: UUID, episode: Episod
 async def tell(connection: asyncpg.Connection) -> None:
     """Announce background work when the transaction commits."""
     await connection.execute(_TELL)
-
-
-async def states(
-    connection: asyncpg.Connection, scope: Scope, ids: Sequence[UUID]
-) -> dict[UUID, State]:
-    """Return the states of the tenant's episodes by id. Episodes that are unknown, deleted or
-    outside of the scope are missing."""
-    rows = await connection.fetch(_STATES, scope.document, ids)
-    return {row["id"]: _state(row) for row in rows}
 
 
 async def load(

@@ -20,12 +20,11 @@ from bottega.db.pages import PageItems
 from bottega.errors import BottegaError, NotFoundError, UnavailableError
 from bottega.memory.episodes import rows, search
 from bottega.memory.episodes.access_counter import AccessCounter
-from bottega.memory.episodes.cache import EpisodeCache
 from bottega.memory.episodes.embedders import Embedders, Patience
 from bottega.memory.episodes.episode import Episode, EpisodeFilter, StorageState
 from bottega.memory.episodes.objects import Objects
 from bottega.memory.episodes.options import MemoryOptions
-from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope
+from bottega.memory.episodes.scope import Reach, Scope
 from bottega.memory.episodes.scoring import Candidate, Parts, is_relevant, score
 from bottega.memory.episodes.search import ANY, AnotherEmbedderError, By, Place
 
@@ -106,7 +105,6 @@ class EpisodicMemory:
         *,
         embedders: Embedders,
         objects: Objects | None = None,
-        cache: EpisodeCache | None = None,
         options: MemoryOptions | None = None,
         clock: Clock,
     ) -> None:
@@ -114,7 +112,6 @@ class EpisodicMemory:
         self._pool = pool
         self._embedders = embedders
         self._objects = objects
-        self._cache = cache
         self._options = options or MemoryOptions()
         self._patience = Patience(self._options.vector_deadline_ms / 1000, monotonic)
         self.clock = clock
@@ -141,47 +138,16 @@ class EpisodicMemory:
             NotFoundError: unknown, deleted, outside of the scope, or of another tenant.
             UnavailableError: the object store cannot be reached.
         """
-        episode = await self._read(tenant_id, scope, episode_id, bodies)
-        self.accesses.count(tenant_id, [episode_id])
-        return episode
-
-    async def warm(self, tenant_id: UUID, ids: Sequence[UUID]) -> int:
-        """Cache episodes in this process without counting accesses; return how many exist."""
-        warmed = 0
-        for episode_id in ids:
-            try:
-                await self._read(tenant_id, EVERYTHING, episode_id, bodies=True)
-            except (NotFoundError, UnavailableError):
-                continue
-            warmed += 1
-        return warmed
-
-    async def _read(self, tenant_id: UUID, scope: Scope, episode_id: UUID, bodies: bool) -> Episode:
-        found = await self._cache.get(tenant_id, episode_id) if self._cache is not None else None
         parts: dict[str, Any] = {}
         keys: dict[str, str] = {}
-        if found is not None:
-            metrics.cache_hits.labels("episodes").inc()
         async with acting_as(self._pool, tenant_id) as connection:
-            was_cached = found is not None
-            if found is not None:  # only the state changes: read that alone
-                state = (await rows.states(connection, scope, [episode_id])).get(episode_id)
-                found = None if state is None else replace(found, state=state)
-            else:
-                found = (await rows.load(connection, scope, [episode_id])).get(episode_id)
-                if found is not None and bodies:
-                    parts, keys = await rows.contents(connection, scope, episode_id)
-        if found is None:
-            if self._cache is not None:
-                await self._cache.drop(tenant_id, episode_id)
-            raise NotFoundError(f"there is no episode {episode_id}")
-        if not bodies:
-            return replace(found, trace=None, input=None, output=None)
-        if not was_cached:
-            found = replace(found, **parts, **await self._fetched(keys))
-            if self._cache is not None:
-                await self._cache.put(tenant_id, found)
-        return found
+            found = (await rows.load(connection, scope, [episode_id])).get(episode_id)
+            if found is None:
+                raise NotFoundError(f"there is no episode {episode_id}")
+            if bodies:
+                parts, keys = await rows.contents(connection, scope, episode_id)
+        self.accesses.count(tenant_id, [episode_id])
+        return replace(found, **parts, **await self._fetched(keys))
 
     async def _fetched(self, keys: dict[str, str]) -> dict[str, Any]:
         """Read bodies from the object store."""
@@ -364,8 +330,6 @@ class EpisodicMemory:
             marked = await rows.mark_deleted(connection, episode_id, self.clock())
         if marked is None:
             raise NotFoundError(f"there is no episode {episode_id}")
-        if self._cache is not None:
-            await self._cache.drop(tenant_id, episode_id)
         return marked
 
     async def _embedded(self, tenant_id: UUID, query: str) -> _Query | None:

@@ -14,7 +14,6 @@ import asyncpg
 from bottega.clock import Clock, utcnow
 from bottega.db.driver import decoded
 from bottega.db.engine import acting_as
-from bottega.memory.episodes.cache import CacheCounts, EpisodeCache
 from bottega.memory.learning.jobs import Job
 
 _DAYS = 30
@@ -49,7 +48,6 @@ class Reports:
     """Writes reports."""
 
     pool: asyncpg.Pool
-    cache: EpisodeCache | None = None
     now: Clock = utcnow
 
     async def of(self, job: Job) -> dict[str, Any]:
@@ -59,7 +57,6 @@ class Reports:
             "at": now,
             **await self._counted(job.tenant_id, now),
             "validations": await self._validations(job),
-            "cache": {} if self.cache is None else _rates(self.cache.counts),
             "stages": dict(job.progress),
         }
 
@@ -133,13 +130,3 @@ def _found(rows: Sequence[Any], *names: str) -> dict[str, Mapping[str, Any]]:
     """Return rows by name; missing names count 0."""
     nothing = {"count": 0, "bytes": 0}
     return dict.fromkeys(names, nothing) | {row["name"]: dict(row) for row in rows}
-
-
-def _rates(counts: CacheCounts) -> dict[str, Any]:
-    redis = counts.redis_hits + counts.redis_misses
-    return {
-        "hits": counts.hits,
-        "misses": counts.misses,
-        "rate": round(counts.rate, 4),
-        "redis_rate": round(counts.redis_hits / redis, 4) if redis else None,
-    }

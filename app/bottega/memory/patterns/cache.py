@@ -60,18 +60,12 @@ class PatternCache:
     # --- One ----------------------------------------------------------------------------------
 
     async def get(self, tenant_id: UUID, pattern_id: UUID) -> Pattern:
-        """Return a complete pattern in its current version, cached.
-
-        Its uses and the episodes of its evidence may be half a minute old.
+        """Return a complete pattern in its current version.
 
         Raises:
             NotFoundError: unknown, or another tenant's.
         """
-
-        async def read() -> Pattern:
-            return (await self.get_many(tenant_id, [pattern_id]))[pattern_id]
-
-        return await self._matchers.pattern(tenant_id, pattern_id, read)
+        return (await self.get_many(tenant_id, [pattern_id]))[pattern_id]
 
     async def get_many(
         self, tenant_id: UUID, ids: Sequence[UUID], *, on: asyncpg.Connection | None = None

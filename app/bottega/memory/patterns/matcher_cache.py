@@ -1,4 +1,4 @@
-"""Cache of a process for patterns: the matcher of each tenant, and the most read patterns.
+"""Cache of a process for patterns: the matcher of each tenant.
 
 Notifications of the database invalidate it. While the listening connection is down, every call
 reads the database; a new connection clears the cache.
@@ -7,19 +7,15 @@ reads the database; a new connection clears the cache.
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 import asyncpg
 
 from bottega import metrics
-from bottega.clock import monotonic
 from bottega.db.engine import acting_as
 from bottega.events.listener import NotifyListener
-from bottega.memory.episodes.cache import RecentCache
 from bottega.memory.patterns import rows as pattern_rows
-from bottega.memory.patterns.pattern import Pattern
 
 if TYPE_CHECKING:  # numpy is needed only for matching
     from bottega.memory.patterns.matcher import Matcher
@@ -28,10 +24,6 @@ MOST_PATTERNS = 20_000
 """Patterns of a tenant that are matched: validated ones first, then by confidence."""
 MOST_KEPT = 100_000
 """Patterns in all matchers of a process; the least recently used matcher is dropped first."""
-CACHED_PATTERNS = 200
-"""Most read patterns that are cached."""
-BELIEVED_S = 30.0
-"""Seconds that a pattern is cached: new uses of it send no notification."""
 _AT_ONCE = 200
 """Patterns up to which a matcher is built without a thread."""
 
@@ -43,21 +35,13 @@ ORDER BY p.state DESC, p.confidence DESC, p.id LIMIT {MOST_PATTERNS}
 
 
 class MatcherCache:
-    """Matchers and most read patterns of a process."""
+    """Matchers of a process."""
 
-    def __init__(
-        self,
-        pool: asyncpg.Pool,
-        listener: NotifyListener,
-        *,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
+    def __init__(self, pool: asyncpg.Pool, listener: NotifyListener) -> None:
         self._pool = pool
         self._listener = listener
         self._kept: OrderedDict[UUID, Matcher] = OrderedDict()
         self._loading: dict[UUID, asyncio.Future[Matcher]] = {}
-        self._recent = RecentCache[Pattern](CACHED_PATTERNS, BELIEVED_S, clock)
-        self._changes = 0
         listener.subscribe(pattern_rows.CHANNEL, self._on_change)
 
     @property
@@ -79,32 +63,15 @@ class MatcherCache:
             loading.add_done_callback(lambda done: self._keep(tenant_id, done))
         return await asyncio.shield(loading)
 
-    async def pattern(
-        self, tenant_id: UUID, pattern_id: UUID, read: Callable[[], Awaitable[Pattern]]
-    ) -> Pattern:
-        """Return a cached pattern, or read it and offer it to the cache."""
-        if self.is_listening and (found := self._recent.get((tenant_id, pattern_id))) is not None:
-            metrics.cache_hits.labels("patterns").inc()
-            return found
-        before = self._changes
-        found = await read()
-        if self.is_listening and before == self._changes:
-            self._recent.put((tenant_id, pattern_id), found)
-        return found
-
     def forget(self, tenant_id: UUID) -> None:
-        """Drop what is cached of a tenant, after a change of its patterns."""
-        self._changes += 1
+        """Drop a tenant's matcher, after a change of its patterns."""
         self._kept.pop(tenant_id, None)
         self._loading.pop(tenant_id, None)
-        self._recent.drop_tenant(tenant_id)
 
     def forget_all(self) -> None:
-        """Drop what is cached of all tenants."""
-        self._changes += 1
+        """Drop all matchers."""
         self._kept.clear()
         self._loading.clear()
-        self._recent.clear()
 
     def _on_change(self, payload: str | None) -> None:
         if payload is None:

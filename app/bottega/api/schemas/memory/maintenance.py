@@ -75,7 +75,7 @@ class MemoryReport(MaintenanceJob):
         Field(
             description=(
                 "Contents of the memory after the job: episodes, storage, patterns, "
-                "applications, learning from runs, the cache's hit rate. Null until it is done."
+                "applications, learning from runs. Null until it is done."
             )
         ),
     ]
