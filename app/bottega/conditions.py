@@ -3,7 +3,6 @@
 A condition is ``{feature, op, value}``, ``{all | any: [condition, …]}`` or ``{not: condition}``.
 A test of an absent feature is false for every operator; so is a comparison of different kinds, such
 as a number with a text or a truth value.
-:class:`bottega.memory.patterns.condition_circuit.ConditionCircuit` evaluates many at once.
 """
 
 import math

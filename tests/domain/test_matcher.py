@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.patterns import SHAPES, applies, brute_force, holds, score
+from benchmarks.patterns import SHAPES, applies, brute_force, holds, match
 from bottega.memory.patterns.matcher import Match, Matcher
 from bottega.memory.patterns.pattern import (
     Applicability,
@@ -86,7 +86,7 @@ def test_score_has_the_documented_weights() -> None:
         + 0.1 * math.exp(-45.25 / 90)
         + 0.05 * 1 / 2
     )
-    assert score(one, task, NOW) == pytest.approx(expected, abs=1e-12)
+    assert match(one, task, NOW).score == pytest.approx(expected, abs=1e-12)
     (found,) = Matcher([one]).find(task, now=NOW)
     assert found.score == pytest.approx(expected, abs=1e-12)
     assert found.quality == 0.5
@@ -95,7 +95,7 @@ def test_score_has_the_documented_weights() -> None:
 def test_uses_and_freshness_are_bounded() -> None:
     evidence = Evidence(validated_at=NOW + timedelta(days=50))
     one = pattern(1, evidence=evidence, lifecycle=Lifecycle(PatternState.VALIDATED, uses=10**9))
-    assert score(one, {}, NOW) == pytest.approx(0.15 + 0.1)
+    assert match(one, {}, NOW).score == pytest.approx(0.15 + 0.1)
 
 
 def test_find_returns_validated_patterns_and_candidates_are_listed_apart() -> None:

@@ -4,6 +4,7 @@ Both process a tenant's patterns in small transactions while runs go on. The res
 stored data, so a second execution changes nothing.
 """
 
+import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -94,7 +95,7 @@ async def _review(store: PatternStore, pattern_id: UUID) -> str | None:
     if was is None or was.state is not PatternState.IN_REVIEW:
         return None
     applied = await application_rows.applied(connection, tenant_id, was, _APPLICATIONS)
-    by = narrowing(applied, options)
+    by = await asyncio.to_thread(narrowing, applied, options)  # it may take a second
     applicability = by and narrowed(was.applicability, by)
     if by is not None and applicability is not None:
         changes = {"applicability": applicability}

@@ -1,9 +1,10 @@
 """The pattern cache: judges and retrieves patterns."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from heapq import nlargest
-from typing import TYPE_CHECKING
+from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -14,6 +15,7 @@ from bottega.db.pages import PageItems
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns import application_rows, baselines, rows
 from bottega.memory.patterns.evidence import Validation
+from bottega.memory.patterns.matcher import Match, Matcher
 from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.memory.patterns.pattern import (
     ON_FAILURE,
@@ -28,11 +30,9 @@ from bottega.memory.patterns.refinement import Similar, likeness
 from bottega.memory.patterns.rows import EVERY_PATTERN, PatternFilter
 from bottega.memory.patterns.store import PatternStore, all_of
 
-if TYPE_CHECKING:  # numpy is slow to import, and only matching needs it
-    from bottega.memory.patterns.matcher import Match
-
 _PAGE = 100
 """Patterns per transaction; short, because it blocks the applications of their runs."""
+_AT_ONCE = 1_000  # most patterns that are searched without a thread
 _TRIED = 200  # most candidates that are compared for a task
 LIVE = PatternFilter(states=(PatternState.CANDIDATE, PatternState.VALIDATED))
 _KEPT = (PatternState.CANDIDATE, PatternState.VALIDATED, PatternState.IN_REVIEW)
@@ -121,7 +121,7 @@ class PatternCache:
         category: Category | None = None,
         failure_signature: str | None = None,
         k: int = 5,
-    ) -> "list[Match]":
+    ) -> list[Match]:
         """Return the validated patterns that apply to a task, best first.
 
         Args:
@@ -130,7 +130,9 @@ class PatternCache:
         """
         features_of_task, categories = _asked(features, category, failure_signature)
         matcher = await self._matchers.of(tenant_id)
-        return matcher.find(features_of_task, now=self.clock(), k=k, categories=categories)
+        return await _found(
+            matcher, matcher.find, features_of_task, now=self.clock(), k=k, categories=categories
+        )
 
     async def candidates(
         self,
@@ -140,7 +142,7 @@ class PatternCache:
         category: Category | None = None,
         failure_signature: str | None = None,
         draw: Callable[[Pattern], float] | None = None,
-    ) -> "list[Match]":
+    ) -> list[Match]:
         """Return the candidates that apply to a task, the most promising first.
 
         They are ordered by the expected success of the next application, then by ``draw``.
@@ -151,8 +153,13 @@ class PatternCache:
         """
         features_of_task, categories = _asked(features, category, failure_signature)
         matcher = await self._matchers.of(tenant_id)
-        found = matcher.candidates(
-            features_of_task, now=self.clock(), categories=categories, most=_TRIED
+        found = await _found(
+            matcher,
+            matcher.candidates,
+            features_of_task,
+            now=self.clock(),
+            categories=categories,
+            most=_TRIED,
         )
         if len(found) < 2:
             return found
@@ -274,6 +281,15 @@ class PatternCache:
                 return
             yield page
             after = page[-1]
+
+
+async def _found(
+    matcher: Matcher, find: Callable[..., list[Match]], features: Features, **how: Any
+) -> list[Match]:
+    """Find patterns; in a thread if testing the conditions of all might hold up others."""
+    if len(matcher) <= _AT_ONCE:
+        return find(features, **how)
+    return await asyncio.to_thread(find, features, **how)
 
 
 def _asked(

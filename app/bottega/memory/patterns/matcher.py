@@ -1,21 +1,19 @@
 """Matching: find the patterns that apply to a task, and order them by score. Pure.
 
-A circuit evaluates the conditions of all patterns at once, in less than a millisecond for ten
-thousand. Those that hold are scored together.
+Patterns are filed by a value that their tasks must have: a type, a domain, a failure's signature.
+Those that may apply are tested from the highest possible score down, until the best are known.
 """
 
-import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
+from heapq import heappop, heappush, merge
 from itertools import islice
+from math import exp, log1p
+from typing import Any, NamedTuple
+from uuid import UUID
 
-import numpy as np
-from numpy.typing import NDArray
-
-from bottega.conditions import named
-from bottega.memory.patterns.condition_circuit import ConditionCircuit
+from bottega.conditions import holds, kind_of, named
 from bottega.memory.patterns.pattern import (
     Applicability,
     Category,
@@ -28,14 +26,18 @@ from bottega.memory.patterns.pattern import (
 ALWAYS = frozenset(("task_type", "domain", "complexity", "capabilities"))
 """Features that always count in the quality of a match, beside those that conditions name."""
 
-_FADING_DAYS = 90.0
-_EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
-_DAY_S = 86_400.0
-_FARTHEST = 350.0
+_FADING_S = 90.0 * 86_400
+_QUALITY, _FRESHNESS = 0.05, 0.1
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+_FEW = 100
+"""Different sets of named features up to which the highest quality is computed."""
+
+Place = tuple[str, str | None, Any]
+"""A feature, and the kind and the value that it must have."""
+_ANYWHERE: Place = ("", None, None)
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """A pattern that applies.
 
     Attributes:
@@ -75,55 +77,87 @@ def spoken_of(applicability: Applicability) -> frozenset[str]:
 
 
 def score_parts(match: Match, now: datetime) -> dict[str, float]:
-    evidence = match.pattern.evidence
-    parts = {
-        "confidence": 0.4 * evidence.confidence,
-        "success_rate": 0.3 * (evidence.success_rate or 0.0),
-        "freshness": 0.1 * min(freshness(match.pattern) * decay(now), 1.0),
-        "quality": 0.05 * match.quality,
+    return base_parts(match.pattern, now) | {"quality": _QUALITY * match.quality}
+
+
+def base_parts(pattern: Pattern, now: datetime) -> dict[str, float]:
+    """Return the parts of a pattern's score that do not depend on the task; they fall with time."""
+    known = pattern.evidence
+    at = known.validated_at
+    age_s = 0.0 if at is None else max(0.0, (now - at).total_seconds())
+    return {
+        "confidence": 0.4 * known.confidence,
+        "success_rate": 0.3 * (known.success_rate or 0.0),
+        "uses": 0.15 * min(log1p(pattern.lifecycle.uses) / 10.0, 1.0),
+        "freshness": 0.0 if at is None else _FRESHNESS * exp(-age_s / _FADING_S),
     }
-    uses = lasting(match.pattern) - parts["confidence"] - parts["success_rate"]
-    return parts | {"uses": max(0.0, uses)}
 
 
-# Python and numpy may differ in the last bit of exp and log, and scores must be equal to the last
-# bit. So exp(-(now - validated)/90) is a product of two exponentials that Python computes; the
-# first one depends on the pattern only.
+def matched(pattern: Pattern, quality: float, now: datetime) -> Match:
+    """Return the match of a pattern that applies."""
+    return Match(pattern, sum(base_parts(pattern, now).values()) + _QUALITY * quality, quality)
 
 
-def lasting(pattern: Pattern) -> float:
-    """Return the part of a score that depends on neither time nor task."""
-    used = min(math.log1p(pattern.lifecycle.uses) / 10.0, 1.0)
-    rate = pattern.evidence.success_rate or 0.0
-    return 0.4 * pattern.evidence.confidence + 0.3 * rate + 0.15 * used
+def quality_of(spoken: Collection[str], known: Collection[str]) -> float:
+    """Return the quality of a match; see :class:`Match`.
+
+    Args:
+        spoken: features that the pattern names. known: those of the task.
+    """
+    said = sum(name in spoken for name in known)
+    of = sum(name in spoken or name in ALWAYS for name in known)
+    return said / of if of else 0.0
 
 
-def freshness(pattern: Pattern) -> float:
-    at = pattern.evidence.validated_at
-    return 0.0 if at is None else math.exp(_fadings(at))
+class _Filed(NamedTuple):
+    """A pattern in the order of the index: by its score without quality, then by id.
 
+    Attributes:
+        minus_base: less that score at the time of the latest validation; it falls afterwards.
+    """
 
-def decay(now: datetime) -> float:
-    return math.exp(-_fadings(now))
+    minus_base: float
+    key: UUID
+    pattern: Pattern
+    must: list[Condition]
+    spoken: frozenset[str]
 
-
-def _fadings(at: datetime) -> float:
-    fadings = (at - _EPOCH).total_seconds() / _DAY_S / _FADING_DAYS
-    return max(-_FARTHEST, min(_FARTHEST, fadings))
+    def applies(self, features: Features) -> bool:
+        """Return true if the pattern applies to a task; never raises."""
+        for each in self.must:  # faster than all()
+            if not holds(each, features.get):
+                return False
+        never = self.pattern.applicability.anti_conditions
+        return not (never and any(holds(each, features.get) for each in never))
 
 
 class Matcher:
     """An index of VALIDATED and CANDIDATE patterns; it ignores others."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
-        by_state: defaultdict[PatternState, list[Pattern]] = defaultdict(list)
-        for each in patterns:
-            by_state[each.state].append(each)
-        self._validated = _Group(by_state[PatternState.VALIDATED])
-        self._candidates = _Group(by_state[PatternState.CANDIDATE])
+        patterns = list(patterns)
+        validated = [each.evidence.validated_at for each in patterns]
+        self._since = max((at for at in validated if at is not None), default=_LONG_AGO)
+        self._files: defaultdict[tuple[PatternState, Place], list[_Filed]] = defaultdict(list)
+        self._spoken: defaultdict[PatternState, set[frozenset[str]]] = defaultdict(set)
+        self._contradicting: defaultdict[UUID, set[UUID]] = defaultdict(set)
+        self._size = 0
+        for each in sorted(_filed(one, self._since) for one in patterns):
+            if each.pattern.state in (PatternState.VALIDATED, PatternState.CANDIDATE):
+                self._add(each)
+
+    def _add(self, filed: _Filed) -> None:
+        state = filed.pattern.state
+        self._size += 1
+        self._spoken[state].add(filed.spoken)
+        for place in _places(filed.must):
+            self._files[state, place].append(filed)
+        for other in filed.pattern.relations.contradicts:
+            self._contradicting[filed.key].add(other)
+            self._contradicting[other].add(filed.key)
 
     def __len__(self) -> int:
-        return len(self._validated.patterns) + len(self._candidates.patterns)
+        return self._size
 
     def find(
         self,
@@ -138,15 +172,14 @@ class Matcher:
         Among equal scores the smaller id comes first. A pattern that contradicts a better one in
         the result is left out.
         """
-        group = self._validated
         taken: list[Match] = []
-        excluded: set[int] = set()
-        for place, match in group.ranked(features, now, categories):
+        excluded: set[UUID] = set()
+        for match in self._ranked(PatternState.VALIDATED, features, now, categories):
+            if match.pattern.key not in excluded:
+                taken.append(match)
+                excluded |= self._contradicting.get(match.pattern.key, set())
             if len(taken) >= k:
                 break
-            if place not in excluded:
-                taken.append(match)
-                excluded |= group.contradicting.get(place, frozenset())
         return taken
 
     def candidates(
@@ -158,73 +191,55 @@ class Matcher:
         most: int | None = None,
     ) -> list[Match]:
         """Return the first ``most`` CANDIDATE patterns that apply, ordered as by :meth:`find`."""
-        ranked = self._candidates.ranked(features, now, categories)
-        return [match for _, match in islice(ranked, most)]
+        return list(islice(self._ranked(PatternState.CANDIDATE, features, now, categories), most))
 
-
-class _Group:
-    """Patterns of one state; a place is an index into them in the order of ids."""
-
-    def __init__(self, patterns: Iterable[Pattern]) -> None:
-        self.patterns: Sequence[Pattern] = sorted(patterns, key=lambda each: each.key)
-        applicability = [each.applicability for each in self.patterns]
-        self._circuit = ConditionCircuit(
-            (needed(each), each.anti_conditions) for each in applicability
-        )
-        self._speaking = _postings(spoken_of(each) for each in applicability)
-        self._lasting = np.array([lasting(each) for each in self.patterns], np.float64)
-        self._freshness = np.array([freshness(each) for each in self.patterns], np.float64)
-        order = list(Category)
-        self._category = np.array([order.index(each.category) for each in self.patterns], np.int8)
-        self.contradicting = _contradictions(self.patterns)
-
-    def ranked(
-        self, features: Features, now: datetime, categories: Collection[Category] | None
-    ) -> Iterator[tuple[int, Match]]:
-        """Yield the patterns that apply by score, then id, with their places."""
-        applies = self._circuit.truth(features)
-        if categories is not None:
-            order = list(Category)
-            wanted = np.array([order.index(each) for each in categories], np.int8)
-            applies &= np.isin(self._category, wanted)
-        places = np.flatnonzero(applies)
-        qualities = self._qualities(features, places)
-        fresh = np.minimum(self._freshness[places] * decay(now), 1.0)
-        scores = self._lasting[places] + 0.1 * fresh + 0.05 * qualities
-        for at in np.argsort(-scores, kind="stable").tolist():
-            place = int(places[at])
-            yield place, Match(self.patterns[place], float(scores[at]), float(qualities[at]))
-
-    def _qualities(self, features: Features, places: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Return the quality of the match of each pattern; see :class:`Match`."""
+    def _ranked(
+        self,
+        state: PatternState,
+        features: Features,
+        now: datetime,
+        categories: Collection[Category] | None,
+    ) -> Iterator[Match]:
+        """Yield the patterns that apply by score, then id; test no more of them than needed."""
         known = [name for name, value in features.items() if value is not None]
-        always = np.zeros(len(self.patterns), np.int32)
-        others = np.zeros(len(self.patterns), np.int32)
-        for name in known:
-            if name in self._speaking:
-                (always if name in ALWAYS else others)[self._speaking[name]] += 1
-        spoken = (always + others)[places]
-        of = others[places] + sum(name in ALWAYS for name in known)
-        share: NDArray[np.float64] = np.zeros(len(places))
-        np.divide(spoken, of, out=share, where=of > 0)
-        return share
+        sets = self._spoken[state]
+        best = 1.0
+        if len(sets) <= _FEW:
+            best = max((quality_of(each, known) for each in sets), default=0.0)
+        more = _QUALITY * best + (_FRESHNESS if now < self._since else 0.0)
+        waiting: list[tuple[float, UUID, Match]] = []
+        for each in merge(*self._filed_for(state, features)):
+            while waiting and waiting[0][:2] < (each.minus_base - more, each.key):
+                yield heappop(waiting)[2]
+            if categories is not None and each.pattern.category not in categories:
+                continue
+            if each.applies(features):
+                match = matched(each.pattern, quality_of(each.spoken, known), now)
+                heappush(waiting, (-match.score, each.key, match))
+        while waiting:
+            yield heappop(waiting)[2]
+
+    def _filed_for(self, state: PatternState, features: Features) -> list[list[_Filed]]:
+        """Return the files with the patterns that may apply."""
+        places = [_ANYWHERE]
+        places += [
+            (name, kind_of(value), value)
+            for name, value in features.items()
+            if kind_of(value) not in (None, "list")
+        ]
+        return [self._files[state, place] for place in places if (state, place) in self._files]
 
 
-def _postings(names: Iterable[Collection[str]]) -> dict[str, NDArray[np.intp]]:
-    found: defaultdict[str, list[int]] = defaultdict(list)
-    for place, each in enumerate(names):
-        for name in each:
-            found[name].append(place)
-    return {name: np.array(places, np.intp) for name, places in found.items()}
+def _filed(pattern: Pattern, since: datetime) -> _Filed:
+    base = sum(base_parts(pattern, since).values())
+    applicability = pattern.applicability
+    return _Filed(-base, pattern.key, pattern, needed(applicability), spoken_of(applicability))
 
 
-def _contradictions(patterns: Sequence[Pattern]) -> dict[int, set[int]]:
-    """Return for each place the places that it contradicts or that contradict it."""
-    place_of = {each.key: place for place, each in enumerate(patterns)}
-    found: defaultdict[int, set[int]] = defaultdict(set)
-    for place, pattern in enumerate(patterns):
-        for other in pattern.relations.contradicts:
-            if (against := place_of.get(other)) is not None:
-                found[place].add(against)
-                found[against].add(place)
-    return dict(found)
+def _places(must: Iterable[Condition]) -> list[Place]:
+    """Return the places of which a task must have one, given the conditions that must hold."""
+    for each in must:
+        if each.get("op") in ("eq", "in"):
+            values = each["value"] if each["op"] == "in" else [each["value"]]
+            return [(each["feature"], kind_of(one), one) for one in dict.fromkeys(values)]
+    return [_ANYWHERE]

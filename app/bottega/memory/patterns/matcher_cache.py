@@ -7,7 +7,6 @@ reads the database; a new connection clears the cache.
 import asyncio
 import contextlib
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 import asyncpg
@@ -16,9 +15,7 @@ from bottega import metrics
 from bottega.db.engine import acting_as
 from bottega.events.listener import NotifyListener
 from bottega.memory.patterns import rows as pattern_rows
-
-if TYPE_CHECKING:  # numpy is needed only for matching
-    from bottega.memory.patterns.matcher import Matcher
+from bottega.memory.patterns.matcher import Matcher
 
 MOST_PATTERNS = 20_000
 """Patterns of a tenant that are matched: validated ones first, then by confidence."""
@@ -49,7 +46,7 @@ class MatcherCache:
         """True while notifications arrive."""
         return self._listener.hears(pattern_rows.CHANNEL)
 
-    async def of(self, tenant_id: UUID) -> "Matcher":
+    async def of(self, tenant_id: UUID) -> Matcher:
         """Return the matcher of a tenant's patterns; it may lack changes still being notified."""
         if not self.is_listening:
             return await self._load(tenant_id)
@@ -80,14 +77,14 @@ class MatcherCache:
             with contextlib.suppress(ValueError):
                 self.forget(UUID(payload))
 
-    async def _load(self, tenant_id: UUID) -> "Matcher":
+    async def _load(self, tenant_id: UUID) -> Matcher:
         async with acting_as(self._pool, tenant_id) as connection:
             rows = await connection.fetch(_LIVE, tenant_id)
         if len(rows) <= _AT_ONCE:
             return _built(rows)
         return await asyncio.to_thread(_built, rows)
 
-    def _keep(self, tenant_id: UUID, loaded: "asyncio.Future[Matcher]") -> None:
+    def _keep(self, tenant_id: UUID, loaded: asyncio.Future[Matcher]) -> None:
         """Cache a loaded matcher, unless it was invalidated meanwhile."""
         failed = loaded.cancelled() or loaded.exception() is not None
         if self._loading.get(tenant_id) is not loaded:
@@ -101,7 +98,5 @@ class MatcherCache:
             held -= len(self._kept.popitem(last=False)[1])
 
 
-def _built(rows: list[asyncpg.Record]) -> "Matcher":
-    from bottega.memory.patterns.matcher import Matcher
-
-    return Matcher([pattern_rows.pattern(row) for row in rows])
+def _built(rows: list[asyncpg.Record]) -> Matcher:
+    return Matcher(pattern_rows.pattern(row) for row in rows)

@@ -12,7 +12,7 @@ from re import findall
 from typing import Any
 from uuid import UUID
 
-from bottega.conditions import MAX_NUMBER, check, kind_of
+from bottega.conditions import MAX_NUMBER, check, holds, kind_of
 from bottega.errors import InvalidInputError
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns.pattern import (
@@ -79,16 +79,11 @@ def narrowing(
     Args:
         applications: of one version, if the pattern was given: the task's features, and success.
     """
-    from bottega.memory.patterns.condition_circuit import ConditionCircuit  # imports numpy
-
     everything = Tally(sum(good for _, good in applications), len(applications))
     found = []
     conditions = _conditions([features for features, _ in applications])
-    circuit = ConditionCircuit(([each], ()) for each in conditions)
-    truths = [circuit.truth(features).tolist() for features, _ in applications]
-    for number, condition in enumerate(conditions):
-        pairs = zip(applications, truths, strict=True)
-        held = [good for (_, good), truth in pairs if truth[number]]
+    for condition in conditions:
+        held = [good for features, good in applications if holds(condition, features.get)]
         where = Tally(sum(held), len(held))
         rest = Tally(everything.good - where.good, everything.n - where.n)
         for anti, inside, outside in ((True, rest, where), (False, where, rest)):

@@ -25,6 +25,7 @@ from bottega.db.driver import driver_of
 from bottega.errors import InvalidInputError, VersionConflictError
 from bottega.memory.patterns import pattern as memory
 from bottega.memory.patterns import task_analysis
+from bottega.memory.patterns.matcher import score_parts
 from bottega.memory.patterns.pattern import Category, PatternState
 from bottega.memory.patterns.rows import PatternFilter
 from bottega.tenants import audit
@@ -146,8 +147,6 @@ async def list_(
     dependencies=[Turn],
 )
 async def match(service: ServiceDep, tenant: ReadTenant, body: PatternsWanted) -> Any:
-    from bottega.memory.patterns.matcher import score_parts  # imports numpy
-
     features = _features(body)
     found = await service.patterns.find_applicable(
         tenant,
