@@ -56,6 +56,11 @@ async def add(client: httpx2.AsyncClient, **fields: Any) -> dict[str, Any]:
     return found
 
 
+def advice(action: str) -> dict[str, Any]:
+    """Return content that is no twin of another's."""
+    return HEURISTIC | {"fields": HEURISTIC["fields"] | {"action": action}}  # type: ignore[operator]
+
+
 async def read(client: httpx2.AsyncClient, pattern: dict[str, Any]) -> dict[str, Any]:
     answer = await client.get(f"/v1/patterns/{pattern['id']}")
     assert answer.status_code == 200, answer.text
@@ -205,7 +210,10 @@ async def test_a_match_needs_features_or_a_task(refusing: Running, body: dict[st
 
 
 async def test_the_list_has_filters_and_pages(client: httpx2.AsyncClient) -> None:
-    added = [await add(client, category=name) for name in ("strategic", "domain", "domain")]
+    added = [
+        await add(client, category=name, content=advice(str(n)))
+        for n, name in enumerate(("strategic", "domain", "domain"))
+    ]
     await post(client, f"{added[2]['id']}/deprecate", reason="wrong")
 
     async def listed(**query: Any) -> list[str]:
@@ -301,7 +309,7 @@ async def test_five_successes_of_five_are_significant_but_do_not_promote(
 
 
 async def test_a_pattern_is_deprecated_in_favour_of_another(client: httpx2.AsyncClient) -> None:
-    old, new = await proven(client), await add(client, name="new")
+    old, new = await proven(client), await add(client, content=advice("new"))
     given_up = await post(
         client, f"{old['id']}/deprecate", reason="a better one", replaced_by=new["id"]
     )
@@ -314,6 +322,17 @@ async def test_a_pattern_is_deprecated_in_favour_of_another(client: httpx2.Async
         assert problem(refused, 422)
     unknown = await client.post(path, json={"reason": "x", "replaced_by": str(uuid4())})
     assert problem(unknown, 404)["code"] == "not_found"
+
+
+async def test_a_twin_is_not_added_again(client: httpx2.AsyncClient) -> None:
+    one = await add(client, applicability=BILLING)
+    assert await add(client, applicability=BILLING, name="another", summary="s") == one
+    for other in (
+        {"applicability": BILLING | {"domains": ["sales"]}},
+        {"applicability": BILLING, "category": "domain"},
+        {"applicability": BILLING, "content": advice("divide them")},
+    ):
+        assert (await add(client, **other))["id"] != one["id"]
 
 
 async def test_similar_patterns_are_found_and_merged(client: httpx2.AsyncClient) -> None:
@@ -340,7 +359,7 @@ async def test_similar_patterns_are_found_and_merged(client: httpx2.AsyncClient)
 
 
 async def test_pruning_lists_the_removed_patterns(client: httpx2.AsyncClient) -> None:
-    kept, harmful = await add(client), await add(client, name="harmful")
+    kept, harmful = await add(client), await add(client, content=advice("harm"))
     for _ in range(20):
         await post(client, f"{harmful['id']}/applications", good=False, baseline_rate=0.9)
     await post(client, f"{harmful['id']}/validate")

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.execution.retrieval import Assignment, choose, pattern_text
+from bottega.conditions import named
+from bottega.execution.retrieval import Assignment, choose
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns.matcher import Match
 from bottega.memory.patterns.pattern import (
@@ -22,6 +23,8 @@ from bottega.memory.patterns.pattern import (
     Pattern,
     PatternState,
 )
+from bottega.memory.patterns.rendering import condition_text, pattern_text
+from tests.domain.patterns import CONDITIONS
 
 SALT = UUID(int=7)
 STATES = {True: PatternState.VALIDATED, False: PatternState.CANDIDATE}
@@ -95,46 +98,30 @@ def test_pattern_is_rendered_as_data_below_a_heading() -> None:
     assert imported.startswith("[pattern, decomposition, candidate, given by a person]\n")
 
 
-@pytest.mark.parametrize(
-    ("kind", "fields", "lines"),
-    [
-        (
-            "STRATEGY",
-            {"approach": "Go slow.", "principles": ["a", "b"]},
-            ["Approach: Go slow.", "Principles: a; b"],
-        ),
-        (
-            "TEMPLATE",
-            {"steps": [{"do": "look"}], "parameters": ["n"], "rules": ["r"]},
-            ["Steps: look", "Parameters: n", "Rules: r"],
-        ),
-        (
-            "HEURISTIC",
-            {"condition": "It rains.", "action": "Wait."},
-            ["When: It rains.", "Action: Wait."],
-        ),
-        (
-            "PROCEDURE",
-            {
-                "steps": [{"do": "look"}],
-                "branches": [{"when": "none", "then": "ask"}],
-                "stop_when": "found",
-            },
-            ["Steps: look", "Otherwise: none: ask", "Stop when: found"],
-        ),
-    ],
-)
-def test_all_that_helps_to_act_is_rendered(
-    kind: str, fields: dict[str, Any], lines: list[str]
-) -> None:
-    guide = Guide(how="Call it twice.", risks=("It may hang.",))
-    content = Content(ContentKind(kind), fields)
-    told = pattern_text(replace(VALIDATED[0].pattern, content=content).but(guide=guide))
-    assert [line.strip() for line in told.splitlines()[3:]] == [
-        *lines,
-        "How: Call it twice.",
-        "Risks: It may hang.",
+def test_advice_comes_first_and_repetitions_are_left_out() -> None:
+    fields = {
+        "approach": "Small steps.",
+        "principles": ["test first", "one change"],
+        "trade_offs": ["slow"],
+    }
+    pattern = VALIDATED[0].pattern.but(
+        name="Small",
+        summary="Take small steps.",
+        content=Content(ContentKind.STRATEGY, fields),
+        guide=Guide(when="take small steps", how="Stop early."),
+    )
+    assert pattern_text(pattern).splitlines()[1:] == [
+        "  Small",
+        "  Take small steps.",
+        "  Principles: test first; one change",
+        "  How: Stop early.",
+        "  Trade-offs: slow",
     ]
+
+
+@given(CONDITIONS)
+def test_every_condition_has_words(condition: Any) -> None:
+    assert all(name in condition_text(condition) for name in named(condition))
 
 
 def test_text_of_a_pattern_cannot_imitate_a_heading() -> None:

@@ -79,6 +79,69 @@ def settings(settings: Settings) -> Settings:
     return settings.model_copy(update=certain)
 
 
+async def test_all_of_a_pattern_that_helps_to_act_is_given(
+    bottega: Running, model: FakeModel
+) -> None:
+    client = bottega.client
+    await define(client)
+
+    async def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = await client.post(f"/v1/patterns{path}", json=body)
+        assert answer.status_code < 300, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    approach = {"approach": "Ship nightly.", "principles": [], "trade_offs": []}
+    other = {
+        "name": "Nightly",
+        "category": "domain",
+        "content": {"kind": "STRATEGY", "fields": approach},
+        "applicability": {"problem_types": ["release"]},
+    }
+    procedure = {
+        "steps": [{"do": "build it", "uses": ["designer"]}, {"do": "ask implementer"}],
+        "branches": [{"when": "the build fails", "then": "read its log"}],
+        "stop_when": "all tests pass",
+    }
+    body = {
+        "name": "Build small",
+        "category": "strategic",
+        "content": {"kind": "PROCEDURE", "fields": procedure},
+        "applicability": {
+            "problem_types": ["build"],
+            "conditions": [{"feature": "complexity", "op": "lt", "value": 0.9}],
+            "anti_conditions": [{"not": {"feature": "domain", "op": "exists"}}],
+        },
+        "summary": "Build it in small steps.",
+        "guide": {
+            "when": "the task is to build something",
+            "how": "Test each part.",
+            "risks": ["many releases"],
+            "alternatives": [(await post("", other))["id"], str(uuid4())],
+        },
+    }
+    added = await post("", body)
+    for _ in range(12):
+        await post(f"/{added['id']}/applications", {"good": True, "baseline_rate": 0.3})
+    assert (await post(f"/{added['id']}/validate", {}))["state"] == "VALIDATED"
+    (given,) = of_patterns(await ended(bottega, await start(client, metadata=ABOUT)))
+    assert given["content"].splitlines() == [
+        "[pattern, strategic, validated, 100% of 12 went well, given by a person]",
+        "  Build small",
+        "  Build it in small steps.",
+        "  Steps: build it (designer) → ask implementer",
+        "  If: the build fails: read its log",
+        "  Stop when: all tests pass",
+        "  When: the task is to build something",
+        "  Where: complexity < 0.9",
+        "  Not where: not domain is known",
+        "  How: Test each part.",
+        "  Risks: many releases",
+        "  Or instead: Nightly",
+    ]
+    assert any("Or instead: Nightly" in str(systems(each)) for each in model.requests)
+
+
 async def test_a_given_pattern_and_its_outcome_are_in_the_episode(
     bottega: Running, model: FakeModel
 ) -> None:

@@ -170,7 +170,8 @@ class TestRefinement:
         law = replace(one.applicability, domains=("law",))
         two = await promoted(cache, applicability=law)
         await promoted(cache, category=Category.DOMAIN)
-        await add(cache, TENANT, pattern(applicability=law))  # a candidate is left alone
+        tax = replace(law, domains=("tax",))
+        await add(cache, TENANT, pattern(applicability=tax))  # a candidate is left alone
         said = await refine(cache, TENANT)
         assert said["merged"]["count"] == 1
         now = (await cache.page(TENANT, limit=9))[-1]
@@ -187,8 +188,8 @@ class TestRefinement:
     ) -> None:
         for name in ("a", "b", "c"):
             await fallen(cache, name)
-        await promoted(cache)
-        await promoted(cache)
+        one = await promoted(cache)
+        await promoted(cache, applicability=replace(one.applicability, domains=("law",)))
         hopeless = await add(cache, TENANT, pattern("hopeless"))
         await cache.record_application(TENANT, applied(hopeless, [BAD] * 12))
         await validate_all(cache, TENANT)

@@ -80,7 +80,7 @@ def pattern(name: str = "Ask first", **more: Any) -> Pattern:
         "category": Category.STRATEGIC,
         "content": Content(
             ContentKind.STRATEGY,
-            {"approach": "Ask first."},
+            {"approach": f"{name}."},
             uses=("ask", "look"),
             affects=("look",),
         ),
@@ -161,11 +161,28 @@ class TestOne:
     async def test_concurrent_equal_patterns_are_stored_once(
         self, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
-        new = pattern(fingerprint="f")
-        added = await asyncio.gather(*(add(cache, TENANT, new) for _ in range(5)))
-        assert len({each.id for each in added}) == 1
-        assert await owner.fetchval("SELECT count(*) FROM patterns") == 1
-        assert (await add(cache, TENANT, pattern(fingerprint="g"))).id != added[0].id
+        for new in (pattern(fingerprint="f"), pattern("written by a client")):
+            added = await asyncio.gather(*(add(cache, TENANT, new) for _ in range(5)))
+            assert len({each.id for each in added}) == 1
+        assert await owner.fetchval("SELECT count(*) FROM patterns") == 2
+
+    async def test_a_twin_is_merged_with_the_pattern_in_use(
+        self, database: Database, cache: PatternCache
+    ) -> None:
+        old, new = await remember(
+            database.pool, *(make_episode("b", day(n)) for n in (1, 2)), embedded=False
+        )
+
+        def found_in(name: str, episode: UUID, **more: Any) -> Pattern:
+            content = pattern().content
+            return pattern(name, content=content, evidence=Evidence(mined_from=(episode,)), **more)
+
+        one = await add(cache, TENANT, found_in("one", old, fingerprint="f"))
+        twin = await add(cache, TENANT, found_in("two", new, summary="in other words"))
+        assert (twin.id, twin.name, twin.version) == (one.id, "one", 1)
+        assert set(twin.evidence.mined_from) == {old, new}
+        await deprecate(cache, TENANT, one.key, "of no use")
+        assert (await add(cache, TENANT, found_in("three", new))).id != one.id
 
     async def test_a_deprecated_pattern_returns_after_enough_new_episodes(
         self, database: Database, cache: PatternCache, clock: Hands
@@ -193,7 +210,7 @@ class TestOne:
         self, database: Database, cache: PatternCache
     ) -> None:
         added = await add(cache, TENANT, pattern(fingerprint="f"))
-        other = await add(cache, TENANT, pattern())
+        other = await add(cache, TENANT, pattern("another"))
         await deprecate(cache, TENANT, added.key, "better", other.key)
         since = await remember(
             database.pool, *(make_episode("b", day(101)) for _ in range(5)), embedded=False
@@ -713,11 +730,15 @@ class TestMerging:
 
     async def test_similar_patterns_are_found(self, cache: PatternCache) -> None:
         one = await add(cache, TENANT, pattern("1"))
-        same = await add(cache, TENANT, pattern("same"))
+        same = await add(cache, TENANT, pattern("1!"))
         near = await add(
             cache,
             TENANT,
-            pattern("near", applicability=replace(one.applicability, domains=("law",))),
+            pattern(
+                "near",
+                content=one.content,
+                applicability=replace(one.applicability, domains=("law",)),
+            ),
         )
         far = await add(
             cache, TENANT, pattern("far", content=Content(ContentKind.HEURISTIC, uses=("other",)))

@@ -3,7 +3,7 @@
 The choice is written into the run's log and never made again for that run.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -20,7 +20,8 @@ from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.assignment import arm_of, uniform
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import Arm, Baseline, Features, Pattern
-from bottega.memory.text.summaries import cut, summary_of
+from bottega.memory.patterns.rendering import pattern_text
+from bottega.memory.text.summaries import summary_of
 
 if TYPE_CHECKING:  # numpy is slow to import, and only matching needs it
     from bottega.memory.patterns.matcher import Match
@@ -28,13 +29,9 @@ if TYPE_CHECKING:  # numpy is slow to import, and only matching needs it
 MOST_PATTERNS = 3
 MOST_EPISODES = 5
 TRUST = {1: "imported", 2: "own run, read outside sources", 3: "own run"}
-_SOURCES = {1: "given by a person", 2: "from own runs that read outside sources"}
 _GIVEN = frozenset((Arm.USED, Arm.TRIAL))
 _TASK_TOKENS, _STEPS_TOKENS, _ERRORS_TOKENS = 80, 220, 60  # of an episode: below 2 KB
-_PATTERN_TOKENS = 240
 _LONGEST_NAME = 120
-_LONGEST_ADVICE = 400  # of one line
-_OFTEN_SAID = ("When", "Action", "How")
 CURE = "Worked after this failure: "
 """Beginning of the first line of help: the call that worked."""
 
@@ -146,14 +143,20 @@ async def patterns_for(
         return []
     of_them = [each.pattern for each in chosen]
     baselines = await cache.baselines(tenant_id, of_them, features)
-    return [_pattern_event(each, baselines.get(each.pattern.key, Baseline())) for each in chosen]
+    others = await cache.alternatives(tenant_id, of_them)
+    return [
+        _pattern_event(each, baselines.get(each.pattern.key, Baseline()), others[each.pattern.key])
+        for each in chosen
+    ]
 
 
-def _pattern_event(chosen: Chosen, baseline: Baseline) -> dict[str, Any]:
+def _pattern_event(
+    chosen: Chosen, baseline: Baseline, alternatives: Sequence[str]
+) -> dict[str, Any]:
     pattern = chosen.pattern
     recalled = context_recalled(
         f"{SOURCE}{pattern.key}",
-        pattern_text(pattern) if chosen.arm in _GIVEN else "",
+        pattern_text(pattern, alternatives) if chosen.arm in _GIVEN else "",
         version=pattern.version,
         score=round(chosen.score, 4),
     )
@@ -165,49 +168,6 @@ def _pattern_event(chosen: Chosen, baseline: Baseline) -> dict[str, Any]:
         "uses": list(pattern.content.uses),
         "affects": list(pattern.content.affects),
     }
-
-
-def pattern_text(pattern: Pattern) -> str:
-    """Render a pattern for a prompt: category, confidence, source, text.
-
-    The first line is trusted. The pattern's own lines are indented, so that none can imitate it.
-    """
-    known = pattern.evidence
-    head = f"pattern, {pattern.category.replace('_', ' ')}, {pattern.state.lower()}"
-    if known.success_rate is not None and known.applications:
-        head += f", {known.success_rate:.0%} of {known.applications} went well"
-    head += f", {_SOURCES.get(pattern.trust, 'from own runs')}"
-    said = pattern.summary or pattern.description
-    lines = [
-        f"{name}: {cut(' '.join(text.split()), _LONGEST_ADVICE)}"
-        for name, text in _advice(pattern)
-        if text and not (name in _OFTEN_SAID and text in said)
-    ]
-    name = " ".join(pattern.name[:_LONGEST_NAME].split())
-    text = "\n".join(filter(None, [f"[{head}]", name, said, *lines]))
-    return "\n  ".join(summary_of(text, _PATTERN_TOKENS).splitlines())
-
-
-def _advice(pattern: Pattern) -> Iterator[tuple[str, str]]:
-    """Yield what helps to act: when, how, in which steps, with which limits."""
-    fields, guide = pattern.content.fields, pattern.guide
-    yield "When", fields.get("condition") or guide.when
-    yield "Approach", fields.get("approach") or ""
-    yield "Action", fields.get("action") or ""
-    yield "Steps", " → ".join(_steps(fields))
-    for name in ("parameters", "rules", "principles"):
-        yield name.capitalize(), "; ".join(fields.get(name) or ())
-    branches: Sequence[Mapping[str, str]] = fields.get("branches") or ()
-    yield "Otherwise", "; ".join(f"{each['when']}: {each['then']}" for each in branches)
-    yield "Stop when", fields.get("stop_when") or ""
-    yield "How", guide.how
-    yield "Risks", "; ".join(guide.risks)
-
-
-def _steps(fields: Mapping[str, Any]) -> Iterator[str]:
-    for step in fields.get("steps") or ():
-        if name := step.get("do") or step.get("uses"):
-            yield str(name)
 
 
 def insight_events(

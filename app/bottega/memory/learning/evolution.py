@@ -28,7 +28,6 @@ _APPLICATIONS = 1_000
 _MOST_MERGED = 20
 
 _IN_REVIEW = PatternFilter(states=(PatternState.IN_REVIEW,))
-_VALIDATED = PatternFilter(states=(PatternState.VALIDATED,))
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +66,7 @@ async def validate_all(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
 
 
 async def refine(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
-    """Review a tenant's patterns, merge validated duplicates, prune candidates of low value.
+    """Review a tenant's patterns, merge similar ones, prune candidates of low value.
 
     Returns:
         JSON: the patterns that reviews ``narrowed``, put ``on_trial`` again or ``deprecated``,
@@ -115,9 +114,9 @@ async def _review(store: PatternStore, pattern_id: UUID) -> str | None:
 
 
 async def _merge_alike(cache: PatternCache, tenant_id: UUID) -> list[UUID]:
-    """Merge validated patterns with the same content; return the new ones."""
+    """Merge similar patterns, see :func:`mergeable`; return the new ones."""
     alike: dict[str, list[Pattern]] = defaultdict(list)
-    async for page in cache.pages(tenant_id, None, _VALIDATED):
+    async for page in cache.pages(tenant_id, None):
         for each in (await cache.get_many(tenant_id, page)).values():
             alike[said(each)].append(each)
     made = []

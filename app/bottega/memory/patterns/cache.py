@@ -175,6 +175,15 @@ class PatternCache:
             ),
         )
 
+    async def alternatives(
+        self, tenant_id: UUID, patterns: Sequence[Pattern]
+    ) -> dict[UUID, list[str]]:
+        """Return the names of each pattern's alternatives that are in use or on trial."""
+        if not any(each.guide.alternatives for each in patterns):
+            return {each.key: [] for each in patterns}
+        matcher = await self._matchers.of(tenant_id)
+        return {each.key: matcher.names(each.guide.alternatives) for each in patterns}
+
     async def baselines(
         self,
         tenant_id: UUID,

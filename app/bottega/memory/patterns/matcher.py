@@ -141,14 +141,14 @@ class Matcher:
         self._files: defaultdict[tuple[PatternState, Place], list[_Filed]] = defaultdict(list)
         self._spoken: defaultdict[PatternState, set[frozenset[str]]] = defaultdict(set)
         self._contradicting: defaultdict[UUID, set[UUID]] = defaultdict(set)
-        self._size = 0
+        self._names: dict[UUID, str] = {}
         for each in sorted(_filed(one, self._since) for one in patterns):
             if each.pattern.state in (PatternState.VALIDATED, PatternState.CANDIDATE):
                 self._add(each)
 
     def _add(self, filed: _Filed) -> None:
         state = filed.pattern.state
-        self._size += 1
+        self._names[filed.key] = filed.pattern.name
         self._spoken[state].add(filed.spoken)
         for place in _places(filed.must):
             self._files[state, place].append(filed)
@@ -157,7 +157,11 @@ class Matcher:
             self._contradicting[other].add(filed.key)
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._names)
+
+    def names(self, ids: Iterable[UUID]) -> list[str]:
+        """Return the names of those of the patterns that are in the index."""
+        return [self._names[each] for each in ids if each in self._names]
 
     def find(
         self,

@@ -27,6 +27,7 @@ from bottega.memory.patterns.pattern import (
     Relations,
 )
 from bottega.memory.patterns.validation import Tally, binomial_p, fisher_p
+from bottega.memory.text.summaries import cut
 
 _SPLIT_P = 0.05
 _SPLITS = 500
@@ -34,6 +35,7 @@ _SPLITS = 500
 _THRESHOLDS = 20
 _NARROWED_AT_MOST = 3
 _TRIED_ENOUGH = 20
+_LONGEST_TEXT = 1_000  # bytes of the summary of a merged pattern
 _SPEAKS_AGAINST = 0.5
 """E-value below which a candidate is deprecated after :data:`_TRIED_ENOUGH` applications.
 
@@ -214,14 +216,14 @@ def _json(value: Any) -> str:
 def mergeable(one: Pattern, other: Pattern) -> bool:
     """Return true if two patterns may be merged automatically.
 
-    Both are validated and give the same advice, their tasks differ in at most one field, and their
-    success rates do not differ significantly.
+    They give the same advice, and their tasks differ in at most one field. Both are validated, and
+    their success rates do not differ significantly; or no run was given either yet: then the choice
+    cannot depend on results.
     """
-    if one.category is not other.category or one.trust != other.trust:
+    if said(one) != said(other) or one.state is not other.state:
         return False
-    if {one.state, other.state} != {PatternState.VALIDATED} or not _equal(
-        one.content, other.content
-    ):
+    untried = one.state is PatternState.CANDIDATE and not one.lifecycle.uses + other.lifecycle.uses
+    if one.state is not PatternState.VALIDATED and not untried:
         return False
     a, b = one.applicability, other.applicability
     if not (_equal(a.conditions, b.conditions) and _equal(a.anti_conditions, b.anti_conditions)):
@@ -232,18 +234,28 @@ def mergeable(one: Pattern, other: Pattern) -> bool:
 
 
 def said(pattern: Pattern) -> str:
-    """Return a key that is equal for patterns of the same advice; see :func:`mergeable`."""
-    return _json([pattern.category, pattern.trust, _value(pattern.content)])
+    """Return a key that is equal for patterns of the same advice; see :func:`mergeable`.
+
+    Its texts may differ in case, spacing and punctuation.
+    """
+    content = pattern.content
+    advice = [content.kind, _plain(content.fields), content.uses, content.affects]
+    return _json([pattern.category, pattern.trust, advice])
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with the words of its texts in lower case; empty parts are left out."""
+    if isinstance(value, str):
+        return findall(r"[^\s.,;:!?]+(?:[.,:][^\s.,;:!?]+)*", value.casefold())
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items() if each}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
 
 
 def _equal(one: Any, other: Any) -> bool:
-    return _json(_value(one)) == _json(_value(other))
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, Content):
-        return [value.kind, dict(value.fields), value.uses, value.affects]
-    return value
+    return _json(one) == _json(other)
 
 
 def _tally(evidence: Evidence) -> Tally:
@@ -270,7 +282,7 @@ def merged(patterns: Sequence[Pattern]) -> Pattern:
         content=best.content,
         applicability=reduce(generalised, (each.applicability for each in patterns)),
         description=best.description,
-        summary=best.summary,
+        summary=_summaries([best, *patterns]),
         detail=best.detail,
         evidence=Evidence(mined_from=_ids(each.evidence.mined_from for each in patterns)),
         guide=_guide(best, patterns),
@@ -288,9 +300,17 @@ def _ids(several: Iterable[Iterable[UUID]], but: Iterable[UUID] = ()) -> tuple[U
 
 
 def _guide(best: Pattern, patterns: Sequence[Pattern]) -> Guide:
-    """Return the best pattern's guide with the risks of all."""
-    risks = dict.fromkeys(chain.from_iterable(each.guide.risks for each in (best, *patterns)))
-    return replace(best.guide, risks=tuple(risks))
+    """Return the best pattern's guide, with the risks of all, and when all of them apply."""
+    guides = [each.guide for each in (best, *patterns)]
+    risks = dict.fromkeys(chain.from_iterable(each.risks for each in guides))
+    when = dict.fromkeys(each.when for each in guides if each.when)
+    return replace(best.guide, risks=tuple(risks), when=cut("; ".join(when), _LONGEST_TEXT))
+
+
+def _summaries(patterns: Sequence[Pattern]) -> str:
+    """Return the different summaries as one text: each may name the tasks of its own pattern."""
+    found = dict.fromkeys(each.summary for each in patterns if each.summary)
+    return cut(" ".join(found), _LONGEST_TEXT)
 
 
 def generalised(one: Applicability, other: Applicability) -> Applicability:

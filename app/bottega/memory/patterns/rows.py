@@ -63,21 +63,33 @@ WHERE p.tenant_id = $1 AND (cardinality($2::text[]) = 0 OR p.state = ANY ($2))
   AND ($4::uuid IS NULL OR p.id {beyond} $4)
 ORDER BY p.id {order} LIMIT $5
 """
+# Adding waits for others that add for the tenant: two equal patterns at once are one.
+_ALONE = "SELECT pg_advisory_xact_lock(hashtextextended('patterns ' || $1::uuid, 0))"
+_TWIN = """
+SELECT p.id FROM patterns p
+WHERE p.tenant_id = $1 AND p.state <> 'DEPRECATED' AND p.category = $2
+  AND p.document -> 'content' = $3::jsonb -> 'content'
+  AND p.document -> 'applicability' = $3::jsonb -> 'applicability'
+ORDER BY p.id LIMIT 1
+"""
 _SAME = "SELECT p.id FROM patterns p WHERE p.tenant_id = $1 AND p.fingerprint = $2"
 _INSERT = """
 INSERT INTO patterns (tenant_id, id, name, category, state, version, trust, fingerprint, document,
                       origin, created_at, updated_at)
 VALUES ($1, coalesce($2, uuidv7()), $3, $4, 'CANDIDATE', 1, $5, $6, $7::jsonb, $8::jsonb, $9, $9)
-ON CONFLICT (tenant_id, fingerprint) WHERE fingerprint IS NOT NULL DO NOTHING RETURNING id
+RETURNING id
 """
 _GIVEN = "SELECT count(*) FROM patterns WHERE tenant_id = $1 AND fingerprint IS NULL"
-# Skips episodes that were erased meanwhile.
+# Skips episodes that were erased meanwhile, and those that are evidence already.
 _SOURCES = """
 WITH there AS (
     SELECT episode_id FROM episode_state WHERE tenant_id = $1 AND episode_id = ANY ($3)
     ORDER BY episode_id FOR KEY SHARE)
 INSERT INTO pattern_sources (tenant_id, pattern_id, episode_id)
-SELECT $1, $2, episode_id FROM there ON CONFLICT DO NOTHING
+SELECT $1, $2, episode_id FROM there WHERE NOT EXISTS (
+    SELECT FROM pattern_applications a
+    WHERE a.tenant_id = $1 AND a.pattern_id = $2 AND a.episode_id = there.episode_id)
+ON CONFLICT DO NOTHING
 """
 _WRITE = """
 UPDATE patterns SET name = $3, category = $4, state = $5, version = $6, trust = $7,
@@ -156,23 +168,37 @@ async def given(connection: asyncpg.Connection, tenant_id: UUID) -> int:
     return count
 
 
-async def same(connection: asyncpg.Connection, tenant_id: UUID, fingerprint: str) -> UUID | None:
-    """Return the id of the pattern with a fingerprint."""
+async def alone(connection: asyncpg.Connection, tenant_id: UUID) -> None:
+    """Wait until no other transaction adds patterns of the tenant; it keeps others waiting."""
+    await connection.execute(_ALONE, tenant_id)
+
+
+async def twin(connection: asyncpg.Connection, tenant_id: UUID, new: Pattern) -> UUID | None:
+    """Return the id of a pattern of equal category, applicability and content in use."""
+    found: UUID | None = await connection.fetchval(
+        _TWIN, tenant_id, new.category, _json(new.document)
+    )
+    return found
+
+
+async def same(
+    connection: asyncpg.Connection, tenant_id: UUID, fingerprint: str | None
+) -> UUID | None:
+    """Return the id of the pattern with a fingerprint; ``None`` without one."""
     found: UUID | None = await connection.fetchval(_SAME, tenant_id, fingerprint)
     return found
 
 
 async def insert(
     connection: asyncpg.Connection, tenant_id: UUID, new: Pattern, at: datetime
-) -> UUID | None:
-    """Insert a new candidate. Return ``None`` if its fingerprint exists."""
-    stored: UUID | None = await connection.fetchval(
+) -> UUID:
+    """Insert a new candidate, whose fingerprint must not exist; return its id."""
+    stored: UUID = await connection.fetchval(
         _INSERT,
         *(tenant_id, new.id, new.name, new.category, new.trust, new.fingerprint),
         *(_json(new.document), _json(new.origin), at),
     )
-    if stored is not None:
-        await add_sources(connection, tenant_id, stored, new.evidence.mined_from)
+    await add_sources(connection, tenant_id, stored, new.evidence.mined_from)
     return stored
 
 

@@ -68,6 +68,8 @@ class PatternStore:
 
         If its fingerprint exists, nothing changes. But one that was deprecated without a
         replacement gets a next version, if enough of the new source episodes ended after that.
+        Else, if it has a twin in use (equal category, applicability and content), that one is
+        returned, with the new source episodes added to its own.
 
         Raises:
             InvalidInputError: a condition is invalid; the pointer locates it.
@@ -75,6 +77,15 @@ class PatternStore:
         """
         connection, tenant_id = self.connection, self.tenant_id
         check_applicability(pattern.applicability)
+        await rows.alone(connection, tenant_id)
+        known = await rows.same(connection, tenant_id, pattern.fingerprint)
+        if known is not None:
+            await self._found_again(known, pattern)
+            return await self._read(known)
+        twin = await rows.twin(connection, tenant_id, pattern)
+        if twin is not None:
+            await rows.add_sources(connection, tenant_id, twin, pattern.evidence.mined_from)
+            return await self._read(twin)
         if pattern.fingerprint is None and await rows.given(connection, tenant_id) >= MOST_GIVEN:
             raise ConflictError(
                 f"a tenant may have at most {MOST_GIVEN} patterns that were not mined: change one "
@@ -82,21 +93,22 @@ class PatternStore:
                 code="too_many",
             )
         stored = await rows.insert(connection, tenant_id, pattern, self.now)
-        if stored is not None:
-            await rows.notify_change(connection, tenant_id)
-            return await self._read(stored)
-        assert pattern.fingerprint is not None, "only an existing fingerprint prevents an insert"
-        stored = await rows.same(connection, tenant_id, pattern.fingerprint)
-        assert stored is not None, "patterns are never removed"
-        was = (await self._held([stored]))[stored]
-        if was.state is PatternState.DEPRECATED and was.lifecycle.replaced_by is None:
-            found_in = pattern.evidence.mined_from
-            assert was.updated_at is not None
-            since = await baselines.ended_after(connection, tenant_id, found_in, was.updated_at)
-            if len(since) >= self.options.min_applications:
-                await rows.add_sources(connection, tenant_id, stored, found_in)
-                await self._write(started_over(was))
+        await rows.notify_change(connection, tenant_id)
         return await self._read(stored)
+
+    async def _found_again(self, pattern_id: UUID, found: Pattern) -> None:
+        """Make a deprecated pattern a candidate again if enough new episodes have it."""
+        was = (await self._held([pattern_id]))[pattern_id]
+        if was.state is not PatternState.DEPRECATED or was.lifecycle.replaced_by is not None:
+            return
+        assert was.updated_at is not None
+        found_in = found.evidence.mined_from
+        since = await baselines.ended_after(
+            self.connection, self.tenant_id, found_in, was.updated_at
+        )
+        if len(since) >= self.options.min_applications:
+            await rows.add_sources(self.connection, self.tenant_id, pattern_id, found_in)
+            await self._write(started_over(was))
 
     async def update(
         self,
@@ -196,7 +208,6 @@ class PatternStore:
         one = merged([whole[each] for each in ids])
         check_applicability(one.applicability)
         stored = await rows.insert(connection, tenant_id, one, self.now)
-        assert stored is not None, "a merged pattern has no fingerprint"
         await application_rows.pool(connection, tenant_id, ids, stored)
         for each in held.values():
             given_up = _given_up(each, f"merged into {stored}", stored)

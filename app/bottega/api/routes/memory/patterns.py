@@ -74,7 +74,8 @@ def _written(fields: dict[str, Any]) -> dict[str, Any]:
     summary="Add a pattern",
     description=(
         "It begins as a `CANDIDATE` of the lowest trust (`trust` 1): runs that it applies to get "
-        "it on trial, and their results decide."
+        "it on trial, and their results decide. If a pattern in use has the same category, "
+        "conditions and content, that one is returned, unchanged."
     ),
     status_code=201,
     response_model=Pattern,

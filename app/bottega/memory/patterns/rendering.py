@@ -1,0 +1,110 @@
+"""Patterns as text for a prompt. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from bottega.memory.patterns.pattern import Condition, Pattern
+from bottega.memory.text.summaries import cut
+
+_MOST = 1_100
+_LONGEST = 300
+_LONGEST_STEPS = 500
+_LONGEST_NAME = 120  # all in bytes
+_SOURCES = {1: "given by a person", 2: "from own runs that read outside sources"}
+_OPERATORS = {
+    "eq": "is",
+    "ne": "is not",
+    "in": "is one of",
+    "not_in": "is none of",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "contains": "contains",
+}
+
+
+def pattern_text(pattern: Pattern, alternatives: Sequence[str] = ()) -> str:
+    """Render all of a pattern that helps to act, at most about 1,200 bytes, the advice first.
+
+    The first line is trusted. The pattern's own lines are indented, so that none can imitate it.
+    A text that an earlier line says already is left out.
+
+    Args:
+        alternatives: names of the patterns to use instead.
+    """
+    known = pattern.evidence
+    head = f"pattern, {pattern.category.replace('_', ' ')}, {pattern.state.lower()}"
+    if known.success_rate is not None and known.applications:
+        head += f", {known.success_rate:.0%} of {known.applications} went well"
+    lines = [f"[{head}, {_SOURCES.get(pattern.trust, 'from own runs')}]"]
+    said, left = "", _MOST
+    for label, longest, text in _parts(pattern, alternatives):
+        flat = " ".join(text.split())
+        if not flat or flat.rstrip(".").casefold() in said:
+            continue
+        line = cut(f"{label}: {flat}" if label else flat, min(longest, left))
+        if line:
+            lines.append(line)
+            left -= len(line.encode())
+            said += f"\n{flat.casefold()}"
+    return "\n  ".join(lines)
+
+
+def _parts(pattern: Pattern, alternatives: Sequence[str]) -> Iterator[tuple[str, int, str]]:
+    """Yield label, limit and text of each part, the most helpful first."""
+    fields, guide, when = pattern.content.fields, pattern.guide, pattern.applicability
+    yield "", _LONGEST_NAME, pattern.name
+    yield "", _LONGEST, pattern.summary or pattern.description
+    yield "Approach", _LONGEST_STEPS, _text(fields.get("approach"))
+    yield "Action", _LONGEST_STEPS, _text(fields.get("action"))
+    yield "Steps", _LONGEST_STEPS, " → ".join(map(_step, _listed(fields.get("steps"))))
+    yield "If", _LONGEST, _text(fields.get("condition"))
+    for each in _listed(fields.get("branches")):
+        if isinstance(each, Mapping):
+            yield "If", _LONGEST, f"{_text(each.get('when'))}: {_text(each.get('then'))}"
+    yield "Stop when", _LONGEST, _text(fields.get("stop_when"))
+    yield "When", _LONGEST, guide.when
+    yield "Where", _LONGEST, "; ".join(map(condition_text, when.conditions))
+    yield "Not where", _LONGEST, "; ".join(map(condition_text, when.anti_conditions))
+    for name in ("rules", "principles", "parameters"):
+        yield name.capitalize(), _LONGEST, "; ".join(map(_text, _listed(fields.get(name))))
+    yield "How", _LONGEST, guide.how
+    yield "Risks", _LONGEST, "; ".join(guide.risks)
+    yield "Or instead", _LONGEST, "; ".join(name[:_LONGEST_NAME] for name in alternatives)
+    yield "Why", _LONGEST, _text(fields.get("rationale"))
+    yield "Trade-offs", _LONGEST, "; ".join(map(_text, _listed(fields.get("trade_offs"))))
+    yield "Benefits", _LONGEST, "; ".join(guide.benefits)
+
+
+def condition_text(condition: Condition) -> str:
+    """Render a checked condition in words."""
+    for group, word in (("all", " and "), ("any", " or ")):
+        if group in condition:
+            return f"({word.join(map(condition_text, condition[group]))})"
+    if "not" in condition:
+        return f"not {condition_text(condition['not'])}"
+    if condition["op"] == "exists":
+        return f"{condition['feature']} is known"
+    value = condition["value"]
+    values = ", ".join(map(str, value if isinstance(value, list | tuple) else [value]))
+    return f"{condition['feature']} {_OPERATORS[condition['op']]} {values}"
+
+
+def _step(step: Any) -> str:
+    """Return a step with the tools and agents that its text does not name."""
+    if not isinstance(step, Mapping):
+        return _text(step)
+    do = _text(step.get("do"))
+    uses = step.get("uses")
+    used = [uses] if isinstance(uses, str) else [_text(each) for each in _listed(uses)]
+    others = ", ".join(name for name in used if name not in do)
+    return f"{do} ({others})" if do and others else do or others
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
