@@ -132,7 +132,7 @@ async def keeping(
 
     vectors = embedding_worker.EmbeddingWorker(database.pool, parts.embedders)
     episode_maintenance = _episode_maintenance(settings, database, parts)
-    upkeep = EpisodeUpkeep(database.pool, parts.objects, episode_maintenance)
+    upkeep = EpisodeUpkeep(database.pool, parts.objects)
     learning = ReflectionWorker(database.pool, parts.patterns, analyst=analyst)
     maintenance = _maintenance(settings, database, parts, episode_maintenance)
     one_by_one = itertools.count(_APART_S, _APART_S)
@@ -149,7 +149,6 @@ async def keeping(
                 vectors.measure_daily,
                 upkeep.empty_trash,
                 upkeep.sample_words,
-                upkeep.tend,
             ),
             maintenance.begin_nights,
         )
@@ -177,7 +176,6 @@ def _episode_maintenance(
         parts.objects,
         options.ages,
         Closeness(options.consolidate_cosine, timedelta(days=options.consolidate_days)),
-        timedelta(seconds=options.tend_every_s),
     )
 
 

@@ -1011,8 +1011,6 @@ CREATE TABLE tenant_memory (
     shares real[] NOT NULL DEFAULT '{}',
     -- True if vectors of other embedders may remain.
     leftovers boolean NOT NULL DEFAULT false,
-    -- Time of the last maintenance: ageing, consolidation, purge.
-    tended_at timestamptz,
     -- The background of an embedder: mean of the episodes' vectors; median and deviation of the
     -- cosines of unrelated ones.
     background_of text,

@@ -9,8 +9,7 @@ from hypothesis import given
 from bottega.conditions import MAX_TESTS, check
 from bottega.conditions import holds as evaluated
 from bottega.errors import InvalidInputError
-from bottega.memory.patterns.conditions import check_applicability
-from bottega.memory.patterns.pattern import Applicability
+from bottega.memory.patterns.pattern import Applicability, check_applicability
 from tests.domain.patterns import CONDITIONS, FEATURES
 
 

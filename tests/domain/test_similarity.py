@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.memory.episodes.consolidation import Closeness
-from bottega.memory.episodes.similarity import SimilarityCandidate, groups, said, task_key
+from bottega.memory.episodes.similarity import SimilarityCandidate, groups, task_key
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=80)
@@ -33,37 +33,18 @@ TASKS = (
 @pytest.mark.parametrize(
     "written",
     [
-        str.upper,
-        str.lower,
-        str.title,
         lambda text: f"  {text}.  ",
+        lambda text: text[0].lower() + text[1:],
         lambda text: text.replace(" ", " \n\t"),
         lambda text: text.replace(" ", "\N{NO-BREAK SPACE}"),
-        lambda text: f"{text}!",
-        lambda text: f"{text}, please.",
-        lambda text: f"Please {text}",
-        lambda text: text.replace(" and ", ", and ").replace(" e ", ", e "),
-        lambda text: text.replace(" and ", " (and) "),
-        lambda text: text.replace(" the ", " ").replace(" il ", " ").replace(" una ", " "),
-        lambda text: text.replace("'", "\N{RIGHT SINGLE QUOTATION MARK}"),
     ],
 )
-def test_spelling_alone_makes_no_difference(task: str, written: Any) -> None:
-    assert key(written(task)) == key(task)
+def test_spacing_and_a_full_stop_make_no_difference(task: str, written: Any) -> None:
+    assert key(written(task)) == key(task) is not None
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("Could you write a poem about the sea?", "write poem about sea"),
-        ("Per favore, riassumi il report", "riassumi report per cortesia"),
-        ("Find 'Moby Dick'", 'find "Moby Dick"'),
-        ("List names: Ann,Bob;Eve", "list names Ann, Bob, Eve"),
-        ("Explain cafe\u0301 culture", "explain caf\u00e9 culture"),
-    ],
-)
-def test_filler_words_make_no_difference(one: str, other: str) -> None:
-    assert key(one) == key(other) is not None
+def test_two_codings_of_a_letter_make_no_difference() -> None:
+    assert key("Explain cafe\u0301 culture") == key("explain caf\u00e9 culture") is not None
 
 
 NEAR_MISSES = [
@@ -107,6 +88,8 @@ NEAR_MISSES = [
     ("Non ho ancora finito", "Ho ancora finito"),
     ("Invia né copie né originali", "Invia copie e originali"),
     ("Match !important", "Match important"),
+    ("Please delete the logs", "Delete the logs"),
+    ("Is it done?", "Is it done"),
     # action, time, place, recipient
     ("Enable the billing", "Disable the billing"),
     ("Add Ann to the team", "Remove Ann from the team"),
@@ -159,9 +142,8 @@ def test_near_misses_are_different(one: str, other: str) -> None:
 
 
 @given(ANY_TEXT)
-def test_any_text_has_one_key_which_formatting_keeps(text: str) -> None:
+def test_any_text_has_one_key_which_spacing_keeps(text: str) -> None:
     assert key(text) == key(f"  {text}\n")
-    assert all(said(text)) or not said(text)
 
 
 @pytest.mark.parametrize("text", ["", "  ", "?!", "...", "\U0001f600"])
@@ -177,13 +159,6 @@ def test_every_field_of_a_task_counts_except_complexity() -> None:
     assert plain != key("x", goals=["y"], constraints=["at most 5"], context={"branch": "main"})
     assert task_key({"original_input": "x"}, "x y") == task_key({"original_input": "z"}, "x y")
     assert task_key({"original_input": "x"}, [{"content": "y"}]) is not None
-
-
-@pytest.mark.parametrize(
-    "text", ["a'" * 50_000, "((" * 50_000, "a-" * 50_000, '"' * 99_999, "«" * 99_999, "a" * 10**5]
-)
-def test_key_of_a_long_text_takes_linear_time(text: str) -> None:
-    said(f"{text}/")  # would take hours if each position scanned the rest
 
 
 # --- Groups -------------------------------------------------------------------------------------

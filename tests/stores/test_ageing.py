@@ -10,7 +10,7 @@ import pytest
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
-from bottega.errors import InvalidInputError, UnavailableError
+from bottega.errors import UnavailableError
 from bottega.memory.episodes.ageing import Ageing
 from bottega.memory.episodes.episode import StorageState
 from bottega.memory.episodes.maintenance import EpisodeMaintenance
@@ -286,47 +286,6 @@ async def test_an_interrupted_purge_removes_nothing(
     assert await rows(owner) == as_it_was
     await untrip(owner, table)
     assert await lifecycle.purge_deleted(DEFAULT_TENANT, day(40)) == 1
-
-
-# --- Turns of tenants ---------------------------------------------------------------------------
-
-
-async def test_each_tenant_has_its_turn_at_intervals(
-    database: Database, owner: asyncpg.Pool, store: Folder
-) -> None:
-    tending = EpisodeMaintenance(database.pool, store)
-    other = await owner.fetchval("INSERT INTO tenants (name) VALUES ('other') RETURNING id")
-    await owner.execute("INSERT INTO tenants (name) VALUES ('empty')")
-    await remember(database.pool, make_episode("a", day(0)))
-    await remember(database.pool, make_episode("a", day(0)), tenant=other)
-    async with asyncio.TaskGroup() as group:
-        turns = [group.create_task(tending.tend_next(day(50))) for _ in range(2)]
-    tended = [tenant for turn in turns for tenant in turn.result()]
-    assert sorted(tended) == sorted([DEFAULT_TENANT, other])
-    assert set((await states(owner)).values()) == {"mature"}
-    assert await tending.tend_next(day(50)) == []
-    assert set(await tending.tend_next(day(50.05))) == {DEFAULT_TENANT, other}
-
-
-async def test_a_failing_tenant_delays_no_other(
-    database: Database, owner: asyncpg.Pool, store: Folder
-) -> None:
-    other = await owner.fetchval("INSERT INTO tenants (name) VALUES ('other') RETURNING id")
-    for tenant in (DEFAULT_TENANT, other):
-        await remember(database.pool, make_episode("a", day(0)), tenant=tenant)
-
-    class Picky(Tripped):
-        async def put(self, key: str, body: bytes, **more: int) -> None:
-            try:
-                await super().put(key, body, **more)
-            except UnavailableError:
-                raise InvalidInputError("a body too long") from None
-
-    broken = EpisodeMaintenance(database.pool, Picky(store.path, at=1, before=True))
-    assert len(await broken.tend_next(day(200))) == 2
-    assert sorted((await states(owner)).values()) == ["aged", "mature"]
-    await EpisodeMaintenance(database.pool, store).tend_next(day(201))
-    assert set((await states(owner)).values()) == {"aged"}
 
 
 async def test_episodes_without_vectors_age(

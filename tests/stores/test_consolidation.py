@@ -78,7 +78,7 @@ async def into(owner: asyncpg.Pool) -> dict[UUID, UUID | None]:
 async def test_duplicates_are_consolidated(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance, store: Folder
 ) -> None:
-    written = (TASK, f"  {TASK.upper()}!", f"Please {TASK.replace(' the ', ' ')}.", TASK)
+    written = (TASK, f"  {TASK}. ", TASK[0].lower() + TASK[1:], TASK.replace(" ", "  "))
     answer = "Sales rose in all regions but the north, where two shops were closed; it was sent."
     same = [
         make_episode(

@@ -10,7 +10,7 @@ import pytest
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
-from bottega.memory.episodes.maintenance import EpisodeMaintenance, EpisodeUpkeep
+from bottega.memory.episodes.maintenance import EpisodeUpkeep
 from bottega.memory.episodes.objects import ALL_PARTS, Objects, copied
 from tests.memories import day
 
@@ -42,8 +42,7 @@ def objects(root: Path) -> Objects:
 
 @pytest.fixture
 def upkeep(database: Database, objects: Objects, clock: Clock) -> EpisodeUpkeep:
-    tending = EpisodeMaintenance(database.pool, objects)
-    return EpisodeUpkeep(database.pool, objects, tending, clock=clock)
+    return EpisodeUpkeep(database.pool, objects, clock=clock)
 
 
 async def store(database: Database, *numbers: int, **bodies: Any) -> None:
@@ -207,15 +206,3 @@ async def test_words_are_counted_at_intervals(
     assert row is not None
     assert set(row["common"]) >= {"reset", "rout"}  # stems of words
     assert row["sampled_rows"] == 5
-
-
-async def test_old_episodes_are_aged(
-    database: Database, owner: asyncpg.Pool, upkeep: EpisodeUpkeep, objects: Objects
-) -> None:
-    await store(database, 1)
-    await owner.execute("UPDATE episode_state SET at = now() - interval '200 days'")
-
-    assert await upkeep.tend() == 0
-    assert await upkeep.tend() == float("inf")
-    assert await owner.fetchval("SELECT state FROM episode_state") == "aged"
-    assert await keys(owner)

@@ -82,16 +82,6 @@ class EpisodeSettings(BaseSettings):
         _Days, Field(description="Days within which consolidated episodes have ended.")
     ] = 7.0
 
-    memory_tend_every_s: Annotated[
-        float,
-        Field(
-            ge=1,
-            le=10 * 86_400,
-            description="Seconds between two maintenances of a tenant's episodes: ageing, "
-            "consolidation, erasure of deleted ones.",
-        ),
-    ] = 3600.0
-
     @model_validator(mode="after")
     def _ages_rise(self) -> Self:
         try:

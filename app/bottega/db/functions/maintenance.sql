@@ -79,17 +79,6 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     ORDER BY sampled_at NULLS FIRST LIMIT p_most
 $$;
 
--- Called by workers. Return tenants with episodes that no maintenance visited since p_before.
--- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION untended_tenants(p_before timestamptz, p_limit integer)
-RETURNS SETOF uuid
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT t.id FROM tenants t LEFT JOIN tenant_memory m ON m.tenant_id = t.id
-    WHERE (m.tended_at IS NULL OR m.tended_at < p_before)
-      AND EXISTS (SELECT FROM episode_state s WHERE s.tenant_id = t.id)
-    ORDER BY m.tended_at NULLS FIRST, t.id LIMIT p_limit
-$$;
-
 -- Called by workers. Create the index for vectors of this length if it is missing. Only a table's
 -- owner may, so the function acts as the login that migrated.
 -- owner: migrator, execute: bottega_app

@@ -64,7 +64,7 @@ class Ageing:
     pool: asyncpg.Pool
     objects: Objects
     ages: AgeThresholds = AgeThresholds()
-    most: int = 10_000
+    most: int = 1_000_000
 
     async def archive_old(self, tenant_id: UUID, now: datetime) -> Counter[str]:
         """Move a tenant's episodes to the stage of their age.

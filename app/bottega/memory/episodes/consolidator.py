@@ -72,7 +72,7 @@ class Consolidator:
     objects: Objects
     ages: AgeThresholds = field(default_factory=AgeThresholds)
     closeness: Closeness = field(default_factory=Closeness)
-    most: int = 10_000
+    most: int = 1_000_000
 
     async def consolidate_similar(self, tenant_id: UUID, now: datetime) -> Counter[str]:
         """Replace similar mature episodes of a tenant by one; each group in a transaction.

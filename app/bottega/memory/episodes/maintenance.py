@@ -3,16 +3,15 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from uuid import UUID
 
 import asyncpg
-import structlog
 from pydantic_core import to_json
 
-from bottega.clock import Clock, monotonic, utcnow
+from bottega.clock import monotonic
 from bottega.db.engine import acting_as
-from bottega.errors import BottegaError, UnavailableError
+from bottega.errors import UnavailableError
 from bottega.leased_work import Blame, LeasedWork, Outage
 from bottega.memory.episodes.ageing import Ageing
 from bottega.memory.episodes.consolidation import Closeness
@@ -21,25 +20,12 @@ from bottega.memory.episodes.objects import ALL_PARTS, Objects, copied
 from bottega.memory.episodes.options import AgeThresholds
 from bottega.memory.episodes.search import refresh_common
 
-_TENANTS = 20
-
-log = structlog.get_logger(__name__)
-
-# A turn expires after this interval, even if its worker died.
-_TAKE_TURN = """
-INSERT INTO tenant_memory AS m (tenant_id, tended_at) VALUES ($1, $2)
-ON CONFLICT (tenant_id) DO UPDATE SET tended_at = excluded.tended_at
-WHERE m.tended_at IS NULL OR m.tended_at < $3
-RETURNING true
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class EpisodeMaintenance:
     """Maintenance of episodes.
 
     Attributes:
-        every: least time between two turns of a tenant.
         most: most episodes that each step of a call handles.
     """
 
@@ -47,8 +33,7 @@ class EpisodeMaintenance:
     objects: Objects
     ages: AgeThresholds = AgeThresholds()
     closeness: Closeness = Closeness()
-    every: timedelta = timedelta(hours=1)
-    most: int = 10_000
+    most: int = 1_000_000
 
     async def tend(self, tenant_id: UUID, now: datetime) -> Counter[str]:
         """Age, consolidate and purge the episodes of a tenant.
@@ -69,32 +54,6 @@ class EpisodeMaintenance:
         done += Counter(groups=made["groups"], consolidated=made["episodes"])
         done["purged"] = await ageing.purge_deleted(tenant_id, now)
         return +done
-
-    async def tend_next(self, now: datetime) -> Sequence[UUID]:
-        """Tend some due tenants and return their ids; log and skip one that fails.
-
-        Raises:
-            UnavailableError: the object store is unreachable.
-        """
-        before = now - self.every
-        due = await self.pool.fetch("SELECT untended_tenants($1, $2) AS id", before, _TENANTS)
-        tended = []
-        for row in due:
-            tenant_id = row["id"]
-            async with acting_as(self.pool, tenant_id) as connection:
-                if not await connection.fetchval(_TAKE_TURN, tenant_id, now, before):
-                    continue
-            tended.append(tenant_id)
-            try:
-                done = await self.tend(tenant_id, now)
-            except UnavailableError:
-                raise
-            except (BottegaError, asyncpg.PostgresError) as error:
-                log.warning("episodes.not_tended", tenant_id=str(tenant_id), error=str(error))
-                continue
-            if done:
-                log.info("episodes.tended", tenant_id=str(tenant_id), **done)
-        return tended
 
 
 _LEASE_S = 300.0
@@ -128,15 +87,11 @@ class EpisodeUpkeep:
         self,
         pool: asyncpg.Pool,
         objects: Objects,
-        tending: EpisodeMaintenance,
         *,
-        now: Clock = utcnow,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._pool = pool
         self._objects = objects
-        self._tending = tending
-        self._now = now
         self._outage = Outage("objects.unavailable", clock)
         self._offloading = LeasedWork(
             pool=pool,
@@ -191,14 +146,6 @@ class EpisodeUpkeep:
                 if await connection.fetchval(_TAKE_SAMPLE, row["id"], _SAMPLE_OLDER_S):
                     await refresh_common(connection, row["id"])
         return 1.0 if rows else float("inf")
-
-    async def tend(self) -> float:
-        if left_s := self._outage.left_s():
-            return left_s
-        try:
-            return 0.0 if await self._tending.tend_next(self._now()) else float("inf")
-        except UnavailableError as error:
-            return self._outage.pause(error)
 
 
 def _blamed(error: Exception) -> Blame | None:

@@ -49,7 +49,6 @@ class MemoryOptions:
     vector_deadline_ms: float = 300.0
     consolidate_cosine: float = 0.95
     consolidate_days: float = 7.0
-    tend_every_s: float = 3600.0
     scoring: ScoringOptions = field(default_factory=ScoringOptions)
     ages: AgeThresholds = field(default_factory=AgeThresholds)
 

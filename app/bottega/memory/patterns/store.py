@@ -15,7 +15,6 @@ import asyncpg
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns import application_rows, baselines, rows
-from bottega.memory.patterns.conditions import check_applicability
 from bottega.memory.patterns.evidence import (
     Validation,
     WeighedEvidence,
@@ -24,7 +23,7 @@ from bottega.memory.patterns.evidence import (
     validated,
     weigh,
 )
-from bottega.memory.patterns.pattern import Pattern, PatternState
+from bottega.memory.patterns.pattern import Pattern, PatternState, check_applicability
 from bottega.memory.patterns.refinement import merged, of_low_value, started_over
 from bottega.memory.patterns.validation import Tally, discoveries
 
