@@ -112,19 +112,19 @@ def check_applicability(applicability: Applicability, path: str = "/applicabilit
     Raises:
         InvalidInputError: with the pointer to the fault.
     """
-    for field in ("problem_types", "domains", "capabilities"):
-        names = getattr(applicability, field)
-        at_most(names, MAX_LIST, f"{path}/{field}", "names")
+    for part in ("problem_types", "domains", "capabilities"):
+        names = getattr(applicability, part)
+        at_most(names, MAX_LIST, f"{path}/{part}", "names")
         for index, name in enumerate(names):
-            check_text(name, f"{path}/{field}/{index}")
+            check_text(name, f"{path}/{part}/{index}")
     if applicability.complexity is not None:
         _check_range(applicability.complexity, f"{path}/complexity")
     counted = ConditionCheck()
-    for field in ("conditions", "anti_conditions"):
-        conditions = getattr(applicability, field)
-        at_most(conditions, MAX_LIST, f"{path}/{field}", "conditions")
+    for part in ("conditions", "anti_conditions"):
+        conditions = getattr(applicability, part)
+        at_most(conditions, MAX_LIST, f"{path}/{part}", "conditions")
         for index, condition in enumerate(conditions):
-            counted.condition(condition, f"{path}/{field}/{index}")
+            counted.condition(condition, f"{path}/{part}/{index}")
 
 
 def _check_range(bounds: Any, path: str) -> None:
