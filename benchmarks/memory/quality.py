@@ -7,7 +7,6 @@ seed, and report on another.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import get_args
 
 import asyncpg
@@ -97,10 +96,7 @@ def ranked(name: str, retrieved: Retrieved, options: ScoringOptions) -> Row:
 def variants() -> list[tuple[str, ScoringOptions]]:
     """Return similarity alone, and then the whole formula, with all normalisations."""
     named = [(f"{how}, alone", alone(ScoringOptions(normalisation=how))) for how in _ways()]
-    for how, of_recency in product(_ways(), (False, True)):
-        options = ScoringOptions(normalisation=how, normalise_recency=of_recency)
-        named.append((f"{how}{', recency too' * of_recency}", options))
-    return named
+    return named + [(how, ScoringOptions(normalisation=how)) for how in _ways()]
 
 
 def alone(options: ScoringOptions) -> ScoringOptions:

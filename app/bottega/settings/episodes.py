@@ -55,9 +55,6 @@ class EpisodeSettings(BaseSettings):
             "raw: the plain cosine."
         ),
     ] = ScoringOptions().normalisation
-    memory_normalise_recency: Annotated[
-        bool, Field(description="Rescale recency to 0 to 1 among a query's candidates.")
-    ] = ScoringOptions().normalise_recency
     memory_active_days: Annotated[
         _Days,
         Field(description="Days until an episode is mature; similar mature ones are consolidated."),

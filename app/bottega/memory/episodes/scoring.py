@@ -2,17 +2,17 @@
 
 Cosines and full-text ranks have scales that depend on the embedder and the query. So each is first
 normalised to 0 to 1 among the candidates, and so is their combination. Otherwise terms with a fixed
-scale, especially recency, would outweigh similarity. ``benchmarks/memory`` compares the methods.
+scale, especially recency, would outweigh similarity. ``benchmarks/memory`` compares both methods.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import exp, isfinite, log1p, pi
 from typing import Literal
 from uuid import UUID
 
-Normalisation = Literal["added", "minmax", "share", "raw"]
+Normalisation = Literal["added", "raw"]
 
 _DAY_S = 86_400.0
 _ALL_WORDS = 6 / pi**2
@@ -53,10 +53,8 @@ class ScoringOptions:
         recency_days: age at which recency is 1/e.
         normalisation: of cosines and ranks. ``added``: a cosine becomes its share of the way from
             the lowest cosine to 1, a rank its share of :data:`_ALL_WORDS`; similarity is their sum,
-            scaled to 0 for the twentieth and 1 for the best. Else similarity is the higher of the
-            two: ``minmax``: the lowest candidate is 0, the highest 1; ``share``: relative to the
-            highest; ``raw``: as measured, with ranks only in place of missing cosines.
-        normalise_recency: scale recency from 0 for the oldest to 1 for the newest candidate.
+            scaled to 0 for the twentieth and 1 for the best. ``raw``: similarity is the cosine as
+            measured, or the rank in place of a missing cosine.
     """
 
     similarity: float = 0.5
@@ -66,7 +64,6 @@ class ScoringOptions:
     domain: float = 0.05
     recency_days: float = 30.0
     normalisation: Normalisation = "added"
-    normalise_recency: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +122,16 @@ def score(
     """
     cosines = [_finite(candidate.cosine) for candidate in candidates]
     ranks = [_finite(candidate.lexical) for candidate in candidates]
-    of_cosines, of_ranks = _NORMALISERS[options.normalisation]
-    near, named = _where_known(cosines, of_cosines), _where_known(ranks, of_ranks)
-    similarities = _similarities(options.normalisation, cosines, near, named)
+    if options.normalisation == "added":
+        near, named = _above_lowest(cosines), [_of_all_words(rank) for rank in ranks]
+        similarities = _added(cosines, near, named)
+    else:
+        near, named = [_within(cosine) for cosine in cosines], [_within(rank) for rank in ranks]
+        similarities = [
+            rank if cosine is None else near_by
+            for cosine, near_by, rank in zip(cosines, near, named, strict=True)
+        ]
     recencies = [_recency(candidate.at, now, options.recency_days) for candidate in candidates]
-    if options.normalise_recency:
-        recencies = _minmax(recencies)
     scored = [
         _scored(candidate, _parts(candidate, options, recency, domain, *measured))
         for candidate, recency, *measured in zip(
@@ -172,24 +173,15 @@ def _parts(
     )
 
 
-def _similarities(
-    how: Normalisation,
-    cosines: Sequence[float | None],
-    near: Sequence[float],
-    named: Sequence[float],
+def _added(
+    cosines: Sequence[float | None], near: Sequence[float], named: Sequence[float]
 ) -> list[float]:
     """Return each candidate's similarity from its normalised cosine and rank."""
-    if how == "added":
-        sums = _stretched([sum(pair) for pair in zip(near, named, strict=True)])
-        return [
-            0.0 if cosine is None and rank == 0 else value
-            for cosine, rank, value in zip(cosines, named, sums, strict=True)
-        ]
-    if how == "raw":
-        return [
-            rank if cosine is None else cosine for cosine, rank in zip(cosines, named, strict=True)
-        ]
-    return [max(pair) for pair in zip(near, named, strict=True)]
+    sums = _stretched([sum(pair) for pair in zip(near, named, strict=True)])
+    return [
+        0.0 if cosine is None and rank == 0 else value
+        for cosine, rank, value in zip(cosines, named, sums, strict=True)
+    ]
 
 
 def _recency(at: datetime, now: datetime, days: float) -> float:
@@ -205,39 +197,21 @@ def _finite(value: float | None) -> float | None:
 # --- Normalisation ------------------------------------------------------------------------------
 
 
-def _where_known(
-    values: Sequence[float | None], normaliser: Callable[[Sequence[float]], list[float]]
-) -> list[float]:
-    """Normalise the known values; unknown ones are 0."""
-    known = iter(normaliser([value for value in values if value is not None]))
-    return [0.0 if value is None else next(known) for value in values]
-
-
-def _minmax(values: Sequence[float]) -> list[float]:
-    """Scale values so that the highest is 1 and the lowest 0; equal values are all 1."""
-    if not values:
-        return []
-    highest = max(values)
-    span = highest - min(values)
-    return [1.0 - (highest - value) / span if span > 0 else 1.0 for value in values]
-
-
-def _ranks_minmax(ranks: Sequence[float]) -> list[float]:
-    """Scale ranks like :func:`_minmax`; a rank of 0 (no common word) stays 0."""
+def _above_lowest(cosines: Sequence[float | None]) -> list[float]:
+    """Subtract the lowest cosine: that of unrelated texts depends on the embedder."""
+    lowest = min((each for each in cosines if each is not None), default=0.0)
     return [
-        normalised if rank > 0 else 0.0
-        for rank, normalised in zip(ranks, _minmax(ranks), strict=True)
+        (each - lowest) / (1.0 - lowest) if each is not None and lowest < 1 else 0.0
+        for each in cosines
     ]
 
 
-def _above_lowest(cosines: Sequence[float]) -> list[float]:
-    """Subtract the lowest cosine: that of unrelated texts depends on the embedder."""
-    lowest = min(cosines, default=0.0)
-    return [(cosine - lowest) / (1.0 - lowest) if lowest < 1 else 0.0 for cosine in cosines]
+def _of_all_words(rank: float | None) -> float:
+    return min((rank or 0.0) / _ALL_WORDS, 1.0)
 
 
-def _of_all_words(ranks: Sequence[float]) -> list[float]:
-    return [min(rank / _ALL_WORDS, 1.0) for rank in ranks]
+def _within(value: float | None) -> float:
+    return min(max(value or 0.0, 0.0), 1.0)
 
 
 def _stretched(sums: Sequence[float]) -> list[float]:
@@ -252,25 +226,3 @@ def _between(value: float, lowest: float, highest: float) -> float:
     if highest == lowest:
         return float(value == highest)
     return max((value - lowest) / (highest - lowest), 0.0)
-
-
-def _share(values: Sequence[float]) -> list[float]:
-    """Divide by the highest value; 0 if none is positive."""
-    highest = max(values, default=0.0)
-    return [max(value, 0.0) / highest if highest > 0 else 0.0 for value in values]
-
-
-def _raw(values: Sequence[float]) -> list[float]:
-    return [min(max(value, 0.0), 1.0) for value in values]
-
-
-_NORMALISERS: dict[
-    Normalisation,
-    tuple[Callable[[Sequence[float]], list[float]], Callable[[Sequence[float]], list[float]]],
-] = {
-    "added": (_above_lowest, _of_all_words),
-    "minmax": (_minmax, _ranks_minmax),
-    "share": (_share, _share),
-    "raw": (_raw, _raw),
-}
-"""Normalisers of cosines and of ranks."""

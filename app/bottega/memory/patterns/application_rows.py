@@ -107,13 +107,6 @@ FROM patterns p JOIN pattern_applications a
 WHERE p.tenant_id = $1 AND p.id = ANY ($2) AND a.good IS NOT NULL
 GROUP BY a.pattern_id, a.arm, a.good, a.baseline_name, a.baseline_rate, a.baseline_n
 """
-_OUTCOMES = """
-SELECT a.pattern_id, a.arm, a.good, count(*) AS n
-FROM patterns p JOIN pattern_applications a
-    ON a.tenant_id = p.tenant_id AND a.pattern_id = p.id AND a.version = p.version
-WHERE p.tenant_id = $1 AND p.id = ANY ($2) AND a.good IS NOT NULL
-GROUP BY a.pattern_id, a.arm, a.good
-"""
 _TALLIES = """
 SELECT p.id, count(*) FILTER (WHERE a.good) AS good, count(a.good) AS n
 FROM patterns p LEFT JOIN pattern_applications a
@@ -187,17 +180,6 @@ async def groups(
             *(Arm(row["arm"]), row["good"], baseline, row["n"], row["lately"]),
             *(row["timed"], row["seconds"], row["counted"], float(row["tokens"])),
         )
-        found[row["pattern_id"]].append(group)
-    return found
-
-
-async def outcomes(
-    connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
-) -> dict[UUID, list[Group]]:
-    """Group the same applications by arm and outcome only."""
-    found: dict[UUID, list[Group]] = defaultdict(list)
-    for row in await connection.fetch(_OUTCOMES, tenant_id, ids):
-        group = Group(Arm(row["arm"]), row["good"], Baseline(), row["n"], 0)
         found[row["pattern_id"]].append(group)
     return found
 

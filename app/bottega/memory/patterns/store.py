@@ -258,10 +258,9 @@ class PatternStore:
         if not used:
             return
         ids = [each.key for each in used]
-        groups = await application_rows.outcomes(self.connection, self.tenant_id, ids)
-        latest = await self._latest(ids)
+        weighed = await self.weighed(ids)
         for each in used:
-            why = falling(weigh(groups.get(each.key, ()), latest.get(each.key)), self.options)
+            why = falling(weighed[each.key], self.options)
             if why is not None:
                 life = replace(each.lifecycle, state=PatternState.IN_REVIEW, reason=why)
                 await self._write(each.but(lifecycle=life))
