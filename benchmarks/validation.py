@@ -79,7 +79,7 @@ def promoted(made: Outcomes, baseline: float) -> Promoted:
                 continue
             alone[-1] = True
             value = e_value(sums[n], n, baseline)
-            state = following(PatternState.CANDIDATE, found, value, OPTIONS, discovered=False)
+            state = following(PatternState.CANDIDATE, found, value, OPTIONS)
             if state is PatternState.VALIDATED:
                 both[-1] = True
                 break

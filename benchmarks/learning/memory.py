@@ -168,6 +168,10 @@ class Patterns:
         told, of = _asked(features, failure_signature)
         return sorted(self.matcher.candidates(told, now=self.now, categories=of), key=promise)
 
+    async def alternatives(self, _: UUID, patterns: Sequence[Pattern]) -> dict[UUID, list[str]]:
+        """Return no names: mined patterns have no alternatives."""
+        return {each.key: [] for each in patterns}
+
     async def baselines(
         self, tenant_id: UUID, patterns: Sequence[Pattern], features: Features
     ) -> dict[UUID, Baseline]:
@@ -306,7 +310,6 @@ class Patterns:
                 pattern.state,
                 weighed,
                 self.options,
-                discovered=False,
             )
             evidence = evidence_of(pattern.evidence, found, weighed, self.now)
             judged = pattern.but(evidence=evidence)

@@ -41,7 +41,7 @@ groups = st.lists(
 
 
 def look(state: PatternState, weighed: WeighedEvidence) -> tuple[PatternState, str | None]:
-    found = validated(UUID(int=1), 1, state, weighed, OPTIONS, discovered=False)
+    found = validated(UUID(int=1), 1, state, weighed, OPTIONS)
     return found.state, found.reason
 
 
@@ -154,7 +154,7 @@ class TestStoredEvidence:
     def test_too_few_applications_keep_the_old_confidence(self) -> None:
         before = Evidence(confidence=0.9, p_value=0.001, verdict="VALIDATED")
         few = WeighedEvidence(lately=Tally(1, 1), given=Tally(20, 21), baseline=HALF, e_value=50.0)
-        found = validated(UUID(int=1), 1, PatternState.VALIDATED, few, OPTIONS, discovered=False)
+        found = validated(UUID(int=1), 1, PatternState.VALIDATED, few, OPTIONS)
         after = evidence_of(before, found, few, NOW)
         assert (after.confidence, after.p_value) == (0.9, 0.001)
         assert (after.verdict, after.applications) == (Verdict.INSUFFICIENT_EVIDENCE, 1)
@@ -162,12 +162,12 @@ class TestStoredEvidence:
 
     def test_validation_without_news_keeps_its_time(self) -> None:
         some = WeighedEvidence(lately=Tally(9, 9), given=Tally(9, 9), baseline=HALF, e_value=9.0)
-        found = validated(UUID(int=1), 1, PatternState.CANDIDATE, some, OPTIONS, discovered=False)
+        found = validated(UUID(int=1), 1, PatternState.CANDIDATE, some, OPTIONS)
         once = evidence_of(Evidence(), found, some, NOW)
         assert once.validated_at == NOW
         assert evidence_of(once, found, some, datetime(2027, 1, 1, tzinfo=UTC)) is once
 
     def test_pattern_without_applications_counts_as_not_validated(self) -> None:
         none = WeighedEvidence()
-        found = validated(UUID(int=1), 1, PatternState.CANDIDATE, none, OPTIONS, discovered=False)
+        found = validated(UUID(int=1), 1, PatternState.CANDIDATE, none, OPTIONS)
         assert evidence_of(Evidence(), found, none, NOW) == Evidence()

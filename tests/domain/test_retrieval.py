@@ -113,6 +113,7 @@ def test_advice_comes_first_and_repetitions_are_left_out() -> None:
     assert pattern_text(pattern).splitlines()[1:] == [
         "  Small",
         "  Take small steps.",
+        "  Approach: Small steps.",
         "  Principles: test first; one change",
         "  How: Stop early.",
         "  Trade-offs: slow",

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from fractions import Fraction
 from math import comb, exp, log
-from uuid import UUID
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from bottega.memory.patterns.validation import (
     Verdict,
     binomial_p,
     confidence,
-    discoveries,
     fisher_p,
     following,
     judged,
@@ -150,19 +148,14 @@ class TestStates:
     @pytest.mark.parametrize("verdict", list(Verdict))
     @pytest.mark.parametrize("state", list(PatternState))
     def test_state_follows_the_verdict(self, state: PatternState, verdict: Verdict) -> None:
-        found = following(state, verdict, 20.0, OPTIONS, discovered=False)
+        found = following(state, verdict, 20.0, OPTIONS)
         promoted = state is CANDIDATE and verdict is Verdict.VALIDATED
         assert found is (VALIDATED if promoted else state)
 
     def test_candidate_needs_the_e_value_too(self) -> None:
         less = np.nextafter(20.0, 0)
-        assert following(CANDIDATE, Verdict.VALIDATED, less, OPTIONS, discovered=True) is CANDIDATE
-        assert following(CANDIDATE, Verdict.VALIDATED, 20, OPTIONS, discovered=False) is VALIDATED
-
-    def test_candidate_needs_a_discovery_if_required(self) -> None:
-        strict = replace(OPTIONS, fdr_required=True)
-        assert following(CANDIDATE, Verdict.VALIDATED, 99, strict, discovered=False) is CANDIDATE
-        assert following(CANDIDATE, Verdict.VALIDATED, 99, strict, discovered=True) is VALIDATED
+        assert following(CANDIDATE, Verdict.VALIDATED, less, OPTIONS) is CANDIDATE
+        assert following(CANDIDATE, Verdict.VALIDATED, 20, OPTIONS) is VALIDATED
 
 
 class TestEValues:
@@ -210,24 +203,6 @@ class TestEValues:
         assert 0 <= e_value([(False, 0.5)] * 50_000) < 1e-300
         assert e_value([(True, 0.0), (False, 1.0)]) > 0
         assert e_value([]) == 1.0
-
-    def test_false_discovery_rate_is_controlled(self) -> None:
-        """Select as Wang and Ramdas, False discovery rate control with e-values.
-
-        The k largest, where the k-th is at least (number of all) / (k * rate).
-        """
-        some = {UUID(int=n): value for n, value in enumerate((100.0, 45.0, 26.0, 1.0))}
-        assert discoveries(some, 0.05, 4) == {UUID(int=0), UUID(int=1)}
-        assert discoveries(some, 0.05, 5) == {UUID(int=0)}
-        assert discoveries(some, 0.05, 6) == set()
-        assert discoveries({}, 0.05, 0) == set()
-
-    @given(st.dictionaries(st.uuids(), st.floats(0, 1e4), max_size=30), st.floats(0.01, 1.0))
-    def test_small_e_values_may_be_left_out(self, values: dict[UUID, float], rate: float) -> None:
-        large = {each: value for each, value in values.items() if value * rate >= 1}
-        kept = discoveries(values, rate, len(values))
-        assert kept == discoveries(large, rate, len(values))
-        assert all(values[each] * len(kept) * rate >= len(values) for each in kept)
 
 
 class TestDecline:

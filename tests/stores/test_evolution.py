@@ -11,7 +11,7 @@ from bottega.memory.learning.evolution import refine, validate_all
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import Applicability, Arm, Category, Content, ContentKind
 from tests.memories import day, trip, untrip
-from tests.pattern_changes import add, deprecate
+from tests.pattern_changes import add
 from tests.stores.test_patterns import (
     BAD,
     CANDIDATE,
@@ -75,26 +75,12 @@ class TestValidation:
             "verdicts": {"VALIDATED": 1, "IN_REVIEW": 1, "INSUFFICIENT_EVIDENCE": 1},
             "promoted": {"count": 1, "patterns": [str(good.key)]},
             "fell": NOTHING,
-            "discoveries": {"rate": 0.05, "count": 1, "patterns": [str(good.key)]},
         }
         after = await rows(owner)
         assert await validate_all(cache, TENANT) == said | {"promoted": NOTHING}
         assert await rows(owner) == after
         assert (await cache.get(TENANT, null.key)).state is CANDIDATE
         assert (await cache.get(TENANT, fresh.key)).state is CANDIDATE
-
-    async def test_promotion_by_discovery_rate_ignores_the_order_of_pages(
-        self, database: Database, clock: Hands, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Check that the first page counts the patterns of later pages in the discovery rate."""
-        monkeypatch.setattr("bottega.memory.patterns.cache._PAGE", 1)
-        strict = cache_of(database, clock, fdr_required=True)
-        added = [await add(strict, TENANT, pattern(str(n))) for n in range(4)]
-        for each in added[:3]:
-            await strict.record_application(TENANT, applied(each, [GOOD] * 8))
-        await strict.record_application(TENANT, applied(added[3], [GOOD, BAD] * 4))
-        said = await validate_all(strict, TENANT)
-        assert said["promoted"]["patterns"] == [str(each.key) for each in added[:3]]
 
 
 class TestRefinement:
@@ -125,22 +111,6 @@ class TestRefinement:
         await cache.record_application(TENANT, [*used, *elsewhere])
         said = await refine(cache, TENANT)
         assert said["deprecated"] == {"count": 1, "patterns": [str(was.key)]}
-
-    async def test_deprecated_patterns_count_in_the_discovery_rate(
-        self, cache: PatternCache
-    ) -> None:
-        """Check it because omitting failed patterns would make the others look better."""
-        good = await add(cache, TENANT, pattern("good"))
-        await cache.record_application(TENANT, applied(good, [GOOD] * 9))
-        for n in range(9):
-            null = await add(cache, TENANT, pattern(str(n)))
-            await cache.record_application(TENANT, applied(null, [GOOD, BAD] * 5))
-        await validate_all(cache, TENANT)
-        before = await cache.discovered(TENANT)
-        for each in await cache.page(TENANT, limit=99):
-            if each.key != good.key:
-                await deprecate(cache, TENANT, each.key, "nothing speaks for it")
-        assert await cache.discovered(TENANT) == before == []
 
     async def test_a_pattern_that_fails_everywhere_is_deprecated(self, cache: PatternCache) -> None:
         was = await promoted(cache)

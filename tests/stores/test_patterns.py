@@ -589,26 +589,6 @@ class TestValidation:
         assert found.verdict is Verdict.IN_REVIEW
         assert (found.was, found.state, found.reason) == (VALIDATED, VALIDATED, None)
 
-    async def test_promotion_can_require_the_false_discovery_rate(
-        self, database: Database, clock: Hands
-    ) -> None:
-        strict = cache_of(database, clock, fdr_required=True)
-        good = await add(strict, TENANT, pattern("good"))
-        best = await add(strict, TENANT, pattern("best"))
-        for n in range(8):
-            other = await add(strict, TENANT, pattern(str(n)))
-            await strict.record_application(TENANT, applied(other, [GOOD, BAD] * 4))
-        await strict.record_application(TENANT, applied(good, [GOOD] * 11 + [BAD]))
-        await strict.record_application(TENANT, applied(best, [GOOD] * 40))
-        states = {each.pattern_id: each for each in await strict.validate(TENANT)}
-        assert states[best.key].state is VALIDATED
-        assert states[good.key].e_value >= 20  # not 10 patterns / (2 * 0.05) = 100
-        assert states[good.key].verdict is Verdict.VALIDATED
-        assert states[good.key].state is CANDIDATE
-        assert await strict.discovered(TENANT) == [best.key]
-        [found] = await cache_of(database, clock).validate(TENANT, [good.key])
-        assert found.state is VALIDATED
-
     async def test_validation_covers_all_pages(
         self, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:

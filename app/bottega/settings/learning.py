@@ -55,13 +55,6 @@ class LearningSettings(BaseSettings):
     learning_promotion_e: Annotated[
         float, Field(ge=1, le=1e9, description="e-value from which a candidate is promoted.")
     ] = _ByDefault.promotion_e
-    learning_fdr: Annotated[
-        float,
-        Field(gt=0, lt=1, description="False discovery rate of the set of patterns in a report."),
-    ] = _ByDefault.fdr
-    learning_fdr_required: Annotated[
-        bool, Field(description="Promote only patterns of that set.")
-    ] = _ByDefault.fdr_required
     learning_evidence_days: Annotated[
         float,
         Field(

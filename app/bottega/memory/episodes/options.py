@@ -64,8 +64,6 @@ class LearningOptions:
     significance: float = 0.05
     min_confidence: float = 0.7
     promotion_e: float = 20.0
-    fdr: float = 0.05
-    fdr_required: bool = False
     evidence_days: float = 90.0
     decline_p: float = 0.01
     decline_each: int = 10

@@ -36,32 +36,24 @@ async def validate_all(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
     """Validate all candidates and validated patterns of a tenant.
 
     Returns:
-        JSON: the number ``validated``, their ``verdicts``, the patterns ``promoted``, those that
-        ``fell``, and those that the false discovery rate admits (``discoveries``).
+        JSON: the number ``validated``, their ``verdicts``, the patterns ``promoted``, and those
+        that ``fell``.
     """
     verdicts: Counter[str] = Counter()
     promoted: list[UUID] = []
     fell: list[UUID] = []
 
-    async def look(ids: Sequence[UUID]) -> Counter[str]:
-        found = await cache.validate(tenant_id, ids)
-        moved = [each for each in found if each.state is not each.was]
-        promoted.extend(each.pattern_id for each in moved if each.state is PatternState.VALIDATED)
-        fell.extend(each.pattern_id for each in moved if each.was is PatternState.VALIDATED)
-        return Counter(each.verdict.value for each in found)
-
     async for page in cache.pages(tenant_id, None):
-        verdicts += await look(page)
-    kept = await cache.discovered(tenant_id)
-    if cache.options.fdr_required:  # the rate needs the e-values of all
-        for start in range(0, len(kept), _NAMED):
-            await look(kept[start : start + _NAMED])
+        found = await cache.validate(tenant_id, page)
+        moved = [each for each in found if each.state is not each.was]
+        promoted += [each.pattern_id for each in moved if each.state is PatternState.VALIDATED]
+        fell += [each.pattern_id for each in moved if each.was is PatternState.VALIDATED]
+        verdicts.update(each.verdict.value for each in found)
     return {
         "validated": verdicts.total(),
         "verdicts": dict(verdicts),
         "promoted": _named(promoted),
         "fell": _named(fell),
-        "discoveries": {"rate": cache.options.fdr, **_named(kept)},
     }
 
 

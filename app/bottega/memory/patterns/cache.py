@@ -245,11 +245,6 @@ class PatternCache:
             found += judged
         return found
 
-    async def discovered(self, tenant_id: UUID) -> list[UUID]:
-        """Return the patterns within the false discovery rate, by their last validation."""
-        async with acting_as(self._pool, tenant_id) as connection:
-            return await self.store(connection, tenant_id).kept_by_rate()
-
     # --- Fewer --------------------------------------------------------------------------------
 
     async def similar(self, tenant_id: UUID, pattern: Pattern, k: int) -> list[Similar]:

@@ -177,14 +177,10 @@ def validated(
     state: PatternState,
     weighed: WeighedEvidence,
     options: LearningOptions,
-    *,
-    discovered: bool,
 ) -> Validation:
     """Validate a pattern."""
     judgement = validation.judged(weighed.lately, weighed.baseline.rate, options)
-    after = validation.following(
-        state, judgement.verdict, weighed.e_value, options, discovered=discovered
-    )
+    after = validation.following(state, judgement.verdict, weighed.e_value, options)
     reason = None
     if state is PatternState.VALIDATED:
         reason = falling(weighed, options)

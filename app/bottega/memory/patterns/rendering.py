@@ -10,6 +10,7 @@ _MOST = 1_100
 _LONGEST = 300
 _LONGEST_STEPS = 500
 _LONGEST_NAME = 120  # all in bytes
+_ADVICE = ("Approach", "Action", "Steps")
 _SOURCES = {1: "given by a person", 2: "from own runs that read outside sources"}
 _OPERATORS = {
     "eq": "is",
@@ -28,7 +29,7 @@ def pattern_text(pattern: Pattern, alternatives: Sequence[str] = ()) -> str:
     """Render all of a pattern that helps to act, at most about 1,200 bytes, the advice first.
 
     The first line is trusted. The pattern's own lines are indented, so that none can imitate it.
-    A text that an earlier line says already is left out.
+    What an earlier line says already is left out, except the advice itself.
 
     Args:
         alternatives: names of the patterns to use instead.
@@ -41,7 +42,7 @@ def pattern_text(pattern: Pattern, alternatives: Sequence[str] = ()) -> str:
     said, left = "", _MOST
     for label, longest, text in _parts(pattern, alternatives):
         flat = " ".join(text.split())
-        if not flat or flat.rstrip(".").casefold() in said:
+        if not flat or (label not in _ADVICE and flat.rstrip(".").casefold() in said):
             continue
         line = cut(f"{label}: {flat}" if label else flat, min(longest, left))
         if line:

@@ -25,7 +25,7 @@ from bottega.memory.patterns.evidence import (
 )
 from bottega.memory.patterns.pattern import Pattern, PatternState, check_applicability
 from bottega.memory.patterns.refinement import merged, of_low_value, started_over
-from bottega.memory.patterns.validation import Tally, discoveries
+from bottega.memory.patterns.validation import Tally
 
 _DOCUMENT = ("description", "summary", "detail", "applicability", "content", "guide", "relations")
 CHANGEABLE = frozenset((*_DOCUMENT, "name", "origin", "trust"))
@@ -35,17 +35,6 @@ MOST_GIVEN = 20_000
 """Limit on patterns of a tenant that were not mined."""
 _FEWEST, _MOST = 2, 20
 """Patterns in one merge."""
-
-_E_VALUES = """
-SELECT id, e_value FROM patterns
-WHERE tenant_id = $1 AND state IN ('CANDIDATE', 'VALIDATED') AND e_value >= $2
-"""
-# Also counts deprecated patterns that were judged: leaving out the bad ones would make the others
-# look better than they are.
-_JUDGED = """
-SELECT count(*) FROM patterns
-WHERE tenant_id = $1 AND verdict IS NOT NULL AND replaced_by IS NULL
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,14 +220,10 @@ class PatternStore:
         """Validate patterns, store what changed, and return the results; skip unknown ids."""
         held = await rows.hold(self.connection, self.tenant_id, ids)
         evidence_for = await self.weighed(list(held))
-        kept = await self._discovered(evidence_for) if self.options.fdr_required else set()
         found, changed = [], False
         for pattern_id, was in held.items():
             weighed = evidence_for[pattern_id]
-            says = validated(
-                *(pattern_id, was.version, was.state, weighed, self.options),
-                discovered=pattern_id in kept,
-            )
+            says = validated(pattern_id, was.version, was.state, weighed, self.options)
             found.append(says)
             reason = was.lifecycle.reason if says.state is was.state else says.reason
             after = was.but(
@@ -265,10 +250,6 @@ class PatternStore:
                 life = replace(each.lifecycle, state=PatternState.IN_REVIEW, reason=why)
                 await self._write(each.but(lifecycle=life))
 
-    async def kept_by_rate(self) -> list[UUID]:
-        """Return the patterns within the false discovery rate, by their last validation."""
-        return sorted(await self._discovered({}))
-
     async def weighed(self, ids: Sequence[UUID]) -> dict[UUID, WeighedEvidence]:
         """Weigh the evidence of patterns; return it by id."""
         if not ids:
@@ -281,15 +262,6 @@ class PatternStore:
     async def _latest(self, ids: Sequence[UUID]) -> dict[UUID, Tally]:
         most = self.options.decline_each
         return await application_rows.latest(self.connection, self.tenant_id, ids, most)
-
-    async def _discovered(self, fresh: Mapping[UUID, WeighedEvidence]) -> set[UUID]:
-        """Return the patterns within the false discovery rate; ``fresh`` replaces stored values."""
-        rate = self.options.fdr
-        found = await self.connection.fetch(_E_VALUES, self.tenant_id, 1 / rate)
-        values = {row["id"]: row["e_value"] for row in found}
-        values |= {each: now.e_value for each, now in fresh.items()}
-        among = await self.connection.fetchval(_JUDGED, self.tenant_id)
-        return discoveries(values, rate, max(among, len(values)))
 
     # --- Rows ---------------------------------------------------------------------------------
 

@@ -6,12 +6,11 @@ better than the baseline". By chance it ever reaches 20 with probability 1/20 at
 one tests.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import exp, fsum, log, log1p
 from typing import NamedTuple
-from uuid import UUID
 
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns.pattern import PatternState
@@ -82,29 +81,15 @@ def confidence(tally: Tally, p_value: float) -> float:
 
 
 def following(
-    state: PatternState,
-    verdict: Verdict,
-    e_value: float,
-    options: LearningOptions,
-    *,
-    discovered: bool,
+    state: PatternState, verdict: Verdict, e_value: float, options: LearningOptions
 ) -> PatternState:
     """Return the state after a validation.
 
     A candidate is promoted or stays: most good patterns are not significant at first. A validated
     pattern stays, too: only a decline or harm moves it, never a lack of significance.
-
-    Args:
-        discovered: true if :func:`discoveries` contains the pattern.
     """
-    if state is PatternState.CANDIDATE:
-        promoted = (
-            verdict is Verdict.VALIDATED
-            and e_value >= options.promotion_e
-            and (discovered or not options.fdr_required)
-        )
-        return PatternState.VALIDATED if promoted else state
-    return state
+    promoted = verdict is Verdict.VALIDATED and e_value >= options.promotion_e
+    return PatternState.VALIDATED if state is PatternState.CANDIDATE and promoted else state
 
 
 def worse(one: Tally, than: Tally, options: LearningOptions) -> bool:
@@ -192,20 +177,3 @@ class BettingEvidence:
         most = max(self.logs)
         total = most + log(fsum(exp(each - most) for each in self.logs) / len(self.logs))
         return exp(min(total, 300 * log(10)))
-
-
-def discoveries(e_values: Mapping[UUID, float], rate: float, among: int) -> set[UUID]:
-    """Return patterns with a bounded false discovery rate, by the e-BH procedure (Wang, Ramdas
-    2022).
-
-    Args:
-        rate: the false discovery rate, above 0.
-        among: number of all patterns; ``e_values`` may omit those below 1 / ``rate``, which are
-            never returned.
-    """
-    ranked = sorted(e_values, key=lambda each: (-e_values[each], each))
-    kept = 0
-    for place, each in enumerate(ranked, start=1):
-        if e_values[each] * place * rate >= among:
-            kept = place
-    return set(ranked[:kept])
