@@ -6,7 +6,7 @@ import pytest
 from playwright.async_api import BrowserContext, expect
 
 from tests.api.test_episodes import remember
-from tests.api.test_patterns import add
+from tests.api.test_patterns import add, advice
 from tests.console.accessibility import violations
 from tests.console.conftest import Console, window
 from tests.fake_model import calls, http_error, text
@@ -158,7 +158,8 @@ async def test_a_failed_run_shows_its_error(console: Console) -> None:
 
 async def test_a_pattern_shows_others_like_it(console: Console) -> None:
     pattern = await add(console.server.client, name="ask first")
-    await add(console.server.client, name="ask first of all")
+    other = advice("ask them")
+    await add(console.server.client, name="ask first of all", content=other)
     page = await console.open(f"memory/patterns/{pattern['id']}")
     await expect(page.get_by_role("link", name="ask first of all")).to_be_visible()
 

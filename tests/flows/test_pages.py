@@ -16,7 +16,7 @@ from bottega.db.pages import PAGE_BYTES
 from bottega.runs import messages
 from bottega.settings import Settings
 from tests.api.test_episodes import remember
-from tests.api.test_patterns import add
+from tests.api.test_patterns import add, advice
 from tests.fake_model import FakeModel
 from tests.processes import command
 from tests.service import Running, client_of
@@ -87,7 +87,7 @@ async def fill(server: Running) -> dict[str, str]:
             await client.post("/v1/runs?wait=30", json=run | {"session_id": f"s{number}"})
         ).is_success
         assert (await client.post("/v1/runs?wait=30", json=run | {"session_id": "chat"})).is_success
-        await add(client, name=f"p{number}")
+        await add(client, name=f"p{number}", content=advice(f"do {number}"))
         secret = {"value": "long-enough", "hosts": ["203.0.114.7"]}
         stored = await client.put(f"/v1/secrets/S{number}", json=secret)
         assert stored.status_code == 201, stored.text

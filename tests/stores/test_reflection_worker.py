@@ -254,9 +254,13 @@ async def test_feedback_reaches_the_merged_pattern(
     learning = ReflectionWorker(database.pool, cache)
     await learning.learn_due()
     was = await cache.get(DEFAULT_TENANT, PATTERN)
-    other = await add(cache, DEFAULT_TENANT, was.but(id=None, name="look too"))
+
+    def content(approach: str) -> Content:
+        return replace(was.content, fields={"approach": approach})
+
+    other = await add(cache, DEFAULT_TENANT, was.but(id=None, content=content("too")))
     merged = await merge(cache, DEFAULT_TENANT, [PATTERN, other.key])
-    third = await add(cache, DEFAULT_TENANT, was.but(id=None, name="and look"))
+    third = await add(cache, DEFAULT_TENANT, was.but(id=None, content=content("as well")))
     merged = await merge(cache, DEFAULT_TENANT, [merged.key, third.key])
     assert one.run_id is not None
     async with database.begin(DEFAULT_TENANT) as connection:
