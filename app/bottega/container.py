@@ -31,6 +31,7 @@ from bottega.secrets.lookup import SecretLookup
 from bottega.settings import Settings
 from bottega.tenants import erase
 from bottega.tenants.key_cache import KeyCache
+from bottega.tenants.storage import StorageSums
 from bottega.tracing.export import exporting
 from bottega.users.erasure import UserErasure
 
@@ -120,7 +121,7 @@ async def open_service(
                 partial(queue.sweep_regularly, database.pool, settings.takeover_s),
                 lambda: warn_when_exhausted(descriptors),
                 _erasing(database, listener, memory_services).run,
-                *(memory_services.memory.accesses.run, listener.run),
+                *(memory_services.memory.accesses.run, listener.run, StorageSums(database.pool)),
                 partial(refresh_regularly, settings.operator_providers),
             ),
             open_outgoing(settings, database, listener, key_cache.is_open, descriptors) as outgoing,

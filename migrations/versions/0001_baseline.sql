@@ -157,6 +157,22 @@ CREATE TABLE retention (
     CONSTRAINT ck_retention_days CHECK (days > 0)
 );
 
+-- Bytes that a tenant stores, by kind, and changes that are not added yet: see storage.sql. No
+-- foreign key and no index: each run adds changes.
+CREATE TABLE tenant_storage (
+    tenant_id uuid NOT NULL,
+    kind text NOT NULL,
+    bytes bigint NOT NULL,
+    CONSTRAINT pk_tenant_storage PRIMARY KEY (tenant_id, kind),
+    CONSTRAINT fk_tenant_storage_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
+);
+
+CREATE TABLE storage_changes (
+    tenant_id uuid NOT NULL,
+    kind text NOT NULL,
+    bytes bigint NOT NULL
+);
+
 -- The tenant of a server without keys.
 INSERT INTO tenants (id, name) VALUES ('00000000-0000-7000-8000-000000000001', 'default');
 
@@ -179,6 +195,7 @@ CREATE TABLE agent_versions (
     version integer NOT NULL,
     definition jsonb NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
+    bytes bigint GENERATED ALWAYS AS (octet_length(definition::text)) STORED,
     CONSTRAINT pk_agent_versions PRIMARY KEY (tenant_id, name, version),
     CONSTRAINT fk_agent_versions_tenant_id_name_agents
         FOREIGN KEY (tenant_id, name) REFERENCES agents (tenant_id, name)
@@ -201,6 +218,7 @@ CREATE TABLE graph_versions (
     version integer NOT NULL,
     definition jsonb NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
+    bytes bigint GENERATED ALWAYS AS (octet_length(definition::text)) STORED,
     CONSTRAINT pk_graph_versions PRIMARY KEY (tenant_id, name, version),
     CONSTRAINT fk_graph_versions_tenant_id_name_graphs
         FOREIGN KEY (tenant_id, name) REFERENCES graphs (tenant_id, name)
@@ -224,6 +242,7 @@ CREATE TABLE provider_versions (
     version integer NOT NULL,
     definition jsonb NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
+    bytes bigint GENERATED ALWAYS AS (octet_length(definition::text)) STORED,
     CONSTRAINT pk_provider_versions PRIMARY KEY (tenant_id, name, version),
     CONSTRAINT fk_provider_versions_tenant_id_name_providers
         FOREIGN KEY (tenant_id, name) REFERENCES providers (tenant_id, name)
@@ -247,6 +266,7 @@ CREATE TABLE mcp_server_versions (
     version integer NOT NULL,
     definition jsonb NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
+    bytes bigint GENERATED ALWAYS AS (octet_length(definition::text)) STORED,
     CONSTRAINT pk_mcp_server_versions PRIMARY KEY (tenant_id, name, version),
     CONSTRAINT fk_mcp_server_versions_tenant_id_name_mcp_servers
         FOREIGN KEY (tenant_id, name) REFERENCES mcp_servers (tenant_id, name)
@@ -282,6 +302,7 @@ CREATE TABLE sessions (
     -- The integrator's name for the end user; set when the session begins.
     user_id text,
     metadata jsonb NOT NULL DEFAULT '{}',
+    bytes bigint GENERATED ALWAYS AS (octet_length(metadata::text)) STORED,
     CONSTRAINT pk_sessions PRIMARY KEY (tenant_id, id),
     CONSTRAINT fk_sessions_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
@@ -334,6 +355,7 @@ CREATE TABLE session_memory (
     details jsonb NOT NULL,
     run_id uuid NOT NULL,
     published_at timestamptz NOT NULL,
+    bytes bigint GENERATED ALWAYS AS (octet_length(content) + octet_length(details::text)) STORED,
     CONSTRAINT pk_session_memory PRIMARY KEY (tenant_id, session_id, agent),
     CONSTRAINT fk_session_memory_tenant_id_session_id_sessions
         FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
@@ -442,6 +464,8 @@ CREATE TABLE runs (
     messages smallint NOT NULL DEFAULT 0,
     -- Whether it has linked runs.
     links boolean NOT NULL DEFAULT false,
+    -- Of its request; with its end also of its log and its answer.
+    bytes bigint NOT NULL DEFAULT 0,
     CONSTRAINT pk_runs PRIMARY KEY (tenant_id, id),
     CONSTRAINT fk_runs_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
     CONSTRAINT ck_runs_memory CHECK (memory IN ('off', 'read', 'full')),
@@ -691,6 +715,7 @@ CREATE TABLE schedules (
     last_run_id uuid,
     last_error jsonb,
     created_at timestamptz NOT NULL DEFAULT now(),
+    bytes bigint GENERATED ALWAYS AS (octet_length(run::text)) STORED,
     CONSTRAINT pk_schedules PRIMARY KEY (tenant_id, name),
     CONSTRAINT fk_schedules_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
@@ -816,6 +841,8 @@ CREATE TABLE episodes (
     user_id text,
     -- The agent that the run began with.
     agent text,
+    -- With its bodies.
+    bytes bigint NOT NULL DEFAULT 0,
     CONSTRAINT pk_episodes PRIMARY KEY (tenant_id, id),
     CONSTRAINT fk_episodes_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
     CONSTRAINT ck_episodes_kind CHECK (kind IN ('episode', 'consolidated')),
@@ -1062,6 +1089,7 @@ CREATE TABLE files (
     created_at timestamptz NOT NULL,
     -- Time of its last use in a run's input.
     used_at timestamptz NOT NULL,
+    bytes bigint GENERATED ALWAYS AS (size) STORED,
     CONSTRAINT pk_files PRIMARY KEY (tenant_id, id),
     CONSTRAINT fk_files_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id),
     CONSTRAINT fk_files_tenant_id_run_id_runs

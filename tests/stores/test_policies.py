@@ -26,6 +26,7 @@ from tests.tenants import holder
 NEVER_FILLED = {  # by a run that is over
     *("run_heads", "run_queue", "live_text", "worker_tenants", "waiting_runs", "budget_slices"),
     *("model_shares", "model_uses", "model_breakers", "retention"),
+    *("storage_changes", "tenant_storage"),
     *("episodes", "episode_bodies", "episode_reflections", "episode_feedback", "episode_tags"),
     "episode_failures",
     *("episode_state", "episode_search", "episode_vectors", "episode_work", "tenant_memory"),

@@ -30,6 +30,7 @@ from bottega.background.cron import next_tick
 from bottega.db.driver import driver_of
 from bottega.db.engine import Database, act_as
 from bottega.db.pages import PageItems, fetch_page, paged
+from bottega.db.quota import require_room
 from bottega.db.tables import schedules
 from bottega.definitions.sources import forget_source
 from bottega.errors import BottegaError, ConflictError, NotFoundError
@@ -71,6 +72,7 @@ async def create(
 
     Raises:
         ConflictError: ``exists``, ``too_many`` or ``session_user``.
+        LimitedError: ``storage_quota``.
         UserErasingError: its runs' user is being erased.
     """
     values = await _values(connection, tenant_id, new)
@@ -97,6 +99,7 @@ async def put(
 
     Raises:
         ConflictError: ``too_many`` or ``session_user``.
+        LimitedError: ``storage_quota``.
         UserErasingError: its runs' user is being erased.
     """
     values = await _values(connection, tenant_id, new)
@@ -125,6 +128,7 @@ async def put(
 async def _values(
     connection: AsyncConnection, tenant_id: UUID, new: Mapping[str, Any]
 ) -> dict[str, Any]:
+    await require_room(connection, tenant_id)
     run = new["run"]
     user = await user_of(connection, tenant_id, run.get("session_id"), run.get("user"))
     next_at = next_tick(new["cron"], new["timezone"], await _now(connection))

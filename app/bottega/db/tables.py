@@ -319,8 +319,3 @@ run_heads = _table(
     number="attempt last_seq",
     time="claimed_at",
 )
-waiting_runs = _table(
-    "waiting_runs",
-    uuid="tenant_id",
-    number="part runs",
-)

@@ -10,21 +10,12 @@ from datetime import datetime
 from typing import Any, NoReturn
 from uuid import UUID
 
-from sqlalchemy import (
-    ColumnElement,
-    Row,
-    Select,
-    Text,
-    and_,
-    cast,
-    func,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Row, Select, Text, and_, cast, func, select, update
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.pages import PageItems, fetch_page, paged
+from bottega.db.quota import require_room
 from bottega.definitions.kinds import AGENTS, DefinitionKind
 from bottega.definitions.sources import forget_source
 from bottega.errors import ConflictError, NotFoundError, VersionConflictError
@@ -373,6 +364,7 @@ async def _store_version(
             "another name",
             code="too_many",
         )
+    await require_room(connection, tenant_id)
     created_at = await connection.scalar(
         insert(kind.versions)
         .values(tenant_id=tenant_id, name=name, version=number, definition=content)

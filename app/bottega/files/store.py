@@ -18,6 +18,7 @@ from pydantic_core import to_json
 
 from bottega.agents.parts import FileContent, content_tokens
 from bottega.db.engine import Database, acting_as
+from bottega.db.quota import storage_full
 from bottega.errors import (
     InvalidInputError,
     LimitedError,
@@ -43,6 +44,7 @@ _FIND = f"SELECT {_COLUMNS}, object_keys, piece_bytes FROM files WHERE tenant_id
 _USE = f"""
 UPDATE files SET used_at = now() WHERE tenant_id = $1 AND id = ANY ($2) RETURNING {_COLUMNS}
 """  # noqa: S608
+_BEGIN = "SELECT uuidv7() AS id, storage_exceeded($1) IS NOT NULL AS full"
 _DISCARD = "DELETE FROM files WHERE tenant_id = $1 AND id = ANY ($2)"
 _RETRY_AFTER_S = 60.0
 
@@ -82,17 +84,26 @@ class FileStore:
     _cache: "OrderedDict[tuple[UUID, str], FileContent]" = field(default_factory=OrderedDict)
 
     async def add(self, tenant_id: UUID, data: bytes, origin: FileOrigin) -> dict[str, Any]:
-        """Store a file that is in memory; return its row. Raises as :meth:`FileWriter.finish`."""
+        """Store a file that is in memory; return its row.
+
+        Raises as :meth:`writing` and :meth:`FileWriter.finish`.
+        """
         async with self.writing(tenant_id) as writer:
             await writer.write(data)
             return await writer.finish(origin)
 
     @asynccontextmanager
     async def writing(self, tenant_id: UUID) -> "AsyncIterator[FileWriter]":
-        """Yield a writer of a new file; what it wrote is removed unless it finished."""
+        """Yield a writer of a new file; what it wrote is removed unless it finished.
+
+        Raises:
+            LimitedError: ``storage_quota``.
+        """
         async with self._acting(tenant_id) as connection:
-            file_id: UUID = await connection.fetchval("SELECT uuidv7()")
-        writer = FileWriter(self, tenant_id, file_id)
+            new = await connection.fetchrow(_BEGIN, tenant_id)
+        if new["full"]:
+            raise storage_full()
+        writer = FileWriter(self, tenant_id, new["id"])
         try:
             yield writer
         finally:

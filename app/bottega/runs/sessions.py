@@ -10,6 +10,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.pages import PageItems, fetch_page, paged
+from bottega.db.quota import require_room
 from bottega.db.tables import runs, session_memory, sessions
 from bottega.errors import (
     BottegaError,
@@ -69,8 +70,10 @@ async def create(
 
     Raises:
         ConflictError: ``exists``.
+        LimitedError: ``storage_quota``.
         UserErasingError: its user is being erased.
     """
+    await require_room(connection, tenant_id)
     await hold_user(connection, tenant_id, new["user"])
     values = {
         "tenant_id": tenant_id,
@@ -150,7 +153,9 @@ async def change(
 
     Raises:
         NotFoundError: unknown, or another tenant's.
+        LimitedError: ``storage_quota``.
     """
+    await require_room(connection, tenant_id)
     own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
     query = update(sessions).where(own).values(metadata=metadata, updated_at=func.now())
     row = (await connection.execute(query.returning(*_COLUMNS))).mappings().one_or_none()

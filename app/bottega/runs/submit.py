@@ -14,6 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega import trace_context
+from bottega.db.quota import STORAGE_FULL, STORAGE_QUOTA
 from bottega.errors import BottegaError, LimitedError, UnknownAgentError, UserErasingError
 from bottega.runs.inbox import REFUSED_MESSAGES, refused_message
 from bottega.runs.model_prices import refuse_unpriced
@@ -25,6 +26,7 @@ from bottega.runs.read import to_response
 from bottega.runs.sessions import conversation_busy, session_user
 
 _REFUSALS = {
+    STORAGE_QUOTA: STORAGE_FULL,
     "queued_runs": "{limit} runs are queued already: wait until some have ended",
     "cost_per_day": "the tenant's money for today (UTC) is spent: start more runs tomorrow",
     "tokens_per_day": "the {limit} tokens for today (UTC) are used up: start more runs tomorrow",
@@ -214,7 +216,7 @@ async def accept(
         carried: steps copied from another run.
 
     Raises:
-        LimitedError: ``queued_runs``, ``tokens_per_day`` or ``cost_per_day``.
+        LimitedError: ``queued_runs``, ``tokens_per_day``, ``cost_per_day`` or ``storage_quota``.
         ConflictError: ``session_user``, ``conversation_busy`` or ``user_erasing``.
     """
     values = {

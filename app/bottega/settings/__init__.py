@@ -330,6 +330,7 @@ class Settings(
             "tokens_per_day": self.tokens_per_day,
             "cost_per_day": int(self.cost_per_day * 10**9) if self.cost_per_day else None,
             "memory_inline_bytes": self.memory_inline_bytes,
+            "storage_bytes": self.tenant_storage_bytes,
         }
 
 

@@ -1,4 +1,4 @@
-"""Settings of files."""
+"""Settings of files, and of all that a tenant stores."""
 
 from typing import Annotated
 
@@ -9,6 +9,15 @@ from pydantic_settings import BaseSettings
 class FileSettings(BaseSettings):
     """A group of :class:`bottega.settings.Settings`."""
 
+    tenant_storage_bytes: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=10**15,
+            description="Bytes of all definitions, episodes, files, runs and sessions of a tenant. "
+            "Beyond them nothing new is taken in. Unset: no limit.",
+        ),
+    ] = None
     files_bytes: Annotated[
         int, Field(ge=1, le=10**15, description="Bytes of all files of a tenant.")
     ] = 10_000_000_000

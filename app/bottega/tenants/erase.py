@@ -47,7 +47,6 @@ from bottega.db.tables import (
     schedules,
     sessions,
     tenants,
-    waiting_runs,
     ws_tickets,
 )
 from bottega.errors import NotFoundError
@@ -82,6 +81,8 @@ ORDER BY c.relname
 _NOT_OF_RUNS = {"run_heads", "episodes", "session_memory"}
 # Episodes go before, with their dependent rows; there are no runs any more.
 _NOT_OF_SESSIONS = {"runs", "episodes", "episode_search", "episode_vectors"}
+# They follow the rows that they count, and are removed with the tenant's own row.
+_COUNTS = ("storage_changes", "tenant_storage", "waiting_runs")
 # What removed runs spent still counts against the budgets.
 _SPENT = text("""
     SELECT coalesce(sum(tokens_in(spent_by(tenant_id, id))), 0),
@@ -197,8 +198,8 @@ async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
         try:
             async with begin() as tx:
                 if tenant_id != DEFAULT_TENANT:
-                    counted = waiting_runs.c.tenant_id == tenant_id
-                    await delete_rows(tx, waiting_runs, counted, removed)
+                    for counts in map(table, _COUNTS):
+                        await delete_rows(tx, counts, tenant_column == tenant_id, removed)
                     await delete_rows(tx, tenants, tenants.c.id == tenant_id, removed)
                 await audit.note(
                     tx, DEFAULT_TENANT, actor, "tenant.deleted", name, {"removed": removed}
@@ -219,8 +220,7 @@ async def _erase_rows(begin: Begin, tenant_id: UUID) -> Removed:
     async with begin() as tx:
         found = await tables_with(tx, tenant_column)
     for each in found:
-        # The count of waiting runs follows the runs: it is removed with the tenant's own row.
-        more = each.name != waiting_runs.name
+        more = each.name not in _COUNTS
         while more:
             async with begin() as tx:
                 page = Counter()

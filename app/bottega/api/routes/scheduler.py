@@ -97,11 +97,24 @@ class QueuedRuns(Answer):
 class Quota(Answer):
     """A limit of the caller's tenant, and how much of it is used."""
 
-    name: Literal["concurrent_runs", "queued_runs", "tokens_per_day", "cost_per_day"]
+    name: Literal[
+        "concurrent_runs", "queued_runs", "tokens_per_day", "cost_per_day", "storage_bytes"
+    ]
     used: Annotated[
-        Decimal, Field(description="Runs, tokens of today (UTC), or US dollars of today.")
+        Decimal,
+        Field(description="Runs, tokens of today (UTC), US dollars of today, or stored bytes."),
     ]
     limit: Annotated[Decimal | None, Field(description="Null: there is none.")]
+
+
+class Storage(Answer):
+    """Bytes that the caller's tenant stores, as they were some seconds ago."""
+
+    definitions: Annotated[int, Field(description="With deleted and earlier ones.")] = 0
+    episodes: int = 0
+    files: int = 0
+    runs: Annotated[int, Field(description="With their logs; of one under way, its request.")] = 0
+    sessions: Annotated[int, Field(description="Metadata and shared memory.")] = 0
 
 
 class Workers(Answer):
@@ -110,6 +123,7 @@ class Workers(Answer):
     workers: list[Worker]
     runs: Annotated[list[QueuedRuns], Field(description="Queued runs, the first to go first.")]
     quotas: list[Quota]
+    storage: Storage
 
 
 @router.get(

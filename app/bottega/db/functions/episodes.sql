@@ -44,12 +44,12 @@ BEGIN
     e.at := coalesce(e.at, clock_timestamp());
     INSERT INTO episodes (tenant_id, id, kind, run_id, session_id, user_id, agent, at, outcome,
                           domain, task_type, failure_signature, trust, origin, task, execution,
-                          result, metadata, summary)
+                          result, metadata, summary, bytes)
     VALUES (p_tenant, e.id, coalesce(e.kind, 'episode'), e.run_id, e.session_id, e.user_id,
             e.agent, e.at, e.outcome, e.domain, e.task_type, e.failure_signature,
             coalesce(e.trust, 1), coalesce(e.origin, '{}'), coalesce(e.task, '{}'),
             coalesce(e.execution, '{}'), coalesce(e.result, '{}'), coalesce(e.metadata, '{}'),
-            coalesce(e.summary, '{}'))
+            coalesce(e.summary, '{}'), pg_column_size(p_episode))
     ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN
         RETURN e.id;

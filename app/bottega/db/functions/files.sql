@@ -44,9 +44,11 @@ BEGIN
     END IF;
     DELETE FROM deleted_objects WHERE starts_with(object_key, v_tenant || '/')
         AND object_key IN (SELECT jsonb_array_elements_text(p_file->'unused_keys'));
-    INSERT INTO files
-    SELECT * FROM jsonb_populate_record(NULL::files, p_file || jsonb_build_object(
-        'tenant_id', v_tenant, 'created_at', now(), 'used_at', now()));
+    INSERT INTO files (tenant_id, id, session_id, run_id, name, media_type, size, sha256, tokens,
+                       object_keys, piece_bytes, created_at, used_at)
+    SELECT v_tenant, n.id, n.session_id, n.run_id, n.name, n.media_type, n.size, n.sha256,
+           n.tokens, n.object_keys, n.piece_bytes, now(), now()
+    FROM jsonb_populate_record(NULL::files, p_file) AS n;
     RETURN NULL;
 END $$;
 

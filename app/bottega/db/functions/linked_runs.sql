@@ -41,11 +41,11 @@ BEGIN
         INSERT INTO runs (tenant_id, id, parent_run_id, link, mode, agent, session_id, user_id,
                           session_base, input, pinned, timeout_s, queue_timeout_s, token_budget,
                           cost_budget, overrides, slot, memory, principal, last_seq, traceparent,
-                          tracestate)
+                          tracestate, bytes)
         SELECT p_tenant, a.id, p_parent, a.link, 'orchestrated', a.agent, p.session_id, p.user_id,
                '[]', to_jsonb(a.input), p.pinned, a.timeout_s, a.left_s, a.token_budget,
                a.cost_budget, p.overrides, -1 - (q.number % 2147483647)::integer, 'off',
-               p.principal, 1, p.traceparent, p.tracestate
+               p.principal, 1, p.traceparent, p.tracestate, octet_length(a.input)
         FROM asked a JOIN queued q ON q.run_id = a.id
         RETURNING *
     )

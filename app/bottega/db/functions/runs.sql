@@ -60,14 +60,14 @@ BEGIN
                       pinned, priority, timeout_s, queue_timeout_s, token_budget, cost_budget,
                       webhook_url, overrides, output_schema, metadata, slot, memory, principal,
                       retry_of, task_root, last_seq, carried_seq, conversation_id, turn, queued_at,
-                      traceparent, tracestate)
+                      traceparent, tracestate, bytes)
     SELECT p_tenant, n.mode, n.agent, n.graph, n.session_id, v_user, n.session_base, n.input,
            n.pinned, n.priority, n.timeout_s, n.queue_timeout_s, n.token_budget, n.cost_budget,
            n.webhook_url, coalesce(n.overrides, '{}'), n.output_schema, n.metadata, v_slot,
            coalesce(n.memory, 'full'), n.principal, n.retry_of, n.task_root,
            1 + v_carried, CASE WHEN v_carried > 0 THEN 1 + v_carried ELSE 0 END,
            v_conversation, n.turn, CASE WHEN v_blocker IS NULL THEN now() END, n.traceparent,
-           n.tracestate
+           n.tracestate, pg_column_size(p_new) + pg_column_size(p_carried)
     FROM jsonb_to_record(p_new) AS n(
         mode text, agent text, graph text, session_id text, session_base jsonb, input jsonb,
         pinned jsonb, priority smallint, timeout_s double precision,
@@ -107,7 +107,7 @@ END $$;
 CREATE OR REPLACE FUNCTION shown_run(r runs) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT to_jsonb(r)
         - '{pinned,session_base,slot,principal,spent,spent_beside,turn,queued_at}'::text[]
-        - '{link,links}'::text[]
+        - '{link,links,bytes}'::text[]
 $$;
 
 -- Called when a run is submitted. Accept it once per Idempotency-Key (NULL: always), unless the
@@ -145,7 +145,12 @@ DECLARE
     v_queued bigint := bottega_limit('queued_runs', 1000);
     v_today date := (now() AT TIME ZONE 'UTC')::date;
     v_limited text;
+    v_storage bigint := storage_exceeded(p_tenant);
 BEGIN
+    IF v_storage IS NOT NULL THEN
+        RETURN jsonb_build_object(
+            'refused', 'storage_quota', 'limit', v_storage, 'retry_after_s', 60);
+    END IF;
     IF bottega_limit('tokens_per_day', NULL) > 0 OR bottega_limit('cost_per_day', NULL) > 0 THEN
         SELECT unit || '_per_day' INTO v_limited FROM daily_spending
         WHERE tenant_id = p_tenant AND day = v_today
@@ -249,6 +254,7 @@ BEGIN
     DELETE FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run
     RETURNING last_seq INTO v_last;
     UPDATE runs SET status = p_status, ended_at = v_now, error = p_error,
+        bytes = bytes + log_bytes(p_tenant, p_run, carried_seq),
         stop_reason = v_data ->> 'stop_reason',
         attempts = CASE status WHEN 'running'
             THEN jsonb_set(attempts, '{-1,ended_at}', to_jsonb(v_now)) ELSE attempts END

@@ -243,6 +243,8 @@ BEGIN
         spent = CASE attempt WHEN 1 THEN coalesce(p_outcome -> 'spent', '[]')
                 ELSE spent_by(p_tenant, p_run) END,
         turn = turn || coalesce(nullif(p_outcome -> 'turn', 'null'), '{}'),
+        bytes = bytes + log_bytes(p_tenant, p_run, carried_seq)
+            + pg_column_size(p_outcome -> 'output'),
         link = CASE WHEN link IS NOT NULL
             THEN link - 'files' || jsonb_build_object('written', p_outcome -> 'files') END,
         attempts = jsonb_set(attempts, '{-1,ended_at}', to_jsonb(p_now)), ended_at = p_now

@@ -73,5 +73,11 @@ SET enable_seqscan = off AS $$
                 'used', coalesce((SELECT amount FROM daily_spending
                                   WHERE tenant_id = p_tenant AND unit = u
                                     AND day = (now() AT TIME ZONE 'UTC')::date), 0)))
-            FROM unnest(ARRAY['tokens', 'cost']) AS u))
+            FROM unnest(ARRAY['tokens', 'cost']) AS u)
+        || jsonb_build_object(
+            'name', 'storage_bytes', 'limit', nullif(bottega_limit('storage_bytes', NULL), 0),
+            'used', (SELECT coalesce(sum(s.bytes), 0) FROM tenant_storage s
+                     WHERE s.tenant_id = p_tenant)),
+        'storage', (SELECT coalesce(jsonb_object_agg(s.kind, s.bytes), '{}') FROM tenant_storage s
+                    WHERE s.tenant_id = p_tenant))
 $$;

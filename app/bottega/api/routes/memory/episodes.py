@@ -32,6 +32,7 @@ from bottega.api.shared.pages import LINK, PageQuery
 from bottega.container import Service
 from bottega.db.driver import driver_of
 from bottega.db.pages import PageItems
+from bottega.db.quota import require_room
 from bottega.errors import InvalidInputError
 from bottega.memory.episodes import episode as memory
 from bottega.memory.episodes import rows
@@ -193,6 +194,7 @@ async def create(
         driver = await driver_of(tx)
 
         async def store() -> dict[str, Any]:
+            await require_room(tx, tenant)
             user = await user_of(tx, tenant, body.session_id, body.user)
             owned = replace(episode, user_id=user)
             stored = await service.memory.store(tenant, owned, on=driver)

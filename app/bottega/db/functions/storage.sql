@@ -1,0 +1,77 @@
+-- What tenants store, in bytes: definitions, episodes, files, runs and sessions, without indexes.
+-- A change adds a row to storage_changes, which locks nothing; every few seconds a process sums the
+-- rows up. So the sums are some seconds late, and no run waits for another one to be counted.
+
+-- Trigger on the tables that count; its argument is the kind. Note the change of bytes.
+CREATE OR REPLACE FUNCTION count_storage() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    v_tenant uuid;
+    v_bytes bigint := 0;
+BEGIN
+    IF TG_OP <> 'DELETE' THEN
+        v_tenant := NEW.tenant_id;
+        v_bytes := NEW.bytes;
+    ELSE
+        v_tenant := OLD.tenant_id;
+    END IF;
+    IF TG_OP <> 'INSERT' THEN
+        v_bytes := v_bytes - OLD.bytes;
+    END IF;
+    IF v_bytes <> 0 THEN
+        INSERT INTO storage_changes (tenant_id, kind, bytes)
+        VALUES (v_tenant, TG_ARGV[0], v_bytes);
+    END IF;
+    RETURN NULL;
+END $$;
+
+DO $$
+DECLARE
+    v_table text;
+    v_kind text;
+BEGIN
+    FOR v_table, v_kind IN VALUES
+        ('agent_versions', 'definitions'), ('graph_versions', 'definitions'),
+        ('provider_versions', 'definitions'), ('mcp_server_versions', 'definitions'),
+        ('schedules', 'definitions'), ('episodes', 'episodes'), ('files', 'files'),
+        ('runs', 'runs'), ('sessions', 'sessions'), ('session_memory', 'sessions')
+    LOOP
+        EXECUTE format('
+            CREATE OR REPLACE TRIGGER count_storage_in AFTER INSERT OR DELETE ON %1$I
+            FOR EACH ROW EXECUTE FUNCTION count_storage(%2$L);
+            CREATE OR REPLACE TRIGGER count_storage_change AFTER UPDATE ON %1$I
+            FOR EACH ROW WHEN (OLD.bytes <> NEW.bytes) EXECUTE FUNCTION count_storage(%2$L)',
+            v_table, v_kind);
+    END LOOP;
+END $$;
+
+-- Called when a run ends. Return the bytes of its log, without what it copied from another run.
+CREATE OR REPLACE FUNCTION log_bytes(p_tenant uuid, p_run uuid, p_carried bigint) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(sum(octet_length(events)), 0) FROM run_steps
+    WHERE tenant_id = p_tenant AND run_id = p_run AND last_seq > p_carried
+$$;
+
+-- Called by every process, every few seconds. Add up the noted changes; one process at a time.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION sum_storage() RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(hashtext('sum_storage')) THEN
+        RETURN;
+    END IF;
+    WITH noted AS (
+        DELETE FROM storage_changes RETURNING tenant_id, kind, bytes
+    )
+    INSERT INTO tenant_storage AS s (tenant_id, kind, bytes)
+    SELECT n.tenant_id, n.kind, sum(n.bytes) FROM noted n
+    JOIN tenants t ON t.id = n.tenant_id  -- others are on their way out
+    GROUP BY n.tenant_id, n.kind
+    ON CONFLICT (tenant_id, kind) DO UPDATE SET bytes = s.bytes + excluded.bytes;
+END $$;
+
+-- Return the limit of a tenant's bytes if they are used up; else NULL.
+CREATE OR REPLACE FUNCTION storage_exceeded(p_tenant uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT l.most FROM (SELECT bottega_limit('storage_bytes', NULL) AS most) AS l
+    WHERE l.most > 0 AND l.most <= (
+        SELECT sum(s.bytes) FROM tenant_storage s WHERE s.tenant_id = p_tenant)
+$$;

@@ -1,0 +1,93 @@
+"""The quota of a tenant's storage: what fills it, what it refuses, and what gives room back."""
+
+import asyncio
+
+import httpx2
+
+from bottega.settings import Settings
+from tests.fake_model import FakeModel, gated, text
+from tests.flows.test_run_limits import AGENT, begin, configured
+from tests.service import Running, frames, running
+from tests.tenants import holder
+
+LARGE = "x" * 30_000
+SUMS = {"definitions", "episodes", "files", "runs", "sessions"}
+
+
+async def stored(server: Running, client: httpx2.AsyncClient) -> dict[str, int]:
+    """Add up what tenants store; return the client's bytes by kind."""
+    await server.owner.execute("SELECT sum_storage()")
+    answer = await client.get("/v1/scheduler")
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    (quota,) = [each for each in told["quotas"] if each["name"] == "storage_bytes"]
+    assert float(quota["used"]) == sum(told["storage"].values())
+    return dict(told["storage"])
+
+
+async def accepted(client: httpx2.AsyncClient) -> list[int]:
+    """Try to store something new of each kind; return the statuses that are not of the quota."""
+    run = {"agent": "a", "input": "x"}
+    part = {"type": "file", "data": "eA==", "name": "x.txt", "media_type": "text/plain"}
+    filed = [{"role": "user", "content": [part]}]
+    task = {"original_input": "x"}
+    schedule = {"name": "s", "cron": "0 3 * * *", "run": run}
+    answers = [
+        await client.post("/v1/runs", json=run),
+        await client.post("/v1/runs", json=run | {"input": filed}),
+        await client.post("/v1/agents", json=AGENT | {"name": "b"}),
+        await client.put("/v1/agents/a", json={"description": "b", "system_message": "b"}),
+        await client.post("/v1/apply", json={"agents": [AGENT | {"name": "c"}], "source": "s"}),
+        await client.post("/v1/schedules", json=schedule),
+        await client.put("/v1/schedules/s", json={"cron": "0 3 * * *", "run": run}),
+        await client.post("/v1/episodes", json={"outcome": "SUCCESS", "task": task}),
+        await client.post("/v1/files", files={"file": b"x"}),
+        await client.post("/v1/sessions", json={"metadata": {"a": "b"}}),
+        await client.patch("/v1/sessions/s", json={"metadata": {"a": "b"}}),
+    ]
+    for answer in answers:
+        if answer.status_code == 429:
+            assert answer.json()["code"] == "storage_quota"
+            assert "delete sessions" in answer.json()["detail"]
+            assert answer.headers["retry-after"] == "60"
+    return [answer.status_code for answer in answers if answer.status_code != 429]
+
+
+async def test_a_full_tenant_stores_nothing_new_until_it_deletes(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    model.script(gated(gate, text("done")))
+    limited = configured(settings, model, tenant_storage_bytes=100_000)
+    one, other = [await holder(database_url, name) for name in ("one", "other")]
+    async with (
+        running(limited, database_url, worker=True) as server,
+        one.client(server) as full,
+        other.client(server) as free,
+    ):
+        for client in (full, free):
+            await client.post("/v1/agents", json=AGENT)
+        (under_way,) = await begin(full, session_id="s")
+        await model.received(1)
+        # Definitions and files count, too.
+        file = (await full.post("/v1/files", files={"file": LARGE.encode()})).json()["id"]
+        await full.put("/v1/agents/a", json={"description": "b", "system_message": LARGE})
+        await begin(full, session_id="s", input=LARGE)
+        found = await stored(server, full)
+        assert found["files"] == len(LARGE) < min(found["definitions"], found["runs"])
+        await begin(full, session_id="s", input=LARGE)
+        await stored(server, full)
+
+        assert await accepted(full) == []
+        gate.set()  # what was taken in before ends as always
+        events = await frames(server.port, f"/v1/runs/{under_way}/ws", one.headers)
+        assert events[-1]["type"] == "run.completed"
+        assert (await full.get("/v1/runs")).status_code == 200
+        assert (await stored(server, free)).keys() == SUMS
+        await begin(free)
+
+        assert (await full.delete(f"/v1/files/{file}")).status_code == 204
+        assert (await full.delete("/v1/sessions/s")).status_code == 200
+        left = await stored(server, full)
+        assert left == {**dict.fromkeys(SUMS, 0), "definitions": left["definitions"]}
+        assert await accepted(full) == [202, 202, 201, 200, 200, 201, 200, 201, 201, 201, 404]
