@@ -9,7 +9,7 @@ from pydantic_core import from_json, to_json
 
 _FINAL = (b"run.completed", b"run.failed", b"run.timeout", b"run.cancelled")
 _HANDSHAKE = (
-    b"GET /v1/runs/%b/ws HTTP/1.1\r\nhost: 127.0.0.1\r\nupgrade: websocket\r\n"
+    b"GET /v1/runs/%b/ws HTTP/1.1\r\nhost: 127.0.0.1\r\n%bupgrade: websocket\r\n"
     b"connection: upgrade\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
     b"sec-websocket-version: 13\r\n\r\n"
 )
@@ -23,11 +23,13 @@ class Watched:
         took_s: from the request to the last event here.
         started_s: from the request to ``run.started`` here.
         queued_s: from queued to started, by the events' times.
+        answered_s: from the request to its answer.
     """
 
     took_s: float
     started_s: float
     queued_s: float
+    answered_s: float
 
 
 @dataclass(slots=True)
@@ -37,10 +39,12 @@ class Client:
     Attributes:
         port: of the API on this machine.
         run: body of the request that starts a run.
+        headers: lines of its requests' heads.
     """
 
     port: int
     run: bytes
+    headers: bytes = b""
     _idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
 
     async def post(self) -> bytes:
@@ -49,7 +53,7 @@ class Client:
         reader, writer = link
         writer.write(
             b"POST /v1/runs HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n%b" % (len(self.run), self.run)
+            b"%bcontent-length: %d\r\n\r\n%b" % (self.headers, len(self.run), self.run)
         )
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
@@ -66,9 +70,10 @@ class Client:
         """Start a run, and watch it to its end."""
         began = time.perf_counter()
         run_id = await self.post()
+        answered = time.perf_counter()
         loop = asyncio.get_running_loop()
         transport, socket = await loop.create_connection(
-            lambda: _Socket(run_id), "127.0.0.1", self.port
+            lambda: _Socket(run_id, self.headers), "127.0.0.1", self.port
         )
         try:
             last = await socket.ended
@@ -77,7 +82,8 @@ class Client:
         if b"run.completed" not in last[:400]:
             raise SystemExit(f"run {run_id.decode()} did not complete: {last.decode()}")
         ended = time.perf_counter()
-        return Watched(ended - began, socket.started_at - began, socket.queued_s())
+        started_s = socket.started_at - began
+        return Watched(ended - began, started_s, socket.queued_s(), answered - began)
 
     async def many(self, runs: int, concurrency: int) -> list[Watched]:
         """Watch ``runs`` runs, ``concurrency`` at a time."""
@@ -97,8 +103,8 @@ class Client:
 class _Socket(asyncio.Protocol):
     """A WebSocket that only reads."""
 
-    def __init__(self, run_id: bytes) -> None:
-        self._run_id = run_id
+    def __init__(self, run_id: bytes, headers: bytes) -> None:
+        self._run_id, self._headers = run_id, headers
         self._read = bytearray()
         self._is_open = False
         self.ended: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -107,7 +113,7 @@ class _Socket(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        transport.write(_HANDSHAKE % self._run_id)
+        transport.write(_HANDSHAKE % (self._run_id, self._headers))
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.ended.done():

@@ -90,6 +90,19 @@ async def test_a_long_body_counts_as_several_requests(size: int, cost: int) -> N
     assert headers["ratelimit"].startswith(f'"requests";r={left};')
 
 
+async def test_a_long_answer_counts_as_several_requests() -> None:
+    async def says(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 200_000, "more_body": True})
+        await send({"type": "http.response.body", "body": b"x" * 100_000})
+
+    app = LimitTenants(says, per_s=10, streams=1, clock=lambda: 0.0)
+    await asked(app, Somebody(A))
+    _, headers, _ = await asked(app, Somebody(A))
+    assert headers["ratelimit"].startswith('"requests";r=14;')  # of 20: twice one, and four
+    assert (await asked(app, Somebody(B)))[1]["ratelimit"].startswith('"requests";r=19;')
+
+
 async def test_without_keys_there_is_no_limit() -> None:
     app = LimitTenants(ok, per_s=0.5, streams=1, clock=lambda: 0.0)
     for who in (None, Somebody(A, key_id=None)):

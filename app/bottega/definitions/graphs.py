@@ -22,8 +22,12 @@ def to_graph(content: dict[str, Any]) -> SharedMemoryGraph:
     graph = SharedMemoryGraph(ttl_s=content["ttl_s"])
     for node in content["nodes"]:
         graph.add_agent(node["agent"], ttl_s=node["ttl_s"])
-    for edge in content["edges"]:
-        graph.add_edge(edge["source"], edge["target"], policy=PropagationPolicy(edge["policy"]))
+    graph.add_edges(
+        [
+            (edge["source"], edge["target"], PropagationPolicy(edge["policy"]))
+            for edge in content["edges"]
+        ]
+    )
     return graph
 
 

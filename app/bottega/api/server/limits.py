@@ -59,9 +59,12 @@ class LimitTenants:
             await self.app(scope, receive, send)
             return
         tenant = principal.tenant_id
-        decision = self.limits.take(tenant)
+        decision, streams = self.limits.take(tenant), _is_stream(scope)
+        charge_body = self._charger(tenant)
 
         async def send_with_headers(message: Message) -> None:
+            if not streams:
+                charge_body(message)
             if message["type"] in _STARTS:
                 message["headers"] = [
                     *message.get("headers", ()),
@@ -73,13 +76,13 @@ class LimitTenants:
         if not decision.allowed:
             detail = (
                 f"your tenant may make {self.limits.rate.per_s:g} requests per second here, "
-                f"{self.limits.rate.burst} at once, and each 64 KiB of a body count as one more: "
-                "try again after Retry-After"
+                f"{self.limits.rate.burst} at once, and each 64 KiB of a body, sent or received, "
+                "count as one more: try again after Retry-After"
             )
             await _refuse(
                 "rate_limited", detail, decision.retry_after_s, scope, receive, send_with_headers
             )
-        elif not _is_stream(scope):
+        elif not streams:
             await self.app(scope, self._charging(tenant, receive), send_with_headers)
         elif self.open[tenant] >= self.streams:
             detail = f"{self.streams} streams of your tenant are open here: close one first"
@@ -89,17 +92,26 @@ class LimitTenants:
 
     def _charging(self, tenant: UUID, receive: Receive) -> Receive:
         """Charge a request for its body while that arrives."""
-        size = 0
+        charge_body = self._charger(tenant)
 
         async def charged() -> Message:
-            nonlocal size
             message = await receive()
-            before, size = size, size + len(message.get("body", b""))
-            if further := _cost(size) - _cost(before):
-                self.limits.charge(tenant, further)
+            charge_body(message)
             return message
 
         return charged
+
+    def _charger(self, tenant: UUID) -> Callable[[Message], None]:
+        """Return a function that charges a tenant for the parts of one body."""
+        size = 0
+
+        def charge(message: Message) -> None:
+            nonlocal size
+            before, size = size, size + len(message.get("body", b""))
+            if further := _cost(size) - _cost(before):
+                self.limits.charge(tenant, further)
+
+        return charge
 
     async def _stream(self, tenant: UUID, scope: Scope, receive: Receive, send: Send) -> None:
         async def turn() -> None:

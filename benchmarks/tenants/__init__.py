@@ -1,0 +1,1 @@
+"""Effect on a tenant of a neighbour that does its worst."""

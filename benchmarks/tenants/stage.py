@@ -1,0 +1,167 @@
+"""The server with its two tenants, their agents, and the model."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx2
+from pydantic_core import from_json, to_json
+
+from benchmarks.harness import process
+from benchmarks.model import ModelConnection, chunked
+from benchmarks.tenants.attacks import LARGE_GRAPH, LIMIT_PER_S, large_graph
+from bottega.llm.demo_model.conversation import Answer, DemoCall
+
+_FAN_OUT = 20
+_SETTINGS = {
+    "BOTTEGA_REQUESTS_PER_S": str(LIMIT_PER_S),
+    "BOTTEGA_CONCURRENT_RUNS": "20",  # of the 50 that the worker executes
+    "BOTTEGA_QUEUED_RUNS": "100",
+    "BOTTEGA_EGRESS_ALLOW": "127.0.0.1",
+    "BOTTEGA_TOOL_TIMEOUT_S": "5",
+    "OPENAI_API_KEY": "none",
+    "PYTHONPATH": str(Path(__file__).parent / "slow_names"),
+    "COLUMNS": "200",
+}
+_SCHEDULES = """
+INSERT INTO schedules (tenant_id, name, cron, timezone, run, next_at)
+SELECT id, 's' || n, '0 3 1 1 *', 'UTC', $2, now() + interval '1 year'
+FROM tenants CROSS JOIN generate_series(1, 1000) AS n WHERE name = $1
+"""
+_DUE = "UPDATE schedules SET next_at = now()"
+_CANCEL = """
+SELECT cancel_run(r.tenant_id, r.id) FROM runs r JOIN tenants t ON t.id = r.tenant_id
+WHERE t.name = $1 AND r.ended_at IS NULL
+"""
+_BUSY = """
+SELECT EXISTS (SELECT FROM runs r JOIN tenants t ON t.id = r.tenant_id
+               WHERE t.name = $1 AND r.ended_at IS NULL)
+"""
+
+
+class ScriptedModel(ModelConnection):
+    """The model: at once, except for an agent that hangs."""
+
+    def latency_of(self, body: bytes) -> float:
+        return 3600 if b"You hang." in body else 0
+
+    def parts(self, body: bytes) -> Sequence[bytes]:
+        request = from_json(body)
+        return chunked(_answer(request), request)
+
+
+def _answer(request: dict[str, Any]) -> Answer:
+    names = {tool["function"]["name"] for tool in request.get("tools", ())}
+    if any(message["role"] == "tool" for message in request["messages"]):
+        return Answer("done")
+    if "dispatch_subagents" in names:
+        tasks = [{"prompt": f"task {number}"} for number in range(_FAN_OUT)]
+        return Answer("", (DemoCall("dispatch_subagents", {"tasks": tasks}),))
+    if "look" in names:
+        return Answer("", (DemoCall("look", {}),))
+    return Answer("an answer to x")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A running server.
+
+    Attributes:
+        port: of its API.
+        mine, theirs: keys of the tenant that is measured, and of the one that attacks.
+        owner: the database, as its owner.
+    """
+
+    port: int
+    mine: str
+    theirs: str
+    owner: asyncpg.Connection
+
+    async def let_schedules_fall_due(self) -> None:
+        """Make all schedules due at once, every three seconds, until cancelled."""
+        while True:
+            await self.owner.execute(_DUE)
+            await asyncio.sleep(3)
+
+    async def calm(self) -> None:
+        """Cancel what the attacker's runs have left, and wait for their ends."""
+        await self.owner.execute("UPDATE schedules SET next_at = now() + interval '1 year'")
+        async with asyncio.timeout(120):
+            while await self.owner.fetchval(_BUSY, "theirs"):
+                await self.owner.fetch(_CANCEL, "theirs")
+                await asyncio.sleep(0.2)
+
+
+@asynccontextmanager
+async def stage(url: str) -> AsyncIterator[Stage]:
+    """Run API, worker and model during the block."""
+    model = await asyncio.get_running_loop().create_server(ScriptedModel, "127.0.0.1", 0)
+    silent = socket.create_server(("127.0.0.1", 0), backlog=1024)  # accepts, and never answers
+    owner = await asyncpg.connect(url)
+    environment = {"DATABASE_URL": url, "OPENAI_BASE_URL": _url_of(model), **_SETTINGS}
+    mine, theirs = [_key(url, tenant) for tenant in ("mine", "theirs")]
+    serving = process("serve", "--no-worker", "--port", "0", ready="listens on", **environment)
+    working = process("worker", ready="is ready", **environment)
+    async with serving as (_, line), working:
+        port = int(line.rsplit(":", 1)[1].split()[0].rstrip("/"))
+        await _define(port, mine, _agents(0)[:1])
+        await _define(port, theirs, _agents(silent.getsockname()[1]))
+        run = to_json({"agent": "a", "input": "x"}).decode()
+        await owner.execute(_SCHEDULES, "theirs", run)
+        yield Stage(port, mine, theirs, owner)
+    model.close()
+    silent.close()
+    await owner.close()
+
+
+def _url_of(server: asyncio.Server) -> str:
+    return f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+
+
+def _key(url: str, tenant: str) -> str:
+    command = (sys.executable, "-m", "bottega.cli.commands", "keys", "create")
+    told = subprocess.run(
+        [*command, "--tenant", tenant, "--scope", "admin"],
+        env={"DATABASE_URL": url, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return told.stdout.strip()
+
+
+def _agents(silent_port: int) -> list[dict[str, Any]]:
+    """Return the agents of a tenant; the first does normal work."""
+    look = {"type": "http", "name": "look", "description": "x", "timeout_s": 5}
+    agent = {"description": "x", "system_message": "x"}
+    return [
+        {**agent, "name": "a"},
+        {**agent, "name": "hangs", "system_message": "You hang."},
+        {**agent, "name": "names", "tools": [{**look, "url": "https://tool.slow.test/"}]},
+        {**agent, "name": "calls", "tools": [{**look, "url": f"http://127.0.0.1:{silent_port}/"}]},
+        {**agent, "name": "fan", "subagents": {"mode": "async", "names": []}},
+        {**agent, "name": "bombs"},
+    ]
+
+
+async def _define(port: int, key: str, agents: Sequence[dict[str, Any]]) -> None:
+    base, headers = f"http://127.0.0.1:{port}", {"authorization": f"Bearer {key}"}
+    async with httpx2.AsyncClient(base_url=base, headers=headers, timeout=60) as client:
+        for agent in agents:
+            (await client.post("/v1/agents", json=agent)).raise_for_status()
+        if len(agents) == 1:
+            return
+        body = from_json(large_graph(1)) | {"name": LARGE_GRAPH}
+        (await client.post("/v1/graphs", json=body)).raise_for_status()
+        (await client.post("/v1/webhook-secret")).raise_for_status()
+        for number in range(40):  # for large pages
+            run = {"agent": "a", "input": f"{number} " + "x" * 50_000}
+            (await client.post("/v1/runs", json=run)).raise_for_status()
+            await asyncio.sleep(0.1)
