@@ -3,7 +3,7 @@
     python -m benchmarks.tenants [--seconds 6] [--rounds 3] [--only flood,uploads]
 
 One API process, one worker, a database, a model that answers at once, two tenants with keys. One
-starts ten runs per second, evenly, and watches each over a WebSocket. The other attacks, from a
+starts six runs per second, evenly, and watches each over a WebSocket. The other attacks, from a
 process of its own with low priority and bounded rate, since all share the machine's cores. Measured
 is the time from a POST /v1/runs to its answer, and to the run's final event. Each attack begins two
 seconds earlier, and comes after the same time alone, in turns. Compare only figures of the same
@@ -23,7 +23,7 @@ from benchmarks.harness import temporary_database
 from benchmarks.tenants.attacks import ATTACKS, RUN, attacking
 from benchmarks.tenants.stage import Stage, stage
 
-PACE_PER_S = 10
+PACE_PER_S = 6
 AHEAD_S = 2.0
 _DUE = "1,000 schedules due at once"
 

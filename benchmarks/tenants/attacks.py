@@ -15,7 +15,7 @@ from pydantic_core import from_json, to_json
 
 from benchmarks.tenants.wire import Target, paced
 
-LIMIT_PER_S = 25
+LIMIT_PER_S = 10
 LARGE_GRAPH = "large"
 RUN = to_json({"agent": "a", "input": "x"})
 _NICE = 10

@@ -163,5 +163,5 @@ async def _define(port: int, key: str, agents: Sequence[dict[str, Any]]) -> None
         (await client.post("/v1/webhook-secret")).raise_for_status()
         for number in range(40):  # for large pages
             run = {"agent": "a", "input": f"{number} " + "x" * 50_000}
+            await asyncio.sleep(1.2 / LIMIT_PER_S)
             (await client.post("/v1/runs", json=run)).raise_for_status()
-            await asyncio.sleep(0.1)

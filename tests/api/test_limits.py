@@ -93,8 +93,8 @@ async def test_a_long_body_counts_as_several_requests(size: int, cost: int) -> N
 async def test_a_long_answer_counts_as_several_requests() -> None:
     async def says(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"x" * 200_000, "more_body": True})
-        await send({"type": "http.response.body", "body": b"x" * 100_000})
+        await send({"type": "http.response.body", "body": b"x" * 50_000, "more_body": True})
+        await send({"type": "http.response.body", "body": b"x" * 20_000})
 
     app = LimitTenants(says, per_s=10, streams=1, clock=lambda: 0.0)
     await asked(app, Somebody(A))

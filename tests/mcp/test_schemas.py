@@ -1,11 +1,12 @@
 """Tools as servers describe them, within our bounds."""
 
+import time
 from typing import Any
 
 import pytest
 
 from bottega.errors import InvalidInputError
-from bottega.mcp.schemas import tool_schema
+from bottega.mcp.schemas import Patterns, tool_schema
 
 HUGE = {"type": "string", "pattern": "(a{1000}){1000}"}
 PLAIN = {"type": "string", "pattern": "^a+$"}
@@ -13,7 +14,7 @@ PLAIN = {"type": "string", "pattern": "^a+$"}
 
 def test_a_pattern_beyond_the_bounds_is_left_out_and_told() -> None:
     schema: dict[str, Any] = {"properties": {"a/b": HUGE, "c": PLAIN, "d": {"items": HUGE}}}
-    found = tool_schema("find", "Finds.", schema)
+    found = tool_schema("find", "Finds.", schema, Patterns())
     properties: Any = found.input_schema["properties"]
     assert properties == {"a/b": {"type": "string"}, "c": PLAIN, "d": {"items": {"type": "string"}}}
     assert found.warnings == (
@@ -25,7 +26,7 @@ def test_a_property_named_pattern_stays() -> None:
     schema: dict[str, Any] = {
         "properties": {"pattern": {"type": "string", "description": "What to find."}}
     }
-    assert tool_schema("find", "", schema).input_schema == schema | {"type": "object"}
+    assert tool_schema("find", "", schema, Patterns()).input_schema == schema | {"type": "object"}
 
 
 @pytest.mark.parametrize(
@@ -41,10 +42,25 @@ def test_a_property_named_pattern_stays() -> None:
 )
 def test_a_tool_that_cannot_be_used_is_refused(name: str, schema: Any) -> None:
     with pytest.raises(InvalidInputError):
-        tool_schema(name, "", schema)
+        tool_schema(name, "", schema, Patterns())
 
 
 def test_a_long_description_is_cut() -> None:
-    found = tool_schema("a", "x" * 3000, {})
+    found = tool_schema("a", "x" * 3000, {}, Patterns())
     assert len(found.description) == 2000
     assert len(found.warnings) == 1
+
+
+def test_the_patterns_of_a_server_s_tools_are_bounded_together() -> None:
+    """A pattern takes 45 ms to compile; a server could have 30,000 of them in its tools."""
+    patterns, kept = Patterns(), []
+    began = time.process_time()
+    for tool in range(20):
+        bomb = {f"p{n}": {"pattern": f"{tool}z{n}\\w{{90}}"} for n in range(40)}
+        bomb["plain"] = {"pattern": "^[a-z]+$"}
+        found = tool_schema(f"t{tool}", "", {"properties": bomb}, patterns)
+        assert found.warnings
+        properties: Any = found.input_schema["properties"]
+        kept += [name for name, each in properties.items() if "pattern" in each]
+    assert time.process_time() - began < 5
+    assert kept == ["p0", "p1"] + ["plain"] * 20

@@ -14,7 +14,7 @@ from pydantic import JsonValue, TypeAdapter
 from bottega.agents.parts import Part, PartType
 from bottega.errors import InvalidInputError
 from bottega.mcp.connection import Connection, McpForgottenError, OnProgress, OnQuestion
-from bottega.mcp.schemas import MOST_BYTES_OF_TOOLS, MOST_TOOLS, tool_schema
+from bottega.mcp.schemas import MOST_BYTES_OF_TOOLS, MOST_TOOLS, Patterns, tool_schema
 from bottega.mcp.servers import McpServer, McpToolSchema
 from bottega.tools.egress import Egress
 from bottega.tools.media import HEAD_BYTES, is_text, media_type_of
@@ -79,7 +79,7 @@ def _usable(tools: Iterable[Any]) -> tuple[list[McpToolSchema], list[str]]:
 
     found: dict[str, McpToolSchema] = {}
     warnings = []
-    left = MOST_BYTES_OF_TOOLS
+    left, patterns = MOST_BYTES_OF_TOOLS, Patterns()
     for number, each in enumerate(tools):
         if number == MOST_TOOLS:
             warnings.append(f"only the first {MOST_TOOLS} tools are used")
@@ -87,7 +87,7 @@ def _usable(tools: Iterable[Any]) -> tuple[list[McpToolSchema], list[str]]:
         try:
             if (fault := find_invalid_x_mcp_header(each.input_schema)) is not None:
                 raise InvalidInputError(fault)
-            tool = tool_schema(each.name, each.description or "", each.input_schema)
+            tool = tool_schema(each.name, each.description or "", each.input_schema, patterns)
         except InvalidInputError as error:
             warnings.append(f"the tool {each.name[:100]!r} was left out: {error.detail}")
             continue

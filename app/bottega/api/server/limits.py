@@ -23,8 +23,9 @@ TURN = "bottega.turn"
 """Scope extension of a WebSocket, if limited: ``await turn()`` waits until a request is allowed."""
 _WAITING = frozenset({"/mcp", "/openai/v1/chat/completions", "/openai/v1/responses"})
 """Paths whose POST may wait for a run."""
-_BYTES_OF_A_REQUEST = 64 * 1024
-"""Each so many bytes of a body cost as much as one more request, up to ``_MOST_CHARGED``."""
+_SENT, _RECEIVED = 64 * 1024, 16 * 1024
+"""Each so many bytes of a request's body, or of its answer, cost as much as one more request, up to
+``_MOST_CHARGED``. Pages take milliseconds for each 16 KiB, most of them for checks of the items."""
 _MOST_CHARGED = 16
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 
@@ -60,7 +61,7 @@ class LimitTenants:
             return
         tenant = principal.tenant_id
         decision, streams = self.limits.take(tenant), _is_stream(scope)
-        charge_body = self._charger(tenant)
+        charge_body = self._charger(tenant, _RECEIVED)
 
         async def send_with_headers(message: Message) -> None:
             if not streams:
@@ -76,8 +77,8 @@ class LimitTenants:
         if not decision.allowed:
             detail = (
                 f"your tenant may make {self.limits.rate.per_s:g} requests per second here, "
-                f"{self.limits.rate.burst} at once, and each 64 KiB of a body, sent or received, "
-                "count as one more: try again after Retry-After"
+                f"{self.limits.rate.burst} at once; each 64 KiB of a request's body, and each "
+                "16 KiB of an answer, count as one more: try again after Retry-After"
             )
             await _refuse(
                 "rate_limited", detail, decision.retry_after_s, scope, receive, send_with_headers
@@ -92,7 +93,7 @@ class LimitTenants:
 
     def _charging(self, tenant: UUID, receive: Receive) -> Receive:
         """Charge a request for its body while that arrives."""
-        charge_body = self._charger(tenant)
+        charge_body = self._charger(tenant, _SENT)
 
         async def charged() -> Message:
             message = await receive()
@@ -101,14 +102,18 @@ class LimitTenants:
 
         return charged
 
-    def _charger(self, tenant: UUID) -> Callable[[Message], None]:
-        """Return a function that charges a tenant for the parts of one body."""
+    def _charger(self, tenant: UUID, unit: int) -> Callable[[Message], None]:
+        """Return a function that charges a tenant for the parts of one body.
+
+        Args:
+            unit: bytes that cost as much as one more request.
+        """
         size = 0
 
         def charge(message: Message) -> None:
             nonlocal size
             before, size = size, size + len(message.get("body", b""))
-            if further := _cost(size) - _cost(before):
+            if further := _cost(size, unit) - _cost(before, unit):
                 self.limits.charge(tenant, further)
 
         return charge
@@ -143,9 +148,9 @@ def _is_stream(scope: Scope) -> bool:
     return any(b"text/event-stream" in value for value in sent(scope, b"accept")[:1])
 
 
-def _cost(size: int) -> int:
+def _cost(size: int, unit: int) -> int:
     """Return how many requests a body of ``size`` bytes costs beside its own."""
-    return min(size // _BYTES_OF_A_REQUEST, _MOST_CHARGED)
+    return min(size // unit, _MOST_CHARGED)
 
 
 def _left(decision: Decision) -> bytes:
