@@ -50,6 +50,8 @@ class Client:
     async def post(self) -> bytes:
         """Start a run; return its id."""
         link = self._idle.pop() if self._idle else await self._connect()
+        if link[0].at_eof():  # the server closes what is idle for seconds
+            link = await self._connect()
         reader, writer = link
         writer.write(
             b"POST /v1/runs HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"

@@ -56,7 +56,7 @@ def test_the_patterns_of_a_server_s_tools_are_bounded_together() -> None:
     patterns, kept = Patterns(), []
     began = time.process_time()
     for tool in range(20):
-        bomb = {f"p{n}": {"pattern": f"{tool}z{n}\\w{{90}}"} for n in range(40)}
+        bomb: dict[str, Any] = {f"p{n}": {"pattern": f"{tool}z{n}\\w{{90}}"} for n in range(40)}
         bomb["plain"] = {"pattern": "^[a-z]+$"}
         found = tool_schema(f"t{tool}", "", {"properties": bomb}, patterns)
         assert found.warnings

@@ -8,6 +8,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from urllib.parse import parse_qs
 from uuid import UUID
 
@@ -61,11 +62,11 @@ class LimitTenants:
             return
         tenant = principal.tenant_id
         decision, streams = self.limits.take(tenant), _is_stream(scope)
-        charge_body = self._charger(tenant, _RECEIVED)
+        bill = _Bill(self.limits, tenant)
 
         async def send_with_headers(message: Message) -> None:
             if not streams:
-                charge_body(message)
+                bill.answer(message)
             if message["type"] in _STARTS:
                 message["headers"] = [
                     *message.get("headers", ()),
@@ -84,39 +85,12 @@ class LimitTenants:
                 "rate_limited", detail, decision.retry_after_s, scope, receive, send_with_headers
             )
         elif not streams:
-            await self.app(scope, self._charging(tenant, receive), send_with_headers)
+            await self.app(scope, bill.of(receive), send_with_headers)
         elif self.open[tenant] >= self.streams:
             detail = f"{self.streams} streams of your tenant are open here: close one first"
             await _refuse("too_many_streams", detail, 1, scope, receive, send_with_headers)
         else:
-            await self._stream(tenant, scope, self._charging(tenant, receive), send_with_headers)
-
-    def _charging(self, tenant: UUID, receive: Receive) -> Receive:
-        """Charge a request for its body while that arrives."""
-        charge_body = self._charger(tenant, _SENT)
-
-        async def charged() -> Message:
-            message = await receive()
-            charge_body(message)
-            return message
-
-        return charged
-
-    def _charger(self, tenant: UUID, unit: int) -> Callable[[Message], None]:
-        """Return a function that charges a tenant for the parts of one body.
-
-        Args:
-            unit: bytes that cost as much as one more request.
-        """
-        size = 0
-
-        def charge(message: Message) -> None:
-            nonlocal size
-            before, size = size, size + len(message.get("body", b""))
-            if further := _cost(size, unit) - _cost(before, unit):
-                self.limits.charge(tenant, further)
-
-        return charge
+            await self._stream(tenant, scope, bill.of(receive), send_with_headers)
 
     async def _stream(self, tenant: UUID, scope: Scope, receive: Receive, send: Send) -> None:
         async def turn() -> None:
@@ -148,9 +122,43 @@ def _is_stream(scope: Scope) -> bool:
     return any(b"text/event-stream" in value for value in sent(scope, b"accept")[:1])
 
 
+@dataclass(slots=True)
+class _Bill:
+    """The cost of a request by its size, charged while the bodies come and go.
+
+    Attributes:
+        sent, received: bytes of the client's body, and of its answer's.
+    """
+
+    limits: RateLimits
+    tenant: UUID
+    sent: int = 0
+    received: int = 0
+
+    def of(self, receive: Receive) -> Receive:
+        """Charge for the request's body."""
+
+        async def charged() -> Message:
+            message = await receive()
+            before, self.sent = self.sent, self.sent + len(message.get("body", b""))
+            self._charge(before, self.sent, _SENT)
+            return message
+
+        return charged
+
+    def answer(self, message: Message) -> None:
+        """Charge for a part of the answer, as far as it is longer than the request's body."""
+        before, self.received = self.received, self.received + len(message.get("body", b""))
+        self._charge(before - self.sent, self.received - self.sent, _RECEIVED)
+
+    def _charge(self, before: int, size: int, unit: int) -> None:
+        if further := _cost(size, unit) - _cost(before, unit):
+            self.limits.charge(self.tenant, further)
+
+
 def _cost(size: int, unit: int) -> int:
     """Return how many requests a body of ``size`` bytes costs beside its own."""
-    return min(size // unit, _MOST_CHARGED)
+    return min(max(0, size) // unit, _MOST_CHARGED)
 
 
 def _left(decision: Decision) -> bytes:
