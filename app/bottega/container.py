@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from bottega.execution.build_agents import AgentDependencies
     from bottega.execution.executor import Executor
     from bottega.execution.heartbeat import Snapshot
+    from bottega.execution.leases import Load
     from bottega.execution.retrieval import MemorySources
     from bottega.memory.learning.reflection import Analyst
     from bottega.memory.text.embeddings import Embedder
@@ -237,7 +238,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     from bottega.execution.budget import DayBudgets
     from bottega.execution.build_agents import Teams
     from bottega.execution.executor import Executor
-    from bottega.execution.leases import leases
+    from bottega.execution.leases import Load, leases
     from bottega.execution.live_text import LiveText
     from bottega.execution.mcp.tools import McpSessions
     from bottega.execution.step_writer import StepWriter
@@ -274,9 +275,11 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             mcp=McpSessions(egress, live_text),
         )
         watch = CancelWatch(database.pool, service.listener, executor)
+        load = Load(settings.worker_concurrency, runtime.linked.resting)
+        parts = executor.held, executor.lose, settings.takeover_s, load
         async with (
             _reporting(database, runtime, executor, models),
-            leases(database.connect, worker_id, executor.held, executor.lose, settings.takeover_s),
+            leases(database.connect, worker_id, *parts),
             background(
                 *(notifier.run, live_text.run, watch.run, runtime.linked.run),
                 *(executor.hand_back_waiting, day_budgets.run, secrets.run, checks.loop.run),
@@ -285,8 +288,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             _by_the_clock(service, egress),
         ):
             try:
-                resting = runtime.linked.resting
-                async with _taking_runs(service, worker_id, executor.execute, resting):
+                async with _taking_runs(service, worker_id, executor.execute, load):
                     yield
             finally:
                 with contextlib.suppress(TimeoutError):
@@ -349,7 +351,7 @@ async def _keeping_memory(
 
 @asynccontextmanager
 async def _taking_runs(
-    service: Service, worker_id: UUID, execute: queue.Execute, resting: Callable[[], int]
+    service: Service, worker_id: UUID, execute: queue.Execute, load: "Load"
 ) -> AsyncIterator[None]:
     """Take runs from the queue during the block; at its end, hand back unfinished ones."""
     from bottega.execution.claim import Claims
@@ -360,11 +362,10 @@ async def _taking_runs(
             service.listener,
             Claims(database.pool, worker_id, settings.takeover_s),
             execute,
-            concurrency=settings.worker_concurrency,
+            load,
             poll_s=settings.takeover_s / 3,
             grace_s=settings.drain_grace_s,
             stop=service.stop_working,
-            resting=resting,
         )
     )
     try:

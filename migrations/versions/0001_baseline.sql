@@ -741,6 +741,8 @@ CREATE UNLOGGED TABLE worker_leases (
     runs text[] NOT NULL,
     -- Their number.
     load integer NOT NULL DEFAULT 0,
+    -- Others get new runs, if they are not busy.
+    is_busy boolean NOT NULL DEFAULT false,
     CONSTRAINT pk_worker_leases PRIMARY KEY (worker_id)
 );
 

@@ -14,6 +14,7 @@ from bottega.events.listener import NotifyListener
 from bottega.events.wakeups import background
 from bottega.execution import queue
 from bottega.execution.claim import ClaimedRun, Claims
+from bottega.execution.leases import Load
 from tests.claims import sweep
 from tests.stores.test_claims import TAKEOVER_S, wait_in_line
 from tests.waiting import until
@@ -30,8 +31,10 @@ class Worker(Claims):
         self.looks = 0
         self.runs: list[UUID] = []
 
-    async def take(self, most: int) -> tuple[list[ClaimedRun], bool]:
-        taken = await super().take(most)
+    async def take(
+        self, most: int, spare: int = 20, instead: str | None = None
+    ) -> tuple[list[ClaimedRun], bool]:
+        taken = await super().take(most, spare, instead)
         self.looks += 1
         return taken
 
@@ -52,10 +55,8 @@ async def working(database: Database, *workers: Worker, room: int = 100) -> Asyn
     listener, stop = NotifyListener(database.connect), asyncio.Event()
 
     def work(worker: Worker) -> asyncio.Task[None]:
-        limits = {"concurrency": room, "poll_s": NEVER_S, "grace_s": 0.0}
-        return asyncio.create_task(
-            queue.work(listener, worker, worker.execute, stop=stop, **limits)  # type: ignore[arg-type]
-        )
+        parts = listener, worker, worker.execute, Load(room)
+        return asyncio.create_task(queue.work(*parts, poll_s=NEVER_S, grace_s=0.0, stop=stop))
 
     async with background(listener.run):
         tasks = [work(worker) for worker in workers]
@@ -109,15 +110,26 @@ async def test_a_burst_is_spread_over_the_workers(database: Database) -> None:
     assert max(len(worker.runs) for worker in workers) <= 20
 
 
-async def test_runs_wake_the_workers_in_turn_but_not_busy_ones(
+async def named(database: Database) -> list[str]:
+    query = "SELECT worker_for(n) FROM generate_series(30, 89) AS n"
+    return [row["worker_for"] for row in await database.pool.fetch(query)]
+
+
+async def test_runs_wake_the_first_worker_that_is_not_busy(
     database: Database, owner: asyncpg.Pool
 ) -> None:
-    idle, busy = sorted(uuid4() for _ in range(3)), uuid4()
-    await lease(database, *idle)
-    await lease(database, busy, load=50)
-    query = "SELECT worker_for(n) FROM generate_series(30, 89) AS n"
-    named = [row["worker_for"] for row in await database.pool.fetch(query)]
-    assert named == [str(worker) for worker in idle * 2 for _ in range(10)]
+    first, *others = workers = sorted(uuid4() for _ in range(3))
+    full = uuid4()
+    await lease(database, *workers, full)
+    for one in (full, first):
+        await database.pool.execute("SELECT set_busy($1, true)", str(one))
+    assert set(await named(database)) == {str(others[0])}
+    await lease(database, first)
+    assert set(await named(database)) == {str(first)}
+    await lease(database, full, load=50)
+    await owner.execute("UPDATE worker_leases SET is_busy = true")
+    # All are: they take turns, but for one that has far more runs.
+    assert await named(database) == [str(each) for each in workers * 2 for _ in range(10)]
     await owner.execute("UPDATE worker_leases SET leased_until = now()")
     assert await database.pool.fetchval("SELECT worker_for(3)") == ""
 

@@ -17,7 +17,8 @@ from bottega.definitions.pinned import Pin, PinnedDefinitions, pins_of
 from bottega.events import log
 from bottega.execution.leases import lease_s
 
-_TAKE = "SELECT * FROM take_runs($1, $2, $3, $4, $5)"
+_TAKE = "SELECT * FROM take_runs($1, $2, $3, $4, $5, $6, $7)"
+_PLENTY = 2**31 - 1
 _HAND_BACK = "SELECT hand_back($1, $2, $3, $4, $5, $6)"
 _GIVE_UP = "SELECT give_up($1, $2, $3, $4)"
 _UNREADABLE = '{"code": "internal", "message": "what the run needs could not be read"}'
@@ -204,15 +205,21 @@ class Claims:
         self._definitions = PinnedDefinitions(pool)
         self._unanswered: UUID | None = None
 
-    async def take(self, most: int) -> tuple[list[ClaimedRun], bool]:
+    async def take(
+        self, most: int, spare: int = _PLENTY, instead: str | None = None
+    ) -> tuple[list[ClaimedRun], bool]:
         """Claim the next runs of the queue; return them, and whether others are waiting.
 
         A run that cannot be read ends with an error. If this raises, the next call repeats the
         claim, and returns the runs whose claim was not answered.
+
+        Args:
+            spare: this worker counts as busy if it gets as many.
+            instead: take only what this worker should have taken some time ago.
         """
         began, again = monotonic(), self._unanswered is not None
         self._unanswered = self._unanswered or uuid4()
-        claim = self.worker_id, self._unanswered, most, self._lease_s, again
+        claim = self.worker_id, self._unanswered, most, self._lease_s, again, spare, instead
         async with asyncio.timeout(_TAKE_S):
             rows = await self._pool.fetch(_TAKE, *claim)
             taken = await self._read(rows) if rows else []

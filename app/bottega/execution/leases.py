@@ -1,5 +1,7 @@
 """The lease of a worker: it renews it, names the runs that it executes, and learns which it lost.
 
+With it the worker reports whether it is busy: then others are named for new runs.
+
 This happens in a thread with its own event loop and connection. So a busy main loop (a long fold, a
 tool that computes) does not make runs look abandoned.
 """
@@ -7,6 +9,7 @@ tool that computes) does not make runs look abandoned.
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -14,12 +17,16 @@ from uuid import UUID
 
 import structlog
 
+from bottega.clock import monotonic
 from bottega.db.sessions import ListenSession
 from bottega.events.listener import Connect, keep_connected
 
 log = structlog.get_logger(__name__)
 
-_RENEW = "SELECT renew_lease($1, $2, $3, $4, $5) AS id"
+_RENEW = "SELECT renew_lease($1, $2, $3, $4, $5, $6) AS id"
+_WINDOW_S = 0.5
+_STRAINED_ABOVE, _RESTED_BELOW = 0.6, 0.45
+_MOST_AT_ONCE = 20
 
 
 class Held(NamedTuple):
@@ -35,6 +42,79 @@ def lease_s(takeover_s: float) -> float:
     return takeover_s / 2
 
 
+def is_strained(was: bool, share: float) -> bool:
+    """Return true if a worker that uses this share of a core should get no new runs.
+
+    Args:
+        was: the last answer; one that was strained must rest first.
+    """
+    return share > (_RESTED_BELOW if was else _STRAINED_ABOVE)
+
+
+def spare_of(runs: int, places: int, begun: int, *, strained: bool) -> int:
+    """Return the number of new runs that a worker should get before others do.
+
+    It gets half as many as it has places for, and no burst: its use of the core is known only later.
+
+    Args:
+        runs: under way here.
+        begun: of those, in the last half second.
+    """
+    return 0 if strained else max(0, min((places + 1) // 2 - runs, _MOST_AT_ONCE - begun))
+
+
+class Load:
+    """How busy this worker is. Made and measured in the thread of its event loop.
+
+    Args:
+        places: number of runs that it may execute.
+        resting: returns the number of runs here that only wait for other runs; as many more may
+            run beside them, so that those get a place.
+    """
+
+    def __init__(self, places: int, resting: Callable[[], int] = lambda: 0) -> None:
+        self._places = places
+        self._resting = resting
+        self._loop = asyncio.get_running_loop()
+        self._since, self._cpu_s = monotonic(), time.thread_time()
+        self._begun = 0
+        self._strained = False
+        self._is_asked = False
+
+    def room(self, runs: int) -> int:
+        """Return the number of runs that may begin beside so many."""
+        return self._places - runs + self._resting()
+
+    def begin(self, runs: int) -> None:
+        """Count runs that begin."""
+        self._begun += runs
+
+    def spare(self, runs: int) -> int:
+        """Measure; return the number of new runs that this worker should get before others do."""
+        now, cpu_s = monotonic(), time.thread_time()
+        if (took_s := now - self._since) >= _WINDOW_S:
+            self._strained = is_strained(self._strained, (cpu_s - self._cpu_s) / took_s)
+            self._since, self._cpu_s, self._begun = now, cpu_s, 0
+        return self._spare(runs)
+
+    def is_busy(self, runs: int) -> bool:
+        """Return true if others should get new runs; called regularly in the lease's thread.
+
+        It is true, too, if the event loop has stood still since the last call.
+        """
+        stands_still, self._is_asked = self._is_asked, True
+        self._loop.call_soon_threadsafe(self._answer)
+        return stands_still or self._spare(runs) == 0
+
+    def _spare(self, runs: int) -> int:
+        left = runs - self._resting()
+        return spare_of(left, self._places, self._begun, strained=self._strained)
+
+    def _answer(self) -> None:
+        self._is_asked = False
+        self.spare(0)
+
+
 @asynccontextmanager
 async def leases(
     connect: Connect,
@@ -42,6 +122,7 @@ async def leases(
     held: Callable[[], Sequence[Held]],
     lost: Callable[[Held], None],
     takeover_s: float,
+    load: Load,
 ) -> AsyncIterator[None]:
     """Renew the lease of this worker during the block.
 
@@ -49,6 +130,7 @@ async def leases(
         worker_id: of this process; a new process is another worker.
         held: returns the runs that are executed here; called in another thread.
         lost: called with each run that ended or that another worker has.
+        load: of this worker; the lease reports it.
     """
     ours = asyncio.get_running_loop()
 
@@ -58,7 +140,7 @@ async def leases(
         while True:
             runs = held()
             parts = [list(part) for part in zip(*runs, strict=True)] or [[], [], []]
-            about = worker_id, lease_s(takeover_s), *parts
+            about = worker_id, lease_s(takeover_s), *parts, load.is_busy(len(runs))
             rows = await connection.fetch(_RENEW, *about, timeout=every_s)
             alive = {row["id"] for row in rows}
             for run in runs:

@@ -4,8 +4,9 @@ Its rows, in ``run_queue``, are the runs that a worker may take. The statements 
 state also change its row (``accept_run``, ``take_runs``, ``append_steps``, ``hand_back``). The
 sweep finds runs that no worker executes and that have no row.
 
-A notice of a queued run names one worker, which takes it at once. The others look a little later,
-in case that one is full or dead. So a run costs one take, however many workers there are.
+A notice of a queued run names one worker, which takes it at once: the first that is not busy, so
+that as few workers as the load needs execute runs, and store their steps together. The others look
+a little later for what is left, in case that one is full or dead; then it counts as busy.
 """
 
 import asyncio
@@ -21,12 +22,14 @@ from bottega.events.listener import NotifyListener, happens
 from bottega.events.log import is_transient
 from bottega.events.wakeups import background
 from bottega.execution.claim import ClaimedRun, Claims
-from bottega.execution.leases import lease_s
+from bottega.execution.leases import Load, lease_s
 
 CHANNEL = "bottega_queue"
 _BATCH = 20
 _LOOK_S = 0.5
 """Longest time until a worker looks for runs that another one was to take."""
+_TURN_S = 0.01
+"""Pause of a busy worker before it takes more, so that others come first."""
 
 log = structlog.get_logger(__name__)
 
@@ -61,12 +64,11 @@ async def work(
     listener: NotifyListener,
     claims: Claims,
     execute: Execute,
+    load: Load,
     *,
-    concurrency: int,
     poll_s: float,
     grace_s: float,
     stop: asyncio.Event,
-    resting: Callable[[], int] = lambda: 0,
 ) -> None:
     """Take runs from the queue and execute them until ``stop`` is set.
 
@@ -75,11 +77,10 @@ async def work(
 
     Args:
         execute: its errors are logged; the sweep queues the run again.
+        load: of this worker; its lease reports it, too.
         poll_s: longest time between two looks into the queue; notices are faster.
-        resting: returns the number of runs here that only wait for other runs; as many more may
-            run beside them, so that those get a place.
     """
-    taker = _Taker(claims, execute, concurrency, poll_s, stop, resting)
+    taker = _Taker(claims, execute, load, poll_s, stop)
     listener.subscribe(CHANNEL, taker.notice)
     async with background(taker.stop_waiting):
         while not stop.is_set():
@@ -102,22 +103,17 @@ class _Taker:
     """The loop that takes runs from the queue while there is room for them."""
 
     def __init__(
-        self,
-        claims: Claims,
-        execute: Execute,
-        concurrency: int,
-        poll_s: float,
-        stop: asyncio.Event,
-        resting: Callable[[], int],
+        self, claims: Claims, execute: Execute, load: Load, poll_s: float, stop: asyncio.Event
     ) -> None:
         self.executing: dict[tuple[UUID, int], asyncio.Task[None]] = {}
         self._claims = claims
         self._execute = execute
-        self._concurrency = concurrency
         self._poll_s = poll_s
         self._stop = stop
-        self._resting = resting
+        self._load = load
         self._wanted = False
+        self._instead: str | None = None
+        self._left_to: str | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
 
@@ -130,12 +126,35 @@ class _Taker:
         """Look for runs: at once, or a little later if the notice names another worker."""
         if payload in (None, "", str(self._claims.worker_id)):
             self._look()
-        elif self._timer is None:
-            # Jitter, so that workers do not look at the same time.
-            wait_s = _LOOK_S * random.uniform(0.8, 1)  # noqa: S311
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+        else:
+            self._left_to = payload
+            if self._timer is None:
+                self._look_later()
+
+    def _look_later(self) -> None:
+        """Look for what the worker that was named last leaves, and for no newer runs."""
+        instead, self._left_to = self._left_to, None
+        # Jitter, so that workers do not look at the same time.
+        wait_s = _LOOK_S * random.uniform(0.8, 1)  # noqa: S311
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(wait_s, self._look_instead, instead)
+
+    def _look_instead(self, instead: str | None) -> None:
+        self._timer = None
+        if self._left_to is not None:  # runs that came meanwhile are too new for this look
+            self._look_later()
+        self._look_on(instead)
+
+    def _look_on(self, instead: str | None) -> None:
+        if not self._wanted:
+            self._instead = instead
+            self._want()
 
     def _look(self) -> None:
+        self._instead = None
+        self._want()
+
+    def _want(self) -> None:
         self._wanted = True
         self._wake.set()
 
@@ -144,23 +163,28 @@ class _Taker:
         self._look()
         while not self._stop.is_set():
             self._wake.clear()
-            room = self._concurrency - len(self.executing) + self._resting()
+            room = self._load.room(len(self.executing))
             if self._wanted and room > 0:
-                self._look_now()
-                runs, more = await self._claims.take(min(_BATCH, room))
+                instead = self._look_now()
+                spare = self._load.spare(len(self.executing))
+                runs, more = await self._claims.take(min(_BATCH, room), spare, instead)
                 if more:
-                    self._look()
+                    self._look_on(instead)
+                self._load.begin(len(runs))
                 for run in runs:
                     self._begin(run)
+                if more and len(runs) >= spare:
+                    await asyncio.sleep(_TURN_S)
             elif not await happens(self._wake, self._poll_s * random.uniform(0.5, 1)):  # noqa: S311
-                self._wanted = True
+                self._look()
 
-    def _look_now(self) -> None:
-        """Answer all notices so far by the look that follows."""
+    def _look_now(self) -> str | None:
+        """Answer all notices so far by the look that follows; return whom it replaces."""
         self._wanted = False
-        if self._timer is not None:
+        if self._timer is not None and self._instead is None:
             self._timer.cancel()
-            self._timer = None
+            self._timer = self._left_to = None
+        return self._instead
 
     def _begin(self, run: ClaimedRun) -> None:
         key = run.run_id, run.attempt

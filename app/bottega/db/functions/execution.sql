@@ -3,17 +3,26 @@
 -- Called by a worker that has room. Take at most p_most runs from the queue and claim them: raise
 -- their attempts (the fence). Return each with all that is needed to execute it, and whether more
 -- are waiting. p_again: the answer to this claim was lost; return the same runs, if there were any.
+-- p_spare: a worker that takes as many counts as busy; so does one that lets a run wait. Then the
+-- next one learns of those that are left.
+-- p_instead: take only what this worker should have taken some time ago; then that one counts as
+-- busy until it renews its lease.
 CREATE OR REPLACE FUNCTION take_runs(
-    p_worker uuid, p_claim uuid, p_most integer, p_lease_s double precision, p_again boolean
+    p_worker uuid, p_claim uuid, p_most integer, p_lease_s double precision, p_again boolean,
+    p_spare integer DEFAULT 2147483647, p_instead text DEFAULT NULL
 ) RETURNS TABLE (tenant uuid, run uuid, attempt integer, claim jsonb, more boolean)
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     n record;
     v_any boolean;
-    v_found boolean := false;
+    v_more boolean := false;
+    v_waited interval := CASE WHEN p_instead IS NULL THEN '0' ELSE '300 ms' END;
+    v_count integer;
+    v_taken integer := 0;
+    v_late boolean := false;
 BEGIN
-    IF NOT (p_again OR any_due()) THEN
+    IF NOT (p_again OR any_due(v_waited)) THEN
         RETURN;
     END IF;
     -- A statement whose connection was lost may still be at work.
@@ -27,24 +36,34 @@ BEGIN
             FROM runs r JOIN run_heads h ON h.tenant_id = r.tenant_id AND h.run_id = r.id
             WHERE r.tenant_id = n.tenant_id AND r.id = ANY (n.run_ids) AND r.claimed_by = p_claim;
             IF FOUND THEN
-                v_found := true;
+                v_any := true;
             END IF;
         END LOOP;
-        IF v_found THEN
+        IF v_any THEN
             RETURN;
         END IF;
     END IF;
     LOOP
         v_any := false;
-        FOR n IN SELECT * FROM next_runs(p_most) LOOP
+        FOR n IN SELECT * FROM next_runs(p_most, v_waited) LOOP
             v_any := true;
+            v_more := n.more;
+            v_late := v_late OR n.since < clock_timestamp() - interval '200 ms';
             RETURN QUERY SELECT c.*, n.more
             FROM claim_runs(n.tenant_id, n.run_ids, p_worker, p_claim, p_lease_s) c;
-            v_found := v_found OR FOUND;
+            GET DIAGNOSTICS v_count = ROW_COUNT;
+            v_taken := v_taken + v_count;
         END LOOP;
         -- All of them left the queue: for runs without a slot look at those behind them.
-        EXIT WHEN v_found OR NOT v_any;
+        EXIT WHEN v_taken > 0 OR NOT v_any;
     END LOOP;
+    IF p_instead IS NOT NULL AND v_taken > 0 THEN
+        PERFORM set_busy(p_instead, true);
+    END IF;
+    PERFORM set_busy(p_worker::text, v_taken >= p_spare OR (v_late AND p_instead IS NULL));
+    IF v_more AND (v_taken >= p_spare OR v_late) THEN
+        PERFORM pg_notify('bottega_queue', w) FROM free_worker() AS w WHERE w IS NOT NULL;
+    END IF;
 END $$;
 
 -- Called by take_runs, which holds the rows of the runs. Those that are over or that a live worker

@@ -67,17 +67,35 @@ BEGIN
     PERFORM pg_notify('bottega_queue', worker_for(v_number));
 END $$;
 
--- Called when a run is queued. Return the worker that is to take it, as text; '': none is alive.
--- Workers take turns, but for those that were busier than most when they renewed their lease. Ten
--- runs in a row go to the same, so that their steps are stored together.
+-- Called when a run is queued. Return the worker that is to take it, as text; '': none is alive. As
+-- few workers as the load needs get runs, so that their steps are stored together: the first that
+-- is not busy. If all are, they take turns, each for ten runs in a row, but for those that had more
+-- runs than most when they renewed their lease.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION worker_for(p_number bigint) RETURNS text
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT coalesce((
+    SELECT coalesce(free_worker(), (
         SELECT (array_agg(worker_id ORDER BY worker_id))[1 + p_number / 10 % count(*)]::text
         FROM (SELECT worker_id, load, avg(load) OVER () AS usual FROM worker_leases
               WHERE leased_until > clock_timestamp()) AS alive
         WHERE load <= usual + 10), '')
+$$;
+
+-- Called when runs wait. Return the first live worker that is not busy, as text, or NULL.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION free_worker() RETURNS text
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT worker_id::text FROM worker_leases
+    WHERE leased_until > clock_timestamp() AND NOT is_busy ORDER BY worker_id LIMIT 1
+$$;
+
+-- Called by take_runs. Store whether a worker is busy. A locked row is left as it is.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION set_busy(p_worker text, p_busy boolean) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    UPDATE worker_leases SET is_busy = p_busy WHERE worker_id IN (
+        SELECT worker_id FROM worker_leases WHERE worker_id::text = p_worker AND is_busy <> p_busy
+        FOR UPDATE SKIP LOCKED)
 $$;
 
 -- Called by enqueue_run. Return the turn that is next, of all tenants.
@@ -96,35 +114,37 @@ RETURNS void LANGUAGE sql AS $$
     SELECT pg_notify('bottega_queue', worker_for(number)) FROM queued
 $$;
 
--- Called by take_runs. Return whether a worker could take any run now.
+-- Called by take_runs. Return whether a worker could take any run that has been due for so long.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION any_due() RETURNS boolean
+CREATE OR REPLACE FUNCTION any_due(p_waited interval) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT EXISTS (SELECT FROM run_queue WHERE due_at <= clock_timestamp())
+    SELECT EXISTS (SELECT FROM run_queue WHERE due_at <= clock_timestamp() - p_waited)
 $$;
 
--- Called by take_runs. Choose the next runs by turn, then by number, and lock them, with their rows
--- in the queue, until the transaction ends; no more than a worker's share, so that all workers get
--- some. more: there are others. It never waits: a row that somebody else holds is left out.
+-- Called by take_runs. Choose the next runs by turn, then by number, that have been due for so
+-- long, and lock them, with their rows in the queue, until the transaction ends. Of more than ten it
+-- takes no more than a worker's share, so that all workers get some. more: there are others. since:
+-- the oldest one's time. It never waits: a row that somebody else holds is left out.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION next_runs(p_most integer)
-RETURNS TABLE (tenant_id uuid, run_ids uuid[], more boolean)
+CREATE OR REPLACE FUNCTION next_runs(p_most integer, p_waited interval)
+RETURNS TABLE (tenant_id uuid, run_ids uuid[], more boolean, since timestamptz)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
+    v_until timestamptz := clock_timestamp() - p_waited;
     v_workers bigint := greatest(1, (
         SELECT count(*) FROM worker_leases WHERE leased_until > clock_timestamp()));
     v_queued bigint := (
-        SELECT count(*) FROM (SELECT FROM run_queue WHERE due_at <= clock_timestamp()
+        SELECT count(*) FROM (SELECT FROM run_queue WHERE due_at <= v_until
                               LIMIT p_most * v_workers + 1) AS q);
-    v_share bigint := least(p_most, (v_queued + v_workers - 1) / v_workers);
+    v_share bigint := least(p_most, greatest(10, (v_queued + v_workers - 1) / v_workers));
 BEGIN
     RETURN QUERY
-    SELECT n.tenant_id, array_agg(n.run_id), v_queued > v_share FROM (
-        SELECT q.tenant_id, q.run_id
+    SELECT n.tenant_id, array_agg(n.run_id), v_queued > v_share, min(n.due_at) FROM (
+        SELECT q.tenant_id, q.run_id, q.due_at
         FROM run_queue q CROSS JOIN LATERAL (
             SELECT FROM runs r WHERE r.tenant_id = q.tenant_id AND r.id = q.run_id
             FOR NO KEY UPDATE SKIP LOCKED) r
-        WHERE q.due_at <= clock_timestamp()
+        WHERE q.due_at <= v_until
         ORDER BY q.turn, q.number LIMIT v_share FOR UPDATE OF q SKIP LOCKED) n
     GROUP BY n.tenant_id;
 END $$;

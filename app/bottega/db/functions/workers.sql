@@ -25,20 +25,22 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
     DELETE FROM workers WHERE id = p_worker;
 $$;
 
--- Called by each worker regularly. Extend its lease, name the runs that it executes, and return
--- those that are still its own.
+-- Called by each worker regularly. Extend its lease, name the runs that it executes, store whether
+-- it is busy, and return those that are still its own.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION renew_lease(
-    p_worker uuid, p_lease_s double precision, p_tenants uuid[], p_runs uuid[], p_attempts integer[]
+    p_worker uuid, p_lease_s double precision, p_tenants uuid[], p_runs uuid[], p_attempts integer[],
+    p_busy boolean DEFAULT false
 ) RETURNS SETOF uuid LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    INSERT INTO worker_leases (worker_id, leased_until, named_at, runs, load)
+    INSERT INTO worker_leases (worker_id, leased_until, named_at, runs, load, is_busy)
     VALUES (
         p_worker, clock_timestamp() + make_interval(secs => p_lease_s), clock_timestamp(),
         ARRAY(SELECT m.run_id || ':' || m.attempt
               FROM unnest(p_runs, p_attempts) AS m(run_id, attempt)),
-        cardinality(p_runs))
+        cardinality(p_runs), p_busy)
     ON CONFLICT (worker_id) DO UPDATE SET leased_until = excluded.leased_until,
-        named_at = excluded.named_at, runs = excluded.runs, load = excluded.load;
+        named_at = excluded.named_at, runs = excluded.runs, load = excluded.load,
+        is_busy = excluded.is_busy;
     SELECT h.run_id FROM unnest(p_tenants, p_runs, p_attempts) AS m(tenant_id, run_id, attempt)
     JOIN run_heads h USING (tenant_id, run_id, attempt);
 $$;
