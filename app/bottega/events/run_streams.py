@@ -1,8 +1,8 @@
 """The watched runs of a process. One loop reads their logs, with one query for all.
 
 A run is *awake* for some seconds after each of its events and notices. Runs that are awake are read
-every few milliseconds, less often the more of them wait for a model; the others every few seconds,
-in case a notice was lost. At a notice its run alone is read. Workers send notices only for runs
+every few milliseconds, less often the more of them wait for a model or show a model's text; the
+others every few seconds, in case a notice was lost. At a notice its run alone is read. Workers send notices only for runs
 that may not be awake (:class:`bottega.events.wakeups.Notifier`).
 """
 
@@ -26,12 +26,24 @@ POLL_S, LONGEST_POLL_S = 0.015, 0.1
 """Time between two reads of the runs that are awake: least and most, if they are quick."""
 TEXT_S, QUIET_TEXT_S = 0.05, 0.08
 """Shortest time between two reads of a run's live text, after one with text and one without."""
-_LEAST_S, _MOST_S, _QUIET_S = 0.002, 0.1, 0.05
+_LEAST_S, _MOST_S, _QUIET_S, _TEXT_PAUSE_S = 0.002, 0.1, 0.05, 0.2
 _PER_WOKEN_S, _PER_QUIET_S, _TEXT_PER_WATCHER_S = 0.00005, 0.0008, 0.0002
 _RETRY_S = 0.2
 _AT_ONCE = 1000
 
 log = structlog.get_logger(__name__)
+
+
+def pause_of(awake: int, quiet: int, streaming: int) -> float:
+    """Return the seconds between two reads of the runs that are awake.
+
+    Args:
+        quiet: of them, those without a new event for a moment.
+        streaming: of them, those whose model's text comes in: it is read less often, and an event
+            follows only at its end.
+    """
+    text_s = (TEXT_S - POLL_S) * streaming / max(1, awake)
+    return min(LONGEST_POLL_S, POLL_S + text_s + quiet * _PER_QUIET_S)
 
 
 class RunStreams:
@@ -98,6 +110,7 @@ class RunStreams:
                 stream.unwatch()
 
     def _on_notice(self, stream: RunStream) -> None:
+        stream.event_at = monotonic()
         if self._reader.closed.is_set():
             stream.wake()
         else:
@@ -140,8 +153,9 @@ class RunStreams:
         due, self._noticed = dict(self._noticed), {}
         if now >= self._awake_at:
             due |= dict.fromkeys(self._awake)
-            quiet = sum(end < now + AWAKE_S - _QUIET_S for end in self._awake.values())
-            self._awake_at = now + min(LONGEST_POLL_S, POLL_S + quiet * _PER_QUIET_S)
+            quiet = sum(stream.event_at < now - _QUIET_S for stream in self._awake)
+            streaming = sum(stream.shows_text(now - _TEXT_PAUSE_S) for stream in self._awake)
+            self._awake_at = now + pause_of(len(self._awake), quiet, streaming)
             self._awake = {stream: end for stream, end in self._awake.items() if end > now}
         if now >= self._all_at:
             self._all_at = now + self._poll_s
@@ -179,6 +193,7 @@ class RunStreams:
                 metrics.wakeup_latency.observe(max(0.0, latency_s))
             stream.take(new)
             if new.rows:
+                stream.event_at = monotonic()
                 self._keep_awake(stream)
                 self._woken += stream.watchers
             if stream.ended:
@@ -197,5 +212,6 @@ class RunStreams:
             least_s = TEXT_S if pieces else QUIET_TEXT_S
             stream.text_at = now + max(least_s, watchers * _TEXT_PER_WATCHER_S)
             if pieces:
+                stream.text_seen_at = now
                 stream.add_text(pieces)
                 self._keep_awake(stream)

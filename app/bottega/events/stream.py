@@ -38,6 +38,8 @@ class RunStream:
         tool_calls: progress of the MCP tools' calls under way, in step as well.
         text_id: id of the newest piece of live text added.
         text_at: time from which the next live text is read.
+        text_seen_at: time when live text was last read.
+        event_at: time of the newest event, or notice of one, here.
         unwatch: ends the notices about this run.
     """
 
@@ -53,7 +55,7 @@ class RunStream:
         self.completions = PartialCompletions(cursor.run_id)
         self.tool_calls = OpenToolCalls(cursor.run_id)
         self.text_id = 0
-        self.text_at = 0.0
+        self.text_at = self.text_seen_at = self.event_at = 0.0
         self.unwatch: Callable[[], None] = lambda: None
         self._has_calls = self.last == 0
         self._is_behind = False
@@ -129,6 +131,10 @@ class RunStream:
         """True if a model call or an MCP tool's is under way, as far as is known."""
         any_open = self.completions.any_open or self.tool_calls.any_open
         return not self._has_calls or any_open
+
+    def shows_text(self, since: float) -> bool:
+        """Return true if the text of a model call under way was read after a time."""
+        return self.text_seen_at > since and self.completions.any_open
 
     def add_text(self, rows: list[Row]) -> None:
         """Add live text rows of the run, in order; :meth:`show_text` uses them."""

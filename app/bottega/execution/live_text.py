@@ -27,6 +27,8 @@ from bottega.execution.journal import Journal
 FLUSH_S = 0.05
 PER_CALL_S = 0.09
 KEEP_S = 1.0
+CLEAR_S = 0.5
+"""Least time between two deletions of the text of calls that are over."""
 SUSPENDED_AFTER_S = 30.0
 """A run that has only waited for models for so long is suspended."""
 MAX_CHARACTERS = 200_000
@@ -133,6 +135,7 @@ class LiveText:
         self._keep_s = keep_s
         self._open: dict[Live, None] = {}
         self._ended: deque[tuple[float, Live]] = deque()
+        self._clear_at = 0.0
         self._any = asyncio.Event()
 
     def begin(self, call: Live) -> None:
@@ -191,8 +194,9 @@ class LiveText:
         """Delete the text of calls that ended a while ago."""
         now = monotonic()
         gone = [call for due, call in self._ended if due <= now]
-        if not gone:
+        if not gone or now < self._clear_at:
             return
+        self._clear_at = now + CLEAR_S
         rows = [
             (
                 call.journal.tenant_id,
