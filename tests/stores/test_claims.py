@@ -73,10 +73,10 @@ async def test_waiting_runs_are_shared_by_the_workers(database: Database) -> Non
     waiting = await wait_in_line(database, 10)
     assert [len((await worker.take(20))[0]) for worker in (first, second)] == [10, 0]
     await database.pool.fetch(RENEW, second.worker_id, [], [], [])
-    more = await wait_in_line(database, 10)
+    more = await wait_in_line(database, 30)
     taken = [await worker.take(20) for worker in (first, second)]
-    assert [(len(runs), others) for runs, others in taken] == [(5, True), (3, True)]
-    assert {run.run_id for runs, _ in taken for run in runs} == set(more[:8])
+    assert [(len(runs), others) for runs, others in taken] == [(15, True), (10, True)]
+    assert {run.run_id for runs, _ in taken for run in runs} == set(more[:25])
     assert not set(waiting) & set(more)
 
 

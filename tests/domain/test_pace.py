@@ -1,0 +1,49 @@
+"""Pure choices of pace: when a worker counts as busy, and how often streams read."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bottega.events.run_streams import LONGEST_POLL_S, POLL_S, TEXT_S, pause_of
+from bottega.execution.leases import is_strained, spare_of
+
+FEW = st.integers(0, 300)
+SHARE = st.floats(0, 2)
+
+
+@given(FEW, st.integers(1, 300), FEW)
+def test_a_worker_leaves_half_of_its_places_to_bursts(runs: int, places: int, begun: int) -> None:
+    spare = spare_of(runs, places, begun, strained=False)
+    assert 0 <= spare <= 20
+    if spare:
+        assert (runs + spare - 1) * 2 <= places
+        assert begun + spare <= 20
+    assert spare_of(runs, places, begun, strained=True) == 0
+
+
+@given(st.integers(1, 300))
+def test_an_idle_worker_gets_runs(places: int) -> None:
+    assert spare_of(0, places, 0, strained=False) >= 1
+
+
+@given(SHARE, SHARE)
+def test_a_strained_worker_rests_before_it_gets_runs_again(share: float, later: float) -> None:
+    strained = is_strained(False, share)
+    if strained and not is_strained(strained, later):
+        assert later < share
+    assert is_strained(False, 1.0)
+    assert not is_strained(True, 0.1)
+
+
+@given(st.integers(0, 2000), st.data())
+def test_streams_read_less_often_the_more_runs_only_show_text(
+    awake: int, data: st.DataObject
+) -> None:
+    quiet, streaming = (data.draw(st.integers(0, awake)) for _ in range(2))
+    pause_s = pause_of(awake, quiet, streaming)
+    assert POLL_S <= pause_s <= LONGEST_POLL_S
+    assert pause_s >= pause_of(awake, quiet, 0)
+
+
+def test_runs_that_all_show_text_are_read_as_often_as_their_text() -> None:
+    assert pause_of(1, 0, 1) == TEXT_S
+    assert pause_of(1, 0, 0) == POLL_S
