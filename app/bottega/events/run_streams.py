@@ -2,8 +2,8 @@
 
 A run is *awake* for some seconds after each of its events and notices. Runs that are awake are read
 every few milliseconds, less often the more of them wait for a model or show a model's text; the
-others every few seconds, in case a notice was lost. At a notice its run alone is read. Workers send notices only for runs
-that may not be awake (:class:`bottega.events.wakeups.Notifier`).
+others every few seconds, in case a notice was lost. At a notice its run alone is read. Workers send
+notices only for runs that may not be awake (:class:`bottega.events.wakeups.Notifier`).
 """
 
 import asyncio

@@ -54,7 +54,8 @@ def is_strained(was: bool, share: float) -> bool:
 def spare_of(runs: int, places: int, begun: int, *, strained: bool) -> int:
     """Return the number of new runs that a worker should get before others do.
 
-    It gets half as many as it has places for, and no burst: its use of the core is known only later.
+    It gets half as many as it has places for, and no burst, since its use of the core is known only
+    afterwards.
 
     Args:
         runs: under way here.
@@ -64,7 +65,7 @@ def spare_of(runs: int, places: int, begun: int, *, strained: bool) -> int:
 
 
 class Load:
-    """How busy this worker is. Made and measured in the thread of its event loop.
+    """Load of this worker, which tells if it is busy. Made and measured in the thread of its event loop.
 
     Args:
         places: number of runs that it may execute.
