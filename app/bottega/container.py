@@ -274,15 +274,15 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             files=service.files,
             mcp=McpSessions(egress, live_text),
         )
-        watch = CancelWatch(database.pool, service.listener, executor)
         load = Load(settings.worker_concurrency, runtime.linked.resting)
-        parts = executor.held, executor.lose, settings.takeover_s, load
+        ours = executor.held, executor.lose, settings.takeover_s, load
         async with (
             _reporting(database, runtime, executor, models),
-            leases(database.connect, worker_id, *parts),
+            leases(database.connect, worker_id, *ours),
             background(
-                *(notifier.run, live_text.run, watch.run, runtime.linked.run),
-                *(executor.hand_back_waiting, day_budgets.run, secrets.run, checks.loop.run),
+                CancelWatch(database.pool, service.listener, executor).run,
+                *(notifier.run, live_text.run, runtime.linked.run, executor.hand_back_waiting),
+                *(day_budgets.run, secrets.run, checks.loop.run),
             ),
             runtime.registry,
             _by_the_clock(service, egress),

@@ -65,7 +65,7 @@ def spare_of(runs: int, places: int, begun: int, *, strained: bool) -> int:
 
 
 class Load:
-    """Load of this worker, which tells if it is busy. Made and measured in the thread of its event loop.
+    """Load of this worker; made and measured in the thread of its event loop.
 
     Args:
         places: number of runs that it may execute.

@@ -3,13 +3,10 @@
 -- Called by a worker that has room. Take at most p_most runs from the queue and claim them: raise
 -- their attempts (the fence). Return each with all that is needed to execute it, and whether more
 -- are waiting. p_again: the answer to this claim was lost; return the same runs, if there were any.
--- p_spare: a worker that takes as many counts as busy; so does one that lets a run wait. Then the
--- next one learns of those that are left.
--- p_instead: take only what this worker should have taken some time ago; then that one counts as
--- busy until it renews its lease.
 CREATE OR REPLACE FUNCTION take_runs(
     p_worker uuid, p_claim uuid, p_most integer, p_lease_s double precision, p_again boolean,
-    p_spare integer DEFAULT 2147483647, p_instead text DEFAULT NULL
+    p_spare integer DEFAULT 2147483647,  -- who takes as many counts as busy
+    p_instead text DEFAULT NULL  -- take only what this worker should have taken some time ago
 ) RETURNS TABLE (tenant uuid, run uuid, attempt integer, claim jsonb, more boolean)
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan AS $$
@@ -58,8 +55,9 @@ BEGIN
         EXIT WHEN v_taken > 0 OR NOT v_any;
     END LOOP;
     IF p_instead IS NOT NULL AND v_taken > 0 THEN
-        PERFORM set_busy(p_instead, true);
+        PERFORM set_busy(p_instead, true);  -- until it renews its lease
     END IF;
+    -- A worker that lets a run wait is busy, too. Then the next one learns of those that are left.
     PERFORM set_busy(p_worker::text, v_taken >= p_spare OR (v_late AND p_instead IS NULL));
     IF v_more AND (v_taken >= p_spare OR v_late) THEN
         PERFORM pg_notify('bottega_queue', w) FROM free_worker() AS w WHERE w IS NOT NULL;

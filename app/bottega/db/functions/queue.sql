@@ -67,10 +67,9 @@ BEGIN
     PERFORM pg_notify('bottega_queue', worker_for(v_number));
 END $$;
 
--- Called when a run is queued. Return the worker that is to take it, as text; '': none is alive. As
--- few workers as the load needs get runs, so that their steps are stored together: the first that
--- is not busy. If all are, they take turns, each for ten runs in a row, but for those that had more
--- runs than most when they renewed their lease.
+-- Called when a run is queued. Return the worker that is to take it, as text ('': none is alive):
+-- the first that is not busy, so that few store many steps together. If all are, they take turns,
+-- ten runs each, but for those that had more runs than most when they renewed their lease.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION worker_for(p_number bigint) RETURNS text
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -121,10 +120,9 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     SELECT EXISTS (SELECT FROM run_queue WHERE due_at <= clock_timestamp() - p_waited)
 $$;
 
--- Called by take_runs. Choose the next runs by turn, then by number, that have been due for so
--- long, and lock them, with their rows in the queue, until the transaction ends. Of more than ten it
--- takes no more than a worker's share, so that all workers get some. more: there are others. since:
--- the oldest one's time. It never waits: a row that somebody else holds is left out.
+-- Called by take_runs. Choose the next runs, by turn and number, that have been due for so long, and
+-- lock them, with their rows in the queue; of more than ten, only a worker's share. more: there are
+-- others. since: the oldest one's time. A row that somebody else holds is left out.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION next_runs(p_most integer, p_waited interval)
 RETURNS TABLE (tenant_id uuid, run_ids uuid[], more boolean, since timestamptz)

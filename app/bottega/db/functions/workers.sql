@@ -29,8 +29,8 @@ $$;
 -- it is busy, and return those that are still its own.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION renew_lease(
-    p_worker uuid, p_lease_s double precision, p_tenants uuid[], p_runs uuid[], p_attempts integer[],
-    p_busy boolean DEFAULT false
+    p_worker uuid, p_lease_s double precision, p_tenants uuid[], p_runs uuid[],
+    p_attempts integer[], p_busy boolean DEFAULT false
 ) RETURNS SETOF uuid LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
     INSERT INTO worker_leases (worker_id, leased_until, named_at, runs, load, is_busy)
     VALUES (
