@@ -274,15 +274,14 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             files=service.files,
             mcp=McpSessions(egress, live_text),
         )
+        watch = CancelWatch(database.pool, service.listener, executor)
         load = Load(settings.worker_concurrency, runtime.linked.resting)
-        ours = executor.held, executor.lose, settings.takeover_s, load
         async with (
             _reporting(database, runtime, executor, models),
-            leases(database.connect, worker_id, *ours),
+            leases(database.connect, worker_id, executor, settings.takeover_s, load),
             background(
-                CancelWatch(database.pool, service.listener, executor).run,
                 *(notifier.run, live_text.run, runtime.linked.run, executor.hand_back_waiting),
-                *(day_budgets.run, secrets.run, checks.loop.run),
+                *(watch.run, day_budgets.run, secrets.run, checks.loop.run),
             ),
             runtime.registry,
             _by_the_clock(service, egress),

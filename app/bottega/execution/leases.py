@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 import structlog
@@ -35,6 +35,16 @@ class Held(NamedTuple):
     tenant_id: UUID
     run_id: UUID
     attempt: int
+
+
+class Holder(Protocol):
+    """Executor of the runs that a lease is for."""
+
+    def held(self) -> Sequence[Held]:
+        """Return the runs that are executed here; called in another thread."""
+
+    def lose(self, run: Held) -> None:
+        """Stop a run that ended or that another worker has."""
 
 
 def lease_s(takeover_s: float) -> float:
@@ -120,8 +130,7 @@ class Load:
 async def leases(
     connect: Connect,
     worker_id: UUID,
-    held: Callable[[], Sequence[Held]],
-    lost: Callable[[Held], None],
+    holder: Holder,
     takeover_s: float,
     load: Load,
 ) -> AsyncIterator[None]:
@@ -129,8 +138,6 @@ async def leases(
 
     Args:
         worker_id: of this process; a new process is another worker.
-        held: returns the runs that are executed here; called in another thread.
-        lost: called with each run that ended or that another worker has.
         load: of this worker; the lease reports it.
     """
     ours = asyncio.get_running_loop()
@@ -139,14 +146,14 @@ async def leases(
 
     async def renew(connection: ListenSession) -> None:
         while True:
-            runs = held()
+            runs = holder.held()
             parts = [list(part) for part in zip(*runs, strict=True)] or [[], [], []]
             about = worker_id, lease_s(takeover_s), *parts, load.is_busy(len(runs))
             rows = await connection.fetch(_RENEW, *about, timeout=every_s)
             alive = {row["id"] for row in rows}
             for run in runs:
                 if run.run_id not in alive:
-                    ours.call_soon_threadsafe(lost, run)
+                    ours.call_soon_threadsafe(holder.lose, run)
             await asyncio.sleep(every_s)
 
     loop = asyncio.new_event_loop()

@@ -120,9 +120,9 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     SELECT EXISTS (SELECT FROM run_queue WHERE due_at <= clock_timestamp() - p_waited)
 $$;
 
--- Called by take_runs. Choose the next runs, by turn and number, that have been due for so long, and
--- lock them, with their rows in the queue; of more than ten, only a worker's share. more: there are
--- others. since: the oldest one's time. A row that somebody else holds is left out.
+-- Called by take_runs. Choose the next runs, by turn and number, that have been due for so long,
+-- and lock them, with their rows in the queue; of more than ten, only a worker's share. more: there
+-- are others. since: the oldest one's time. A row that somebody else holds is left out.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION next_runs(p_most integer, p_waited interval)
 RETURNS TABLE (tenant_id uuid, run_ids uuid[], more boolean, since timestamptz)
