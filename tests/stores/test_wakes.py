@@ -85,6 +85,17 @@ async def test_a_run_that_was_meant_for_a_dead_worker_is_taken_by_another(
         await until(lambda: worker.runs == runs)
 
 
+async def test_runs_that_come_while_a_worker_waits_for_a_dead_one_are_taken(
+    database: Database,
+) -> None:
+    """A look for what the dead one left passes over newer runs; it must be repeated."""
+    worker = Worker(database)
+    await lease(database, UUID(int=0))
+    async with working(database, worker):
+        runs = [run for _ in range(20) for run in await wait_in_line(database, 1)]
+        await until(lambda: sorted(worker.runs) == sorted(runs))
+
+
 async def test_a_run_that_was_meant_for_a_full_worker_is_taken_by_another(
     database: Database,
 ) -> None:
