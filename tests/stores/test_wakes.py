@@ -88,7 +88,7 @@ async def test_a_run_that_was_meant_for_a_dead_worker_is_taken_by_another(
 async def test_runs_that_come_while_a_worker_waits_for_a_dead_one_are_taken(
     database: Database,
 ) -> None:
-    """A look for what the dead one left passes over newer runs; it must be repeated."""
+    """Look again: a look for what the dead one left passes over newer runs."""
     worker = Worker(database)
     await lease(database, UUID(int=0))
     async with working(database, worker):

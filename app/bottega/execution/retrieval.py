@@ -5,7 +5,7 @@ The choice is written into the run's log and never made again for that run.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from bottega.events.payloads import context_recalled
@@ -19,12 +19,10 @@ from bottega.memory.learning.reflection import Analyst
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.assignment import arm_of, uniform
 from bottega.memory.patterns.cache import PatternCache
+from bottega.memory.patterns.matcher import Match
 from bottega.memory.patterns.pattern import Arm, Baseline, Features, Pattern
 from bottega.memory.patterns.rendering import pattern_text
 from bottega.memory.text.summaries import summary_of
-
-if TYPE_CHECKING:  # numpy is slow to import, and only matching needs it
-    from bottega.memory.patterns.matcher import Match
 
 MOST_PATTERNS = 3
 MOST_EPISODES = 5
@@ -82,8 +80,8 @@ class Chosen:
 
 
 def choose(
-    matches: "Sequence[Match]",
-    candidates: "Sequence[Match]",
+    matches: Sequence[Match],
+    candidates: Sequence[Match],
     assignment: Assignment,
     options: LearningOptions,
 ) -> list[Chosen]:
@@ -95,7 +93,7 @@ def choose(
         matches, candidates: patterns that apply, the best first.
     """
 
-    def arm(match: "Match") -> Arm:
+    def arm(match: Match) -> Arm:
         pattern = match.pattern
         return arm_of(
             pattern.state, assignment.salt, assignment.run, pattern.key, pattern.version, options

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -18,6 +18,7 @@ from bottega.memory.episodes.scope import EVERYTHING, Scope
 from bottega.memory.episodes.store import EpisodicMemory, Found
 from bottega.memory.learning.insights import FoundInsight, insights_in
 from bottega.memory.patterns.cache import PatternCache
+from bottega.memory.patterns.matcher import Match
 from bottega.memory.patterns.owners import owner_of
 from bottega.memory.patterns.pattern import (
     EMPTY,
@@ -32,9 +33,6 @@ from bottega.memory.patterns.pattern import (
     Pattern,
 )
 from bottega.memory.patterns.task_analysis import Goals, analyse
-
-if TYPE_CHECKING:  # numpy is needed only for matching
-    from bottega.memory.patterns.matcher import Match
 
 _LONGEST_NAME = 120
 _LONGEST_INSIGHT = 500
@@ -59,9 +57,9 @@ class TaskContext:
 
     goals: Goals
     features: Features
-    patterns: "Sequence[Match]"
+    patterns: Sequence[Match]
     episodes: Found
-    knowledge: "Sequence[Match]"
+    knowledge: Sequence[Match]
     insights: Sequence[FoundInsight]
 
 

@@ -299,7 +299,7 @@ class EpisodeRecorder:
             task_type=about.task_type,
             failure_signature=next(iter(self._signatures), None),
             failure_signatures=tuple(self._signatures),
-            trust=READ_OUTSIDE if self._read_outside() else OWN_RUN,
+            trust=READ_OUTSIDE if self._tools.keys() & self._outside else OWN_RUN,
             origin={"principal": about.principal, "run": about.run_id, "tool": None},
             task={**self._analysed(), "original_input": question[:LONGEST_TEXT]},
             execution={
@@ -389,9 +389,6 @@ class EpisodeRecorder:
             for tool in definition.get("tools", ())
             if tool["type"] in ("http", "mcp") or tool["name"] == "http_get"
         }
-
-    def _read_outside(self) -> bool:
-        return not self._tools.keys().isdisjoint(self._outside)
 
     def _side_effects(self) -> list[dict[str, Any]]:
         """Return calls that may have changed an external system."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from fastapi import APIRouter, Response
@@ -19,13 +19,11 @@ from bottega.memory.episodes.episode import Episode
 from bottega.memory.episodes.importing import imported
 from bottega.memory.learning.context import Lesson, ReportedOutcome, TaskMemory
 from bottega.memory.learning.insights import FoundInsight
+from bottega.memory.patterns.matcher import Match
 from bottega.memory.patterns.pattern import Category, Pattern
 from bottega.memory.text.signature import failure_signature
 from bottega.runs.sessions import user_of
 from bottega.tenants import audit
-
-if TYPE_CHECKING:  # it imports numpy, which only matching needs
-    from bottega.memory.patterns.matcher import Match
 
 router = APIRouter(prefix="/v1/memory", tags=["memory"])
 
@@ -46,7 +44,7 @@ def _known(pattern: Pattern) -> dict[str, Any]:
     }
 
 
-def _matched(found: "Sequence[Match]") -> list[dict[str, Any]]:
+def _matched(found: Sequence[Match]) -> list[dict[str, Any]]:
     return [
         {"pattern": _known(each.pattern), "score": each.score, "quality": each.quality}
         for each in found
