@@ -35,7 +35,8 @@ async def learned_from(pool: asyncpg.Pool, age: timedelta = timedelta(hours=1)) 
     began = datetime.now(UTC) - age
     for number in range(16):
         good = number % 2 == 0
-        step = {"step": 1, "task_id": None, "tool": "open" if good else "guess"}
+        order = ["finder", "writer"] if good else ["writer", "finder"]
+        trace = [{"step": n, "task_id": None, "tool": agent} for n, agent in enumerate(order, 1)]
         await remember(
             pool,
             make_episode(
@@ -45,7 +46,8 @@ async def learned_from(pool: asyncpg.Pool, age: timedelta = timedelta(hours=1)) 
                 outcome=Outcome.SUCCESS if good else Outcome.FAILURE,
                 task_type="lookup",
                 user_id=f"user {number % 8 // 2}",
-                trace=[step if good else step | {"error": "no answer"}],
+                trace=trace,
+                metadata={"agents": order},
             ),
             embedded=False,
         )

@@ -206,18 +206,21 @@ async def test_a_pattern_names_no_tool_invented_for_one_user(
     await define(client, "clerk")
 
     def decide(request: dict[str, Any]) -> Answer:
-        if request["messages"][-1]["role"] == "tool":
-            return text("done")
-        if "bob" in str(request["messages"][-1]):
+        results = sum(message["role"] == "tool" for message in request["messages"])
+        if results == 1 and "cure" in str(request["messages"]):
             return calls(("calculator", {"expression": "1 + 1"}))
-        return calls(("send_card_4111", {}))
+        if results:
+            return text("done")
+        if "alice" in str(request["messages"]):
+            return calls(("send_card_4111", {}))
+        return calls(("calculator", {"expression": "1 +"}))
 
     model.decide = decide
-    for _ in range(6):
-        good = await run(client, "clerk", "I am bob", user="bob")
-        failed = await run(client, "clerk", "I am alice", user="alice")
-        for each, outcome in ((good, "SUCCESS"), (failed, "FAILURE")):
-            await client.post(f"/v1/runs/{each['id']}/feedback", json={"outcome": outcome})
+    for number in range(12):
+        for user in (f"bob {number % 3}", "alice"):
+            asked = f"I am {user}, {'cure' if number % 2 else 'leave'} it"
+            done = await run(client, "clerk", asked, user=user)
+            await client.post(f"/v1/runs/{done['id']}/feedback", json={"outcome": "SUCCESS"})
     patterns = await mined(bottega)
     assert "calculator" in patterns
-    assert "4111" not in patterns
+    assert "send_card" not in patterns

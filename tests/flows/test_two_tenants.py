@@ -25,6 +25,7 @@ from bottega.api.auth import is_public
 from bottega.cli.demo.scenarios import SOFTWARE
 from bottega.settings import Settings
 from tests.fake_model import FakeModel
+from tests.rows import IN_BACKGROUND
 from tests.service import Running, running
 from tests.team import define, start
 from tests.tenants import Holder, holder
@@ -167,7 +168,8 @@ async def staged(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
 async def prepare(client: httpx2.AsyncClient, run_id: str) -> None:
     """Complete the bodies of requests: make the patterns to merge, name the run to compare with."""
     COMPARED["with"] = run_id
-    added = [(await client.post("/v1/patterns", json=OWN_PATTERN)).json() for _ in "ab"]
+    made = [OWN_PATTERN | {"applicability": {"problem_types": [kind]}} for kind in "ab"]
+    added = [(await client.post("/v1/patterns", json=each)).json() for each in made]
     MERGED["ids"] = [each["id"] for each in added]
 
 
@@ -292,12 +294,15 @@ async def ask(client: httpx2.AsyncClient, method: str, path: str, operation: Any
 
 async def fingerprint(owner: asyncpg.Pool, holder: Holder) -> dict[str, str]:
     """Hash all rows of a tenant, by table."""
-    tables = await owner.fetch("""
+    tables = await owner.fetch(
+        """
         SELECT DISTINCT table_name AS name FROM information_schema.columns
         WHERE column_name = 'tenant_id' AND table_schema = 'public'
           -- what a worker says of itself, every two seconds, and when it looked after whom
-          AND table_name NOT IN ('worker_tenants', 'tenant_memory')
-    """)
+          AND table_name NOT IN ('worker_tenants', 'tenant_memory') AND table_name <> ALL($1)
+    """,
+        IN_BACKGROUND,
+    )
     assert len(tables) > 15
     return {
         row["name"]: await owner.fetchval(
