@@ -35,6 +35,21 @@ _FEATURE_RULE = (
 )
 _ORDERED = frozenset(("lt", "le", "gt", "ge"))
 _LISTED = frozenset(("in", "not_in"))
+_SCALARS = frozenset(("truth", "number", "text"))
+
+
+class Members(frozenset[tuple[str | None, Any]]):
+    """Values of a list, with their kinds: ``contains`` looks them up at once."""
+
+
+def searchable(features: Mapping[str, Any]) -> dict[str, Any]:
+    """Return features for many conditions: lists become :class:`Members`."""
+    return {
+        name: Members((kind_of(each), each) for each in value if kind_of(each) in _SCALARS)
+        if kind_of(value) == "list"
+        else value
+        for name, value in features.items()
+    }
 
 
 def kind_of(value: Any) -> str | None:
@@ -49,7 +64,7 @@ def kind_of(value: Any) -> str | None:
         return "number" if math.isfinite(value) else None
     if isinstance(value, str):
         return "text"
-    return "list" if isinstance(value, (list, tuple)) else None
+    return "list" if isinstance(value, (list, tuple, Members)) else None
 
 
 def named(condition: Condition) -> Iterator[str]:
@@ -111,6 +126,8 @@ def _true_of(found: Any, op: str, value: Any) -> bool:
     if not can_compare(found, op, value):
         return False
     if op == "contains":
+        if isinstance(found, Members):
+            return (kind_of(value), value) in found
         if kind_of(found) == "list":
             return any(kind_of(each) == kind_of(value) and each == value for each in found)
         return value in found
@@ -208,7 +225,7 @@ class ConditionCheck:
 
 def _check_scalar(value: Any, path: str) -> None:
     kind = kind_of(value)
-    if kind not in ("truth", "number", "text"):
+    if kind not in _SCALARS:
         raise bad("a value must be a string, a number or a boolean", path)
     if kind == "text":
         check_text(value, path)

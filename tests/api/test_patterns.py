@@ -209,6 +209,17 @@ async def test_a_match_needs_features_or_a_task(refusing: Running, body: dict[st
     problem(await refusing.client.post("/v1/patterns/match", json=body), 422)
 
 
+@pytest.mark.parametrize("long", ["x" * 1001, ["x"] * 1001])
+@pytest.mark.parametrize("told", [{"features": {}}, {"task": "Export.", "context": {}}])
+async def test_features_of_a_match_are_bounded(
+    refusing: Running, told: dict[str, Any], long: Any
+) -> None:
+    name = list(told)[-1]
+    body = told | {name: {"domain": long}}
+    refused = problem(await refusing.client.post("/v1/patterns/match", json=body), 422)
+    assert [each["pointer"] for each in refused["errors"]] == [f"/{name}"]
+
+
 async def test_the_list_has_filters_and_pages(client: httpx2.AsyncClient) -> None:
     added = [
         await add(client, category=name, content=advice(str(n)))

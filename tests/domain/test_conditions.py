@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from bottega.conditions import MAX_TESTS, check
+from bottega.conditions import MAX_TESTS, check, searchable
 from bottega.conditions import holds as evaluated
 from bottega.errors import InvalidInputError
 from bottega.memory.patterns.pattern import Applicability, check_applicability
@@ -78,6 +78,12 @@ def test_tests_of_an_absent_feature_are_false(op: str, features: dict[str, Any])
 @given(condition=CONDITIONS)
 def test_no_features_make_a_condition_raise(odd: Any, condition: Any) -> None:
     assert holds(condition, {"task_type": odd, "complexity": odd, "x": odd}) in (True, False)
+
+
+@given(condition=CONDITIONS, features=FEATURES)
+def test_searchable_features_give_the_same_results(condition: Any, features: Any) -> None:
+    features = features | {"x": ["a", 1, True, None, [1], {}, math.nan]}
+    assert holds(condition, searchable(features)) is holds(condition, features)
 
 
 @given(condition=CONDITIONS, features=FEATURES)

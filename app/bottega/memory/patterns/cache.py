@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from heapq import nlargest
-from typing import Any
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 import asyncpg
 
@@ -32,10 +34,13 @@ from bottega.memory.patterns.store import PatternStore, all_of
 
 _PAGE = 100
 """Patterns per transaction; short, because it blocks the applications of their runs."""
-_AT_ONCE = 1_000  # most patterns that are searched without a thread
+_AT_ONCE = 2_000  # patterns and tests in a search without a thread
 _TRIED = 200  # most candidates that are compared for a task
 LIVE = PatternFilter(states=(PatternState.CANDIDATE, PatternState.VALIDATED))
 _KEPT = (PatternState.CANDIDATE, PatternState.VALIDATED, PatternState.IN_REVIEW)
+
+_apart = ThreadPoolExecutor(2, "patterns")
+"""Searches that take longer; one at a time per tenant."""
 
 
 class PatternCache:
@@ -56,6 +61,7 @@ class PatternCache:
         self.clock = clock
         self._pool = pool
         self._matchers = matchers
+        self._turns: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
 
     # --- One ----------------------------------------------------------------------------------
 
@@ -130,9 +136,8 @@ class PatternCache:
         """
         features_of_task, categories = _asked(features, category, failure_signature)
         matcher = await self._matchers.of(tenant_id)
-        return await _found(
-            matcher, matcher.find, features_of_task, now=self.clock(), k=k, categories=categories
-        )
+        find = partial(matcher.find, features_of_task, now=self.clock(), k=k, categories=categories)
+        return await self._found(tenant_id, matcher, find)
 
     async def candidates(
         self,
@@ -153,14 +158,14 @@ class PatternCache:
         """
         features_of_task, categories = _asked(features, category, failure_signature)
         matcher = await self._matchers.of(tenant_id)
-        found = await _found(
-            matcher,
+        find = partial(
             matcher.candidates,
             features_of_task,
             now=self.clock(),
             categories=categories,
             most=_TRIED,
         )
+        found = await self._found(tenant_id, matcher, find)
         if len(found) < 2:
             return found
         async with acting_as(self._pool, tenant_id) as connection:
@@ -174,6 +179,16 @@ class PatternCache:
                 each.pattern.key,
             ),
         )
+
+    async def _found(
+        self, tenant_id: UUID, matcher: Matcher, find: Callable[[], list[Match]]
+    ) -> list[Match]:
+        """Search; in a thread if testing the conditions of all patterns might hold up others."""
+        if matcher.tests <= _AT_ONCE:
+            return find()
+        turn = self._turns.setdefault(tenant_id, asyncio.Lock())
+        async with turn:
+            return await asyncio.get_running_loop().run_in_executor(_apart, find)
 
     async def alternatives(
         self, tenant_id: UUID, patterns: Sequence[Pattern]
@@ -285,15 +300,6 @@ class PatternCache:
                 return
             yield page
             after = page[-1]
-
-
-async def _found(
-    matcher: Matcher, find: Callable[..., list[Match]], features: Features, **how: Any
-) -> list[Match]:
-    """Find patterns; in a thread if testing the conditions of all might hold up others."""
-    if len(matcher) <= _AT_ONCE:
-        return find(features, **how)
-    return await asyncio.to_thread(find, features, **how)
 
 
 def _asked(

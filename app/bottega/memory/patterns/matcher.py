@@ -13,7 +13,7 @@ from math import exp, log1p
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from bottega.conditions import holds, kind_of, named
+from bottega.conditions import holds, kind_of, named, searchable, tests_of
 from bottega.memory.patterns.pattern import (
     Applicability,
     Category,
@@ -142,6 +142,8 @@ class Matcher:
         self._spoken: defaultdict[PatternState, set[frozenset[str]]] = defaultdict(set)
         self._contradicting: defaultdict[UUID, set[UUID]] = defaultdict(set)
         self._names: dict[UUID, str] = {}
+        self.tests = 0
+        """What a search costs at most: the patterns, and the tests in their conditions."""
         for each in sorted(_filed(one, self._since) for one in patterns):
             if each.pattern.state in (PatternState.VALIDATED, PatternState.CANDIDATE):
                 self._add(each)
@@ -150,6 +152,8 @@ class Matcher:
         state = filed.pattern.state
         self._names[filed.key] = filed.pattern.name
         self._spoken[state].add(filed.spoken)
+        never = filed.pattern.applicability.anti_conditions
+        self.tests += 1 + sum(1 for each in (*filed.must, *never) for _ in tests_of(each))
         for place in _places(filed.must):
             self._files[state, place].append(filed)
         for other in filed.pattern.relations.contradicts:
@@ -206,6 +210,7 @@ class Matcher:
     ) -> Iterator[Match]:
         """Yield the patterns that apply by score, then id; test no more of them than needed."""
         known = [name for name, value in features.items() if value is not None]
+        features = searchable(features)
         sets = self._spoken[state]
         best = 1.0
         if len(sets) <= _FEW:

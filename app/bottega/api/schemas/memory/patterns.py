@@ -3,7 +3,14 @@
 from typing import Annotated, Literal, Self
 from uuid import UUID
 
-from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import Body
@@ -31,6 +38,7 @@ Terms = Annotated[list[Term], Field(max_length=MAX_LIST)]
 Lines = Annotated[list[Line], Field(max_length=MAX_LIST)]
 Id = Annotated[UUID, Field(strict=False)]
 Ids = Annotated[list[Id], Field(max_length=MAX_LIST)]
+_LONGEST_FEATURE = 1_000
 Share = Annotated[float, Field(ge=0, le=1)]
 Version = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
 Condition = Annotated[
@@ -254,6 +262,21 @@ class PatternChanges(Body):
     relations: PatternRelations | None = None
 
 
+def _bounded(features: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Refuse features that take long to compare."""
+    for name, value in features.items():
+        if isinstance(value, str | list) and len(value) > _LONGEST_FEATURE:
+            raise PydanticCustomError(
+                "too_long",
+                "the feature '{name}' may have at most {most} characters or values",
+                {"name": name, "most": _LONGEST_FEATURE},
+            )
+    return features
+
+
+Features = Annotated[Object, Field(max_length=50), AfterValidator(_bounded)]
+
+
 class PatternsWanted(Body):
     """A task, or its features, to find patterns for."""
 
@@ -267,13 +290,13 @@ class PatternsWanted(Body):
     )
 
     features: Annotated[
-        Object | None,
+        Features | None,
         Field(
-            max_length=50,
             description=(
                 "Known features of the task: `task_type`, `domain`, `complexity` (0 to 1), "
                 "`tools_required`, `capabilities`, on failure `error_type`, `tool` and "
-                "`failure_signature`, and others that conditions test. Null: unknown."
+                "`failure_signature`, and others that conditions test. Null: unknown. "
+                f"A text or list has at most {_LONGEST_FEATURE} characters or values."
             ),
         ),
     ] = None
@@ -282,8 +305,8 @@ class PatternsWanted(Body):
         Field(description="The task in words instead; its features are read from them."),
     ] = None
     context: Annotated[
-        Object,
-        Field(max_length=50, description="Features that override those read from `task`."),
+        Features,
+        Field(description="Features that override those read from `task`."),
     ] = Field(default_factory=dict)
     category: CategoryName | None = None
     failure_signature: Annotated[Term | None, Field(description="Signature of the failure.")] = None
