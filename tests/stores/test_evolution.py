@@ -1,7 +1,9 @@
 """The maintenance stages that validate and refine patterns."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -9,7 +11,14 @@ import pytest
 from bottega.db.engine import Database
 from bottega.memory.learning.evolution import refine, validate_all
 from bottega.memory.patterns.cache import PatternCache
-from bottega.memory.patterns.pattern import Applicability, Arm, Category, Content, ContentKind
+from bottega.memory.patterns.pattern import (
+    Applicability,
+    Arm,
+    Category,
+    Content,
+    ContentKind,
+    Pattern,
+)
 from tests.memories import day, trip, untrip
 from tests.pattern_changes import add
 from tests.stores.test_patterns import (
@@ -152,6 +161,23 @@ class TestRefinement:
         for each in (one, two):
             assert (await cache.get(TENANT, each.key)).lifecycle.replaced_by == now.key
         assert (await refine(cache, TENANT))["merged"] == NOTHING
+
+    async def test_a_candidate_that_was_given_meanwhile_is_not_merged(
+        self, cache: PatternCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one = await add(cache, TENANT, pattern("one"))
+        law = replace(one.applicability, domains=("law",))
+        two = await add(cache, TENANT, pattern("two", content=one.content, applicability=law))
+        get_many = cache.get_many
+
+        async def given_afterwards(tenant_id: UUID, ids: Sequence[UUID]) -> dict[UUID, Pattern]:
+            found = await get_many(tenant_id, ids)
+            await cache.record_application(TENANT, applied(two, [GOOD]))
+            return found
+
+        monkeypatch.setattr(cache, "get_many", given_afterwards)
+        assert (await refine(cache, TENANT))["merged"] == NOTHING
+        assert [each.state for each in await cache.page(TENANT, limit=9)] == [CANDIDATE] * 2
 
     async def test_an_interrupted_refinement_repeated_gives_the_same_result(
         self, cache: PatternCache, owner: asyncpg.Pool

@@ -5,8 +5,8 @@ stored data, so a second execution changes nothing.
 """
 
 import asyncio
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -16,8 +16,9 @@ from bottega.errors import InvalidInputError, NotFoundError
 from bottega.memory.patterns import application_rows, rows
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.evidence import falling
+from bottega.memory.patterns.merging import Mergeable, groups, mergeable
 from bottega.memory.patterns.pattern import Pattern, PatternState
-from bottega.memory.patterns.refinement import mergeable, narrowed, narrowing, said
+from bottega.memory.patterns.refinement import narrowed, narrowing
 from bottega.memory.patterns.rows import PatternFilter
 from bottega.memory.patterns.store import PatternStore
 
@@ -25,7 +26,6 @@ _NAMED = 100
 """Patterns of each kind that a report names; its counts include all."""
 _APPLICATIONS = 1_000
 """Latest applications of a pattern that are compared."""
-_MOST_MERGED = 20
 
 _IN_REVIEW = PatternFilter(states=(PatternState.IN_REVIEW,))
 
@@ -106,34 +106,26 @@ async def _review(store: PatternStore, pattern_id: UUID) -> str | None:
 
 
 async def _merge_alike(cache: PatternCache, tenant_id: UUID) -> list[UUID]:
-    """Merge similar patterns, see :func:`mergeable`; return the new ones."""
-    alike: dict[str, list[Pattern]] = defaultdict(list)
+    """Merge patterns of equal advice, see :func:`groups`; return the new ones."""
+    found: list[Mergeable] = []
     async for page in cache.pages(tenant_id, None):
-        for each in (await cache.get_many(tenant_id, page)).values():
-            alike[said(each)].append(each)
+        patterns = await cache.get_many(tenant_id, page)
+        found += await asyncio.to_thread(_mergeable, patterns.values())
     made = []
-    for patterns in alike.values():
-        for group in _groups(patterns):
-            try:
-                async with cache.changing(tenant_id) as store:
-                    one = await store.merge([each.key for each in group])
-                made.append(one.key)
-            except (InvalidInputError, NotFoundError) as error:  # leave them unchanged
-                log.info("patterns.not_merged", tenant_id=str(tenant_id), error=error.detail)
+    for group in await asyncio.to_thread(groups, found):
+        try:
+            async with cache.changing(tenant_id) as store:
+                ids = [each.key for each in group]
+                held = await rows.hold(store.connection, tenant_id, ids)
+                if _mergeable([held[each] for each in ids if each in held]) == group:
+                    made.append((await store.merge(ids)).key)
+        except (InvalidInputError, NotFoundError) as error:  # leave them unchanged
+            log.info("patterns.not_merged", tenant_id=str(tenant_id), error=error.detail)
     return made
 
 
-def _groups(patterns: Sequence[Pattern]) -> list[list[Pattern]]:
-    """Group patterns that can all be merged with each other, oldest first; two or more."""
-    groups: list[list[Pattern]] = []
-    for each in sorted(patterns, key=lambda pattern: pattern.key):
-        for group in groups:
-            if len(group) < _MOST_MERGED and all(mergeable(each, other) for other in group):
-                group.append(each)
-                break
-        else:
-            groups.append([each])
-    return [group for group in groups if len(group) > 1]
+def _mergeable(patterns: Iterable[Pattern]) -> list[Mergeable]:
+    return [each for each in map(mergeable, patterns) if each is not None]
 
 
 def _named(ids: Sequence[UUID]) -> dict[str, Any]:

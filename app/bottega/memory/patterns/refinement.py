@@ -1,18 +1,16 @@
-"""Refinement of patterns: narrowing, merging and deprecation. Pure."""
+"""Refinement of patterns: narrowing, similarity and deprecation. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from difflib import SequenceMatcher
-from functools import reduce
 from itertools import chain, pairwise
 from json import dumps
 from re import findall
 from typing import Any
-from uuid import UUID
 
-from bottega.conditions import MAX_NUMBER, check, holds, kind_of
+from bottega.conditions import MAX_NUMBER, check, holds, kind_of, searchable
 from bottega.errors import InvalidInputError
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns.pattern import (
@@ -21,13 +19,10 @@ from bottega.memory.patterns.pattern import (
     Content,
     Evidence,
     Features,
-    Guide,
     Pattern,
     PatternState,
-    Relations,
 )
 from bottega.memory.patterns.validation import Tally, binomial_p, fisher_p
-from bottega.memory.text.summaries import cut
 
 _SPLIT_P = 0.05
 _SPLITS = 500
@@ -35,7 +30,6 @@ _SPLITS = 500
 _THRESHOLDS = 20
 _NARROWED_AT_MOST = 3
 _TRIED_ENOUGH = 20
-_LONGEST_TEXT = 1_000  # bytes of the summary of a merged pattern
 _SPEAKS_AGAINST = 0.5
 """E-value below which a candidate is deprecated after :data:`_TRIED_ENOUGH` applications.
 
@@ -84,8 +78,9 @@ def narrowing(
     everything = Tally(sum(good for _, good in applications), len(applications))
     found = []
     conditions = _conditions([features for features, _ in applications])
+    tasks = [(searchable(features), good) for features, good in applications]
     for condition in conditions:
-        held = [good for features, good in applications if holds(condition, features.get)]
+        held = [good for features, good in tasks if holds(condition, features.get)]
         where = Tally(sum(held), len(held))
         rest = Tally(everything.good - where.good, everything.n - where.n)
         for anti, inside, outside in ((True, rest, where), (False, where, rest)):
@@ -95,7 +90,7 @@ def narrowing(
             if p_value < _SPLIT_P / len(conditions):  # Bonferroni correction
                 found.append(Narrowing(condition, anti, inside, outside, p_value))
     return min(
-        found, key=lambda each: (each.p_value, not each.anti, _json(each.condition)), default=None
+        found, key=lambda each: (each.p_value, not each.anti, as_text(each.condition)), default=None
     )
 
 
@@ -187,8 +182,8 @@ def _sides(pattern: Pattern) -> list[set[str]]:
         set(when.domains),
         tenths if when.complexity else set(),
         set(when.capabilities),
-        set(map(_json, when.conditions)),
-        set(map(_json, when.anti_conditions)),
+        set(map(as_text, when.conditions)),
+        set(map(as_text, when.anti_conditions)),
     ]
 
 
@@ -205,141 +200,18 @@ def _words(value: Any) -> set[str]:
     return set(chain.from_iterable(map(_words, inside)))
 
 
-def _json(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Return a text that is equal for equal values."""
     return dumps(value, sort_keys=True, default=dict)
 
 
-# --- Merging ----------------------------------------------------------------------------------
+# --- Deprecation ------------------------------------------------------------------------------
 
 
-def mergeable(one: Pattern, other: Pattern) -> bool:
-    """Return true if two patterns may be merged automatically.
-
-    They give the same advice, and their tasks differ in at most one field. Both are validated, and
-    their success rates do not differ significantly; or no run was given either yet: then the choice
-    cannot depend on results.
-    """
-    if said(one) != said(other) or one.state is not other.state:
-        return False
-    untried = one.state is PatternState.CANDIDATE and not one.lifecycle.uses + other.lifecycle.uses
-    if one.state is not PatternState.VALIDATED and not untried:
-        return False
-    a, b = one.applicability, other.applicability
-    if not (_equal(a.conditions, b.conditions) and _equal(a.anti_conditions, b.anti_conditions)):
-        return False
-    respects = ("problem_types", "domains", "complexity", "capabilities")
-    differ = sum(not _equal(getattr(a, each), getattr(b, each)) for each in respects)
-    return differ <= 1 and not _differ(_tally(one.evidence), _tally(other.evidence))
-
-
-def said(pattern: Pattern) -> str:
-    """Return a key that is equal for patterns of the same advice; see :func:`mergeable`.
-
-    Its texts may differ in case, spacing and punctuation.
-    """
-    content = pattern.content
-    advice = [content.kind, _plain(content.fields), content.uses, content.affects]
-    return _json([pattern.category, pattern.trust, advice])
-
-
-def _plain(value: Any) -> Any:
-    """Return a value with the words of its texts in lower case; empty parts are left out."""
-    if isinstance(value, str):
-        return findall(r"[^\s.,;:!?]+(?:[.,:][^\s.,;:!?]+)*", value.casefold())
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items() if each}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value
-
-
-def _equal(one: Any, other: Any) -> bool:
-    return _json(one) == _json(other)
-
-
-def _tally(evidence: Evidence) -> Tally:
+def tally_of(evidence: Evidence) -> Tally:
+    """Return the applications that count and the good ones among them."""
     n = evidence.applications
     return Tally(round(n * (evidence.success_rate or 0.0)), n)
-
-
-def _differ(one: Tally, other: Tally) -> bool:
-    return min(fisher_p(one, other), fisher_p(other, one)) < _SPLIT_P
-
-
-def merged(patterns: Sequence[Pattern]) -> Pattern:
-    """Merge patterns of one category: the advice of the best-known one, for the tasks of all. The
-    evidence is left empty, except for ``mined_from``."""
-    best = max(
-        patterns,
-        key=lambda each: (each.evidence.confidence, each.evidence.applications, each.key.int),
-    )
-    ids = {each.key for each in patterns}
-    relations = [each.relations for each in patterns]
-    return Pattern(
-        name=best.name,
-        category=best.category,
-        content=best.content,
-        applicability=reduce(generalised, (each.applicability for each in patterns)),
-        description=best.description,
-        summary=_summaries([best, *patterns]),
-        detail=best.detail,
-        evidence=Evidence(mined_from=_ids(each.evidence.mined_from for each in patterns)),
-        guide=_guide(best, patterns),
-        relations=Relations(
-            contradicts=_ids((each.contradicts for each in relations), ids),
-            complements=_ids((each.complements for each in relations), ids),
-        ),
-        origin={"merged_from": sorted(map(str, ids)), "by": "merge"},
-        trust=min(each.trust for each in patterns),
-    )
-
-
-def _ids(several: Iterable[Iterable[UUID]], but: Iterable[UUID] = ()) -> tuple[UUID, ...]:
-    return tuple(sorted(set(chain.from_iterable(several)) - set(but)))
-
-
-def _guide(best: Pattern, patterns: Sequence[Pattern]) -> Guide:
-    """Return the best pattern's guide, with the risks of all, and when all of them apply."""
-    guides = [each.guide for each in (best, *patterns)]
-    risks = dict.fromkeys(chain.from_iterable(each.risks for each in guides))
-    when = dict.fromkeys(each.when for each in guides if each.when)
-    return replace(best.guide, risks=tuple(risks), when=cut("; ".join(when), _LONGEST_TEXT))
-
-
-def _summaries(patterns: Sequence[Pattern]) -> str:
-    """Return the different summaries as one text: each may name the tasks of its own pattern."""
-    found = dict.fromkeys(each.summary for each in patterns if each.summary)
-    return cut(" ".join(found), _LONGEST_TEXT)
-
-
-def generalised(one: Applicability, other: Applicability) -> Applicability:
-    """Return an applicability that holds wherever one of the two does."""
-    return Applicability(
-        problem_types=_either(one.problem_types, other.problem_types),
-        domains=_either(one.domains, other.domains),
-        complexity=_hull(one.complexity, other.complexity),
-        capabilities=tuple(each for each in one.capabilities if each in other.capabilities),
-        conditions=tuple(each for each in one.conditions if each in other.conditions),
-        anti_conditions=tuple(
-            each for each in one.anti_conditions if each in other.anti_conditions
-        ),
-    )
-
-
-def _either(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*one, *other))) if one and other else ()
-
-
-def _hull(
-    one: tuple[float, float] | None, other: tuple[float, float] | None
-) -> tuple[float, float] | None:
-    if one is None or other is None:
-        return None
-    return min(one[0], other[0]), max(one[1], other[1])
-
-
-# --- Deprecation ------------------------------------------------------------------------------
 
 
 def of_low_value(pattern: Pattern, now: datetime, options: LearningOptions) -> str | None:
@@ -347,7 +219,7 @@ def of_low_value(pattern: Pattern, now: datetime, options: LearningOptions) -> s
     many applications, or hardly ever applies."""
     if pattern.state is not PatternState.CANDIDATE:
         return None
-    told, tally = pattern.evidence, _tally(pattern.evidence)
+    told, tally = pattern.evidence, tally_of(pattern.evidence)
     if (
         tally.n >= options.decline_each
         and _worse_than_nothing(tally, told.baseline.rate) < options.decline_p

@@ -67,12 +67,24 @@ ORDER BY p.id {order} LIMIT $5
 _ALONE = "SELECT pg_advisory_xact_lock(hashtextextended('patterns ' || $1::uuid, 0))"
 _TWIN = """
 SELECT p.id FROM patterns p
-WHERE p.tenant_id = $1 AND p.state <> 'DEPRECATED' AND p.category = $2
+WHERE p.tenant_id = $1 AND p.state <> 'DEPRECATED' AND p.category = $2 AND p.trust = $4
+  AND p.meaning = jsonb_hash_extended(
+      $3::jsonb -> 'content', jsonb_hash_extended($3::jsonb -> 'applicability', 0))
   AND p.document -> 'content' = $3::jsonb -> 'content'
   AND p.document -> 'applicability' = $3::jsonb -> 'applicability'
 ORDER BY p.id LIMIT 1
 """
 _SAME = "SELECT p.id FROM patterns p WHERE p.tenant_id = $1 AND p.fingerprint = $2"
+# The pattern, its replacement, that one's replacement, and so on.
+_OUT_OF_USE = """
+WITH RECURSIVE chain AS (
+    SELECT p.id, p.replaced_by, p.state, p.updated_at FROM patterns p
+    WHERE p.tenant_id = $1 AND p.id = $2
+    UNION
+    SELECT p.id, p.replaced_by, p.state, p.updated_at
+    FROM chain c JOIN patterns p ON p.tenant_id = $1 AND p.id = c.replaced_by)
+SELECT max(updated_at) FROM chain HAVING bool_and(state = 'DEPRECATED')
+"""
 _INSERT = """
 INSERT INTO patterns (tenant_id, id, name, category, state, version, trust, fingerprint, document,
                       origin, created_at, updated_at)
@@ -174,9 +186,9 @@ async def alone(connection: asyncpg.Connection, tenant_id: UUID) -> None:
 
 
 async def twin(connection: asyncpg.Connection, tenant_id: UUID, new: Pattern) -> UUID | None:
-    """Return the id of a pattern of equal category, applicability and content in use."""
+    """Return a pattern in use of equal category, trust, applicability and content."""
     found: UUID | None = await connection.fetchval(
-        _TWIN, tenant_id, new.category, _json(new.document)
+        _TWIN, tenant_id, new.category, _json(new.document), new.trust
     )
     return found
 
@@ -187,6 +199,14 @@ async def same(
     """Return the id of the pattern with a fingerprint; ``None`` without one."""
     found: UUID | None = await connection.fetchval(_SAME, tenant_id, fingerprint)
     return found
+
+
+async def out_of_use(
+    connection: asyncpg.Connection, tenant_id: UUID, pattern_id: UUID
+) -> datetime | None:
+    """Return the time since which a pattern and its replacements are all deprecated."""
+    since: datetime | None = await connection.fetchval(_OUT_OF_USE, tenant_id, pattern_id)
+    return since
 
 
 async def insert(

@@ -23,8 +23,9 @@ from bottega.memory.patterns.evidence import (
     validated,
     weigh,
 )
+from bottega.memory.patterns.merging import MOST_MERGED, merged
 from bottega.memory.patterns.pattern import Pattern, PatternState, check_applicability
-from bottega.memory.patterns.refinement import merged, of_low_value, started_over
+from bottega.memory.patterns.refinement import of_low_value, started_over
 from bottega.memory.patterns.validation import Tally
 
 _DOCUMENT = ("description", "summary", "detail", "applicability", "content", "guide", "relations")
@@ -33,8 +34,6 @@ _SAYS = frozenset(("applicability", "content", "name", "summary", "description",
 """Content that a run reads, and conditions of use: a change of these voids the evidence."""
 MOST_GIVEN = 20_000
 """Limit on patterns of a tenant that were not mined."""
-_FEWEST, _MOST = 2, 20
-"""Patterns in one merge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +53,10 @@ class PatternStore:
     async def add(self, pattern: Pattern) -> Pattern:
         """Store a new pattern as a candidate of version 1. Return the stored one.
 
-        If its fingerprint exists, nothing changes. But one that was deprecated without a
-        replacement gets a next version, if enough of the new source episodes ended after that.
-        Else, if it has a twin in use (equal category, applicability and content), that one is
-        returned, with the new source episodes added to its own.
+        If its fingerprint exists, nothing changes. But one that is deprecated, with all its
+        replacements, gets a next version, if enough of the new source episodes ended after that.
+        Else, if it has a twin in use (equal category, trust, applicability and content), that one
+        is returned, with the new source episodes added to its own.
 
         Raises:
             InvalidInputError: a condition is invalid; the pointer locates it.
@@ -87,13 +86,11 @@ class PatternStore:
     async def _found_again(self, pattern_id: UUID, found: Pattern) -> None:
         """Make a deprecated pattern a candidate again if enough new episodes have it."""
         was = (await self._held([pattern_id]))[pattern_id]
-        if was.state is not PatternState.DEPRECATED or was.lifecycle.replaced_by is not None:
+        gone_at = await rows.out_of_use(self.connection, self.tenant_id, pattern_id)
+        if gone_at is None:
             return
-        assert was.updated_at is not None
         found_in = found.evidence.mined_from
-        since = await baselines.ended_after(
-            self.connection, self.tenant_id, found_in, was.updated_at
-        )
+        since = await baselines.ended_after(self.connection, self.tenant_id, found_in, gone_at)
         if len(since) >= self.options.min_applications:
             await rows.add_sources(self.connection, self.tenant_id, pattern_id, found_in)
             await self._write(started_over(was))
@@ -180,9 +177,9 @@ class PatternStore:
         """
         connection, tenant_id = self.connection, self.tenant_id
         ids = sorted(set(ids))
-        if not _FEWEST <= len(ids) <= _MOST:
+        if not 2 <= len(ids) <= MOST_MERGED:
             raise InvalidInputError(
-                f"{_FEWEST} to {_MOST} different patterns can be merged", pointer="/ids"
+                f"2 to {MOST_MERGED} different patterns can be merged", pointer="/ids"
             )
         held = await self._held(ids)
         if len({each.category for each in held.values()}) > 1:
