@@ -1116,6 +1116,10 @@ CREATE TABLE patterns (
     fingerprint text,
     -- Condition, advice, description, and relations to other patterns.
     document jsonb NOT NULL,
+    -- Equal for equal advice for equal tasks. A column, because row-level security lets an index
+    -- on this expression serve no query.
+    meaning bigint GENERATED ALWAYS AS (jsonb_hash_extended(
+        document -> 'content', jsonb_hash_extended(document -> 'applicability', 0))) STORED,
     origin jsonb NOT NULL DEFAULT '{}',
     created_at timestamptz NOT NULL DEFAULT now(),
     updated_at timestamptz NOT NULL DEFAULT now(),
@@ -1145,6 +1149,7 @@ CREATE TABLE patterns (
     CONSTRAINT ck_patterns_trust CHECK (trust BETWEEN 1 AND 3)
 );
 CREATE INDEX ix_patterns_state ON patterns (tenant_id, state, id);
+CREATE INDEX ix_patterns_meaning ON patterns (tenant_id, meaning, id);
 CREATE UNIQUE INDEX uq_patterns_fingerprint ON patterns (tenant_id, fingerprint)
     WHERE fingerprint IS NOT NULL;
 

@@ -17,7 +17,7 @@ from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.events.listener import NotifyListener
 from bottega.memory.episodes.episode import Outcome, StorageState
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns import store
+from bottega.memory.patterns import rows, store
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.memory.patterns.pattern import (
@@ -184,6 +184,19 @@ class TestOne:
         await deprecate(cache, TENANT, one.key, "of no use")
         assert (await add(cache, TENANT, found_in("three", new))).id != one.id
 
+    async def test_a_twin_has_the_same_trust(self, cache: PatternCache) -> None:
+        content = pattern().content
+        one = await add(cache, TENANT, pattern("one", content=content, trust=1))
+        assert (await add(cache, TENANT, pattern("two", content=content, trust=3))).id != one.id
+        assert (await add(cache, TENANT, pattern("three", content=content, trust=1))).id == one.id
+
+    async def test_a_twin_is_found_by_an_index(self, database: Database) -> None:
+        async with acting_as(database.pool, TENANT) as connection:
+            await connection.execute("SET LOCAL enable_seqscan = off")
+            values = (TENANT, "strategic", to_json(pattern().document).decode(), 1)
+            plan = await connection.fetch(f"EXPLAIN {rows._TWIN}", *values)
+        assert "ix_patterns_meaning" in str(plan)
+
     async def test_a_deprecated_pattern_returns_after_enough_new_episodes(
         self, database: Database, cache: PatternCache, clock: Hands
     ) -> None:
@@ -217,6 +230,29 @@ class TestOne:
         )
         again = pattern(fingerprint="f", evidence=Evidence(mined_from=tuple(since)))
         assert (await add(cache, TENANT, again)).state is DEPRECATED
+
+    async def test_a_pattern_returns_when_its_replacements_are_gone(
+        self, database: Database, cache: PatternCache, clock: Hands
+    ) -> None:
+        one = await add(cache, TENANT, pattern(fingerprint="f"))
+        two = await add(cache, TENANT, pattern("another"))
+        three = await add(cache, TENANT, pattern("a third"))
+        merged = await merge(cache, TENANT, [one.key, two.key])
+        again = await merge(cache, TENANT, [merged.key, three.key])
+        clock.now = day(105)
+        await deprecate(cache, TENANT, again.key, "of no use")
+        clock.now = day(120)
+        before, since = [
+            await remember(
+                database.pool, *(make_episode("b", day(at)) for _ in range(5)), embedded=False
+            )
+            for at in (104, 110)
+        ]
+        for episodes, state in ((before, DEPRECATED), (since, CANDIDATE)):
+            found = pattern(fingerprint="f", evidence=Evidence(mined_from=tuple(episodes)))
+            assert (await add(cache, TENANT, found)).state is state
+        now = await cache.get(TENANT, one.key)
+        assert (now.version, now.lifecycle.replaced_by) == (2, None)
 
     async def test_pages(self, cache: PatternCache) -> None:
         added = [
@@ -682,6 +718,9 @@ class TestMerging:
         now = await merge(cache, TENANT, [two.key, one.key])
         # 2 to 11: the first two are the episodes from which one pattern was mined.
         assert now.evidence.applications == 10
+        before = [(await cache.get(TENANT, each.key)).lifecycle for each in (one, two)]
+        assert now.lifecycle.uses == sum(each.uses for each in before) == 15
+        assert now.lifecycle.last_used == max(each.last_used or NOW for each in before)
         assert set(now.evidence.supporting) == set(ids[2:])
         assert set(now.evidence.mined_from) == set(ids[:2])
         assert (now.state, now.version, now.trust) == (VALIDATED, 1, 2)

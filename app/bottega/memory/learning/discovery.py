@@ -82,7 +82,8 @@ class Discovery:
             except InvalidInputError as error:
                 log.warning("pattern.not_kept", name=pattern.name, error=error.detail)
                 continue
-            new += kept.fingerprint not in known and kept.state is PatternState.CANDIDATE
+            if kept.fingerprint == pattern.fingerprint:  # else it is a twin
+                new += kept.fingerprint not in known and kept.state is PatternState.CANDIDATE
         return {"read": read, "away": away, "found": len(found), "new": new}
 
     async def _known(self, tenant_id: UUID, found: Sequence[Pattern]) -> set[str]:

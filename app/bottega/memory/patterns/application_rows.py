@@ -149,6 +149,12 @@ FROM (
     ORDER BY coalesce(a.episode_id, a.id), a.good IS NULL, a.arm = ANY ($4) DESC, a.at, a.id) a
 ORDER BY a.at, a.id
 """
+_POOL_USES = """
+UPDATE patterns p SET uses = o.uses, last_used = o.last_used
+FROM (SELECT least(sum(uses), 2147483647) AS uses, max(last_used) AS last_used FROM patterns
+      WHERE tenant_id = $1 AND id = ANY ($2)) o
+WHERE p.tenant_id = $1 AND p.id = $3
+"""
 _CARRY = """
 UPDATE pattern_applications SET version = $4
 WHERE tenant_id = $1 AND pattern_id = $2 AND version = $3
@@ -233,8 +239,9 @@ async def carry(
 async def pool(
     connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID], into: UUID
 ) -> None:
-    """Copy the applications of patterns to a new one whose sources are stored."""
+    """Copy the applications and uses of patterns to a new one whose sources are stored."""
     await connection.execute(_POOL, tenant_id, ids, into, _GIVEN_ARMS)
+    await connection.execute(_POOL_USES, tenant_id, ids, into)
 
 
 def _application(given: Application) -> dict[str, Any]:
