@@ -142,6 +142,22 @@ def test_recovery_from_an_error_is_found() -> None:
     assert uses(mine(partly + lost))[-1:] == ["b"]
 
 
+def test_advice_of_a_cure_does_not_name_the_domain() -> None:
+    """Cures of two domains that do not hold everywhere give equal advice, and may be merged."""
+    cures = [
+        one
+        for domain in ("web", "files")
+        for one in mine(
+            [episode(n, "xFb", domain=domain) for n in range(4)]
+            + [episode(9 + n, "FF", good=False, domain=domain) for n in range(3)]
+            + [episode(20 + n, "xb", domain="law") for n in range(4)]
+        )
+        if one.category is Category.RECOVERY
+    ]
+    assert len(cures) == 2
+    assert cures[0].content == cures[1].content
+
+
 def test_pattern_of_one_domain_names_that_domain() -> None:
     there = family(0, "fb", "fC", domain="web")
     other = family(100, "fc", "fB", domain="files")

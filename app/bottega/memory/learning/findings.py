@@ -78,7 +78,7 @@ def as_pattern(finding: Finding, trust: int, sources: int) -> Pattern:
     Args:
         sources: number of episodes to name, the newest.
     """
-    do, when = _do(finding), _when(finding.scope)
+    do, when = _do(finding), _when(finding.scope) + _where(finding.scope)
     good, n = finding.with_it
     others_good, others = finding.without
     chain = _ARROW.join(finding.uses)
@@ -87,7 +87,7 @@ def as_pattern(finding: Finding, trust: int, sources: int) -> Pattern:
     return Pattern(
         name=f"{about}{domain}: {chain}"[:_LONGEST_NAME],
         category=finding.category,
-        content=_content(finding, do, when),
+        content=_content(finding),
         applicability=_applicability(finding),
         description=f"{when}: {chain}"[:_LONGEST_NAME],
         summary=f"{when}: {do}.",
@@ -104,10 +104,13 @@ def as_pattern(finding: Finding, trust: int, sources: int) -> Pattern:
 
 
 def _when(scope: FindingScope) -> str:
-    domain = f" in the domain {scope.domain}" if scope.domain else ""
     if scope.signature is not None:
-        return f"When {scope.tool} fails with “{scope.signature}”{domain}"
-    return f"For tasks of the kind {scope.task_type}{domain}"
+        return f"When {scope.tool} fails with “{scope.signature}”"
+    return f"For tasks of the kind {scope.task_type}"
+
+
+def _where(scope: FindingScope) -> str:
+    return f" in the domain {scope.domain}" if scope.domain else ""
 
 
 def _do(finding: Finding) -> str:
@@ -117,12 +120,13 @@ def _do(finding: Finding) -> str:
     return f"call {names[0]} {'once more' if names == (finding.scope.tool,) else 'next'}"
 
 
-def _content(finding: Finding, do: str, when: str) -> Content:
+def _content(finding: Finding) -> Content:
+    """Return the advice, without the domain: that of several domains can be merged."""
     if finding.category is Category.DECOMPOSITION:
         steps = [{"do": f"call {name}", "uses": [name]} for name in finding.uses]
         kind, fields = ContentKind.TEMPLATE, {"steps": steps, "parameters": [], "rules": []}
         return Content(kind, fields, finding.uses, finding.affects)
-    rule = {"condition": when, "action": do}
+    rule = {"condition": _when(finding.scope), "action": _do(finding)}
     return Content(ContentKind.HEURISTIC, rule, finding.uses, finding.affects)
 
 
