@@ -19,7 +19,7 @@ from pydantic_core import from_json, to_json
 from bottega.db.engine import acting_as
 from bottega.memory.episodes.episode import LONGEST_TEXT, StorageState
 from bottega.memory.episodes.objects import ALL_PARTS, Objects, copied
-from bottega.memory.episodes.options import AgeThresholds
+from bottega.memory.episodes.options import MOST_TENDED, AgeThresholds
 from bottega.memory.episodes.similarity import task_key
 
 _PAGE = 100
@@ -64,7 +64,7 @@ class Ageing:
     pool: asyncpg.Pool
     objects: Objects
     ages: AgeThresholds = AgeThresholds()
-    most: int = 1_000_000
+    most: int = MOST_TENDED
 
     async def archive_old(self, tenant_id: UUID, now: datetime) -> Counter[str]:
         """Move a tenant's episodes to the stage of their age.

@@ -20,7 +20,7 @@ from bottega.db.engine import acting_as
 from bottega.memory.episodes.consolidation import Closeness, as_one
 from bottega.memory.episodes.episode import Outcome, StorageState
 from bottega.memory.episodes.objects import ALL_PARTS, Objects, copied
-from bottega.memory.episodes.options import AgeThresholds
+from bottega.memory.episodes.options import MOST_TENDED, AgeThresholds
 from bottega.memory.episodes.rows import load
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.similarity import SimilarityCandidate, groups
@@ -72,7 +72,7 @@ class Consolidator:
     objects: Objects
     ages: AgeThresholds = field(default_factory=AgeThresholds)
     closeness: Closeness = field(default_factory=Closeness)
-    most: int = 1_000_000
+    most: int = MOST_TENDED
 
     async def consolidate_similar(self, tenant_id: UUID, now: datetime) -> Counter[str]:
         """Replace similar mature episodes of a tenant by one; each group in a transaction.

@@ -17,7 +17,7 @@ from bottega.memory.episodes.ageing import Ageing
 from bottega.memory.episodes.consolidation import Closeness
 from bottega.memory.episodes.consolidator import Consolidator
 from bottega.memory.episodes.objects import ALL_PARTS, Objects, copied
-from bottega.memory.episodes.options import AgeThresholds
+from bottega.memory.episodes.options import MOST_TENDED, AgeThresholds
 from bottega.memory.episodes.search import refresh_common
 
 
@@ -33,7 +33,7 @@ class EpisodeMaintenance:
     objects: Objects
     ages: AgeThresholds = AgeThresholds()
     closeness: Closeness = Closeness()
-    most: int = 1_000_000
+    most: int = MOST_TENDED
 
     async def tend(self, tenant_id: UUID, now: datetime) -> Counter[str]:
         """Age, consolidate and purge the episodes of a tenant.

@@ -7,6 +7,9 @@ from bottega.errors import InvalidInputError
 from bottega.memory.episodes.episode import StorageState
 from bottega.memory.episodes.scoring import ScoringOptions
 
+MOST_TENDED = 20_000
+"""Episodes of a tenant that each step of a night handles, so that other tenants get their turn."""
+
 
 @dataclass(frozen=True, slots=True)
 class AgeThresholds:
