@@ -831,6 +831,22 @@ class TestWhichApply:
         assert await ids(self.task, failure_signature="f") == [recovery.key]
         assert await ids(self.task | {"error_type": "Timeout"}) == [recovery.key]
 
+    async def test_a_search_among_many_conditions_gives_the_same(self, cache: PatternCache) -> None:
+        words = [{"feature": f"x{n % 5}", "op": "contains", "value": f"w{n}"} for n in range(100)]
+        groups = tuple({"any": words[n : n + 20]} for n in range(0, 100, 20))
+        document = pattern(applicability=Applicability(conditions=groups)).document
+        async with acting_as(cache._pool, TENANT) as connection:
+            await connection.execute(
+                "INSERT INTO patterns (tenant_id, name, category, document)"
+                " SELECT $1, 'p' || n, 'strategic', $2::jsonb FROM generate_series(1, 30) n",
+                *(TENANT, to_json(document).decode()),
+            )
+        listed = {f"x{n}": [f"w{n + 20 * m}" for m in range(5)] for n in range(5)}
+        lacking = listed | {f"x{n}": [f"w{n}"] for n in range(5)}
+        many = await asyncio.gather(*(cache.candidates(TENANT, listed) for _ in range(5)))
+        assert [len(each) for each in many] == [30] * 5
+        assert await cache.candidates(TENANT, lacking) == []
+
     async def test_the_number_of_compared_candidates_is_bounded(self, cache: PatternCache) -> None:
         async with acting_as(cache._pool, TENANT) as connection:
             document = pattern(applicability=Applicability()).document

@@ -71,7 +71,7 @@ def groups(patterns: Iterable[Mergeable]) -> list[list[Mergeable]]:
         last: dict[str, list[Mergeable]] = {}
         for each in left:
             group = last.get(each.keys[field], [])
-            if not group or len(group) == MOST_MERGED or _differs(each, group):
+            if not group or len(group) == MOST_MERGED or _is_better(each, group):
                 group = last[each.keys[field]] = []
                 made.append(group)
             group.append(each)
@@ -80,11 +80,9 @@ def groups(patterns: Iterable[Mergeable]) -> list[list[Mergeable]]:
     return found
 
 
-def _differs(one: Mergeable, group: Iterable[Mergeable]) -> bool:
-    return any(
-        min(fisher_p(one.tally, each.tally), fisher_p(each.tally, one.tally)) < _DIFFERS_P
-        for each in group
-    )
+def _is_better(one: Mergeable, group: Iterable[Mergeable]) -> bool:
+    """Return true if its success rate is significantly higher than one of the others."""
+    return any(fisher_p(one.tally, each.tally) < _DIFFERS_P for each in group)
 
 
 def _said(pattern: Pattern) -> Any:
