@@ -1,10 +1,13 @@
 """Pure choices of pace: when a worker counts as busy, and how often streams read."""
 
+import asyncio
+import threading
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.events.run_streams import LONGEST_POLL_S, POLL_S, TEXT_S, pause_of
-from bottega.execution.leases import is_strained, spare_of
+from bottega.execution.leases import Load, is_strained, spare_of
 
 FEW = st.integers(0, 300)
 SHARE = st.floats(0, 2)
@@ -32,6 +35,29 @@ def test_a_strained_worker_rests_before_it_gets_runs_again(share: float, later: 
         assert later < share
     assert is_strained(False, 1.0)
     assert not is_strained(True, 0.1)
+
+
+async def test_runs_that_rest_are_counted_in_the_thread_of_the_event_loop_only() -> None:
+    counted: set[int] = set()
+
+    def resting() -> int:
+        counted.add(threading.get_ident())
+        return 3
+
+    load = Load(2, resting)
+    assert load.room(4) == 1
+    assert not await asyncio.to_thread(load.is_busy, 3)
+    assert counted == {threading.get_ident()}
+
+
+async def test_a_worker_that_stops_is_busy() -> None:
+    load = Load(2)
+    assert not load.is_busy(0)
+    await asyncio.sleep(0)
+    assert not load.is_busy(0)
+    load.stop()
+    await asyncio.sleep(0)
+    assert load.is_busy(0)
 
 
 @given(st.integers(0, 2000), st.data())

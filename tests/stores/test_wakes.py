@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
 
 from bottega.db.base import DEFAULT_TENANT
-from bottega.db.engine import Database, open_database
+from bottega.db.engine import Database, acting_as, open_database
 from bottega.events.listener import NotifyListener
 from bottega.events.wakeups import background
 from bottega.execution import queue
@@ -21,6 +22,10 @@ from tests.waiting import until
 
 NEVER_S = 3600.0
 HEARD = "SELECT pg_notify('bottega_queue', $1)"
+REQUEUE = "SELECT requeue_run($1, $2, clock_timestamp() + $3::interval)"
+PASS = "UPDATE run_queue SET due_at = now() - interval '1 s'"
+HAND_BACK = "SELECT hand_back(tenant_id, id, attempt) FROM runs WHERE id = $1"
+FREE = "SELECT free_worker()"
 
 
 class Worker(Claims):
@@ -111,7 +116,10 @@ async def test_a_run_that_was_meant_for_a_full_worker_is_taken_by_another(
             assert full.looks == looks
 
 
-async def test_a_burst_is_spread_over_the_workers(database: Database) -> None:
+async def test_a_burst_is_spread_over_the_workers(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "_TURN_S", 1.0)  # others come first, however slow the machine
     workers = [Worker(database) for _ in range(8)]
     await lease(database, *(worker.worker_id for worker in workers))
     async with working(database, *workers):
@@ -143,6 +151,44 @@ async def test_runs_wake_the_first_worker_that_is_not_busy(
     assert await named(database) == [str(each) for each in workers * 2 for _ in range(10)]
     await owner.execute("UPDATE worker_leases SET leased_until = now()")
     assert await database.pool.fetchval("SELECT worker_for(3)") == ""
+
+
+async def test_a_worker_that_stops_is_passed_over(database: Database) -> None:
+    workers = sorted((Worker(database), Worker(database)), key=lambda each: each.worker_id)
+    first, other = (each.worker_id for each in workers)
+    await lease(database, first, other)
+    async with working(database, workers[0]):
+        assert await database.pool.fetchval(FREE) == str(first)
+    assert await database.pool.fetchval(FREE) == str(other)
+
+
+async def test_a_run_that_a_worker_hands_back_wakes_another(database: Database) -> None:
+    first, other = sorted(uuid4() for _ in range(2))
+    await lease(database, first, other)
+    await wait_in_line(database, 1)
+    ((run,), _) = await Claims(database.pool, first, TAKEOVER_S).take(1)
+    assert await database.pool.fetchval(FREE) == str(first)
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        await connection.execute(HAND_BACK, run.run_id)
+    assert await database.pool.fetchval(FREE) == str(other)
+
+
+@pytest.mark.parametrize(("pause", "late"), [(0, True), (1, False)])
+@pytest.mark.parametrize("instead", [False, True])
+async def test_a_run_that_was_to_wait_makes_nobody_busy(
+    database: Database, owner: asyncpg.Pool, pause: int, late: bool, instead: bool
+) -> None:
+    first, other = sorted(uuid4() for _ in range(2))
+    await lease(database, first, other)
+    (run,) = await wait_in_line(database, 1)
+    await owner.execute("DELETE FROM run_queue")
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        await connection.execute(REQUEUE, DEFAULT_TENANT, run, timedelta(hours=pause))
+    await owner.execute(PASS)
+    taker = Claims(database.pool, other if instead else first, TAKEOVER_S)
+    taken, _ = await taker.take(20, instead=str(first) if instead else None)
+    assert [each.run_id for each in taken] == [run]
+    assert await database.pool.fetchval(FREE) == str(other if late else first)
 
 
 async def test_notices_for_other_workers_cost_few_looks(database: Database) -> None:

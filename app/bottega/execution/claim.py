@@ -19,11 +19,13 @@ from bottega.execution.leases import lease_s
 
 _TAKE = "SELECT * FROM take_runs($1, $2, $3, $4, $5, $6, $7)"
 _PLENTY = 2**31 - 1
+_LEAVE = "SELECT set_busy($1, true)"
 _HAND_BACK = "SELECT hand_back($1, $2, $3, $4, $5, $6)"
 _GIVE_UP = "SELECT give_up($1, $2, $3, $4)"
 _UNREADABLE = '{"code": "internal", "message": "what the run needs could not be read"}'
 _TAKE_S = 5.0
 """Longest time of one claim. After that, its connection is half dead."""
+_LEAVE_S = 1.0
 
 logger = structlog.get_logger(__name__)
 
@@ -227,6 +229,14 @@ class Claims:
             metrics.claim_duration.observe(monotonic() - began)
         self._unanswered = None
         return taken, any(row["more"] for row in rows)
+
+    async def leave(self) -> None:
+        """Let others be named for new runs. If it fails, the next renewal of the lease does it."""
+        try:
+            async with asyncio.timeout(_LEAVE_S):
+                await self._pool.execute(_LEAVE, str(self.worker_id))
+        except Exception as error:
+            logger.warning("queue.leave_failed", error=str(error), kind=type(error).__name__)
 
     async def _read(self, rows: Sequence[Mapping[str, Any]]) -> list[ClaimedRun]:
         runs = [run for row in rows if (run := await self._decoded(row)) is not None]

@@ -80,21 +80,22 @@ class Load:
     Args:
         places: number of runs that it may execute.
         resting: returns the number of runs here that only wait for other runs; as many more may
-            run beside them, so that those get a place.
+            run beside them, so that those get a place. Called in the event loop's thread only.
     """
 
     def __init__(self, places: int, resting: Callable[[], int] = lambda: 0) -> None:
         self._places = places
-        self._resting = resting
+        self._count_resting, self._resting = resting, 0
         self._loop = asyncio.get_running_loop()
         self._since, self._cpu_s = monotonic(), time.thread_time()
         self._begun = 0
         self._strained = False
-        self._is_asked = False
+        self._is_asked = self._is_stopped = False
 
     def room(self, runs: int) -> int:
         """Return the number of runs that may begin beside so many."""
-        return self._places - runs + self._resting()
+        self._resting = self._count_resting()
+        return self._places - runs + self._resting
 
     def begin(self, runs: int) -> None:
         """Count runs that begin."""
@@ -106,7 +107,12 @@ class Load:
         if (took_s := now - self._since) >= _WINDOW_S:
             self._strained = is_strained(self._strained, (cpu_s - self._cpu_s) / took_s)
             self._since, self._cpu_s, self._begun = now, cpu_s, 0
+        self._resting = self._count_resting()
         return self._spare(runs)
+
+    def stop(self) -> None:
+        """Count as busy from now on: this worker takes no more runs."""
+        self._is_stopped = True
 
     def is_busy(self, runs: int) -> bool:
         """Return true if others should get new runs; called regularly in the lease's thread.
@@ -115,10 +121,10 @@ class Load:
         """
         stands_still, self._is_asked = self._is_asked, True
         self._loop.call_soon_threadsafe(self._answer)
-        return stands_still or self._spare(runs) == 0
+        return self._is_stopped or stands_still or self._spare(runs) == 0
 
     def _spare(self, runs: int) -> int:
-        left = runs - self._resting()
+        left = runs - self._resting
         return spare_of(left, self._places, self._begun, strained=self._strained)
 
     def _answer(self) -> None:

@@ -91,6 +91,8 @@ async def work(
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0.5):
                         await stop.wait()
+    load.stop()
+    await claims.leave()
     if taker.executing:
         await asyncio.wait(taker.executing.values(), timeout=grace_s)
     if left := list(taker.executing.values()):

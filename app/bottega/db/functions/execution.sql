@@ -45,7 +45,8 @@ BEGIN
         FOR n IN SELECT * FROM next_runs(p_most, v_waited) LOOP
             v_any := true;
             v_more := n.more;
-            v_late := v_late OR n.since < clock_timestamp() - interval '200 ms';
+            v_late := v_late
+                OR coalesce(n.since < clock_timestamp() - interval '200 ms', false);
             RETURN QUERY SELECT c.*, n.more
             FROM claim_runs(n.tenant_id, n.run_ids, p_worker, p_claim, p_lease_s) c;
             GET DIAGNOSTICS v_count = ROW_COUNT;
@@ -54,7 +55,7 @@ BEGIN
         -- All of them left the queue: for runs without a slot look at those behind them.
         EXIT WHEN v_taken > 0 OR NOT v_any;
     END LOOP;
-    IF p_instead IS NOT NULL AND v_taken > 0 THEN
+    IF p_instead IS NOT NULL AND v_taken > 0 AND v_late THEN
         PERFORM set_busy(p_instead, true);  -- until it renews its lease
     END IF;
     -- A worker that lets a run wait is busy, too. Then the next one learns of those that are left.
@@ -254,6 +255,7 @@ CREATE OR REPLACE FUNCTION hand_back(
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_last bigint;
+    v_worker uuid;
     v_slot integer;
     v_cause text;
     v_now timestamptz := clock_timestamp();
@@ -264,7 +266,7 @@ BEGIN
     WHERE tenant_id = p_tenant AND id = p_run FOR NO KEY UPDATE;
     DELETE FROM run_heads
     WHERE tenant_id = p_tenant AND run_id = p_run AND attempt = p_attempt
-    RETURNING last_seq INTO v_last;
+    RETURNING last_seq, worker_id INTO v_last, v_worker;
     IF NOT FOUND THEN
         RETURN;
     END IF;
@@ -280,6 +282,9 @@ BEGIN
     IF r.cancel_requested_at IS NOT NULL THEN
         PERFORM end_unclaimed(p_tenant, p_run, 'cancelled', NULL);
     ELSIF v_cause = p_cause THEN
+        IF p_cause = 'drain' THEN
+            PERFORM set_busy(v_worker::text, true);  -- it stops: another one is to take the run
+        END IF;
         PERFORM requeue_run(p_tenant, p_run, v_now);
     ELSE
         IF v_cause = 'model' THEN

@@ -88,7 +88,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     WHERE leased_until > clock_timestamp() AND NOT is_busy ORDER BY worker_id LIMIT 1
 $$;
 
--- Called by take_runs. Store whether a worker is busy. A locked row is left as it is.
+-- Called by take_runs, and for a worker that stops. Store whether a worker is busy. A locked row is
+-- left as it is.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION set_busy(p_worker text, p_busy boolean) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -104,12 +105,14 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     SELECT turn FROM run_queue WHERE turn >= 0 ORDER BY turn LIMIT 1
 $$;
 
--- Queue a run that has started before: it goes before all others, from p_due on.
+-- Queue a run that has started before: it goes before all others, from p_due on. Its turn is -1; or
+-- -2 if p_due is later: no notice is sent then, so no worker is late for it.
 CREATE OR REPLACE FUNCTION requeue_run(p_tenant uuid, p_run uuid, p_due timestamptz)
 RETURNS void LANGUAGE sql AS $$
     WITH queued AS (
         INSERT INTO run_queue (tenant_id, run_id, turn, priority, due_at)
-        VALUES (p_tenant, p_run, -1, 0, p_due) ON CONFLICT DO NOTHING RETURNING number)
+        VALUES (p_tenant, p_run, CASE WHEN p_due > clock_timestamp() THEN -2 ELSE -1 END, 0, p_due)
+        ON CONFLICT DO NOTHING RETURNING number)
     SELECT pg_notify('bottega_queue', worker_for(number)) FROM queued
 $$;
 
@@ -122,7 +125,7 @@ $$;
 
 -- Called by take_runs. Choose the next runs, by turn and number, that have been due for so long,
 -- and lock them, with their rows in the queue; of more than ten, only a worker's share. more: there
--- are others. since: the oldest one's time. A row that somebody else holds is left out.
+-- are others. since: the oldest time, without runs that were to wait. It leaves out rows in use.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION next_runs(p_most integer, p_waited interval)
 RETURNS TABLE (tenant_id uuid, run_ids uuid[], more boolean, since timestamptz)
@@ -137,8 +140,9 @@ DECLARE
     v_share bigint := least(p_most, greatest(10, (v_queued + v_workers - 1) / v_workers));
 BEGIN
     RETURN QUERY
-    SELECT n.tenant_id, array_agg(n.run_id), v_queued > v_share, min(n.due_at) FROM (
-        SELECT q.tenant_id, q.run_id, q.due_at
+    SELECT n.tenant_id, array_agg(n.run_id), v_queued > v_share,
+           min(n.due_at) FILTER (WHERE n.turn > -2) FROM (
+        SELECT q.tenant_id, q.run_id, q.due_at, q.turn
         FROM run_queue q CROSS JOIN LATERAL (
             SELECT FROM runs r WHERE r.tenant_id = q.tenant_id AND r.id = q.run_id
             FOR NO KEY UPDATE SKIP LOCKED) r
