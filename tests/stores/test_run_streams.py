@@ -17,7 +17,7 @@ from bottega.clock import monotonic
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.connect import APP_ROLE
 from bottega.db.engine import Database
-from bottega.events import reader
+from bottega.events import answers, reader
 from bottega.events.frames import Filter, Frame
 from bottega.events.listener import NotifyListener
 from bottega.events.reader import LogReader, RunCursor
@@ -42,6 +42,7 @@ from tests.growing import Growing, growing
 from tests.service import running
 from tests.waiting import until
 
+ANSWER = "x" * 100_000
 COPIES = """
 INSERT INTO runs SELECT (jsonb_populate_record(r, jsonb_build_object(
     'id', gen_random_uuid(), 'slot', NULL, 'input', 'copy', 'last_seq', 0))).*
@@ -271,6 +272,53 @@ async def test_a_page_that_ends_early_says_so_whatever_its_characters(run: Growi
     (found,) = await log.logs([(cursor, 2)])
     assert found.rows[-1]["seq"] < run.seq
     assert found.more
+
+
+async def answer_often(run: Growing, times: int) -> int:
+    """Store a long answer and events that refer to it; return its ``seq``."""
+    data = {"call": 1, "message": {"content": ANSWER}}
+    await run.append({"type": "llm.completed", "data": data})
+    seq = run.seq
+    await run.append(*[{"type": "agent.completed", "data": {"answer_seq": seq}}] * times)
+    return seq
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+async def test_a_page_with_long_answers_is_short(run: Growing, is_elsewhere: bool) -> None:
+    last = await answer_often(run, 20) - (not is_elsewhere)
+    log = LogReader(run.database.pool, asyncio.Event())
+    cursor = await log.cursor_of(DEFAULT_TENANT, run.run_id)
+    while last < run.seq:
+        (found,) = await log.logs([(cursor, last)])
+        assert [row["seq"] for row in found.rows] == [last + n for n, _ in enumerate(found.rows, 1)]
+        assert all(ANSWER in row["data"] for row in found.rows)
+        assert sum(len(row["data"]) for row in found.rows) < reader.PAGE_BYTES + 2 * len(ANSWER)
+        last = found.rows[-1]["seq"]
+        assert found.more or last == run.seq
+
+
+@pytest.mark.parametrize("bound", [(reader, "_TOTAL_BYTES"), (answers, "_MOST")])
+async def test_long_answers_of_many_runs_come_one_after_the_other(
+    settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch, bound: tuple[Any, str]
+) -> None:
+    async with (
+        running(settings, database_url) as server,
+        growing(server) as one,
+        growing(server, defined=True) as other,
+    ):
+        log = LogReader(one.database.pool, asyncio.Event())
+        places = []
+        for run in one, other:
+            seq = await answer_often(run, 1)
+            places.append((await log.cursor_of(DEFAULT_TENANT, run.run_id), seq))
+        whole = await log.logs(places)
+        assert [len(each.rows) for each in whole] == [1, 1]
+        monkeypatch.setattr(*bound, {"_TOTAL_BYTES": 1000, "_MOST": 1}[bound[1]])
+        first, second = await log.logs(places)
+        assert first.rows == whole[0].rows
+        assert (second.rows, second.more) == ([], True)
+        (again,) = await log.logs(places[1:])
+        assert again.rows == whole[1].rows
 
 
 async def test_a_subscriber_ahead_of_the_tail_gets_no_text_of_finished_calls(

@@ -23,7 +23,18 @@ _REFERENCE = '"answer_seq"'
 # Quotes within a string are escaped, so these are keys. Only usage has a number as ``output``.
 _TEXT = re.compile(r'(?:"message": ?\{"content"|"output"): ?(?=")')
 _END_OF = JSONDecoder().raw_decode
-_READ = "SELECT * FROM answers_in_logs($1, $2, $3)"
+_READ = """
+SELECT run_id, seq, output FROM (
+    SELECT a.*,
+           sum(octet_length(output)) OVER (PARTITION BY run_id ORDER BY n
+               ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS of_run,
+           sum(octet_length(output)) OVER (ORDER BY n
+               ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS of_all
+    FROM answers_in_logs($1, $2, $3) WITH ORDINALITY AS a(run_id, seq, output, n)) AS a
+WHERE coalesce(of_run, 0) < $4 AND coalesce(of_all, 0) < $5
+"""
+_MOST = 500
+"""Texts that one query reads."""
 
 LogRow = dict[str, Any]
 """An event with ``seq``, ``type``, and ``data`` as JSON."""
@@ -70,15 +81,29 @@ async def fill_from(
     connection: asyncpg.Connection | asyncpg.Pool,
     tenant_id: UUID,
     missing: Sequence[tuple[UUID, LogRow, int]],
-) -> None:
-    """Add the texts that are elsewhere in the logs of a tenant's runs.
+    run_bytes: int,
+    total_bytes: int,
+) -> dict[UUID, int]:
+    """Add the texts that are elsewhere in the logs of a tenant's runs, up to some size.
 
     Args:
         missing: run, row, and ``seq`` of the event with its text.
+        run_bytes: texts of a run with so many bytes are enough, but one is read.
+        total_bytes: likewise for all runs together.
+
+    Returns:
+        The runs with texts still missing; of each, the ``seq`` of the first row without its text.
     """
-    runs, seqs = [run for run, _, _ in missing], [seq for _, _, seq in missing]
-    found = await connection.fetch(_READ, tenant_id, runs, seqs)
+    asked = missing[:_MOST]
+    runs, seqs = [run for run, _, _ in asked], [seq for _, _, seq in asked]
+    found = await connection.fetch(_READ, tenant_id, runs, seqs, run_bytes, total_bytes)
     texts = {(each["run_id"], each["seq"]): each["output"] for each in found}
+    left: dict[UUID, int] = {}
     for run_id, row, seq in missing:
-        if (text := texts[run_id, seq]) is not None:
+        if run_id in left:
+            continue
+        if (run_id, seq) not in texts:
+            left[run_id] = row["seq"]
+        elif (text := texts[run_id, seq]) is not None:
             _add(row, to_json(text).decode())
+    return left

@@ -74,6 +74,16 @@ class NewEvents:
         self._bytes += _size(step)
         self.more = self._events >= PAGE or self._bytes >= PAGE_BYTES
 
+    def bound(self, end: int | None) -> None:
+        """Leave out the events from the ``seq`` ``end`` on, and those after ``PAGE_BYTES``."""
+        size = 0
+        for place, row in enumerate(self.rows):
+            if row["seq"] == end or size >= PAGE_BYTES:
+                del self.rows[place:]
+                self.more = True
+                return
+            size += len(row["data"].encode())
+
 
 def _size(step: Row) -> int:
     return len((step["events"] or "").encode())
@@ -128,13 +138,17 @@ class LogReader:
     async def _fill(
         self, places: Sequence[tuple[RunCursor, int]], found: Sequence[NewEvents]
     ) -> None:
-        """Add the texts of answers to the events that refer to them."""
+        """Add the texts of answers to the events that refer to them, as far as there is room."""
         missing: defaultdict[UUID, list[tuple[UUID, LogRow, int]]] = defaultdict(list)
         for (run, _), new in zip(places, found, strict=True):
             for row, seq in fill(new.rows):
                 missing[run.tenant_id].append((run.run_id, row, seq))
+        left: dict[UUID, int] = {}
         for tenant_id, rows in missing.items():
-            await fill_from(self._pool, tenant_id, rows)
+            most = PAGE_BYTES, _TOTAL_BYTES // len(missing)
+            left |= await fill_from(self._pool, tenant_id, rows, *most)
+        for (run, _), new in zip(places, found, strict=True):
+            new.bound(left.get(run.run_id))
 
     async def page(self, run: RunCursor, after: int) -> Sequence[Row]:
         """Return a page of a run's events; none if it was deleted, or if this process stops.
