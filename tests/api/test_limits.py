@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from bottega.api.server.limits import LimitTenants
 from bottega.api.server.websocket_protocol import PING_BURST
 from bottega.settings import Settings
+from tests.growing import growing
 from tests.service import Running, running
 from tests.tenants import Holder, holder
 from tests.waiting import until
@@ -203,6 +204,23 @@ async def test_a_stream_over_the_limit_is_refused_until_one_closes(
         await until(lambda: not server.service.wakeups.watched())
         async with client.stream("GET", f"{path}/events", headers=sse) as answer:
             assert answer.status_code == 200
+
+
+async def test_the_past_of_a_streamed_run_counts_like_a_long_answer(
+    settings: Settings, database_url: str
+) -> None:
+    async with running(settings, database_url) as server, growing(server) as run:
+        await run.warn(8, size=10_000)
+        await run.finish()
+    somebody = await holder(database_url, "default")
+    slow = settings.model_copy(update={"requests_per_s": 0.001})
+    async with running(slow, database_url) as server, somebody.client(server) as client:
+        stream = await client.get(f"{run.path}/events", headers={"accept": "text/event-stream"})
+        assert stream.status_code == 200
+        refused = await client.get("/v1/agents")
+        assert refused.status_code == 429
+        units = len(stream.content) // (16 * 1024)
+        assert int(refused.headers["retry-after"]) // 1000 in (units, units + 1)
 
 
 @pytest.mark.parametrize(("per_s", "cancelled"), [(1e6, True), (0.001, False)])

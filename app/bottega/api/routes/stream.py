@@ -1,6 +1,6 @@
 """A run's events over HTTP: as pages, and as server-sent events."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -15,6 +15,7 @@ from bottega.api.errors import problems
 from bottega.api.schemas.base import Page
 from bottega.api.schemas.runs import Event as EventAnswer
 from bottega.api.server.http_protocol import DROP
+from bottega.api.server.limits import PAST
 from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant
 from bottega.api.shared.event_filter import MAX_SEQ, WatchQuery
 from bottega.api.shared.pages import PageQuery
@@ -92,7 +93,8 @@ async def events(
             after = min(int(last_event_id), MAX_SEQ)
         if cursor.over and after >= cursor.last_seq:
             return Response(status_code=204)
-        return EventStream(_sse(service, principal, cursor, after, query), service.settings)
+        past = request.scope.get("extensions", {}).get(PAST, lambda size: None)
+        return EventStream(_sse(service, principal, cursor, after, query, past), service.settings)
     place: int | None = query.place(int)
     after, before = query.after, MAX_SEQ
     if place is not None:
@@ -129,7 +131,12 @@ class EventStream(EventSourceResponse):
 
 
 async def _sse(
-    service: Service, principal: Principal, cursor: RunCursor, after: int, query: EventQuery
+    service: Service,
+    principal: Principal,
+    cursor: RunCursor,
+    after: int,
+    query: EventQuery,
+    past: Callable[[int], None],
 ) -> AsyncIterator[bytes]:
     encoded = _named if query.event == "type" else _unnamed
     open_streams = metrics.streams.labels("sse")
@@ -138,7 +145,10 @@ async def _sse(
         with service.keys.watching(principal.identity, subscriber.stop):
             while (frames := await subscriber.next()) is not None:
                 if frames:
-                    yield b"".join(encoded(frame) for frame in frames)
+                    part = b"".join(encoded(frame) for frame in frames)
+                    if subscriber.place <= cursor.last_seq:
+                        past(len(part))
+                    yield part
                 else:
                     # An id without data makes no event, but moves the place where a client resumes.
                     yield f": heartbeat\r\nid: {subscriber.place}\r\n\r\n".encode()

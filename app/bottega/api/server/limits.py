@@ -22,6 +22,8 @@ from bottega.tenants.ratelimit import Decision, Rate, RateLimits
 
 TURN = "bottega.turn"
 """Scope extension of a WebSocket, if limited: ``await turn()`` waits until a request is allowed."""
+PAST = "bottega.past"
+"""Scope extension of a stream, if limited: ``past(size)`` charges for bytes of a log's past."""
 _WAITING = frozenset({"/mcp", "/openai/v1/chat/completions", "/openai/v1/responses"})
 """Paths whose POST may wait for a run."""
 _SENT, _RECEIVED = 64 * 1024, 16 * 1024
@@ -66,7 +68,7 @@ class LimitTenants:
 
         async def send_with_headers(message: Message) -> None:
             if not streams:
-                bill.answer(message)
+                bill.answer(len(message.get("body", b"")))
             if message["type"] in _STARTS:
                 message["headers"] = [
                     *message.get("headers", ()),
@@ -90,6 +92,7 @@ class LimitTenants:
             detail = f"{self.streams} streams of your tenant are open here: close one first"
             await _refuse("too_many_streams", detail, 1, scope, receive, send_with_headers)
         else:
+            scope.setdefault("extensions", {})[PAST] = bill.answer
             await self._stream(tenant, scope, bill.of(receive), send_with_headers)
 
     async def _stream(self, tenant: UUID, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,7 +103,7 @@ class LimitTenants:
                     return
                 await asyncio.sleep(decision.retry_after_s)
 
-        scope.setdefault("extensions", {})[TURN] = turn
+        scope["extensions"][TURN] = turn
         self.open[tenant] += 1
         try:
             await self.app(scope, receive, send)
@@ -146,9 +149,9 @@ class _Bill:
 
         return charged
 
-    def answer(self, message: Message) -> None:
+    def answer(self, size: int) -> None:
         """Charge for a part of the answer, as far as it is longer than the request's body."""
-        before, self.received = self.received, self.received + len(message.get("body", b""))
+        before, self.received = self.received, self.received + size
         self._charge(before - self.sent, self.received - self.sent, _RECEIVED)
 
     def _charge(self, before: int, size: int, unit: int) -> None:
