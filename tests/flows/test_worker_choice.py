@@ -61,6 +61,7 @@ async def test_a_full_worker_is_passed_over_at_once(
         first, second = await ids(owner, 2)
         await define(client)
         held = await start(client)
+        await model.received()  # the other run's call must not be the first
         await until(lambda: owner.fetchval(BUSY, first))
         assert await owner.fetchval(HOLDERS) == first
         assert await owner.fetchval("SELECT free_worker()") == str(second)
