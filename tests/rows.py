@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 
-IN_BACKGROUND = ("last_sweep", "storage_changes", "tenant_storage")
+IN_BACKGROUND = ("last_sweep", "last_sum", "storage_changes", "tenant_storage")
 """Tables whose rows change by themselves."""
 
 

@@ -171,6 +171,14 @@ CREATE TABLE storage_changes (
     tenant_id uuid NOT NULL,
     kind text NOT NULL,
     bytes bigint NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000);
+
+-- When a process last added them up: one row.
+CREATE UNLOGGED TABLE last_sum (
+    one boolean NOT NULL DEFAULT true,
+    at timestamptz NOT NULL,
+    CONSTRAINT pk_last_sum PRIMARY KEY (one),
+    CONSTRAINT ck_last_sum_one CHECK (one)
 );
 
 -- The tenant of a server without keys.

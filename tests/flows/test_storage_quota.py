@@ -2,7 +2,9 @@
 
 import asyncio
 
+import asyncpg
 import httpx2
+from pydantic_core import to_json
 
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, gated, text
@@ -16,7 +18,7 @@ SUMS = {"definitions", "episodes", "files", "runs", "sessions"}
 
 async def stored(server: Running, client: httpx2.AsyncClient) -> dict[str, int]:
     """Add up what tenants store; return the client's bytes by kind."""
-    await server.owner.execute("SELECT sum_storage()")
+    await server.owner.execute("SELECT sum_storage(0)")
     answer = await client.get("/v1/scheduler")
     assert answer.status_code == 200, answer.text
     told = answer.json()
@@ -91,3 +93,75 @@ async def test_a_full_tenant_stores_nothing_new_until_it_deletes(
         left = await stored(server, full)
         assert left == {**dict.fromkeys(SUMS, 0), "definitions": left["definitions"]}
         assert await accepted(full) == [202, 202, 201, 200, 200, 201, 200, 201, 201, 201, 404]
+
+
+async def test_a_run_counts_what_it_copies_and_what_its_end_stores(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    answer = {"a": LARGE}
+    model.script(text(to_json(answer).decode()))
+    async with running(configured(settings, model), database_url, worker=True) as server:
+        client = server.client
+        await client.post("/v1/agents", json=AGENT)
+        await client.post("/v1/sessions", json={"id": "s"})
+        await server.owner.execute(
+            """
+            INSERT INTO session_memory (
+                tenant_id, session_id, agent, version, content, details, run_id, published_at)
+            SELECT tenant_id, id, 'b', 1, $1, '{}', uuidv7(), now() FROM sessions
+            """,
+            LARGE,
+        )
+        (run_id,) = await begin(client, session_id="s", output_schema={"type": "object"})
+        await server.frames(f"/v1/runs/{run_id}/ws")
+        first = await stored(server, client)
+        # Published answers; the answer in the log, in both outputs, and in the turn.
+        assert 5 * len(LARGE) < first["runs"] < 5.5 * len(LARGE)
+
+        retried = (await client.post(f"/v1/runs/{run_id}/retry", json={})).json()["id"]
+        await client.post(f"/v1/runs/{retried}/cancel")
+        await server.frames(f"/v1/runs/{retried}/ws")
+        second = await stored(server, client)
+        assert len(LARGE) < second["runs"] - first["runs"] < 1.5 * len(LARGE)
+
+
+async def test_a_full_tenant_may_replace_by_less(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    limited = configured(settings, model, tenant_storage_bytes=30_000)
+    run = {"agent": "a", "input": LARGE}
+    schedule = {"cron": "0 3 * * *", "run": run}
+    async with running(limited, database_url) as server:
+        client = server.client
+        await client.post("/v1/agents", json=AGENT)
+        await client.post("/v1/sessions", json={"id": "s", "metadata": {"a": "x" * 500}})
+        assert (await client.put("/v1/schedules/s", json=schedule)).status_code == 201
+        await stored(server, client)
+
+        async def refused(metadata: str, input_: str) -> list[bool]:
+            changed = schedule | {"run": run | {"input": input_}}
+            answers = [
+                await client.patch("/v1/sessions/s", json={"metadata": {"a": metadata}}),
+                await client.put("/v1/schedules/s", json=changed),
+            ]
+            return [answer.status_code == 429 for answer in answers]
+
+        assert await refused("y" * 501, LARGE + "x") == [True, True]
+        assert await refused("y" * 500, LARGE) == [False, False]
+        assert await refused("y", "x") == [False, False]
+
+
+async def test_processes_add_up_together_once_in_a_while(database_url: str) -> None:
+    owner = await asyncpg.connect(database_url)
+    try:
+        await owner.execute("SELECT sum_storage(3600)")
+        await owner.execute(
+            "INSERT INTO storage_changes (tenant_id, kind, bytes) SELECT id, 'runs', 7 FROM tenants"
+        )
+        await owner.execute("SELECT sum_storage(3600)")
+        assert await owner.fetchval("SELECT count(*) FROM tenant_storage") == 0
+        await owner.execute("UPDATE last_sum SET at = now() - interval '2 hours'")
+        await owner.execute("SELECT sum_storage(3600)")
+        assert await owner.fetchval("SELECT bytes FROM tenant_storage") == 7
+    finally:
+        await owner.close()

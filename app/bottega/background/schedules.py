@@ -30,7 +30,7 @@ from bottega.background.cron import next_tick
 from bottega.db.driver import driver_of
 from bottega.db.engine import Database, act_as
 from bottega.db.pages import PageItems, fetch_page, paged
-from bottega.db.quota import require_room
+from bottega.db.quota import GREW, require_room
 from bottega.db.tables import schedules
 from bottega.definitions.sources import forget_source
 from bottega.errors import BottegaError, ConflictError, NotFoundError
@@ -75,6 +75,7 @@ async def create(
         LimitedError: ``storage_quota``.
         UserErasingError: its runs' user is being erased.
     """
+    await require_room(connection, tenant_id)
     values = await _values(connection, tenant_id, new)
     query = insert(schedules).values(values).on_conflict_do_nothing().returning(schedules)
     row = (await connection.execute(query)).mappings().one_or_none()
@@ -99,7 +100,7 @@ async def put(
 
     Raises:
         ConflictError: ``too_many`` or ``session_user``.
-        LimitedError: ``storage_quota``.
+        LimitedError: ``storage_quota``, unless the one that it replaces is at least as large.
         UserErasingError: its runs' user is being erased.
     """
     values = await _values(connection, tenant_id, new)
@@ -117,8 +118,10 @@ async def put(
         },
     )
     is_new = literal_column("schedules.xmax = 0", Boolean()).label("is_new")
-    row = (await connection.execute(query.returning(schedules, is_new))).mappings().one()
+    row = (await connection.execute(query.returning(schedules, is_new, GREW))).mappings().one()
     found = dict(row)
+    if found.pop(GREW.name):
+        await require_room(connection, tenant_id)
     if was_new := found.pop("is_new"):
         await _refuse_excess(connection, tenant_id)
     await _tell(connection)
@@ -128,7 +131,6 @@ async def put(
 async def _values(
     connection: AsyncConnection, tenant_id: UUID, new: Mapping[str, Any]
 ) -> dict[str, Any]:
-    await require_room(connection, tenant_id)
     run = new["run"]
     user = await user_of(connection, tenant_id, run.get("session_id"), run.get("user"))
     next_at = next_tick(new["cron"], new["timezone"], await _now(connection))

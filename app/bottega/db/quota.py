@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from sqlalchemy import func, select
+from sqlalchemy import Boolean, func, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.errors import LimitedError
@@ -15,6 +15,8 @@ STORAGE_FULL = (
     "shows what takes the room"
 )
 RETRY_AFTER_S = 60.0
+GREW = literal_column("new.bytes > coalesce(old.bytes, 0)", Boolean()).label("grew")
+"""Column to return from a change of a row: it takes more bytes than before."""
 
 
 async def require_room(connection: AsyncConnection, tenant_id: UUID) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.pages import PageItems, fetch_page, paged
-from bottega.db.quota import require_room
+from bottega.db.quota import GREW, require_room
 from bottega.db.tables import runs, session_memory, sessions
 from bottega.errors import (
     BottegaError,
@@ -153,15 +153,17 @@ async def change(
 
     Raises:
         NotFoundError: unknown, or another tenant's.
-        LimitedError: ``storage_quota``.
+        LimitedError: ``storage_quota``, unless it becomes smaller.
     """
-    await require_room(connection, tenant_id)
     own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
     query = update(sessions).where(own).values(metadata=metadata, updated_at=func.now())
-    row = (await connection.execute(query.returning(*_COLUMNS))).mappings().one_or_none()
+    row = (await connection.execute(query.returning(*_COLUMNS, GREW))).mappings().one_or_none()
     if row is None:
         raise unknown_session(session_id)
-    return dict(row)
+    changed = dict(row)
+    if changed.pop(GREW.name):
+        await require_room(connection, tenant_id)
+    return changed
 
 
 def unknown_session(session_id: str) -> NotFoundError:

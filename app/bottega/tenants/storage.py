@@ -7,12 +7,12 @@ import asyncpg
 from bottega.leased_work import WorkLoop
 
 _POLL_S = 5.0
-_SUM = "SELECT sum_storage()"
+_SUM = "SELECT sum_storage($1)"
 
 
 @dataclass(frozen=True, slots=True)
 class StorageSums:
-    """Background work of every process; one of them does it at a time."""
+    """Background work of every process; together they do it once per five seconds."""
 
     pool: asyncpg.Pool
 
@@ -22,5 +22,5 @@ class StorageSums:
 
     async def add_up(self) -> float:
         """Add up all changes so far; return the seconds until more may be due."""
-        await self.pool.execute(_SUM)
+        await self.pool.execute(_SUM, _POLL_S)
         return float("inf")

@@ -70,12 +70,12 @@ GRANT SELECT ON run_events TO bottega_app, bottega_system;
 -- Tables of no single tenant.
 REVOKE ALL ON
     alembic_version, sql_files, first_key, workers, worker_leases, last_sweep,
-    deleted_objects, index_maintenance
+    last_sum, deleted_objects, index_maintenance
     FROM bottega_app, bottega_system, bottega_maintenance;
 GRANT SELECT ON alembic_version, sql_files TO bottega_app, bottega_system;
 GRANT SELECT, INSERT ON first_key TO bottega_system;
 GRANT SELECT ON workers TO bottega_app;
-GRANT SELECT, INSERT, UPDATE ON last_sweep TO bottega_system;
+GRANT SELECT, INSERT, UPDATE ON last_sweep, last_sum TO bottega_system;
 GRANT SELECT, INSERT, UPDATE, DELETE ON workers, worker_leases, deleted_objects TO bottega_system;
 
 -- Analyse and rebuild the indexes of memory.

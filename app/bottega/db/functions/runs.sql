@@ -67,7 +67,9 @@ BEGIN
            coalesce(n.memory, 'full'), n.principal, n.retry_of, n.task_root,
            1 + v_carried, CASE WHEN v_carried > 0 THEN 1 + v_carried ELSE 0 END,
            v_conversation, n.turn, CASE WHEN v_blocker IS NULL THEN now() END, n.traceparent,
-           n.tracestate, pg_column_size(p_new) + pg_column_size(p_carried)
+           n.tracestate,
+           -- The session's memory counts at the end: most runs get it when they are claimed.
+           pg_column_size(p_new - 'session_base') + pg_column_size(p_carried)
     FROM jsonb_to_record(p_new) AS n(
         mode text, agent text, graph text, session_id text, session_base jsonb, input jsonb,
         pinned jsonb, priority smallint, timeout_s double precision,
@@ -254,7 +256,8 @@ BEGIN
     DELETE FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run
     RETURNING last_seq INTO v_last;
     UPDATE runs SET status = p_status, ended_at = v_now, error = p_error,
-        bytes = bytes + log_bytes(p_tenant, p_run, carried_seq),
+        bytes = bytes + log_bytes(p_tenant, p_run, carried_seq)
+            + coalesce(octet_length(session_base::text), 0),
         stop_reason = v_data ->> 'stop_reason',
         attempts = CASE status WHEN 'running'
             THEN jsonb_set(attempts, '{-1,ended_at}', to_jsonb(v_now)) ELSE attempts END

@@ -244,7 +244,10 @@ BEGIN
                 ELSE spent_by(p_tenant, p_run) END,
         turn = turn || coalesce(nullif(p_outcome -> 'turn', 'null'), '{}'),
         bytes = bytes + log_bytes(p_tenant, p_run, carried_seq)
-            + pg_column_size(p_outcome -> 'output'),
+            + coalesce(octet_length(session_base::text), 0)
+            + coalesce(pg_column_size(p_outcome -> 'output'), 0)
+            + coalesce(pg_column_size(p_outcome -> 'output_json'), 0)
+            + coalesce(pg_column_size(p_outcome -> 'turn'), 0),
         link = CASE WHEN link IS NOT NULL
             THEN link - 'files' || jsonb_build_object('written', p_outcome -> 'files') END,
         attempts = jsonb_set(attempts, '{-1,ended_at}', to_jsonb(p_now)), ended_at = p_now

@@ -51,14 +51,19 @@ LANGUAGE sql STABLE AS $$
     WHERE tenant_id = p_tenant AND run_id = p_run AND last_seq > p_carried
 $$;
 
--- Called by every process, every few seconds. Add up the noted changes; one process at a time.
+-- Called by every process, every few seconds. Add up the noted changes; one process at a time, and
+-- then none for p_every_s seconds.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION sum_storage() RETURNS void
+CREATE OR REPLACE FUNCTION sum_storage(p_every_s double precision) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(hashtext('sum_storage')) THEN
+    IF EXISTS (SELECT FROM last_sum
+               WHERE at BETWEEN now() - make_interval(secs => p_every_s) AND now())
+        OR NOT pg_try_advisory_xact_lock(hashtext('sum_storage'))
+    THEN
         RETURN;
     END IF;
+    INSERT INTO last_sum (at) VALUES (now()) ON CONFLICT (one) DO UPDATE SET at = excluded.at;
     WITH noted AS (
         DELETE FROM storage_changes RETURNING tenant_id, kind, bytes
     )
