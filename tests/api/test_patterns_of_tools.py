@@ -2,12 +2,15 @@
 
 import asyncio
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
 import pytest
 
+from bottega.api.shared import schemas
 from tests.api.test_bad_input import GOOD, problem
 from tests.service import Running
 
@@ -89,3 +92,29 @@ async def test_a_common_pattern_is_accepted_in_each_of_many_tools(
         broken = {name: value for name, value in agent(patterns).items() if name != "name"}
         error = problem(await client.put("/v1/agents/a", json=broken), 422)["errors"][0]
         assert error["pointer"] == f"/tools/0/parameters/properties/{number}/pattern"
+
+
+async def test_costly_patterns_are_tried_once_and_few_at_a_time(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hold the trial of patterns, and count its calls."""
+    gate, calls = threading.Event(), []
+
+    def tried(patterns: Any) -> None:
+        calls.append(patterns)
+        gate.wait(30)
+
+    monkeypatch.setattr(schemas, "compile_apart", tried)
+    bodies = [agent(bomb(100 * number, 8)) | {"name": f"a{number}"} for number in range(3)]
+    with ThreadPoolExecutor(1) as apart:
+        monkeypatch.setattr(schemas, "_apart", apart)
+        sent = [asyncio.ensure_future(client.post("/v1/agents", json=body)) for body in bodies]
+        done, waiting = await asyncio.wait(sent, return_when=asyncio.FIRST_COMPLETED)
+        (refused,) = done
+        assert problem(refused.result(), 429)["code"] == "pattern_checks"
+        assert refused.result().headers["retry-after"] == "5"
+        gate.set()
+        assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [201, 201]
+    again = bodies[next(number for number, each in enumerate(sent) if each in waiting)]
+    answer = await client.post("/v1/agents", json=again | {"name": "again"})
+    assert (answer.status_code, len(calls)) == (201, 2)

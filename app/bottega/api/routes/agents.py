@@ -3,12 +3,14 @@
 import contextlib
 from collections.abc import Mapping
 from typing import Any
+from uuid import UUID
 
 from bottega.api.schemas.agents import Agent, AgentContent, AgentSummary, NewAgent
 from bottega.api.schemas.checks import EqualsCheck, PythonCheck, SchemaCheck
 from bottega.api.shared.definitions import Caller, definition_router
 from bottega.api.shared.schemas import check_schemas
 from bottega.api.shared.secret_hosts import Sending, refuse_foreign
+from bottega.container import Service
 from bottega.definitions.agents import refuse_circle, refuse_stateful
 from bottega.definitions.kinds import AGENTS
 from bottega.definitions.models import listed, named_by
@@ -21,11 +23,6 @@ from bottega.tools.http import HttpToolDefinition
 
 async def prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, Any]:
     """Check an agent; return what is stored."""
-    patterns = {
-        f"/tools/{index}": {f"/tools/{index}{at}": text for at, text in tool.patterns.items()}
-        for index, tool in enumerate(body.tools)
-        if isinstance(tool, HttpToolDefinition)
-    }
     sent = [
         Sending(f"/tools/{index}/headers/{header}", secret, tool.origin)
         for index, tool in enumerate(body.tools)
@@ -33,7 +30,6 @@ async def prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, An
         for header, secret in tool.secrets.items()
     ]
     await refuse_foreign(caller, sent)
-    await check_schemas(_schemas(body), patterns)
     _refuse_unknown_plugins(body)
     if body.params is not None:
         dialects = await _dialects(caller, body.model)
@@ -43,6 +39,16 @@ async def prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, An
     if body.subagents is not None and body.subagents.mode == "async":
         refuse_stateful(name, children, found)
     return body.model_dump(exclude={"name"})
+
+
+async def check_patterns_of(_: Service, tenant: UUID, body: AgentContent) -> None:
+    """Check the schemas of an agent and its tools' patterns; see :func:`check_schemas`."""
+    patterns = {
+        f"/tools/{index}": {f"/tools/{index}{at}": text for at, text in tool.patterns.items()}
+        for index, tool in enumerate(body.tools)
+        if isinstance(tool, HttpToolDefinition)
+    }
+    await check_schemas(tenant, _schemas(body), patterns)
 
 
 def _schemas(body: AgentContent) -> dict[str, Mapping[str, Any]]:
@@ -82,5 +88,11 @@ async def _dialects(caller: Caller, model: str | list[str] | None) -> Dialects:
 
 
 router = definition_router(
-    AGENTS, new=NewAgent, content=AgentContent, output=Agent, summary=AgentSummary, prepare=prepare
+    AGENTS,
+    new=NewAgent,
+    content=AgentContent,
+    output=Agent,
+    summary=AgentSummary,
+    prepare=prepare,
+    check=check_patterns_of,
 )

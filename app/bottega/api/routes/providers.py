@@ -18,7 +18,6 @@ from bottega.api.schemas.providers import (
     ProviderSummary,
 )
 from bottega.api.shared.definitions import Caller, Shown, answer, definition_router
-from bottega.api.shared.deps import DefineTenant, ServiceDep
 from bottega.api.shared.secret_hosts import Sending, refuse_foreign
 from bottega.container import Service
 from bottega.definitions import store
@@ -50,10 +49,6 @@ async def prepare(caller: Caller, name: str, body: ProviderBody) -> dict[str, An
     ]
     await refuse_foreign(caller, sent)
     return body.model_dump(exclude={"name"})
-
-
-async def _check_address(service: ServiceDep, tenant: DefineTenant, body: ProviderBody) -> None:
-    await check_address_of(service, tenant, body)
 
 
 async def check_address_of(service: Service, tenant: UUID, body: ProviderBody) -> None:
@@ -130,6 +125,6 @@ router = definition_router(
     output=Provider,
     summary=ProviderSummary,
     prepare=prepare,
-    check=_check_address,
+    check=check_address_of,
     shown=Shown(ProviderHealth, _show, _listed),
 )

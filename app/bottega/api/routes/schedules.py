@@ -80,7 +80,7 @@ async def _prepared(
 ) -> AsyncIterator[tuple[AsyncConnection, dict[str, Any], StoredInput]]:
     """Check a schedule; yield a transaction, what to store, and the input's stored files."""
     asked, run = body.model_dump(), body.run
-    await check_schema(run.output_schema, "/run/output_schema")
+    await check_schema(tenant, run.output_schema, "/run/output_schema")
     place = "/run/input"
     files = stored_input(service.files, tenant, asked["run"]["input"], run.session_id, place)
     async with files as stored:

@@ -56,6 +56,8 @@ CallerDep = Annotated[Caller, Depends(_caller, scope="function")]
 
 Prepare = Callable[[Caller, str, Any], Awaitable[dict[str, Any]]]
 """Function (caller, name, body) → content to store; raises for invalid bodies."""
+Check = Callable[[Service, UUID, Any], Awaitable[None]]
+"""Function (service, tenant, body); raises for invalid bodies."""
 Show = Callable[[Caller, str, Response], Awaitable[dict[str, Any]]]
 """Function (caller, name, response) → the body of GET."""
 Others = Callable[[Service], Sequence[dict[str, Any]]]
@@ -97,7 +99,7 @@ def definition_router(
     output: type[BaseModel],
     summary: type[BaseModel],
     prepare: Prepare,
-    check: Callable[..., Awaitable[None]] | None = None,
+    check: Check | None = None,
     shown: Shown | None = None,
 ) -> APIRouter:
     """Return the routes of one kind, agents under ``/v1/agents``.
@@ -107,13 +109,12 @@ def definition_router(
         content: schema of PUT.
         output: schema of responses.
         summary: schema of list items, without bodies.
-        check: dependency of POST and PUT that is called before their transaction begins.
+        check: checks the bodies of POST and PUT before their transaction begins: it may be slow.
         shown: what reading shows, if it is more than the definitions.
     """
     router = APIRouter(prefix=kind.path, tags=[f"{kind.noun}s"])
-    before = [] if check is None else [Depends(check)]
-    _add_create(router, kind, new, output, prepare, before)
-    _add_replace(router, kind, content, output, prepare, before)
+    _add_create(router, kind, new, output, prepare, check)
+    _add_replace(router, kind, content, output, prepare, check)
     _add_delete(router, kind)
     _add_list(router, kind, output, summary, shown)
     _add_get(router, kind, output, shown)
@@ -127,13 +128,12 @@ def _add_create(
     new: type[BaseModel],
     output: type[BaseModel],
     prepare: Prepare,
-    before: Sequence[Any],
+    check: Check | None,
 ) -> None:
     noun = kind.noun
 
     @router.post(
         "",
-        dependencies=before,
         operation_id=f"create_{kind.word}",
         summary=f"Create {kind.article} {noun}",
         status_code=201,
@@ -145,20 +145,26 @@ def _add_create(
     )
     async def create(
         once: OnceDep,
-        caller: CallerDep,
+        service: ServiceDep,
+        tenant: DefineTenant,
+        principal: PrincipalDep,
         body: new,  # type: ignore[valid-type]
         response: Response,
     ) -> Any:
         name: str = body.name  # type: ignore[attr-defined]
+        if check is not None:
+            await check(service, tenant, body)
+        async with service.database.begin(tenant) as tx:
+            caller = Caller(service, tx, tenant, principal)
 
-        async def define() -> dict[str, Any]:
-            prepared = await prepare(caller, name, body)
-            definition = await store.create(caller.tx, kind, caller.tenant, name, prepared)
-            await note(caller, kind, "create", definition)
-            response.headers["Location"] = f"{kind.path}/{name}"
-            return answer(definition, response)
+            async def define() -> dict[str, Any]:
+                prepared = await prepare(caller, name, body)
+                definition = await store.create(tx, kind, tenant, name, prepared)
+                await note(caller, kind, "create", definition)
+                response.headers["Location"] = f"{kind.path}/{name}"
+                return answer(definition, response)
 
-        return await once(caller.tx, response, output, define)
+            return await once(tx, response, output, define)
 
 
 def _add_replace(
@@ -167,13 +173,12 @@ def _add_replace(
     content: type[BaseModel],
     output: type[BaseModel],
     prepare: Prepare,
-    before: Sequence[Any],
+    check: Check | None,
 ) -> None:
     noun = kind.noun
 
     @router.put(
         "/{name}",
-        dependencies=before,
         operation_id=f"replace_{kind.word}",
         summary=f"Store a new version of the {noun}, or {kind.article} new {noun}",
         response_model=output,
@@ -188,7 +193,9 @@ def _add_replace(
         },
     )
     async def replace(
-        caller: CallerDep,
+        service: ServiceDep,
+        tenant: DefineTenant,
+        principal: PrincipalDep,
         name: DefinitionName,
         body: content,  # type: ignore[valid-type]
         response: Response,
@@ -196,17 +203,20 @@ def _add_replace(
         if_none_match: IfNoneMatch = None,
     ) -> Any:
         expected, only_new = if_match_version(if_match), is_only_new(if_none_match)
-        prepared = await prepare(caller, name, body)
-        tx, tenant = caller.tx, caller.tenant
-        if if_match is None or only_new:
-            stored = await store.put(tx, kind, tenant, name, prepared, only_new=only_new)
-        else:
-            stored = await store.replace(tx, kind, tenant, name, prepared, expected), False
-        definition, is_new = stored
+        if check is not None:
+            await check(service, tenant, body)
+        async with service.database.begin(tenant) as tx:
+            caller = Caller(service, tx, tenant, principal)
+            prepared = await prepare(caller, name, body)
+            if if_match is None or only_new:
+                stored = await store.put(tx, kind, tenant, name, prepared, only_new=only_new)
+            else:
+                stored = await store.replace(tx, kind, tenant, name, prepared, expected), False
+            definition, is_new = stored
+            await note(caller, kind, "create" if is_new else "replace", definition)
         if is_new:
             response.status_code = 201
             response.headers["Location"] = f"{kind.path}/{name}"
-        await note(caller, kind, "create" if is_new else "replace", definition)
         return answer(definition, response)
 
 

@@ -87,7 +87,7 @@ async def _checked(
     if body.webhook_url is not None:
         async with service.database.begin(tenant) as tx:
             await check_webhook(tx, tenant, settings, body.webhook_url)
-    await check_schema(body.output_schema, "/output_schema")
+    await check_schema(tenant, body.output_schema, "/output_schema")
     asked = body.model_dump()
     async with stored_input(service.files, tenant, asked["input"], body.session_id) as stored:
         asked |= {"input": stored.input, "made_files": [*stored.made] or None, "way": way}

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from bottega.api.errors import problems
 from bottega.api.routes.deploy.bodies import Apply, ApplyResult
 from bottega.api.routes.deploy.references import warnings_of
-from bottega.api.routes.deploy.storing import store_all
+from bottega.api.routes.deploy.storing import check_patterns, store_all
 from bottega.api.routes.providers import check_address_of
 from bottega.api.shared.definitions import Caller
 from bottega.api.shared.deps import DefineTenant, PrincipalDep, ServiceDep
@@ -38,6 +38,7 @@ async def apply(
         except InvalidInputError as error:
             error.pointer = f"/providers/{number}{error.pointer or ''}"
             raise
+    await check_patterns(service, tenant, body)
     async with service.database.begin(tenant) as tx:
         undo = await tx.begin_nested()
         caller = Caller(service, tx, tenant, principal)

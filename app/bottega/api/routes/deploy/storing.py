@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
+from uuid import UUID
 
 from pydantic_core import from_json, to_json
 from sqlalchemy import and_, delete, func, select, tuple_
@@ -19,6 +20,7 @@ from bottega.api.shared.definitions import Caller, Prepare, note
 from bottega.api.shared.new_runs import check_webhook
 from bottega.api.shared.schemas import check_schema
 from bottega.background import schedules
+from bottega.container import Service
 from bottega.db.tables import applied_definitions
 from bottega.definitions import store
 from bottega.definitions.agents import hold_sub_agents
@@ -41,6 +43,20 @@ _BY_WORD = {kind.word: kind for kind, _ in _KINDS.values()}
 _DELETED = (schedules.KIND, *reversed(_BY_WORD))
 """Kinds in the order of deletion: what refers to others goes first."""
 _columns = applied_definitions.c
+
+
+async def check_patterns(service: Service, tenant: UUID, asked: Apply) -> None:
+    """Check the schemas of a document's agents and runs, which may take seconds.
+
+    Raises:
+        BottegaError: one was refused; ``pointer`` names it.
+    """
+    for number, agent in enumerate(asked.agents):
+        with _at("agents", number):
+            await agents.check_patterns_of(service, tenant, agent)
+    for number, schedule in enumerate(asked.schedules):
+        with _at("schedules", number):
+            await check_schema(tenant, schedule.run.output_schema, "/run/output_schema")
 
 
 async def store_all(caller: Caller, asked: Apply) -> list[dict[str, Any]]:
@@ -139,7 +155,6 @@ async def _store_schedule(caller: Caller, body: NewSchedule) -> dict[str, Any]:
             "here a schedule's input is text: use PUT /v1/schedules for one with files",
             pointer="/run/input",
         )
-    await check_schema(run.output_schema, "/run/output_schema")
     place, settings = "/run/webhook_url", caller.service.settings
     await check_webhook(caller.tx, caller.tenant, settings, run.webhook_url, pointer=place)
     before = None
