@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import sys
 from typing import Any
 from uuid import UUID
 
 import httpx2
 
 from bottega.api.shared.drawings import Drawings
+from bottega.api.shared.processes import output_of
 from bottega.errors import LimitedError
 from tests.api.test_bad_input import problem
 
@@ -110,3 +112,9 @@ async def test_concurrent_drawings_of_a_tenant_are_bounded() -> None:
     )
     refused = [place for place, each in enumerate(answers) if isinstance(each, LimitedError)]
     assert refused == [8, 9]
+
+
+async def test_a_program_has_low_priority_when_it_begins_its_work() -> None:
+    program = "import os, sys; sys.stdin.read(); print(os.nice(0))"
+    told = await output_of(([sys.executable, "-c", program], dict(os.environ)), b"")
+    assert int(told) == min(os.nice(0) + 10, 19)

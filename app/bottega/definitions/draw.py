@@ -21,7 +21,6 @@ _DRAW = {
     "dot": SharedMemoryGraph.to_dot,
 }
 _UNSHOWN = datetime.min.replace(tzinfo=UTC)
-_NICENESS = 10
 
 
 def draw(plan: dict[str, Any]) -> bytes:
@@ -45,7 +44,6 @@ def command() -> tuple[list[str], dict[str, str]]:
 
 def main() -> None:
     """Read a plan from standard input, as JSON; write the drawing to standard output."""
-    os.nice(_NICENESS)
     sys.stdout.buffer.write(draw(from_json(sys.stdin.buffer.read())))
 
 

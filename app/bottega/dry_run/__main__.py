@@ -5,7 +5,6 @@ thread, and because a process can be ended.
 """
 
 import asyncio
-import os
 import resource
 import sys
 
@@ -14,11 +13,8 @@ from pydantic_core import from_json
 from bottega.dry_run.result import dry_run
 from bottega.dry_run.start import CPU_S, MOST_BYTES, NO_MEMORY
 
-_NICENESS = 10
-
 
 def main() -> None:
-    os.nice(_NICENESS)
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     try:

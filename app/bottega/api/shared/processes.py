@@ -2,7 +2,11 @@
 
 import asyncio
 import contextlib
+import os
 from asyncio.subprocess import PIPE
+
+_NICER = 10
+"""Niceness above that of this process."""
 
 
 class ProcessEndedError(Exception):
@@ -14,7 +18,7 @@ class ProcessEndedError(Exception):
 
 
 async def output_of(command: tuple[list[str], dict[str, str]], data: bytes) -> bytes:
-    """Run a program, which does not outlive the call, and return its output.
+    """Run a program at low priority, which does not outlive the call; return its output.
 
     Args:
         command: its arguments and environment.
@@ -27,6 +31,9 @@ async def output_of(command: tuple[list[str], dict[str, str]], data: bytes) -> b
     process = await asyncio.create_subprocess_exec(
         *arguments, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True
     )
+    with contextlib.suppress(ProcessLookupError):  # from its start on: its imports take long
+        niceness = os.getpriority(os.PRIO_PROCESS, 0) + _NICER
+        os.setpriority(os.PRIO_PROCESS, process.pid, min(niceness, 19))
     try:
         output, _ = await process.communicate(data)
     finally:
