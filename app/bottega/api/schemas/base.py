@@ -58,7 +58,13 @@ Metadata = Annotated[
 ]
 
 
-class Body(BaseModel):
+class Part(BaseModel):
+    """A part of a body, whose types alone keep it small and storable."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Body(Part):
     """A request body; unknown fields are refused.
 
     Attributes:
@@ -66,8 +72,6 @@ class Body(BaseModel):
     """
 
     deep: ClassVar[frozenset[str]] = frozenset()
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     @model_validator(mode="before")
     @classmethod

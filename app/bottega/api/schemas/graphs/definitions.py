@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
-from bottega.api.schemas.base import Answer, Body, Name
+from bottega.api.schemas.base import Answer, Body, Name, Part
 from bottega.definitions.graphs import MOST_NODES
 
 Seconds = Annotated[
@@ -14,14 +14,14 @@ Seconds = Annotated[
 ]
 
 
-class Node(Body):
+class Node(Part):
     """An agent in the graph."""
 
     agent: Name
     ttl_s: Seconds | None = None
 
 
-class Edge(Body):
+class Edge(Part):
     """A dependency: the target receives the source's answer before its first model call."""
 
     model_config = ConfigDict(
