@@ -46,7 +46,7 @@ async def test_a_run_goes_on_after_the_server_was_killed(
             attempt = page.locator(".figure", has_text="Attempt").locator("dd")
             await expect(attempt).to_have_text("2")
     go_on.set()
-    broken = ("ERR_CONNECTION", "ERR_EMPTY", "WebSocket")
+    broken = ("ERR_CONNECTION", "ERR_EMPTY", "ERR_SOCKET", "WebSocket")
     assert [each for each in problems if not any(word in each for word in broken)] == []
 
 

@@ -92,6 +92,8 @@ async def test_a_person_approves_and_answers_in_the_run(console: Console) -> Non
     await page.get_by_role("button", name="Edit arguments").click()
     await page.get_by_label("Arguments").fill('{"expression": "20+1"}')
     await page.get_by_role("button", name="Approve").click()
+    await expect(page.get_by_role("button", name="Approve")).to_be_hidden()  # it moves the others
+    await expect(page.locator(".head").get_by_text("waiting")).to_be_visible()
     await page.get_by_label("Answer").fill("the red one")
     await page.get_by_role("button", name="Send").click()
     await expect(page.locator(".head").get_by_text("completed")).to_be_visible()

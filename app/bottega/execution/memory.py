@@ -5,7 +5,8 @@ there without a new search.
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -48,6 +49,8 @@ _PATIENCE_S = 2.0
 _ANALYSIS_S = 30.0
 _HELPS = 8  # retrievals after failures, per run
 _READ, _ALIKE = 10, 3  # episodes with a similar failure that are read, and that are given
+
+_Ask = Callable[[], Awaitable[list[dict[str, Any]]]]
 
 logger = structlog.get_logger(__name__)
 
@@ -193,10 +196,10 @@ class MemoryRetriever:
         """Retrieve memory that may help this run, as event data: patterns, then episodes."""
         if self._sources is None:
             return []
-        patterns = patterns_for(
-            self._sources, self._journal.tenant_id, self._features, self._assignment
+        patterns = partial(
+            patterns_for, self._sources, self._journal.tenant_id, self._features, self._assignment
         )
-        return await self._both(patterns, self._episodes(self._sources))
+        return await self._both(patterns, partial(self._episodes, self._sources))
 
     async def _episodes(self, sources: MemorySources) -> list[dict[str, Any]]:
         found = await sources.episodes.search(
@@ -219,11 +222,9 @@ class MemoryRetriever:
         )
         return insight_events(found, tallies, self._assignment, sources.options)
 
-    async def _both(self, *asked: Awaitable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    async def _both(self, *asks: _Ask) -> list[dict[str, Any]]:
         """Return the results that come in time, in order; report the others as warnings."""
-        answers = await asyncio.gather(
-            *(asyncio.wait_for(each, _PATIENCE_S) for each in asked), return_exceptions=True
-        )
+        answers = await asyncio.gather(*map(_in_time, asks), return_exceptions=True)
         found: list[dict[str, Any]] = []
         for answer in answers:
             if isinstance(answer, list):
@@ -297,7 +298,8 @@ class MemoryRetriever:
 
     async def _helpful(self, sources: MemorySources, failure: ToolFailure) -> list[dict[str, Any]]:
         tool, signature = failure.tool, failure.signature
-        patterns = patterns_for(
+        patterns = partial(
+            patterns_for,
             sources,
             self._journal.tenant_id,
             {**self._features, "error_type": failure.error.type, "tool": tool},
@@ -305,7 +307,7 @@ class MemoryRetriever:
             failure_signature=signature,
             but=frozenset(self._patterns),
         )
-        return await self._both(patterns, self._alike(sources, tool, signature))
+        return await self._both(patterns, partial(self._alike, sources, tool, signature))
 
     async def _alike(
         self, sources: MemorySources, tool: str, signature: str
@@ -336,3 +338,8 @@ def _scope(about: RunFacts, *, shared: bool) -> Scope:
 def given(hit: Hit) -> dict[str, Any]:
     """Return a found episode as event data, with the reason why it is given."""
     return {**episode_event(hit.episode, hit.score), "why": hit.why}
+
+
+async def _in_time(ask: _Ask) -> list[dict[str, Any]]:
+    async with asyncio.timeout(_PATIENCE_S):
+        return await ask()

@@ -236,7 +236,8 @@ export class RunState {
     if (asked) Object.assign(asked, { status: data.status, resolution: data.resolution, by: data.by, resolvedAt: at });
     const span = task.spans.findLast((each) => each.id === data.interrupt_id);
     if (span) span.to = at;
-    if (this.status === "waiting") this.status = "queued";
+    const waits = [...this.interrupts.values()].some((each) => each.status === "pending");
+    if (this.status === "waiting" && !waits) this.status = "queued";
   }
 
   #message(type, { message_id: id, content }) {
