@@ -143,7 +143,7 @@ class Matcher:
         self._contradicting: defaultdict[UUID, set[UUID]] = defaultdict(set)
         self._names: dict[UUID, str] = {}
         self.tests = 0
-        """What a search costs at most: the patterns, and the tests in their conditions."""
+        """Greatest cost of a search: the number of patterns and of their conditions' tests."""
         for each in sorted(_filed(one, self._since) for one in patterns):
             if each.pattern.state in (PatternState.VALIDATED, PatternState.CANDIDATE):
                 self._add(each)
