@@ -99,7 +99,8 @@ async def test_a_run_counts_what_it_copies_and_what_its_end_stores(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     answer = {"a": LARGE}
-    model.script(text(to_json(answer).decode()))
+    gate = asyncio.Event()
+    model.script(text(to_json(answer).decode()), gated(gate, text("done")))
     async with running(configured(settings, model), database_url, worker=True) as server:
         client = server.client
         await client.post("/v1/agents", json=AGENT)
@@ -119,6 +120,7 @@ async def test_a_run_counts_what_it_copies_and_what_its_end_stores(
         assert 5 * len(LARGE) < first["runs"] < 5.5 * len(LARGE)
 
         retried = (await client.post(f"/v1/runs/{run_id}/retry", json={})).json()["id"]
+        await model.received(2)  # it has begun, so what it copies is stored
         await client.post(f"/v1/runs/{retried}/cancel")
         await server.frames(f"/v1/runs/{retried}/ws")
         second = await stored(server, client)

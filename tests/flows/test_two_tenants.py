@@ -168,7 +168,12 @@ async def staged(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
 async def prepare(client: httpx2.AsyncClient, run_id: str) -> None:
     """Complete the bodies of requests: make the patterns to merge, name the run to compare with."""
     COMPARED["with"] = run_id
-    made = [OWN_PATTERN | {"applicability": {"problem_types": [kind]}} for kind in "ab"]
+    # Their advice differs: the nightly work would merge equal ones before the request does.
+    rules = [OWN_RULE | {"fields": {"condition": "x", "action": kind}} for kind in "ab"]
+    made = [
+        OWN_PATTERN | {"content": rule, "applicability": {"problem_types": [kind]}}
+        for kind, rule in zip("ab", rules, strict=True)
+    ]
     added = [(await client.post("/v1/patterns", json=each)).json() for each in made]
     MERGED["ids"] = [each["id"] for each in added]
 
