@@ -19,9 +19,17 @@ def _checked(approval: Any) -> Any:
     return approval
 
 
-ApprovalField = Annotated[
-    Literal["never", "always"] | dict[str, JsonValue], BeforeValidator(_checked)
+_Rule = Annotated[
+    dict[str, JsonValue],
+    Field(
+        json_schema_extra={
+            "properties": {"when": {"type": "object"}},
+            "required": ["when"],
+            "additionalProperties": False,
+        }
+    ),
 ]
+ApprovalField = Annotated[Literal["never", "always"] | _Rule, BeforeValidator(_checked)]
 ExpiresS = Annotated[
     float,
     Field(

@@ -29,6 +29,7 @@ Expose = Annotated[
     AfterValidator(_built),
     Field(
         max_length=4,
+        json_schema_extra={"uniqueItems": True},
         description="The façades that show it, beside this API: `openai` (a model of "
         "`/openai/v1`), `mcp` (a tool at `/mcp`).",
     ),

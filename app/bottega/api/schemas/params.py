@@ -52,6 +52,7 @@ ToolInputSchema = Annotated[
     OutputSchemaField,
     AfterValidator(_of_an_object),
     Field(
+        json_schema_extra={"properties": {"type": {"const": "object"}}, "required": ["type"]},
         description=(
             "JSON Schema (2020-12) of the arguments of its tool at `/mcp`; the run's input is then "
             "the arguments as JSON. Null: one argument, `input`, a text."
