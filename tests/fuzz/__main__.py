@@ -157,7 +157,9 @@ async def _main(options: argparse.Namespace, folder: Path) -> int:
                     KEY_ID: str(admin.key_id),
                 },
             )
-            return await running.wait()
+            status = await running.wait()
+            print(*server.log, sep="", end="")
+            return status
 
 
 def main() -> None:

@@ -46,8 +46,11 @@ CODES = {
 """Refusals of valid requests, for reasons that no schema can state."""
 DETAILS = {
     r"tools and sub-agents share a name": "no two of two lists' members may be the same",
+    r"is there twice": "no two members of a list may have the same name",
     r"exit_on_success and tool_policy name": "what a list names must be in another list",
-    r"(^|[_/])(after|before|at): Input should be (greater|less)": "no keyword bounds a time",
+    r"(^|[_/])(after|before|at|since|until): Input should be (greater|less)": (
+        "no keyword bounds a time"
+    ),
     r"this is in the future|from since to until": "the same",
     r"tool_choice names a tool": "the same",
     r"the name is .* in the path": "a body cannot refer to its path",
@@ -182,9 +185,15 @@ def forgets_what_was_deleted(ctx: CheckContext, response: Response, case: Case[A
 
 @schemathesis.check
 def finds_what_was_created(ctx: CheckContext, response: Response, case: Case[Any]) -> bool | None:
-    """Check that created objects are found, except optional parts: a run may have no graph."""
-    if response.status_code == 404 and response.json()["code"] == "no_graph":
-        return None
+    """Check that created objects are found.
+
+    Except optional parts, as a run may have no graph, and others that the body names.
+    """
+    if response.status_code == 404:
+        problem = response.json()
+        replaced_by = isinstance(case.body, dict) and case.body.get("replaced_by")
+        if problem["code"] == "no_graph" or str(replaced_by) in problem["detail"]:
+            return None
     return ensure_resource_availability(ctx, response, case)
 
 

@@ -16,7 +16,7 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.memory.episodes import search
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome
-from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope
 from bottega.memory.episodes.scoring import Candidate
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -91,11 +91,12 @@ class Episodes:
         query: str = "",
         vector: NDArray[np.float32] | None = None,
         where: EpisodeFilter = search.ANY,
+        scope: Scope = EVERYTHING,
         **more: Any,
     ) -> dict[int, Candidate]:
         async with self.acting() as connection:
             found = await search.candidates(
-                connection, EVERYTHING, query, vector, where=where,
+                connection, scope, query, vector, where=where,
                 **{"embedder": EMBEDDER, "aged_before": AGED, **more},
             )  # fmt: skip
         assert len({each.episode_id for each in found}) == len(found)
@@ -240,6 +241,19 @@ async def test_filters_apply_to_every_kind_of_search(
     assert set(await mine.candidates("x", None, where)) == expected
     assert set(await mine.candidates("", vector, where)) == expected
     assert set(await mine.listed(where)) == expected
+
+
+async def test_filters_that_exclude_each_other_find_nothing(
+    mine: Episodes, owner: asyncpg.Pool
+) -> None:
+    """The planner expects no row at all for them, once it has statistics."""
+    await mine.store("x", vector=direction(1), session_id="s", tags=["a"])
+    await owner.execute("ANALYZE")
+    scope = Scope(Reach.SESSION, session_id="s")
+    where = EpisodeFilter(session_id="other", tags=("a",))
+    assert await mine.candidates("x", direction(1), where, scope=scope) == {}
+    of_it = EpisodeFilter(session_id="s", tags=("a",))
+    assert set(await mine.candidates("x", direction(1), of_it, scope=scope)) == {1}
 
 
 class TestInOrder:

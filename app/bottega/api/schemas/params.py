@@ -56,7 +56,7 @@ ToolInputSchema = Annotated[
         description=(
             "JSON Schema (2020-12) of the arguments of its tool at `/mcp`; the run's input is then "
             "the arguments as JSON. Null: one argument, `input`, a text."
-        )
+        ),
     ),
 ]
 

@@ -83,7 +83,8 @@ CREATE OR REPLACE FUNCTION episode_rank(
     FROM unnest(p_weights, p_classes) AS c(weight, words)
 $$;
 
--- Return the planner's estimate of the rows of episode_search that meet the conditions.
+-- Return the planner's estimate of the rows of episode_search that meet the conditions, at least 1:
+-- it is 0 for conditions that exclude each other.
 CREATE OR REPLACE FUNCTION episode_estimate(p_tenant uuid, p_conditions text)
 RETURNS double precision
 LANGUAGE plpgsql AS $$
@@ -92,7 +93,7 @@ DECLARE
 BEGIN
     EXECUTE format('EXPLAIN (FORMAT JSON) SELECT FROM episode_search s WHERE s.tenant_id = %L',
                    p_tenant) || p_conditions INTO v_plan;
-    RETURN v_plan -> 0 -> 'Plan' ->> 'Plan Rows';
+    RETURN greatest((v_plan -> 0 -> 'Plan' ->> 'Plan Rows')::double precision, 1);
 END $$;
 
 -- Called by episode_candidates. Return how many episodes a tenant has: exactly if there are fewer
