@@ -13,19 +13,26 @@ FEW = st.integers(0, 300)
 SHARE = st.floats(0, 2)
 
 
-@given(FEW, st.integers(1, 300), FEW)
-def test_a_worker_leaves_half_of_its_places_to_bursts(runs: int, places: int, begun: int) -> None:
-    spare = spare_of(runs, places, begun, strained=False)
-    assert 0 <= spare <= 20
+@given(FEW, st.integers(1, 300), FEW, FEW)
+def test_a_worker_leaves_half_of_its_places_to_bursts(
+    runs: int, places: int, begun: int, usual: int
+) -> None:
+    spare = spare_of(runs, places, begun, usual, strained=False)
+    assert spare >= 0
     if spare:
         assert (runs + spare - 1) * 2 <= places
-        assert begun + spare <= 20
-    assert spare_of(runs, places, begun, strained=True) == 0
+        assert begun + spare <= max(20, 2 * usual)
+    assert spare_of(runs, places, begun, usual, strained=True) == 0
+
+
+def test_a_worker_gets_on_as_many_runs_as_did_not_strain_it() -> None:
+    assert spare_of(0, 200, 20, 0, strained=False) == 0
+    assert spare_of(0, 200, 20, 30, strained=False) == 40
 
 
 @given(st.integers(1, 300))
 def test_an_idle_worker_gets_runs(places: int) -> None:
-    assert spare_of(0, places, 0, strained=False) >= 1
+    assert spare_of(0, places, 0, 0, strained=False) >= 1
 
 
 @given(SHARE, SHARE)

@@ -246,7 +246,7 @@ async def test_filters_apply_to_every_kind_of_search(
 async def test_filters_that_exclude_each_other_find_nothing(
     mine: Episodes, owner: asyncpg.Pool
 ) -> None:
-    """The planner expects no row at all for them, once it has statistics."""
+    """Check it with statistics: the planner then expects no row at all for them."""
     await mine.store("x", vector=direction(1), session_id="s", tags=["a"])
     await owner.execute("ANALYZE")
     scope = Scope(Reach.SESSION, session_id="s")

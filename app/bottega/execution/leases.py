@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 _RENEW = "SELECT renew_lease($1, $2, $3, $4, $5, $6) AS id"
 _WINDOW_S = 0.5
-_STRAINED_ABOVE, _RESTED_BELOW = 0.6, 0.45
+_STRAINED_ABOVE, _RESTED_BELOW = 0.85, 0.7
 _MOST_AT_ONCE = 20
 
 
@@ -61,7 +61,7 @@ def is_strained(was: bool, share: float) -> bool:
     return share > (_RESTED_BELOW if was else _STRAINED_ABOVE)
 
 
-def spare_of(runs: int, places: int, begun: int, *, strained: bool) -> int:
+def spare_of(runs: int, places: int, begun: int, usual: int, *, strained: bool) -> int:
     """Return the number of new runs that a worker should get before others do.
 
     It gets half as many as it has places for, and no burst, since its use of the core is known only
@@ -69,9 +69,11 @@ def spare_of(runs: int, places: int, begun: int, *, strained: bool) -> int:
 
     Args:
         runs: under way here.
-        begun: of those, in the last half second.
+        begun: runs that began in this half second.
+        usual: those that began in the one before, and did not strain it.
     """
-    return 0 if strained else max(0, min((places + 1) // 2 - runs, _MOST_AT_ONCE - begun))
+    burst = max(_MOST_AT_ONCE, 2 * usual) - begun
+    return 0 if strained else max(0, min((places + 1) // 2 - runs, burst))
 
 
 class Load:
@@ -88,7 +90,7 @@ class Load:
         self._count_resting, self._resting = resting, 0
         self._loop = asyncio.get_running_loop()
         self._since, self._cpu_s = monotonic(), time.thread_time()
-        self._begun = 0
+        self._begun = self._usual = 0
         self._strained = False
         self._is_asked = self._is_stopped = False
 
@@ -106,6 +108,7 @@ class Load:
         now, cpu_s = monotonic(), time.thread_time()
         if (took_s := now - self._since) >= _WINDOW_S:
             self._strained = is_strained(self._strained, (cpu_s - self._cpu_s) / took_s)
+            self._usual = 0 if self._strained else self._begun
             self._since, self._cpu_s, self._begun = now, cpu_s, 0
         self._resting = self._count_resting()
         return self._spare(runs)
@@ -125,7 +128,7 @@ class Load:
 
     def _spare(self, runs: int) -> int:
         left = runs - self._resting
-        return spare_of(left, self._places, self._begun, strained=self._strained)
+        return spare_of(left, self._places, self._begun, self._usual, strained=self._strained)
 
     def _answer(self) -> None:
         self._is_asked = False
