@@ -100,7 +100,8 @@ async def embed(
                                          task_type, session_id, user_id, agent, task, result,
                                          whole)
             SELECT tenant_id, episode_id, $2, at, outcome, domain, task_type, session_id,
-                   user_id, agent, $3::real[]::halfvec, $4::real[]::halfvec, $5::real[]::halfvec
+                   user_id, agent, $3::real[]::halfvec,
+                   packed_vector($4::real[]::halfvec), packed_vector($5::real[]::halfvec)
             FROM episode_search WHERE episode_id = $1
             """,
             [(row["id"], name, *three) for row, three in zip(rows, vectors, strict=True)],

@@ -18,7 +18,7 @@ from benchmarks.memory import stage
 from benchmarks.memory.clusters import Halves
 from benchmarks.memory.corpus import Corpus, corpus
 from bottega.memory.episodes import search
-from bottega.memory.text.embeddings import DIMENSION, BuiltinEmbedder
+from bottega.memory.text.embeddings import DIMENSION, BuiltinEmbedder, packed_vectors
 
 EMBEDDER = "clusters-1"
 SESSIONS = 100
@@ -187,7 +187,8 @@ def _episodes(rows: list[dict[str, Any]], many: Many) -> Iterator[tuple[Any, ...
 def _vectors(rows: list[dict[str, Any]], many: Many, embedder: str) -> Iterator[tuple[Any, ...]]:
     for number, vector in enumerate(many.vectors):
         row = rows[number % len(rows)]
+        (packed,) = packed_vectors(vector[None].astype(np.float32))
         yield (
             stage.TENANT, UUID(int=number + 1), embedder, many.at(number), row["outcome"],
-            row["domain"], row["task_type"], f"s{number // SESSIONS}", vector, vector, vector,
+            row["domain"], row["task_type"], f"s{number // SESSIONS}", vector, packed, packed,
         )  # fmt: skip

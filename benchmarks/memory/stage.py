@@ -98,7 +98,8 @@ async def embed(pool: asyncpg.Pool, episodes: Sequence[Told], embedder: Embedder
             INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome, domain,
                                          task_type, session_id, task, result, whole)
             SELECT tenant_id, episode_id, $3, at, outcome, domain, task_type, session_id,
-                   $4::real[], $5::real[], $6::real[]
+                   $4::real[], packed_vector($5::real[]::halfvec),
+                   packed_vector($6::real[]::halfvec)
             FROM episode_search WHERE tenant_id = $1 AND episode_id = $2
             """,
             [

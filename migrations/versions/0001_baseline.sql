@@ -1006,8 +1006,9 @@ CREATE TABLE episode_vectors (
     task_type text,
     session_id text,
     task halfvec NOT NULL,
-    result halfvec NOT NULL,
-    whole halfvec NOT NULL,
+    -- A byte per number, see packed_vector: no index and no search needs these.
+    result bytea NOT NULL,
+    whole bytea NOT NULL,
     user_id text,
     agent text,
     CONSTRAINT pk_episode_vectors PRIMARY KEY (tenant_id, episode_id, embedder),
@@ -1017,10 +1018,8 @@ CREATE TABLE episode_vectors (
 CREATE INDEX ix_episode_vectors_task_768 ON episode_vectors
     USING hnsw ((task::halfvec(768)) halfvec_cosine_ops)
     WHERE vector_dims(task) = 768;
--- Searches read only this vector: it stays in the row. The others are compressed: those of short
--- texts are mostly zeros.
-ALTER TABLE episode_vectors ALTER COLUMN task SET STORAGE MAIN,
-    ALTER COLUMN result SET STORAGE EXTENDED, ALTER COLUMN whole SET STORAGE EXTENDED;
+-- Searches read only this vector: it stays in the row.
+ALTER TABLE episode_vectors ALTER COLUMN task SET STORAGE MAIN;
 
 -- Pending background work.
 CREATE TABLE episode_work (

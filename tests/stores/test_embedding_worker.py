@@ -20,7 +20,7 @@ from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory
-from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder, Vectors
+from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder, Vectors, packed_vectors
 from tests.fake_model import FakeModel, Reply, http_error, http_reply
 from tests.waiting import until
 
@@ -125,15 +125,26 @@ async def test_a_stored_episode_gets_vectors_of_its_three_texts(
     assert await waiting(owner) == []
     assert await of_queries(owner) == "builtin-1"
     row = await owner.fetchrow(
-        "SELECT task::real[], result::real[], whole::real[], outcome FROM episode_vectors"
-        " WHERE episode_id = $1",
+        "SELECT task::real[], unpacked_vector(result)::real[], unpacked_vector(whole)::real[],"
+        " outcome FROM episode_vectors WHERE episode_id = $1",
         UUID(int=1),
     )
     assert row is not None
     expected = await BuiltinEmbedder().embed(["task 1", "result 1", "task 1\nresult 1"])
-    assert np.allclose(np.array(row[:3]), expected, atol=1e-3)
+    assert np.allclose(np.array(row[:3]), expected, atol=3e-3)
     assert row["outcome"] == "SUCCESS"
     assert await keeper(database, clock).embed_due() == float("inf")
+
+
+async def test_vectors_are_packed_in_python_as_in_the_database(owner: asyncpg.Pool) -> None:
+    random = np.random.default_rng(1).normal(size=(20, 50)).astype(np.float32)
+    vectors = np.concatenate([random, np.zeros((1, 50), np.float32), np.eye(50)[:2]])
+    vectors = vectors.astype(np.float16).astype(np.float32)  # as the database stores them
+    query = "SELECT packed_vector($1::real[]::halfvec)"
+    assert packed_vectors(vectors) == [await owner.fetchval(query, row.tolist()) for row in vectors]
+    for row, packed in zip(random, packed_vectors(random), strict=True):
+        unpacked = await owner.fetchval("SELECT unpacked_vector($1)::real[]", packed)
+        assert np.dot(unpacked, row) / np.linalg.norm(row) > 0.9995
 
 
 async def test_tenants_take_turns_in_embedding(

@@ -79,7 +79,8 @@ class Episodes:
                     INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome,
                         domain, task_type, session_id, task, result, whole)
                     SELECT tenant_id, episode_id, $3, at, outcome, domain, task_type, session_id,
-                        $4::real[], $4::real[], $4::real[]
+                        $4::real[], packed_vector($4::real[]::halfvec),
+                        packed_vector($4::real[]::halfvec)
                     FROM episode_search WHERE tenant_id = $1 AND episode_id = $2
                     """,
                     *(self.tenant, UUID(int=self.count), embedder, vector.tolist()),
@@ -183,11 +184,12 @@ class TestByVector:
         await mine.store(vector=at_cosine(0.9))
         async with mine.acting() as connection:
             await connection.execute(
-                "UPDATE episode_vectors SET result = $1::real[]", at_cosine(0.25).tolist()
+                "UPDATE episode_vectors SET result = packed_vector($1::real[]::halfvec)",
+                at_cosine(0.25).tolist(),
             )
         assert (await mine.candidates("", direction(1)))[1].cosine == pytest.approx(0.9, abs=1e-3)
         by_result = await mine.candidates("", direction(1), by="result")
-        assert by_result[1].cosine == pytest.approx(0.25, abs=1e-3)
+        assert by_result[1].cosine == pytest.approx(0.25, abs=3e-3)
 
     async def test_aged_episodes_are_found_only_if_very_similar(self, mine: Episodes) -> None:
         await mine.store("old and close", days=200, vector=at_cosine(0.85))

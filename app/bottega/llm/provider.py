@@ -257,6 +257,7 @@ class ModelProvider:
         An error raised while the transport's is handled would carry it as context, and that may
         quote the request with the key.
         """
+        asked_at = asyncio.get_running_loop().time()
         try:
             response = await self._client.post(path, body)
         except NETWORK_ERRORS as error:
@@ -266,7 +267,7 @@ class ModelProvider:
                 return await self._client.refusal(response, self._clock)
             builder = begin()
             try:
-                await read(response, builder, self._report, on_delta, begins)
+                await read(response, builder, self._report, asked_at, on_delta, begins)
                 message = builder.finish(self._clock(), self._new_id)
             except BaseException:
                 lost(builder)

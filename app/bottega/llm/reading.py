@@ -21,12 +21,14 @@ async def read(
     response: aiohttp.ClientResponse,
     builder: AnswerBuilder,
     report: ErrorMapper,
+    asked_at: float,
     on_delta: OnDelta | None,
     begins: Callable[[], None] = lambda: None,
 ) -> None:
     """Read the answer as it arrives.
 
     Args:
+        asked_at: time of the request, by the event loop's clock.
         begins: called with its first piece.
 
     Raises:
@@ -39,7 +41,6 @@ async def read(
     reader = _Whole(builder) if "json" in content_type else _Events(builder)
     failure: ModelError | None = None
     length = 0
-    began = asyncio.get_running_loop().time()
     while not builder.complete:
         try:
             piece = await response.content.readany()
@@ -55,7 +56,7 @@ async def read(
             break
         await _notify(on_delta, reader.feed(piece))
         if not builder.finished:
-            _collect(response, began)
+            _collect(response, asked_at)
     if failure is not None and not builder.finished:
         raise failure
     if failure is None:
@@ -64,18 +65,18 @@ async def read(
         await _notify(on_delta, reader.finish())
 
 
-def _collect(response: aiohttp.ClientResponse, began: float) -> None:
+def _collect(response: aiohttp.ClientResponse, asked_at: float) -> None:
     """Leave what arrives next in the socket for a while, since each read costs the same.
 
-    So an answer's end waits at most half as long as the answer has taken, and ``_COLLECT_S``: live
-    text is not shown more often.
+    So an answer's end waits at most half as long as the answer has taken since the request, and
+    ``_COLLECT_S``: live text is not shown more often.
     """
     transport = response.connection and response.connection.transport
     if not transport or transport.is_closing():
         return
     loop = asyncio.get_running_loop()
     transport.pause_reading()
-    loop.call_later(min(_COLLECT_S, (loop.time() - began) / 2), _read_again, transport)
+    loop.call_later(min(_COLLECT_S, (loop.time() - asked_at) / 2), _read_again, transport)
 
 
 def _read_again(transport: asyncio.Transport) -> None:

@@ -171,7 +171,8 @@ BEGIN
                                  session_id, user_id, agent, task, result, whole)
     SELECT v_tenant, v_id, v.embedder, x.at, x.outcome, x.domain, x.task_type, x.session_id,
            x.user_id, x.agent,
-           l2_normalize(avg(v.task)), l2_normalize(avg(v.result)), l2_normalize(avg(v.whole))
+           l2_normalize(avg(v.task)), packed_vector(avg(unpacked_vector(v.result))),
+           packed_vector(avg(unpacked_vector(v.whole)))
     FROM episode_vectors v
     JOIN episode_search x ON x.tenant_id = v_tenant AND x.episode_id = v_id
     WHERE v.tenant_id = v_tenant AND v.episode_id = ANY (p_ids)

@@ -41,7 +41,7 @@ ORDER BY at, episode_id LIMIT 1
 # Compares vectors of one embedder that the first episode has, preferably that of searches.
 _COMPARED = """
 SELECT s.episode_id, s.at, x.outcome, x.domain, x.task_type, x.failure_signature, x.trust,
-       x.user_id, x.session_id, x.agent, v.whole::real[] AS whole
+       x.user_id, x.session_id, x.agent, unpacked_vector(v.whole)::real[] AS whole
 FROM episode_state s
 JOIN episode_search x ON x.tenant_id = s.tenant_id AND x.episode_id = s.episode_id
 LEFT JOIN episode_vectors v

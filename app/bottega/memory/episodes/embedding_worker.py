@@ -5,7 +5,7 @@ the time of the next try, embeds the summaries outside of any transaction, then 
 and deletes the pending work in one transaction. If it dies, another worker retries at that time.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
 
 import asyncpg
@@ -20,7 +20,7 @@ from bottega.memory.episodes.background import GROWN, TO_MEASURE, measure
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Summary
 from bottega.memory.episodes.search import vector_text
-from bottega.memory.text.embeddings import DIMENSION, Embedder, Vectors
+from bottega.memory.text.embeddings import DIMENSION, Embedder, Vectors, packed_vectors
 
 POLL_S = 5.0
 """Seconds until an episode stored by another process is noticed."""
@@ -55,8 +55,8 @@ _INSERT = """
 INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome, domain, task_type,
                              session_id, user_id, agent, task, result, whole)
 SELECT tenant_id, episode_id, $2, at, outcome, domain, task_type, session_id, user_id, agent,
-       made.task::halfvec, made.result::halfvec, made.whole::halfvec
-FROM unnest($3::uuid[], $4::text[], $5::text[], $6::text[]) AS made(id, task, result, whole)
+       made.task::halfvec, made.result, made.whole
+FROM unnest($3::uuid[], $4::text[], $5::bytea[], $6::bytea[]) AS made(id, task, result, whole)
 JOIN episode_search s ON s.tenant_id = $1 AND s.episode_id = made.id
 ORDER BY episode_id FOR SHARE OF s
 ON CONFLICT DO NOTHING
@@ -281,9 +281,11 @@ class EmbeddingWorker:
             await connection.execute(_LEFT_OVER, tenant_id, False)
 
 
-def _columns(vectors: Vectors) -> Iterator[list[str]]:
-    """Return the texts of all episodes' first vectors, then those of the second and third ones."""
-    return ([vector_text(row) for row in vectors[:, part]] for part in range(vectors.shape[1]))
+def _columns(vectors: Vectors) -> tuple[list[str], list[bytes], list[bytes]]:
+    """Return the first vectors of all episodes as texts, the second and third ones packed."""
+    first, *others = (vectors[:, part] for part in range(3))
+    second, third = map(packed_vectors, others)
+    return [vector_text(row) for row in first], second, third
 
 
 def _blamed(error: Exception) -> Blame | None:

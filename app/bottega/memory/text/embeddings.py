@@ -24,6 +24,13 @@ Vectors = NDArray[np.float32]
 """Shape (n, d), one row of length 1 per text: the cosine of two is their dot product."""
 
 
+def packed_vectors(vectors: Vectors) -> list[bytes]:
+    """Return each row as a byte per number, as SQL's ``packed_vector`` does."""
+    largest = np.abs(vectors).max(axis=1, keepdims=True)
+    shares = np.divide(vectors, largest, out=np.zeros_like(vectors), where=largest > 0)
+    return [row.tobytes() for row in (128 + np.rint(127 * shares)).astype(np.uint8)]
+
+
 class Embedder(Protocol):
     """Embedder of texts. Only vectors of embedders with the same name are compared."""
 
