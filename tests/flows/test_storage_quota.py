@@ -1,16 +1,20 @@
 """The quota of a tenant's storage: what fills it, what it refuses, and what gives room back."""
 
 import asyncio
+from operator import not_
 
 import asyncpg
 import httpx2
 from pydantic_core import to_json
 
 from bottega.settings import Settings
+from bottega.tenants import operator
 from tests.fake_model import FakeModel, gated, text
 from tests.flows.test_run_limits import AGENT, begin, configured
+from tests.flows.test_user_erasure import gone
 from tests.service import Running, frames, running
 from tests.tenants import holder
+from tests.waiting import until
 
 LARGE = "x" * 30_000
 SUMS = {"definitions", "episodes", "files", "runs", "sessions"}
@@ -125,6 +129,64 @@ async def test_a_run_counts_what_it_copies_and_what_its_end_stores(
         await server.frames(f"/v1/runs/{retried}/ws")
         second = await stored(server, client)
         assert len(LARGE) < second["runs"] - first["runs"] < 1.5 * len(LARGE)
+
+
+TABLES = {
+    "episodes": ("episodes",),
+    "files": ("files",),
+    "runs": ("runs",),
+    "sessions": ("sessions", "session_memory"),
+}
+
+
+async def recounted(server: Running) -> dict[str, int]:
+    """Add up the bytes of the tables themselves, by kind."""
+    return {
+        kind: sum(
+            [
+                await server.owner.fetchval(f"SELECT coalesce(sum(bytes), 0) FROM {table}")
+                for table in tables
+            ]
+        )
+        for kind, tables in TABLES.items()
+    }
+
+
+async def test_retention_and_erasure_give_room_back(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    model.decide = lambda request: text("done")
+    file = {"type": "file", "data": "eA==", "name": "x.txt", "media_type": "text/plain"}
+    asked = [{"role": "user", "content": [file, {"type": "text", "text": LARGE}]}]
+    async with running(configured(settings, model), database_url, worker=True) as server:
+        client = server.client
+
+        async def compared() -> dict[str, int]:
+            told = await stored(server, client)
+            del told["definitions"]
+            assert told == await recounted(server)
+            return told
+
+        await client.post("/v1/agents", json=AGENT)
+        ids = await begin(client, 2, input=LARGE, session_id="old")
+        ids += await begin(client, input=asked, session_id="hers", user="ada")
+        for run_id in ids:
+            await server.frames(f"/v1/runs/{run_id}/ws")
+        await until(lambda: server.owner.fetchval("SELECT count(*) FROM episode_work"), not_)
+        first = await compared()
+        assert all(first.values())
+
+        await server.owner.execute(
+            "UPDATE runs SET ended_at = ended_at - interval '31 days' WHERE session_id = 'old'"
+        )
+        await operator.prune(database_url, {"runs": 30.0})
+        second = await compared()
+        assert first["runs"] - second["runs"] > 2 * len(LARGE)
+
+        await gone(server, "ada")
+        third = await compared()
+        assert (third["runs"], third["files"]) == (0, 0)
+        assert third["episodes"] < second["episodes"]
 
 
 async def test_a_full_tenant_may_replace_by_less(
