@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from bottega.execution.async_tasks import SubagentRuntime
     from bottega.execution.build_agents import AgentDependencies
     from bottega.execution.executor import Executor
-    from bottega.execution.heartbeat import Snapshot
-    from bottega.execution.leases import Load
+    from bottega.execution.load.heartbeat import Snapshot
+    from bottega.execution.load.leases import Load
     from bottega.execution.retrieval import MemorySources
     from bottega.memory.learning.reflection import Analyst
     from bottega.memory.text.embeddings import Embedder
@@ -238,8 +238,8 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     from bottega.execution.budget import DayBudgets
     from bottega.execution.build_agents import Teams
     from bottega.execution.executor import Executor
-    from bottega.execution.leases import Load, leases
     from bottega.execution.live_text import LiveText
+    from bottega.execution.load.leases import Load, leases
     from bottega.execution.mcp.tools import McpSessions
     from bottega.execution.step_writer import StepWriter
     from bottega.runs.control import CancelWatch
@@ -300,7 +300,7 @@ async def _reporting(
     database: Database, runtime: "SubagentRuntime", executor: "Executor", models: "ModelServices"
 ) -> AsyncIterator[None]:
     """Report this worker's load during the block, to other processes and as metrics."""
-    from bottega.execution.heartbeat import heartbeats
+    from bottega.execution.load.heartbeat import heartbeats
     from bottega.execution.observed.gauges import measured
 
     def snapshot() -> "Snapshot":

@@ -3,7 +3,7 @@
 from contextlib import AsyncExitStack
 from typing import Any
 
-from bottega.execution.heartbeat import Snapshot, heartbeats
+from bottega.execution.load.heartbeat import Snapshot, heartbeats
 from bottega.settings import Settings
 from tests.service import Running, running
 from tests.stores.test_heartbeat import SILENT

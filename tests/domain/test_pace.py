@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.events.run_streams import LONGEST_POLL_S, POLL_S, TEXT_S, pause_of
-from bottega.execution.leases import Load, is_strained, spare_of
+from bottega.execution.load.leases import Load, is_strained, spare_of
 
 FEW = st.integers(0, 300)
 SHARE = st.floats(0, 2)

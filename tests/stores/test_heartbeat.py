@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
-from bottega.execution.heartbeat import Snapshot, alive, any_alive, heartbeats
+from bottega.execution.load.heartbeat import Snapshot, alive, any_alive, heartbeats
 from tests.claims import sweep
 from tests.stores.test_turns import tenants
 from tests.waiting import until

@@ -15,7 +15,7 @@ from bottega.events.listener import NotifyListener
 from bottega.events.wakeups import background
 from bottega.execution import queue
 from bottega.execution.claim import ClaimedRun, Claims
-from bottega.execution.leases import Load
+from bottega.execution.load.leases import Load
 from tests.claims import sweep
 from tests.stores.test_claims import TAKEOVER_S, wait_in_line
 from tests.waiting import until

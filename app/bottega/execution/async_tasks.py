@@ -17,11 +17,11 @@ from bottega.clock import monotonic
 from bottega.db.engine import acting_as
 from bottega.events.types import Event, EventType
 from bottega.execution.claim import ClaimedRun
-from bottega.execution.heartbeat import Snapshot
 from bottega.execution.journal import Journal
 from bottega.execution.linked.runs import LinkedRuns
 from bottega.execution.linked.spreading import Spreading
 from bottega.execution.linked.working import give_files
+from bottega.execution.load.heartbeat import Snapshot
 from bottega.execution.recorder import JournalRecorder
 from bottega.execution.replay_tasks import ENDS, TaskReplay, remember
 from bottega.execution.resumed_tasks import ResumedTasks

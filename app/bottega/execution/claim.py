@@ -15,7 +15,7 @@ from bottega import metrics
 from bottega.clock import monotonic
 from bottega.definitions.pinned import Pin, PinnedDefinitions, pins_of
 from bottega.events import log
-from bottega.execution.leases import lease_s
+from bottega.execution.load.leases import lease_s
 
 _TAKE = "SELECT * FROM take_runs($1, $2, $3, $4, $5, $6, $7)"
 _PLENTY = 2**31 - 1

@@ -17,19 +17,16 @@ from bottega.events import log
 from bottega.events.payloads import warning
 from bottega.events.types import Event, EventType, RunStatus
 from bottega.events.wakeups import Notifier
-from bottega.execution.async_tasks import (
-    SubagentRuntime,
-    end_all,
-    running_subagents,
-)
+from bottega.execution.async_tasks import SubagentRuntime, end_all, running_subagents
 from bottega.execution.budget import DayBudgets
 from bottega.execution.build_agents import Teams
 from bottega.execution.claim import ClaimedRun, hand_back
 from bottega.execution.dag import run_dag
 from bottega.execution.journal import End, Journal
-from bottega.execution.leases import Held
 from bottega.execution.linked.working import agent_of_task, written
 from bottega.execution.live_text import LiveText
+from bottega.execution.load.fair_queue import FairQueue
+from bottega.execution.load.leases import Held
 from bottega.execution.mcp.tools import McpSessions
 from bottega.execution.memory import facts_of, use_memory
 from bottega.execution.observed.recorder import ObservedRecorder, about
@@ -114,6 +111,7 @@ class Executor:
     files: FileStore | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     mcp: McpSessions | None = None
+    _fair: FairQueue = field(default_factory=FairQueue)
     _under_way: dict[UUID, _UnderWay] = field(default_factory=dict)
 
     def held(self) -> list[Held]:
@@ -220,6 +218,7 @@ class Executor:
         entry.recorder = recorder_of(
             journal,
             run,
+            fair=self._fair,
             day=() if self.day_budgets is None else self.day_budgets.open(tenant_id),
             live_text=self.live_text,
             run_files=self._files_of(run),

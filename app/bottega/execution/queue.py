@@ -22,7 +22,7 @@ from bottega.events.listener import NotifyListener, happens
 from bottega.events.log import is_transient
 from bottega.events.wakeups import background
 from bottega.execution.claim import ClaimedRun, Claims
-from bottega.execution.leases import Load, lease_s
+from bottega.execution.load.leases import Load, lease_s
 
 CHANNEL = "bottega_queue"
 _BATCH = 20

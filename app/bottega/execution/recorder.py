@@ -34,6 +34,7 @@ from bottega.execution.budget import DayAccount, RunAccounts
 from bottega.execution.claim import ClaimedRun
 from bottega.execution.journal import Journal
 from bottega.execution.live_text import CallText, LiveText, ModelCall
+from bottega.execution.load.fair_queue import FairQueue
 from bottega.execution.replay import Key, data_of, data_of_result, tool_error_of, usage_of
 from bottega.execution.sharing.memory_log import MemoryLog
 from bottega.execution.sharing.recovery import FailureMemory, ToolFailure, help_after
@@ -53,6 +54,7 @@ class JournalRecorder(Recorder):
     """Recorder of agents' work in the run's journal; it also replays recorded work.
 
     Args:
+        fair: turns of this worker's tenants.
         day: the tenant's budgets of today.
         live_text: shows the models' text while it comes in.
         run_files: loads and stores the run's files.
@@ -72,12 +74,14 @@ class JournalRecorder(Recorder):
         journal: Journal,
         run: ClaimedRun,
         *,
+        fair: FairQueue,
         day: Sequence[DayAccount] = (),
         live_text: LiveText | None = None,
         run_files: RunFiles | None = None,
         waits: Callable[[], None] = lambda: None,
     ) -> None:
         self.journal = journal
+        self._fair = fair
         self.answer_seq: int | None = None
         self.spent = AgentUsage()
         self.lessons: FailureMemory | None = None
@@ -166,6 +170,7 @@ class JournalRecorder(Recorder):
         self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
     ) -> AssistantMessage:
         await self.journal.settle()
+        await self._fair.enter(self.journal.tenant_id)
         about = {"call": query.model_calls, "attempt": self.journal.attempt}
         memory = {"memory": dict(query.composed)} if query.composed else {}
         target = getattr(query.agent.provider, "target", None)  # an agent in Python may have none
@@ -211,6 +216,7 @@ class JournalRecorder(Recorder):
         self._spend(query, message.metadata.get("model", ""), message.usage)
         self.spent += usage_of(message)
         self._said[query] = message.content, seq
+        await self._fair.enter(self.journal.tenant_id)
         return message
 
     def _spend(self, query: Query, model: str, usage: Usage) -> None:

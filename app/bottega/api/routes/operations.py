@@ -15,7 +15,7 @@ from bottega.api.server.headers import sent
 from bottega.api.shared.deps import ReadTenant, ServiceDep
 from bottega.db.migrate import require_current
 from bottega.errors import BottegaError
-from bottega.execution.heartbeat import any_alive
+from bottega.execution.load.heartbeat import any_alive
 from bottega.metrics import CONTENT_TYPE
 
 router = APIRouter(tags=["operations"])

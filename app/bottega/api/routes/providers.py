@@ -25,7 +25,7 @@ from bottega.definitions.kinds import PROVIDERS
 from bottega.definitions.models import KnownProvider
 from bottega.definitions.providers import open_breakers
 from bottega.errors import InvalidInputError, NotFoundError
-from bottega.execution import heartbeat
+from bottega.execution.load import heartbeat
 from bottega.tools.addresses import AllowList
 from bottega.tools.egress import refuse_inside
 from bottega.tools.guard import EgressRefusedError, check_address

@@ -11,7 +11,7 @@ from pydantic import Field
 from bottega.api.errors import problems
 from bottega.api.schemas.base import Answer
 from bottega.api.shared.deps import Tenant, Transaction
-from bottega.execution import heartbeat
+from bottega.execution.load import heartbeat
 
 router = APIRouter(prefix="/v1/scheduler", tags=["operations"])
 

@@ -1,0 +1,1 @@
+"""Load of a worker: its lease, its heartbeat, and turns of tenants on its event loop."""
