@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import os
 from importlib import import_module
+from pathlib import Path
 
 from benchmarks.memory import quality, scale, working
 
@@ -31,6 +32,8 @@ def main() -> None:
     )
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar="part")
     parser.add_argument("--episodes", type=int, action="append", help="for scale; repeatable")
+    parser.add_argument("--texts", type=Path, help="for scale: a file with a text per line")
+    parser.add_argument("--shared-buffers", help="for scale: PostgreSQL's setting, such as 6GB")
     parser.add_argument("--seed", type=int, action="append", help="for quality; repeatable")
     arguments = parser.parse_args()
     parts = arguments.parts or ("quality", "working", "scale")
@@ -46,7 +49,7 @@ def main() -> None:
                 quality.show(asyncio.run(quality.measure(seed, 5_000, 40)))
         elif part == "scale":
             for episodes in arguments.episodes or (10_000, 100_000):
-                scale.main(episodes)
+                scale.main(episodes, arguments.texts, arguments.shared_buffers)
         elif part == "tenants":
             import_module("benchmarks.memory.tenants").main()
         else:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import count
+from pathlib import Path
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -22,10 +23,11 @@ from numpy.typing import NDArray
 
 from benchmarks.harness import cpu_s
 from benchmarks.memory import loading, stage
-from benchmarks.memory.clusters import Clusters, Floats, cosines, nearest
+from benchmarks.memory.clusters import Clusters, Floats, Halves, cosines, nearest
 from benchmarks.memory.corpus import Corpus, corpus
 from benchmarks.memory.loading import Many
 from benchmarks.memory.measures import recall_of_exact
+from benchmarks.memory.texts import vectors_of
 from bottega.db.engine import Database, acting_as
 from bottega.memory.episodes import search
 from bottega.memory.episodes.embedders import Embedders
@@ -251,13 +253,23 @@ async def sizes(pool: asyncpg.Pool, episodes: int) -> None:
     print(f"  {'in all':20} {total / episodes:8.0f} bytes each (at most 10,240)")
 
 
-async def measure(opened: Database, episodes: int, queries: int, rounds: int) -> None:
-    texts = corpus(7, min(episodes, 5_000))
+async def drawn(episodes: int, queries: int, of: Path | None) -> tuple[Halves, Floats, str]:
+    """Return vectors to store, others to ask for, and a title."""
+    if of is not None:
+        return *await vectors_of(of, episodes, queries), f"{episodes:,} episodes, real texts"
     clusters = Clusters.drawn(max(episodes // 200, 10), seed=7)
-    many = loading.made(texts, clusters.vectors(episodes, seed=8), seed=9)
-    questions = clusters.vectors(queries, seed=10).astype(np.float32)
-    asked = Asked(many, questions, texts, Random(2))
     title = f"{episodes:,} episodes in {len(clusters.centres):,} clusters"
+    asked = clusters.vectors(queries, seed=10).astype(np.float32)
+    return clusters.vectors(episodes, seed=8), asked, title
+
+
+async def measure(
+    opened: Database, episodes: int, queries: int, rounds: int, of: Path | None = None
+) -> None:
+    texts = corpus(7, min(episodes, 5_000))
+    vectors, questions, title = await drawn(episodes, queries, of)
+    many = loading.made(texts, vectors, seed=9)
+    asked = Asked(many, questions, texts, Random(2))
     print(f"{title:42} {'p50':>8} {'p95':>8} {'p99':>8}      CPU: database, here")
     took = await loading.load(opened.url, texts, many)
     for name, seconds in took.items():
@@ -267,10 +279,24 @@ async def measure(opened: Database, episodes: int, queries: int, rounds: int) ->
     await ingest(opened.pool, texts, rounds)
 
 
-async def run(episodes: int, queries: int, rounds: int) -> None:
-    async with stage.database() as opened:
-        await measure(opened, episodes, queries, rounds)
+async def run(
+    episodes: int, of: Path | None, shared_buffers: str | None, queries: int, rounds: int
+) -> None:
+    async with stage.database(shared_buffers) as opened:
+        await measure(opened, episodes, queries, rounds, of)
 
 
-def main(episodes: int, queries: int = 200, rounds: int = 500) -> None:
-    asyncio.run(run(episodes, queries, rounds))
+def main(
+    episodes: int,
+    of: Path | None = None,
+    shared_buffers: str | None = None,
+    queries: int = 200,
+    rounds: int = 500,
+) -> None:
+    """Measure.
+
+    Args:
+        of: file of texts whose vectors are stored; ``None``: vectors in random clusters.
+        shared_buffers: PostgreSQL's setting.
+    """
+    asyncio.run(run(episodes, of, shared_buffers, queries, rounds))

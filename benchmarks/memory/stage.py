@@ -25,13 +25,22 @@ TENANT = DEFAULT_TENANT
 
 
 @asynccontextmanager
-async def database() -> AsyncIterator[Database]:
-    """Open a fresh, migrated database, configured like the service's."""
-    folder = tempfile.TemporaryDirectory(prefix="bottega-", ignore_cleanup_errors=True)
-    with folder as name, embedded.running(Path(name)) as url:
-        await asyncio.to_thread(migrate.upgrade, url)
-        async with open_database(url) as opened:
-            yield opened
+async def database(shared_buffers: str | None = None) -> AsyncIterator[Database]:
+    """Open a fresh, migrated database, configured like the service's.
+
+    Args:
+        shared_buffers: PostgreSQL's setting; ``None``: that of the embedded server.
+    """
+    with tempfile.TemporaryDirectory(prefix="bottega-", ignore_cleanup_errors=True) as name:
+        if shared_buffers is not None:
+            with embedded.running(Path(name)) as url:
+                connection = await asyncpg.connect(url)
+                await connection.execute(f"ALTER SYSTEM SET shared_buffers = '{shared_buffers}'")
+                await connection.close()
+        with embedded.running(Path(name)) as url:
+            await asyncio.to_thread(migrate.upgrade, url)
+            async with open_database(url) as opened:
+                yield opened
 
 
 def row(told: Told) -> dict[str, Any]:

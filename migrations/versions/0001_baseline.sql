@@ -1016,7 +1016,7 @@ CREATE TABLE episode_vectors (
         FOREIGN KEY (tenant_id, episode_id) REFERENCES episodes (tenant_id, id) ON DELETE CASCADE
 );
 CREATE INDEX ix_episode_vectors_task_768 ON episode_vectors
-    USING hnsw ((task::halfvec(768)) halfvec_cosine_ops)
+    USING hnsw ((task::halfvec(768)) halfvec_cosine_ops) WITH (m = 24, ef_construction = 100)
     WHERE vector_dims(task) = 768;
 -- Searches read only this vector: it stays in the row.
 ALTER TABLE episode_vectors ALTER COLUMN task SET STORAGE MAIN;

@@ -158,7 +158,7 @@ BEGIN
     END IF;
     IF 2 * 22 * v_steps < v_each THEN
         PERFORM set_config('hnsw.iterative_scan', 'relaxed_order', true),
-                set_config('hnsw.ef_search', '240', true),
+                set_config('hnsw.ef_search', '160', true),
                 set_config('hnsw.max_scan_tuples', '20000', true),
                 set_config('enable_sort', 'off', true);
         EXECUTE 'SELECT coalesce(array_agg(episode_id), ''{}'') FROM (

@@ -93,6 +93,7 @@ BEGIN
         EXECUTE format(
             'CREATE INDEX IF NOT EXISTS ix_episode_vectors_task_%1$s ON episode_vectors'
             ' USING hnsw ((task::halfvec(%1$s)) halfvec_cosine_ops)'
+            ' WITH (m = 24, ef_construction = 100)'
             ' WHERE vector_dims(task) = %1$s', p_dimension);
     END IF;
 END $$;
