@@ -9,7 +9,7 @@ import pytest
 
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, chunk, gated, sse, text
-from tests.service import Running, running
+from tests.service import Running, frames, running
 from tests.tenants import holder
 
 AGENT = {"name": "a", "description": "a", "system_message": "You are a."}
@@ -35,6 +35,36 @@ async def begin(client: httpx2.AsyncClient, count: int = 1, **fields: Any) -> li
         assert answer.status_code == 202, answer.text
         ids.append(answer.json()["id"])
     return ids
+
+
+async def test_a_tenant_that_fills_a_worker_leaves_each_other_one_a_place(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    model.decide = lambda request: text("done")
+    model.script(*[gated(gate, text("done"))] * 2)
+    limited = configured(settings, model, worker_concurrency=2)
+    one, other, third = [await holder(database_url, name) for name in ("one", "other", "third")]
+    async with (
+        running(limited, database_url, worker=True) as server,
+        one.client(server) as full,
+        other.client(server) as free,
+        third.client(server) as late,
+    ):
+        for client in (full, free, late):
+            await client.post("/v1/agents", json=AGENT)
+        ids = await begin(full, 2)
+        await model.received(2)
+        ids += await begin(full, 3)
+        for client in (free, late, free):
+            run = {"agent": "a", "input": "x"}
+            assert (await client.post("/v1/runs?wait=30", json=run)).json()["status"] == "completed"
+        states = [(await full.get(f"/v1/runs/{each}")).json()["status"] for each in ids]
+        assert states == ["running"] * 2 + ["queued"] * 3
+        gate.set()
+        for each in ids:
+            events = await frames(server.port, f"/v1/runs/{each}/ws", one.headers)
+            assert events[-1]["type"] == "run.completed"
 
 
 async def test_runs_over_the_concurrency_limit_wait(

@@ -1,7 +1,7 @@
 """Wake-ups of workers: each queued run has one; the other workers look a little later."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from uuid import UUID, uuid4
@@ -37,9 +37,13 @@ class Worker(Claims):
         self.runs: list[UUID] = []
 
     async def take(
-        self, most: int, spare: int = 20, instead: str | None = None
+        self,
+        most: int,
+        spare: int = 20,
+        instead: str | None = None,
+        but: Collection[UUID] | None = None,
     ) -> tuple[list[ClaimedRun], bool]:
-        taken = await super().take(most, spare, instead)
+        taken = await super().take(most, spare, instead, but)
         self.looks += 1
         return taken
 
@@ -113,7 +117,7 @@ async def test_a_run_that_was_meant_for_a_full_worker_is_taken_by_another(
             looks = full.looks
             runs = await wait_in_line(database, 1)
             await until(lambda: other.runs == runs)
-            assert full.looks == looks
+            assert full.looks <= looks + 1  # for runs of other tenants
 
 
 async def test_a_burst_is_spread_over_the_workers(

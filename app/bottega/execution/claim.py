@@ -1,7 +1,7 @@
 """Claims: a worker takes runs from the queue, gets all that they need, and hands them back."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from typing import Any, Self
@@ -17,7 +17,7 @@ from bottega.definitions.pinned import Pin, PinnedDefinitions, pins_of
 from bottega.events import log
 from bottega.execution.load.leases import lease_s
 
-_TAKE = "SELECT * FROM take_runs($1, $2, $3, $4, $5, $6, $7)"
+_TAKE = "SELECT * FROM take_runs($1, $2, $3, $4, $5, $6, $7, $8)"
 _PLENTY = 2**31 - 1
 _LEAVE = "SELECT set_busy($1, true)"
 _HAND_BACK = "SELECT hand_back($1, $2, $3, $4, $5, $6)"
@@ -208,7 +208,11 @@ class Claims:
         self._unanswered: UUID | None = None
 
     async def take(
-        self, most: int, spare: int = _PLENTY, instead: str | None = None
+        self,
+        most: int,
+        spare: int = _PLENTY,
+        instead: str | None = None,
+        but: Collection[UUID] | None = None,
     ) -> tuple[list[ClaimedRun], bool]:
         """Claim the next runs of the queue; return them, and whether others are waiting.
 
@@ -218,12 +222,14 @@ class Claims:
         Args:
             spare: this worker counts as busy if it gets as many.
             instead: take only what this worker should have taken some time ago.
+            but: take only the next run of each tenant but these.
         """
         began, again = monotonic(), self._unanswered is not None
         self._unanswered = self._unanswered or uuid4()
         claim = self.worker_id, self._unanswered, most, self._lease_s, again, spare, instead
+        others = None if but is None else list(but)
         async with asyncio.timeout(_TAKE_S):
-            rows = await self._pool.fetch(_TAKE, *claim)
+            rows = await self._pool.fetch(_TAKE, *claim, others)
             taken = await self._read(rows) if rows else []
         if rows:
             metrics.claim_duration.observe(monotonic() - began)

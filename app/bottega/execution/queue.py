@@ -7,11 +7,15 @@ sweep finds runs that no worker executes and that have no row.
 A notice of a queued run names one worker, which takes it at once: the first that is not busy, so
 that as few workers as the load needs execute runs, and store their steps together. The others look
 a little later for what is left, in case that one is full or dead; then it counts as busy.
+
+A full worker still takes one run of each tenant that has none in it, while :meth:`Load.reserve`
+allows.
 """
 
 import asyncio
 import contextlib
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from uuid import UUID
 
@@ -113,7 +117,9 @@ class _Taker:
         self._poll_s = poll_s
         self._stop = stop
         self._load = load
+        self._tenants: Counter[UUID] = Counter()
         self._wanted = False
+        self._others_wanted = False
         self._instead: str | None = None
         self._left_to: str | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -150,14 +156,14 @@ class _Taker:
     def _look_on(self, instead: str | None) -> None:
         if not self._wanted:
             self._instead = instead
-            self._want()
+        self._want()
 
     def _look(self) -> None:
         self._instead = None
         self._want()
 
     def _want(self) -> None:
-        self._wanted = True
+        self._wanted = self._others_wanted = True
         self._wake.set()
 
     async def take(self) -> None:
@@ -177,12 +183,23 @@ class _Taker:
                     self._begin(run)
                 if more and len(runs) >= spare:
                     await asyncio.sleep(_TURN_S)
+            elif room <= 0 and self._others_wanted:
+                await self._take_of_others()
             elif not await happens(self._wake, self._poll_s * random.uniform(0.5, 1)):  # noqa: S311
                 self._look()
 
+    async def _take_of_others(self) -> None:
+        """Take a run of each tenant without one here, although all places are taken."""
+        self._others_wanted = False
+        if reserve := self._load.reserve(len(self.executing)):
+            runs, _ = await self._claims.take(reserve, 0, but=self._tenants.keys())
+            for run in runs:
+                self._begin(run)
+            await asyncio.sleep(_TURN_S)
+
     def _look_now(self) -> str | None:
         """Answer all notices so far by the look that follows; return whom it replaces."""
-        self._wanted = False
+        self._wanted = self._others_wanted = False
         if self._timer is not None and self._instead is None:
             self._timer.cancel()
             self._timer = self._left_to = None
@@ -191,12 +208,16 @@ class _Taker:
     def _begin(self, run: ClaimedRun) -> None:
         key = run.run_id, run.attempt
         task = self.executing[key] = asyncio.ensure_future(self._execute(run))
-        task.add_done_callback(lambda done: self._ended(key, done))
+        self._tenants[run.tenant_id] += 1
+        task.add_done_callback(lambda done: self._ended(run.tenant_id, key, done))
 
-    def _ended(self, key: tuple[UUID, int], task: asyncio.Task[None]) -> None:
+    def _ended(self, tenant_id: UUID, key: tuple[UUID, int], task: asyncio.Task[None]) -> None:
         if self._wanted:
             self._wake.set()
         del self.executing[key]
+        self._tenants[tenant_id] -= 1
+        if not self._tenants[tenant_id]:
+            del self._tenants[tenant_id]
         if task.cancelled() or (error := task.exception()) is None:
             return
         if isinstance(error, Exception) and is_transient(error):

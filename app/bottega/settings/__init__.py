@@ -79,7 +79,15 @@ class Settings(
         Field(description="Admin key of the tenant default; `bottega migrate` stores it."),
     ] = None
     worker_concurrency: Annotated[
-        int, Field(ge=2, le=1000, description="Concurrent runs of one worker process.")
+        int,
+        Field(
+            ge=2,
+            le=1000,
+            description=(
+                "Concurrent runs of one worker process. Once it is full, each tenant without a run "
+                "in it may begin one more, up to half as many."
+            ),
+        ),
     ] = 50
     takeover_s: Annotated[
         float,

@@ -6,7 +6,8 @@
 CREATE OR REPLACE FUNCTION take_runs(
     p_worker uuid, p_claim uuid, p_most integer, p_lease_s double precision, p_again boolean,
     p_spare integer DEFAULT 2147483647,  -- who takes as many counts as busy
-    p_instead text DEFAULT NULL  -- take only what this worker should have taken some time ago
+    p_instead text DEFAULT NULL,  -- take only what this worker should have taken some time ago
+    p_but uuid[] DEFAULT NULL  -- take only the next run of each tenant but these
 ) RETURNS TABLE (tenant uuid, run uuid, attempt integer, claim jsonb, more boolean)
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan AS $$
@@ -42,7 +43,7 @@ BEGIN
     END IF;
     LOOP
         v_any := false;
-        FOR n IN SELECT * FROM next_runs(p_most, v_waited) LOOP
+        FOR n IN SELECT * FROM next_runs(p_most, v_waited, p_but) LOOP
             v_any := true;
             v_more := n.more;
             v_late := v_late

@@ -123,11 +123,11 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     SELECT EXISTS (SELECT FROM run_queue WHERE due_at <= clock_timestamp() - p_waited)
 $$;
 
--- Called by take_runs. Choose the next runs, by turn and number, that have been due for so long,
--- and lock them, with their rows in the queue; of more than ten, only a worker's share. more: there
--- are others. since: the oldest time, without runs that were to wait. It leaves out rows in use.
+-- Called by take_runs. Choose and lock the next runs, by turn and number, due for so long, with
+-- their rows in the queue; of more than ten, a worker's share. p_but: one of each tenant but these;
+-- NULL: any. more: there are others. since: the oldest time, without runs that were to wait.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION next_runs(p_most integer, p_waited interval)
+CREATE OR REPLACE FUNCTION next_runs(p_most integer, p_waited interval, p_but uuid[])
 RETURNS TABLE (tenant_id uuid, run_ids uuid[], more boolean, since timestamptz)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
@@ -146,7 +146,10 @@ BEGIN
         FROM run_queue q CROSS JOIN LATERAL (
             SELECT FROM runs r WHERE r.tenant_id = q.tenant_id AND r.id = q.run_id
             FOR NO KEY UPDATE SKIP LOCKED) r
-        WHERE q.due_at <= v_until
+        WHERE q.due_at <= v_until AND (p_but IS NULL OR (
+            q.tenant_id <> ALL (p_but) AND NOT EXISTS (
+                SELECT FROM run_queue f WHERE f.tenant_id = q.tenant_id AND f.due_at <= v_until
+                    AND (f.turn, f.number) < (q.turn, q.number))))
         ORDER BY q.turn, q.number LIMIT v_share FOR UPDATE OF q SKIP LOCKED) n
     GROUP BY n.tenant_id;
 END $$;

@@ -99,6 +99,13 @@ class Load:
         self._resting = self._count_resting()
         return self._places - runs + self._resting
 
+    def reserve(self, runs: int) -> int:
+        """Return the number of runs that may begin beyond all places, of tenants without one here.
+
+        So no tenant that fills a worker, for instance with tools that hang, keeps all others out.
+        """
+        return max(0, self.room(runs) + (self._places + 1) // 2)
+
     def begin(self, runs: int) -> None:
         """Count runs that begin."""
         self._begun += runs
