@@ -149,8 +149,8 @@ _TABLES = (
     f"""
     INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome, domain, task_type,
                                  session_id, task, result, whole)
-    SELECT tenant_id, id, '{EMBEDDER}', at, outcome, domain, task_type, session_id, task, '\x80',
-           '\x80'
+    SELECT tenant_id, id, '{EMBEDDER}', at, outcome, domain, task_type, session_id, task, '\\xff',
+           '\\xff'
     FROM row
     """,
 )

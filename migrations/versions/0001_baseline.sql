@@ -1006,7 +1006,7 @@ CREATE TABLE episode_vectors (
     task_type text,
     session_id text,
     task halfvec NOT NULL,
-    -- A byte per number, see packed_vector: no index and no search needs these.
+    -- A byte per number, see packed_vector: a search reads these only of its candidates.
     result bytea NOT NULL,
     whole bytea NOT NULL,
     user_id text,
@@ -1018,7 +1018,7 @@ CREATE TABLE episode_vectors (
 CREATE INDEX ix_episode_vectors_task_768 ON episode_vectors
     USING hnsw ((task::halfvec(768)) halfvec_cosine_ops) WITH (m = 24, ef_construction = 100)
     WHERE vector_dims(task) = 768;
--- Searches read only this vector: it stays in the row.
+-- Searches compare this vector of many rows: it stays in them.
 ALTER TABLE episode_vectors ALTER COLUMN task SET STORAGE MAIN;
 
 -- Pending background work.

@@ -2,11 +2,14 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.events.run_streams import LONGEST_POLL_S, POLL_S, TEXT_S, pause_of
+from bottega.execution.load import leases
 from bottega.execution.load.leases import Load, is_strained, spare_of
 
 FEW = st.integers(0, 300)
@@ -55,6 +58,30 @@ async def test_runs_that_rest_are_counted_in_the_thread_of_the_event_loop_only()
     assert load.room(4) == 1
     assert not await asyncio.to_thread(load.is_busy, 3)
     assert counted == {threading.get_ident()}
+
+
+async def test_a_full_worker_has_half_as_many_places_in_reserve() -> None:
+    load = Load(5, lambda: 1)
+    assert [load.reserve(runs) for runs in (6, 7, 8, 9, 10)] == [3, 2, 1, 0, 0]
+
+
+async def test_runs_that_strained_a_worker_are_not_its_usual_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, used = [0.0], [0.0]
+    monkeypatch.setattr(leases, "monotonic", lambda: now[0])
+    monkeypatch.setattr(leases, "time", SimpleNamespace(thread_time=lambda: used[0]))
+    load = Load(1000)
+
+    def window(begun: int, share: float) -> int:
+        load.begin(begun)
+        now[0], used[0] = now[0] + 1, used[0] + share
+        return load.spare(0)
+
+    assert window(10, 0.1) == 20
+    assert window(40, 0.1) == 80
+    assert window(40, 0.9) == 0
+    assert window(0, 0.1) == 20
 
 
 async def test_a_worker_that_stops_is_busy() -> None:

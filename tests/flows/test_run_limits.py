@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 from typing import Any
+from uuid import UUID
 
 import httpx2
 import pytest
 
+from bottega.db.base import DEFAULT_TENANT
+from bottega.execution.load.fair_queue import FairQueue
 from bottega.settings import Settings
-from tests.fake_model import FakeModel, Reply, chunk, gated, sse, text
+from tests.fake_model import FakeModel, Reply, calls, chunk, gated, sse, text
 from tests.service import Running, frames, running
 from tests.tenants import holder
 
@@ -35,6 +38,25 @@ async def begin(client: httpx2.AsyncClient, count: int = 1, **fields: Any) -> li
         assert answer.status_code == 202, answer.text
         ids.append(answer.json()["id"])
     return ids
+
+
+async def test_model_calls_begin_and_go_on_at_their_tenant_s_turn(
+    settings: Settings, database_url: str, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[UUID] = []
+
+    async def enter(fair: FairQueue, tenant_id: UUID) -> None:
+        turns.append(tenant_id)
+
+    monkeypatch.setattr(FairQueue, "enter", enter)
+    model.decide = lambda request: text("done")
+    model.script(calls(("calculator", {"expression": "1"})))
+    tools = [{"type": "builtin", "name": "calculator"}]
+    async with running(configured(settings, model), database_url, worker=True) as server:
+        await server.client.post("/v1/agents", json=AGENT | {"tools": tools})
+        (run_id,) = await begin(server.client)
+        await server.frames(f"/v1/runs/{run_id}/ws")
+    assert turns == [DEFAULT_TENANT] * 4
 
 
 async def test_a_tenant_that_fills_a_worker_leaves_each_other_one_a_place(

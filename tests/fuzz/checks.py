@@ -20,7 +20,7 @@ CODES = {
     "invalid_cursor": "a cursor is opaque: only the server's own are good",
     "idempotency_key_reused": "whether a key was used before is no matter of a request's form",
     "unknown_agent": "which agents there are is no matter of a request's form",
-    "unknown_graph": "the same of graphs",
+    "unknown_graph": "which graphs there are is no matter of a request's form",
     "missing_description": "what other agents say of themselves is in their definitions",
     "too_deep": "how deep sub-agents go is in the definitions of other agents",
     "invalid_condition": "conditions have a grammar of their own, which JSON Schema cannot bound",
@@ -51,12 +51,13 @@ DETAILS = {
     r"(^|[_/])(after|before|at|since|until): Input should be (greater|less)": (
         "no keyword bounds a time"
     ),
-    r"this is in the future|from since to until": "the same",
-    r"tool_choice names a tool": "the same",
+    r"this is in the future|from since to until": "no keyword bounds a time",
+    r"tool_choice names a tool": "what a field names must be in a list",
     r"the name is .* in the path": "a body cannot refer to its path",
     r"output_schema: |/output_schema": "the grammar of JSON Schema is more than a schema can bound",
-    r"success_check/\d+/(schema|value)": "the same",
-    r"/input_schema: ": "the same",
+    r"success_check/\d+/(schema|value)|/input_schema: ": (
+        "the grammar of JSON Schema is more than a schema can bound"
+    ),
     r"/approval: ": "conditions have a grammar of their own, which JSON Schema cannot bound",
     r"give the version to change": "in the body or in a header",
     r"patterns? .*(can be merged|is deprecated|is replaced)": "states and categories of others",
@@ -69,7 +70,7 @@ DETAILS = {
     r"the content is missing|calls tools|tool_call_id": "a message's fields depend on each other",
     r"/headers: ": "names and values of header fields have a grammar, and some are reserved",
     r"a part needs exactly one of|data needs its media": "a part's fields depend on each other",
-    r"'steer' takes a text|cannot be steered": "the same of a run's fields",
+    r"'steer' takes a text|cannot be steered": "a run's fields depend on each other",
     r"time zone": "which time zones there are changes every year",
     r"the expiry is in the past": "time goes on",
     r"nested deeper than": "JSON Schema cannot count depth",
@@ -192,7 +193,9 @@ def finds_what_was_created(ctx: CheckContext, response: Response, case: Case[Any
     if response.status_code == 404:
         problem = response.json()
         replaced_by = isinstance(case.body, dict) and case.body.get("replaced_by")
-        if problem["code"] == "no_graph" or str(replaced_by) in problem["detail"]:
+        if problem["code"] == "no_graph":
+            return None
+        if replaced_by and str(replaced_by) in problem["detail"]:
             return None
     return ensure_resource_availability(ctx, response, case)
 

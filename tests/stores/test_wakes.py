@@ -18,6 +18,7 @@ from bottega.execution.claim import ClaimedRun, Claims
 from bottega.execution.load.leases import Load
 from tests.claims import sweep
 from tests.stores.test_claims import TAKEOVER_S, wait_in_line
+from tests.stores.test_turns import tenants
 from tests.waiting import until
 
 NEVER_S = 3600.0
@@ -118,6 +119,38 @@ async def test_a_run_that_was_meant_for_a_full_worker_is_taken_by_another(
             runs = await wait_in_line(database, 1)
             await until(lambda: other.runs == runs)
             assert full.looks <= looks + 1  # for runs of other tenants
+
+
+class Ending(Worker):
+    """A worker whose runs of other tenants than the default one end when the test says so."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.gate = asyncio.Event()
+
+    async def execute(self, run: ClaimedRun) -> None:
+        self.runs.append(run.run_id)
+        gate = asyncio.Event() if run.tenant_id == DEFAULT_TENANT else self.gate
+        await gate.wait()
+
+
+async def test_a_full_worker_executes_runs_of_other_tenants_one_after_another(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    """Check that each end leads to a look: nothing else would, as notices are over."""
+    worker = Ending(database)
+    await lease(database, worker.worker_id)
+    async with working(database, worker, room=3):
+        held = await wait_in_line(database, 5)
+        await until(lambda: worker.runs == held[:3])
+        runs = [await wait_in_line(database, 3, tenant) for tenant in await tenants(owner, 3)]
+        # The reserve of two: one run of each of two tenants, and none of the third.
+        await until(lambda: len(worker.runs) == 5)
+        begun = [sum(run in worker.runs for run in each) for each in runs]
+        assert sorted(begun) == [0, 1, 1]
+        worker.gate.set()
+        await until(lambda: len(worker.runs) == 12)
+    assert sorted(worker.runs) == sorted(held[:3] + [run for each in runs for run in each])
 
 
 async def test_a_burst_is_spread_over_the_workers(

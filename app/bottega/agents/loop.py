@@ -56,8 +56,7 @@ class QueryLoop:
         self._before = tuple(self.agent.conversation_history)
         self._withheld: list[StandardMessage] = []
         self._pending = PendingAnswer()
-        self._heard_at = 0
-        self._reached = ""
+        self._heard_at, self._reached = 0, ""
         self._good: list[StandardMessage] = []
         self._tools: list[ToolBase] = []
         self._toolbox: dict[str, ToolBase] = {}
@@ -233,6 +232,7 @@ class QueryLoop:
         query.usage = query.usage.plus(message.usage, model_calls=1)
         if query.task is not None:
             query.task.spent(message.usage)
+        await query.recorder.wait_turn(query)
         return with_distinct_ids(message)
 
     def _take_tools(self) -> None:

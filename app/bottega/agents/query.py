@@ -275,6 +275,9 @@ class Recorder:
         if query.task is not None:
             query.task.spent(usage)
 
+    async def wait_turn(self, query: Query) -> None:
+        """Wait until the query may go on after an answer, which is recorded and counted."""
+
     async def tool_call(
         self,
         query: Query,
@@ -385,7 +388,6 @@ class CurrentCall:
 
 Screen = Callable[[CurrentCall, ToolCall, str], Awaitable[str | ToolResult]]
 current_call: ContextVar[CurrentCall | None] = ContextVar("current_call", default=None)
-
 next_query: ContextVar[Query | None] = ContextVar("next_query", default=None)
 """The query that a sub-agent wrapper is about to start."""
 

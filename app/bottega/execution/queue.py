@@ -32,6 +32,8 @@ CHANNEL = "bottega_queue"
 _BATCH = 20
 _LOOK_S = 0.5
 """Longest time until a worker looks for runs that another one was to take."""
+_FRUITLESS_S = 0.05
+"""Pause of a full worker between looks for other tenants' runs that find none."""
 _TURN_S = 0.01
 """Pause of a busy worker before it takes more, so that others come first."""
 
@@ -105,6 +107,37 @@ async def work(
         await asyncio.wait(left)
 
 
+class _Others:
+    """Looks of a full worker for runs of tenants that have none in it.
+
+    Attributes:
+        wanted: whether there may be some.
+        instead: the worker that should have taken them, if the look is for it.
+        rested: false for a moment after a look that found none.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self.instead: str | None = None
+        self.rested = True
+
+    def want(self, instead: str | None) -> None:
+        """Order a look; one for no other worker finds the newest runs, too."""
+        if not self.wanted or instead is None:
+            self.instead = instead
+        self.wanted = True
+
+    def rest(self, wake: Callable[[], None]) -> None:
+        """Order no look for a moment."""
+        self.rested = False
+
+        def end() -> None:
+            self.rested = True
+            wake()
+
+        asyncio.get_running_loop().call_later(_FRUITLESS_S, end)
+
+
 class _Taker:
     """The loop that takes runs from the queue while there is room for them."""
 
@@ -119,8 +152,8 @@ class _Taker:
         self._load = load
         self._tenants: Counter[UUID] = Counter()
         self._wanted = False
-        self._others_wanted = False
         self._instead: str | None = None
+        self._others = _Others()
         self._left_to: str | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
@@ -156,14 +189,15 @@ class _Taker:
     def _look_on(self, instead: str | None) -> None:
         if not self._wanted:
             self._instead = instead
-        self._want()
+        self._want(instead)
 
     def _look(self) -> None:
         self._instead = None
-        self._want()
+        self._want(None)
 
-    def _want(self) -> None:
-        self._wanted = self._others_wanted = True
+    def _want(self, instead: str | None) -> None:
+        self._wanted = True
+        self._others.want(instead)
         self._wake.set()
 
     async def take(self) -> None:
@@ -183,23 +217,28 @@ class _Taker:
                     self._begin(run)
                 if more and len(runs) >= spare:
                     await asyncio.sleep(_TURN_S)
-            elif room <= 0 and self._others_wanted:
+            elif room <= 0 and self._others.wanted and self._others.rested:
                 await self._take_of_others()
             elif not await happens(self._wake, self._poll_s * random.uniform(0.5, 1)):  # noqa: S311
                 self._look()
 
     async def _take_of_others(self) -> None:
         """Take a run of each tenant without one here, although all places are taken."""
-        self._others_wanted = False
+        self._others.wanted = False
         if reserve := self._load.reserve(len(self.executing)):
-            runs, _ = await self._claims.take(reserve, 0, but=self._tenants.keys())
+            most, instead = min(_BATCH, reserve), self._others.instead
+            runs, _ = await self._claims.take(most, 0, instead, self._tenants.keys())
             for run in runs:
                 self._begin(run)
-            await asyncio.sleep(_TURN_S)
+            if runs:
+                self._others.want(instead)
+                await asyncio.sleep(_TURN_S)
+            else:
+                self._others.rest(self._wake.set)
 
     def _look_now(self) -> str | None:
         """Answer all notices so far by the look that follows; return whom it replaces."""
-        self._wanted = self._others_wanted = False
+        self._wanted = self._others.wanted = False
         if self._timer is not None and self._instead is None:
             self._timer.cancel()
             self._timer = self._left_to = None
@@ -212,12 +251,13 @@ class _Taker:
         task.add_done_callback(lambda done: self._ended(run.tenant_id, key, done))
 
     def _ended(self, tenant_id: UUID, key: tuple[UUID, int], task: asyncio.Task[None]) -> None:
-        if self._wanted:
-            self._wake.set()
         del self.executing[key]
         self._tenants[tenant_id] -= 1
         if not self._tenants[tenant_id]:
             del self._tenants[tenant_id]
+        if self._wanted:
+            self._others.want(None)
+            self._wake.set()
         if task.cancelled() or (error := task.exception()) is None:
             return
         if isinstance(error, Exception) and is_transient(error):

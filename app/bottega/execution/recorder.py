@@ -216,8 +216,10 @@ class JournalRecorder(Recorder):
         self._spend(query, message.metadata.get("model", ""), message.usage)
         self.spent += usage_of(message)
         self._said[query] = message.content, seq
-        await self._fair.enter(self.journal.tenant_id)
         return message
+
+    async def wait_turn(self, query: Query) -> None:
+        await self._fair.enter(self.journal.tenant_id)
 
     def _spend(self, query: Query, model: str, usage: Usage) -> None:
         self.journal.spend(name_of(query.agent), model, usage)

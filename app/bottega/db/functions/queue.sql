@@ -125,7 +125,7 @@ $$;
 
 -- Called by take_runs. Choose and lock the next runs, by turn and number, due for so long, with
 -- their rows in the queue; of more than ten, a worker's share. p_but: one of each tenant but these;
--- NULL: any. more: there are others. since: the oldest time, without runs that were to wait.
+-- NULL: any. more: others are due. since: the oldest time, without runs that were to wait.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION next_runs(p_most integer, p_waited interval, p_but uuid[])
 RETURNS TABLE (tenant_id uuid, run_ids uuid[], more boolean, since timestamptz)
@@ -138,6 +138,12 @@ DECLARE
         SELECT count(*) FROM (SELECT FROM run_queue WHERE due_at <= v_until
                               LIMIT p_most * v_workers + 1) AS q);
     v_share bigint := least(p_most, greatest(10, (v_queued + v_workers - 1) / v_workers));
+    v_first uuid[] := CASE WHEN p_but IS NOT NULL THEN ARRAY(
+        SELECT run_id FROM (
+            SELECT DISTINCT ON (q.tenant_id) q.run_id, q.turn, q.number FROM run_queue q
+            WHERE q.due_at <= v_until AND q.tenant_id <> ALL (p_but)
+            ORDER BY q.tenant_id, q.turn, q.number) AS firsts
+        ORDER BY turn, number LIMIT p_most) END;
 BEGIN
     RETURN QUERY
     SELECT n.tenant_id, array_agg(n.run_id), v_queued > v_share,
@@ -146,10 +152,8 @@ BEGIN
         FROM run_queue q CROSS JOIN LATERAL (
             SELECT FROM runs r WHERE r.tenant_id = q.tenant_id AND r.id = q.run_id
             FOR NO KEY UPDATE SKIP LOCKED) r
-        WHERE q.due_at <= v_until AND (p_but IS NULL OR (
-            q.tenant_id <> ALL (p_but) AND NOT EXISTS (
-                SELECT FROM run_queue f WHERE f.tenant_id = q.tenant_id AND f.due_at <= v_until
-                    AND (f.turn, f.number) < (q.turn, q.number))))
+        WHERE q.due_at <= v_until
+          AND (p_but IS NULL OR (q.tenant_id <> ALL (p_but) AND q.run_id = ANY (v_first)))
         ORDER BY q.turn, q.number LIMIT v_share FOR UPDATE OF q SKIP LOCKED) n
     GROUP BY n.tenant_id;
 END $$;

@@ -42,7 +42,7 @@ class FairQueue:
             turn = line.popleft()
             if line:
                 self._waiting[tenant_id] = line  # behind the other tenants
-            if not turn.done():  # it was cancelled
+            if not turn.done():  # otherwise it was cancelled
                 turn.set_result(None)
                 self._left -= 1
         if self._left < _AT_ONCE:

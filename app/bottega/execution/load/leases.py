@@ -64,8 +64,8 @@ def is_strained(was: bool, share: float) -> bool:
 def spare_of(runs: int, places: int, begun: int, usual: int, *, strained: bool) -> int:
     """Return the number of new runs that a worker should get before others do.
 
-    It gets half as many as it has places for, and no burst, since its use of the core is known only
-    afterwards.
+    It gets half as many as it has places for, and few more at once than usual, since its use of the
+    core is known only afterwards.
 
     Args:
         runs: under way here.
@@ -80,7 +80,7 @@ class Load:
     """Load of this worker; made and measured in the thread of its event loop.
 
     Args:
-        places: number of runs that it may execute.
+        places: number of runs that it may execute, without the reserve.
         resting: returns the number of runs here that only wait for other runs; as many more may
             run beside them, so that those get a place. Called in the event loop's thread only.
     """
