@@ -157,8 +157,9 @@ BEGIN
             p_tenant, p_where || p_further || format(' AND at >= %L', p_aged_before));
     END IF;
     IF 2 * 22 * v_steps < v_each THEN
+        -- A larger index needs a wider search to find as many of the nearest.
         PERFORM set_config('hnsw.iterative_scan', 'relaxed_order', true),
-                set_config('hnsw.ef_search', '160', true),
+                set_config('hnsw.ef_search', least(400, 160 + v_all / 8000)::integer::text, true),
                 set_config('hnsw.max_scan_tuples', '20000', true),
                 set_config('enable_sort', 'off', true);
         EXECUTE 'SELECT coalesce(array_agg(episode_id), ''{}'') FROM (
@@ -225,6 +226,7 @@ DECLARE
     v_near uuid[] := '{}';
     v_named uuid[] := '{}';
     v_more uuid[];
+    v_by_time text := 'off';
 BEGIN
     PERFORM set_config('jit', 'off', true);
     IF p_where <> '{}' THEN
@@ -245,6 +247,10 @@ BEGIN
     END IF;
     v_of := ('''=' || v_tenant || '''')::tsquery;
     FOREACH v_any IN ARRAY array_remove(ARRAY[v_rare, v_known], NULL) LOOP
+        -- The planner expects too many episodes with words that few have: it would read all by time
+        -- until it has found enough.
+        PERFORM set_config('enable_indexscan', v_by_time, true);
+        v_by_time := 'on';
         -- setweight for no words only copies: a long value is unpacked once.
         EXECUTE 'SELECT coalesce(array_agg(episode_id), ''{}'') FROM (
             SELECT episode_id, row_number() OVER (
@@ -259,6 +265,7 @@ BEGIN
         -- Use the common words only if vectors and rare words find too few.
         EXIT WHEN cardinality(v_near || v_named) >= p_most OR v_rare = v_known;
     END LOOP;
+    PERFORM set_config('enable_indexscan', 'on', true);
     RETURN QUERY
     SELECT s.episode_id, s.at, s.outcome, s.domain, st.access_count,
            CASE WHEN vector_dims(v.task) = vector_dims(p_vector) THEN 1 - (CASE p_by
