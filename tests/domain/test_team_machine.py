@@ -1,34 +1,34 @@
 """A run of agents whose models do anything in any order, beside a simple account of it."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from bottega.agents import AssistantMessage, AssistantResponse
-from bottega.agents.history import check_history
+from bottega.agents import AssistantResponse, BaseAgent
 from bottega.errors import ModelError
-from bottega.subagents.handle import SubagentHandle
+from bottega.subagents.handle import Parent, SubagentHandle
 from bottega.subagents.limits import SubagentLimits
-from bottega.subagents.plugins import DispatchRequest, PluginContext, Refused
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import Swarm, SwarmOptions
-from tests.domain.scripted import COST, Notes, call
-from tests.domain.subagents import Heard, coordinator, is_empty, passed, registry, results, settled
+from tests.domain.elsewhere import LinkedRun, Others
+from tests.domain.puppet import Asked, Ears, Marks, Puppet, Softens, guarded
+from tests.domain.scripted import Notes, call
+from tests.domain.subagents import coordinator, is_empty, passed, registry, results, settled
 from tests.domain.virtual import VirtualLoop
 from tests.examples import examples
 
 S = SubagentStatus
 LIMITS = SubagentLimits(
     max_concurrent=2,
-    max_queued=4,
+    max_queued=3,
     max_concurrent_global=3,
-    max_queue_size=6,
+    max_queue_size=5,
     max_depth=2,
     default_timeout=60.0,
     max_timeout=80.0,
@@ -37,8 +37,12 @@ LIMITS = SubagentLimits(
 OVER = {str(status) for status in S if status.is_final}
 MODES = ("all", "any", "any_success", "quorum")
 TASK = st.fixed_dictionaries(
-    {"agent": st.sampled_from([None, "nest"]), "retries": st.integers(0, 3)},
+    {
+        "agent": st.sampled_from([None, "nest", "scout"]),
+        "retries": st.sampled_from([0, 0, 0, 1, 2, 3]),
+    },
     optional={
+        "input": st.just({"notes": "maps"}),
         "timeout_ms": st.sampled_from([30_000, 80_000]),
         "priority": st.integers(1, 10),
         "token_budget": st.sampled_from([100_000, 100_000, 100]),
@@ -46,78 +50,25 @@ TASK = st.fixed_dictionaries(
 )
 
 
-class Marks:
-    """Guard that marks each text, and refuses some."""
-
-    guard = True
-
-    async def before_dispatch(self, ctx: PluginContext, params: DispatchRequest) -> Any:
-        if "bad" in params.prompt:
-            return Refused("not here")
-        return None if params.prompt.endswith("!") else {"prompt": f"{params.prompt}!"}
-
-
-class Softens:
-    """Guard that changes a word after each mark."""
-
-    guard = True
-
-    async def before_dispatch(self, ctx: PluginContext, params: DispatchRequest) -> Any:
-        soft = params.prompt.replace("hard", "soft")
-        return None if soft == params.prompt else {"prompt": soft}
-
-
-class Asked:
-    """A model call under way, which ends when the test says so."""
-
-    def __init__(self, messages: Any) -> None:
-        self.messages = list(messages)
-        self.said = [m.content for m in messages if m.role == "user"]
-        self.prompt: str = self.said[0].partition("\n")[0]
-        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    @property
-    def ids(self) -> list[str]:
-        """Ids of the caller's own tasks."""
-        fan_outs = (each["tasks"] for each in results(self.messages) if _is_fan_out(each))
-        return [task["task_id"] for tasks in fan_outs for task in tasks if "task_id" in task]
-
-
-def _is_fan_out(result: Any) -> bool:
-    return isinstance(result, dict) and any("index" in task for task in result.get("tasks", ()))
-
-
-class Puppet:
-    """Model whose calls wait for the test."""
-
-    def __init__(self, hear: Callable[[Asked], object]) -> None:
-        self.open: dict[Asked, None] = {}
-        self.hear = hear
-
-    async def invoke(self, messages: Any, tools: Any = (), **options: Any) -> AssistantMessage:
-        check_history(messages)
-        asked = Asked(messages)
-        self.hear(asked)
-        self.open[asked] = None
-        try:
-            answer = await asked.answer
-        finally:
-            del self.open[asked]
-        if isinstance(answer, Exception):
-            raise answer
-        if isinstance(answer, str):
-            return AssistantMessage(content=answer, usage=COST)
-        return AssistantMessage(tool_calls=(answer,), usage=COST)
-
-
 class Team(RuleBasedStateMachine):
-    """Machine that answers model calls; the root's query begins again after its end."""
+    """Machine that answers model calls and ends linked runs.
 
-    @initialize(tasks=st.lists(TASK, min_size=2, max_size=4))
-    def begin(self, tasks: list[dict[str, Any]]) -> None:
+    The root's query begins again after its end.
+    """
+
+    @initialize(
+        tasks=st.lists(TASK, min_size=2, max_size=4),
+        spread_above=st.sampled_from([0, 0, 1, 2, 50]),
+        begins=st.booleans(),
+    )
+    def begin(self, tasks: list[dict[str, Any]], spread_above: int, begins: bool) -> None:
         self.loop = VirtualLoop()
         self.model = Puppet(self.hear)
-        self.where: SubagentRegistry = registry(LIMITS)
+        self.limits = replace(LIMITS, spread_above=spread_above)
+        self.where: SubagentRegistry = registry(self.limits)
+        self.wanted: dict[str, dict[str, Any]] = {}
+        self.files: dict[str, str | None] = {}
+        self.begins = begins
         self.told: Counter[str] = Counter()
         self.answered: Counter[str] = Counter()
         self.numbers = 0
@@ -126,21 +77,19 @@ class Team(RuleBasedStateMachine):
         self.dispatch_from(next(iter(self.model.open)), tasks, "hard")
 
     def start(self) -> None:
-        self.heard = Heard()
+        self.heard = Ears(self.happens, self.refuses)
         self.handles: dict[str, SubagentHandle] = {}
-        keep = self.heard.on_event
-
-        def on_event(handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
-            self.handles[handle.prompt] = handle
-            keep(handle, event, data)
-
-        self.heard.on_event = on_event  # type: ignore[method-assign]
+        self.others = Others(begins=self.begins)
+        self.answered["root"] = 0
         recorder = Notes()
-        options = SwarmOptions(listener=self.heard, plugins=[Softens(), Marks()])
+        options = SwarmOptions(
+            listener=self.heard, plugins=[Softens(), Marks()], elsewhere=self.others
+        )
         recorder.swarm = Swarm(self.where, options)
         nest = coordinator(self.model, self.where, description="nests", max_iterations=99)
         nest.agent_name = "nest"
-        lead = coordinator(self.model, self.where, nest, max_iterations=99)
+        scout = BaseAgent("You look.", provider=self.model, agent_name="scout", description="looks")
+        lead = coordinator(self.model, self.where, nest, scout, max_iterations=99)
         self.root = self.loop.create_task(lead.execute_query_async("root", recorder=recorder))
 
     def do(self, action: Callable[[], Any]) -> Any:
@@ -235,10 +184,49 @@ class Team(RuleBasedStateMachine):
             task["prompt"] = f"{words} task {self.number()}"
             if task["agent"] is None or self.is_of_task(asked):
                 del task["agent"]
+            self.wanted[guarded(task["prompt"])] = task
+        self.refusals: list[tuple[int, bool]] = []
         self.use(asked, "dispatch_subagents", tasks=tasks)
+        refused = [task for task in tasks if guarded(task["prompt"]) not in self.handles]
+        if "bad" in words:
+            assert len(refused) == len(tasks)
+            return
+        for task, (here, for_want_of_place) in zip(refused, self.refusals, strict=True):
+            assert not (for_want_of_place and self.spreads(task, here))
+
+    def spreads(self, task: dict[str, Any], here: int) -> bool:
+        """Return true if a linked run does a task of a parent with so many under way here."""
+        is_leaf = task.get("agent") != "nest"
+        return is_leaf and not task["retries"] and here >= self.limits.spread_above
+
+    def here(self, parent: Parent) -> list[SubagentHandle]:
+        """Return a parent's tasks under way, without linked runs."""
+        own = [handle for handle in self.handles.values() if handle.parent is parent]
+        return [handle for handle in own if not (handle.spread or handle.status.is_final)]
+
+    def happens(self, handle: SubagentHandle, event: str) -> None:
+        if event == "dispatched":
+            here = len(self.here(handle.parent))
+            self.handles[handle.prompt] = handle
+            if handle.spread != self.spreads(self.wanted[handle.prompt], here):
+                self.problems.append(AssertionError(f"{handle.prompt}, spread: {handle.spread}"))
+
+    def refuses(self, parent: Parent, data: dict[str, Any]) -> None:
+        here = self.here(parent)
+        is_full = data["code"] == "subagent_queue_full"
+        is_many = not is_full and data.get("limit") == LIMITS.max_queued
+        self.refusals.append((len(here), is_full or is_many))
+        own = Counter(handle.status for handle in here)[S.QUEUED]
+        all_ = self.count_here(S.QUEUED)
+        if (is_many and own < LIMITS.max_queued) or (is_full and all_ < LIMITS.max_queue_size):
+            self.problems.append(AssertionError(f"{own} and {all_} wait: {data}"))
+
+    def count_here(self, status: S) -> int:
+        known = self.where.handles()
+        return sum(handle.status is status and not handle.spread for handle in known)
 
     def may_dispatch(self, asked: Asked) -> bool:
-        return not self.is_of_task(asked) or bool(self.handles[asked.prompt].named)
+        return not self.is_of_task(asked) or self.handles[asked.prompt].agent == "nest"
 
     @rule(data=st.data())
     def poll(self, data: st.DataObject) -> None:
@@ -278,20 +266,80 @@ class Team(RuleBasedStateMachine):
     def send(self, data: st.DataObject, words: str) -> None:
         if asked := self.some_call(data, self.has_tasks):
             under_way = [each for each in asked.ids if not self.by_id(each).status.is_final]
-            task_id = data.draw(st.sampled_from(under_way or asked.ids), "id")
+            late = [each for each in under_way if self.is_over_elsewhere(self.by_id(each))]
+            task_id = data.draw(st.sampled_from(late or under_way or asked.ids), "id")
             text = f"{words} {self.number()}"
+            handle = self.by_id(task_id)
+            before = len(self.sent_to(handle))
+            is_late = handle.status.is_final or self.is_over_elsewhere(handle)
             self.use(asked, "send_to_subagent", task_id=task_id, message=text)
+            if handle.spread:
+                is_sent = "bad" not in words and not is_late
+                assert len(self.sent_to(handle)) == before + is_sent
+
+    def is_over_elsewhere(self, handle: SubagentHandle) -> bool:
+        run = self.others.runs.get(handle.prompt)
+        return run is not None and run.end is not None
+
+    @rule(data=st.data())
+    def read_a_file(self, data: st.DataObject) -> None:
+        if asked := self.some_call(data, self.linked_of):
+            run = self.others.runs[data.draw(st.sampled_from(self.linked_of(asked)), "run")]
+            known = run.end.files if run.end is not None and run.is_heard else {}
+            self.files[asked.prompt] = known.get(run.path)
+            self.use(asked, "read_file", path=run.path)
+
+    def linked_of(self, asked: Asked) -> list[str]:
+        """Return the prompts of a caller's own tasks that are linked runs."""
+        ids = asked.ids
+        return [name for name, run in self.others.runs.items() if str(run.handle.task_id) in ids]
 
     def by_id(self, task_id: str) -> SubagentHandle:
         return next(each for each in self.handles.values() if str(each.task_id) == task_id)
 
     @rule(seconds=st.sampled_from([1, 1, 6, 31]))
     def time_passes(self, seconds: int) -> None:
+        for run in list(self.others.runs.values()):
+            if run.is_awaited and run.told is None:
+                self.do(run.begin)
+            elif run.is_awaited and run.end is not None:
+                self.do(run.be_heard)
+
         async def pass_() -> None:
             await passed(seconds)
             await settled()
 
         self.loop.run_until_complete(pass_())
+
+    # What linked runs do
+
+    @rule(
+        data=st.data(),
+        until=st.sampled_from(["refused", "begun", "over", "over", "over", "heard", "heard"]),
+        how=st.sampled_from([S.COMPLETED, S.COMPLETED, S.FAILED, S.TIMEOUT, S.CANCELLED]),
+        calls=st.integers(0, 3),
+    )
+    def a_linked_run_goes_on(self, data: st.DataObject, until: str, how: S, calls: int) -> None:
+        if (run := self.some_run(data)) is None:
+            return
+        if run.told is None and until == "refused":
+            self.do(run.get_no_budget)
+            assert (run.handle.status, run.handle.error_code) == (S.FAILED, "budget_exhausted")
+            return
+        is_over = run.end is not None
+        if run.told is None:
+            self.do(run.begin)
+        if until != "begun" and not is_over:
+            run.finish(how, calls)
+            self.answered[run.handle.prompt] = calls
+        if until == "heard" or is_over:
+            self.do(run.be_heard)
+            assert run.handle.status.is_final
+
+    def some_run(self, data: st.DataObject) -> LinkedRun | None:
+        """Choose a linked run under way."""
+        runs = [name for name, run in self.others.runs.items() if run.is_awaited]
+        return self.others.runs[data.draw(st.sampled_from(runs), "run")] if runs else None
 
     # What they get
 
@@ -309,11 +357,12 @@ class Team(RuleBasedStateMachine):
             assert asked.prompt.startswith("soft")
             assert asked.prompt.endswith("!")
             assert not handle.status.is_final
+            assert not handle.spread
             self.reads_messages(asked, handle)
         found = results(asked.messages)
         last = asked.messages[-1]
         if last.role == "tool" and found:
-            self.reads(last, found[-1])
+            self.reads(asked, last, found[-1])
 
     def reads_messages(self, asked: Asked, handle: SubagentHandle) -> None:
         heard, sent = asked.said[1:], self.sent_to(handle)
@@ -329,7 +378,9 @@ class Team(RuleBasedStateMachine):
         ]
 
     def unread(self, handle: SubagentHandle) -> int:
-        """Count the messages that a task's last try has not read."""
+        """Count the messages that a task's last try has not read; a linked run does not tell."""
+        if handle.spread:
+            return 0
         sent, read = set(), set()
         for prompt, event, data in self.heard.events:
             if prompt != handle.prompt:
@@ -342,9 +393,12 @@ class Team(RuleBasedStateMachine):
                 read.clear()
         return len(sent - read)
 
-    def reads(self, message: Any, result: Any) -> None:
+    def reads(self, asked: Asked, message: Any, result: Any) -> None:
         """Check the result of a tool beside the states of the tasks."""
         name = message.tool_results[0].tool_name
+        if name == "read_file":
+            content = result["content"] if isinstance(result, dict) else None
+            assert content == self.files[asked.prompt]
         if name not in ("poll_subagent", "await_subagent", "cancel_subagent"):
             return
         assert isinstance(result, dict), result
@@ -399,13 +453,51 @@ class Team(RuleBasedStateMachine):
     def slots_are_within_limits(self) -> None:
         holders = [handle for handle in self.where.handles() if handle.holds_slot]
         assert len(holders) == self.where.scheduler.busy <= 2
-        assert self.where.queued_count <= LIMITS.max_queue_size + 1
+        assert not any(handle.spread for handle in holders)
+        assert self.where.queued_count == self.count_here(S.QUEUED) <= LIMITS.max_queue_size + 1
+        assert self.where.active_count == self.count_here(S.RUNNING)
+
+    @invariant()
+    def linked_runs_are_as_their_tasks(self) -> None:
+        linked = {prompt for prompt, handle in self.handles.items() if handle.spread}
+        assert linked == self.others.runs.keys()
+        for run in self.others.runs.values():
+            self.is_as_its_task(run)
+
+    def is_as_its_task(self, run: LinkedRun) -> None:
+        handle, outcome = run.handle, None if run.end is None else run.end.outcome
+        if run.told is not None:
+            assert list(run.told.values()) == self.sent_to(handle)
+        if run.is_awaited:
+            assert handle.status is S.RUNNING
+        elif run.is_left:
+            assert handle.status is S.CANCELLED
+            assert (handle.final_output, handle.token_usage.input) == (None, 0)
+        elif outcome is not None:
+            assert (handle.status, handle.final_output) == (outcome.status, outcome.output)
+            assert (handle.error, handle.error_code) == (outcome.error, outcome.error_code)
+            assert handle.token_usage.input == 10 * self.answered[handle.prompt]
+
+    @invariant()
+    def linked_runs_get_their_work(self) -> None:
+        for prompt, run in self.others.runs.items():
+            task = self.wanted[prompt]
+            caller = "lead" if run.handle.parent.owner is None else "nest"
+            assert run.work.agent == task.get("agent", caller)
+            assert run.work.is_helper == ("agent" not in task)
+            assert run.work.question.startswith(f"{prompt}\n")
+            assert run.folder in run.work.question
+            given = task.get("input", {}).items()
+            assert run.work.files == {f"{run.folder}/input/{name}": text for name, text in given}
 
     def run_is_over(self) -> None:
         response: AssistantResponse = self.root.result()
         assert response.is_answer == (response.error is None)
         assert not self.model.open
         assert all(handle.status.is_final for handle in self.handles.values())
+        assert not any(run.is_awaited for run in self.others.runs.values())
+        of_tasks = sum(handle.token_usage.input for handle in self.handles.values())
+        assert response.usage.input == 10 * self.answered["root"] + of_tasks
 
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
@@ -415,7 +507,7 @@ class Team(RuleBasedStateMachine):
                 break
             for asked in list(self.model.open):
                 if asked in self.model.open:
-                    self.answer(asked, "enough")
+                    self.say(asked)
             self.time_passes(6)
         self.run_is_over()
         self.loop.run_until_complete(self.where.shutdown())
