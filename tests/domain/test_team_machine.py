@@ -208,6 +208,8 @@ class Team(RuleBasedStateMachine):
         if event == "dispatched":
             here = len(self.here(handle.parent))
             self.handles[handle.prompt] = handle
+            if handle.spread and handle.queue_position:
+                self.problems.append(AssertionError(f"{handle.prompt} waits in no queue here"))
             if handle.spread != self.spreads(self.wanted[handle.prompt], here):
                 self.problems.append(AssertionError(f"{handle.prompt}, spread: {handle.spread}"))
 

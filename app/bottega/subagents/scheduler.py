@@ -95,7 +95,12 @@ class SubagentScheduler:
         return max(0, min(free, own))
 
     def position(self, handle: SubagentHandle) -> int:
-        """Count the tenant's waiting tasks that go before a task; all, if the task is not ready."""
+        """Count the tenant's waiting tasks that go before a task.
+
+        None go before a linked run, which waits elsewhere; all before a task that is not ready.
+        """
+        if handle.spread:
+            return 0
         if handle.entry is None:
             return sum(self._queue.by_priority(handle.tenant_id).values())
         return self._queue.position(handle.entry, self.now())
