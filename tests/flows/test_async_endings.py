@@ -23,6 +23,17 @@ async def until(bottega: Running, **expected: int) -> None:
     await waiting.until(lambda: states(bottega), lambda seen: seen == expected)
 
 
+WAITS = """
+    SELECT count(*) = 2 FROM run_events
+    WHERE type = 'tool.started' AND data ->> 'name' = 'await_subagent'
+"""
+
+
+async def until_parents_wait(bottega: Running) -> None:
+    """Wait until the root and the lead of the tree wait for their tasks, and the log says so."""
+    await waiting.until(lambda: bottega.owner.fetchval(WAITS))
+
+
 @pytest.fixture
 def configured(settings: Settings, model: FakeModel) -> Callable[..., Settings]:
     def change(**changes: Any) -> Settings:
@@ -156,6 +167,7 @@ async def test_a_task_that_is_not_dispatched_again_ends(
         await define_tree(bottega)
         run_id = await swarm.start(bottega.client)
         await until(bottega, running=2, queued=1, completed=1)
+        await until_parents_wait(bottega)
     async with running(configured(), database_url) as bottega:
         match why:
             case "run cancelled":  # between its claim and its first step
@@ -194,6 +206,7 @@ async def test_a_run_that_no_worker_has_ends_with_all_its_tasks(
         await define_tree(bottega)
         run_id = await swarm.start(bottega.client)
         await until(bottega, running=2, queued=1, completed=1)
+        await until_parents_wait(bottega)
     async with running(configured(), database_url) as bottega:
         answer = await bottega.client.post(f"/v1/runs/{run_id}/cancel")
         assert answer.json()["status"] == "cancelled"
@@ -224,6 +237,7 @@ async def test_task_cancelled_while_no_worker_has_its_run_does_not_start_again(
         await define_tree(bottega)
         run_id = await swarm.start(bottega.client)
         await until(bottega, running=2, queued=1, completed=1)
+        await until_parents_wait(bottega)
     async with running(configured(), database_url) as bottega:
         tasks = await swarm.tasks_of(bottega.client, run_id)
         lead = next(task["id"] for task in tasks if task["agent"] == "lead")
