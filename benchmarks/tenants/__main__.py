@@ -25,6 +25,7 @@ from benchmarks.tenants.stage import Stage, stage
 
 PACE_PER_S = 6
 AHEAD_S = 2.0
+_REST_S = 2.0  # until the measured tenant may send a full burst again
 _DUE = "1,000 schedules due at once"
 
 
@@ -59,6 +60,7 @@ class Case:
 
 async def measure(on: Stage, client: Client, name: str, seconds: float, case: Case) -> None:
     """Measure one round: alone, then beside the attack."""
+    await asyncio.sleep(_REST_S)
     case.alone += await work(client, seconds, case.failures)
     context = multiprocessing.get_context("spawn")
     told = context.Queue()

@@ -19,7 +19,7 @@ LIMIT_PER_S = 10
 LARGE_GRAPH = "large"
 RUN = to_json({"agent": "a", "input": "x"})
 _NICE = 10
-_ACCEPTED, _SWITCHED = 202, 101
+_ACCEPTED, _LIMITED, _SWITCHED = 202, 429, 101
 _LARGE = "x" * 900_000
 
 Attack = Callable[[Target], Awaitable[None]]
@@ -52,10 +52,15 @@ async def control_frames(target: Target) -> None:
 
 
 async def begin(target: Target, agent: str) -> str:
-    """Start a run; return its id."""
-    status, found = await target.ask("POST", "/v1/runs", to_json({"agent": agent, "input": "x"}))
-    if status != _ACCEPTED:
-        raise SystemExit(found.decode())
+    """Start a run, when the limits allow it; return its id."""
+    body = to_json({"agent": agent, "input": "x"})
+    while True:
+        status, found = await target.ask("POST", "/v1/runs", body)
+        if status == _ACCEPTED:
+            break
+        if status != _LIMITED:
+            raise SystemExit(found.decode())
+        await asyncio.sleep(0.2)
     run_id: str = from_json(found)["id"]
     return run_id
 

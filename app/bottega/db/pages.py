@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 T = TypeVar("T")
 Query = TypeVar("Query", bound=Select[Any])
 
-PAGE_BYTES = 1024 * 1024
+PAGE_BYTES = 512 * 1024
 """Limit of a page's rows as text. A single larger row forms a page."""
 _ROW_BYTES = 1000
 """Bytes added per row, for the field names in JSON."""
