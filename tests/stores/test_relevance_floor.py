@@ -1,5 +1,6 @@
 """Only episodes that are better than chance are relevant."""
 
+from datetime import timedelta
 from math import isfinite
 
 import asyncpg
@@ -54,13 +55,19 @@ async def ask(memory: EpisodicMemory, query: str, scope: Scope = EVERYTHING) -> 
 
 async def test_the_floor_is_measured_on_the_tenants_own_texts(database: Database) -> None:
     memory, worker = over(database, Narrow())  # type: ignore[arg-type]
-    for task in TASKS[:19]:
-        await memory.store(DEFAULT_TENANT, make_episode(task, utcnow(), answer=""))
+    began = utcnow() - timedelta(hours=1)
+
+    async def store(number: int) -> None:  # evenly, since the sample is taken by time
+        at = began + timedelta(minutes=number)
+        await memory.store(DEFAULT_TENANT, make_episode(TASKS[number], at, answer=""))
+
+    for number in range(19):
+        await store(number)
     await embed_all(worker)
     before = await ask(memory, "Who wrote the Iliad?")
     assert len([hit for hit in before.hits if hit.relevant]) > 10, "nothing is known of this model"
 
-    await memory.store(DEFAULT_TENANT, make_episode(TASKS[19], utcnow(), answer=""))
+    await store(19)
     await embed_all(worker)
 
     after = await ask(memory, "Who wrote the Iliad?")

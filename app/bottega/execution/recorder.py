@@ -169,12 +169,12 @@ class JournalRecorder(Recorder):
     async def _ask(
         self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
     ) -> AssistantMessage:
-        await self.journal.settle()
-        await self._fair.enter(self.journal.tenant_id)
         about = {"call": query.model_calls, "attempt": self.journal.attempt}
         memory = {"memory": dict(query.composed)} if query.composed else {}
         target = getattr(query.agent.provider, "target", None)  # an agent in Python may have none
-        started = self._started(query, about | memory, target)
+        started = self._started(query, about | memory, target)  # before, so that it is stored too
+        await self.journal.settle()
+        await self._fair.enter(self.journal.tenant_id)
         began = monotonic()
         text = None
         if self._live_text is not None:
