@@ -25,6 +25,8 @@ from bottega.events.steps import storable
 from bottega.execution.journal import Journal
 
 FLUSH_S = 0.05
+_AFTER_READING_S = 0.005
+"""Time after the moments at which a worker reads long answers, see :mod:`bottega.llm.reading`."""
 PER_CALL_S = 0.09
 KEEP_S = 1.0
 CLEAR_S = 0.5
@@ -151,7 +153,7 @@ class LiveText:
         """Write until cancelled. A failed write is repeated with the next one."""
         while True:
             await self._any.wait()
-            await asyncio.sleep(FLUSH_S)
+            await asyncio.sleep(FLUSH_S - (monotonic() - _AFTER_READING_S) % FLUSH_S)
             try:
                 await self._write()
                 await self._clear()

@@ -69,14 +69,16 @@ def _collect(response: aiohttp.ClientResponse, asked_at: float) -> None:
     """Leave what arrives next in the socket for a while, since each read costs the same.
 
     So an answer's end waits at most half as long as the answer has taken since the request, and
-    ``_COLLECT_S``: live text is not shown more often.
+    ``_COLLECT_S``: live text is not shown more often. Answers that take longer are read at the same
+    moments, so that one wake-up serves all, and steps that they end are stored together.
     """
     transport = response.connection and response.connection.transport
     if not transport or transport.is_closing():
         return
     loop = asyncio.get_running_loop()
     transport.pause_reading()
-    loop.call_later(min(_COLLECT_S, (loop.time() - asked_at) / 2), _read_again, transport)
+    now = loop.time()
+    loop.call_later(min(_COLLECT_S - now % _COLLECT_S, (now - asked_at) / 2), _read_again, transport)
 
 
 def _read_again(transport: asyncio.Transport) -> None:
