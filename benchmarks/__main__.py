@@ -5,9 +5,9 @@
 
 All parts are real processes: embedded PostgreSQL, API, workers, and a model and a client that cost
 little. Each run has seven model calls. It is posted over HTTP and watched over a WebSocket until
-its final event. Absolute figures depend on the machine. The ratio to the floor of the same
-invocation is comparable: the floor makes the same seven calls by ``chat.completions.create`` and
-nothing else. README.md in this folder explains the columns.
+its final event. Absolute figures depend on the machine. The ratio to the floor of the same line is
+comparable: the floor makes the same seven calls by ``chat.completions.create`` and nothing else, as
+many at a time, just before. README.md in this folder explains the columns.
 """
 
 import argparse
@@ -26,7 +26,6 @@ import httpx2
 
 from benchmarks.client import Client, Watched, body_of
 from benchmarks.harness import (
-    CALLS,
     cpu_s,
     define,
     embedded_all,
@@ -43,19 +42,11 @@ from bottega.cli.demo.scenarios import SOFTWARE
 _TABLE_LATENCY_MS = 400.0
 _TOKEN_DELAY_MS = 5.0
 _MOST_RUNS = "1000000"
-_COLUMNS = (
-    *(("memory", 7), ("latency", 8), ("tokens", 7), ("workers", 8), ("APIs", 5), ("waiting", 8)),
-    *(("runs/s", 8), ("worker", 8), ("API", 7), ("database", 9), ("rest", 6), ("sum/floor", 10)),
-    *(
-        ("writes", 7),
-        ("trans.", 7),
-        ("KB log", 7),
-        ("KB kept", 8),
-        ("conn.", 6),
-        ("p50 ms", 8),
-        ("p99 ms", 8),
-    ),
-)
+_COLUMNS = {
+    "memory": 7, "latency": 8, "tokens": 7, "workers": 8, "APIs": 5, "waiting": 8,
+    "runs/s": 8, "worker": 8, "API": 7, "database": 9, "rest": 6, "floor": 7, "sum/floor": 10,
+    "writes": 7, "trans.": 7, "KB log": 7, "KB kept": 8, "conn.": 6, "p50 ms": 8, "p99 ms": 8,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +73,16 @@ class Stage:
 
     Attributes:
         postmaster: pid of the database server.
-        floor_ms: CPU milliseconds of the floor for one run's calls.
     """
 
     url: str
     postmaster: int
     runs: int
     concurrency: int
-    floor_ms: float
+
+    def at_once(self, setting: Setting) -> int:
+        """Return the number of runs under way, or of the floor's rounds of calls."""
+        return self.concurrency if setting.latency_ms == 0 else 5 * self.concurrency
 
 
 def table() -> list[Setting]:
@@ -108,10 +101,13 @@ def table() -> list[Setting]:
 
 
 async def measure(stage: Stage, setting: Setting) -> None:
-    """Measure one setting, and print its line."""
+    """Measure the floor and one setting beside the same model, and print its line."""
     async with fast_model(
         latency_ms=setting.latency_ms, token_delay_ms=setting.token_delay_ms
     ) as model:
+        at_once = stage.at_once(setting)
+        rounds = max(2 * at_once, stage.runs // 10)
+        floor_ms = await floor(model.base_url, rounds, at_once)
         environment = {
             "DATABASE_URL": stage.url,
             "OPENAI_BASE_URL": model.base_url,
@@ -131,7 +127,8 @@ async def measure(stage: Stage, setting: Setting) -> None:
             run = {"agent": SOFTWARE.coordinator, "graph": SOFTWARE.graph_name}
             client = Client(port, body_of({**run, "input": "Build a todo app."}))
             measured = _drain if setting.waiting else _watch
-            await measured(stage, setting, client, model, api_process.pid, environment)
+            costs = _Costs(stage, setting, floor_ms, api_process.pid, model)
+            await measured(stage, setting, client, costs, environment)
             client.close()
 
 
@@ -139,16 +136,14 @@ async def _watch(
     stage: Stage,
     setting: Setting,
     client: Client,
-    model: FastModel,
-    api: int,
+    costs: "_Costs",
     environment: dict[str, str],
 ) -> None:
     """Measure runs that a client starts and watches."""
-    at_once = stage.concurrency if setting.latency_ms == 0 else 5 * stage.concurrency
+    at_once = stage.at_once(setting)
     async with _workers(setting.workers, environment) as workers:
         await client.many(2 * at_once, at_once)  # fills caches and statistics
-        costs = _Costs(stage, setting, workers, api, model)
-        await costs.begin()
+        await costs.begin(workers)
         seen = await client.many(stage.runs, at_once)
         await costs.end(stage.runs, seen)
         if setting == Setting():
@@ -159,8 +154,7 @@ async def _drain(
     stage: Stage,
     setting: Setting,
     client: Client,
-    model: FastModel,
-    api: int,
+    costs: "_Costs",
     environment: dict[str, str],
 ) -> None:
     """Measure the first runs of a backlog, which nobody watches."""
@@ -170,8 +164,7 @@ async def _drain(
     before = await _ended(connection)
     async with _workers(setting.workers, environment) as workers:
         await _ended(connection, before + 100)  # fills caches and statistics
-        costs = _Costs(stage, setting, workers, api, model)
-        await costs.begin()
+        await costs.begin(workers)
         first = await _ended(connection)
         last = await _ended(connection, first + stage.runs)
         await costs.end(last - first, [])
@@ -200,17 +193,19 @@ class _Costs:
     """CPU time and writes between two moments."""
 
     def __init__(
-        self, stage: Stage, setting: Setting, workers: list[int], api: int, model: FastModel
+        self, stage: Stage, setting: Setting, floor_ms: float, api: int, model: FastModel
     ) -> None:
-        self._stage, self._setting = stage, setting
-        self._workers, self._api, self._model = workers, api, model
+        self._stage, self._setting, self._floor_ms = stage, setting, floor_ms
+        self._api, self._model = api, model
+        self._workers: list[int] = []
 
     def _cpu_s(self) -> list[float]:
         rest = self._model.cpu_s() + cpu_s(os.getpid())
         of_workers = sum(map(cpu_s, self._workers))
         return [of_workers, cpu_s(self._api), cpu_s(self._stage.postmaster), rest]
 
-    async def begin(self) -> None:
+    async def begin(self, workers: list[int]) -> None:
+        self._workers = workers
         await embedded_all(self._stage.url)
         self._written = await written(self._stage.url)
         self._before = self._cpu_s()
@@ -232,7 +227,8 @@ class _Costs:
             *(f"{each}" for each in (setting.workers, setting.apis, setting.waiting)),
             f"{runs / wall:.1f}",
             *(f"{each:.2f}" for each in (worker, api, database, rest)),
-            f"{(worker + api + database) / self._stage.floor_ms:.2f}",
+            f"{self._floor_ms:.2f}",
+            f"{(worker + api + database) / self._floor_ms:.2f}",
             f"{(now.writing - then.writing) / runs:.1f}",
             f"{(now.transactions - then.transactions) / runs:.1f}",
             f"{(now.log_bytes - then.log_bytes) / runs / 1024:.1f}",
@@ -263,9 +259,9 @@ async def _print_idle(client: Client) -> None:
 
 
 def _print_row(*cells: str) -> None:
-    widths = (width for _, width in _COLUMNS)
     print(
-        "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)), flush=True
+        "".join(f"{cell:>{width}}" for cell, width in zip(cells, _COLUMNS.values(), strict=True)),
+        flush=True,
     )
 
 
@@ -273,12 +269,9 @@ async def measure_all(
     url: str, postmaster: int, runs: int, concurrency: int, settings: Sequence[Setting]
 ) -> None:
     await log_changes_only(url)
-    async with fast_model() as model:
-        rate, floor_ms = await floor(model.base_url, max(20, runs // 10), concurrency)
-    print(f"floor: {CALLS} bare chat.completions.create calls: {floor_ms:.2f} ms, {rate:.1f}/s")
     print(f"{runs} runs, {concurrency} at a time (with latency {5 * concurrency}); CPU ms per run:")
-    _print_row(*(name for name, _ in _COLUMNS))
-    stage = Stage(url, postmaster, runs, concurrency, floor_ms)
+    _print_row(*_COLUMNS)
+    stage = Stage(url, postmaster, runs, concurrency)
     for setting in settings:
         await measure(stage, setting)
 
