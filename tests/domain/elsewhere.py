@@ -1,6 +1,7 @@
 """Stand-in for the other workers: linked runs that begin and end when the test says so."""
 
 import asyncio
+from collections.abc import Callable
 
 from bottega.agents import AgentUsage
 from bottega.errors import BudgetExhaustedError
@@ -85,7 +86,9 @@ class Others:
         self.begins = begins
         self.runs: dict[str, LinkedRun] = {}
 
-    async def do(self, handle: SubagentHandle, work: LinkedWork) -> LinkedEnd:
+    async def do(
+        self, handle: SubagentHandle, work: LinkedWork, pay: Callable[[AgentUsage], None]
+    ) -> LinkedEnd:
         assert handle.prompt not in self.runs
         run = self.runs[handle.prompt] = LinkedRun(handle, work)
         if self.begins:
@@ -93,10 +96,12 @@ class Others:
         try:
             await run.budget
             run.told = {} if handle.mailbox is None else dict(handle.mailbox.unread)
-            return await run.news
+            end = await run.news
         except asyncio.CancelledError:
             run.is_left = True
             raise
+        pay(end.usage)
+        return end
 
     async def tell(self, handle: SubagentHandle, message_id: str, text: str) -> bool:
         run = self.runs.get(handle.prompt)

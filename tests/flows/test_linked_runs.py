@@ -163,6 +163,41 @@ async def test_cancelled_tasks_and_ended_parents_take_their_linked_runs_along(
     swarm.assert_whole(frames, "run.cancelled")
 
 
+async def test_what_a_cancelled_linked_run_used_counts_for_its_parent(
+    guest: Running, guest_model: FakeModel
+) -> None:
+    gate = asyncio.Event()
+    cancels = lambda request: calls(("cancel_subagent", {"task_id": started(request)[1]}))  # noqa: E731
+    guest_model.decide = swarm.plays(
+        {
+            "root": [
+                fans_out("here", "one"),
+                lambda request: gated(gate, cancels(request)),
+                text("done"),
+            ],
+            "one": [writes_note, swarm.never],
+        }
+    )
+    await swarm.coordinator(guest.client, subagents=SPREAD)
+    run_id = await swarm.start(guest.client)
+    (one,) = await until(lambda: linked_of(guest, run_id), bool)
+
+    async def asked() -> int:
+        events = (await guest.client.get(f"/v1/runs/{one['id']}/events")).json()["items"]
+        return sum(each["type"] == "llm.started" for each in events)
+
+    await until(asked, lambda number: number == 2)
+    gate.set()
+    frames = await guest.watch(run_id)
+    swarm.assert_whole(frames)
+    run, linked = [
+        (await guest.client.get(f"/v1/runs/{each}")).json() for each in (run_id, one["id"])
+    ]
+    assert linked["status"] == "cancelled"
+    assert linked["usage"]["model_calls"] == 1
+    assert run["usage"]["model_calls"] == 3 + 1 + 1
+
+
 async def test_a_linked_run_reads_a_message_of_its_parent(
     guest: Running, guest_model: FakeModel
 ) -> None:

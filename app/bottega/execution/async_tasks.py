@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +23,11 @@ from bottega.execution.linked.spreading import Spreading
 from bottega.execution.linked.working import give_files
 from bottega.execution.load.heartbeat import Snapshot
 from bottega.execution.recorder import JournalRecorder
-from bottega.execution.replay_tasks import ENDS, TaskReplay, remember
+from bottega.execution.replay_tasks import ENDS, TaskReplay, linked_runs, remember
 from bottega.execution.resumed_tasks import ResumedTasks
 from bottega.execution.task_rows import CANCELLED
 from bottega.subagents.handle import Parent, SubagentHandle
+from bottega.subagents.linked.work import LinkedEnd
 from bottega.subagents.plugins import is_guard
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.states import SubagentStatus
@@ -136,9 +137,11 @@ async def running_subagents(
     me = asyncio.current_task()
     assert me is not None
     journal = recorder.journal
-    replay = remember(events, run.claimed_at, journal.carried_seq)
-    resumed = ResumedTasks(recorder, replay, runtime.registry)
     spreading = Spreading(runtime.linked, recorder, run)
+    ends = await spreading.ends_of(linked_runs(events))
+    used = {run_id: end.usage for run_id, end in ends.items()}
+    replay = remember(events, run.claimed_at, journal.carried_seq, used)
+    resumed = ResumedTasks(recorder, replay, runtime.registry)
     began, left = monotonic(), run.remaining_s
     options = SwarmOptions(
         run_id=run.run_id,
@@ -159,7 +162,7 @@ async def running_subagents(
         own_task=run.own_task,
     )
     swarm = Swarm(runtime.registry, options)
-    await _restore_files(swarm, run, replay, spreading)
+    _restore_files(swarm, run, replay, ends.values())
     recorder.swarm, recorder.screen, recorder.loops.tasks = swarm, screening(swarm), swarm.handles
     recorder.repeat(replay.usage, replay.paid)
     resumed.resume()
@@ -178,13 +181,14 @@ async def running_subagents(
                 resumed.close()
 
 
-async def _restore_files(
-    swarm: Swarm, run: ClaimedRun, replay: TaskReplay, spreading: Spreading
+def _restore_files(
+    swarm: Swarm, run: ClaimedRun, replay: TaskReplay, ends: Iterable[LinkedEnd]
 ) -> None:
     """Restore the files of earlier attempts, and those that a linked run gets."""
     give_files(swarm, run)
-    for path, text in (await spreading.files_of(replay.linked)).items():
-        swarm.context.restore(path, text)
+    for end in ends:
+        for path, text in end.files.items():
+            swarm.context.restore(path, text)
     for write in replay.writes:
         swarm.restore_file(*write)
     for each in replay.over:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -71,14 +72,6 @@ class _Task:
     received: bool = False
     texts: dict[int, str | None] = field(default_factory=dict)
 
-    @property
-    def linked_run(self) -> UUID | None:
-        """The linked run that did it, if it is over."""
-        if self.dispatched is None or self.ended is None:
-            return None
-        found = SubagentDispatched.of(self.dispatched.data).linked_run_id
-        return None if found is None else UUID(found)
-
     def use(self, usage: Usage, *, is_paid: bool) -> None:
         self.usage += usage
         self.paid += usage if is_paid else Usage()
@@ -96,7 +89,6 @@ class TaskReplay:
         paid: its part that this run paid for, not the run that it repeats.
         writes: (task or ``None``, path, content) of files, in order.
         waits: seconds that have passed, by (task, call, tool call) of a wait.
-        linked: the linked runs of finished tasks.
     """
 
     tasks: dict[UUID, RestoredTask]
@@ -106,7 +98,6 @@ class TaskReplay:
     paid: Usage
     writes: list[tuple[UUID | None, str, str]]
     waits: dict[tuple[Any, ...], float]
-    linked: list[UUID]
 
     def unfinished(self) -> list[UUID]:
         return [task_id for task_id in self.tasks if task_id not in self.over]
@@ -116,12 +107,31 @@ class TaskReplay:
         return _line(self.parents, task_id)
 
 
-def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> TaskReplay:
+def linked_runs(events: Sequence[Event]) -> list[UUID]:
+    """Return the linked runs of a log's finished tasks."""
+    over = {event.task_id for event in events if event.type in ENDS}
+    asked = (each for each in events if each.type == EventType.SUBAGENT_DISPATCHED)
+    found = (_linked_run(each) for each in asked if each.task_id in over)
+    return [each for each in found if each is not None]
+
+
+def _linked_run(dispatched: Event) -> UUID | None:
+    found = SubagentDispatched.of(dispatched.data).linked_run_id
+    return None if found is None else UUID(found)
+
+
+def remember(
+    events: Sequence[Event],
+    now: datetime,
+    carried_seq: int = 0,
+    linked: Mapping[UUID, AgentUsage] = MappingProxyType({}),
+) -> TaskReplay:
     """Fold a run's log.
 
     Args:
         now: by the clock of the events' times.
         carried_seq: last ``seq`` that was copied from the run that this one repeats.
+        linked: usage of linked runs by id; the log lacks it if a task was cancelled before.
     """
     parents = {event.task_id: event.parent_task_id for event in events if event.task_id is not None}
     tasks = {task_id: _Task() for task_id in parents}
@@ -147,6 +157,11 @@ def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Ta
             _note(tasks[task_id], event, is_paid=is_paid)
             for used in (lost_in(event), _of_linked_run(event)):
                 tasks[task_id].use(used or Usage(), is_paid=is_paid)
+    for task in tasks.values():
+        if task.dispatched and task.ended and not _of_linked_run(task.ended):
+            run_id = _linked_run(task.dispatched)
+            if run_id is not None and run_id in linked:
+                task.use(linked[run_id], is_paid=task.ended.seq > carried_seq)
     finished = _finished(tasks, parents)
     over = frozenset(each for below in finished.values() for each in below)
     return TaskReplay(
@@ -167,7 +182,6 @@ def remember(events: Sequence[Event], now: datetime, carried_seq: int = 0) -> Ta
         paid=sum((tasks[each].paid for each in over), Usage()),
         writes=writes,
         waits=clocks.waits(now),
-        linked=[each for task in tasks.values() if (each := task.linked_run) is not None],
     )
 
 

@@ -78,7 +78,9 @@ def _collect(response: aiohttp.ClientResponse, asked_at: float) -> None:
     loop = asyncio.get_running_loop()
     transport.pause_reading()
     now = loop.time()
-    loop.call_later(min(_COLLECT_S - now % _COLLECT_S, (now - asked_at) / 2), _read_again, transport)
+    loop.call_later(
+        min(_COLLECT_S - now % _COLLECT_S, (now - asked_at) / 2), _read_again, transport
+    )
 
 
 def _read_again(transport: asyncio.Transport) -> None:

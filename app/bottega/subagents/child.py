@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from bottega.agents.agent import BaseAgent
-from bottega.agents.messages import AssistantResponse, ToolCall
+from bottega.agents.messages import AgentUsage, AssistantResponse, ToolCall
 from bottega.agents.query import QueriedAgent, Query, current_call, next_query
 from bottega.agents.tools import ToolBase
 from bottega.errors import BudgetExhaustedError, InvalidInputError
@@ -192,6 +192,12 @@ class ChildTask:
         assert elsewhere is not None
 
         async def work(handle: SubagentHandle) -> SubagentOutcome:
+            def pay(usage: AgentUsage) -> None:
+                query.usage += usage
+                handle.token_usage += usage.tokens
+                for account in (handle.account, *handle.parent.paying()):
+                    account.spend(usage)
+
             caller = query.agent.agent_id or query.agent.agent_name
             work = LinkedWork(
                 agent=params.agent if params.named else caller,
@@ -202,16 +208,12 @@ class ChildTask:
                 files=self._files(),
             )
             try:
-                end = await elsewhere.do(handle, work)
+                end = await elsewhere.do(handle, work, pay)
             except BudgetExhaustedError:
                 raise
             except Exception as error:
                 swarm.break_with(error)
                 raise
-            query.usage += end.usage
-            handle.token_usage += end.usage.tokens
-            for account in (handle.account, *handle.parent.paying()):
-                account.spend(end.usage)
             for path, content in end.files.items():
                 try:
                     await swarm.context.write(path, content)

@@ -1,11 +1,14 @@
 """Work of a run's tasks in linked runs: their parts of its budgets, and what they return."""
 
+import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
 
+from bottega.agents.messages import AgentUsage
 from bottega.errors import BudgetExhaustedError
 from bottega.events.steps import encoded
 from bottega.execution.claim import ClaimedRun
@@ -15,6 +18,8 @@ from bottega.subagents.budget import DOLLARS, TOKENS, Account, Unit
 from bottega.subagents.handle import Parent, SubagentHandle
 from bottega.subagents.linked.work import LinkedEnd, LinkedWork
 
+_CANCELS_S = 2.0
+"""Longest wait for the end of a linked run whose task was cancelled."""
 _LEAST_TOKENS = 2_000
 """Smallest part of a budget: less does not pay for a call of most models."""
 
@@ -38,10 +43,13 @@ class Spreading:
         """Return the id of a task's linked run."""
         return linked_id(self._run.task_root, self._run.run_id, task_id)
 
-    async def do(self, handle: SubagentHandle, work: LinkedWork) -> LinkedEnd:
+    async def do(
+        self, handle: SubagentHandle, work: LinkedWork, pay: Callable[[AgentUsage], None]
+    ) -> LinkedEnd:
         """Do a task's work as a linked run: see :class:`bottega.subagents.linked.work.Elsewhere`.
 
-        A message of before a crash, which the run may not have got, is sent again.
+        A message of before a crash, which the run may not have got, is sent again. If the task is
+        cancelled, its part of the budgets stays reserved until its linked run is over.
         """
         recorder, run_id = self._recorder, self.id_of(handle.task_id)
         known = recorder.journal.known
@@ -67,16 +75,27 @@ class Spreading:
             unread = {} if handle.mailbox is None else handle.mailbox.unread
             told = {key: encoded(text, known) for key, text in unread.items()}
             self._begun.add(handle.task_id)
+            text = encoded(new, known)
+            ending = asyncio.ensure_future(self._linked.end_of(self._linking, run_id, text, told))
             try:
-                text = encoded(new, known)
-                end = await self._linked.end_of(self._linking, run_id, text, told)
-            finally:
+                end = await asyncio.shield(ending)
+            except asyncio.CancelledError:
                 if handle.status.is_final:  # its parent cancelled it
                     self._linked.cancel(self._linking, run_id)
-        recorder.accounts.paid_before(end.usage)
-        recorder.spent += end.usage
+                    with contextlib.suppress(Exception):
+                        async with asyncio.timeout(_CANCELS_S):
+                            self._paid_for((await asyncio.shield(ending)).usage, pay)
+                raise
+            finally:
+                ending.cancel()
+        self._paid_for(end.usage, pay)
         recorder.linked_usage[handle.task_id] = end.usage
         return end
+
+    def _paid_for(self, usage: AgentUsage, pay: Callable[[AgentUsage], None]) -> None:
+        self._recorder.accounts.paid_before(usage)
+        self._recorder.spent += usage
+        pay(usage)
 
     async def tell(self, handle: SubagentHandle, message_id: str, text: str) -> bool:
         if handle.task_id not in self._begun:
@@ -84,12 +103,9 @@ class Spreading:
         run_id, content = self.id_of(handle.task_id), encoded(text, self._recorder.journal.known)
         return await self._linked.tell(self._linking, run_id, message_id, content)
 
-    async def files_of(self, linked: Sequence[UUID]) -> dict[str, str]:
-        """Return the files that linked runs wrote, by path."""
-        if not linked:
-            return {}
-        ends = await self._linked.ends(self._run.tenant_id, linked)
-        return {path: text for end in ends.values() for path, text in end.files.items()}
+    async def ends_of(self, linked: Sequence[UUID]) -> dict[UUID, LinkedEnd]:
+        """Return the ends of those linked runs that are over."""
+        return await self._linked.ends(self._run.tenant_id, linked) if linked else {}
 
     @asynccontextmanager
     async def _parts(self, handle: SubagentHandle) -> AsyncIterator[tuple[int | None, int | None]]:

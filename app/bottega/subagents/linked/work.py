@@ -1,6 +1,6 @@
 """Work of tasks that linked runs do, on any worker: what crosses to them, and what comes back."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -47,8 +47,14 @@ class LinkedEnd:
 class Elsewhere(Protocol):
     """The linked runs of one run's tasks."""
 
-    async def do(self, handle: SubagentHandle, work: LinkedWork) -> LinkedEnd:
-        """Do a task's work as a linked run, and wait for its end."""
+    async def do(
+        self, handle: SubagentHandle, work: LinkedWork, pay: Callable[[AgentUsage], None]
+    ) -> LinkedEnd:
+        """Do a task's work as a linked run, and wait for its end.
+
+        Args:
+            pay: called with what it used, even if the task is cancelled before its end.
+        """
 
     async def tell(self, handle: SubagentHandle, message_id: str, text: str) -> bool:
         """Send a message to a task's linked run, once; return false if that is over."""
