@@ -99,9 +99,7 @@ class Episodes:
         ]
         best = score(found, ScoringOptions(), now, domain)[:k]
         least = floor(self._embedder, vector, self._background)
-        return [
-            Hit(by_id[each.candidate.episode_id], each.score, each.parts, least) for each in best
-        ]
+        return [Hit(by_id[candidate.episode_id], parts, least) for candidate, parts in best]
 
     def touch(self, sources: Iterable[str]) -> None:
         """Count an access of each episode that a run was given."""

@@ -167,7 +167,7 @@ class OutsideMemory:
 
     async def given(self, holding: Holding, question: str, domain: str | None) -> Given:
         """Return what a run with this question is given of the episodes."""
-        found = await self._memory.search(
+        found = await self._memory.semantic_search(
             holding.tenant_id, EVERYTHING, question, k=MOST_EPISODES, domain=domain
         )
         hits = [hit for hit in found.hits if hit.relevant]

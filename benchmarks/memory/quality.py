@@ -88,7 +88,7 @@ def ranked(name: str, retrieved: Retrieved, options: ScoringOptions) -> Row:
     each = []
     for query, candidates in retrieved:
         best = score(candidates, options, stage.NOW, query.domain)[:10]
-        ranking = [stage.number(scored.candidate.episode_id) for scored in best]
+        ranking = [stage.number(candidate.episode_id) for candidate, _ in best]
         each.append((query.name, measured(ranking, query.relevant)))
     return Row(name, each)
 

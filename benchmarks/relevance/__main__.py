@@ -105,7 +105,7 @@ class Memory:
         return tenant_id, ids
 
     async def ask(self, tenant_id: UUID, query: str) -> Found:
-        return await self.memory.search(tenant_id, EVERYTHING, query)
+        return await self.memory.semantic_search(tenant_id, EVERYTHING, query)
 
 
 def _episode(task: str, number: int) -> Episode:

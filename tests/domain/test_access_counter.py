@@ -33,7 +33,7 @@ async def test_counting_goes_on_after_the_database_was_down(
     counter = AccessCounter(pool, utcnow)
     running = asyncio.ensure_future(counter.run())
     for number in (1, 2):
-        counter.count(UUID(int=1), [UUID(int=2)])
+        counter.touch(UUID(int=1), [UUID(int=2)])
         await until(lambda: pool.tries + 9 * running.done(), number.__le__)
     assert not running.done()
     running.cancel()

@@ -24,7 +24,7 @@ def hit(
 ) -> Hit:
     when = datetime(2026, 11, 20, tzinfo=UTC)
     episode = Episode(at=when, outcome=Outcome.FAILURE, task={}, summary=Summary(**summary))
-    return Hit(episode, 0.5, Parts(0.5, 0, 0, 0, 0, cosine, lexical, 0, 0, words, word_share))
+    return Hit(episode, Parts(0.5, 0, 0, 0, 0, cosine, lexical, 0, 0, words, word_share))
 
 
 def test_only_the_first_and_the_last_line_can_state_the_source() -> None:

@@ -48,7 +48,7 @@ def candidate(
 
 def parts(*given: Candidate, **changed: object) -> dict[int, Parts]:
     chosen = replace(OPTIONS, **changed)  # type: ignore[arg-type]
-    return {s.candidate.episode_id.int: s.parts for s in score(given, chosen, NOW, "code")}
+    return {c.episode_id.int: p for c, p in score(given, chosen, NOW, "code")}
 
 
 class TestInvariants:
@@ -56,11 +56,10 @@ class TestInvariants:
     def test_terms_add_up_and_stay_within_their_weights(
         self, given_: list[Candidate], chosen: ScoringOptions, domain: str | None
     ) -> None:
-        for each in score(given_, chosen, NOW, domain):
-            p = each.parts
-            assert isfinite(each.score)
+        for _, p in score(given_, chosen, NOW, domain):
+            assert isfinite(p.score)
             terms = (p.similarity, p.recency, p.success, p.accesses, p.domain)
-            assert each.score == sum(terms)
+            assert p.score == sum(terms)
             assert (-0.5 if chosen.normalisation == "raw" else 0) <= p.similarity <= 0.5
             assert 0 <= p.recency <= 0.2
             assert 0 <= p.accesses <= 0.1
@@ -75,10 +74,8 @@ class TestInvariants:
         random.shuffle(shuffled)  # type: ignore[attr-defined]
         result = score(given_, chosen, NOW, domain)
         assert repr(result) == repr(score(shuffled, chosen, NOW, domain))  # NaN != NaN
-        assert sorted(s.candidate.episode_id for s in result) == sorted(
-            c.episode_id for c in given_
-        )
-        keys = [(-s.score, s.candidate.episode_id) for s in result]
+        assert sorted(c.episode_id for c, _ in result) == sorted(c.episode_id for c in given_)
+        keys = [(-p.score, c.episode_id) for c, p in result]
         assert keys == sorted(keys)
 
     @given(lists, options, domains)
@@ -87,7 +84,7 @@ class TestInvariants:
     ) -> None:
         known = [c for c in given_ if None not in (c.cosine, c.lexical)]
         known = [c for c in known if isfinite(c.cosine or 0) and isfinite(c.lexical or 0)]
-        found = {s.candidate.episode_id: s.score for s in score(known, chosen, NOW, domain)}
+        found = {c.episode_id: p.score for c, p in score(known, chosen, NOW, domain)}
         for one in known:
             for other in known:
                 better = (
@@ -108,21 +105,21 @@ def test_no_candidates_have_no_scores() -> None:
 class TestTerms:
     def test_terms_have_the_documented_values(self) -> None:
         one = candidate(1, 0.9, days=30, outcome="SUCCESS", domain="code", accesses=5)
-        [found] = score([one], OPTIONS, NOW, "code")
-        assert found.parts.similarity == 0.5
-        assert found.parts.recency == pytest.approx(0.2 * exp(-1))
-        assert found.parts.success == 0.15
-        assert found.parts.accesses == pytest.approx(0.1 * log1p(5) / 10)
-        assert found.parts.domain == 0.05
-        assert found.parts.cosine == 0.9
+        [(_, found)] = score([one], OPTIONS, NOW, "code")
+        assert found.similarity == 0.5
+        assert found.recency == pytest.approx(0.2 * exp(-1))
+        assert found.success == 0.15
+        assert found.accesses == pytest.approx(0.1 * log1p(5) / 10)
+        assert found.domain == 0.05
+        assert found.cosine == 0.9
 
     def test_only_success_has_the_success_bonus(self) -> None:
         for outcome in ("PARTIAL", "FAILURE", "CANCELLED"):
             assert parts(candidate(outcome=outcome))[1].success == 0
 
     def test_missing_domain_has_no_bonus(self) -> None:
-        [found] = score([candidate(domain=None)], OPTIONS, NOW, None)
-        assert found.parts.domain == 0
+        [(_, found)] = score([candidate(domain=None)], OPTIONS, NOW, None)
+        assert found.domain == 0
 
     def test_accesses_count_up_to_a_bound(self) -> None:
         assert parts(candidate(accesses=10**9))[1].accesses == 0.1
@@ -139,9 +136,9 @@ class TestSimilarity:
     def test_old_relevant_episode_comes_before_a_new_irrelevant_one(self) -> None:
         """Use cosines of 0.78 and 0.7: taken raw, recency alone would decide."""
         old, new = candidate(1, 0.78, days=300), candidate(2, 0.7, days=0)
-        assert [s.candidate.episode_id.int for s in score([old, new], OPTIONS, NOW, None)] == [1, 2]
+        assert [c.episode_id.int for c, _ in score([old, new], OPTIONS, NOW, None)] == [1, 2]
         raw = replace(OPTIONS, normalisation="raw")
-        assert [s.candidate.episode_id.int for s in score([old, new], raw, NOW, None)] == [2, 1]
+        assert [c.episode_id.int for c, _ in score([old, new], raw, NOW, None)] == [2, 1]
 
     def test_weak_embedder_does_not_lower_a_lexical_match(self) -> None:
         hit, other = candidate(1, 0.11, 0.6), candidate(2, 0.13, 0.0)

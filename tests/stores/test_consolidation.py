@@ -433,7 +433,7 @@ async def test_search_finds_the_consolidated_episode_instead_of_members(
     assert (made["groups"], made["consolidated"]) == (1, 2)
     [one] = await consolidated(owner)
     for query in (TASK, "quarterly sales", "who gets the report?"):
-        hits = await memory.semantic_search(DEFAULT_TENANT, EVERYTHING, query, k=3)
+        hits = (await memory.semantic_search(DEFAULT_TENANT, EVERYTHING, query, k=3)).hits
         assert [hit.episode.id for hit in hits][:1] == [one["id"]]
         assert not {hit.episode.id for hit in hits} & set(ids[:2])
     tagged = EpisodeFilter(tags=("sales",))

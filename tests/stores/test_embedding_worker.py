@@ -328,7 +328,7 @@ async def test_a_process_with_a_stale_setting_uses_the_new_vectors_at_once(
 
         async def nearest() -> list[int]:
             """Return the hits by vector; the query shares no word with them."""
-            found = await memory.search(DEFAULT_TENANT, EVERYTHING, "irrigate", k=3)
+            found = await memory.semantic_search(DEFAULT_TENANT, EVERYTHING, "irrigate", k=3)
             assert found.by_meaning or found.by_spelling
             return sorted(hit.episode.id.int for hit in found.hits if hit.episode.id)
 

@@ -19,7 +19,7 @@ from bottega.memory.episodes.episode import Episode, EpisodeFilter, Outcome, Sta
 from bottega.memory.episodes.objects import Objects, new_key
 from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import EVERYTHING
-from bottega.memory.episodes.store import EpisodicMemory
+from bottega.memory.episodes.store import EpisodicMemory, Hit
 from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder, Vectors
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
@@ -179,12 +179,16 @@ async def test_the_database_lets_its_owner_change_no_episode(
     assert refused.value.sqlstate == "BT002"
 
 
+async def semantic_hits(memory: EpisodicMemory, tenant: UUID, query: str) -> Sequence[Hit]:
+    return (await memory.semantic_search(tenant, EVERYTHING, query)).hits
+
+
 Operation = Callable[[EpisodicMemory, UUID, Episode], Awaitable[Any]]
 READ: dict[str, Operation] = {
     "get": lambda m, t, e: m.get(t, EVERYTHING, e.id or uuid4()),
-    "semantic_search": lambda m, t, e: m.semantic_search(t, EVERYTHING, e.summary.task),
+    "semantic_search": lambda m, t, e: semantic_hits(m, t, e.summary.task),
     "structured_search": lambda m, t, e: m.structured_search(
-        t, EVERYTHING, ANY.but(domain=e.domain), limit=9
+        t, EVERYTHING, EpisodeFilter(domain=e.domain), limit=9
     ),
     "recent": lambda m, t, e: m.recent(t, EVERYTHING, 9),
     "similar_failures": lambda m, t, e: m.similar_failures(
@@ -200,7 +204,7 @@ async def test_no_operation_reaches_another_tenant_s_episodes(
 ) -> None:
     theirs = replace(FULL, id=uuid4())
     await memory.store(stranger, theirs)
-    await memory.touch(DEFAULT_TENANT, [theirs.id or uuid4()])
+    memory.accesses.touch(DEFAULT_TENANT, [theirs.id or uuid4()])
     try:
         assert not await READ[operation](memory, DEFAULT_TENANT, theirs)
     except NotFoundError:
@@ -246,18 +250,18 @@ async def test_episodes_are_found_by_filters(memory: EpisodicMemory) -> None:
     )
     for where, expected in (
         (ANY, [first, second, third]),
-        (ANY.but(domain="a"), [first, third]),
-        (ANY.but(task_type="x"), [first, second]),
-        (ANY.but(outcomes=(Outcome.FAILURE, Outcome.PARTIAL)), [second, third]),
-        (ANY.but(session_id="s"), [first]),
-        (ANY.but(tags=("t",)), [first, third]),
-        (ANY.but(tags=("u", "t")), [first]),
-        (ANY.but(after=NOW - 2 * hour), [second, third]),
-        (ANY.but(before=NOW), [first, second]),
-        (ANY.but(failure_signature="e: x"), [third]),
-        (ANY.but(min_trust=2), [second]),
-        (ANY.but(domain="a", task_type="x", tags=("t",)), [first]),
-        (ANY.but(domain="c"), []),
+        (EpisodeFilter(domain="a"), [first, third]),
+        (EpisodeFilter(task_type="x"), [first, second]),
+        (EpisodeFilter(outcomes=(Outcome.FAILURE, Outcome.PARTIAL)), [second, third]),
+        (EpisodeFilter(session_id="s"), [first]),
+        (EpisodeFilter(tags=("t",)), [first, third]),
+        (EpisodeFilter(tags=("u", "t")), [first]),
+        (EpisodeFilter(after=NOW - 2 * hour), [second, third]),
+        (EpisodeFilter(before=NOW), [first, second]),
+        (EpisodeFilter(failure_signature="e: x"), [third]),
+        (EpisodeFilter(min_trust=2), [second]),
+        (EpisodeFilter(domain="a", task_type="x", tags=("t",)), [first]),
+        (EpisodeFilter(domain="c"), []),
     ):
         assert (
             ids(await memory.structured_search(DEFAULT_TENANT, EVERYTHING, where, limit=9))
@@ -274,7 +278,7 @@ async def test_a_list_continues_after_its_cursor(memory: EpisodicMemory) -> None
     for descending in (False, True):
         seen: list[UUID | None] = []
         place = None
-        while page := await memory.structured_search(
+        while page := await memory.page(
             DEFAULT_TENANT, EVERYTHING, ANY, limit=3, after=place, descending=descending
         ):
             seen += ids(page)
@@ -284,7 +288,8 @@ async def test_a_list_continues_after_its_cursor(memory: EpisodicMemory) -> None
 
 async def test_a_new_episode_is_found_by_words_at_once(memory: EpisodicMemory) -> None:
     wanted, _ = await stored(memory, episode(), episode("Water the plants."))
-    (hit,) = await memory.semantic_search(DEFAULT_TENANT, EVERYTHING, "invoices", k=1)
+    found = await memory.semantic_search(DEFAULT_TENANT, EVERYTHING, "invoices", k=1)
+    (hit,) = found.hits
     assert hit.episode.id == wanted
     assert hit.parts.lexical is not None
     assert hit.parts.cosine is None
@@ -300,11 +305,11 @@ async def test_without_an_embedder_search_is_by_words_and_is_marked_so(
     (wanted,) = await stored(memory, episode())
     options = MemoryOptions(vector_deadline_ms=0.0 if isinstance(lame, Stuck) else 30_000.0)
     without = over(database, lame, options=options)
-    found = await without.search(DEFAULT_TENANT, EVERYTHING, "invoices")
+    found = await without.semantic_search(DEFAULT_TENANT, EVERYTHING, "invoices")
     assert not found.by_meaning
     assert ids([hit.episode for hit in found.hits]) == [wanted]
     assert not found.by_spelling
-    found = await memory.search(DEFAULT_TENANT, EVERYTHING, "invoices")
+    found = await memory.semantic_search(DEFAULT_TENANT, EVERYTHING, "invoices")
     assert found.by_spelling
     assert not found.by_meaning
 
@@ -315,7 +320,9 @@ async def test_accesses_are_counted_in_memory_and_written_in_batches(
     first, second = await stored(memory, episode(), episode("Water the plants."))
     for _ in range(3):
         await memory.get(DEFAULT_TENANT, EVERYTHING, first)
-    await memory.semantic_search(DEFAULT_TENANT, EVERYTHING, "plants", where=ANY.but(domain="none"))
+    await memory.semantic_search(
+        DEFAULT_TENANT, EVERYTHING, "plants", where=EpisodeFilter(domain="none")
+    )
     for _ in range(2):
         await memory.recent(DEFAULT_TENANT, EVERYTHING, 9)
     await memory.structured_search(DEFAULT_TENANT, EVERYTHING, ANY, limit=9)
@@ -323,7 +330,8 @@ async def test_accesses_are_counted_in_memory_and_written_in_batches(
     await memory.accesses.flush()
     counts = dict(await owner.fetch("SELECT episode_id, access_count FROM episode_state"))
     assert counts == {first: 5, second: 2}
-    await memory.touch(DEFAULT_TENANT, [second, second, uuid4()])
+    memory.accesses.touch(DEFAULT_TENANT, [second, second, uuid4()])
+    await memory.accesses.flush()
     state = (await memory.get(DEFAULT_TENANT, EVERYTHING, second)).state
     assert (state.access_count, state.last_access) == (4, NOW)
     await memory.semantic_search(DEFAULT_TENANT, EVERYTHING, "plants", k=1)
@@ -343,8 +351,8 @@ async def test_a_forgotten_episode_disappears_at_once(
     with pytest.raises(NotFoundError):
         await memory.mark_deleted(DEFAULT_TENANT, uuid4())
     assert ids(await memory.structured_search(DEFAULT_TENANT, EVERYTHING, ANY, limit=9)) == [kept]
-    hits = await memory.semantic_search(DEFAULT_TENANT, EVERYTHING, "invoices")
-    assert ids([hit.episode for hit in hits]) == [kept]
+    found = await memory.semantic_search(DEFAULT_TENANT, EVERYTHING, "invoices")
+    assert ids([hit.episode for hit in found.hits]) == [kept]
     assert await memory.similar_failures(DEFAULT_TENANT, EVERYTHING, "e", 5) == []
     rows = await owner.fetch("SELECT episode_id, state, deleted_at FROM episode_state")
     assert (gone, "deleted", NOW) in [tuple(row) for row in rows]
@@ -357,7 +365,8 @@ async def test_an_episode_is_read_without_its_bodies(
 ) -> None:
     memory = over(database, embedder)
     known = await memory.store(DEFAULT_TENANT, FULL)
-    await memory.touch(DEFAULT_TENANT, [known])
+    memory.accesses.touch(DEFAULT_TENANT, [known])
+    await memory.accesses.flush()
     whole = await memory.get(DEFAULT_TENANT, EVERYTHING, known)
     assert whole.state.access_count == 1
     short = await memory.get(DEFAULT_TENANT, EVERYTHING, known, bodies=False)

@@ -50,7 +50,7 @@ async def embed_all(worker: EmbeddingWorker) -> None:
 
 
 async def ask(memory: EpisodicMemory, query: str, scope: Scope = EVERYTHING) -> Found:
-    return await memory.search(DEFAULT_TENANT, scope, query, k=20)
+    return await memory.semantic_search(DEFAULT_TENANT, scope, query, k=20)
 
 
 async def test_the_floor_is_measured_on_the_tenants_own_texts(database: Database) -> None:

@@ -88,12 +88,14 @@ async def test_each_way_of_reading_stays_within_the_scope_and_misses_nothing(
         expected = {key for key, episode in kept.items() if holds(scope, episode)}
         where = EpisodeFilter(domain="office")
         found: dict[str, list[Any]] = {
-            "meaning and words": await memory.semantic_search(
-                DEFAULT_TENANT, scope, "pay the invoice", k=99
-            ),
-            "with filters": await memory.semantic_search(
-                DEFAULT_TENANT, scope, "invoice", k=99, where=where, by="whole"
-            ),
+            "meaning and words": (
+                await memory.semantic_search(DEFAULT_TENANT, scope, "pay the invoice", k=99)
+            ).hits,
+            "with filters": (
+                await memory.semantic_search(
+                    DEFAULT_TENANT, scope, "invoice", k=99, where=where, by="whole"
+                )
+            ).hits,
             "list": await memory.structured_search(DEFAULT_TENANT, scope, where, limit=99),
             "recent": await memory.recent(DEFAULT_TENANT, scope, 99),
             "failures": await memory.similar_failures(DEFAULT_TENANT, scope, SIGNATURE, 99),
@@ -176,7 +178,7 @@ async def test_a_user_s_name_is_only_a_value(
             Scope(Reach.NOBODY, agent=name),
         ):
             assert await memory.recent(DEFAULT_TENANT, scope, 9) == []
-            assert await memory.semantic_search(DEFAULT_TENANT, scope, "invoice") == []
+            assert not (await memory.semantic_search(DEFAULT_TENANT, scope, "invoice")).hits
 
 
 async def test_a_user_s_few_episodes_are_found_among_many_nearer_ones(
@@ -189,8 +191,8 @@ async def test_a_user_s_few_episodes_are_found_among_many_nearer_ones(
     await embed(database.pool, [*(each.id for each in near if each.id), *ids])
     await owner.execute("ANALYZE")
     alice = Scope(Reach.USER, "alice")
-    hits = await memory.semantic_search(DEFAULT_TENANT, alice, "Pay the invoice", k=7)
-    assert {hit.episode.id for hit in hits} == set(ids)
+    found = await memory.semantic_search(DEFAULT_TENANT, alice, "Pay the invoice", k=7)
+    assert {hit.episode.id for hit in found.hits} == set(ids)
 
 
 async def test_a_user_s_episodes_are_looked_up_by_an_index(

@@ -202,7 +202,7 @@ class MemoryRetriever:
         return await self._both(patterns, partial(self._episodes, self._sources))
 
     async def _episodes(self, sources: MemorySources) -> list[dict[str, Any]]:
-        found = await sources.episodes.search(
+        found = await sources.episodes.semantic_search(
             self._journal.tenant_id,
             self._scope,
             self._about.question,
@@ -247,7 +247,7 @@ class MemoryRetriever:
             return "This task belongs to no session: look without session."
         where = EpisodeFilter(session_id=session_id if in_session else None)
         try:
-            found = await self._sources.episodes.search(
+            found = await self._sources.episodes.semantic_search(
                 self._journal.tenant_id,
                 self._scope,
                 query,

@@ -5,7 +5,7 @@ An episode is immutable. Later changes (accesses, age, consolidation, feedback) 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 from hashlib import md5
@@ -216,10 +216,6 @@ class EpisodeFilter:
     before: datetime | None = None
     failure_signature: str | None = None
     min_trust: int = 1
-
-    def but(self, **changes: Any) -> "EpisodeFilter":
-        """Return a copy with some fields changed."""
-        return replace(self, **changes)
 
 
 def episode_id_of(run_id: UUID) -> UUID:

@@ -22,18 +22,6 @@ _FOUND = """
 SELECT * FROM read_episodes($2::jsonb, $3, set_config('bottega.tenant', $1, true)::uuid)
 """
 _CONTENTS = "SELECT part, content, object_key FROM read_episode_bodies($1::jsonb, $2)"
-# Locks are taken in the order of ids, so that transactions do not deadlock.
-_TOUCH = """
-UPDATE episode_state s SET access_count = s.access_count + t.times,
-    last_access = greatest(s.last_access, $4)
-FROM (
-    SELECT o.episode_id, n.times FROM episode_state o
-    JOIN unnest($2::uuid[], $3::int[]) AS n(episode_id, times) ON n.episode_id = o.episode_id
-    WHERE o.tenant_id = $1 ORDER BY o.episode_id FOR NO KEY UPDATE OF o
-) t
-WHERE s.tenant_id = $1 AND s.episode_id = t.episode_id
-"""
-_MARK = "SELECT mark_episode_deleted($1, $2)"
 _JSON = ("origin", "task", "execution", "result", "metadata", "summary", "reflection")
 
 
@@ -110,22 +98,3 @@ async def contents(
     rows = await connection.fetch(_CONTENTS, scope.document, episode_id)
     here = {row["part"]: from_json(row["content"]) for row in rows if row["content"] is not None}
     return here, {row["part"]: row["object_key"] for row in rows if row["object_key"] is not None}
-
-
-async def touch(
-    connection: asyncpg.Connection, tenant_id: UUID, times: Mapping[UUID, int], at: datetime
-) -> None:
-    """Add to the access counts of episodes, by id; missing episodes are ignored."""
-    await connection.execute(_TOUCH, tenant_id, list(times), list(times.values()), at)
-
-
-async def mark_deleted(
-    connection: asyncpg.Connection, episode_id: UUID, at: datetime
-) -> bool | None:
-    """Hide an episode, and those that it consolidates, from all searches; a later job removes them.
-
-    Returns:
-        false if it was marked before; ``None`` if it does not exist.
-    """
-    marked: bool | None = await connection.fetchval(_MARK, episode_id, at)
-    return marked

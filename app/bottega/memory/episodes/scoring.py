@@ -19,6 +19,8 @@ _ALL_WORDS = 6 / pi**2
 """PostgreSQL's rank of a text with each of the query's words once, at the highest weight."""
 _COMPARED = 20
 """Candidates that ``added`` scales to 0 to 1; half of all if that is more."""
+LEAST_WORD_SHARE = 0.34
+"""Share of what a query's words tell, above which a common topic is likelier than chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,104 +91,49 @@ class Parts:
     words: Sequence[str] = ()
     word_share: float = 0.0
 
-
-LEAST_WORD_SHARE = 0.34
-"""Share of what a query's words tell, above which a common topic is likelier than chance."""
-
-
-def is_relevant(parts: Parts, floor: float) -> bool:
-    """Check if an episode is better than one that was drawn by chance; even the best may not be.
-
-    Args:
-        floor: least cosine that is better than chance.
-    """
-    return parts.word_share >= LEAST_WORD_SHARE or (parts.cosine or -1.0) >= floor
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """A candidate with its score and terms."""
-
-    candidate: Candidate
-    score: float
-    parts: Parts
+    @property
+    def score(self) -> float:
+        return sum((self.similarity, self.recency, self.success, self.accesses, self.domain))
 
 
 def score(
     candidates: Sequence[Candidate], options: ScoringOptions, now: datetime, domain: str | None
-) -> list[Scored]:
-    """Return the candidates, best first; equal scores in the order of ids.
+) -> list[tuple[Candidate, Parts]]:
+    """Return the candidates with their terms, best first; equal scores in the order of ids.
 
     Args:
         domain: of the current task; ``None`` equals no episode's domain.
     """
-    cosines = [_finite(candidate.cosine) for candidate in candidates]
-    ranks = [_finite(candidate.lexical) for candidate in candidates]
+    cosines = [_finite(each.cosine) for each in candidates]
+    ranks = [_finite(each.lexical) for each in candidates]
     if options.normalisation == "added":
-        near, named = _above_lowest(cosines), [_of_all_words(rank) for rank in ranks]
-        similarities = _added(cosines, near, named)
+        near = _above_lowest(cosines)
+        named = [min((rank or 0.0) / _ALL_WORDS, 1.0) for rank in ranks]
+        similarities = _stretched([sum(both) for both in zip(near, named, strict=True)])
     else:
-        near, named = [_within(cosine) for cosine in cosines], [_within(rank) for rank in ranks]
-        similarities = [
-            rank if cosine is None else near_by
-            for cosine, near_by, rank in zip(cosines, near, named, strict=True)
-        ]
-    recencies = [_recency(candidate.at, now, options.recency_days) for candidate in candidates]
-    scored = [
-        _scored(candidate, _parts(candidate, options, recency, domain, *measured))
-        for candidate, recency, *measured in zip(
-            candidates, recencies, similarities, cosines, ranks, near, named, strict=True
+        near, named = ([_within(each) for each in values] for values in (cosines, ranks))
+        similarities = near
+    scored = []
+    for place, each in enumerate(candidates):
+        cosine, rank, similarity = cosines[place], ranks[place], similarities[place]
+        if cosine is None and (options.normalisation == "raw" or not rank):
+            similarity = named[place]
+        age_days = max((now - each.at).total_seconds(), 0.0) / _DAY_S
+        parts = Parts(
+            similarity=options.similarity * similarity,
+            recency=options.recency * exp(-age_days / options.recency_days),
+            success=options.success * (each.outcome == "SUCCESS"),
+            accesses=options.accesses * min(log1p(each.access_count) / 10, 1.0),
+            domain=options.domain * (domain is not None and each.domain == domain),
+            cosine=cosine,
+            lexical=rank,
+            cosine_normalised=near[place],
+            lexical_normalised=named[place],
+            words=each.words or (),
+            word_share=each.word_share,
         )
-    ]
-    return sorted(scored, key=lambda each: (-each.score, each.candidate.episode_id))
-
-
-def _scored(candidate: Candidate, parts: Parts) -> Scored:
-    terms = (parts.similarity, parts.recency, parts.success, parts.accesses, parts.domain)
-    return Scored(candidate, sum(terms), parts)
-
-
-def _parts(
-    candidate: Candidate,
-    options: ScoringOptions,
-    recency: float,
-    domain: str | None,
-    similarity: float,
-    cosine: float | None,
-    rank: float | None,
-    cosine_normalised: float,
-    rank_normalised: float,
-) -> Parts:
-    accesses = min(log1p(max(candidate.access_count, 0)) / 10, 1.0)
-    return Parts(
-        similarity=options.similarity * similarity,
-        recency=options.recency * recency,
-        success=options.success * (candidate.outcome == "SUCCESS"),
-        accesses=options.accesses * accesses,
-        domain=options.domain * (domain is not None and candidate.domain == domain),
-        cosine=cosine,
-        lexical=rank,
-        cosine_normalised=cosine_normalised,
-        lexical_normalised=rank_normalised,
-        words=candidate.words or (),
-        word_share=candidate.word_share,
-    )
-
-
-def _added(
-    cosines: Sequence[float | None], near: Sequence[float], named: Sequence[float]
-) -> list[float]:
-    """Return each candidate's similarity from its normalised cosine and rank."""
-    sums = _stretched([sum(pair) for pair in zip(near, named, strict=True)])
-    return [
-        0.0 if cosine is None and rank == 0 else value
-        for cosine, rank, value in zip(cosines, named, sums, strict=True)
-    ]
-
-
-def _recency(at: datetime, now: datetime, days: float) -> float:
-    """Return 1 for now or a future time, falling with age."""
-    return exp(-max((now - at).total_seconds(), 0.0) / _DAY_S / days)
+        scored.append((each, parts))
+    return sorted(scored, key=lambda pair: (-pair[1].score, pair[0].episode_id))
 
 
 def _finite(value: float | None) -> float | None:
@@ -194,7 +141,8 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and isfinite(value) else None
 
 
-# --- Normalisation ------------------------------------------------------------------------------
+def _within(value: float | None) -> float:
+    return min(max(value or 0.0, 0.0), 1.0)
 
 
 def _above_lowest(cosines: Sequence[float | None]) -> list[float]:
@@ -206,23 +154,9 @@ def _above_lowest(cosines: Sequence[float | None]) -> list[float]:
     ]
 
 
-def _of_all_words(rank: float | None) -> float:
-    return min((rank or 0.0) / _ALL_WORDS, 1.0)
-
-
-def _within(value: float | None) -> float:
-    return min(max(value or 0.0, 0.0), 1.0)
-
-
 def _stretched(sums: Sequence[float]) -> list[float]:
     """Scale the better sums to 0 to 1, and others to 0; equal sums are all 1."""
-    if not sums:
-        return []
     better = sorted(sums, reverse=True)[: max(_COMPARED, len(sums) // 2)]
-    return [_between(value, better[-1], better[0]) for value in sums]
-
-
-def _between(value: float, lowest: float, highest: float) -> float:
-    if highest == lowest:
-        return float(value == highest)
-    return max((value - lowest) / (highest - lowest), 0.0)
+    if not better or better[0] == better[-1]:
+        return [float(each == better[0]) for each in sums]
+    return [max((each - better[-1]) / (better[0] - better[-1]), 0.0) for each in sums]

@@ -161,7 +161,7 @@ async def refresh_common(connection: asyncpg.Connection, tenant_id: UUID) -> int
     too many. Repeat it after each growth by a fifth.
 
     Returns:
-        number of the tenant's episodes, as stored in ``tenant_memory.sampled_rows``.
+        number of the tenant's episodes.
     """
     count: int = await connection.fetchval(_REFRESH_COMMON, tenant_id)
     return count

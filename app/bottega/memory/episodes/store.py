@@ -1,11 +1,9 @@
 """Episodic memory: stores, reads and searches episodes."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from math import inf
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -25,7 +23,7 @@ from bottega.memory.episodes.episode import Episode, EpisodeFilter, StorageState
 from bottega.memory.episodes.objects import Objects
 from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import Reach, Scope
-from bottega.memory.episodes.scoring import Candidate, Parts, is_relevant, score
+from bottega.memory.episodes.scoring import LEAST_WORD_SHARE, Candidate, Parts, score
 from bottega.memory.episodes.search import ANY, AnotherEmbedderError, By, Place
 
 if TYPE_CHECKING:  # numpy is slow to import
@@ -35,6 +33,7 @@ if TYPE_CHECKING:  # numpy is slow to import
     Vector = NDArray[np.float32]
 
 _WORDS_SHOWN = 8
+_MARK = "SELECT mark_episode_deleted($1, $2)"
 
 log = structlog.get_logger(__name__)
 
@@ -48,14 +47,19 @@ class Hit:
     """
 
     episode: Episode
-    score: float
     parts: Parts
     floor: float | None = None
 
     @property
+    def score(self) -> float:
+        return self.parts.score
+
+    @property
     def relevant(self) -> bool:
         """True if it is better than an episode drawn by chance; agents get no other."""
-        return is_relevant(self.parts, inf if self.floor is None else self.floor)
+        cosine, floor = self.parts.cosine, self.floor
+        is_near = cosine is not None and floor is not None and cosine >= floor
+        return is_near or self.parts.word_share >= LEAST_WORD_SHARE
 
     @property
     def why(self) -> dict[str, Any]:
@@ -79,18 +83,22 @@ class Found:
     """
 
     hits: list[Hit]
-    by_meaning: bool
+    by_meaning: bool = False
     by_spelling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """A query's vector, its embedder, and the least cosine that counts."""
+    """A query's vector, its embedder, and the least cosine that counts; all ``None``: no vector.
 
-    vector: "Vector"
-    embedder: str
-    floor: float
-    by_spelling: bool
+    Attributes:
+        compared: what episodes are compared by: ``words`` only, also ``spelling`` or ``meaning``.
+    """
+
+    vector: "Vector | None" = None
+    embedder: str | None = None
+    floor: float | None = None
+    compared: str = "words"
 
 
 class EpisodicMemory:
@@ -109,11 +117,11 @@ class EpisodicMemory:
         clock: Clock,
     ) -> None:
         self.accesses = AccessCounter(pool, clock)
-        self._pool = pool
         self._embedders = embedders
         self._objects = objects
         self._options = options or MemoryOptions()
         self._patience = Patience(self._options.vector_deadline_ms / 1000, monotonic)
+        self.pool = pool
         self.clock = clock
 
     async def store(
@@ -123,7 +131,7 @@ class EpisodicMemory:
 
         It can be searched by words at once, and by meaning after it was embedded.
         """
-        async with acting_as(self._pool, tenant_id, on) as connection:
+        async with acting_as(self.pool, tenant_id, on) as connection:
             return await rows.store(connection, tenant_id, episode)
 
     async def get(
@@ -140,13 +148,13 @@ class EpisodicMemory:
         """
         parts: dict[str, Any] = {}
         keys: dict[str, str] = {}
-        async with acting_as(self._pool, tenant_id) as connection:
+        async with acting_as(self.pool, tenant_id) as connection:
             found = (await rows.load(connection, scope, [episode_id])).get(episode_id)
             if found is None:
                 raise NotFoundError(f"there is no episode {episode_id}")
             if bodies:
                 parts, keys = await rows.contents(connection, scope, episode_id)
-        self.accesses.count(tenant_id, [episode_id])
+        self.accesses.touch(tenant_id, [episode_id])
         return replace(found, **parts, **await self._fetched(keys))
 
     async def _fetched(self, keys: dict[str, str]) -> dict[str, Any]:
@@ -164,12 +172,7 @@ class EpisodicMemory:
             ) from None
         return {part: from_json(raw) for part, raw in zip(keys, contents, strict=True)}
 
-    @property
-    def pool(self) -> asyncpg.Pool:
-        """Connections to the database of the episodes."""
-        return self._pool
-
-    async def search(
+    async def semantic_search(
         self,
         tenant_id: UUID,
         scope: Scope,
@@ -187,73 +190,68 @@ class EpisodicMemory:
             domain: of the current task; raises the score of its episodes a little.
         """
         if scope.reach is Reach.RUN:
-            return Found([], by_meaning=False)
+            return Found([])
         now = self.clock()
-        found, asked = await self._candidates(tenant_id, scope, query, k, where, by, now)
-        metrics.episode_searches.labels(_compared(asked)).inc()
-        best = score(found, self._options.scoring, now, domain)[:k]
-        floor = None if asked is None else asked.floor
-        ids = [each.candidate.episode_id for each in best]
-        loaded = await rows.load_found(self._pool, tenant_id, scope, ids) if ids else {}
-        self.accesses.count(tenant_id, loaded)
+        find = partial(self._candidates, tenant_id, scope, query, max(k, self._options.candidates))
+        try:
+            candidates, asked = await find(where, by, now)
+        except AnotherEmbedderError:
+            self._embedders.forget(tenant_id)
+            candidates, asked = await find(where, by, now)
+        best = score(candidates, self._options.scoring, now, domain)[:k]
+        ids = [candidate.episode_id for candidate, _ in best]
+        loaded = await rows.load_found(self.pool, tenant_id, scope, ids) if ids else {}
+        self.accesses.touch(tenant_id, loaded)
+        metrics.episode_searches.labels(asked.compared).inc()
         hits = [
-            Hit(loaded[each.candidate.episode_id], each.score, each.parts, floor)
-            for each in best
-            if each.candidate.episode_id in loaded
+            Hit(loaded[candidate.episode_id], parts, asked.floor)
+            for candidate, parts in best
+            if candidate.episode_id in loaded
         ]
-        how = _compared(asked)
-        return Found(hits, by_meaning=how == "meaning", by_spelling=how == "spelling")
+        return Found(hits, asked.compared == "meaning", asked.compared == "spelling")
 
     async def _candidates(
         self,
         tenant_id: UUID,
         scope: Scope,
         query: str,
-        k: int,
+        limit: int,
         where: EpisodeFilter,
         by: By,
         now: datetime,
-    ) -> tuple[list[Candidate], _Query | None]:
+    ) -> tuple[list[Candidate], _Query]:
         """Return the candidates for a query, and the vector that they were compared with."""
-        options = self._options
+        asked = await self._embedded(tenant_id, query)
+        found = await search.candidates(
+            self.pool,
+            scope,
+            query,
+            asked.vector,
+            embedder=asked.embedder,
+            aged_before=self._options.ages.begins(StorageState.AGED, now),
+            where=where,
+            by=by,
+            limit=limit,
+            aged_cosine=self._options.aged_cosine,
+            tenant_id=tenant_id,
+        )
+        return found, asked
 
-        async def ask() -> tuple[list[Candidate], _Query | None]:
-            asked = await self._embedded(tenant_id, query)
-            found = await search.candidates(
-                self._pool,
-                scope,
-                query,
-                None if asked is None else asked.vector,
-                embedder=None if asked is None else asked.embedder,
-                aged_before=options.ages.begins(StorageState.AGED, now),
-                where=where,
-                by=by,
-                limit=max(k, options.candidates),
-                aged_cosine=options.aged_cosine,
-                tenant_id=tenant_id,
-            )
-            return found, asked
+    async def _embedded(self, tenant_id: UUID, query: str) -> _Query:
+        """Embed a query; without a vector if that fails."""
+        from bottega.memory.text.embeddings import by_spelling
 
+        embedder = await self._embedders.of_queries(tenant_id)
+        if embedder is None:
+            return _Query()
         try:
-            return await ask()
-        except AnotherEmbedderError:
-            self._embedders.forget(tenant_id)
-            return await ask()
-
-    async def semantic_search(
-        self,
-        tenant_id: UUID,
-        scope: Scope,
-        query: str,
-        *,
-        k: int = 5,
-        where: EpisodeFilter = ANY,
-        by: By = "task",
-        domain: str | None = None,
-    ) -> list[Hit]:
-        """Return the hits of :meth:`search`."""
-        found = await self.search(tenant_id, scope, query, k=k, where=where, by=by, domain=domain)
-        return found.hits
+            vectors = await self._patience.embed(embedder, query)
+        except (TimeoutError, BottegaError) as error:
+            log.warning("memory.query_not_embedded", error=str(error) or type(error).__name__)
+            return _Query()
+        floor = await self._embedders.floor(tenant_id, embedder, vectors[0])
+        compared = "spelling" if by_spelling(embedder) else "meaning"
+        return _Query(vectors[0], embedder.name, floor, compared)
 
     async def structured_search(
         self,
@@ -262,17 +260,14 @@ class EpisodicMemory:
         where: EpisodeFilter,
         *,
         limit: int,
-        after: Place | None = None,
         descending: bool = False,
     ) -> list[Episode]:
-        """Return up to ``limit`` episodes behind ``after``, by end time, then id.
-
-        Does not count as an access."""
+        """Return the first ``limit`` episodes by end time, then id, without counting accesses."""
         if scope.reach is Reach.RUN:
             return []
-        async with acting_as(self._pool, tenant_id) as connection:
+        async with acting_as(self.pool, tenant_id) as connection:
             ids = await search.structured(
-                connection, scope, where, limit=limit, after=after, descending=descending
+                connection, scope, where, limit=limit, descending=descending
             )
             loaded = await rows.load(connection, scope, ids)
         return [loaded[each] for each in ids if each in loaded]
@@ -288,9 +283,7 @@ class EpisodicMemory:
         descending: bool = False,
     ) -> PageItems[Episode]:
         """List a page of episodes behind ``after``, by end time, then id."""
-        if scope.reach is Reach.RUN:
-            return PageItems(more=False)
-        async with acting_as(self._pool, tenant_id) as connection:
+        async with acting_as(self.pool, tenant_id) as connection:
             ids = await search.structured(
                 connection, scope, where, limit=limit + 1, after=after, descending=descending
             )
@@ -301,19 +294,14 @@ class EpisodicMemory:
     ) -> list[Episode]:
         """Return the ``n`` episodes that ended last, latest first."""
         found = await self.structured_search(tenant_id, scope, where, limit=n, descending=True)
-        self.accesses.count(tenant_id, [episode.id for episode in found if episode.id])
+        self.accesses.touch(tenant_id, [episode.id for episode in found if episode.id])
         return found
 
     async def similar_failures(
         self, tenant_id: UUID, scope: Scope, signature: str, k: int, where: EpisodeFilter = ANY
     ) -> list[Episode]:
         """Return episodes with a signature (:mod:`bottega.memory.text.signature`), latest first."""
-        return await self.recent(tenant_id, scope, k, where.but(failure_signature=signature))
-
-    async def touch(self, tenant_id: UUID, ids: Sequence[UUID]) -> None:
-        """Count an access of each episode, and write it now."""
-        async with acting_as(self._pool, tenant_id) as connection:
-            await rows.touch(connection, tenant_id, Counter(ids), self.clock())
+        return await self.recent(tenant_id, scope, k, replace(where, failure_signature=signature))
 
     async def mark_deleted(
         self, tenant_id: UUID, episode_id: UUID, *, on: asyncpg.Connection | None = None
@@ -326,30 +314,8 @@ class EpisodicMemory:
         Raises:
             NotFoundError: unknown, or of another tenant.
         """
-        async with acting_as(self._pool, tenant_id, on) as connection:
-            marked = await rows.mark_deleted(connection, episode_id, self.clock())
+        async with acting_as(self.pool, tenant_id, on) as connection:
+            marked: bool | None = await connection.fetchval(_MARK, episode_id, self.clock())
         if marked is None:
             raise NotFoundError(f"there is no episode {episode_id}")
         return marked
-
-    async def _embedded(self, tenant_id: UUID, query: str) -> _Query | None:
-        """Return the query's vector, or nothing if embedding fails."""
-        from bottega.memory.text.embeddings import by_spelling
-
-        embedder = await self._embedders.of_queries(tenant_id)
-        if embedder is None:
-            return None
-        try:
-            vectors = await self._patience.embed(embedder, query)
-        except (TimeoutError, BottegaError) as error:
-            log.warning("memory.query_not_embedded", error=str(error) or type(error).__name__)
-            return None
-        floor = await self._embedders.floor(tenant_id, embedder, vectors[0])
-        return _Query(vectors[0], embedder.name, floor, by_spelling(embedder))
-
-
-def _compared(asked: _Query | None) -> str:
-    """Return what a search compared besides words: ``meaning``, ``spelling``, or only ``words``."""
-    if asked is None:
-        return "words"
-    return "spelling" if asked.by_spelling else "meaning"

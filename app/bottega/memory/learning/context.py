@@ -148,7 +148,7 @@ class TaskMemory:
         of_domain = await self._patterns.find_applicable(
             tenant_id, features, category=Category.DOMAIN, k=k
         )
-        found = await self._episodes.search(tenant_id, scope, task, k=k, domain=domain)
+        found = await self._episodes.semantic_search(tenant_id, scope, task, k=k, domain=domain)
         near = [(hit.episode, hit.score) for hit in found.hits if hit.relevant]
         near = [each for each in near if each[0].domain == domain is not None]
         insights = insights_in(near, tenant_id)[:k]

@@ -294,7 +294,7 @@ async def search(
     session_id = body.session_id or body.filters.session_id
     scope = within(principal, body.user, session_id, body.scope)
     if body.query is not None:
-        found = await service.memory.search(
+        found = await service.memory.semantic_search(
             tenant, scope, body.query, k=body.k, where=where, by=body.by, domain=body.domain
         )
         hits = [
