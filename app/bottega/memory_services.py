@@ -9,7 +9,6 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,6 @@ from bottega.settings import Settings
 if TYPE_CHECKING:
     from bottega.llm.local.embedder import LocalEmbedder
     from bottega.llm.openai_embedder import OpenAIEmbedder
-    from bottega.memory.episodes.maintenance import EpisodeMaintenance
     from bottega.memory.learning.maintenance import Maintenance
     from bottega.memory.learning.reflection import Analyst
     from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder
@@ -127,14 +125,13 @@ async def keeping(
     """
     from bottega.leased_work import WorkLoop, wake_on_notify
     from bottega.memory.episodes import embedding_worker
-    from bottega.memory.episodes.maintenance import EpisodeUpkeep
+    from bottega.memory.episodes.upkeep import EpisodeUpkeep
     from bottega.memory.learning.reflection_worker import ReflectionWorker
 
     vectors = embedding_worker.EmbeddingWorker(database.pool, parts.embedders)
-    episode_maintenance = _episode_maintenance(settings, database, parts)
     upkeep = EpisodeUpkeep(database.pool, parts.objects)
     learning = ReflectionWorker(database.pool, parts.patterns, analyst=analyst)
-    maintenance = _maintenance(settings, database, parts, episode_maintenance)
+    maintenance = _maintenance(settings, database, parts)
     one_by_one = itertools.count(_APART_S, _APART_S)
     stored = [
         WorkLoop(CHANNEL, each, poll_s=embedding_worker.POLL_S, first_s=next(one_by_one))
@@ -164,28 +161,9 @@ async def keeping(
         yield episode_stored
 
 
-def _episode_maintenance(
-    settings: Settings, database: Database, parts: MemoryServices
-) -> "EpisodeMaintenance":
-    from bottega.memory.episodes.consolidation import Closeness
-    from bottega.memory.episodes.maintenance import EpisodeMaintenance
-
-    options = settings.memory_options
-    return EpisodeMaintenance(
-        database.pool,
-        parts.objects,
-        options.ages,
-        Closeness(options.consolidate_cosine, timedelta(days=options.consolidate_days)),
-    )
-
-
-def _maintenance(
-    settings: Settings,
-    database: Database,
-    parts: MemoryServices,
-    episode_maintenance: "EpisodeMaintenance",
-) -> "Maintenance":
+def _maintenance(settings: Settings, database: Database, parts: MemoryServices) -> "Maintenance":
     from bottega.background.cron import next_tick, previous_tick
+    from bottega.memory.episodes.maintenance import EpisodeMaintenance
     from bottega.memory.learning import indexes
     from bottega.memory.learning.discovery import Discovery
     from bottega.memory.learning.maintenance import Maintenance, Nights
@@ -196,7 +174,7 @@ def _maintenance(
     as_maintenance = functools.partial(connect, database.url, role=indexes.ROLE, longest_s=None)
     stages = stages_of(
         database.pool,
-        episode_maintenance,
+        EpisodeMaintenance(database.pool, parts.objects, settings.memory_options),
         parts.patterns,
         Discovery(database.pool, parts.objects, parts.patterns),
         indexes.IndexMaintenance(as_maintenance),

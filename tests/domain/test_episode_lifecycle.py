@@ -24,8 +24,3 @@ def test_stage_begins_at_its_age() -> None:
 def test_ages_that_do_not_rise_are_refused(days: tuple[float, float, float]) -> None:
     with pytest.raises(InvalidInputError, match="must rise"):
         AgeThresholds(*days)
-
-
-def test_negative_retention_is_refused() -> None:
-    with pytest.raises(InvalidInputError):
-        AgeThresholds(deleted_days=-1)

@@ -1,6 +1,7 @@
 """Similarity of episodes for consolidation."""
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import combinations
 from typing import Any
 from uuid import UUID
@@ -10,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.memory.episodes.consolidation import Closeness
-from bottega.memory.episodes.similarity import SimilarityCandidate, groups, task_key
+from bottega.memory.episodes.similarity import SimilarityCandidate, task_key
+from bottega.memory.episodes.similarity import groups as groups_of
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
+WINDOW = timedelta(days=7)
+groups = partial(groups_of, cosine=0.95, window=WINDOW)
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=80)
 
 
@@ -189,18 +192,17 @@ candidates = st.lists(
 def test_members_of_a_group_are_pairwise_close(
     given: list[SimilarityCandidate], random: Any
 ) -> None:
-    closeness = Closeness()
-    found = groups(given, closeness)
+    found = groups(given)
     members = [each.id for group in found for each in group]
     assert len(members) == len(set(members))
     for group in found:
         assert len(group) >= 2
         for one, other in combinations(group, 2):
             assert float(one.whole.astype(float) @ other.whole.astype(float)) > 0.95
-            assert abs(one.at - other.at) <= closeness.window
+            assert abs(one.at - other.at) <= WINDOW
             assert one.alike == other.alike
     random.shuffle(given)
-    assert [[each.id for each in group] for group in groups(given, closeness)] == [
+    assert [[each.id for each in group] for group in groups(given)] == [
         [each.id for each in group] for group in found
     ]
 
@@ -208,15 +210,14 @@ def test_members_of_a_group_are_pairwise_close(
 @given(candidates)
 def test_close_groups_are_joined(given: list[SimilarityCandidate]) -> None:
     """Check also that no two of the remaining episodes are close."""
-    closeness = Closeness()
-    found = groups(given, closeness)
+    found = groups(given)
     grouped = {each.id for group in found for each in group}
     found += [[each] for each in given if each.id not in grouped]
     for one, other in combinations(found, 2):
         pairs = [(a, b) for a in one for b in other]
         assert not all(
-            float(a.whole.astype(float) @ b.whole.astype(float)) > closeness.cosine
-            and abs(a.at - b.at) <= closeness.window
+            float(a.whole.astype(float) @ b.whole.astype(float)) > 0.95
+            and abs(a.at - b.at) <= WINDOW
             and a.alike == b.alike
             for a, b in pairs
         )
@@ -230,4 +231,4 @@ def test_chain_of_close_episodes_is_no_group() -> None:
 
 def test_group_size_is_bounded() -> None:
     same = [candidate(n, [1, 0], days=n / 100) for n in range(25)]
-    assert [len(group) for group in groups(same, Closeness(most=10))] == [10, 10, 5]
+    assert [len(group) for group in groups(same, most=10)] == [10, 10, 5]

@@ -11,7 +11,6 @@ import pytest
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.errors import UnavailableError
-from bottega.memory.episodes.ageing import Ageing
 from bottega.memory.episodes.episode import StorageState
 from bottega.memory.episodes.maintenance import EpisodeMaintenance
 from bottega.memory.episodes.options import AgeThresholds
@@ -38,8 +37,8 @@ def store(tmp_path: Path) -> Folder:
 
 
 @pytest.fixture
-def lifecycle(database: Database, store: Folder) -> Ageing:
-    return Ageing(database.pool, store)
+def lifecycle(database: Database, store: Folder) -> EpisodeMaintenance:
+    return EpisodeMaintenance(database.pool, store)
 
 
 async def mark_deleted(pool: asyncpg.Pool, episode_id: UUID, at: float) -> bool | None:
@@ -87,7 +86,7 @@ async def test_over_400_days_search_follows_age_and_ids_find_whole_episodes(
 
 
 async def test_an_old_imported_episode_gets_its_state_at_once(
-    owner: asyncpg.Pool, database: Database, lifecycle: Ageing
+    owner: asyncpg.Pool, database: Database, lifecycle: EpisodeMaintenance
 ) -> None:
     [old] = await remember(database.pool, make_episode("x", day(-4000)))
     moved = await lifecycle.archive_old(DEFAULT_TENANT, day(0))
@@ -103,14 +102,14 @@ async def test_a_failing_object_store_changes_nothing(
     database: Database, owner: asyncpg.Pool, store: Folder, at: int, before: bool
 ) -> None:
     ids = await remember(database.pool, *(make_episode(f"task {n}", day(n)) for n in range(4)))
-    await Ageing(database.pool, store).archive_old(DEFAULT_TENANT, day(100))
+    await EpisodeMaintenance(database.pool, store).archive_old(DEFAULT_TENANT, day(100))
     as_it_was = await rows(owner)
     broken = Tripped(store.path, at=at, before=before)
     with pytest.raises(UnavailableError):
-        await Ageing(database.pool, broken).archive_old(DEFAULT_TENANT, day(200))
+        await EpisodeMaintenance(database.pool, broken).archive_old(DEFAULT_TENANT, day(200))
     assert await rows(owner) == as_it_was
     assert store.keys() <= await trash(owner)
-    moved = await Ageing(database.pool, store).archive_old(DEFAULT_TENANT, day(200))
+    moved = await EpisodeMaintenance(database.pool, store).archive_old(DEFAULT_TENANT, day(200))
     assert moved == {"aged": 4}
     assert [await cold(owner, each) for each in ids] == [{"trace"}] * 4
     named = await owner.fetch("SELECT object_key AS key FROM episode_bodies WHERE content IS NULL")
@@ -138,7 +137,7 @@ async def trash(owner: asyncpg.Pool) -> set[str]:
 async def test_an_interrupted_step_changes_nothing(
     database: Database,
     owner: asyncpg.Pool,
-    lifecycle: Ageing,
+    lifecycle: EpisodeMaintenance,
     store: Folder,
     today: int,
     table: str,
@@ -161,7 +160,7 @@ async def test_an_interrupted_step_changes_nothing(
 
 
 async def test_concurrent_ageing_happens_once(
-    database: Database, owner: asyncpg.Pool, lifecycle: Ageing, store: Folder
+    database: Database, owner: asyncpg.Pool, lifecycle: EpisodeMaintenance, store: Folder
 ) -> None:
     ids = await remember(
         database.pool, *(make_episode(f"task {n}", day(0)) for n in range(30)), embedded=False
@@ -180,7 +179,7 @@ async def test_concurrent_ageing_happens_once(
 
 
 async def test_locked_episodes_are_skipped_until_later(
-    database: Database, owner: asyncpg.Pool, lifecycle: Ageing
+    database: Database, owner: asyncpg.Pool, lifecycle: EpisodeMaintenance
 ) -> None:
     held, free = await remember(database.pool, make_episode("a", day(0)), make_episode("b", day(1)))
     async with owner.acquire() as connection, connection.transaction():
@@ -199,9 +198,9 @@ async def test_ageing_works_in_pages_and_one_call_is_bounded(
         *(make_episode(f"task {n}", day(n / 100)) for n in range(130)),
         embedded=False,
     )
-    some = Ageing(database.pool, store, most=100)
+    some = EpisodeMaintenance(database.pool, store, most=100)
     assert await some.archive_old(DEFAULT_TENANT, day(200)) == {"mature": 100, "aged": 100}
-    assert await Ageing(database.pool, store).archive_old(DEFAULT_TENANT, day(200)) == {
+    assert await EpisodeMaintenance(database.pool, store).archive_old(DEFAULT_TENANT, day(200)) == {
         "mature": 30,
         "aged": 30,
     }
@@ -218,7 +217,9 @@ async def test_objects_with_an_expired_claim_are_not_used(
             await owner.execute("DELETE FROM deleted_objects")
 
     with pytest.raises(asyncpg.RaiseError, match="claimed too long ago"):
-        await Ageing(database.pool, Slow(store.path)).archive_old(DEFAULT_TENANT, day(200))
+        await EpisodeMaintenance(database.pool, Slow(store.path)).archive_old(
+            DEFAULT_TENANT, day(200)
+        )
     assert set((await states(owner)).values()) == {"mature"}
 
 
@@ -247,7 +248,7 @@ async def test_episodes_that_are_not_due_cannot_change_state(
 
 
 async def test_a_marked_episode_is_hidden_at_once_and_purged_after_30_days(
-    database: Database, owner: asyncpg.Pool, lifecycle: Ageing
+    database: Database, owner: asyncpg.Pool, lifecycle: EpisodeMaintenance
 ) -> None:
     gone, kept = await remember(database.pool, make_episode("a", day(0)), make_episode("b", day(0)))
     assert await mark_deleted(database.pool, gone, 1) is True
@@ -263,7 +264,7 @@ async def test_a_marked_episode_is_hidden_at_once_and_purged_after_30_days(
 
 
 async def test_objects_of_purged_episodes_become_trash(
-    database: Database, owner: asyncpg.Pool, lifecycle: Ageing, store: Folder
+    database: Database, owner: asyncpg.Pool, lifecycle: EpisodeMaintenance, store: Folder
 ) -> None:
     [gone] = await remember(database.pool, make_episode("a", day(0)))
     await lifecycle.archive_old(DEFAULT_TENANT, day(400))
@@ -275,7 +276,7 @@ async def test_objects_of_purged_episodes_become_trash(
 
 @pytest.mark.parametrize("table", ["episode_bodies", "episodes", "episode_state"])
 async def test_an_interrupted_purge_removes_nothing(
-    database: Database, owner: asyncpg.Pool, lifecycle: Ageing, table: str
+    database: Database, owner: asyncpg.Pool, lifecycle: EpisodeMaintenance, table: str
 ) -> None:
     gone, _ = await remember(database.pool, make_episode("a", day(0)), make_episode("b", day(0)))
     await mark_deleted(database.pool, gone, 1)
@@ -289,7 +290,7 @@ async def test_an_interrupted_purge_removes_nothing(
 
 
 async def test_episodes_without_vectors_age(
-    database: Database, owner: asyncpg.Pool, lifecycle: Ageing
+    database: Database, owner: asyncpg.Pool, lifecycle: EpisodeMaintenance
 ) -> None:
     [late] = await remember(database.pool, make_episode("a", day(0)), embedded=False)
     await lifecycle.archive_old(DEFAULT_TENANT, day(200))

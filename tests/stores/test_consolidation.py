@@ -17,8 +17,7 @@ from pydantic_core import to_json
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.errors import UnavailableError
-from bottega.memory.episodes.ageing import Ageing
-from bottega.memory.episodes.consolidation import Closeness, as_one
+from bottega.memory.episodes.consolidation import as_one
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Episode, EpisodeFilter, Outcome
 from bottega.memory.episodes.maintenance import EpisodeMaintenance
@@ -270,7 +269,7 @@ async def test_an_interrupted_consolidation_changes_nothing(
     what: str,
 ) -> None:
     ids = await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
-    await Ageing(database.pool, tending.objects).archive_old(DEFAULT_TENANT, LATER)
+    await tending.archive_old(DEFAULT_TENANT, LATER)
     as_it_was = await rows(owner)
     assert set((await states(owner)).values()) == {"mature"}
     await trip(owner, table, event, what)
@@ -287,7 +286,7 @@ async def test_a_failing_object_store_changes_nothing(
     database: Database, owner: asyncpg.Pool, store: Folder, at: int
 ) -> None:
     await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
-    await Ageing(database.pool, store).archive_old(DEFAULT_TENANT, LATER)
+    await EpisodeMaintenance(database.pool, store).archive_old(DEFAULT_TENANT, LATER)
     as_it_was = await rows(owner)
     broken = EpisodeMaintenance(database.pool, Tripped(store.path, at=at, before=False))
     with pytest.raises(UnavailableError):
@@ -314,7 +313,7 @@ async def test_the_members_of_a_consolidated_episode_are_bounded(
     database: Database, owner: asyncpg.Pool, store: Folder
 ) -> None:
     await remember(database.pool, *(make_episode(TASK, day(n / 10)) for n in range(25)))
-    tending = EpisodeMaintenance(database.pool, store, closeness=Closeness(most=10))
+    tending = EpisodeMaintenance(database.pool, store, most_compared=10)
     await tending.tend(DEFAULT_TENANT, LATER)
     assert [one["said"]["instances"] for one in await consolidated(owner)] == [10, 10, 5]
 

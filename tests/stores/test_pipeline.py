@@ -273,7 +273,7 @@ async def test_traces_in_the_object_store_are_mined_too(
     pool = looked.database.pool
     moved = await copied(pool, looked.store, DEFAULT_TENANT, ids, ("trace",))
     async with acting_as(pool, DEFAULT_TENANT) as connection:
-        await connection.execute("SELECT move_bodies($1, $2)", ids, json.dumps(moved))
+        await connection.execute("SELECT move_bodies($1, $2)", ids, moved)
     assert (await looked.look()).progress["mining"]["away"] == 0
     discovered = await owner.fetchval("SELECT count(*) FROM patterns WHERE origin ? 'mined'")
     assert discovered >= 1

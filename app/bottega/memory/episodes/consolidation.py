@@ -6,30 +6,13 @@ originals stay readable by id.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import replace
 from functools import reduce
 from hashlib import md5
 from typing import Any
 from uuid import UUID
 
 from bottega.memory.episodes.episode import Episode, Outcome, State, StorageState
-
-
-@dataclass(frozen=True, slots=True)
-class Closeness:
-    """Similarity that episodes must have to become one.
-
-    Attributes:
-        cosine: lower bound (exclusive) of the cosine of each pair of their vectors.
-        window: longest time between the first and the last.
-        most: most episodes that are compared with each other, and so become one.
-    """
-
-    cosine: float = 0.95
-    window: timedelta = timedelta(days=7)
-    most: int = 200
-
 
 _LONGEST_VALUE = 200
 _MOST_VALUES = 20

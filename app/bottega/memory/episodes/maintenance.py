@@ -1,44 +1,130 @@
-"""Maintenance of tenants' episodes: age, consolidate, purge."""
+"""Maintenance of a tenant's episodes: ageing, consolidation, removal of deleted ones.
 
+Concurrent calls do no harm, and a later call completes an interrupted one. A step reads a page
+without locks, stores objects, and then changes the page in one transaction that checks again what
+is due. A later call handles rows that are locked.
+
+A mature episode waits (``episode_state.task_key``) until all episodes within a time window after it
+are mature. Then it is compared once with those of equal ``task_key`` in that window. So each
+group is complete when it is consolidated, and a second execution changes nothing.
+"""
+
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import asyncpg
-from pydantic_core import to_json
+import numpy as np
+from pydantic_core import from_json, to_json
 
-from bottega.clock import monotonic
 from bottega.db.engine import acting_as
-from bottega.errors import UnavailableError
-from bottega.leased_work import Blame, LeasedWork, Outage
-from bottega.memory.episodes.ageing import Ageing
-from bottega.memory.episodes.consolidation import Closeness
-from bottega.memory.episodes.consolidator import Consolidator
+from bottega.memory.episodes.consolidation import as_one
+from bottega.memory.episodes.episode import LONGEST_TEXT, Outcome, StorageState
 from bottega.memory.episodes.objects import ALL_PARTS, Objects, copied
-from bottega.memory.episodes.options import MOST_TENDED, AgeThresholds
-from bottega.memory.episodes.search import refresh_common
+from bottega.memory.episodes.options import MOST_TENDED, MemoryOptions
+from bottega.memory.episodes.rows import load
+from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.episodes.similarity import (
+    MOST_COMPARED,
+    SimilarityCandidate,
+    groups,
+    task_key,
+)
+
+_PAGE = 100
+"""Episodes per transaction."""
+_FIRST = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
+"""Place before all episodes."""
+
+_MOVES = (
+    (StorageState.MATURE, StorageState.AGED, ("trace",)),
+    (StorageState.AGED, StorageState.ARCHIVED, ALL_PARTS),
+)
+"""Stages before and after, and the parts that move to the object store."""
+_DUE = """
+SELECT episode_id, at FROM episode_state
+WHERE tenant_id = $1 AND state = $2 AND at < $3 AND (at, episode_id) > ($4, $5)
+ORDER BY at, episode_id LIMIT $6
+"""
+# Computes the comparison key now, while the full text of the task is in the database.
+_MATURING = """
+SELECT s.episode_id, e.kind, e.user_id, e.session_id, e.task, b.content AS input,
+       b.object_key IS NOT NULL AS away
+FROM episode_state s
+JOIN episodes e ON e.tenant_id = s.tenant_id AND e.id = s.episode_id
+LEFT JOIN episode_bodies b
+    ON b.tenant_id = s.tenant_id AND b.episode_id = s.episode_id AND b.part = 'input'
+WHERE s.tenant_id = $1 AND s.state = 'active' AND s.at < $2
+ORDER BY s.at, s.episode_id LIMIT $3 FOR UPDATE OF s SKIP LOCKED
+"""
+_MATURE = """
+UPDATE episode_state s SET state = 'mature', task_key = n.task_key
+FROM unnest($2::uuid[], $3::bytea[]) AS n(episode_id, task_key)
+WHERE s.tenant_id = $1 AND s.episode_id = n.episode_id
+"""
+_AGE = "SELECT age_episodes($1, $2, $3, $4)"
+_PURGE = "SELECT purge_episodes($1, $2)"
+
+# --- Consolidation ------------------------------------------------------------------------------
+
+_DISMISSED_AT_ONCE = 500
+# An old enough episode that is still active may be similar to those that wait.
+_READY = """
+SELECT least($2, (SELECT min(at) FROM episode_state
+                  WHERE tenant_id = $1 AND state = 'active')) - $3::interval
+"""
+_DISMISS_LONELY = "SELECT at, episode_id FROM dismiss_lonely_episodes($1, $2, $3, $4, $5)"
+_NEXT = """
+SELECT episode_id, at, task_key FROM episode_state
+WHERE tenant_id = $1 AND task_key IS NOT NULL AND at < $2 AND (at, episode_id) > ($3, $4)
+ORDER BY at, episode_id LIMIT 1
+"""
+# Compares vectors of one embedder that the first episode has, preferably that of searches.
+_COMPARED = """
+SELECT s.episode_id, s.at, x.outcome, x.domain, x.task_type, x.failure_signature, x.trust,
+       x.user_id, x.session_id, x.agent, unpacked_vector(v.whole)::real[] AS whole
+FROM episode_state s
+JOIN episode_search x ON x.tenant_id = s.tenant_id AND x.episode_id = s.episode_id
+LEFT JOIN episode_vectors v
+    ON v.tenant_id = s.tenant_id AND v.episode_id = s.episode_id AND v.embedder = (
+        SELECT f.embedder FROM episode_vectors f
+        LEFT JOIN tenant_memory m ON m.tenant_id = $1 AND m.embedder = f.embedder
+        WHERE f.tenant_id = $1 AND f.episode_id = $5
+        ORDER BY m.embedder IS NULL, f.embedder LIMIT 1)
+WHERE s.tenant_id = $1 AND s.task_key = $2 AND s.state = 'mature'
+  AND s.at BETWEEN $3 AND $3 + $4::interval
+ORDER BY s.at, s.episode_id LIMIT $6
+"""
+_ALIKE = ("outcome", "domain", "task_type", "failure_signature", "trust")
+_OWNERS = ("user_id", "session_id", "agent")
+_DISMISS = """
+UPDATE episode_state SET task_key = NULL
+WHERE tenant_id = $1 AND episode_id = $2 AND state = 'mature'
+"""
+_CONSOLIDATE = "SELECT consolidate_episodes($1, $2, $3, $4)"
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeMaintenance:
-    """Maintenance of episodes.
+    """Maintenance of episodes, one tenant per call.
 
     Attributes:
-        most: most episodes that each step of a call handles.
+        most: episodes (or groups) that each step of a call handles; later calls handle the others.
+        most_compared: episodes that are compared with each other, and so become one.
     """
 
     pool: asyncpg.Pool
     objects: Objects
-    ages: AgeThresholds = AgeThresholds()
-    closeness: Closeness = Closeness()
+    options: MemoryOptions = MemoryOptions()
     most: int = MOST_TENDED
+    most_compared: int = MOST_COMPARED
 
     async def tend(self, tenant_id: UUID, now: datetime) -> Counter[str]:
         """Age, consolidate and purge the episodes of a tenant.
-
-        Concurrent calls do no harm, and a later call completes an interrupted one.
 
         Returns:
             number of episodes that became ``mature``, ``aged``, ``archived``, were ``consolidated``
@@ -47,106 +133,181 @@ class EpisodeMaintenance:
         Raises:
             UnavailableError: the object store is unreachable.
         """
-        ageing = Ageing(self.pool, self.objects, self.ages, self.most)
-        consolidator = Consolidator(self.pool, self.objects, self.ages, self.closeness, self.most)
-        done = await ageing.archive_old(tenant_id, now)
-        made = await consolidator.consolidate_similar(tenant_id, now)
-        done += Counter(groups=made["groups"], consolidated=made["episodes"])
-        done["purged"] = await ageing.purge_deleted(tenant_id, now)
+        done = await self.archive_old(tenant_id, now)
+        done += await self.consolidate_similar(tenant_id, now)
+        done["purged"] = await self.purge_deleted(tenant_id, now)
         return +done
 
+    async def archive_old(self, tenant_id: UUID, now: datetime) -> Counter[str]:
+        """Move a tenant's episodes to the stage of their age.
 
-_LEASE_S = 300.0
-_MOST = 16
-_EACH = 8
-_TRASH = 500
-_SAMPLE_OLDER_S = 3600.0
+        Aged ones move their trace to cold storage. Archived ones move all parts except those always
+        kept, and leave all searches.
 
-_TRASH_DUE = "SELECT due_deleted_objects($1) AS key"
-_CLAIM = "SELECT tenant_id, episode_id FROM claim_due_episode_work('offload', $1, $2, $3)"
-_NEXT = "SELECT next_episode_work_s('offload')"
-_MOVE = "SELECT move_bodies($1, $2::jsonb)"
-_POSTPONE = """
-UPDATE episode_work SET next_at = now() + make_interval(secs => $3)
-WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'offload'
-"""
-_TAKE_SAMPLE = """
-UPDATE tenant_memory SET sampled_at = now()
-WHERE tenant_id = $1 AND (sampled_at IS NULL OR sampled_at < now() - make_interval(secs => $2))
-RETURNING true
-"""
+        Returns:
+            how many became ``mature``, ``aged``, ``archived``.
 
+        Raises:
+            UnavailableError: the object store cannot be reached; the current page is unchanged.
+        """
+        moved: Counter[str] = Counter()
+        moved["mature"] = await self._mature(tenant_id, now)
+        for state, stage, parts in _MOVES:
+            moved[stage] = await self._move_on(tenant_id, state, stage, parts, now)
+        return +moved
 
-class EpisodeUpkeep:
-    """Background work on episodes; any number of processes may run it concurrently.
+    async def purge_deleted(self, tenant_id: UUID, now: datetime) -> int:
+        """Remove episodes that were deleted long enough ago; return their number."""
+        before = now - timedelta(days=self.options.ages.deleted_days)
+        purged = 0
+        while purged < self.most:
+            async with acting_as(self.pool, tenant_id) as connection:
+                page = await connection.fetchval(_PURGE, before, _PAGE)
+            purged += page
+            if page < _PAGE:
+                break
+        return purged
 
-    Each method does some due work, and returns the seconds until the next is due.
-    """
+    async def _mature(self, tenant_id: UUID, now: datetime) -> int:
+        before = self.options.ages.begins(StorageState.MATURE, now)
+        matured = 0
+        while matured < self.most:
+            async with acting_as(self.pool, tenant_id) as connection:
+                rows = await connection.fetch(_MATURING, tenant_id, before, _PAGE)
+                ids = [row["episode_id"] for row in rows]
+                keys = []
+                for row in rows:
+                    keys.append(_key(row))
+                    await asyncio.sleep(0)  # a long task takes time: let others run
+                await connection.execute(_MATURE, tenant_id, ids, keys)
+            matured += len(rows)
+            if len(rows) < _PAGE:
+                break
+        return matured
 
-    def __init__(
+    async def _move_on(
         self,
-        pool: asyncpg.Pool,
-        objects: Objects,
-        *,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        self._pool = pool
-        self._objects = objects
-        self._outage = Outage("objects.unavailable", clock)
-        self._offloading = LeasedWork(
-            pool=pool,
-            claim=_CLAIM,
-            limits=(_LEASE_S, _MOST, _EACH),
-            next_s=_NEXT,
-            do=self._offload,
-            blame=_blamed,
-            put_off=self._put_off,
-            outage=self._outage,
+        tenant_id: UUID,
+        state: StorageState,
+        stage: StorageState,
+        parts: Sequence[str],
+        now: datetime,
+    ) -> int:
+        before = self.options.ages.begins(stage, now)
+        last = _FIRST
+        moved_on = 0
+        while moved_on < self.most:
+            async with acting_as(self.pool, tenant_id) as connection:
+                rows = await connection.fetch(_DUE, tenant_id, state, before, *last, _PAGE)
+            if not rows:
+                break
+            ids = [row["episode_id"] for row in rows]
+            moved = await copied(self.pool, self.objects, tenant_id, ids, parts)
+            async with acting_as(self.pool, tenant_id) as connection:
+                moved_on += await connection.fetchval(_AGE, ids, stage, before, moved)
+            last = (rows[-1]["at"], rows[-1]["episode_id"])
+        return moved_on
+
+    # Consolidation
+
+    async def consolidate_similar(self, tenant_id: UUID, now: datetime) -> Counter[str]:
+        """Replace similar mature episodes of a tenant by one; each group in a transaction.
+
+        Returns:
+            the number of ``groups``, and of ``consolidated`` episodes.
+
+        Raises:
+            UnavailableError: the object store cannot be reached; the current group is unchanged.
+        """
+        mature = self.options.ages.begins(StorageState.MATURE, now)
+        window = timedelta(days=self.options.consolidate_days)
+        async with acting_as(self.pool, tenant_id) as connection:
+            ready = await connection.fetchval(_READY, tenant_id, mature, window)
+        await self._dismiss_lonely(tenant_id, ready, window)
+        made: Counter[str] = Counter()
+        last = _FIRST
+        for _ in range(self.most):
+            async with acting_as(self.pool, tenant_id) as connection:
+                first = await connection.fetchrow(_NEXT, tenant_id, ready, *last)
+                if first is None:
+                    break
+                rows = await connection.fetch(
+                    _COMPARED,
+                    *(tenant_id, first["task_key"], first["at"], window, first["episode_id"]),
+                    self.most_compared,
+                )
+            made += await self._compare(tenant_id, first["episode_id"], rows, mature)
+            last = (first["at"], first["episode_id"])
+        return made
+
+    async def _dismiss_lonely(self, tenant_id: UUID, ready: datetime, window: timedelta) -> None:
+        """End the wait of episodes with a unique task; most have one."""
+        last = _FIRST
+        for _ in range(0, self.most, _DISMISSED_AT_ONCE):
+            async with acting_as(self.pool, tenant_id) as connection:
+                rows = await connection.fetch(
+                    _DISMISS_LONELY, ready, window, *last, _DISMISSED_AT_ONCE
+                )
+            if len(rows) < _DISMISSED_AT_ONCE:
+                break
+            last = max((row["at"], row["episode_id"]) for row in rows)
+
+    async def _compare(
+        self, tenant_id: UUID, first: UUID, rows: Sequence[Any], mature: datetime
+    ) -> Counter[str]:
+        """Consolidate each group among episodes with the first one's task."""
+        made: Counter[str] = Counter()
+        found = groups(
+            [_candidate(row) for row in rows if row["whole"]],
+            cosine=self.options.consolidate_cosine,
+            window=timedelta(days=self.options.consolidate_days),
+            most=self.most_compared,
         )
+        for group in found:
+            if await self._make_one(tenant_id, group, mature):
+                made += Counter(groups=1, consolidated=len(group))
+        grouped = {each.id for group in found for each in group}
+        if first not in grouped and all(row["whole"] for row in rows):  # all have vectors
+            async with acting_as(self.pool, tenant_id) as connection:
+                await connection.execute(_DISMISS, tenant_id, first)
+        return made
 
-    async def offload_due(self) -> float:
-        """Move the bodies of some episodes to the object store."""
-        return await self._offloading.do_due()
-
-    async def _offload(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
-        """Write the objects, then the rows; the function ends the work."""
-        ids = [row["episode_id"] for row in due]
-        moved = await copied(self._pool, self._objects, tenant_id, ids, ALL_PARTS)
-        async with acting_as(self._pool, tenant_id) as connection:
-            await connection.execute(_MOVE, ids, to_json(moved).decode())
-
-    async def _put_off(
-        self, tenant_id: UUID, due: Sequence[asyncpg.Record], error: Exception
-    ) -> None:
-        ids = [row["episode_id"] for row in due]
-        wait_s = self._outage.next_pause_s()
-        async with acting_as(self._pool, tenant_id) as connection:
-            await connection.execute(_POSTPONE, tenant_id, ids, wait_s)
-
-    async def empty_trash(self) -> float:
-        """Delete objects that no row refers to."""
-        if left_s := self._outage.left_s():
-            return left_s
-        keys = [row["key"] for row in await self._pool.fetch(_TRASH_DUE, _TRASH)]
-        if not keys:
-            return float("inf")
-        try:
-            await self._objects.delete(keys)
-        except UnavailableError as error:
-            return self._outage.pause(error)
-        await self._pool.execute("SELECT forget_deleted_objects($1)", keys)
-        return 0.0
-
-    async def sample_words(self) -> float:
-        rows = await self._pool.fetch(
-            "SELECT tenants_to_sample($1, $2) AS id", _SAMPLE_OLDER_S, _EACH
-        )
-        for row in rows:
-            async with acting_as(self._pool, row["id"]) as connection:
-                if await connection.fetchval(_TAKE_SAMPLE, row["id"], _SAMPLE_OLDER_S):
-                    await refresh_common(connection, row["id"])
-        return 1.0 if rows else float("inf")
+    async def _make_one(
+        self, tenant_id: UUID, group: Sequence[SimilarityCandidate], mature: datetime
+    ) -> bool:
+        ids = [each.id for each in group]
+        async with acting_as(self.pool, tenant_id) as connection:
+            loaded = await load(connection, EVERYTHING, ids)
+        if len(loaded) < len(ids):
+            return False
+        vectors = np.stack([each.whole for each in group])
+        middle = ids[int((vectors @ vectors.T).sum(axis=1).argmax())]
+        outcome = Outcome(str(group[0].alike[0]))
+        one = as_one([loaded[each] for each in ids], loaded[middle], outcome)
+        moved = await copied(self.pool, self.objects, tenant_id, ids, ALL_PARTS)
+        async with acting_as(self.pool, tenant_id) as connection:
+            made: bool = await connection.fetchval(
+                _CONSOLIDATE, to_json(one.to_row()).decode(), ids, mature, moved
+            )
+        return made
 
 
-def _blamed(error: Exception) -> Blame | None:
-    return Blame.SERVICE if isinstance(error, UnavailableError) else None
+def _key(row: Any) -> bytes | None:
+    """Return the key of an episode's task and owner, equal for equally worded tasks.
+
+    ``None`` if the full text is unknown, or if the episode is a consolidated one."""
+    task = from_json(row["task"])
+    asked = task.get("original_input")
+    cut = isinstance(asked, str) and len(asked) >= LONGEST_TEXT and row["input"] is None
+    if row["kind"] != "episode" or row["away"] or cut:
+        return None
+    owner = [row["user_id"], row["session_id"]]
+    if any(owner):
+        task["owner"] = owner
+    return task_key(task, row["input"] and from_json(row["input"]))
+
+
+def _candidate(row: Any) -> SimilarityCandidate:
+    alike = tuple(row[name] for name in (*_ALIKE, *_OWNERS))
+    whole = np.array(row["whole"], np.float32)
+    return SimilarityCandidate(row["episode_id"], row["at"], alike, whole)

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from hashlib import blake2b
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 from uuid import UUID, uuid4
 
@@ -22,6 +22,7 @@ import asyncpg
 from obstore.exceptions import BaseError
 from obstore.exceptions import NotFoundError as Missing
 from obstore.store import LocalStore, from_url
+from pydantic_core import to_json
 
 from bottega.db.engine import acting_as
 from bottega.errors import BottegaError, InvalidInputError, NotFoundError, UnavailableError
@@ -253,38 +254,33 @@ ORDER BY episode_id, part
 ALL_PARTS = ("trace", "input", "output")
 
 
-Moved = list[dict[str, Any]]
-"""``episode_id``, ``part`` and ``object_key`` of each copied body, as the SQL functions take it."""
-
-
 async def copied(
     pool: asyncpg.Pool, objects: Objects, tenant_id: UUID, ids: Sequence[UUID], parts: Sequence[str]
-) -> Moved:
+) -> str:
     """Copy the bodies of episodes that are still in the database to the object store.
+
+    Returns:
+        JSON for the SQL functions: ``episode_id``, ``part`` and ``object_key`` of each.
 
     Raises:
         UnavailableError: the object store cannot be reached; nothing has changed.
     """
     async with acting_as(pool, tenant_id) as connection:
         rows = await connection.fetch(_INLINE, tenant_id, ids, parts)
-        moved = [
-            {
-                "episode_id": str(row["episode_id"]),
-                "part": row["part"],
-                "object_key": new_key(tenant_id, row["episode_id"], row["part"]),
-            }
-            for row in rows
-        ]
-        if moved:
-            keys = [each["object_key"] for each in moved]
+        keys = [new_key(tenant_id, row["episode_id"], row["part"]) for row in rows]
+        if keys:
             await connection.execute("SELECT claim_objects($1)", keys)
-    for start in range(0, len(moved), _AT_A_TIME):
+    for start in range(0, len(rows), _AT_A_TIME):
         some = slice(start, start + _AT_A_TIME)
         puts = [
-            objects.put(each["object_key"], row["content"].encode())
-            for each, row in zip(moved[some], rows[some], strict=True)
+            objects.put(key, row["content"].encode())
+            for key, row in zip(keys[some], rows[some], strict=True)
         ]
         for ended in await asyncio.gather(*puts, return_exceptions=True):
             if isinstance(ended, BaseException):
                 raise ended
-    return moved
+    moved = [
+        {"episode_id": row["episode_id"], "part": row["part"], "object_key": key}
+        for key, row in zip(keys, rows, strict=True)
+    ]
+    return to_json(moved).decode()

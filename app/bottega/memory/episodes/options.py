@@ -30,8 +30,6 @@ class AgeThresholds:
                 "the ages of mature, aged and archived episodes must rise: "
                 f"{self.active_days:g}, {self.mature_days:g}, {self.aged_days:g} days"
             )
-        if self.deleted_days < 0:
-            raise InvalidInputError("deleted episodes must be kept for at least 0 days")
 
     def begins(self, stage: StorageState, now: datetime) -> datetime:
         """Return the time before which episodes of ``stage``, or a later one, ended."""

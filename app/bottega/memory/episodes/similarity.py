@@ -11,15 +11,13 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from hashlib import blake2b
 from typing import Any
 from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
-
-from bottega.memory.episodes.consolidation import Closeness
 
 # --- Equal tasks --------------------------------------------------------------------------------
 
@@ -57,6 +55,8 @@ def _json(value: Any) -> str:
 
 # --- Groups to consolidate ----------------------------------------------------------------------
 
+MOST_COMPARED = 200
+
 
 @dataclass(frozen=True, slots=True)
 class SimilarityCandidate:
@@ -74,39 +74,46 @@ class SimilarityCandidate:
 
 
 def groups(
-    candidates: Sequence[SimilarityCandidate], closeness: Closeness = Closeness()
+    candidates: Sequence[SimilarityCandidate],
+    *,
+    cosine: float,
+    window: timedelta,
+    most: int = MOST_COMPARED,
 ) -> list[list[SimilarityCandidate]]:
     """Return groups of two or more episodes in which each is close to each other.
 
     Complete linkage: joins the two closest groups while their two farthest members are close
-    enough. The order of ``candidates`` does not matter. A block of more than ``closeness.most``
-    candidates is split by age, and each part is compared separately.
+    enough. The order of ``candidates`` does not matter. A block of more than ``most`` candidates is
+    split by age, and each part is compared separately.
+
+    Args:
+        cosine: lower bound (exclusive) of the cosine of each pair of their vectors.
+        window: longest time between the first and the last.
+        most: most episodes that are compared with each other, and so become one.
     """
     found: list[list[SimilarityCandidate]] = []
     blocks: dict[tuple[object, ...], list[SimilarityCandidate]] = {}
     for candidate in sorted(candidates, key=lambda each: (each.at, each.id)):
         blocks.setdefault(candidate.alike, []).append(candidate)
     for block in blocks.values():
-        for start in range(0, len(block), closeness.most):
-            found += _linked(block[start : start + closeness.most], closeness)
+        for start in range(0, len(block), most):
+            found += _linked(block[start : start + most], cosine, window)
     return found
 
 
 def _linked(
-    block: Sequence[SimilarityCandidate], closeness: Closeness
+    block: Sequence[SimilarityCandidate], cosine: float, window: timedelta
 ) -> list[list[SimilarityCandidate]]:
     """Group episodes with equal ``alike``, given from old to new."""
-    if len(block) < 2:
-        return []
     vectors = np.stack([each.whole for each in block]).astype(np.float64)
     near = vectors @ vectors.T
     times = np.array([each.at.timestamp() for each in block])
-    near[np.abs(times[:, None] - times) > closeness.window.total_seconds()] = -np.inf
+    near[np.abs(times[:, None] - times) > window.total_seconds()] = -np.inf
     np.fill_diagonal(near, -np.inf)
     members = {place: [place] for place in range(len(block))}
     while True:
         one, other = sorted(divmod(int(near.argmax()), len(block)))
-        if near[one, other] <= closeness.cosine:
+        if near[one, other] <= cosine:
             return [[block[each] for each in sorted(of)] for of in members.values() if len(of) > 1]
         members[one] += members.pop(other)
         near[one] = near[:, one] = np.minimum(near[one], near[other])

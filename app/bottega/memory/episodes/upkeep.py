@@ -1,0 +1,109 @@
+"""Background work on episodes that no single tenant's maintenance does."""
+
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+import asyncpg
+
+from bottega.clock import monotonic
+from bottega.db.engine import acting_as
+from bottega.errors import UnavailableError
+from bottega.leased_work import Blame, LeasedWork, Outage
+from bottega.memory.episodes.objects import ALL_PARTS, Objects, copied
+from bottega.memory.episodes.search import refresh_common
+
+_LEASE_S = 300.0
+_MOST = 16
+_EACH = 8
+_TRASH = 500
+_SAMPLE_OLDER_S = 3600.0
+
+_TRASH_DUE = "SELECT due_deleted_objects($1) AS key"
+_CLAIM = "SELECT tenant_id, episode_id FROM claim_due_episode_work('offload', $1, $2, $3)"
+_NEXT = "SELECT next_episode_work_s('offload')"
+_MOVE = "SELECT move_bodies($1, $2::jsonb)"
+_POSTPONE = """
+UPDATE episode_work SET next_at = now() + make_interval(secs => $3)
+WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'offload'
+"""
+_TAKE_SAMPLE = """
+UPDATE tenant_memory SET sampled_at = now()
+WHERE tenant_id = $1 AND (sampled_at IS NULL OR sampled_at < now() - make_interval(secs => $2))
+RETURNING true
+"""
+
+
+class EpisodeUpkeep:
+    """Background work on episodes; any number of processes may run it concurrently.
+
+    Each method does some due work, and returns the seconds until the next is due.
+    """
+
+    def __init__(
+        self,
+        pool: asyncpg.Pool,
+        objects: Objects,
+        *,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._pool = pool
+        self._objects = objects
+        self._outage = Outage("objects.unavailable", clock)
+        self._offloading = LeasedWork(
+            pool=pool,
+            claim=_CLAIM,
+            limits=(_LEASE_S, _MOST, _EACH),
+            next_s=_NEXT,
+            do=self._offload,
+            blame=_blamed,
+            put_off=self._put_off,
+            outage=self._outage,
+        )
+
+    async def offload_due(self) -> float:
+        """Move the bodies of some episodes to the object store."""
+        return await self._offloading.do_due()
+
+    async def _offload(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
+        """Write the objects, then the rows; the function ends the work."""
+        ids = [row["episode_id"] for row in due]
+        moved = await copied(self._pool, self._objects, tenant_id, ids, ALL_PARTS)
+        async with acting_as(self._pool, tenant_id) as connection:
+            await connection.execute(_MOVE, ids, moved)
+
+    async def _put_off(
+        self, tenant_id: UUID, due: Sequence[asyncpg.Record], error: Exception
+    ) -> None:
+        ids = [row["episode_id"] for row in due]
+        wait_s = self._outage.next_pause_s()
+        async with acting_as(self._pool, tenant_id) as connection:
+            await connection.execute(_POSTPONE, tenant_id, ids, wait_s)
+
+    async def empty_trash(self) -> float:
+        """Delete objects that no row refers to."""
+        if left_s := self._outage.left_s():
+            return left_s
+        keys = [row["key"] for row in await self._pool.fetch(_TRASH_DUE, _TRASH)]
+        if not keys:
+            return float("inf")
+        try:
+            await self._objects.delete(keys)
+        except UnavailableError as error:
+            return self._outage.pause(error)
+        await self._pool.execute("SELECT forget_deleted_objects($1)", keys)
+        return 0.0
+
+    async def sample_words(self) -> float:
+        """Sample the frequent words of tenants that grew."""
+        rows = await self._pool.fetch(
+            "SELECT tenants_to_sample($1, $2) AS id", _SAMPLE_OLDER_S, _EACH
+        )
+        for row in rows:
+            async with acting_as(self._pool, row["id"]) as connection:
+                if await connection.fetchval(_TAKE_SAMPLE, row["id"], _SAMPLE_OLDER_S):
+                    await refresh_common(connection, row["id"])
+        return 1.0 if rows else float("inf")
+
+
+def _blamed(error: Exception) -> Blame | None:
+    return Blame.SERVICE if isinstance(error, UnavailableError) else None
