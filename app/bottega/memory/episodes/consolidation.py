@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from hashlib import md5
+from statistics import fmean
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +19,8 @@ _LONGEST_VALUE = 200
 _MOST_VALUES = 20
 _MOST_TAGS = 100
 _MOST_FAILURES = 10
+_SUCCESS_RATES = {Outcome.SUCCESS: 1.0, Outcome.UNKNOWN: None}
+_LISTS = ("tools_used", "strategies_applied", "agents")
 
 
 def as_one(
@@ -34,53 +37,13 @@ def as_one(
         representative: the member that is most similar to all others.
         outcome: that of all members, labels included.
     """
-    consolidated = _said_of(members, representative, outcome)
-    return replace(
-        representative,
-        id=_id_of(members),
-        kind="consolidated",
-        run_id=None,
-        at=members[-1].at,
-        outcome=outcome,
-        origin={
-            "principal": _same([each.origin.get("principal") for each in members]),
-            "run": None,
-            "tool": None,
-        },
-        execution={
-            **representative.execution,
-            "duration_s": consolidated["statistics"]["mean_duration_s"],
-            "resources": _means([each.execution.get("resources") for each in members]),
-        },
-        metadata={
-            **{name: _shared(members, name) for name in _LISTS},
-            "consolidated": consolidated,
-        },
-        tags=tuple(sorted({tag for each in members for tag in each.tags})[:_MOST_TAGS]),
-        failure_signatures=tuple(
-            dict.fromkeys(known for each in members for known in each.failure_signatures)
-        )[:_MOST_FAILURES],
-        reflection=None,
-        trace=None,
-        input=None,
-        output=None,
-        instances=len(members),
-        state=State(state=StorageState.MATURE),
-    )
-
-
-_SUCCESS_RATES = {Outcome.SUCCESS: 1.0, Outcome.UNKNOWN: None}
-_LISTS = ("tools_used", "strategies_applied", "agents")
-
-
-def _said_of(
-    members: Sequence[Episode], representative: Episode, outcome: Outcome
-) -> dict[str, Any]:
+    durations = [each.execution.get("duration_s") for each in members]
+    known = [each for each in durations if each is not None]
+    duration_s = fmean(known) if known else None
+    shared = {name: _shared(members, name) for name in _LISTS}
     contents = [_content(each) for each in members]
     structure = reduce(_common, contents)
-    durations = [_number(each.execution.get("duration_s")) for each in members]
-    known = [each for each in durations if each is not None]
-    return {
+    consolidated = {
         "representative_id": str(representative.id),
         "instances": len(members),
         "structure": structure,
@@ -89,11 +52,40 @@ def _said_of(
             for each, own in zip(members, contents, strict=True)
         ],
         "statistics": {
-            "mean_duration_s": _mean(known),
+            "mean_duration_s": duration_s,
             "success_rate": _SUCCESS_RATES.get(outcome, 0.0),
-            "common_patterns": {name: _shared(members, name) for name in _LISTS},
+            "common_patterns": shared,
         },
     }
+    principals = {each.origin.get("principal") for each in members}
+    failures = dict.fromkeys(known for each in members for known in each.failure_signatures)
+    return replace(
+        representative,
+        id=_id_of(members),
+        kind="consolidated",
+        run_id=None,
+        at=members[-1].at,
+        outcome=outcome,
+        origin={
+            "principal": principals.pop() if len(principals) == 1 else None,
+            "run": None,
+            "tool": None,
+        },
+        execution={
+            **representative.execution,
+            "duration_s": duration_s,
+            "resources": _means([each.execution.get("resources", {}) for each in members]),
+        },
+        metadata={**shared, "consolidated": consolidated},
+        tags=tuple(sorted({tag for each in members for tag in each.tags})[:_MOST_TAGS]),
+        failure_signatures=tuple(failures)[:_MOST_FAILURES],
+        reflection=None,
+        trace=None,
+        input=None,
+        output=None,
+        instances=len(members),
+        state=State(state=StorageState.MATURE),
+    )
 
 
 def _id_of(members: Sequence[Episode]) -> UUID:
@@ -113,22 +105,18 @@ def _content(episode: Episode) -> dict[str, Any]:
     }
 
 
-def _common(one: Any, other: Any) -> Any:
+def _common(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that are equal in two objects, at any depth."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return {
-            name: _common(one[name], other[name])
-            for name in one
-            if name in other
-            and (
-                one[name] == other[name]
-                or (isinstance(one[name], Mapping) and isinstance(other[name], Mapping))
-            )
-        }
-    return one
+    common = {}
+    for name, value in one.items():
+        if isinstance(value, Mapping) and isinstance(other.get(name), Mapping):
+            common[name] = _common(value, other[name])
+        elif name in other and value == other[name]:
+            common[name] = value
+    return common
 
 
-def _diff(own: Any, structure: Any) -> dict[str, Any]:
+def _diff(own: Mapping[str, Any], structure: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for path, value in _leaves(own, structure, ""):
         if len(values) == _MOST_VALUES:
@@ -139,7 +127,9 @@ def _diff(own: Any, structure: Any) -> dict[str, Any]:
     return values
 
 
-def _leaves(own: Any, structure: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _leaves(
+    own: Mapping[str, Any], structure: Mapping[str, Any], path: str
+) -> Iterator[tuple[str, Any]]:
     """Yield the values that ``structure`` lacks, each with its JSON pointer."""
     for name, value in own.items():
         here = f"{path}/{name.replace('~', '~0').replace('/', '~1')}"
@@ -151,30 +141,17 @@ def _leaves(own: Any, structure: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def _shared(members: Sequence[Episode], name: str) -> list[Any]:
     """Return the items that a list has in all members, in the order of the first one."""
-    lists = [each.metadata.get(name) for each in members]
-    first, *others = [each if isinstance(each, list) else [] for each in lists]
+    first, *others = (each.metadata.get(name, []) for each in members)
     return [item for item in first if all(item in other for other in others)]
 
 
-def _same(values: Sequence[Any]) -> Any:
-    return values[0] if all(value == values[0] for value in values) else None
-
-
-def _means(resources: Sequence[Any]) -> dict[str, float]:
+def _means(resources: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the mean of each number that all of them have."""
-    known = [each if isinstance(each, Mapping) else {} for each in resources]
-    columns = {name: [_number(each.get(name)) for each in known] for name in known[0]}
-    return {
-        name: mean
-        for name, column in columns.items()
-        if None not in column
-        and (mean := _mean([value for value in column if value is not None])) is not None
+    columns: dict[str, list[Any]] = {
+        name: [each.get(name) for each in resources] for name in resources[0]
     }
+    return {name: fmean(each) for name, each in columns.items() if all(map(_is_number, each))}
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

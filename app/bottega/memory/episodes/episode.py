@@ -58,16 +58,12 @@ OWN_RUN, READ_OUTSIDE, IMPORTED = 3, 2, 1
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Texts by which an episode is searched and embedded; each of bounded length."""
+    """Texts by which an episode is searched and embedded, at most :data:`LONGEST_SUMMARY` each."""
 
     task: str = ""
     result: str = ""
     errors: str = ""
     steps: str = ""
-
-    def clipped(self) -> "Summary":
-        """Return a copy with texts of bounded length."""
-        return Summary(*(getattr(self, each.name)[:LONGEST_SUMMARY] for each in fields(self)))
 
     @property
     def whole(self) -> str:

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from pydantic_core import to_json
-
+from bottega.graph.rendering import as_text
 from bottega.memory.episodes.episode import (
     IMPORTED,
     LONGEST_SUMMARY,
@@ -37,7 +36,8 @@ def imported(given: Mapping[str, Any], *, principal: str, now: datetime) -> Epis
     error = result["error"]
     task["original_input"] = asked[:LONGEST_TEXT]
     full_output = None
-    if len(text := as_text(answered)) > LONGEST_TEXT:
+    text = "" if answered is None else as_text(answered)
+    if len(text) > LONGEST_TEXT:
         full_output, result["output"] = answered, text[:LONGEST_TEXT]
     return Episode(
         at=given["at"] or now,
@@ -59,28 +59,20 @@ def imported(given: Mapping[str, Any], *, principal: str, now: datetime) -> Epis
         trace=trace or None,
         input=asked if len(asked) > LONGEST_TEXT else None,
         output=full_output,
-        summary=summary(asked, [*task["goals"], text], error, trace),
+        summary=_summary(asked, [*task["goals"], text], error, trace),
     )
 
 
-def as_text(value: Any) -> str:
-    """Convert JSON to text for reading and search."""
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else to_json(value).decode()
-
-
-def summary(
+def _summary(
     asked: str, results: Sequence[str], error: Mapping[str, Any] | None, trace: Sequence[Any]
 ) -> Summary:
     """Build the texts by which an episode is searched."""
-    failure = [] if error is None else [as_text(error[name]) for name in ("type", "message")]
     half = _STEPS_READ // 2
     read = trace if len(trace) <= _STEPS_READ else [*trace[:half], *trace[-half:]]
     texts = (
         asked,
-        "\n".join(text for text in results if text),
-        ": ".join(text for text in failure if text),
-        "\n".join(as_text(step) for step in read),
+        "\n".join(filter(None, results)),
+        ": ".join(filter(None, (error["type"], error["message"]))) if error else "",
+        "\n".join(map(as_text, read)),
     )
-    return Summary(*(summary_of(text, _TOKENS) for text in texts)).clipped()
+    return Summary(*(summary_of(text, _TOKENS) for text in texts))

@@ -368,7 +368,7 @@ class EpisodeRecorder:
             result=summary_of(answer, _SUMMARY_TOKENS),
             errors=summary_of("\n".join(self._errors), _SUMMARY_TOKENS),
             steps=summary_of("\n".join(steps), _SUMMARY_TOKENS, whole_lines=True),
-        ).clipped()
+        )
 
     def _spent(self, duration_s: float) -> dict[str, Any]:
         resources = {
