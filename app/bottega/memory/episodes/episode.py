@@ -5,7 +5,7 @@ An episode is immutable. Later changes (accesses, age, consolidation, feedback) 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 from hashlib import md5
@@ -91,7 +91,6 @@ class State:
     """Mutable state of an episode.
 
     Attributes:
-        referenced_by: episodes that replace it or refer to it.
         feedback: ``{outcome, score, comment, by, at}``, if a user gave feedback on its run.
         label: outcome of its run by feedback or checks; ``None``: nobody judged it.
         label_source: ``feedback``, ``eval`` or ``check``.
@@ -102,12 +101,15 @@ class State:
     access_count: int = 0
     last_access: datetime | None = None
     consolidated_into: UUID | None = None
-    deleted_at: datetime | None = None
-    referenced_by: tuple[UUID, ...] = ()
     feedback: Mapping[str, Any] | None = None
     bodies: tuple[Body, ...] = ()
     label: Outcome | None = None
     label_source: str | None = None
+
+    @property
+    def referenced_by(self) -> tuple[UUID, ...]:
+        """Episodes that replace it."""
+        return () if self.consolidated_into is None else (self.consolidated_into,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +164,9 @@ class Episode:
     def to_row(self) -> dict[str, Any]:
         """Return the episode as an argument of the SQL function ``store_episode``."""
         bodies = {"trace": self.trace, "input": self.input, "output": self.output}
-        row = {name: getattr(self, name) for name in _COLUMNS}
-        return row | {
-            "summary": {each.name: getattr(self.summary, each.name) for each in fields(Summary)},
+        return {
+            **{name: getattr(self, name) for name in _COLUMNS},
+            "summary": asdict(self.summary),
             "bodies": {part: body for part, body in bodies.items() if body is not None},
             "state": self.state.state,
         }

@@ -1,7 +1,6 @@
 """Rows of episodes. All functions run in a transaction of the tenant's."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -71,21 +70,15 @@ def _episode(row: Mapping[str, Any]) -> Episode:
 
 
 def _state(row: Mapping[str, Any]) -> State:
-    said = decoded(row["feedback"])
-    if said is not None:
-        said["at"] = datetime.fromisoformat(said["at"])
-    bodies = decoded(row["bodies"]) or ()
-    into = row["consolidated_into"]
+    label = row["label"]
     return State(
         state=StorageState(row["state"]),
         access_count=row["access_count"],
         last_access=row["last_access"],
-        consolidated_into=into,
-        deleted_at=row["deleted_at"],
-        referenced_by=() if into is None else (into,),
-        feedback=said,
-        bodies=tuple(Body(**body) for body in bodies),
-        label=None if row["label"] is None else Outcome(row["label"]),
+        consolidated_into=row["consolidated_into"],
+        feedback=decoded(row["feedback"]),
+        bodies=tuple(Body(**body) for body in decoded(row["bodies"]) or ()),
+        label=label and Outcome(label),
         label_source=row["label_source"],
     )
 
