@@ -56,7 +56,7 @@ def do(memory: WorkingMemory, step: tuple[Any, ...]) -> None:
         case ("state", phase, subtask, completed, error):
             memory.push_state(phase, subtask=subtask, completed=completed, failed={"f": error})
         case ("load", task, goals, plan):
-            memory.load_task_context(task, goals=goals, plan=plan, variables={"k": task})
+            memory.load_task_context(task, goals=goals, plan=plan)
         case ("found", items):
             memory.retrieve_from_episodic(Retrieved(*item) for item in items)
         case ("prune",):
@@ -64,7 +64,7 @@ def do(memory: WorkingMemory, step: tuple[Any, ...]) -> None:
         case ("compose",):
             memory.compose()
         case ("initialize", system):
-            memory.initialize(system, started_at="2026-01-01")
+            memory.initialize(system)
         case ("clear",):
             memory.clear()
 

@@ -54,21 +54,11 @@ class Archive:
 
     def archive_old(self, section: Section, mark: int) -> None:
         """Archive unreferenced results older than ``RECENT`` subtasks; keep their references."""
-        old = (
-            (key, entry)
-            for key, entry in section.entries.items()
-            if entry.kind is Kind.RESULT
-            and self.turn - entry.turn > RECENT
-            and key[-1] not in self.referred
-        )
-        self._archive(section, old, mark)
-        shortened = [
-            key
-            for key, entry in section.entries.items()
-            if entry.kind is Kind.RESULT and entry.reference is not None
-        ]
-        for key in shortened[:-GISTS]:
-            section.leave(key)
+        results = [(key, each) for key, each in section.entries.items() if each.kind is Kind.RESULT]
+        old = (key for key, each in results if self.turn - each.turn > RECENT)
+        self._shorten(section, (key for key in old if key[-1] not in self.referred), mark)
+        archived = [key for key, each in results if each.reference is not None]
+        self._leave(section, archived[:-GISTS])
 
     def shorten_traces(self, section: Section, mark: int) -> None:
         """Replace all traces by one summary."""
@@ -81,44 +71,52 @@ class Archive:
         }
         if sum(entry.tokens for entry in traces.values()) <= GIST_TOKENS:
             return
-        whole = "\n".join(entry.text or "" for entry in traces.values())
         for key in traces:
             section.remove(key)
-        reference = self._keep(whole)
+        reference = self._keep("\n".join(entry.text or "" for entry in traces.values()))
         summary = Entry(Kind.TRACE, "earlier steps", None, GIST_TOKENS, self.turn)
         summary.reference = reference
         section.put(("state", reference), summary)
 
     def drop_unread(self, section: Section, mark: int) -> None:
         """Remove retrieved entries that were never read; they can be retrieved again."""
-        if section.filled <= mark:
-            return
-        for key in [
-            key
-            for key, entry in section.entries.items()
-            if entry.kind is Kind.EPISODE and not entry.accessed
-        ]:
-            section.remove(key)
+        if section.filled > mark:
+            for key, entry in list(section.entries.items()):
+                if entry.kind is Kind.EPISODE and not entry.accessed:
+                    section.remove(key)
 
     def gist(self, section: Section, entry: Entry) -> None:
         """Set the text of an archived entry: its reference and summary."""
-        head = f"{entry.reference} {entry.label} (shortened): "
+        reference = entry.reference or ""
+        head = f"{reference} {entry.label} (shortened): "
         most = entry.tokens - self._count(head) - 1
-        body = self.texts[entry.reference or ""]
-        text = head + summary_of(body, most, self._count) if most > 0 else entry.reference or ""
+        text = (
+            head + summary_of(self.texts[reference], most, self._count) if most > 0 else reference
+        )
         size = self._count(text) + 1
         if size > entry.tokens:
             text, size = "", entry.tokens
         section.change(entry, text, size)
 
-    def _archive(self, section: Section, entries: Iterable[tuple[Key, Entry]], mark: int) -> None:
+    def _shorten(
+        self, section: Section, keys: Iterable[Key], mark: int, size: int = GIST_TOKENS
+    ) -> None:
         """Replace entries by a reference and a summary, until ``mark`` is reached."""
-        for key, entry in entries:
+        for key in keys:
             if section.filled <= mark:
                 return
-            if entry.reference is None and entry.tokens > GIST_TOKENS:
+            entry = section.entries[key]
+            if entry.tokens > size:
                 self._refer(key, entry)
-                section.change(entry, None, GIST_TOKENS)
+                section.change(entry, None, size)
+
+    def _leave(self, section: Section, keys: Iterable[Key], mark: int = -1) -> None:
+        """Replace entries by their reference, until ``mark`` is reached."""
+        for key in keys:
+            if section.filled <= mark:
+                return
+            self._refer(key, section.entries[key])
+            section.leave(key)
 
     def _refer(self, key: Key, entry: Entry) -> None:
         """Give an entry a reference unless it has one."""
@@ -133,29 +131,14 @@ class Archive:
 
     def _squeeze(self, section: Section, mark: int) -> None:
         """Shrink until the section fits: oldest entries first, hot ones last."""
-        cold = [(key, entry) for key, entry in section.entries.items() if not self._is_hot(entry)]
-        self._archive(section, cold, mark)
-        for key, entry in cold:
-            if section.filled <= mark:
-                break
-            self._refer(key, entry)
-            section.leave(key)
-        if section.fits():
-            return
-        hot = [(key, entry) for key, entry in section.entries.items() if self._is_hot(entry)]
+        cold = [key for key, entry in section.entries.items() if not self._is_hot(entry)]
+        self._shorten(section, cold, mark)
+        self._leave(section, cold, mark)
+        hot = list(section.entries)
         share = section.room // max(len(hot), 1)
-        for key, entry in hot:
-            if entry.tokens > share:
-                self._refer(key, entry)
-                if share > 1:
-                    section.change(entry, None, share)
-                else:
-                    section.leave(key)
-        for key in list(section.entries):
-            if section.fits():
-                break
-            self._refer(key, section.entries[key])
-            section.leave(key)
+        if share > 1:
+            self._shorten(section, hot, section.room, share)
+        self._leave(section, hot, section.room)
 
     def _is_hot(self, entry: Entry) -> bool:
         recent = entry.kind is Kind.RESULT and self.turn - entry.turn <= 1

@@ -76,9 +76,9 @@ class Block:
     pinned: bool = False
 
     @property
-    def has_calls(self) -> bool:
+    def calls(self) -> tuple[ToolCall, ...]:
         first = self.messages[0].message
-        return isinstance(first, AssistantMessage) and bool(first.tool_calls)
+        return first.tool_calls if isinstance(first, AssistantMessage) else ()
 
     @property
     def left(self) -> bool:
@@ -93,12 +93,6 @@ class Block:
         for each in self.messages:
             each.left = True
         return sum(each.tokens for each in self.messages)
-
-    def calls(self) -> dict[str, ToolCall]:
-        """Return its tool calls by id."""
-        first = self.messages[0].message
-        calls = first.tool_calls if isinstance(first, AssistantMessage) else ()
-        return {call.id: call for call in calls}
 
 
 def blocks_of(messages: Sequence[PromptMessage], pinned: set[int]) -> Iterator[Block]:

@@ -117,13 +117,14 @@ class RunMemory:
 
     async def find(self, reference: str) -> str | None:
         """Return the text of a reference, that of an earlier turn included."""
-        if self._read_turn is not None and (turn := self._turn_of(reference)) is not None:
+        if self._read_turn is not None and (turn := self._turn_of(reference)):
             return await self._read_turn(turn)
         return self.recall(reference)
 
-    def _turn_of(self, reference: str) -> int | None:
+    def _turn_of(self, reference: str) -> int:
+        """Return the number of an earlier turn; 0 if the reference is none of one."""
         found = _TURN.fullmatch(reference)
-        return int(found[1]) if found and int(found[1]) <= self._turns else None
+        return int(found[1]) if found and int(found[1]) <= self._turns else 0
 
     def recall(self, reference: str) -> str | None:
         """Return the text of a reference, unchanged; ``None`` if it is unknown."""
@@ -225,7 +226,8 @@ class RunMemory:
                     self._prompt.append(each.sent)
 
     def _take(self, block: Block) -> None:
-        calls: dict[str, ToolCall] | None = None
+        """Give a block's messages references, and store its answers."""
+        calls = {call.id: call for call in block.calls}
         for each in block.messages:
             message = each.message
             own = block.pinned and isinstance(message, SystemMessage)
@@ -234,9 +236,8 @@ class RunMemory:
             if not isinstance(message, ToolMessage):
                 each.reference = f"c{len(self._said) + 1}"
                 self._said[each.reference] = message
-                continue
-            calls = block.calls() if calls is None else calls
-            self._take_answer(each, message, calls)
+            else:
+                self._take_answer(each, message, calls)
 
     def _take_answer(
         self, each: PromptMessage, message: ToolMessage, calls: dict[str, ToolCall]
@@ -296,13 +297,13 @@ class RunMemory:
         More than :data:`RECENT` blocks ago; 2 to :data:`RECENT` ago; the one before the newest."""
         blocks = self._blocks
         current = max((i for i, block in enumerate(blocks) if block.pinned), default=-1)
-        calling = max((i for i, block in enumerate(blocks) if block.has_calls), default=-1)
+        calling = max((i for i, block in enumerate(blocks) if block.calls), default=-1)
         groups: tuple[list[Block], list[Block], list[Block]] = ([], [], [])
         age = 1
         for block in reversed(blocks[: max(current, calling, 0)]):
             if not block.pinned and not block.left:
                 groups[2 if age <= 1 else 1 if age <= RECENT else 0].append(block)
-            age += block.has_calls
+            age += bool(block.calls)
         for group in groups:
             group.reverse()
         return groups

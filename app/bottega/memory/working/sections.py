@@ -121,10 +121,10 @@ class Section:
         self.entries[key] = entry
         self.filled += entry.tokens
 
-    def remove(self, key: Key) -> Entry | None:
+    def remove(self, key: Key) -> None:
+        """Remove the entry with that key, if there is one."""
         if (entry := self.entries.pop(key, None)) is not None:
             self.filled -= entry.tokens
-        return entry
 
     def change(self, entry: Entry, text: str | None, tokens: int) -> None:
         self.filled += tokens - entry.tokens
@@ -132,9 +132,8 @@ class Section:
 
     def leave(self, key: Key) -> None:
         """Remove an archived entry, and count it in ``gone``."""
-        entry = self.remove(key)
-        assert entry is not None
-        reference = entry.reference or ""
+        reference = self.entries[key].reference or ""
+        self.remove(key)
         number, first, _ = self.gone or (0, reference, reference)
         self.gone = (number + 1, first, reference)
 

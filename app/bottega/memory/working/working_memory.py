@@ -6,7 +6,6 @@ a summary with a reference. Pure: no model, no clock; equal operations give equa
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from bottega.agents.tokens import estimated_tokens
@@ -31,7 +30,7 @@ _TITLES = {
     Area.INTERMEDIATE: "Intermediate results",
     Area.RETRIEVED: "From earlier runs",
 }
-_PART_OF = {
+_PART_OF: dict[str, Area] = {
     VariableScope.GLOBAL: Area.TASK,
     VariableScope.TASK: Area.TASK,
     VariableScope.EXECUTION: Area.STATE,
@@ -89,13 +88,11 @@ class WorkingMemory:
 
     # Input
 
-    def initialize(self, system: str = "", **metadata: Any) -> None:
-        """Reset the memory for another task, with the agent's system text and metadata."""
+    def initialize(self, system: str = "") -> None:
+        """Reset the memory for another task, with the agent's system text."""
         self._variables.clear()
         self._empty()
         self._note(Area.SYSTEM, "system", system, hot=True)
-        for key, value in metadata.items():
-            self.set(key, value, VariableScope.METADATA)
 
     def load_task_context(
         self,
@@ -105,7 +102,6 @@ class WorkingMemory:
         criteria: Iterable[str] = (),
         constraints: Iterable[str] = (),
         plan: Iterable[str] = (),
-        variables: Mapping[str, Any] | None = None,
     ) -> None:
         """Set the task; given arguments replace their old values, others stay.
 
@@ -114,12 +110,15 @@ class WorkingMemory:
             plan: steps; these are warm entries, all others hot.
         """
         self._note(Area.TASK, _DESCRIPTION[-1], task, hot=True)
-        self._list("Goals", goals, hot=True)
-        self._list("Success criteria", criteria, hot=True)
-        self._list("Constraints", constraints, hot=True)
-        self._list("Plan", plan, hot=False)
-        for key, value in (variables or {}).items():
-            self.set(key, value)
+        lists = {
+            "Goals": goals,
+            "Success criteria": criteria,
+            "Constraints": constraints,
+            "Plan": plan,
+        }
+        for title, lines in lists.items():
+            if text := "\n".join(f"- {line}" for line in lines):
+                self._note(Area.TASK, title, f"{title}:\n{text}", hot=title != "Plan")
 
     def set(
         self,
@@ -173,7 +172,7 @@ class WorkingMemory:
         variable = self._variables.get(place)
         if variable is None:
             return default
-        entry = self._sections[_PART_OF[VariableScope(scope)]].entries.get(("variable", *place))
+        entry = self._sections[_PART_OF[place[0]]].entries.get(("variable", *place))
         if entry is not None:
             entry.accessed = True
         return variable.value
@@ -185,7 +184,6 @@ class WorkingMemory:
         subtask: str = "",
         completed: Iterable[str] = (),
         failed: Mapping[str, str] | None = None,
-        at: datetime | None = None,
     ) -> None:
         """Record the progress of the work; earlier states stay as a trace.
 
@@ -196,20 +194,18 @@ class WorkingMemory:
         """
         now = f"{phase}: {subtask}" if subtask else phase
         self._states += 1
-        when = f"{at.isoformat(timespec='seconds')} " if at else ""
-        self._put(
-            Area.STATE, ("state", str(self._states)), Kind.TRACE, f"step {self._states}", when + now
-        )
-        for name in completed:
-            self._put(Area.STATE, ("ended", name), Kind.NOTE, name, f"completed: {name}")
-        for name, error in (failed or {}).items():
-            self._put(Area.STATE, ("ended", name), Kind.NOTE, name, f"failed: {name}: {error}")
+        key, label = ("state", str(self._states)), f"step {self._states}"
+        self._put(Area.STATE, key, Kind.TRACE, label, now)
+        ended = {name: f"completed: {name}" for name in completed}
+        ended |= {name: f"failed: {name}: {error}" for name, error in (failed or {}).items()}
+        for name, text in ended.items():
+            self._put(Area.STATE, ("ended", name), Kind.NOTE, name, text)
         self._put(Area.STATE, ("now",), Kind.NOTE, "now", f"now: {now}", hot=True)
         if subtask != self._subtask:
             self._subtask = subtask
             for place in self._control:
                 self._variables.pop(place, None)
-                self._sections[_PART_OF[VariableScope(place[0])]].remove(("variable", *place))
+                self._sections[_PART_OF[place[0]]].remove(("variable", *place))
             self._control.clear()
 
     def add_intermediate(self, subtask: str, output: Any, *, refers_to: Iterable[str] = ()) -> str:
@@ -226,9 +222,8 @@ class WorkingMemory:
         text = self._archive.texts[reference] = as_text(jsonable(output))
         self._archive.referred.update(refers_to)
         self._archive.turn = self._results
-        label = label_of(subtask)
-        line = f"{reference} {label}: {text}"
-        self._put(Area.INTERMEDIATE, ("result", reference), Kind.RESULT, label, line)
+        key, label = ("result", reference), label_of(subtask)
+        self._put(Area.INTERMEDIATE, key, Kind.RESULT, label, f"{reference} {label}: {text}")
         return reference
 
     def skip(self, results: int) -> None:
@@ -361,14 +356,10 @@ class WorkingMemory:
         if text:
             self._put(part, ("note", name), Kind.NOTE, name, text, hot=hot)
 
-    def _list(self, title: str, lines: Iterable[str], *, hot: bool) -> None:
-        text = "\n".join(f"- {line}" for line in lines)
-        self._note(Area.TASK, title, f"{title}:\n{text}" if text else "", hot=hot)
-
     def _show(self, place: Place, variable: Variable) -> None:
-        part, label = _PART_OF[VariableScope(place[0])], label_of(place[2])
+        label = label_of(place[2])
         line = f"{label} {variable.rendered}"
-        self._put(part, ("variable", *place), Kind.VARIABLE, label, line)
+        self._put(_PART_OF[place[0]], ("variable", *place), Kind.VARIABLE, label, line)
 
     def _put(
         self, part: Area, key: Key, kind: Kind, label: str, text: str, *, hot: bool = False
