@@ -11,7 +11,7 @@ import numpy as np
 
 from bottega.db.engine import acting_as
 from bottega.memory.episodes.embedders import Embedders
-from bottega.memory.text.embeddings import embed_queries, has_own_queries, measured_background
+from bottega.memory.text.embeddings import embed_queries, measured_background
 
 GROWN = (20, 100, 1_000)
 """Numbers of episodes with vectors from which on the background is measured (again)."""
@@ -75,7 +75,7 @@ async def measure(
     stored = np.array([np.fromstring(row["vector"][1:-1], sep=",") for row in rows], np.float32)
     places = np.linspace(0, len(rows) - 1, min(_QUERIES, len(rows))).round().astype(int)
     queries = stored[places]
-    if has_own_queries(embedder):
+    if hasattr(embedder, "embed_queries"):
         queries = await embed_queries(embedder, [rows[place]["task"] for place in places])
     others = np.ones((len(places), len(stored)), bool)
     others[np.arange(len(places)), places] = False

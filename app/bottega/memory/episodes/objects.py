@@ -171,23 +171,21 @@ class Objects:
         try:
             async with asyncio.timeout(self._timeout_s):
                 yield
-        except (Missing, FileNotFoundError) as error:
-            if self._folder is not None and not self._folder.is_dir():
-                raise self._unavailable("the folder is gone") from None
-            if "NoSuchBucket" in str(error):
-                raise self._unavailable("the bucket does not exist") from None
-            raise _MissingError from None
         except (BaseError, OSError, ValueError) as error:
+            why = _first_line(error)
             if "NoSuchBucket" in str(error):
-                raise self._unavailable("the bucket does not exist") from None
-            why = "no answer in time" if isinstance(error, TimeoutError) else _first_line(error)
-            raise self._unavailable(why) from None
-
-    def _unavailable(self, why: str) -> UnavailableError:
-        return UnavailableError(
-            f"the object store is unavailable ({why}): check BOTTEGA_OBJECTS_URL and credentials",
-            code="object_store",
-        )
+                why = "the bucket does not exist"
+            elif isinstance(error, TimeoutError):
+                why = "no answer in time"
+            elif isinstance(error, (Missing, FileNotFoundError)):
+                if self._folder is None or self._folder.is_dir():
+                    raise _MissingError from None
+                why = "the folder is gone"
+            raise UnavailableError(
+                f"the object store is unavailable ({why}): check BOTTEGA_OBJECTS_URL and "
+                "credentials",
+                code="object_store",
+            ) from None
 
 
 class _MissingError(Exception):

@@ -2,8 +2,6 @@
 
 import asyncio
 from dataclasses import dataclass, replace
-from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -192,12 +190,29 @@ class EpisodicMemory:
         if scope.reach is Reach.RUN:
             return Found([])
         now = self.clock()
-        find = partial(self._candidates, tenant_id, scope, query, max(k, self._options.candidates))
+
+        async def find() -> tuple[list[Candidate], _Query]:
+            asked = await self._embedded(tenant_id, query)
+            found = await search.candidates(
+                self.pool,
+                scope,
+                query,
+                asked.vector,
+                embedder=asked.embedder,
+                aged_before=self._options.ages.begins(StorageState.AGED, now),
+                where=where,
+                by=by,
+                limit=max(k, self._options.candidates),
+                aged_cosine=self._options.aged_cosine,
+                tenant_id=tenant_id,
+            )
+            return found, asked
+
         try:
-            candidates, asked = await find(where, by, now)
+            candidates, asked = await find()
         except AnotherEmbedderError:
             self._embedders.forget(tenant_id)
-            candidates, asked = await find(where, by, now)
+            candidates, asked = await find()
         best = score(candidates, self._options.scoring, now, domain)[:k]
         ids = [candidate.episode_id for candidate, _ in best]
         loaded = await rows.load_found(self.pool, tenant_id, scope, ids) if ids else {}
@@ -209,33 +224,6 @@ class EpisodicMemory:
             if candidate.episode_id in loaded
         ]
         return Found(hits, asked.compared == "meaning", asked.compared == "spelling")
-
-    async def _candidates(
-        self,
-        tenant_id: UUID,
-        scope: Scope,
-        query: str,
-        limit: int,
-        where: EpisodeFilter,
-        by: By,
-        now: datetime,
-    ) -> tuple[list[Candidate], _Query]:
-        """Return the candidates for a query, and the vector that they were compared with."""
-        asked = await self._embedded(tenant_id, query)
-        found = await search.candidates(
-            self.pool,
-            scope,
-            query,
-            asked.vector,
-            embedder=asked.embedder,
-            aged_before=self._options.ages.begins(StorageState.AGED, now),
-            where=where,
-            by=by,
-            limit=limit,
-            aged_cosine=self._options.aged_cosine,
-            tenant_id=tenant_id,
-        )
-        return found, asked
 
     async def _embedded(self, tenant_id: UUID, query: str) -> _Query:
         """Embed a query; without a vector if that fails."""

@@ -123,11 +123,6 @@ def by_spelling(embedder: Embedder) -> bool:
     return isinstance(embedder, BuiltinEmbedder)
 
 
-def has_own_queries(embedder: Embedder) -> bool:
-    """Check if an embedder makes other vectors of queries than of stored texts."""
-    return hasattr(embedder, "embed_queries")
-
-
 def is_ready(embedder: Embedder) -> bool:
     """Return true if an embedder can answer a query now; some load their model first."""
     ready: Callable[[], bool] | None = getattr(embedder, "is_ready", None)

@@ -3,8 +3,8 @@
 Pure. Messages of the history never change; a shortened one is a copy.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bottega.agents.messages import (
     SHARED_MEMORY,
@@ -72,8 +72,8 @@ class PromptMessage:
 class Block:
     """Messages that leave together: one with tool calls and their results, or any other alone."""
 
-    messages: list[PromptMessage] = field(default_factory=list)
-    pinned: bool = False
+    messages: list[PromptMessage]
+    pinned: bool
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -95,22 +95,19 @@ class Block:
         return sum(each.tokens for each in self.messages)
 
 
-def blocks_of(messages: Sequence[PromptMessage], pinned: set[int]) -> Iterator[Block]:
+def blocks_of(messages: Sequence[PromptMessage], pinned: set[int]) -> list[Block]:
     """Split a part of a history into blocks; it must begin with a block.
 
     Args:
         pinned: the ``id()`` of messages that always stay.
     """
-    block: Block | None = None
+    blocks: list[Block] = []
     for each in messages:
-        if block is not None and isinstance(each.message, ToolMessage):
-            block.messages.append(each)
-            continue
-        if block is not None:
-            yield block
-        block = Block([each], id(each.message) in pinned)
-    if block is not None:
-        yield block
+        if blocks and isinstance(each.message, ToolMessage):
+            blocks[-1].messages.append(each)
+        else:
+            blocks.append(Block([each], id(each.message) in pinned))
+    return blocks
 
 
 def head_of(history: Sequence[StandardMessage]) -> int:
