@@ -40,7 +40,7 @@ class Clock:
 async def ends(patience: Patience, server: Server) -> str:
     """Return how a query ends."""
     try:
-        assert (await patience.embed(server, "x")).shape == (1, 2)
+        assert (await patience.embed(server, "x", 0.001)).shape == (1, 2)
     except (TimeoutError, UnavailableError, ModelError) as error:
         return type(error).__name__
     return "answered"
@@ -49,7 +49,7 @@ async def ends(patience: Patience, server: Server) -> str:
 @pytest.mark.anyio
 async def test_after_three_timeouts_in_a_row_one_query_per_ten_seconds_is_sent() -> None:
     clock, server = Clock(), Server()
-    patience = Patience(0.001, clock)
+    patience = Patience(clock)
     server.does = "hang"
     assert [await ends(patience, server) for _ in range(3)] == ["TimeoutError"] * 3
     assert [await ends(patience, server) for _ in range(5)] == ["UnavailableError"] * 5
@@ -67,7 +67,7 @@ async def test_after_three_timeouts_in_a_row_one_query_per_ten_seconds_is_sent()
 @pytest.mark.anyio
 async def test_answer_or_error_ends_the_row_of_timeouts() -> None:
     server = Server()
-    patience = Patience(0.001, Clock())
+    patience = Patience(Clock())
     for between in ("answer", "fail"):
         for _ in range(2):
             server.does = "hang"
@@ -81,7 +81,7 @@ async def test_answer_or_error_ends_the_row_of_timeouts() -> None:
 async def test_hanging_embedder_does_not_slow_another() -> None:
     hangs, answers = Server(), Server()
     hangs.does = "hang"
-    patience = Patience(0.001, Clock())
+    patience = Patience(Clock())
     for _ in range(4):
         await ends(patience, hangs)
     assert await ends(patience, hangs) == "UnavailableError"

@@ -406,13 +406,14 @@ async def test_without_the_old_embedder_search_is_by_words_until_the_change(
     current = BuiltinEmbedder()
     embedders = Embedders(database.pool, lambda: current, lambda name: None, clock=clock)
 
-    assert await embedders.of_queries(DEFAULT_TENANT) is None
+    assert (await embedders.embed_query(DEFAULT_TENANT, "x", 30.0)).compared == "words"
     worker = keeper(database, clock, current)
     for _ in range(3):
         await worker.change_over()
         await worker.embed_due()
     clock.now += 5
-    assert await embedders.of_queries(DEFAULT_TENANT) is current
+    asked = await embedders.embed_query(DEFAULT_TENANT, "x", 30.0)
+    assert (asked.embedder, asked.compared) == (current.name, "spelling")
 
 
 async def test_vectors_of_another_length_get_an_index_of_their_own(

@@ -1,4 +1,4 @@
-"""Choice of the embedder for a tenant's queries."""
+"""Choice of the embedder for a tenant's queries, and their vectors."""
 
 import asyncio
 from collections import OrderedDict
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 import asyncpg
+import structlog
 
 from bottega.clock import monotonic
 from bottega.db.engine import acting_as
-from bottega.errors import UnavailableError
+from bottega.errors import BottegaError, UnavailableError
 
 if TYPE_CHECKING:  # numpy is slow to import
     import numpy as np
@@ -20,6 +21,8 @@ if TYPE_CHECKING:  # numpy is slow to import
     from bottega.memory.text.embeddings import Background, Embedder, Vectors
 
     Vector = NDArray[np.float32]
+
+log = structlog.get_logger(__name__)
 
 _BELIEVED_S = 5.0
 _KNOWN = 10_000
@@ -36,6 +39,20 @@ class _Believed(NamedTuple):
     embedder: str | None
     background: "Background | None"
     until: float
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedQuery:
+    """A query's vector, its embedder, and the least cosine that counts; all ``None``: no vector.
+
+    Attributes:
+        compared: what episodes are compared by: ``words`` only, also ``spelling`` or ``meaning``.
+    """
+
+    vector: "Vector | None" = None
+    embedder: str | None = None
+    floor: float | None = None
+    compared: str = "words"
 
 
 class Embedders:
@@ -58,6 +75,7 @@ class Embedders:
         self._current = current
         self._named = named
         self._clock = clock
+        self._patience = Patience(clock)
         self._believed: OrderedDict[UUID, _Believed] = OrderedDict()
 
     @property
@@ -70,24 +88,28 @@ class Embedders:
         current = self._current()
         return current if name is None or name == current.name else self._named(name)
 
-    async def of_queries(self, tenant_id: UUID) -> "Embedder | None":
-        """Return the embedder that all of the tenant's episodes have vectors of.
+    async def embed_query(self, tenant_id: UUID, query: str, deadline_s: float) -> EmbeddedQuery:
+        """Embed a query with the embedder that all of the tenant's episodes have vectors of.
 
-        The choice is cached for five seconds.
+        The choice of the embedder is cached for five seconds.
 
         Returns:
-            ``None`` if this process does not have that embedder. Queries then use words only, until
-            the episodes have vectors of the current one.
+            no vector if this process does not have that embedder, or if it fails or is too slow.
         """
-        return self.named((await self._belief(tenant_id)).embedder)
-
-    async def floor(self, tenant_id: UUID, embedder: "Embedder", query: "Vector") -> float:
-        """Return the least cosine of a query and an episode that is better than chance."""
-        from bottega.memory.text.embeddings import floor
+        from bottega.memory.text.embeddings import by_spelling, floor
 
         believed = await self._belief(tenant_id)
-        known = believed.background if believed.embedder == embedder.name else None
-        return floor(embedder, query, known)
+        embedder = self.named(believed.embedder)
+        if embedder is None:
+            return EmbeddedQuery()
+        try:
+            (vector,) = await self._patience.embed(embedder, query, deadline_s)
+        except (TimeoutError, BottegaError) as error:
+            log.warning("memory.query_not_embedded", error=str(error) or type(error).__name__)
+            return EmbeddedQuery()
+        least = floor(embedder, vector, believed.background)
+        compared = "spelling" if by_spelling(embedder) else "meaning"
+        return EmbeddedQuery(vector, embedder.name, least, compared)
 
     async def _belief(self, tenant_id: UUID) -> _Believed:
         now = self._clock()
@@ -131,12 +153,11 @@ class _Breaker:
 class Patience:
     """Embeds queries within a short time limit, with a circuit breaker per embedder."""
 
-    def __init__(self, deadline_s: float, clock: Callable[[], float]) -> None:
-        self._deadline_s = deadline_s
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._breakers: dict[Embedder, _Breaker] = {}
 
-    async def embed(self, embedder: "Embedder", query: str) -> "Vectors":
+    async def embed(self, embedder: "Embedder", query: str, deadline_s: float) -> "Vectors":
         """Return the vector of a query, shape (1, d).
 
         Raises:
@@ -156,7 +177,7 @@ class Patience:
                 raise UnavailableError("the embedder did not answer the last queries in time")
             breaker.next_at = now + _PROBE_EVERY_S  # one probe at a time
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with asyncio.timeout(deadline_s):
                 vectors = await embed_queries(embedder, [query])
         except TimeoutError:
             breaker.timeouts += 1

@@ -2,21 +2,20 @@
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 import asyncpg
-import structlog
 from pydantic_core import from_json
 
 from bottega import metrics
-from bottega.clock import Clock, monotonic
+from bottega.clock import Clock
 from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems
-from bottega.errors import BottegaError, NotFoundError, UnavailableError
+from bottega.errors import NotFoundError, UnavailableError
 from bottega.memory.episodes import rows, search
 from bottega.memory.episodes.access_counter import AccessCounter
-from bottega.memory.episodes.embedders import Embedders, Patience
+from bottega.memory.episodes.embedders import EmbeddedQuery, Embedders
 from bottega.memory.episodes.episode import Episode, EpisodeFilter, StorageState
 from bottega.memory.episodes.objects import Objects
 from bottega.memory.episodes.options import MemoryOptions
@@ -24,16 +23,8 @@ from bottega.memory.episodes.scope import Reach, Scope
 from bottega.memory.episodes.scoring import LEAST_WORD_SHARE, Candidate, Parts, score
 from bottega.memory.episodes.search import ANY, AnotherEmbedderError, By, Place
 
-if TYPE_CHECKING:  # numpy is slow to import
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Vector = NDArray[np.float32]
-
 _WORDS_SHOWN = 8
 _MARK = "SELECT mark_episode_deleted($1, $2)"
-
-log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +76,6 @@ class Found:
     by_spelling: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Query:
-    """A query's vector, its embedder, and the least cosine that counts; all ``None``: no vector.
-
-    Attributes:
-        compared: what episodes are compared by: ``words`` only, also ``spelling`` or ``meaning``.
-    """
-
-    vector: "Vector | None" = None
-    embedder: str | None = None
-    floor: float | None = None
-    compared: str = "words"
-
-
 class EpisodicMemory:
     """Episodes of all tenants.
 
@@ -118,7 +95,6 @@ class EpisodicMemory:
         self._embedders = embedders
         self._objects = objects
         self._options = options or MemoryOptions()
-        self._patience = Patience(self._options.vector_deadline_ms / 1000, monotonic)
         self.pool = pool
         self.clock = clock
 
@@ -191,8 +167,9 @@ class EpisodicMemory:
             return Found([])
         now = self.clock()
 
-        async def find() -> tuple[list[Candidate], _Query]:
-            asked = await self._embedded(tenant_id, query)
+        async def find() -> tuple[list[Candidate], EmbeddedQuery]:
+            deadline_s = self._options.vector_deadline_ms / 1000
+            asked = await self._embedders.embed_query(tenant_id, query, deadline_s)
             found = await search.candidates(
                 self.pool,
                 scope,
@@ -224,22 +201,6 @@ class EpisodicMemory:
             if candidate.episode_id in loaded
         ]
         return Found(hits, asked.compared == "meaning", asked.compared == "spelling")
-
-    async def _embedded(self, tenant_id: UUID, query: str) -> _Query:
-        """Embed a query; without a vector if that fails."""
-        from bottega.memory.text.embeddings import by_spelling
-
-        embedder = await self._embedders.of_queries(tenant_id)
-        if embedder is None:
-            return _Query()
-        try:
-            vectors = await self._patience.embed(embedder, query)
-        except (TimeoutError, BottegaError) as error:
-            log.warning("memory.query_not_embedded", error=str(error) or type(error).__name__)
-            return _Query()
-        floor = await self._embedders.floor(tenant_id, embedder, vectors[0])
-        compared = "spelling" if by_spelling(embedder) else "meaning"
-        return _Query(vectors[0], embedder.name, floor, compared)
 
     async def structured_search(
         self,
