@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.learning.world import START
 from bottega.execution.replay import EPISODE
-from bottega.memory.episodes.background import GROWN
+from bottega.memory.episodes.embedding_worker import GROWN
 from bottega.memory.episodes.episode import Episode, Outcome
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.episodes.scoring import Candidate, ScoringOptions, score

@@ -9,8 +9,8 @@ import pytest
 
 from bottega.clock import utcnow
 from bottega.errors import UnavailableError
-from bottega.memory.episodes import access_counter
-from bottega.memory.episodes.access_counter import AccessCounter
+from bottega.memory.episodes import store
+from bottega.memory.episodes.store import AccessCounter
 from tests.waiting import until
 
 
@@ -28,7 +28,7 @@ class DownPool(asyncpg.Pool):  # type: ignore[misc]
 async def test_counting_goes_on_after_the_database_was_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(access_counter, "EVERY_S", 0.0)
+    monkeypatch.setattr(store, "EVERY_S", 0.0)
     pool = DownPool()
     counter = AccessCounter(pool, utcnow)
     running = asyncio.ensure_future(counter.run())

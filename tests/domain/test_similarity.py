@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.memory.episodes.similarity import SimilarityCandidate, task_key
-from bottega.memory.episodes.similarity import groups as groups_of
+from bottega.memory.episodes.consolidation import SimilarityCandidate, task_key
+from bottega.memory.episodes.consolidation import groups as groups_of
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 WINDOW = timedelta(days=7)

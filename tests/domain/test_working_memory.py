@@ -209,7 +209,10 @@ def test_variable_may_change_its_kind() -> None:
         assert memory.get("key") == ([1] if kind == "accumulator" else 1)
     memory.set("tries", 1, kind="control")
     memory.set("tries", 2)
+    memory.set("left", 1, kind="control")
+    before = memory.revision
     memory.push_state("work", subtask="next")
+    assert memory.revision > before, "prompts must lose the control value"
     assert memory.get("tries") == 2
     memory.set("cost", 3, kind="metadata")
     memory.set("calls", "a", "metadata", kind="accumulator")

@@ -1,19 +1,134 @@
-"""Consolidation: build one episode from several similar ones. Pure.
+"""Consolidation: find episodes that are similar enough, and build one from them. Pure.
+
+Vectors alone do not suffice: two tasks that differ in one number have a cosine of 0.997, in a
+"not" 0.996, and in two swapped names 1.0. So the tasks must also be the same text. Only spacing,
+the case of the first letter and a full stop at the end may differ. In doubt two tasks are
+different: keeping both costs some room, merging them wrongly loses information.
 
 The new episode stores the parts that all of them share once, and the differences per original. The
 originals stay readable by id.
 """
 
 import json
+import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import reduce
-from hashlib import md5
+from hashlib import blake2b, md5
 from statistics import fmean
 from typing import Any
 from uuid import UUID
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bottega.memory.episodes.episode import Episode, Outcome, State, StorageState
+
+# --- Equal tasks --------------------------------------------------------------------------------
+
+_FULL_STOP = re.compile(r"(?<=[^\W\d_])\.$")
+"""A full stop after a letter, at the end; "3." and "cd .." may mean something else."""
+
+
+def task_key(task: Mapping[str, Any], whole_input: Any = None) -> bytes | None:
+    """Return a digest of 16 bytes that is equal for equally worded tasks only.
+
+    Args:
+        task: as stored in an episode; all members count except ``complexity``.
+        whole_input: the full input, if ``task`` holds a shortened one.
+
+    Returns:
+        ``None`` if the input has no words: such a task equals no other.
+    """
+    rest = {name: part for name, part in task.items() if name != "complexity"}
+    asked = rest.pop("original_input", None) if whole_input is None else whole_input
+    rest.pop("original_input", None)
+    text = _plain(asked) if isinstance(asked, str) else _json(asked)
+    if not asked or not any(map(str.isalnum, text)):
+        return None
+    return blake2b(_json([text, rest]).encode(), digest_size=16).digest()
+
+
+def _plain(text: str) -> str:
+    flat = _FULL_STOP.sub("", " ".join(unicodedata.normalize("NFC", text).split()))
+    return flat[:1].lower() + flat[1:]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+# --- Groups to consolidate ----------------------------------------------------------------------
+
+MOST_COMPARED = 200
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarityCandidate:
+    """Episode that may be merged with others.
+
+    Attributes:
+        alike: values that must be equal in all members of a group.
+        whole: its vector, of length 1.
+    """
+
+    id: UUID
+    at: datetime
+    alike: tuple[object, ...]
+    whole: NDArray[np.float32]
+
+
+def groups(
+    candidates: Sequence[SimilarityCandidate],
+    *,
+    cosine: float,
+    window: timedelta,
+    most: int = MOST_COMPARED,
+) -> list[list[SimilarityCandidate]]:
+    """Return groups of two or more episodes in which each is close to each other.
+
+    Complete linkage: joins the two closest groups while their two farthest members are close
+    enough. The order of ``candidates`` does not matter. A block of more than ``most`` candidates is
+    split by age, and each part is compared separately.
+
+    Args:
+        cosine: lower bound (exclusive) of the cosine of each pair of their vectors.
+        window: longest time between the first and the last.
+        most: most episodes that are compared with each other, and so become one.
+    """
+    found: list[list[SimilarityCandidate]] = []
+    blocks: dict[tuple[object, ...], list[SimilarityCandidate]] = {}
+    for candidate in sorted(candidates, key=lambda each: (each.at, each.id)):
+        blocks.setdefault(candidate.alike, []).append(candidate)
+    for block in blocks.values():
+        for start in range(0, len(block), most):
+            found += _linked(block[start : start + most], cosine, window)
+    return found
+
+
+def _linked(
+    block: Sequence[SimilarityCandidate], cosine: float, window: timedelta
+) -> list[list[SimilarityCandidate]]:
+    """Group episodes with equal ``alike``, given from old to new."""
+    vectors = np.stack([each.whole for each in block]).astype(np.float64)
+    near = vectors @ vectors.T
+    times = np.array([each.at.timestamp() for each in block])
+    near[np.abs(times[:, None] - times) > window.total_seconds()] = -np.inf
+    np.fill_diagonal(near, -np.inf)
+    members = {place: [place] for place in range(len(block))}
+    while True:
+        one, other = sorted(divmod(int(near.argmax()), len(block)))
+        if near[one, other] <= cosine:
+            return [[block[each] for each in sorted(of)] for of in members.values() if len(of) > 1]
+        members[one] += members.pop(other)
+        near[one] = near[:, one] = np.minimum(near[one], near[other])
+        near[one, one] = -np.inf
+        near[other] = near[:, other] = -np.inf
+
+
+# --- One episode from several -------------------------------------------------------------------
 
 _LONGEST_VALUE = 200
 _MOST_VALUES = 20
@@ -39,23 +154,16 @@ def as_one(
     """
     durations = [each.execution.get("duration_s") for each in members]
     known = [each for each in durations if each is not None]
-    duration_s = fmean(known) if known else None
-    shared = {name: _shared(members, name) for name in _LISTS}
-    contents = [_content(each) for each in members]
-    structure = reduce(_common, contents)
+    statistics: dict[str, Any] = {
+        "mean_duration_s": fmean(known) if known else None,
+        "success_rate": _SUCCESS_RATES.get(outcome, 0.0),
+        "common_patterns": {name: _shared(members, name) for name in _LISTS},
+    }
     consolidated = {
         "representative_id": str(representative.id),
         "instances": len(members),
-        "structure": structure,
-        "variations": [
-            {"episode_id": str(each.id), "at": each.at.isoformat(), "diff": _diff(own, structure)}
-            for each, own in zip(members, contents, strict=True)
-        ],
-        "statistics": {
-            "mean_duration_s": duration_s,
-            "success_rate": _SUCCESS_RATES.get(outcome, 0.0),
-            "common_patterns": shared,
-        },
+        **_compared(members),
+        "statistics": statistics,
     }
     principals = {each.origin.get("principal") for each in members}
     failures = dict.fromkeys(known for each in members for known in each.failure_signatures)
@@ -73,10 +181,10 @@ def as_one(
         },
         execution={
             **representative.execution,
-            "duration_s": duration_s,
+            "duration_s": statistics["mean_duration_s"],
             "resources": _means([each.execution.get("resources", {}) for each in members]),
         },
-        metadata={**shared, "consolidated": consolidated},
+        metadata={**statistics["common_patterns"], "consolidated": consolidated},
         tags=tuple(sorted({tag for each in members for tag in each.tags})[:_MOST_TAGS]),
         failure_signatures=tuple(failures)[:_MOST_FAILURES],
         reflection=None,
@@ -92,6 +200,17 @@ def _id_of(members: Sequence[Episode]) -> UUID:
     """Return an id that depends only on the members' ids, so that concurrent workers agree."""
     ids = " ".join(sorted(str(each.id) for each in members))
     return UUID(md5(f"consolidated {ids}".encode(), usedforsecurity=False).hexdigest())
+
+
+def _compared(members: Sequence[Episode]) -> dict[str, Any]:
+    """Return the common ``structure`` of episodes, and their ``variations``."""
+    contents = [_content(each) for each in members]
+    structure = reduce(_common, contents)
+    variations = [
+        {"episode_id": str(each.id), "at": each.at.isoformat(), "diff": _diff(own, structure)}
+        for each, own in zip(members, contents, strict=True)
+    ]
+    return {"structure": structure, "variations": variations}
 
 
 def _content(episode: Episode) -> dict[str, Any]:

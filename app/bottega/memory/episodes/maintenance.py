@@ -22,18 +22,18 @@ import numpy as np
 from pydantic_core import from_json, to_json
 
 from bottega.db.engine import acting_as
-from bottega.memory.episodes.consolidation import as_one
+from bottega.memory.episodes.consolidation import (
+    MOST_COMPARED,
+    SimilarityCandidate,
+    as_one,
+    groups,
+    task_key,
+)
 from bottega.memory.episodes.episode import LONGEST_TEXT, Outcome, StorageState
 from bottega.memory.episodes.objects import ALL_PARTS, Objects, copied
 from bottega.memory.episodes.options import MOST_TENDED, MemoryOptions
 from bottega.memory.episodes.rows import load
 from bottega.memory.episodes.scope import EVERYTHING
-from bottega.memory.episodes.similarity import (
-    MOST_COMPARED,
-    SimilarityCandidate,
-    groups,
-    task_key,
-)
 
 _PAGE = 100
 """Episodes per transaction."""

@@ -81,8 +81,7 @@ class WorkingMemory:
             part: Section(_TITLES[part], self.budgets.of(part), self.count) for part in Area
         }
         self._archive = Archive(self.count, self._listener)
-        self._control: set[Place] = set()
-        self._results = self._states = 0
+        self._states = 0
         self._subtask = ""
         self.revision += 1
 
@@ -139,9 +138,6 @@ class WorkingMemory:
         kind = KIND_IN.get(scope, VariableKind.TASK) if kind is None else VariableKind(kind)
         place: Place = (scope.value, subtask, key)
         value = jsonable(value)
-        self._control.discard(place)
-        if kind is VariableKind.CONTROL:
-            self._control.add(place)
         old = self._variables.get(place)
         if kind is not VariableKind.ACCUMULATOR or old is None or old.kind is not kind:
             variable = Variable([value] if kind is VariableKind.ACCUMULATOR else value, kind)
@@ -203,10 +199,11 @@ class WorkingMemory:
         self._put(Area.STATE, ("now",), Kind.NOTE, "now", f"now: {now}", hot=True)
         if subtask != self._subtask:
             self._subtask = subtask
-            for place in self._control:
-                self._variables.pop(place, None)
-                self._sections[_PART_OF[place[0]]].remove(("variable", *place))
-            self._control.clear()
+            for place, variable in list(self._variables.items()):
+                if variable.kind is VariableKind.CONTROL:
+                    del self._variables[place]
+                    self._sections[_PART_OF[place[0]]].remove(("variable", *place))
+                    self._changed(_PART_OF[place[0]])
 
     def add_intermediate(self, subtask: str, output: Any, *, refers_to: Iterable[str] = ()) -> str:
         """Store the answer of a subtask, tool or sub-agent.
@@ -217,11 +214,10 @@ class WorkingMemory:
         Returns:
             the reference that recalls it: ``m1``, ``m2`` and so on.
         """
-        self._results += 1
-        reference = f"m{self._results}"
+        self._archive.turn += 1
+        reference = f"m{self._archive.turn}"
         text = self._archive.texts[reference] = as_text(jsonable(output))
         self._archive.referred.update(refers_to)
-        self._archive.turn = self._results
         key, label = ("result", reference), label_of(subtask)
         self._put(Area.INTERMEDIATE, key, Kind.RESULT, label, f"{reference} {label}: {text}")
         return reference
@@ -229,8 +225,8 @@ class WorkingMemory:
     def skip(self, results: int) -> None:
         """Count results that are stored elsewhere, so that numbers continue after them."""
         if results > 0:
-            self._results += results
-            gone = (results, "m1", f"m{self._results}")
+            self._archive.turn += results
+            gone = (results, "m1", f"m{self._archive.turn}")
             self._sections[Area.INTERMEDIATE].gone = gone
 
     def retrieve_from_episodic(self, found: Iterable[Retrieved]) -> None:
@@ -326,10 +322,9 @@ class WorkingMemory:
             "variables": [
                 [*place, each.copied(), each.kind.value] for place, each in self._variables.items()
             ],
-            "control": sorted(list(place) for place in self._control),
             "archive": dict(self._archive.texts),
             "referred": sorted(self._archive.referred),
-            "counts": [self._results, self._states, self._archive.others],
+            "counts": [self._archive.turn, self._states, self._archive.others],
             "subtask": self._subtask,
         }
 
@@ -342,12 +337,10 @@ class WorkingMemory:
             (scope, subtask, key): Variable(Variable(value, kind).copied(), VariableKind(kind))
             for scope, subtask, key, value, kind in snapshot["variables"]
         }
-        self._control = {(scope, subtask, key) for scope, subtask, key in snapshot["control"]}
         archive = self._archive
         archive.texts = dict(snapshot["archive"])
         archive.referred = set(snapshot["referred"])
-        self._results, self._states, archive.others = snapshot["counts"]
-        archive.turn = self._results
+        archive.turn, self._states, archive.others = snapshot["counts"]
         self._subtask = snapshot["subtask"]
 
     # Internals
