@@ -42,28 +42,23 @@ class PromptMessage:
     reference: str | None = None
     label: str = ""
     left: bool = False
-    _short: ToolMessage | None = None
 
     @property
     def is_shrunk(self) -> bool:
         return self.sent is not self.message
 
-    def prepare(self, count: TokenCounter) -> None:
-        """Prepare the summary of a tool result."""
-        if not isinstance(self.message, ToolMessage) or self._short is not None:
-            return
-        summary = summary_of(body_of(self.message), SUMMARY_TOKENS, count)
-        text = f'[shortened; recall_memory("{self.reference}") returns all of it]\n{summary}'
-        self._short = _saying(self.message, text)
-
     def shrink(self, count: TokenCounter) -> int:
         """Replace a tool result by its summary; return the tokens saved."""
-        if self.reference is None or self.is_shrunk:
+        if self.reference is None or self.is_shrunk or self.tokens <= SUMMARY_TOKENS:
             return 0
-        self.prepare(count)
-        if self._short is None or (saved := self.tokens - tokens_of(self._short, count)) <= 0:
+        if not isinstance(self.message, ToolMessage):
             return 0
-        self.sent = self._short
+        summary = summary_of(body_of(self.message), SUMMARY_TOKENS, count)
+        text = f'[shortened; recall_memory("{self.reference}") returns all of it]\n{summary}'
+        short = _saying(self.message, text)
+        if (saved := self.tokens - tokens_of(short, count)) <= 0:
+            return 0
+        self.sent = short
         self.tokens -= saved
         return saved
 
