@@ -306,7 +306,8 @@ class TestCommonWords:
                 """,
                 *(mine.tenant, NOW),
             )
-            assert await search.refresh_common(connection, mine.tenant) == 1000
+            await search.refresh_common(connection, mine.tenant)
+            assert await connection.fetchval("SELECT sampled_rows FROM tenant_memory") == 1000
 
     async def test_common_words_are_found_by_sampling(self, mine: Episodes) -> None:
         await self.fill(mine)
@@ -335,4 +336,6 @@ class TestCommonWords:
 
     async def test_an_empty_memory_has_no_common_words(self, mine: Episodes) -> None:
         async with mine.acting() as connection:
-            assert await search.refresh_common(connection, mine.tenant) == 0
+            await search.refresh_common(connection, mine.tenant)
+            row = await connection.fetchrow("SELECT common, sampled_rows FROM tenant_memory")
+        assert tuple(row) == ([], 0)

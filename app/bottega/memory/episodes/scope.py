@@ -6,7 +6,7 @@ into conditions.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic_core import to_json
 
@@ -50,10 +50,9 @@ class Scope:
     @property
     def document(self) -> str:
         """The scope as the argument of SQL functions."""
-        said: dict[str, Any] = {"reach": self.reach, "user_id": self.user}
-        said |= {"session_id": self.session_id, "agent": self.agent}
-        if self.any_user:
-            del said["user_id"]
+        said = {"reach": self.reach, "session_id": self.session_id, "agent": self.agent}
+        if not self.any_user:
+            said["user_id"] = self.user
         return to_json(said).decode()
 
 
@@ -79,15 +78,12 @@ def scope_of_run(
         return Scope(Reach.RUN)
     if wanted == "tenant" and shared:
         return Scope(Reach.UNNAMED, user)
+    only = agent if wanted == "agent" else None
     if user is not None and wanted != "session":
-        scope = Scope(Reach.USER, user)
-    elif session_id is not None:
-        scope = Scope(Reach.SESSION, user, session_id)
-    else:
-        scope = Scope(Reach.NOBODY)
-    if wanted != "agent":
-        return scope
-    return Scope(scope.reach, scope.user, scope.session_id, agent)
+        return Scope(Reach.USER, user, agent=only)
+    if session_id is not None:
+        return Scope(Reach.SESSION, user, session_id, only)
+    return Scope(Reach.NOBODY, agent=only)
 
 
 def scope_of_search(user: str | None, session_id: str | None, *, everything: bool) -> Scope:

@@ -60,7 +60,6 @@ SELECT $1, coalesce((SELECT array_agg(lexeme) FROM word), '{}'),
 ON CONFLICT (tenant_id) DO UPDATE SET
     common = excluded.common, shares = excluded.shares, sampled_rows = excluded.sampled_rows,
     sampled_at = excluded.sampled_at
-RETURNING sampled_rows
 """
 
 
@@ -154,14 +153,10 @@ async def structured(
     return [row["episode_id"] for row in rows]
 
 
-async def refresh_common(connection: asyncpg.Connection, tenant_id: UUID) -> int:
+async def refresh_common(connection: asyncpg.Connection, tenant_id: UUID) -> None:
     """Sample the words that many of the tenant's episodes have, from at most 2,000 episodes.
 
     Searches are correct without it, but slow with many episodes, because frequent words then select
     too many. Repeat it after each growth by a fifth.
-
-    Returns:
-        number of the tenant's episodes.
     """
-    count: int = await connection.fetchval(_REFRESH_COMMON, tenant_id)
-    return count
+    await connection.execute(_REFRESH_COMMON, tenant_id)

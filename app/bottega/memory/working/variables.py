@@ -42,7 +42,7 @@ Place = tuple[str, str, str]
 
 @dataclass(slots=True)
 class Variable:
-    """A JSON value; of an accumulator, the list of all."""
+    """A JSON value; of an accumulator, the list of all. It is replaced, never changed."""
 
     value: Any
     kind: VariableKind
@@ -53,10 +53,6 @@ class Variable:
         if self.kind is VariableKind.ACCUMULATOR:
             return f"+= {', '.join(map(as_text, self.value))}"
         return f"= {as_text(self.value)}"
-
-    def copied(self) -> Any:
-        """Return the value; of an accumulator, a copy."""
-        return list(self.value) if self.kind is VariableKind.ACCUMULATOR else self.value
 
 
 def jsonable(value: Any) -> Any:

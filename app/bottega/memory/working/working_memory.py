@@ -144,7 +144,7 @@ class WorkingMemory:
             self._variables[place] = variable
             self._show(place, variable)
             return
-        old.value.append(value)
+        old.value = [*old.value, value]
         section = self._sections[_PART_OF[scope]]
         entry = section.entries.get(("variable", *place))
         if entry is None or entry.reference is not None or entry.text is None:
@@ -320,7 +320,7 @@ class WorkingMemory:
             "budgets": [self.budgets.of(part) for part in Area],
             "sections": {part.value: each.snapshot() for part, each in self._sections.items()},
             "variables": [
-                [*place, each.copied(), each.kind.value] for place, each in self._variables.items()
+                [*place, each.value, each.kind.value] for place, each in self._variables.items()
             ],
             "archive": dict(self._archive.texts),
             "referred": sorted(self._archive.referred),
@@ -334,7 +334,7 @@ class WorkingMemory:
         for part, section in self._sections.items():
             section.restore(snapshot["sections"][part.value])
         self._variables = {
-            (scope, subtask, key): Variable(Variable(value, kind).copied(), VariableKind(kind))
+            (scope, subtask, key): Variable(value, VariableKind(kind))
             for scope, subtask, key, value, kind in snapshot["variables"]
         }
         archive = self._archive
