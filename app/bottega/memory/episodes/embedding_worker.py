@@ -126,7 +126,7 @@ DELETE FROM episode_vectors WHERE tenant_id = $1 AND (episode_id, embedder) IN (
 GROWN = (20, 100, 1_000)
 """Numbers of episodes with vectors from which on the background is measured (again)."""
 
-TO_MEASURE = "SELECT id, embedder FROM tenants_to_measure($1, 20)"
+_TO_MEASURE = "SELECT id, embedder FROM tenants_to_measure($1, 20)"
 
 _POINTS = 16
 _QUERIES = 24
@@ -224,26 +224,56 @@ class EmbeddingWorker:
                     await connection.execute(_LEFT_OVER, tenant_id, True)
             await connection.execute(_DONE, tenant_id, ids)
         if made:
-            await self._measure_grown(tenant_id, rows[0])
-
-    async def _measure_grown(self, tenant_id: UUID, known: asyncpg.Record) -> None:
-        """Measure the background if the memory grew to 20, 100 or 1,000 episodes."""
-        name = known["embedder"] or self._embedders.current.name
-        before = known["background_rows"] if known["background_of"] == name else 0
-        if before < GROWN[-1]:
-            await measure(self._pool, self._embedders, tenant_id, name, before)
+            name = rows[0]["embedder"] or self._embedders.current.name
+            before = rows[0]["background_rows"] if rows[0]["background_of"] == name else 0
+            if before < GROWN[-1]:
+                await self._measure(tenant_id, name, before)
 
     async def measure_daily(self) -> float:
         """Measure backgrounds that are a day old."""
         if self._outage.left_s():
             return self._outage.left_s()
-        rows = await self._pool.fetch(TO_MEASURE, _DAY_S)
+        rows = await self._pool.fetch(_TO_MEASURE, _DAY_S)
         try:
             for row in rows:
-                await measure(self._pool, self._embedders, row["id"], row["embedder"])
+                await self._measure(row["id"], row["embedder"])
         except (ModelError, UnavailableError) as error:
             return self._outage.pause(error)
         return 1.0 if rows else float("inf")
+
+    async def _measure(self, tenant_id: UUID, name: str, before: int = -1) -> None:
+        """Measure the background of a tenant's queries, and keep it.
+
+        Does nothing below 20 episodes with vectors of the embedder, or without the embedder.
+
+        Args:
+            name: the embedder's.
+            before: episodes when it was last measured; at least 0: do nothing until the next of
+                :data:`GROWN` is reached.
+
+        Raises:
+            ModelError, UnavailableError: the embedder failed.
+        """
+        embedder = self._embedders.named(name)
+        wanted = next(size for size in GROWN if size > before)
+        async with acting_as(self._pool, tenant_id) as connection:
+            known = await connection.fetchval(_COUNT, tenant_id, name, GROWN[-1])
+            if embedder is None or known < wanted:
+                if before < 0:
+                    await connection.execute(_LOOKED, tenant_id)
+                return
+            rows = await connection.fetch(_SAMPLE, tenant_id, name, _POINTS)
+        stored = np.array([np.fromstring(row["vector"][1:-1], sep=",") for row in rows], np.float32)
+        places = np.linspace(0, len(rows) - 1, min(_QUERIES, len(rows))).round().astype(int)
+        queries = stored[places]
+        if hasattr(embedder, "embed_queries"):
+            queries = await embed_queries(embedder, [rows[place]["task"] for place in places])
+        others = np.ones((len(places), len(stored)), bool)
+        others[np.arange(len(places)), places] = False
+        mean, *spread = measured_background(queries, stored, others)
+        async with acting_as(self._pool, tenant_id) as connection:
+            await connection.execute(_KEEP, tenant_id, name, mean.tolist(), spread, known)
+        self._embedders.forget(tenant_id)
 
     async def _all_made(
         self, of_queries: str | None, found: Sequence[Summary]
@@ -338,40 +368,3 @@ def _blamed(error: Exception) -> Blame | None:
     if isinstance(error, ModelError) and error.code in _OF_THE_TEXT:
         return Blame.ROW
     return Blame.SERVICE if isinstance(error, (ModelError, UnavailableError)) else None
-
-
-async def measure(
-    pool: asyncpg.Pool, embedders: Embedders, tenant_id: UUID, name: str, before: int = -1
-) -> None:
-    """Measure the background of a tenant's queries, and keep it.
-
-    Does nothing below 20 episodes with vectors of the embedder, or without the embedder.
-
-    Args:
-        name: the embedder's.
-        before: episodes when it was last measured; at least 0: do nothing until the next of
-            :data:`GROWN` is reached.
-
-    Raises:
-        ModelError, UnavailableError: the embedder failed.
-    """
-    embedder = embedders.named(name)
-    wanted = next(size for size in GROWN if size > before)
-    async with acting_as(pool, tenant_id) as connection:
-        known = await connection.fetchval(_COUNT, tenant_id, name, GROWN[-1])
-        if embedder is None or known < wanted:
-            if before < 0:
-                await connection.execute(_LOOKED, tenant_id)
-            return
-        rows = await connection.fetch(_SAMPLE, tenant_id, name, _POINTS)
-    stored = np.array([np.fromstring(row["vector"][1:-1], sep=",") for row in rows], np.float32)
-    places = np.linspace(0, len(rows) - 1, min(_QUERIES, len(rows))).round().astype(int)
-    queries = stored[places]
-    if hasattr(embedder, "embed_queries"):
-        queries = await embed_queries(embedder, [rows[place]["task"] for place in places])
-    others = np.ones((len(places), len(stored)), bool)
-    others[np.arange(len(places)), places] = False
-    mean, *spread = measured_background(queries, stored, others)
-    async with acting_as(pool, tenant_id) as connection:
-        await connection.execute(_KEEP, tenant_id, name, mean.tolist(), spread, known)
-    embedders.forget(tenant_id)

@@ -118,11 +118,6 @@ def measured_background(queries: Vectors, stored: Vectors, others: NDArray[np.bo
     return Background(mean, float(median), float(median - low))
 
 
-def by_spelling(embedder: Embedder) -> bool:
-    """Check if an embedder compares spelling, not meaning."""
-    return isinstance(embedder, BuiltinEmbedder)
-
-
 def is_ready(embedder: Embedder) -> bool:
     """Return true if an embedder can answer a query now; some load their model first."""
     ready: Callable[[], bool] | None = getattr(embedder, "is_ready", None)
