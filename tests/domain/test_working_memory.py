@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.agents.tokens import estimated_tokens
-from bottega.memory.working.archive import RECENT
-from bottega.memory.working.sections import Area, Budgets
+from bottega.memory.working.sections import RECENT, Area, Budgets
 from bottega.memory.working.working_memory import Retrieved, WorkingMemory
 from tests.examples import examples
 

@@ -23,7 +23,6 @@ from bottega.agents.shared_memory import fence
 from bottega.agents.tools import ToolBase, error_result, success_result
 from bottega.graph.rendering import as_text, message_lines
 from bottega.memory.text.summaries import cut
-from bottega.memory.working.archive import MEMORY_LIMIT, RECENT
 from bottega.memory.working.blocks import (
     Block,
     PromptMessage,
@@ -33,7 +32,7 @@ from bottega.memory.working.blocks import (
     schema_tokens,
     tokens_of,
 )
-from bottega.memory.working.sections import Area
+from bottega.memory.working.sections import MEMORY_LIMIT, RECENT, Area
 from bottega.memory.working.working_memory import WorkingMemory
 
 RECALL = "recall_memory"

@@ -1,15 +1,24 @@
-"""Sections of the working memory: entries with a budget of tokens. Pure."""
+"""Sections of the working memory: entries with a budget of tokens, and their archive. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from bottega.memory.text.summaries import TokenCounter, cut
+from bottega.memory.text.summaries import TokenCounter, cut, summary_of
 
 GIST_TOKENS = 48
 """Most tokens of an archived entry: its reference and a summary."""
 LABEL_BYTES = 48  # room for "episode:" and an id
+
+RECENT = 5
+"""Subtasks for which a result stays warm; older results are archived first."""
+GISTS = 12
+"""Archived results that show a summary, the newest; older ones show only their reference."""
+MEMORY_LIMIT = "memory_limit"
+
+NotifyListener = Callable[[str, str], None]
+"""Receiver of warnings: a code and a text."""
 
 
 class Area(StrEnum):
@@ -41,17 +50,10 @@ class Budgets:
         return tokens
 
 
-class Kind(StrEnum):
-    """The kind of an entry; it determines how the entry makes room."""
-
-    NOTE = "note"
-    VARIABLE = "variable"
-    RESULT = "result"
-    TRACE = "trace"
-    EPISODE = "episode"
-
-
 Key = tuple[str, ...]
+"""The kind of an entry, and its name among these. The kind determines how it makes room."""
+RESULT, TRACE, EPISODE = "result", "trace", "episode"
+NOTE, VARIABLE = "note", "variable"
 
 
 @dataclass(slots=True)
@@ -67,7 +69,6 @@ class Entry:
         accessed: true once it was read.
     """
 
-    kind: Kind
     label: str
     text: str | None
     tokens: int
@@ -160,10 +161,137 @@ class Section:
     def restore(self, snapshot: dict[str, Any]) -> None:
         self.gone = tuple(snapshot["gone"]) if snapshot["gone"] else None
         self.warned = snapshot["warned"]
-        self.entries = {
-            tuple(key): Entry(Kind(kind), *rest) for key, kind, *rest in snapshot["entries"]
-        }
+        self.entries = {tuple(key): Entry(*entry) for key, *entry in snapshot["entries"]}
         self.filled = sum(entry.tokens for entry in self.entries.values())
+
+
+class Archive:
+    """Immutable texts by reference, in the order of their arrival.
+
+    Attributes:
+        texts: all results, as ``m1``, ``m2`` …; other removed texts as ``v1``, ``v2`` …
+        referred: references that later results build on.
+        turn: the number of the current subtask.
+        others: number of ``v`` references.
+    """
+
+    def __init__(self, count: TokenCounter, listener: NotifyListener | None) -> None:
+        self.texts: dict[str, str] = {}
+        self.referred: set[str] = set()
+        self.turn = 0
+        self.others = 0
+        self._count = count
+        self._listener = listener
+
+    def make_room(self, section: Section) -> None:
+        """Shrink a section that exceeds its budget, to leave some free room."""
+        if section.fits():
+            return
+        mark = section.room * 3 // 4
+        for stage in (self.archive_old, self.shorten_traces, self.drop_unread):
+            stage(section, mark)
+            if section.fits():
+                return
+        if not section.warned:
+            section.warned = True
+            if self._listener is not None:
+                self._listener(
+                    MEMORY_LIMIT,
+                    f"'{section.title}' needs more than its {section.budget} tokens; its older "
+                    "parts are shortened",
+                )
+        self._squeeze(section, mark)
+
+    def archive_old(self, section: Section, mark: int) -> None:
+        """Archive unreferenced results older than ``RECENT`` subtasks; keep their references."""
+        results = [(key, each) for key, each in section.entries.items() if key[0] == RESULT]
+        old = (key for key, each in results if self.turn - each.turn > RECENT)
+        self._shorten(section, (key for key in old if key[-1] not in self.referred), mark)
+        archived = [key for key, each in results if each.reference is not None]
+        self._leave(section, archived[:-GISTS])
+
+    def shorten_traces(self, section: Section, mark: int) -> None:
+        """Replace all traces by one summary."""
+        if section.filled <= mark:
+            return
+        traces = {
+            key: entry
+            for key, entry in section.entries.items()
+            if key[0] == TRACE and entry.reference is None
+        }
+        if sum(entry.tokens for entry in traces.values()) <= GIST_TOKENS:
+            return
+        for key in traces:
+            section.remove(key)
+        reference = self._keep("\n".join(entry.text or "" for entry in traces.values()))
+        summary = Entry("earlier steps", None, GIST_TOKENS, self.turn)
+        summary.reference = reference
+        section.put((TRACE, reference), summary)
+
+    def drop_unread(self, section: Section, mark: int) -> None:
+        """Remove retrieved entries that were never read; they can be retrieved again."""
+        if section.filled > mark:
+            for key, entry in list(section.entries.items()):
+                if key[0] == EPISODE and not entry.accessed:
+                    section.remove(key)
+
+    def gist(self, section: Section, entry: Entry) -> None:
+        """Set the text of an archived entry: its reference and summary."""
+        reference = entry.reference or ""
+        head = f"{reference} {entry.label} (shortened): "
+        most = entry.tokens - self._count(head) - 1
+        text = (
+            head + summary_of(self.texts[reference], most, self._count) if most > 0 else reference
+        )
+        size = self._count(text) + 1
+        if size > entry.tokens:
+            text, size = "", entry.tokens
+        section.change(entry, text, size)
+
+    def _shorten(
+        self, section: Section, keys: Iterable[Key], mark: int, size: int = GIST_TOKENS
+    ) -> None:
+        """Replace entries by a reference and a summary, until ``mark`` is reached."""
+        for key in keys:
+            if section.filled <= mark:
+                return
+            entry = section.entries[key]
+            if entry.tokens > size:
+                self._refer(key, entry)
+                section.change(entry, None, size)
+
+    def _leave(self, section: Section, keys: Iterable[Key], mark: int = -1) -> None:
+        """Replace entries by their reference, until ``mark`` is reached."""
+        for key in keys:
+            if section.filled <= mark:
+                return
+            self._refer(key, section.entries[key])
+            section.leave(key)
+
+    def _refer(self, key: Key, entry: Entry) -> None:
+        """Give an entry a reference unless it has one."""
+        if entry.reference is None:
+            entry.reference = key[-1] if key[0] == RESULT else self._keep(entry.text or "")
+
+    def _keep(self, text: str) -> str:
+        self.others += 1
+        reference = f"v{self.others}"
+        self.texts[reference] = text
+        return reference
+
+    def _squeeze(self, section: Section, mark: int) -> None:
+        """Shrink until the section fits: oldest entries first, hot ones last."""
+        cold = [key for key, entry in section.entries.items() if not self._is_hot(key, entry)]
+        self._shorten(section, cold, mark)
+        self._leave(section, cold, mark)
+        hot = list(section.entries)
+        share = section.room // max(len(hot), 1)
+        if share > 1:
+            self._shorten(section, hot, section.room, share)
+        self._leave(section, hot, section.room)
+
+    def _is_hot(self, key: Key, entry: Entry) -> bool:
+        return entry.hot or (key[0] == RESULT and self.turn - entry.turn <= 1)
 
 
 def label_of(text: str) -> str:

@@ -36,9 +36,6 @@ KIND_IN = {
 }
 """Default kinds by scope; elsewhere ``task``."""
 
-Place = tuple[str, str, str]
-"""Scope, subtask (empty: none) and name."""
-
 
 @dataclass(slots=True)
 class Variable:

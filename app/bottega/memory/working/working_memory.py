@@ -11,18 +11,30 @@ from typing import Any
 from bottega.agents.tokens import estimated_tokens
 from bottega.graph.rendering import as_text
 from bottega.memory.text.summaries import TokenCounter, summary_of
-from bottega.memory.working.archive import Archive, NotifyListener
-from bottega.memory.working.sections import Area, Budgets, Entry, Key, Kind, Section, label_of
+from bottega.memory.working.sections import (
+    EPISODE,
+    NOTE,
+    RESULT,
+    TRACE,
+    VARIABLE,
+    Archive,
+    Area,
+    Budgets,
+    Entry,
+    Key,
+    NotifyListener,
+    Section,
+    label_of,
+)
 from bottega.memory.working.variables import (
     KIND_IN,
-    Place,
     Variable,
     VariableKind,
     VariableScope,
     jsonable,
 )
 
-_DESCRIPTION = ("note", "description")
+_DESCRIPTION = (NOTE, "description")
 _TITLES = {
     Area.SYSTEM: "System",
     Area.TASK: "Task",
@@ -73,7 +85,8 @@ class WorkingMemory:
         self.revision = 0
         self.count = count
         self._listener = listener
-        self._variables: dict[Place, Variable] = {}
+        # By kind of entry, scope, subtask (empty: none) and name.
+        self._variables: dict[Key, Variable] = {}
         self._empty()
 
     def _empty(self) -> None:
@@ -136,7 +149,7 @@ class WorkingMemory:
         """
         scope = VariableScope(scope)
         kind = KIND_IN.get(scope, VariableKind.TASK) if kind is None else VariableKind(kind)
-        place: Place = (scope.value, subtask, key)
+        place = (VARIABLE, scope.value, subtask, key)
         value = jsonable(value)
         old = self._variables.get(place)
         if kind is not VariableKind.ACCUMULATOR or old is None or old.kind is not kind:
@@ -146,7 +159,7 @@ class WorkingMemory:
             return
         old.value = [*old.value, value]
         section = self._sections[_PART_OF[scope]]
-        entry = section.entries.get(("variable", *place))
+        entry = section.entries.get(place)
         if entry is None or entry.reference is not None or entry.text is None:
             # Archived values stay unchanged; new ones are collected in another entry.
             self._show(place, Variable([value], kind))
@@ -164,11 +177,11 @@ class WorkingMemory:
         default: Any = None,
     ) -> Any:
         """Return a variable's whole value, even if it was archived; do not modify it."""
-        place: Place = (VariableScope(scope).value, subtask, key)
+        place = (VARIABLE, VariableScope(scope).value, subtask, key)
         variable = self._variables.get(place)
         if variable is None:
             return default
-        entry = self._sections[_PART_OF[place[0]]].entries.get(("variable", *place))
+        entry = self._sections[_PART_OF[place[1]]].entries.get(place)
         if entry is not None:
             entry.accessed = True
         return variable.value
@@ -190,20 +203,19 @@ class WorkingMemory:
         """
         now = f"{phase}: {subtask}" if subtask else phase
         self._states += 1
-        key, label = ("state", str(self._states)), f"step {self._states}"
-        self._put(Area.STATE, key, Kind.TRACE, label, now)
+        self._put(Area.STATE, (TRACE, str(self._states)), f"step {self._states}", now)
         ended = {name: f"completed: {name}" for name in completed}
         ended |= {name: f"failed: {name}: {error}" for name, error in (failed or {}).items()}
         for name, text in ended.items():
-            self._put(Area.STATE, ("ended", name), Kind.NOTE, name, text)
-        self._put(Area.STATE, ("now",), Kind.NOTE, "now", f"now: {now}", hot=True)
+            self._put(Area.STATE, (NOTE, "ended", name), name, text)
+        self._put(Area.STATE, (NOTE, "now"), "now", f"now: {now}", hot=True)
         if subtask != self._subtask:
             self._subtask = subtask
             for place, variable in list(self._variables.items()):
                 if variable.kind is VariableKind.CONTROL:
                     del self._variables[place]
-                    self._sections[_PART_OF[place[0]]].remove(("variable", *place))
-                    self._changed(_PART_OF[place[0]])
+                    self._sections[_PART_OF[place[1]]].remove(place)
+                    self._changed(_PART_OF[place[1]])
 
     def add_intermediate(self, subtask: str, output: Any, *, refers_to: Iterable[str] = ()) -> str:
         """Store the answer of a subtask, tool or sub-agent.
@@ -218,8 +230,9 @@ class WorkingMemory:
         reference = f"m{self._archive.turn}"
         text = self._archive.texts[reference] = as_text(jsonable(output))
         self._archive.referred.update(refers_to)
-        key, label = ("result", reference), label_of(subtask)
-        self._put(Area.INTERMEDIATE, key, Kind.RESULT, label, f"{reference} {label}: {text}")
+        label = label_of(subtask)
+        line = f"{reference} {label}: {text}"
+        self._put(Area.INTERMEDIATE, (RESULT, reference), label, line)
         return reference
 
     def skip(self, results: int) -> None:
@@ -240,7 +253,7 @@ class WorkingMemory:
             label = label_of(item.source)
             most = share - self.count(f"{label}: ") - 1
             if most > 0 and (text := summary_of(item.text, most, self.count)):
-                new.append((("episode", item.source), label, f"{label}: {text}"))
+                new.append(((EPISODE, item.source), label, f"{label}: {text}"))
         left = section.room - sum(self.count(line) + 1 for *_, line in new)
         self._archive.drop_unread(section, left)
         for key in list(section.entries):  # oldest first
@@ -248,7 +261,7 @@ class WorkingMemory:
                 break
             section.remove(key)
         for key, label, line in new:
-            self._put(Area.RETRIEVED, key, Kind.EPISODE, label, line)
+            self._put(Area.RETRIEVED, key, label, line)
 
     # Output
 
@@ -287,7 +300,7 @@ class WorkingMemory:
         """Return the values of a scope by name; those of a subtask as ``subtask.name``."""
         return {
             f"{subtask}.{key}" if subtask else key: variable.value
-            for (where, subtask, key), variable in self._variables.items()
+            for (_, where, subtask, key), variable in self._variables.items()
             if where == scope
         }
 
@@ -307,7 +320,7 @@ class WorkingMemory:
         kept = {
             place: variable
             for place, variable in self._variables.items()
-            if place[0] == VariableScope.METADATA or variable.kind is VariableKind.METADATA
+            if place[1] == VariableScope.METADATA or variable.kind is VariableKind.METADATA
         }
         self.initialize()
         self._variables |= kept
@@ -320,7 +333,7 @@ class WorkingMemory:
             "budgets": [self.budgets.of(part) for part in Area],
             "sections": {part.value: each.snapshot() for part, each in self._sections.items()},
             "variables": [
-                [*place, each.value, each.kind.value] for place, each in self._variables.items()
+                [*place[1:], each.value, each.kind.value] for place, each in self._variables.items()
             ],
             "archive": dict(self._archive.texts),
             "referred": sorted(self._archive.referred),
@@ -334,7 +347,7 @@ class WorkingMemory:
         for part, section in self._sections.items():
             section.restore(snapshot["sections"][part.value])
         self._variables = {
-            (scope, subtask, key): Variable(value, VariableKind(kind))
+            (VARIABLE, scope, subtask, key): Variable(value, VariableKind(kind))
             for scope, subtask, key, value, kind in snapshot["variables"]
         }
         archive = self._archive
@@ -347,18 +360,15 @@ class WorkingMemory:
 
     def _note(self, part: Area, name: str, text: str, *, hot: bool) -> None:
         if text:
-            self._put(part, ("note", name), Kind.NOTE, name, text, hot=hot)
+            self._put(part, (NOTE, name), name, text, hot=hot)
 
-    def _show(self, place: Place, variable: Variable) -> None:
-        label = label_of(place[2])
-        line = f"{label} {variable.rendered}"
-        self._put(_PART_OF[place[0]], ("variable", *place), Kind.VARIABLE, label, line)
+    def _show(self, place: Key, variable: Variable) -> None:
+        label = label_of(place[-1])
+        self._put(_PART_OF[place[1]], place, label, f"{label} {variable.rendered}")
 
-    def _put(
-        self, part: Area, key: Key, kind: Kind, label: str, text: str, *, hot: bool = False
-    ) -> None:
+    def _put(self, part: Area, key: Key, label: str, text: str, *, hot: bool = False) -> None:
         size = self.count(text) + 1  # one for the end of line
-        self._sections[part].put(key, Entry(kind, label, text, size, self._archive.turn, hot))
+        self._sections[part].put(key, Entry(label, text, size, self._archive.turn, hot))
         self._changed(part)
 
     def _changed(self, part: Area) -> None:
