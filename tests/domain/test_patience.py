@@ -37,10 +37,10 @@ class Clock:
         return self.now
 
 
-async def ends(patience: Patience, server: Server) -> str:
+async def ends(patience: Patience) -> str:
     """Return how a query ends."""
     try:
-        assert (await patience.embed(server, "x", 0.001)).shape == (1, 2)
+        assert (await patience.embed("x", 0.001)).shape == (1, 2)
     except (TimeoutError, UnavailableError, ModelError) as error:
         return type(error).__name__
     return "answered"
@@ -49,40 +49,40 @@ async def ends(patience: Patience, server: Server) -> str:
 @pytest.mark.anyio
 async def test_after_three_timeouts_in_a_row_one_query_per_ten_seconds_is_sent() -> None:
     clock, server = Clock(), Server()
-    patience = Patience(clock)
+    patience = Patience(server, clock)
     server.does = "hang"
-    assert [await ends(patience, server) for _ in range(3)] == ["TimeoutError"] * 3
-    assert [await ends(patience, server) for _ in range(5)] == ["UnavailableError"] * 5
+    assert [await ends(patience) for _ in range(3)] == ["TimeoutError"] * 3
+    assert [await ends(patience) for _ in range(5)] == ["UnavailableError"] * 5
     assert server.asked == 3
     clock.now = 9.9
-    assert await ends(patience, server) == "UnavailableError"
+    assert await ends(patience) == "UnavailableError"
     clock.now = 10.1
-    probes = await asyncio.gather(*(ends(patience, server) for _ in range(5)))
+    probes = await asyncio.gather(*(ends(patience) for _ in range(5)))
     assert sorted(probes) == ["TimeoutError"] + ["UnavailableError"] * 4
     clock.now = 21.0
     server.does = "answer"
-    assert [await ends(patience, server) for _ in range(3)] == ["answered"] * 3
+    assert [await ends(patience) for _ in range(3)] == ["answered"] * 3
 
 
 @pytest.mark.anyio
 async def test_answer_or_error_ends_the_row_of_timeouts() -> None:
     server = Server()
-    patience = Patience(Clock())
+    patience = Patience(server, Clock())
     for between in ("answer", "fail"):
         for _ in range(2):
             server.does = "hang"
-            assert await ends(patience, server) == "TimeoutError"
-            assert await ends(patience, server) == "TimeoutError"
+            assert await ends(patience) == "TimeoutError"
+            assert await ends(patience) == "TimeoutError"
             server.does = between
-            assert await ends(patience, server) != "UnavailableError"
+            assert await ends(patience) != "UnavailableError"
 
 
 @pytest.mark.anyio
 async def test_hanging_embedder_does_not_slow_another() -> None:
     hangs, answers = Server(), Server()
     hangs.does = "hang"
-    patience = Patience(Clock())
+    slow, fast = Patience(hangs, Clock()), Patience(answers, Clock())
     for _ in range(4):
-        await ends(patience, hangs)
-    assert await ends(patience, hangs) == "UnavailableError"
-    assert await ends(patience, answers) == "answered"
+        await ends(slow)
+    assert await ends(slow) == "UnavailableError"
+    assert await ends(fast) == "answered"

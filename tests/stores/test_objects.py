@@ -203,7 +203,6 @@ async def test_the_folder_is_closed_to_others(folder: Place, tmp_path: Path) -> 
 
     root = tmp_path / "made when it is opened"
     assert root.stat().st_mode & 0o077 == 0
-    assert objects.local
 
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://x/y", "http://x/y", "memory:///", "s3://", ""])

@@ -75,7 +75,7 @@ class Embedders:
         self._current = current
         self._named = named
         self._clock = clock
-        self._patience = Patience(clock)
+        self._patience: dict[Embedder, Patience] = {}
         self._believed: OrderedDict[UUID, _Believed] = OrderedDict()
 
     @property
@@ -102,8 +102,9 @@ class Embedders:
         embedder = self.named(believed.embedder)
         if embedder is None:
             return EmbeddedQuery()
+        patience = self._patience.setdefault(embedder, Patience(embedder, self._clock))
         try:
-            (vector,) = await self._patience.embed(embedder, query, deadline_s)
+            (vector,) = await patience.embed(query, deadline_s)
         except (TimeoutError, BottegaError) as error:
             log.warning("memory.query_not_embedded", error=str(error) or type(error).__name__)
             return EmbeddedQuery()
@@ -142,22 +143,16 @@ _OPENS_AFTER = 3
 _PROBE_EVERY_S = 10.0
 
 
-@dataclass(slots=True)
-class _Breaker:
-    """Timeouts of one embedder in a row, and the time of the next try after some."""
-
-    timeouts: int = 0
-    next_at: float = float("-inf")
-
-
 class Patience:
-    """Embeds queries within a short time limit, with a circuit breaker per embedder."""
+    """Embeds queries by one embedder within a short time limit, with a circuit breaker."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, embedder: "Embedder", clock: Callable[[], float]) -> None:
+        self._embedder = embedder
         self._clock = clock
-        self._breakers: dict[Embedder, _Breaker] = {}
+        self._timeouts = 0  # in a row
+        self._next_at = float("-inf")
 
-    async def embed(self, embedder: "Embedder", query: str, deadline_s: float) -> "Vectors":
+    async def embed(self, query: str, deadline_s: float) -> "Vectors":
         """Return the vector of a query, shape (1, d).
 
         Raises:
@@ -168,23 +163,22 @@ class Patience:
         """
         from bottega.memory.text.embeddings import embed_queries, is_ready
 
-        if not is_ready(embedder):
+        if not is_ready(self._embedder):
             raise UnavailableError("the embedder is starting")
-        breaker = self._breakers.setdefault(embedder, _Breaker())
-        if breaker.timeouts >= _OPENS_AFTER:
+        if self._timeouts >= _OPENS_AFTER:
             now = self._clock()
-            if now < breaker.next_at:
+            if now < self._next_at:
                 raise UnavailableError("the embedder did not answer the last queries in time")
-            breaker.next_at = now + _PROBE_EVERY_S  # one probe at a time
+            self._next_at = now + _PROBE_EVERY_S  # one probe at a time
         try:
             async with asyncio.timeout(deadline_s):
-                vectors = await embed_queries(embedder, [query])
+                vectors = await embed_queries(self._embedder, [query])
         except TimeoutError:
-            breaker.timeouts += 1
-            breaker.next_at = self._clock() + _PROBE_EVERY_S
+            self._timeouts += 1
+            self._next_at = self._clock() + _PROBE_EVERY_S
             raise
         except Exception:
-            breaker.timeouts = 0  # an error is an answer
+            self._timeouts = 0  # an error is an answer
             raise
-        breaker.timeouts = 0
+        self._timeouts = 0
         return vectors

@@ -65,9 +65,6 @@ class Objects:
             (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID`` …). The folder is created on first use.
         timeout_s: longest time of one operation, in seconds.
 
-    Attributes:
-        local: true for a folder, which other machines do not see.
-
     Raises:
         InvalidInputError: the URL or the store's settings are invalid.
     """
@@ -79,8 +76,7 @@ class Objects:
         if scheme not in SCHEMES:
             known = ", ".join(f"{each}://" for each in SCHEMES)
             raise InvalidInputError(f"BOTTEGA_OBJECTS_URL must begin with one of {known}")
-        self.local = scheme == "file"
-        self._folder = Path(unquote(urlsplit(url).path)) if self.local else None
+        self._folder = Path(unquote(urlsplit(url).path)) if scheme == "file" else None
         retries: RetryConfig = {
             "max_retries": _TRIES - 1,
             "retry_timeout": timedelta(seconds=timeout_s),
@@ -94,7 +90,9 @@ class Objects:
         try:
             # A folder is created on first use.
             self._store: ObjectStore | None = (
-                None if self.local else from_url(url, client_options=client, retry_config=retries)
+                from_url(url, client_options=client, retry_config=retries)
+                if self._folder is None
+                else None
             )
         except (BaseError, ValueError) as error:
             raise InvalidInputError(
