@@ -282,11 +282,10 @@ class RunMemory:
         """Return the blocks that may leave, each group oldest first, by age in blocks with calls.
         More than :data:`RECENT` blocks ago; 2 to :data:`RECENT` ago; the one before the newest."""
         blocks = self._blocks
-        current = max((i for i, block in enumerate(blocks) if block.pinned), default=-1)
-        calling = max((i for i, block in enumerate(blocks) if block.calls), default=-1)
+        newest = max((i for i, each in enumerate(blocks) if each.pinned or each.calls), default=0)
         groups: tuple[list[Block], list[Block], list[Block]] = ([], [], [])
         age = 1
-        for block in reversed(blocks[: max(current, calling, 0)]):
+        for block in reversed(blocks[:newest]):
             if not block.pinned and not block.left:
                 groups[2 if age <= 1 else 1 if age <= RECENT else 0].append(block)
             age += bool(block.calls)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from bottega.memory.text.summaries import TokenCounter, cut, summary_of
 
@@ -31,8 +31,7 @@ class Area(StrEnum):
     RETRIEVED = "retrieved"
 
 
-@dataclass(frozen=True, slots=True)
-class Budgets:
+class Budgets(NamedTuple):
     """Most tokens of each section."""
 
     system: int = 2_000
@@ -43,7 +42,7 @@ class Budgets:
 
     @property
     def total(self) -> int:
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(self)
 
     def of(self, part: Area) -> int:
         tokens: int = getattr(self, part.value)

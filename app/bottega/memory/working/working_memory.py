@@ -330,7 +330,7 @@ class WorkingMemory:
     def snapshot(self) -> dict[str, Any]:
         """Return a JSON-compatible copy of everything, archive included."""
         return {
-            "budgets": [self.budgets.of(part) for part in Area],
+            "budgets": list(self.budgets),
             "sections": {part.value: each.snapshot() for part, each in self._sections.items()},
             "variables": [
                 [*place[1:], each.value, each.kind.value] for place, each in self._variables.items()
