@@ -5,7 +5,7 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from bottega.db.driver import decoded
 from bottega.db.pages import PageItems, fetch_rows
@@ -20,7 +20,6 @@ _EPISODES = "SELECT * FROM read_episodes($1::jsonb, $2)"
 _FOUND = """
 SELECT * FROM read_episodes($2::jsonb, $3, set_config('bottega.tenant', $1, true)::uuid)
 """
-_CONTENTS = "SELECT part, content, object_key FROM read_episode_bodies($1::jsonb, $2)"
 _JSON = ("origin", "task", "execution", "result", "metadata", "summary", "reflection")
 
 
@@ -81,13 +80,3 @@ def _state(row: Mapping[str, Any]) -> State:
         label=label and Outcome(label),
         label_source=row["label_source"],
     )
-
-
-async def contents(
-    connection: asyncpg.Connection, scope: Scope, episode_id: UUID
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return an episode's bodies that are in the database, and the object keys of the others, by
-    part."""
-    rows = await connection.fetch(_CONTENTS, scope.document, episode_id)
-    here = {row["part"]: from_json(row["content"]) for row in rows if row["content"] is not None}
-    return here, {row["part"]: row["object_key"] for row in rows if row["object_key"] is not None}

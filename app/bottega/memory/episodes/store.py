@@ -28,6 +28,7 @@ from bottega.memory.episodes.search import ANY, AnotherEmbedderError, By, Place
 log = structlog.get_logger(__name__)
 
 _WORDS_SHOWN = 8
+_BODIES = "SELECT part, content, object_key FROM read_episode_bodies($1::jsonb, $2)"
 _MARK = "SELECT mark_episode_deleted($1, $2)"
 
 
@@ -189,16 +190,15 @@ class EpisodicMemory:
             NotFoundError: unknown, deleted, outside of the scope, or of another tenant.
             UnavailableError: the object store cannot be reached.
         """
-        parts: dict[str, Any] = {}
-        keys: dict[str, str] = {}
         async with acting_as(self.pool, tenant_id) as connection:
             found = (await rows.load(connection, scope, [episode_id])).get(episode_id)
             if found is None:
                 raise NotFoundError(f"there is no episode {episode_id}")
-            if bodies:
-                parts, keys = await rows.contents(connection, scope, episode_id)
+            read = await connection.fetch(_BODIES, scope.document, episode_id) if bodies else ()
         self.accesses.touch(tenant_id, [episode_id])
-        return replace(found, **parts, **await self._fetched(keys))
+        here = {row["part"]: from_json(row["content"]) for row in read if row["content"]}
+        keys = {row["part"]: row["object_key"] for row in read if row["object_key"]}
+        return replace(found, **here, **await self._fetched(keys))
 
     async def _fetched(self, keys: dict[str, str]) -> dict[str, Any]:
         """Read bodies from the object store."""
