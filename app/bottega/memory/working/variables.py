@@ -1,6 +1,5 @@
 """Named values of the working memory, by scope. Pure."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -37,19 +36,11 @@ KIND_IN = {
 """Default kinds by scope; elsewhere ``task``."""
 
 
-@dataclass(slots=True)
-class Variable:
-    """A JSON value; of an accumulator, the list of all. It is replaced, never changed."""
-
-    value: Any
-    kind: VariableKind
-
-    @property
-    def rendered(self) -> str:
-        """The value for prompts, to follow its name."""
-        if self.kind is VariableKind.ACCUMULATOR:
-            return f"+= {', '.join(map(as_text, self.value))}"
-        return f"= {as_text(self.value)}"
+def rendered(kind: VariableKind, value: Any) -> str:
+    """Render a value for prompts, to follow its name."""
+    if kind is VariableKind.ACCUMULATOR:
+        return f"+= {', '.join(map(as_text, value))}"
+    return f"= {as_text(value)}"
 
 
 def jsonable(value: Any) -> Any:

@@ -28,10 +28,10 @@ from bottega.memory.working.sections import (
 )
 from bottega.memory.working.variables import (
     KIND_IN,
-    Variable,
     VariableKind,
     VariableScope,
     jsonable,
+    rendered,
 )
 
 _DESCRIPTION = (NOTE, "description")
@@ -85,8 +85,8 @@ class WorkingMemory:
         self.revision = 0
         self.count = count
         self._listener = listener
-        # By kind of entry, scope, subtask (empty: none) and name.
-        self._variables: dict[Key, Variable] = {}
+        # Kind and JSON value, by kind of entry, scope, subtask (empty: none) and name.
+        self._variables: dict[Key, tuple[VariableKind, Any]] = {}
         self._empty()
 
     def _empty(self) -> None:
@@ -151,18 +151,18 @@ class WorkingMemory:
         kind = KIND_IN.get(scope, VariableKind.TASK) if kind is None else VariableKind(kind)
         place = (VARIABLE, scope.value, subtask, key)
         value = jsonable(value)
-        old = self._variables.get(place)
-        if kind is not VariableKind.ACCUMULATOR or old is None or old.kind is not kind:
-            variable = Variable([value] if kind is VariableKind.ACCUMULATOR else value, kind)
-            self._variables[place] = variable
-            self._show(place, variable)
+        old_kind, old = self._variables.get(place, (None, []))
+        if kind is not VariableKind.ACCUMULATOR or old_kind is not kind:
+            value = [value] if kind is VariableKind.ACCUMULATOR else value
+            self._variables[place] = kind, value
+            self._show(place, kind, value)
             return
-        old.value = [*old.value, value]
+        self._variables[place] = kind, [*old, value]
         section = self._sections[_PART_OF[scope]]
         entry = section.entries.get(place)
         if entry is None or entry.reference is not None or entry.text is None:
             # Archived values stay unchanged; new ones are collected in another entry.
-            self._show(place, Variable([value], kind))
+            self._show(place, kind, [value])
             return
         more = f", {as_text(value)}"
         section.change(entry, entry.text + more, entry.tokens + self.count(more))
@@ -178,13 +178,10 @@ class WorkingMemory:
     ) -> Any:
         """Return a variable's whole value, even if it was archived; do not modify it."""
         place = (VARIABLE, VariableScope(scope).value, subtask, key)
-        variable = self._variables.get(place)
-        if variable is None:
-            return default
         entry = self._sections[_PART_OF[place[1]]].entries.get(place)
         if entry is not None:
             entry.accessed = True
-        return variable.value
+        return self._variables.get(place, (None, default))[1]
 
     def push_state(
         self,
@@ -211,8 +208,8 @@ class WorkingMemory:
         self._put(Area.STATE, (NOTE, "now"), "now", f"now: {now}", hot=True)
         if subtask != self._subtask:
             self._subtask = subtask
-            for place, variable in list(self._variables.items()):
-                if variable.kind is VariableKind.CONTROL:
+            for place, (kind, _) in list(self._variables.items()):
+                if kind is VariableKind.CONTROL:
                     del self._variables[place]
                     self._sections[_PART_OF[place[1]]].remove(place)
                     self._changed(_PART_OF[place[1]])
@@ -299,8 +296,8 @@ class WorkingMemory:
     def variables(self, scope: VariableScope | str) -> dict[str, Any]:
         """Return the values of a scope by name; those of a subtask as ``subtask.name``."""
         return {
-            f"{subtask}.{key}" if subtask else key: variable.value
-            for (_, where, subtask, key), variable in self._variables.items()
+            f"{subtask}.{key}" if subtask else key: value
+            for (_, where, subtask, key), (_, value) in self._variables.items()
             if where == scope
         }
 
@@ -318,14 +315,14 @@ class WorkingMemory:
     def clear(self) -> None:
         """Remove everything except metadata, which reflection needs."""
         kept = {
-            place: variable
-            for place, variable in self._variables.items()
-            if place[1] == VariableScope.METADATA or variable.kind is VariableKind.METADATA
+            place: (kind, value)
+            for place, (kind, value) in self._variables.items()
+            if place[1] == VariableScope.METADATA or kind is VariableKind.METADATA
         }
         self.initialize()
         self._variables |= kept
         for place, variable in kept.items():
-            self._show(place, variable)
+            self._show(place, *variable)
 
     def snapshot(self) -> dict[str, Any]:
         """Return a JSON-compatible copy of everything, archive included."""
@@ -333,7 +330,7 @@ class WorkingMemory:
             "budgets": list(self.budgets),
             "sections": {part.value: each.snapshot() for part, each in self._sections.items()},
             "variables": [
-                [*place[1:], each.value, each.kind.value] for place, each in self._variables.items()
+                [*place[1:], value, kind.value] for place, (kind, value) in self._variables.items()
             ],
             "archive": dict(self._archive.texts),
             "referred": sorted(self._archive.referred),
@@ -347,7 +344,7 @@ class WorkingMemory:
         for part, section in self._sections.items():
             section.restore(snapshot["sections"][part.value])
         self._variables = {
-            (VARIABLE, scope, subtask, key): Variable(value, VariableKind(kind))
+            (VARIABLE, scope, subtask, key): (VariableKind(kind), value)
             for scope, subtask, key, value, kind in snapshot["variables"]
         }
         archive = self._archive
@@ -362,9 +359,9 @@ class WorkingMemory:
         if text:
             self._put(part, (NOTE, name), name, text, hot=hot)
 
-    def _show(self, place: Key, variable: Variable) -> None:
+    def _show(self, place: Key, kind: VariableKind, value: Any) -> None:
         label = label_of(place[-1])
-        self._put(_PART_OF[place[1]], place, label, f"{label} {variable.rendered}")
+        self._put(_PART_OF[place[1]], place, label, f"{label} {rendered(kind, value)}")
 
     def _put(self, part: Area, key: Key, label: str, text: str, *, hot: bool = False) -> None:
         size = self.count(text) + 1  # one for the end of line
