@@ -5,7 +5,6 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
-from pydantic_core import to_json
 
 from bottega.db.driver import decoded
 from bottega.db.pages import PageItems, fetch_rows
@@ -15,20 +14,11 @@ from bottega.memory.episodes.scope import Scope
 CHANNEL = "bottega_memory"
 """Channel that announces background work; a worker needs none for its own runs' episodes."""
 _TELL = f"SELECT pg_notify('{CHANNEL}', '')"
-_STORE = "SELECT store_episode($1, $2)"
 _EPISODES = "SELECT * FROM read_episodes($1::jsonb, $2)"
 _FOUND = """
 SELECT * FROM read_episodes($2::jsonb, $3, set_config('bottega.tenant', $1, true)::uuid)
 """
 _JSON = ("origin", "task", "execution", "result", "metadata", "summary", "reflection")
-
-
-async def store(connection: asyncpg.Connection, tenant_id: UUID, episode: Episode) -> UUID:
-    """Insert all rows of an episode; a repetition with the same id changes nothing."""
-    row = to_json(episode.to_row()).decode()
-    stored: UUID = await connection.fetchval(_STORE, tenant_id, row)
-    await tell(connection)
-    return stored
 
 
 async def tell(connection: asyncpg.Connection) -> None:

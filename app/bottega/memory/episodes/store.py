@@ -9,7 +9,7 @@ from uuid import UUID
 
 import asyncpg
 import structlog
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from bottega import metrics
 from bottega.clock import Clock
@@ -28,6 +28,7 @@ from bottega.memory.episodes.search import ANY, AnotherEmbedderError, By, Place
 log = structlog.get_logger(__name__)
 
 _WORDS_SHOWN = 8
+_STORE = "SELECT store_episode($1, $2)"
 _BODIES = "SELECT part, content, object_key FROM read_episode_bodies($1::jsonb, $2)"
 _MARK = "SELECT mark_episode_deleted($1, $2)"
 
@@ -176,7 +177,10 @@ class EpisodicMemory:
         It can be searched by words at once, and by meaning after it was embedded.
         """
         async with acting_as(self.pool, tenant_id, on) as connection:
-            return await rows.store(connection, tenant_id, episode)
+            row = to_json(episode.to_row()).decode()
+            stored: UUID = await connection.fetchval(_STORE, tenant_id, row)
+            await rows.tell(connection)
+        return stored
 
     async def get(
         self, tenant_id: UUID, scope: Scope, episode_id: UUID, *, bodies: bool = True

@@ -179,7 +179,7 @@ class TaskMemory:
             NotFoundError: the episode or one of the patterns is unknown.
         """
         if isinstance(episode, Episode):
-            episode = await rows.store(on, tenant_id, episode)
+            episode = await self._episodes.store(tenant_id, episode, on=on)
         loaded = (await rows.load(on, EVERYTHING, [episode])).get(episode)
         if loaded is None:
             raise NotFoundError(f"there is no episode {episode}")

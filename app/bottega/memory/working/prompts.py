@@ -55,12 +55,10 @@ class RunMemory:
     """Composes the prompts of one agent: see :class:`bottega.agents.PromptMemory`.
 
     Within the limit, the prompt is the history. A longer one shrinks to three quarters of the
-    limit, so that the beginning of prompts changes rarely: first, answers of old tool calls become
-    a summary with a reference; then whole blocks (a message with its calls and all answers) are
-    removed, the oldest first. The agent's system message, tools, shared context, the current query,
-    what its user said meanwhile, and the newest block always stay. After the shared context, one
-    fenced message presents the task, retrieved memory and the list of removed messages, if there
-    are any.
+    limit, so that the beginning of prompts changes rarely: old answers become a summary with a
+    reference, then whole blocks are removed, the oldest first. System message, tools, shared
+    context, the current query, what its user said meanwhile, and the newest block stay. After the
+    shared context, one fenced message has the task, retrieved memory and what was removed.
 
     Args:
         working: holds retrieved memory and the task before the query; receives the answers of tools
