@@ -18,12 +18,12 @@ from benchmarks.memory.measures import Measured, interval, measured
 from bottega.db.engine import acting_as
 from bottega.memory.episodes import search
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome, StorageState
-from bottega.memory.episodes.options import AgeThresholds
+from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.scoring import Candidate, Normalisation, ScoringOptions, score
 from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder, Vectors
 
-AGED_BEFORE = AgeThresholds().begins(StorageState.AGED, stage.NOW)
+AGED_BEFORE = MemoryOptions().begins(StorageState.AGED, stage.NOW)
 Retrieved = list[tuple[Query, list[Candidate]]]
 
 

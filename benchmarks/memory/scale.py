@@ -32,12 +32,12 @@ from bottega.db.engine import Database, acting_as
 from bottega.memory.episodes import search
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome
-from bottega.memory.episodes.options import AgeThresholds
+from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.text.embeddings import DIMENSION, Vectors
 
-AGED_DAYS = AgeThresholds().mature_days
+AGED_DAYS = MemoryOptions().mature_days
 AGED_COSINE = 0.8
 TABLES = (
     "episodes", "episode_bodies", "episode_reflections", "episode_tags", "episode_failures",

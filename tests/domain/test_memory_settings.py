@@ -16,7 +16,7 @@ def given(**values: Any) -> MemoryOptions:
 
 def flat(options: MemoryOptions) -> dict[str, Any]:
     found = asdict(options)
-    return {**found.pop("scoring"), **found.pop("ages"), **found}
+    return {**found.pop("scoring"), **found}
 
 
 def test_defaults_are_those_of_the_library() -> None:
@@ -40,4 +40,4 @@ def test_the_ages_must_rise() -> None:
     with pytest.raises(ValidationError, match="MATURE_DAYS"):
         given(memory_active_days=200.0)
     at_once = given(memory_active_days=0.0, memory_mature_days=0.0, memory_aged_days=0.0)
-    assert at_once.ages.aged_days == 0.0
+    assert at_once.aged_days == 0.0

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings
 
 from bottega.errors import InvalidInputError
-from bottega.memory.episodes.options import AgeThresholds, MemoryOptions
+from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scoring import Normalisation, ScoringOptions
 
 _Weight = Annotated[float, Field(ge=0, le=100)]
@@ -82,7 +82,7 @@ class EpisodeSettings(BaseSettings):
     @model_validator(mode="after")
     def _ages_rise(self) -> Self:
         try:
-            self._options(AgeThresholds)
+            _ = self.memory_options
         except InvalidInputError as error:
             raise ValueError(
                 f"BOTTEGA_MEMORY_ACTIVE_DAYS, …_MATURE_DAYS, …_AGED_DAYS: {error.detail}"
@@ -91,12 +91,9 @@ class EpisodeSettings(BaseSettings):
 
     @property
     def memory_options(self) -> MemoryOptions:
-        groups = {"scoring": self._options(ScoringOptions), "ages": self._options(AgeThresholds)}
-        return MemoryOptions(**groups, **self._named(MemoryOptions, *groups))
+        scoring = ScoringOptions(**self._named(ScoringOptions))
+        return MemoryOptions(scoring=scoring, **self._named(MemoryOptions))
 
-    def _options(self, kind: Any) -> Any:
-        return kind(**self._named(kind))
-
-    def _named(self, kind: Any, *but: str) -> dict[str, Any]:
-        names = [each.name for each in fields(kind) if each.name not in but]
+    def _named(self, kind: Any) -> dict[str, Any]:
+        names = [each.name for each in fields(kind) if each.name != "scoring"]
         return {name: getattr(self, f"memory_{name}") for name in names}

@@ -158,7 +158,7 @@ class EpisodeMaintenance:
 
     async def purge_deleted(self, tenant_id: UUID, now: datetime) -> int:
         """Remove episodes that were deleted long enough ago; return their number."""
-        before = now - timedelta(days=self.options.ages.deleted_days)
+        before = now - timedelta(days=self.options.deleted_days)
         purged = 0
         while purged < self.most:
             async with acting_as(self.pool, tenant_id) as connection:
@@ -169,7 +169,7 @@ class EpisodeMaintenance:
         return purged
 
     async def _mature(self, tenant_id: UUID, now: datetime) -> int:
-        before = self.options.ages.begins(StorageState.MATURE, now)
+        before = self.options.begins(StorageState.MATURE, now)
         matured = 0
         while matured < self.most:
             async with acting_as(self.pool, tenant_id) as connection:
@@ -193,7 +193,7 @@ class EpisodeMaintenance:
         parts: Sequence[str],
         now: datetime,
     ) -> int:
-        before = self.options.ages.begins(stage, now)
+        before = self.options.begins(stage, now)
         last = _FIRST
         moved_on = 0
         while moved_on < self.most:
@@ -219,7 +219,7 @@ class EpisodeMaintenance:
         Raises:
             UnavailableError: the object store cannot be reached; the current group is unchanged.
         """
-        mature = self.options.ages.begins(StorageState.MATURE, now)
+        mature = self.options.begins(StorageState.MATURE, now)
         window = timedelta(days=self.options.consolidate_days)
         async with acting_as(self.pool, tenant_id) as connection:
             ready = await connection.fetchval(_READY, tenant_id, mature, window)

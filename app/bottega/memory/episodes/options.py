@@ -12,17 +12,23 @@ MOST_TENDED = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class AgeThresholds:
-    """The greatest age of each stage, and the retention of deleted episodes, in days.
+class MemoryOptions:
+    """Options of retrieval and ageing; the settings ``memory_…`` describe them.
 
     Raises:
-        InvalidInputError: they do not rise, or are negative.
+        InvalidInputError: the ages do not rise, or are negative.
     """
 
+    candidates: int = 20
+    aged_cosine: float = 0.8
+    vector_deadline_ms: float = 300.0
+    consolidate_cosine: float = 0.95
+    consolidate_days: float = 7.0
     active_days: float = 30.0
     mature_days: float = 180.0
     aged_days: float = 365.0
     deleted_days: float = 30.0
+    scoring: ScoringOptions = field(default_factory=ScoringOptions)
 
     def __post_init__(self) -> None:
         if not 0 <= self.active_days <= self.mature_days <= self.aged_days:
@@ -39,19 +45,6 @@ class AgeThresholds:
             StorageState.ARCHIVED: self.aged_days,
         }
         return now - timedelta(days=days[stage])
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryOptions:
-    """Options of retrieval and ageing; the settings ``memory_…`` describe them."""
-
-    candidates: int = 20
-    aged_cosine: float = 0.8
-    vector_deadline_ms: float = 300.0
-    consolidate_cosine: float = 0.95
-    consolidate_days: float = 7.0
-    scoring: ScoringOptions = field(default_factory=ScoringOptions)
-    ages: AgeThresholds = field(default_factory=AgeThresholds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,7 +249,7 @@ class EpisodicMemory:
                 query,
                 asked.vector,
                 embedder=asked.embedder,
-                aged_before=self._options.ages.begins(StorageState.AGED, now),
+                aged_before=self._options.begins(StorageState.AGED, now),
                 where=where,
                 by=by,
                 limit=max(k, self._options.candidates),
