@@ -167,12 +167,15 @@ async def test_what_a_cancelled_linked_run_used_counts_for_its_parent(
     guest: Running, guest_model: FakeModel
 ) -> None:
     gate = asyncio.Event()
-    cancels = lambda request: calls(("cancel_subagent", {"task_id": started(request)[1]}))  # noqa: E731
+
+    def cancels(request: dict[str, Any]) -> Reply:
+        return gated(gate, calls(("cancel_subagent", {"task_id": started(request)[1]})))
+
     guest_model.decide = swarm.plays(
         {
             "root": [
                 fans_out("here", "one"),
-                lambda request: gated(gate, cancels(request)),
+                cancels,
                 text("done"),
             ],
             "one": [writes_note, swarm.never],

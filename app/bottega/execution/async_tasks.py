@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,6 @@ from bottega.execution.replay_tasks import ENDS, TaskReplay, linked_runs, rememb
 from bottega.execution.resumed_tasks import ResumedTasks
 from bottega.execution.task_rows import CANCELLED
 from bottega.subagents.handle import Parent, SubagentHandle
-from bottega.subagents.linked.work import LinkedEnd
 from bottega.subagents.plugins import is_guard
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.states import SubagentStatus
@@ -138,9 +137,7 @@ async def running_subagents(
     assert me is not None
     journal = recorder.journal
     spreading = Spreading(runtime.linked, recorder, run)
-    ends = await spreading.ends_of(linked_runs(events))
-    used = {run_id: end.usage for run_id, end in ends.items()}
-    replay = remember(events, run.claimed_at, journal.carried_seq, used)
+    replay, files = await _recalled(spreading, run, events)
     resumed = ResumedTasks(recorder, replay, runtime.registry)
     began, left = monotonic(), run.remaining_s
     options = SwarmOptions(
@@ -162,7 +159,7 @@ async def running_subagents(
         own_task=run.own_task,
     )
     swarm = Swarm(runtime.registry, options)
-    _restore_files(swarm, run, replay, ends.values())
+    _restore_files(swarm, run, replay, files)
     recorder.swarm, recorder.screen, recorder.loops.tasks = swarm, screening(swarm), swarm.handles
     recorder.repeat(replay.usage, replay.paid)
     resumed.resume()
@@ -181,14 +178,23 @@ async def running_subagents(
                 resumed.close()
 
 
+async def _recalled(
+    spreading: Spreading, run: ClaimedRun, events: Sequence[Event]
+) -> tuple[TaskReplay, dict[str, str]]:
+    """Return the state of earlier attempts' tasks, and the files of their linked runs by path."""
+    ends = await spreading.ends_of(linked_runs(events))
+    used = {run_id: end.usage for run_id, end in ends.items()}
+    files = {path: text for end in ends.values() for path, text in end.files.items()}
+    return remember(events, run.claimed_at, run.carried_seq, used), files
+
+
 def _restore_files(
-    swarm: Swarm, run: ClaimedRun, replay: TaskReplay, ends: Iterable[LinkedEnd]
+    swarm: Swarm, run: ClaimedRun, replay: TaskReplay, files: Mapping[str, str]
 ) -> None:
     """Restore the files of earlier attempts, and those that a linked run gets."""
     give_files(swarm, run)
-    for end in ends:
-        for path, text in end.files.items():
-            swarm.context.restore(path, text)
+    for path, text in files.items():
+        swarm.context.restore(path, text)
     for write in replay.writes:
         swarm.restore_file(*write)
     for each in replay.over:

@@ -157,11 +157,7 @@ def remember(
             _note(tasks[task_id], event, is_paid=is_paid)
             for used in (lost_in(event), _of_linked_run(event)):
                 tasks[task_id].use(used or Usage(), is_paid=is_paid)
-    for task in tasks.values():
-        if task.dispatched and task.ended and not _of_linked_run(task.ended):
-            run_id = _linked_run(task.dispatched)
-            if run_id is not None and run_id in linked:
-                task.use(linked[run_id], is_paid=task.ended.seq > carried_seq)
+    _count_late(tasks.values(), linked, carried_seq)
     finished = _finished(tasks, parents)
     over = frozenset(each for below in finished.values() for each in below)
     return TaskReplay(
@@ -183,6 +179,17 @@ def remember(
         writes=writes,
         waits=clocks.waits(now),
     )
+
+
+def _count_late(
+    tasks: Iterable[_Task], linked: Mapping[UUID, AgentUsage], carried_seq: int
+) -> None:
+    """Count the usage of linked runs that ended after their tasks."""
+    for task in tasks:
+        if task.dispatched and task.ended and not _of_linked_run(task.ended):
+            run_id = _linked_run(task.dispatched)
+            if run_id is not None and run_id in linked:
+                task.use(linked[run_id], is_paid=task.ended.seq > carried_seq)
 
 
 def _is_write(completed: ToolEnded) -> bool:
