@@ -17,14 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from bottega import conditions
-from bottega.memory.patterns.matcher import (
-    Match,
-    Matcher,
-    matched,
-    needed,
-    quality_of,
-    spoken_of,
-)
+from bottega.memory.patterns.matcher import Match, Matcher, Rule
 from bottega.memory.patterns.pattern import (
     Applicability,
     Category,
@@ -204,16 +197,13 @@ def holds(condition: Condition, features: Features) -> bool:
 
 def applies(pattern: Pattern, features: Features) -> bool:
     """Return true if a pattern applies to a task. Its state does not matter."""
-    applicability = pattern.applicability
-    return all(holds(each, features) for each in needed(applicability)) and not any(
-        holds(each, features) for each in applicability.anti_conditions
-    )
+    return Rule(pattern).applies(features)
 
 
 def match(pattern: Pattern, features: Features, now: datetime) -> Match:
     """Return the match of a pattern that applies."""
-    known = [name for name, value in features.items() if value is not None]
-    return matched(pattern, quality_of(spoken_of(pattern.applicability), known), now)
+    known = {name for name, value in features.items() if value is not None}
+    return Rule(pattern).match(known, now)
 
 
 def brute_force(

@@ -1,11 +1,11 @@
 """Changes of patterns, each in a transaction of its own."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 from uuid import UUID
 
 from bottega.memory.patterns.cache import PatternCache
-from bottega.memory.patterns.pattern import Pattern
+from bottega.memory.patterns.pattern import Application, Pattern
 
 
 async def add(cache: PatternCache, tenant_id: UUID, new: Pattern) -> Pattern:
@@ -38,3 +38,8 @@ async def deprecate(
 async def merge(cache: PatternCache, tenant_id: UUID, ids: Collection[UUID]) -> Pattern:
     async with cache.changing(tenant_id) as store:
         return await store.merge(ids)
+
+
+async def record(cache: PatternCache, tenant_id: UUID, applications: Iterable[Application]) -> int:
+    async with cache.changing(tenant_id) as store:
+        return await store.record_application(applications)

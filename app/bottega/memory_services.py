@@ -165,26 +165,18 @@ def _maintenance(settings: Settings, database: Database, parts: MemoryServices) 
     from bottega.background.cron import next_tick, previous_tick
     from bottega.memory.episodes.maintenance import EpisodeMaintenance
     from bottega.memory.learning import indexes
-    from bottega.memory.learning.discovery import Discovery
-    from bottega.memory.learning.maintenance import Maintenance, Nights
+    from bottega.memory.learning.maintenance import Maintenance
     from bottega.memory.learning.pipeline import stages_of
-    from bottega.memory.learning.reports import Reports
 
     cron = settings.memory_cron
     as_maintenance = functools.partial(connect, database.url, role=indexes.ROLE, longest_s=None)
-    stages = stages_of(
+    episodes = EpisodeMaintenance(database.pool, parts.objects, settings.memory_options)
+    stages = stages_of(database.pool, episodes, parts.patterns, parts.objects, as_maintenance)
+    return Maintenance(
         database.pool,
-        EpisodeMaintenance(database.pool, parts.objects, settings.memory_options),
-        parts.patterns,
-        Discovery(database.pool, parts.objects, parts.patterns),
-        indexes.IndexMaintenance(as_maintenance),
-        Reports(database.pool),
+        stages,
+        nights=lambda now: (previous_tick(cron, now), next_tick(cron, "UTC", now)),
     )
-    nights = Nights(
-        previous=lambda until: previous_tick(cron, until),
-        next=lambda after: next_tick(cron, "UTC", after),
-    )
-    return Maintenance(database.pool, stages, nights=nights)
 
 
 def _load_model(settings: Settings, parts: MemoryServices) -> None:

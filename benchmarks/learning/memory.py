@@ -42,7 +42,13 @@ from bottega.memory.patterns.pattern import (
     Pattern,
     PatternState,
 )
-from bottega.memory.patterns.refinement import narrowed, narrowing, of_low_value, started_over
+from bottega.memory.patterns.refinement import (
+    narrowed,
+    narrowing,
+    of_low_value,
+    started_over,
+    tally_of,
+)
 from bottega.memory.patterns.validation import Tally
 from bottega.memory.text.embeddings import (
     DIMENSION,
@@ -150,20 +156,15 @@ class Patterns:
         return self.matcher.find(told, now=self.now, k=k, categories=of)
 
     async def candidates(
-        self,
-        tenant_id: UUID,
-        features: Features,
-        *,
-        failure_signature: str | None = None,
-        draw: Callable[[Pattern], float],
+        self, tenant_id: UUID, features: Features, draw: Callable[[Pattern], float]
     ) -> list[Match]:
         """Return applicable candidates, the most promising first."""
 
         def promise(match: Match) -> tuple[float, float]:
-            tally = _tally(self._given(match.pattern))
+            tally = tally_of(match.pattern.evidence)
             return -(tally.good + 1) / (tally.n + 2), draw(match.pattern)
 
-        told, of = _asked(features, failure_signature)
+        told, of = _asked(features, None)
         return sorted(self.matcher.candidates(told, now=self.now, categories=of), key=promise)
 
     async def alternatives(self, _: UUID, patterns: Sequence[Pattern]) -> dict[UUID, list[str]]:

@@ -12,7 +12,7 @@ from bottega.clock import utcnow
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import acting_as
 from bottega.events.listener import NotifyListener
-from bottega.memory.learning.context import ReportedOutcome, TaskMemory
+from bottega.memory.learning.context import ReportedOutcome, learn_from_episode
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.memory.patterns.pattern import (
@@ -26,7 +26,7 @@ from bottega.memory.patterns.pattern import (
 )
 from tests.api.test_bad_input import problem
 from tests.memories import day, make_episode
-from tests.pattern_changes import add
+from tests.pattern_changes import add, record
 from tests.service import Running
 
 EPISODE = {
@@ -64,7 +64,7 @@ async def validated(server: Running, name: str, category: Category, domain: str)
         Application(pattern_id=kept.key, version=1, arm=Arm.REPORTED, at=day(320), good=True)
         for _ in range(15)
     ]
-    await patterns.record_application(DEFAULT_TENANT, good)
+    await record(patterns, DEFAULT_TENANT, good)
     [says] = await patterns.validate(DEFAULT_TENANT, [kept.key])
     assert says.state == "VALIDATED"
     return kept.key
@@ -167,12 +167,15 @@ async def test_outcomes_use_only_the_request_s_connection(server_: Running) -> N
         patterns = PatternCache(
             pool, matchers=MatcherCache(pool, NotifyListener(database.connect)), clock=utcnow
         )
-        learned = await TaskMemory(server_.service.memory, patterns).learn_from_episode(
+        outcomes = [ReportedOutcome(pattern, True)]
+        learned = await learn_from_episode(
+            server_.service.memory,
+            patterns,
+            only,
             DEFAULT_TENANT,
             stored,
-            outcomes=[ReportedOutcome(pattern, True)],
+            outcomes=outcomes,
             principal="me",
-            on=only,
         )
         assert learned.applications == 1
 

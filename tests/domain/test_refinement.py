@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.patterns import applies, holds
 from bottega.conditions import check
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns.merging import MOST_MERGED, generalised, groups, mergeable, merged
+from bottega.memory.patterns.merging import MOST_MERGED, generalised, groups, merged
 from bottega.memory.patterns.pattern import (
     Applicability,
     Category,
@@ -84,8 +84,7 @@ def pattern(number: int = 1, *, good: int = 18, n: int = 20, **more: Any) -> Pat
 
 def merging(*patterns: Pattern) -> list[list[int]]:
     """Return the numbers of the patterns in each group to merge."""
-    found = [each for each in map(mergeable, patterns) if each is not None]
-    return [[each.key.int for each in group] for group in groups(found)]
+    return [[each.int for each in group] for group in groups(patterns)]
 
 
 def went(*several: tuple[Features, int, int]) -> list[tuple[Features, bool]]:
@@ -241,7 +240,7 @@ class TestSimilar:
     def test_merged_pattern_applies_wherever_either_does(
         self, one: Applicability, other: Applicability, task: Features
     ) -> None:
-        both = generalised(one, other)
+        both = generalised([one, other])
         if any(applies(pattern(applicability=each), task) for each in (one, other)):
             assert applies(pattern(applicability=both), task)
 

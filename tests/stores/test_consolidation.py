@@ -24,7 +24,7 @@ from bottega.memory.episodes.maintenance import EpisodeMaintenance
 from bottega.memory.episodes.objects import new_key
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory
-from bottega.memory.learning.feedback import Feedback, give
+from bottega.memory.learning.run_learning import give_feedback
 from bottega.tenants.erase import erase_session, erase_tenant
 from bottega.tenants.operator import transactions
 from tests.memories import (
@@ -462,9 +462,9 @@ async def test_different_feedback_separates_a_member(
         database.pool, *(make_episode(TASK, day(n), run_id=run_id) for n, run_id in enumerate(runs))
     )
     await tending.tend(DEFAULT_TENANT, LATER)
-    for said, left in ((Feedback("SUCCESS"), 1), (Feedback("FAILURE"), 3)):
+    for outcome, left in (("SUCCESS", 1), ("FAILURE", 3)):
         async with database.begin(DEFAULT_TENANT) as tx:
-            await give(tx, DEFAULT_TENANT, runs[1], said, "ann")
+            await give_feedback(tx, DEFAULT_TENANT, runs[1], "ann", outcome=outcome)
         assert len(await searchable(owner)) == left
     await embed(database.pool, ids)
     await tending.tend(DEFAULT_TENANT, LATER)
@@ -535,7 +535,7 @@ async def erased(database: Database, run_id: UUID, episode_id: UUID) -> None:
 
 async def judged(database: Database, run_id: UUID, episode_id: UUID) -> None:
     async with database.begin(DEFAULT_TENANT) as tx:
-        await give(tx, DEFAULT_TENANT, run_id, Feedback("FAILURE"), "ann")
+        await give_feedback(tx, DEFAULT_TENANT, run_id, "ann", outcome="FAILURE")
 
 
 @pytest.mark.parametrize("change", [deleted, erased, judged])

@@ -1,14 +1,14 @@
 """The maintenance stages that validate and refine patterns."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from uuid import UUID
+from typing import Any
 
 import asyncpg
 import pytest
 
 from bottega.db.engine import Database
+from bottega.db.pages import PageItems
 from bottega.memory.learning.evolution import refine, validate_all
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import (
@@ -20,7 +20,7 @@ from bottega.memory.patterns.pattern import (
     Pattern,
 )
 from tests.memories import day, trip, untrip
-from tests.pattern_changes import add
+from tests.pattern_changes import add, record
 from tests.stores.test_patterns import (
     BAD,
     CANDIDATE,
@@ -66,7 +66,7 @@ async def fallen(cache: PatternCache, name: str) -> str:
     was = await promoted(cache, name=name, content=plain, applicability=Applicability())
     used = applied(was, [GOOD] * 30, Arm.USED, first=day(95), features=OFFICE)
     elsewhere = applied(was, [BAD] * 10, Arm.USED, first=day(96), features=LAW)
-    await cache.record_application(TENANT, [*used, *elsewhere])
+    await record(cache, TENANT, [*used, *elsewhere])
     assert (await cache.get(TENANT, was.key)).state is IN_REVIEW
     return str(was.key)
 
@@ -76,8 +76,8 @@ class TestValidation:
         self, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         good, null, fresh = [await add(cache, TENANT, pattern(each)) for each in ("g", "n", "f")]
-        await cache.record_application(TENANT, applied(good, [GOOD] * 20))
-        await cache.record_application(TENANT, applied(null, [GOOD, BAD] * 10))
+        await record(cache, TENANT, applied(good, [GOOD] * 20))
+        await record(cache, TENANT, applied(null, [GOOD, BAD] * 10))
         said = await validate_all(cache, TENANT)
         assert said == {
             "validated": 3,
@@ -117,13 +117,13 @@ class TestRefinement:
         was = await promoted(cache, name="full", content=plain, applicability=told)
         used = applied(was, [GOOD] * 30, Arm.USED, first=day(95), features=OFFICE)
         elsewhere = applied(was, [BAD] * 10, Arm.USED, first=day(96), features=LAW)
-        await cache.record_application(TENANT, [*used, *elsewhere])
+        await record(cache, TENANT, [*used, *elsewhere])
         said = await refine(cache, TENANT)
         assert said["deprecated"] == {"count": 1, "patterns": [str(was.key)]}
 
     async def test_a_pattern_that_fails_everywhere_is_deprecated(self, cache: PatternCache) -> None:
         was = await promoted(cache)
-        await cache.record_application(TENANT, applied(was, [BAD] * 10, Arm.USED, first=day(95)))
+        await record(cache, TENANT, applied(was, [BAD] * 10, Arm.USED, first=day(95)))
         assert (await refine(cache, TENANT))["deprecated"]["count"] == 1
         now = await cache.get(TENANT, was.key)
         assert (now.state, now.version) == (DEPRECATED, 1)
@@ -138,7 +138,7 @@ class TestRefinement:
         was = await promoted(cache)
         clock.now = NOW + timedelta(days=85)
         later = applied(was, [GOOD, GOOD, GOOD, BAD] * 2, Arm.USED, first=clock.now)
-        await cache.record_application(TENANT, later)
+        await record(cache, TENANT, later)
         assert (await validate_all(cache, TENANT))["fell"] == NOTHING
         assert (await refine(cache, TENANT))["on_trial"] == NOTHING
         now = await cache.get(TENANT, was.key)
@@ -168,14 +168,14 @@ class TestRefinement:
         one = await add(cache, TENANT, pattern("one"))
         law = replace(one.applicability, domains=("law",))
         two = await add(cache, TENANT, pattern("two", content=one.content, applicability=law))
-        get_many = cache.get_many
+        page = PatternCache.page
 
-        async def given_afterwards(tenant_id: UUID, ids: Sequence[UUID]) -> dict[UUID, Pattern]:
-            found = await get_many(tenant_id, ids)
-            await cache.record_application(TENANT, applied(two, [GOOD]))
+        async def given_afterwards(*args: Any, **more: Any) -> PageItems[Pattern]:
+            found = await page(*args, **more)
+            await record(cache, TENANT, applied(two, [GOOD]))
             return found
 
-        monkeypatch.setattr(cache, "get_many", given_afterwards)
+        monkeypatch.setattr(PatternCache, "page", given_afterwards)
         assert (await refine(cache, TENANT))["merged"] == NOTHING
         assert [each.state for each in await cache.page(TENANT, limit=9)] == [CANDIDATE] * 2
 
@@ -187,7 +187,7 @@ class TestRefinement:
         one = await promoted(cache)
         await promoted(cache, applicability=replace(one.applicability, domains=("law",)))
         hopeless = await add(cache, TENANT, pattern("hopeless"))
-        await cache.record_application(TENANT, applied(hopeless, [BAD] * 12))
+        await record(cache, TENANT, applied(hopeless, [BAD] * 12))
         await validate_all(cache, TENANT)
         for event in ("UPDATE", "INSERT"):
             await trip(owner, "patterns", event, "raise")

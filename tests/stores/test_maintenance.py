@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from operator import not_
 from typing import Any
 from uuid import UUID, uuid4
@@ -16,9 +16,9 @@ from bottega.db.connect import connect
 from bottega.db.engine import Database, acting_as
 from bottega.errors import NotFoundError, UnavailableError
 from bottega.memory.learning import indexes, jobs
-from bottega.memory.learning.indexes import IndexMaintenance
+from bottega.memory.learning.indexes import maintain_indexes
 from bottega.memory.learning.jobs import Job
-from bottega.memory.learning.maintenance import Maintenance, MaintenanceStage, Nights
+from bottega.memory.learning.maintenance import Maintenance, Nights, Stages
 from tests.memories import day, make_episode, remember
 from tests.waiting import until
 
@@ -29,10 +29,11 @@ NIGHT = timedelta(days=1)
 def nights(at: datetime) -> Nights:
     """Return a nightly schedule at that hour."""
 
-    def previous(until: datetime) -> datetime:
-        return at + NIGHT * ((until - at) // NIGHT)
+    def around(now: datetime) -> tuple[datetime, datetime]:
+        previous = at + NIGHT * ((now - at) // NIGHT)
+        return previous, previous + NIGHT
 
-    return Nights(previous, lambda after: previous(after) + NIGHT)
+    return around
 
 
 class Done:
@@ -42,8 +43,8 @@ class Done:
         self.done: list[str] = []
         self.before: dict[str, Callable[[Job], Awaitable[None]]] = {}
 
-    def stages(self) -> list[MaintenanceStage]:
-        return [MaintenanceStage(name, self._work(name)) for name in NAMES]
+    def stages(self) -> Stages:
+        return {name: self._work(name) for name in NAMES}
 
     def _work(self, name: str) -> Callable[[Job], Awaitable[Mapping[str, Any]]]:
         async def work(job: Job) -> Mapping[str, Any]:
@@ -65,6 +66,11 @@ def maintenance(database: Database, done: Done) -> Maintenance:
     return Maintenance(database.pool, done.stages(), first_pause_s=0.0)
 
 
+async def order(database: Database, tenant_id: UUID) -> UUID:
+    async with acting_as(database.pool, tenant_id) as connection:
+        return (await jobs.order(connection, tenant_id))[0]
+
+
 async def job(database: Database, job_id: UUID) -> Job:
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
         return await jobs.get(connection, DEFAULT_TENANT, job_id)
@@ -73,7 +79,7 @@ async def job(database: Database, job_id: UUID) -> Job:
 async def test_a_job_does_all_stages_in_order_and_keeps_its_report(
     database: Database, maintenance: Maintenance, done: Done
 ) -> None:
-    ordered = await maintenance.order(DEFAULT_TENANT)
+    ordered = await order(database, DEFAULT_TENANT)
     waiting = await job(database, ordered)
     assert (waiting.status, waiting.cause, waiting.stage) == ("pending", "demand", 0)
 
@@ -92,16 +98,16 @@ async def test_a_job_does_all_stages_in_order_and_keeps_its_report(
 async def test_a_second_order_returns_the_unfinished_job(
     database: Database, maintenance: Maintenance
 ) -> None:
-    several = await asyncio.gather(*(maintenance.order(DEFAULT_TENANT) for _ in range(5)))
+    several = await asyncio.gather(*(order(database, DEFAULT_TENANT) for _ in range(5)))
     assert len(set(several)) == 1
     await maintenance.work()
-    assert await maintenance.order(DEFAULT_TENANT) not in several
+    assert await order(database, DEFAULT_TENANT) not in several
 
 
 async def test_a_running_job_shows_its_progress(
     database: Database, maintenance: Maintenance, done: Done
 ) -> None:
-    ordered = await maintenance.order(DEFAULT_TENANT)
+    ordered = await order(database, DEFAULT_TENANT)
     seen: list[Job] = []
 
     async def look(_: Job) -> None:
@@ -111,14 +117,14 @@ async def test_a_running_job_shows_its_progress(
     await maintenance.work()
     assert [(each.status, each.stage) for each in seen] == [("running", 3)]
     assert set(seen[0].progress) == {"episodes", "mining", "validation"}
-    assert await maintenance.order(DEFAULT_TENANT) != ordered
+    assert await order(database, DEFAULT_TENANT) != ordered
 
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_job_resumes_at_the_failed_stage(
     database: Database, maintenance: Maintenance, done: Done, name: str
 ) -> None:
-    ordered = await maintenance.order(DEFAULT_TENANT)
+    ordered = await order(database, DEFAULT_TENANT)
 
     async def fail(_: Job) -> None:
         raise UnavailableError("the store is down")
@@ -128,7 +134,7 @@ async def test_a_job_resumes_at_the_failed_stage(
     failed = await job(database, ordered)
     number = NAMES.index(name)
     assert (failed.status, failed.stage, failed.error) == ("running", number, "the store is down")
-    assert await maintenance.order(DEFAULT_TENANT) == ordered
+    assert await order(database, DEFAULT_TENANT) == ordered
 
     del done.before[name]
     await maintenance.work()
@@ -140,7 +146,7 @@ async def test_a_job_resumes_at_the_failed_stage(
 async def test_a_job_that_always_fails_ends_with_the_reason(
     database: Database, maintenance: Maintenance, done: Done
 ) -> None:
-    ordered = await maintenance.order(DEFAULT_TENANT)
+    ordered = await order(database, DEFAULT_TENANT)
 
     async def fail(_: Job) -> None:
         raise KeyError("a bug")
@@ -152,13 +158,13 @@ async def test_a_job_that_always_fails_ends_with_the_reason(
     assert (ended.status, ended.stage, ended.report) == ("failed", 1, None)
     assert ended.error == "an internal error; the worker's log says more"
     assert await maintenance.work() == float("inf")
-    assert await maintenance.order(DEFAULT_TENANT) != ordered
+    assert await order(database, DEFAULT_TENANT) != ordered
 
 
 async def test_a_stopped_worker_hands_its_job_to_the_next(
     database: Database, maintenance: Maintenance, done: Done
 ) -> None:
-    ordered = await maintenance.order(DEFAULT_TENANT)
+    ordered = await order(database, DEFAULT_TENANT)
     reached = asyncio.Event()
 
     async def hang(_: Job) -> None:
@@ -180,7 +186,7 @@ async def test_a_worker_that_lost_its_lease_writes_nothing(
     database: Database, owner: asyncpg.Pool, maintenance: Maintenance, done: Done
 ) -> None:
     """Stall a worker for longer than its lease, as when its machine sleeps."""
-    ordered = await maintenance.order(DEFAULT_TENANT)
+    ordered = await order(database, DEFAULT_TENANT)
     other = Done()
     another = Maintenance(database.pool, other.stages())
 
@@ -200,7 +206,7 @@ async def test_a_slow_worker_renews_its_lease(
     database: Database, owner: asyncpg.Pool, done: Done
 ) -> None:
     maintenance = Maintenance(database.pool, done.stages(), lease_s=0.3)
-    await maintenance.order(DEFAULT_TENANT)
+    await order(database, DEFAULT_TENANT)
 
     async def outlast(_: Job) -> None:
         query = "SELECT next_at FROM memory_jobs"
@@ -215,7 +221,7 @@ async def test_a_slow_worker_renews_its_lease(
 async def test_a_job_whose_workers_all_die_fails(
     database: Database, owner: asyncpg.Pool, maintenance: Maintenance
 ) -> None:
-    ordered = await maintenance.order(DEFAULT_TENANT)
+    ordered = await order(database, DEFAULT_TENANT)
     await owner.execute("UPDATE memory_jobs SET status = 'running', tries = 8, next_at = now()")
     await maintenance.work()
     ended = await job(database, ordered)
@@ -226,7 +232,7 @@ async def test_worker_whose_job_another_one_claimed_writes_nothing(
     database: Database, owner: asyncpg.Pool, maintenance: Maintenance, done: Done
 ) -> None:
     """Show that the claim is the fence, though the job is open."""
-    ordered = await maintenance.order(DEFAULT_TENANT)
+    ordered = await order(database, DEFAULT_TENANT)
 
     async def stall(_: Job) -> None:
         await owner.execute("UPDATE memory_jobs SET next_at = now()")
@@ -283,7 +289,7 @@ async def test_a_nightly_job_waits_for_an_ordered_one(
     maintenance = Maintenance(
         database.pool, done.stages(), nights=nights(day(0)), now=lambda: day(3.5)
     )
-    await maintenance.order(tenant)
+    await order(database, tenant)
     assert await maintenance.begin_nights() > 60
     await maintenance.work()
     assert await maintenance.begin_nights() == 0.0
@@ -308,7 +314,7 @@ async def test_jobs_are_listed_and_the_oldest_are_deleted(
         " SELECT $1, 'demand', 'done', now() FROM generate_series(1, 410)",
         DEFAULT_TENANT,
     )
-    ordered = await maintenance.order(DEFAULT_TENANT)
+    ordered = await order(database, DEFAULT_TENANT)
     await maintenance.work()
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
         newest = await jobs.page(connection, DEFAULT_TENANT, after=None, descending=True, limit=500)
@@ -325,23 +331,28 @@ async def test_jobs_are_listed_and_the_oldest_are_deleted(
 # --- Indexes ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def care(database: Database, database_url: str) -> IndexMaintenance:
-    async def as_maintenance() -> asyncpg.Connection:
-        return await connect(database_url, role=indexes.ROLE, longest_s=None)
+Care = Callable[..., Awaitable[dict[str, Any]]]
 
-    return IndexMaintenance(as_maintenance, least_changes=50)
+
+@pytest.fixture
+def as_maintenance(database: Database, database_url: str) -> Callable[[], Awaitable[Any]]:
+    return partial(connect, database_url, role=indexes.ROLE, longest_s=None)
+
+
+@pytest.fixture
+def care(as_maintenance: Callable[[], Awaitable[Any]]) -> Care:
+    return partial(maintain_indexes, as_maintenance, least_changes=50)
 
 
 async def test_tables_are_analysed_nightly_and_bloated_indexes_rebuilt(
-    database: Database, owner: asyncpg.Pool, care: IndexMaintenance
+    database: Database, owner: asyncpg.Pool, care: Care
 ) -> None:
     await remember(database.pool, *(make_episode(f"export {n}", day(1)) for n in range(20)))
     await owner.execute("SELECT pg_stat_reset()")
-    first = await care.care()
+    first = await care()
     assert first["analysed"] >= 15
     assert (first["rebuilt"], first["broken"]) == ([], 0)
-    assert await care.care() == {"analysed": 0, "rebuilt": [], "broken": 0}
+    assert await care() == {"analysed": 0, "rebuilt": [], "broken": 0}
 
     async with owner.acquire() as connection:
         for _ in range(4):
@@ -349,14 +360,14 @@ async def test_tables_are_analysed_nightly_and_bloated_indexes_rebuilt(
         await connection.execute("SELECT pg_stat_force_next_flush()")
     await owner.execute("UPDATE index_maintenance SET at = now() - interval '1 day'")
     before = await filenodes(owner)
-    again = await care.care()
+    again = await care()
     assert "pk_episode_state" in again["rebuilt"]
     assert all("episode_state" in name for name in again["rebuilt"])
     after = await filenodes(owner)
     assert {name for name in before if before[name] != after[name]} == set(again["rebuilt"])
 
     await owner.execute("UPDATE index_maintenance SET at = now() - interval '1 day'")
-    assert (await care.care())["rebuilt"] == []
+    assert (await care())["rebuilt"] == []
 
 
 async def filenodes(owner: asyncpg.Pool) -> dict[str, int]:
@@ -368,11 +379,11 @@ async def filenodes(owner: asyncpg.Pool) -> dict[str, int]:
 
 
 async def test_one_process_rebuilds_and_leftovers_of_a_killed_one_are_dropped(
-    owner: asyncpg.Pool, care: IndexMaintenance
+    owner: asyncpg.Pool, care: Care, as_maintenance: Callable[[], Awaitable[Any]]
 ) -> None:
-    holder = await care.connect()
+    holder = await as_maintenance()
     await holder.execute("SELECT pg_advisory_lock(4871019230)")
-    assert await care.care() == {"skipped": "another process is doing it"}
+    assert await care() == {"skipped": "another process is doing it"}
     await holder.close()
     await until(
         lambda: owner.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"), not_
@@ -382,25 +393,23 @@ async def test_one_process_rebuilds_and_leftovers_of_a_killed_one_are_dropped(
         "UPDATE pg_index SET indisvalid = false"
         " WHERE indexrelid = 'ix_patterns_state_ccnew'::regclass"
     )
-    assert (await care.care())["broken"] == 1
+    assert (await care())["broken"] == 1
     assert "ix_patterns_state_ccnew" not in await filenodes(owner)
 
 
-async def test_a_locked_table_waits_for_another_night(
-    owner: asyncpg.Pool, care: IndexMaintenance
-) -> None:
-    impatient = replace(care, patience_s=0.01)
+async def test_a_locked_table_waits_for_another_night(owner: asyncpg.Pool, care: Care) -> None:
+    impatient = partial(care, patience_s=0.01)
     async with owner.acquire() as connection, connection.transaction():
         await connection.execute("LOCK TABLE episode_tags IN SHARE UPDATE EXCLUSIVE MODE")
-        first = await impatient.care()
+        first = await impatient()
     assert first["analysed"] >= 10
-    assert (await impatient.care())["analysed"] == 1, "that one, now that nobody is"
+    assert (await impatient())["analysed"] == 1, "that one, now that nobody is"
 
 
 async def test_the_index_role_reads_no_rows_and_is_optional(
-    database: Database, owner: asyncpg.Pool, database_url: str, care: IndexMaintenance
+    database_url: str, as_maintenance: Callable[[], Awaitable[Any]]
 ) -> None:
-    connection = await care.connect()
+    connection = await as_maintenance()
     await connection.execute(f"SET bottega.tenant = '{DEFAULT_TENANT}'")
     for table in ("episodes", "patterns", "runs", "tenants"):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
@@ -412,4 +421,4 @@ async def test_the_index_role_reads_no_rows_and_is_optional(
     async def refused() -> asyncpg.Connection:
         return await connect(database_url, role="nobody_made_it")
 
-    assert "bottega migrate" in (await IndexMaintenance(refused).care())["skipped"]
+    assert "bottega migrate" in (await maintain_indexes(refused))["skipped"]

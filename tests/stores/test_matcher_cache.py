@@ -121,7 +121,7 @@ async def test_a_process_that_does_not_listen_reads_each_time(database: Database
 async def test_a_change_during_loading_is_not_missed(database: Database) -> None:
     async with hearing(database) as matchers:
         loading = asyncio.ensure_future(matchers.of(DEFAULT_TENANT))
-        await until(lambda: matchers._loading)
+        await until(lambda: matchers._kept)
         matchers.forget(DEFAULT_TENANT)
         old = await loading
         assert await matchers.of(DEFAULT_TENANT) is not old

@@ -20,12 +20,9 @@ from bottega.memory.episodes.episode import Episode, Outcome
 from bottega.memory.episodes.maintenance import EpisodeMaintenance
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.learning import indexes, jobs
-from bottega.memory.learning.discovery import Discovery
-from bottega.memory.learning.indexes import IndexMaintenance
 from bottega.memory.learning.jobs import Job
 from bottega.memory.learning.maintenance import Maintenance
 from bottega.memory.learning.pipeline import stages_of
-from bottega.memory.learning.reports import Reports
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.memory.patterns.pattern import (
@@ -40,7 +37,7 @@ from bottega.memory.patterns.pattern import (
 )
 from tests.conftest import cloned, name_of
 from tests.memories import EMBEDDER, Folder, day, make_episode, remember, rows, states
-from tests.pattern_changes import add
+from tests.pattern_changes import add, record
 from tests.waiting import until
 
 NOW = day(60)
@@ -70,9 +67,8 @@ class Looked:
             pool,
             EpisodeMaintenance(pool, self.store),
             self.patterns,
-            Discovery(pool, self.store, self.patterns),
-            IndexMaintenance(self.as_maintenance),
-            Reports(pool, now=lambda: NOW),
+            self.store,
+            self.as_maintenance,
             now=lambda: NOW,
         )
         self.maintenance = Maintenance(pool, stages, first_pause_s=0.0)
@@ -80,9 +76,13 @@ class Looked:
     async def as_maintenance(self) -> asyncpg.Connection:
         return await connect(self.database.url, role=indexes.ROLE, longest_s=None)
 
+    async def order(self) -> UUID:
+        async with acting_as(self.database.pool, DEFAULT_TENANT) as connection:
+            return (await jobs.order(connection, DEFAULT_TENANT))[0]
+
     async def look(self) -> Job:
         """Execute a maintenance job until it ends; return it."""
-        ordered = await self.maintenance.order(DEFAULT_TENANT)
+        ordered = await self.order()
         await until(lambda: self.maintenance.work(), lambda seen: seen == float("inf"))
         async with acting_as(self.database.pool, DEFAULT_TENANT) as connection:
             return await jobs.get(connection, DEFAULT_TENANT, ordered)
@@ -149,7 +149,8 @@ async def fill(looked: Looked) -> None:
 
 
 async def apply(looked: Looked, pattern_id: UUID, good: list[bool]) -> None:
-    await looked.patterns.record_application(
+    await record(
+        looked.patterns,
         DEFAULT_TENANT,
         [
             Application(pattern_id=pattern_id, version=1, arm=Arm.REPORTED, at=day(55), good=each)
@@ -340,7 +341,7 @@ async def test_an_interrupted_job_that_is_resumed_has_the_same_result(
     owner: asyncpg.Pool, looked: Looked, expected: Any, place: str, what: str
 ) -> None:
     await trip_once(owner, place, 2 if place == "episodes" else 1, what)
-    broken = await looked.maintenance.order(DEFAULT_TENANT)
+    broken = await looked.order()
     try:
         await looked.maintenance.work()
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):

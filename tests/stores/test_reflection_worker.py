@@ -18,9 +18,9 @@ from bottega.llm.openai_provider import OpenAIProvider
 from bottega.llm.structured_output import ModelAnalyst
 from bottega.memory.episodes.episode import Episode, Outcome, State, StorageState, episode_id_of
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.learning import feedback, jobs
+from bottega.memory.learning import jobs
 from bottega.memory.learning.reflection_worker import MOST_TRIES, ReflectionWorker
-from bottega.memory.learning.run_learning import learnt
+from bottega.memory.learning.run_learning import give_feedback, learnt
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.memory.patterns.pattern import Category, Content, ContentKind, Evidence, Pattern
@@ -216,8 +216,7 @@ async def test_feedback_causes_learning_from_the_run_again(
     assert await cache.outcomes(owner) == [("trial", True, True, '{"domain": "d"}')]
     assert one.run_id is not None
     async with database.begin(DEFAULT_TENANT) as connection:
-        said = feedback.Feedback(outcome="FAILURE")
-        await feedback.give(connection, DEFAULT_TENANT, one.run_id, said, "me")
+        await give_feedback(connection, DEFAULT_TENANT, one.run_id, "me", outcome="FAILURE")
     assert await state(owner) == [("pending", 0, None)]
     await learning.learn_due()
     assert await state(owner) == [("done", 1, None)]
@@ -264,8 +263,7 @@ async def test_feedback_reaches_the_merged_pattern(
     merged = await merge(cache, DEFAULT_TENANT, [merged.key, third.key])
     assert one.run_id is not None
     async with database.begin(DEFAULT_TENANT) as connection:
-        said = feedback.Feedback(outcome="FAILURE")
-        await feedback.give(connection, DEFAULT_TENANT, one.run_id, said, "me")
+        await give_feedback(connection, DEFAULT_TENANT, one.run_id, "me", outcome="FAILURE")
     await learning.learn_due()
     assert (await cache.get(DEFAULT_TENANT, merged.key)).evidence.contrary == (one.id,)
     assert [good for _, _, good, _ in await cache.outcomes(owner)] == [False] * 3
@@ -282,8 +280,9 @@ async def test_aged_episodes_remain_evidence(
     assert one.run_id is not None
     for outcome, good in ((None, True), ("FAILURE", False)):
         async with database.begin(DEFAULT_TENANT) as connection:
-            said = feedback.Feedback(outcome=outcome, comment="thank you")
-            await feedback.give(connection, DEFAULT_TENANT, one.run_id, said, "me")
+            await give_feedback(
+                connection, DEFAULT_TENANT, one.run_id, "me", outcome=outcome, comment="thank you"
+            )
         await learning.learn_due()
         assert [each for _, _, each, _ in await cache.outcomes(owner)] == [good]
 
@@ -340,8 +339,7 @@ async def test_learning_that_was_requested_again_meanwhile_is_not_ended_by_the_e
     learning = asyncio.ensure_future(thinking.learn_due())
     await model.received()
     async with database.begin(DEFAULT_TENANT) as connection:
-        said = feedback.Feedback(outcome="FAILURE")
-        await feedback.give(connection, DEFAULT_TENANT, one.run_id, said, "me")
+        await give_feedback(connection, DEFAULT_TENANT, one.run_id, "me", outcome="FAILURE")
     gate.set()
     await learning
     assert await state(owner) == [("pending", 0, None)]

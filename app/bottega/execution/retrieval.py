@@ -127,9 +127,7 @@ async def patterns_for(
     most = MOST_PATTERNS + len(but)
     found = await cache.find_applicable(tenant_id, features, k=most)
     tried = (
-        await cache.candidates(tenant_id, features, draw=assignment.order)
-        if assignment.learns
-        else []
+        await cache.candidates(tenant_id, features, assignment.order) if assignment.learns else []
     )
     chosen = choose(
         [each for each in found if each.pattern.key not in but],

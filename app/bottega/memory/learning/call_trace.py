@@ -15,8 +15,7 @@ DISPATCH, FAN_OUT = "dispatch_subagent", "dispatch_subagents"
 PLUMBING = frozenset(
     (
         *(DISPATCH, FAN_OUT, "poll_subagent", "await_subagent", "cancel_subagent"),
-        "send_to_subagent",
-        *("recall_memory", "set_plan", "search_memory"),
+        *("send_to_subagent", "recall_memory", "set_plan", "search_memory"),
     )
 )
 """Tools that support an agent's work and do no part of the task."""
@@ -26,18 +25,13 @@ MOST_CALLS = 40
 
 @dataclass(frozen=True, slots=True)
 class TracedCall:
-    """One call by the run's root agent.
-
-    Attributes:
-        signature: the kind of failure, if the call failed.
-        is_defined: false if no tool or agent has this name: the model invented it.
-    """
+    """One call by the run's root agent."""
 
     name: str
     ok: bool = True
-    signature: str | None = None
+    signature: str | None = None  # the kind of failure, if it failed
     is_agent: bool = False
-    is_defined: bool = True
+    is_defined: bool = True  # false: the model invented the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +51,6 @@ class Observed:
     outcome: Outcome
     trust: int
     calls: tuple[TracedCall, ...]
-    complexity: float | None = None
     owner: str = ""
     agent: str | None = None
 
@@ -86,27 +79,24 @@ def observed(episode: Episode) -> Observed | None:
     """Convert an episode for mining; ``None`` if it is no evidence or has no trace."""
     if not is_evidence(episode) or not episode.trace:
         return None
-    complexity = episode.task.get("complexity")
+    assert episode.id is not None, "it is not stored yet"
     return Observed(
-        episode_id=_known(episode.id),
+        episode_id=episode.id,
         at=episode.at,
         task_type=episode.task_type,
         domain=episode.domain,
         outcome=episode.judged,
         trust=episode.trust,
         calls=calls_of(episode),
-        complexity=complexity if isinstance(complexity, int | float) else None,
         owner=owner_of(episode.user_id, episode.session_id),
         agent=episode.agent,
     )
 
 
-def without_private_texts(episodes: Sequence[Observed], owners: int) -> list[Observed]:
-    """Return the episodes without texts that fewer owners have. Names of defined agents and tools
-    stay. Calls of undefined names are removed, because the model wrote those names."""
-    shared = shared_texts(
-        ((text, each.owner) for each in episodes for text in _texts(each)), owners
-    )
+def without_private_texts(episodes: Sequence[Observed]) -> list[Observed]:
+    """Return the episodes without texts that fewer than three owners have. Names of defined agents
+    and tools stay. Calls of undefined names are removed, because the model wrote those names."""
+    shared = shared_texts((text, each.owner) for each in episodes for text in _texts(each))
     return [_cleared(each, shared) for each in episodes]
 
 
@@ -147,11 +137,6 @@ def failures_in(calls: Sequence[TracedCall]) -> Iterator[tuple[TracedCall, Trace
         if call.signature is not None and call.signature not in met:
             met.add(call.signature)
             yield call, then
-
-
-def _known(episode_id: UUID | None) -> UUID:
-    assert episode_id is not None, "it is not stored yet"
-    return episode_id
 
 
 def _calls(episode: Episode) -> Iterator[TracedCall]:

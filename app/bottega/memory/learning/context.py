@@ -1,7 +1,7 @@
 """Memory for a task: retrieval across episodes and patterns, and learning from reports."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 from uuid import UUID
@@ -9,7 +9,6 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import to_json
 
-from bottega.clock import Clock, utcnow
 from bottega.db.driver import decoded
 from bottega.errors import NotFoundError
 from bottega.memory.episodes import rows
@@ -17,6 +16,7 @@ from bottega.memory.episodes.episode import IMPORTED, Episode
 from bottega.memory.episodes.scope import EVERYTHING, Scope
 from bottega.memory.episodes.store import EpisodicMemory, Found
 from bottega.memory.learning.insights import FoundInsight, insights_in
+from bottega.memory.patterns import baselines
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.matcher import Match
 from bottega.memory.patterns.owners import owner_of
@@ -32,6 +32,7 @@ from bottega.memory.patterns.pattern import (
     Features,
     Pattern,
 )
+from bottega.memory.patterns.store import PatternStore
 from bottega.memory.patterns.task_analysis import Goals, analyse
 
 _LONGEST_NAME = 120
@@ -47,35 +48,24 @@ SELECT reflection FROM episode_reflections WHERE tenant_id = $1 AND episode_id =
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """Memory that was retrieved for a task.
-
-    Attributes:
-        patterns: validated ones that apply, best first.
-        knowledge: validated patterns of the task's domain.
-        insights: of the relevant episodes of its domain, the most frequent first.
-    """
+    """Memory that was retrieved for a task."""
 
     goals: Goals
     features: Features
-    patterns: Sequence[Match]
+    patterns: Sequence[Match]  # validated ones that apply, best first
     episodes: Found
-    knowledge: Sequence[Match]
-    insights: Sequence[FoundInsight]
+    knowledge: Sequence[Match]  # validated patterns of the task's domain
+    insights: Sequence[FoundInsight]  # of relevant episodes of its domain, most frequent first
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """Lesson of an episode, as reported by a client.
-
-    Attributes:
-        uses: names of the tools and agents that it recommends.
-        category: must be a category that the outcome of a whole run judges.
-    """
+    """Lesson of an episode, as reported by a client."""
 
     text: str
     name: str | None = None
-    category: Category = Category.DOMAIN
-    uses: tuple[str, ...] = ()
+    category: Category = Category.DOMAIN  # one that the outcome of a whole run judges
+    uses: tuple[str, ...] = ()  # tools and agents that it recommends
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,137 +79,116 @@ class ReportedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """Result of learning from an episode.
-
-    Attributes:
-        candidates: the patterns of the lessons, new or existing with the same content.
-        applications: number of outcomes that are new evidence.
-    """
+    """Result of learning from an episode."""
 
     episode_id: UUID
     reflection: Mapping[str, Any]
-    candidates: Sequence[Pattern] = field(default_factory=tuple)
-    applications: int = 0
+    candidates: Sequence[Pattern]  # of the lessons, new or existing with the same content
+    applications: int  # number of outcomes that are new evidence
 
 
-class TaskMemory:
-    """Retrieval and learning across episodes and patterns."""
+async def context_for_task(
+    memory: EpisodicMemory,
+    cache: PatternCache,
+    tenant_id: UUID,
+    scope: Scope,
+    task: str,
+    *,
+    domain: str | None = None,
+    task_type: str | None = None,
+    capabilities: Sequence[str] = (),
+    known: Features = EMPTY,
+    failure_signature: str | None = None,
+    k: int = 5,
+) -> TaskContext:
+    """Retrieve memory that may help with a task, outside of any experiment.
 
-    def __init__(
-        self,
-        episodes: EpisodicMemory,
-        patterns: PatternCache,
-        *,
-        clock: Clock = utcnow,
-    ) -> None:
-        self._episodes = episodes
-        self._patterns = patterns
-        self._clock = clock
+    Leaves out candidates, and withholds no validated pattern.
 
-    async def context_for_task(
-        self,
-        tenant_id: UUID,
-        scope: Scope,
-        task: str,
-        *,
-        domain: str | None = None,
-        task_type: str | None = None,
-        capabilities: Sequence[str] = (),
-        known: Features = EMPTY,
-        failure_signature: str | None = None,
-        k: int = 5,
-    ) -> TaskContext:
-        """Retrieve memory that may help with a task, outside of any experiment.
+    Args:
+        scope: of the episodes; patterns hold no text of single users.
+        known: features that override those found in the task's words.
+        k: the most patterns, episodes and insights, each.
+    """
+    goals = analyse(task, domain=domain, task_type=task_type, capabilities=capabilities)
+    features = {**goals.features, **known}
+    patterns = await cache.find_applicable(
+        tenant_id, features, failure_signature=failure_signature, k=k
+    )
+    of_domain = await cache.find_applicable(tenant_id, features, category=Category.DOMAIN, k=k)
+    found = await memory.semantic_search(tenant_id, scope, task, k=k, domain=domain)
+    near = [
+        (hit.episode, hit.score)
+        for hit in found.hits
+        if hit.relevant and hit.episode.domain == domain is not None
+    ]
+    insights = insights_in(near, tenant_id)[:k]
+    return TaskContext(goals, features, patterns, found, of_domain, insights)
 
-        Leaves out candidates, and withholds no validated pattern.
 
-        Args:
-            scope: of the episodes; patterns hold no text of single users.
-            capabilities: names of the available tools and agents.
-            known: features that override those found in the task's words.
-            failure_signature: of a failure; adds patterns about such failures.
-            k: the most patterns, episodes and insights, each.
-        """
-        goals = analyse(task, domain=domain, task_type=task_type, capabilities=capabilities)
-        features = {**goals.features, **known}
-        patterns = await self._patterns.find_applicable(
-            tenant_id, features, failure_signature=failure_signature, k=k
+async def learn_from_episode(
+    memory: EpisodicMemory,
+    cache: PatternCache,
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    episode: Episode | UUID,
+    lessons: Sequence[Lesson] = (),
+    outcomes: Sequence[ReportedOutcome] = (),
+    *,
+    principal: str,
+) -> Learned:
+    """Learn from a client's report about an episode, in a transaction of the tenant. Idempotent.
+
+    Lessons become candidates of the lowest trust, to be validated in other runs. Those of an
+    episode with a user or session stay in its reflection: runs of all users share patterns.
+    An outcome counts unless the episode was imported, cancelled or quarantined, or is a source
+    of the pattern. If the experiment assigned the pattern to the run, only the run itself and
+    feedback on it count.
+
+    Args:
+        episode: one to store, or the id of a stored one.
+
+    Raises:
+        NotFoundError: the episode or one of the patterns is unknown.
+    """
+    if isinstance(episode, Episode):
+        episode = await memory.store(tenant_id, episode, on=connection)
+    loaded = (await rows.load(connection, EVERYTHING, [episode])).get(episode)
+    if loaded is None:
+        raise NotFoundError(f"there is no episode {episode}")
+    private = owner_of(loaded.user_id, loaded.session_id) != ""
+    store = cache.store(connection, tenant_id)
+    told = () if private else lessons
+    kept = [await store.add(_candidate(each, loaded, principal)) for each in told]
+    counted = await _count(store, loaded, outcomes)
+    reflection = await _reflected(connection, tenant_id, loaded, lessons, principal)
+    return Learned(episode, reflection, kept, counted)
+
+
+async def _count(store: PatternStore, episode: Episode, outcomes: Sequence[ReportedOutcome]) -> int:
+    """Store the outcomes of patterns; return the number of those that are new evidence."""
+    ids = [each.pattern_id for each in outcomes]
+    known = await store.get_many(ids)
+    told = {"complexity": episode.task.get("complexity")}
+    told |= {name: getattr(episode, name) for name in ("task_type", "domain")}
+    features = {name: value for name, value in told.items() if value is not None}
+    of = store.connection, store.tenant_id, [*known.values()]
+    baseline = await baselines.of(*of, features)
+    applications = [
+        Application(
+            pattern_id=each.pattern_id,
+            version=known[each.pattern_id].version,
+            arm=Arm.REPORTED,
+            at=store.now,
+            baseline=baseline[each.pattern_id],
+            episode_id=episode.id,
+            followed=each.followed,
+            good=each.good,
+            features=features,
         )
-        of_domain = await self._patterns.find_applicable(
-            tenant_id, features, category=Category.DOMAIN, k=k
-        )
-        found = await self._episodes.semantic_search(tenant_id, scope, task, k=k, domain=domain)
-        near = [(hit.episode, hit.score) for hit in found.hits if hit.relevant]
-        near = [each for each in near if each[0].domain == domain is not None]
-        insights = insights_in(near, tenant_id)[:k]
-        return TaskContext(goals, features, patterns, found, of_domain, insights)
-
-    async def learn_from_episode(
-        self,
-        tenant_id: UUID,
-        episode: Episode | UUID,
-        lessons: Sequence[Lesson] = (),
-        outcomes: Sequence[ReportedOutcome] = (),
-        *,
-        principal: str,
-        on: asyncpg.Connection,
-    ) -> Learned:
-        """Learn from a client's report about an episode. Idempotent.
-
-        Lessons become candidates of the lowest trust, to be validated in other runs. Those of an
-        episode with a user or session stay in its reflection: runs of all users share patterns.
-        An outcome counts unless the episode was imported, cancelled or quarantined, or is a source
-        of the pattern. If the experiment assigned the pattern to the run, only the run itself and
-        feedback on it count.
-
-        Args:
-            episode: one to store, or the id of a stored one.
-
-        Raises:
-            NotFoundError: the episode or one of the patterns is unknown.
-        """
-        if isinstance(episode, Episode):
-            episode = await self._episodes.store(tenant_id, episode, on=on)
-        loaded = (await rows.load(on, EVERYTHING, [episode])).get(episode)
-        if loaded is None:
-            raise NotFoundError(f"there is no episode {episode}")
-        private = owner_of(loaded.user_id, loaded.session_id) != ""
-        store = self._patterns.store(on, tenant_id)
-        told = () if private else lessons
-        kept = [await store.add(_candidate(each, loaded, principal)) for each in told]
-        counted = await self._count(tenant_id, loaded, outcomes, on)
-        reflection = await _reflected(on, tenant_id, loaded, lessons, principal)
-        return Learned(episode, reflection, kept, counted)
-
-    async def _count(
-        self,
-        tenant_id: UUID,
-        episode: Episode,
-        outcomes: Sequence[ReportedOutcome],
-        on: asyncpg.Connection,
-    ) -> int:
-        ids = [each.pattern_id for each in outcomes]
-        if not ids:
-            return 0
-        known = await self._patterns.get_many(tenant_id, ids, on=on)
-        features = _features(episode)
-        of = list(known.values())
-        baselines = await self._patterns.baselines(tenant_id, of, features, on=on)
-        applications = [
-            Application(
-                pattern_id=each.pattern_id,
-                version=known[each.pattern_id].version,
-                arm=Arm.REPORTED,
-                at=self._clock(),
-                baseline=baselines[each.pattern_id],
-                episode_id=episode.id,
-                followed=each.followed,
-                good=each.good,
-                features=features,
-            )
-            for each in outcomes
-        ]
-        return await self._patterns.record_application(tenant_id, applications, on=on)
+        for each in outcomes
+    ]
+    return await store.record_application(applications)
 
 
 async def _reflected(
@@ -230,13 +199,9 @@ async def _reflected(
     principal: str,
 ) -> Mapping[str, Any]:
     """Store the episode's reflection unless it has one; return the stored one."""
-    said = {
-        "insights": [each.text[:_LONGEST_INSIGHT] for each in lessons],
-        "patterns": [],
-        "failures": [],
-        "performance": {},
-        "by": principal,
-    }
+    insights = [each.text[:_LONGEST_INSIGHT] for each in lessons]
+    nothing: Mapping[str, Any] = {"patterns": [], "failures": [], "performance": {}}
+    said = {"insights": insights, **nothing, "by": principal}
     if lessons:
         await on.execute(_REFLECT, tenant_id, episode.id, to_json(said).decode())
     raw = await on.fetchval(_REFLECTION, tenant_id, episode.id)
@@ -265,12 +230,3 @@ def _candidate(lesson: Lesson, episode: Episode, principal: str) -> Pattern:
         trust=IMPORTED,
         fingerprint=sha256(to_json(said)).hexdigest(),
     )
-
-
-def _features(episode: Episode) -> Features:
-    told = {
-        "task_type": episode.task_type,
-        "domain": episode.domain,
-        "complexity": episode.task.get("complexity"),
-    }
-    return {name: value for name, value in told.items() if value is not None}

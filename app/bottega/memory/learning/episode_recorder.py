@@ -47,8 +47,7 @@ from bottega.memory.text.signature import failure_signature
 from bottega.memory.text.summaries import cut, summary_of
 from bottega.memory.working.tools import SEARCH_MEMORY, SET_PLAN, plan_of
 
-_RECALL = "recall_memory"
-_OF_MEMORY = frozenset((SET_PLAN, SEARCH_MEMORY, _RECALL))
+_OF_MEMORY = frozenset((SET_PLAN, SEARCH_MEMORY, "recall_memory"))
 """Tools that do no part of the task."""
 _ADAPTATIONS = 10
 
@@ -60,33 +59,23 @@ _SIGNATURES = 19  # and that of the run itself
 _TAGS = 20
 _LONGEST_TAG = 64
 
-_NOT_ANALYSED: dict[str, Any] = {"goals": [], "constraints": [], "context": {}, "complexity": None}
 _ENDED = {RunStatus.COMPLETED: Outcome.UNKNOWN, RunStatus.CANCELLED: Outcome.CANCELLED}
 _FAILED_TASK = (EventType.AGENT_FAILED, EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Facts about a run before it starts.
-
-    Attributes:
-        input: a text, or messages of which one has the role ``user``.
-        first: name of the root agent, or of a DAG's graph.
-        definitions: of its agents, by name.
-        metadata: of the run; may contain ``domain``, ``task_type`` and ``tags``.
-        user: the customer's name for the end user.
-        agent: name of the root agent; ``None`` for a DAG.
-    """
+    """Facts about a run before it starts."""
 
     run_id: UUID
     session_id: str | None
     principal: str | None
-    input: str | Sequence[Mapping[str, Any]]
-    first: str
-    definitions: Mapping[str, Mapping[str, Any]]
-    metadata: Mapping[str, Any]
-    user: str | None = None
-    agent: str | None = None
+    input: str | Sequence[Mapping[str, Any]]  # a text, or messages, one with the role ``user``
+    first: str  # name of the root agent, or of a DAG's graph
+    definitions: Mapping[str, Mapping[str, Any]]  # of its agents, by name
+    metadata: Mapping[str, Any]  # may contain ``domain``, ``task_type`` and ``tags``
+    user: str | None = None  # the customer's name for the end user
+    agent: str | None = None  # name of the root agent; ``None`` for a DAG
 
     @property
     def question(self) -> str:
@@ -118,10 +107,9 @@ class RunFacts:
     @property
     def tags(self) -> tuple[str, ...]:
         found = self.metadata.get("tags")
-        named = [tag for tag in found if isinstance(tag, str)] if isinstance(found, list) else []
-        return tuple(dict.fromkeys(tag.strip()[:_LONGEST_TAG] for tag in named if tag.strip()))[
-            :_TAGS
-        ]
+        named = found if isinstance(found, list) else []
+        tags = (tag.strip()[:_LONGEST_TAG] for tag in named if isinstance(tag, str))
+        return tuple(dict.fromkeys(filter(None, tags)))[:_TAGS]
 
 
 class EpisodeRecorder:
@@ -131,9 +119,6 @@ class EpisodeRecorder:
         clean: removes secrets from a text. It runs before texts are cut, because half a secret is
             not recognised.
         reflects: whether the episode gets a reflection by rules; if not, a model writes it later.
-
-    Attributes:
-        goals: the task's analysis, if there is one.
     """
 
     def __init__(
@@ -141,7 +126,7 @@ class EpisodeRecorder:
     ) -> None:
         self.about = about
         self._reflects = reflects
-        self.goals: Goals | None = None
+        self.goals: Goals | None = None  # the task's analysis, if there is one
         self._clean = clean
         self._first: list[dict[str, Any]] = []
         self._last: deque[dict[str, Any]] = deque(maxlen=_LAST)
@@ -156,7 +141,12 @@ class EpisodeRecorder:
         self._tasks: dict[UUID, bool] = {}  # success of each ended task
         self._said: dict[UUID | None, str] = {}  # each task's last text of a model
         self._following = Adherence()
-        self._outside = self._http_tools()
+        self._outside = {
+            tool["name"]: tool
+            for definition in about.definitions.values()
+            for tool in definition.get("tools", ())
+            if tool["type"] in ("http", "mcp") or tool["name"] == "http_get"
+        }
         self._of_memory = _OF_MEMORY.difference(about.capabilities)
         self._suspicion: str | None = None
         self._plans: list[list[str]] = []
@@ -225,20 +215,16 @@ class EpisodeRecorder:
             "arguments": self._short(to_json(arguments, serialize_unknown=True).decode()),
             "status": ended.status,
         }
+        text = ""
         if ended.error is not None:
-            step["error"] = self._short(ended.error.message)
-            step["signature"] = self._erred(ended.error, name)
-            self._suspect(name, ended.error.message)
+            text = ended.error.message
+            step |= {"error": self._short(text), "signature": self._erred(ended.error, name)}
         elif ended.result is not None:
-            result = as_text(ended.result)
-            step["result"] = self._short(result)
-            self._suspect(name, result)
-        self._step(agent, task_id, **step)
-
-    def _suspect(self, name: str, text: str) -> None:
-        """Check an external tool's answer or error for prompt injection."""
+            text = as_text(ended.result)
+            step["result"] = self._short(text)
         if name in self._outside and self._suspicion is None:
             self._suspicion = suspicious(text)
+        self._step(agent, task_id, **step)
 
     def _step(self, agent: str | None, task_id: UUID | None, **what: Any) -> None:
         self._steps += 1
@@ -277,9 +263,7 @@ class EpisodeRecorder:
     ) -> dict[str, Any]:
         """Return the episode as the SQL function ``store_episode`` takes it, without its end time.
 
-        Args:
-            duration_s: since the run's first start.
-        """
+        ``duration_s`` counts from the run's first start."""
         about = self.about
         if error is not None:
             own = failure_signature(error["code"], self._clean(error["message"]))
@@ -322,19 +306,17 @@ class EpisodeRecorder:
             state=State(StorageState.QUARANTINED if self._suspicion else StorageState.ACTIVE),
         )
         if self._reflects:
-            told = replace(told, reflection=reflect(told).document)
+            told = replace(told, reflection=reflect(told))
         return told.to_row()
 
     def _analysed(self) -> dict[str, Any]:
-        goals = self.goals
-        if goals is None:
-            return _NOT_ANALYSED
-        clean = self._clean
+        if self.goals is None:
+            return {"goals": [], "constraints": [], "context": {}, "complexity": None}
         return {
-            "goals": [clean(each) for each in goals.goals],
-            "constraints": [clean(each) for each in goals.constraints],
-            "context": {"criteria": [clean(each) for each in goals.criteria]},
-            "complexity": goals.complexity,
+            "goals": [*map(self._clean, self.goals.goals)],
+            "constraints": [*map(self._clean, self.goals.constraints)],
+            "context": {"criteria": [*map(self._clean, self.goals.criteria)]},
+            "complexity": self.goals.complexity,
         }
 
     def _quality(self, stop_reason: str | None) -> dict[str, Any]:
@@ -380,15 +362,6 @@ class EpisodeRecorder:
             "steps": self._steps,
         }
         return {"duration_s": round(duration_s, 3), "resources": resources}
-
-    def _http_tools(self) -> dict[str, Mapping[str, Any]]:
-        """Return the agents' tools that access external systems, by name."""
-        return {
-            tool["name"]: tool
-            for definition in self.about.definitions.values()
-            for tool in definition.get("tools", ())
-            if tool["type"] in ("http", "mcp") or tool["name"] == "http_get"
-        }
 
     def _side_effects(self) -> list[dict[str, Any]]:
         """Return calls that may have changed an external system."""

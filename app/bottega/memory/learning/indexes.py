@@ -4,9 +4,8 @@ Once a night one process updates the planner's statistics, and rebuilds the inde
 many changed rows, while the service runs. It uses a role that can do this but read nothing.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -19,7 +18,6 @@ ROLE = "bottega_maintenance"
 
 _LOCK = 4_871_019_230
 _EVERY = timedelta(hours=12)  # less than a day: nights are not all of the same length
-_LEAST_CHANGES = 20_000
 _SHARE = 0.5
 
 log = structlog.get_logger(__name__)
@@ -48,72 +46,71 @@ ON CONFLICT (name) DO UPDATE SET changes = excluded.changes, at = excluded.at
 """
 
 
-@dataclass(frozen=True, slots=True)
-class IndexMaintenance:
-    """Index maintenance.
+async def maintain_indexes(
+    connect: Callable[[], Awaitable[asyncpg.Connection]],
+    *,
+    least_changes: int = 20_000,
+    patience_s: float = 10.0,
+    now: Clock = utcnow,
+) -> dict[str, Any]:
+    """Analyse the tables due this night, and rebuild indexes with many changes.
 
-    Attributes:
+    A later call continues after a crash.
+
+    Args:
         connect: opens a connection as :data:`ROLE`, without a command timeout.
         least_changes: rows that must have changed, besides half of the table.
         patience_s: seconds to wait for a table's lock.
         now: the time that decides if this night's work is done.
+
+    Returns:
+        the number of tables ``analysed``, the indexes ``rebuilt``, and the number of ``broken``
+        ones (left by a killed process) that were dropped; or the reason why it was ``skipped``.
     """
+    try:
+        connection = await connect()
+    except UnavailableError as error:
+        log.warning("indices.skipped", error=error.detail)
+        return {"skipped": error.detail}
+    try:
+        await connection.execute(_PATIENCE, f"{round(1000 * patience_s)}ms")
+        if not await connection.fetchval(_TAKE_TURN, _LOCK):
+            return {"skipped": "another process is doing it"}
+        return await _maintained(connection, least_changes, now())
+    finally:
+        await connection.close()
 
-    connect: Callable[[], Awaitable[asyncpg.Connection]]
-    least_changes: int = _LEAST_CHANGES
-    patience_s: float = 10.0
-    now: Clock = utcnow
 
-    async def care(self) -> dict[str, Any]:
-        """Analyse the tables due this night, and rebuild indexes with many changes.
-
-        A later call continues after a crash.
-
-        Returns:
-            the number of tables ``analysed``, the indexes ``rebuilt``, and the number of ``broken``
-            ones (left by a killed process) that were dropped; or the reason why it was ``skipped``.
-        """
+async def _maintained(
+    connection: asyncpg.Connection, least_changes: int, now: datetime
+) -> dict[str, Any]:
+    tables = await connection.fetch(_TABLES, now - _EVERY)
+    broken = await connection.fetchval("SELECT drop_broken_indexes()") if tables else 0
+    analysed, rebuilt = 0, list[str]()
+    for table in tables:
+        name, changes = table["name"], table["changes"]
         try:
-            connection = await self.connect()
-        except UnavailableError as error:
-            log.warning("indices.skipped", error=error.detail)
-            return {"skipped": error.detail}
+            await connection.execute(f"ANALYZE {name}")
+        except asyncpg.LockNotAvailableError:
+            log.info("indices.not_analysed", table=name)
+            continue
+        analysed += 1
+        # A smaller number means that the statistics were reset to zero.
+        before = table["before"] if table["before"] <= changes else 0
+        if changes - before > max(least_changes, _SHARE * table["rows"]):
+            rebuilt += await _rebuilt(connection, name)
+            before = changes
+        await connection.execute(_DONE, name, before, now)
+    return {"analysed": analysed, "rebuilt": rebuilt, "broken": broken}
+
+
+async def _rebuilt(connection: asyncpg.Connection, table: str) -> list[str]:
+    rebuilt = []
+    for row in await connection.fetch(_INDEXES, table):
         try:
-            await connection.execute(_PATIENCE, f"{round(1000 * self.patience_s)}ms")
-            if not await connection.fetchval(_TAKE_TURN, _LOCK):
-                return {"skipped": "another process is doing it"}
-            return await self._cared(connection)
-        finally:
-            await connection.close()
-
-    async def _cared(self, connection: asyncpg.Connection) -> dict[str, Any]:
-        now = self.now()
-        tables = await connection.fetch(_TABLES, now - _EVERY)
-        broken = await connection.fetchval("SELECT drop_broken_indexes()") if tables else 0
-        analysed, rebuilt = 0, list[str]()
-        for table in tables:
-            name, changes = table["name"], table["changes"]
-            try:
-                await connection.execute(f"ANALYZE {name}")
-            except asyncpg.LockNotAvailableError:
-                log.info("indices.not_analysed", table=name)
-                continue
-            analysed += 1
-            # A smaller number means that the statistics were reset to zero.
-            before = table["before"] if table["before"] <= changes else 0
-            if changes - before > max(self.least_changes, _SHARE * table["rows"]):
-                rebuilt += await self._rebuilt(connection, name)
-                before = changes
-            await connection.execute(_DONE, name, before, now)
-        return {"analysed": analysed, "rebuilt": rebuilt, "broken": broken}
-
-    async def _rebuilt(self, connection: asyncpg.Connection, table: str) -> Sequence[str]:
-        rebuilt = []
-        for row in await connection.fetch(_INDEXES, table):
-            try:
-                await connection.execute(f"REINDEX INDEX CONCURRENTLY {row['name']}")
-            except asyncpg.LockNotAvailableError:
-                log.info("indices.not_rebuilt", index=row["name"])
-                continue
-            rebuilt.append(row["name"])
-        return rebuilt
+            await connection.execute(f"REINDEX INDEX CONCURRENTLY {row['name']}")
+        except asyncpg.LockNotAvailableError:
+            log.info("indices.not_rebuilt", index=row["name"])
+            continue
+        rebuilt.append(row["name"])
+    return rebuilt

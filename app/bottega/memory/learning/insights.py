@@ -16,8 +16,8 @@ import asyncpg
 from bottega.memory.episodes.episode import READ_OUTSIDE, Episode
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.episodes.scope import Scope
-from bottega.memory.patterns.assignment import uniform
-from bottega.memory.patterns.pattern import Arm
+from bottega.memory.patterns.assignment import arm_of
+from bottega.memory.patterns.pattern import Arm, PatternState
 from bottega.memory.patterns.validation import Tally, worse
 from bottega.memory.text.injection import suspicious
 from bottega.memory.text.summaries import cut
@@ -104,12 +104,8 @@ def assigned(
     """
     none = Tally(), Tally()
     kept = [each for each in found if not worse(*tallies.get(each.id, none), options)]
-    return [(each, _arm(each.id, salt, run, options.withheld_share)) for each in kept[:MOST]]
-
-
-def _arm(insight: UUID, salt: UUID, run: UUID, share: float) -> Arm:
-    withheld = uniform(salt, run, insight, _VERSION, "withheld") < share
-    return Arm.WITHHELD if withheld else Arm.USED
+    used = PatternState.VALIDATED
+    return [(each, arm_of(used, salt, run, each.id, _VERSION, options)) for each in kept[:MOST]]
 
 
 def rendered(insight: FoundInsight) -> str:

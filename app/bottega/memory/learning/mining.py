@@ -9,223 +9,212 @@ Texts (a domain, a task type, a failure's message) that fewer than three users' 
 first, because runs of every user are given patterns.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from itertools import chain, groupby
 from math import sqrt
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from pydantic_core import to_json
 
 from bottega.memory.episodes.episode import Outcome
 from bottega.memory.learning.call_trace import Observed, failures_in, without_private_texts
-from bottega.memory.learning.findings import (
-    Finding,
-    FindingScope,
-    as_pattern,
-    is_within,
+from bottega.memory.patterns.pattern import (
+    Applicability,
+    Category,
+    Content,
+    ContentKind,
+    Evidence,
+    Guide,
+    Pattern,
 )
-from bottega.memory.patterns.owners import OWNERS
-from bottega.memory.patterns.pattern import Category, Pattern
+from bottega.memory.patterns.validation import Tally
 from bottega.memory.text.injection import suspicious
 
+SUPPORT = 3
+"""Least number of successful episodes that show a finding."""
+NEWEST = 50
+"""Most episodes per task type, or kind of failure, and domain. Older ones could hide a change for
+the worse."""
+_EACH = 3  # most findings of one domain, or of all together
+_MOST = 12  # most findings for one task type or kind of failure
+_GAIN = 0.1  # least difference of success rates with and without it
+_SURE = 1.5  # that difference in standard deviations
+_SHARE = 0.5  # least share of the gain of the best finding of the same tasks
+_SHOWS = 0.2  # difference of success rates that separates one domain from the others
+_SOURCES = 200  # most ids of episodes that a candidate names; the newest
 _MOST_NAMES = 8  # in a finding
 _LOOKED_AT = 10  # behaviours that are analysed
-_SHOWS = 0.2  # least difference of success rates that counts
-
+_LONGEST_NAME = 120
 
 Names = tuple[str, ...]
 """Names of tools and agents, in order."""
 
 
-@dataclass(frozen=True, slots=True)
-class MiningOptions:
-    """Limits of mining.
+class _Subject(NamedTuple):
+    """Tasks of one type, or failures of one kind and the tool that failed."""
 
-    Attributes:
-        support: least number of successful episodes that show a finding.
-        each: most findings for one task type in one domain, or for one kind of failure.
-        most: most findings for one task type or one kind of failure in all domains.
-        gain: least difference of success rates with and without it (Laplace estimates).
-        sure: least difference in standard deviations.
-        share: least share of the gain of the best finding of the same tasks.
-        sources: most ids of episodes that a candidate names as its source; the newest.
-        newest: most episodes per task type, or kind of failure, and domain. Older ones could hide a
-            change for the worse.
-        owners: number of users whose episodes must have a text before a pattern may contain it.
-    """
-
-    support: int = 3
-    each: int = 3
-    most: int = 12
-    gain: float = 0.1
-    sure: float = 1.5
-    share: float = 0.5
-    sources: int = 200
-    newest: int = 50
-    owners: int = OWNERS
+    category: Category
+    task_type: str | None = None
+    signature: str | None = None
+    tool: str | None = None
 
 
-def mine(episodes: Iterable[Observed], options: MiningOptions | None = None) -> list[Pattern]:
+class _Item(NamedTuple):
+    """An episode, or a failure in one."""
+
+    episode: Observed
+    good: bool
+    uses: Names  # the sub-agents in order, or the call after the failure; may be empty
+
+
+def mine(episodes: Iterable[Observed]) -> list[Pattern]:
     """Return candidates, each with a fingerprint and the episodes that it was found in.
 
     The same episodes give the same candidates, in any order. Episodes of trust 2 are mined
     separately, and their findings that episodes of trust 3 have too are left out. Linear in the
     number of episodes, but for sorting.
     """
-    options = options or MiningOptions()
-    ordered = sorted(set(episodes), key=lambda each: (each.at, each.episode_id))
-    ordered = without_private_texts(ordered, options.owners)
-    found: dict[str, Pattern] = {}
+    ordered = without_private_texts(sorted(set(episodes), key=_age))
+    found: dict[str | None, Pattern] = {}
     for trust in (3, 2):
-        level = [
-            each
-            for each in ordered
-            if each.trust == trust and each.outcome is not Outcome.CANCELLED
-        ]
-        for finding in [*_of_tasks(level, options), *_of_failures(level, options)]:
-            pattern = as_pattern(finding, trust, options.sources)
-            found.setdefault(str(pattern.fingerprint), pattern)
+        subjects: defaultdict[_Subject, defaultdict[str | None, deque[_Item]]] = defaultdict(
+            lambda: defaultdict(lambda: deque(maxlen=NEWEST))
+        )
+        for each in ordered:
+            if each.trust == trust and each.outcome is not Outcome.CANCELLED:
+                for subject, item in _items(each):
+                    subjects[subject][each.domain].append(item)
+        for subject in sorted(subjects, key=lambda each: [part or "" for part in each]):
+            for domain, finding in _found(subject, subjects[subject]):
+                pattern = _pattern(subject, domain, finding, trust)
+                found.setdefault(pattern.fingerprint, pattern)
     return list(found.values())
+
+
+def _age(episode: Observed) -> tuple[datetime, UUID]:
+    return episode.at, episode.episode_id
+
+
+def _items(episode: Observed) -> Iterator[tuple[_Subject, _Item]]:
+    """Yield what an episode tells about its type of task, if it was judged, and its failures."""
+    if episode.task_type is not None and episode.outcome is not Outcome.UNKNOWN:
+        agents = tuple(name for name, _ in groupby(c.name for c in episode.calls if c.is_agent))
+        uses = agents if 2 <= len(agents) <= _MOST_NAMES else ()
+        subject = _Subject(Category.DECOMPOSITION, episode.task_type)
+        yield subject, _Item(episode, episode.good, uses)
+    for call, then in failures_in(episode.calls):
+        if suspicious(call.signature or "") is None:
+            well = then is not None and then.ok and episode.outcome is not Outcome.FAILURE
+            subject = _Subject(Category.RECOVERY, signature=call.signature, tool=call.name)
+            yield subject, _Item(episode, well, () if then is None else (then.name,))
 
 
 # --- Comparison of success rates -----------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Tally:
-    """Number of episodes, and of successful ones among them."""
-
-    n: int = 0
-    good: int = 0
-
-    def add(self, good: bool) -> None:
-        self.n += 1
-        self.good += good
-
-    def less(self, other: "_Tally") -> "_Tally":
-        return _Tally(self.n - other.n, self.good - other.good)
-
-    @property
-    def rate(self) -> float:
-        """Mean of the Beta posterior from a uniform prior."""
-        return (self.good + 1) / (self.n + 2)
-
-    @property
-    def variance(self) -> float:
-        """Variance of that posterior."""
-        return self.rate * (1 - self.rate) / (self.n + 3)
-
-
-_Better = tuple[Names, float, _Tally, _Tally]
-"""Behaviour, gain, and the tallies with and without it."""
-
-
-@dataclass(slots=True)
-class _Seen:
-    """Tallies of some episodes: of all, and by behaviour."""
-
-    all: _Tally = field(default_factory=_Tally)
-    each: dict[Names, _Tally] = field(default_factory=lambda: defaultdict(_Tally))
-
-    def add(self, item: "_Item") -> None:
-        self.all.add(item.good)
-        if item.uses:
-            self.each[item.uses].add(item.good)
-
-    def better(self, options: "MiningOptions") -> Iterator["_Better"]:
-        """Yield behaviours that went better with than without."""
-        for uses, with_it in self.each.items():
-            without = self.all.less(with_it)
-            if with_it.good < options.support or not without.n:
-                continue
-            gain = round(with_it.rate - without.rate, 9)
-            doubt = sqrt(with_it.variance + without.variance)
-            if with_it.good * without.n > without.good * with_it.n and (
-                gain >= max(options.gain, options.sure * doubt)
-            ):
-                yield uses, gain, with_it, without
-
-
-# --- Findings in one domain and in all -----------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
-class _Item:
-    """An episode, or a failure in one.
+class _Finding:
+    """Behaviour that goes with success.
 
     Attributes:
-        uses: its behaviour: the sub-agents in order, or the call after the failure; may be empty.
+        gain: difference of the success rates with and without it, smoothed for few episodes.
+        affects: tools whose next call shows the difference; empty: the whole run does.
+        supporters: the successful episodes with it, by age.
     """
 
-    episode: Observed
-    good: bool
     uses: Names
+    affects: Names
+    gain: float
+    with_it: Tally
+    without: Tally
+    supporters: tuple[UUID, ...]
 
 
 def _found(
-    category: Category, scope: FindingScope, items: Sequence[_Item], options: MiningOptions
-) -> list[Finding]:
-    """Mine cross-domain findings, then per-domain ones not covered by them; return the latter
+    subject: _Subject, domains: Mapping[str | None, Sequence[_Item]]
+) -> list[tuple[str | None, _Finding]]:
+    """Find what holds in all domains (named ``None``), and what else holds in one. The latter comes
     first."""
-    seen = _Seen()
-    of_domain: dict[str | None, _Seen] = defaultdict(_Seen)
+    items = sorted(chain.from_iterable(domains.values()), key=lambda each: _age(each.episode))
+    wide = _best(each for each in _better(subject, items) if _holds(each.uses, domains))
+    gains = {each.uses: each.gain + _SHOWS for each in wide}
+    narrow = [
+        (domain, each)
+        for domain, some in domains.items()
+        if domain is not None
+        for each in _best(
+            one for one in _better(subject, some) if one.gain > gains.get(one.uses, 0.0)
+        )
+    ]
+    narrow.sort(key=lambda each: (*_order(each[1]), each[0]))
+    return [*narrow, *((None, each) for each in wide)][:_MOST]
+
+
+def _better(subject: _Subject, items: Sequence[_Item]) -> Iterator[_Finding]:
+    """Yield behaviours that went clearly better with than without, the best first."""
+    everything, found = _tally(items), []
+    having: defaultdict[Names, list[_Item]] = defaultdict(list)
     for item in items:
-        seen.add(item)
-        of_domain[item.episode.domain].add(item)
-    everywhere = [each for each in seen.better(options) if _holds(each[0], of_domain)]
-    wide = _best(_findings(category, scope, items, everywhere), options)
-    taken: list[Finding] = []
-    for domain, some in _grouped(items, lambda each: each.episode.domain):
-        if domain is not None:
-            here = replace(scope, domain=domain)
-            found = _findings(category, here, some, of_domain[domain].better(options))
-            taken += _best([each for each in found if not _said(each, wide)], options)
-    return [*sorted(taken, key=_order), *wide][: options.most]
+        having[item.uses].append(item)
+    often = sorted(having, key=lambda uses: (-len(having[uses]), uses))
+    for uses, some in having.items():
+        with_it = _tally(some)
+        without = Tally(everything.good - with_it.good, everything.n - with_it.n)
+        if not uses or with_it.good < SUPPORT or not without.n or with_it.rate <= without.rate:
+            continue
+        gain = round(_rate(with_it) - _rate(without), 9)
+        doubt = sqrt(_variance(with_it) + _variance(without))
+        if gain >= max(_GAIN, _SURE * doubt):
+            supporters = tuple(each.episode.episode_id for each in some if each.good)
+            affects: Names = ()
+            if subject.category is Category.RECOVERY:  # calls of the control arm count too
+                instead = [each for each in often if each and each != uses][: _MOST_NAMES - 1]
+                affects = tuple(sorted({*uses, *chain.from_iterable(instead)}))
+            found.append(_Finding(uses, affects, gain, with_it, without, supporters))
+    for each in sorted(found, key=_order)[:_LOOKED_AT]:
+        if subject.category is Category.RECOVERY or _is_choice(each.uses, having[each.uses]):
+            yield each
 
 
-def _holds(uses: Names, of_domain: Mapping[str | None, _Seen]) -> bool:
+def _tally(items: Sequence[_Item]) -> Tally:
+    return Tally(sum(each.good for each in items), len(items))
+
+
+def _rate(tally: Tally) -> float:
+    """Return the mean of the Beta posterior from a uniform prior."""
+    return (tally.good + 1) / (tally.n + 2)
+
+
+def _variance(tally: Tally) -> float:
+    """Return the variance of that posterior."""
+    return _rate(tally) * (1 - _rate(tally)) / (tally.n + 3)
+
+
+def _order(finding: _Finding) -> tuple[float, int, Names]:
+    """Return the sort key: highest gain first, then the most specific finding."""
+    return -finding.gain, -len(finding.uses), finding.uses
+
+
+def _holds(uses: Names, domains: Mapping[str | None, Sequence[_Item]]) -> bool:
     """Return true if a behaviour went well in several domains and notably worse in none. Success in
     episodes without a domain counts as several."""
-    domains = 0
-    for domain, seen in of_domain.items():
-        with_it = seen.each.get(uses)
-        if with_it is None:
+    well = 0
+    for domain, items in domains.items():
+        with_it = _tally([each for each in items if each.uses == uses])
+        if not with_it.n:
             continue
-        if with_it.rate - seen.all.less(with_it).rate < -_SHOWS:
+        if _rate(with_it) - _rate(_tally([each for each in items if each.uses != uses])) < -_SHOWS:
             return False
-        domains += 2 if domain is None else bool(with_it.good)
-    return domains > 1
+        well += 2 if domain is None else bool(with_it.good)
+    return well > 1
 
 
-def _said(finding: Finding, wide: Iterable[Finding]) -> bool:
-    """Return true if a cross-domain finding covers this one."""
-    return any(
-        finding.gain <= other.gain + _SHOWS
-        and (is_within(finding.uses, other.uses) or is_within(other.uses, finding.uses))
-        for other in wide
-    )
-
-
-def _findings(
-    category: Category, scope: FindingScope, items: Sequence[_Item], better: Iterable[_Better]
-) -> list[Finding]:
-    """Build findings from the behaviours with the highest gains."""
-    ordered = sorted(better, key=lambda found: (-found[1], -len(found[0]), found[0]))
-    findings: list[Finding] = []
-    for uses, gain, with_it, without in ordered[:_LOOKED_AT]:
-        having = [each for each in items if each.uses == uses]
-        affects: Names = ()
-        if category is Category.RECOVERY:  # calls of the control arm count too
-            affects = tuple(sorted({*uses, *_instead(uses, items)}))
-        elif not _is_choice(uses, having):
-            continue
-        supporters = tuple(each.episode.episode_id for each in having if each.good)
-        tallies = (with_it.good, with_it.n), (without.good, without.n)
-        findings.append(Finding(category, scope, uses, affects, gain, *tallies, supporters))
-    return findings
-
-
-def _is_choice(names: Sequence[str], having: Sequence[_Item]) -> bool:
+def _is_choice(names: Names, having: Sequence[_Item]) -> bool:
     """Return false if a call usually failed, or usually followed a failure. Such a call is a
     reaction to failures, not a choice."""
     for name in names:
@@ -240,93 +229,57 @@ def _is_choice(names: Sequence[str], having: Sequence[_Item]) -> bool:
     return True
 
 
-def _best(found: Iterable[Finding], options: MiningOptions) -> list[Finding]:
-    """Return the best few findings, without those that a better one implies."""
-    taken: list[Finding] = []
-    for each in sorted(found, key=_order):
-        if len(taken) == options.each or (taken and each.gain < options.share * taken[0].gain):
-            break
-        if not any(_implied(each, other) for other in taken):
-            taken.append(each)
-    return taken
+def _best(found: Iterable[_Finding]) -> list[_Finding]:
+    """Return the first few findings that gain nearly as much as the first."""
+    best = [*found][:_EACH]
+    return [each for each in best if each.gain >= _SHARE * best[0].gain]
 
 
-def _implied(finding: Finding, other: Finding) -> bool:
-    return (
-        is_within(finding.uses, other.uses)
-        or is_within(other.uses, finding.uses)
-        or finding.supporters == other.supporters  # the evidence cannot tell them apart
+# --- Patterns ------------------------------------------------------------------------------------
+
+
+def _pattern(subject: _Subject, domain: str | None, finding: _Finding, trust: int) -> Pattern:
+    """Build the candidate pattern of a finding."""
+    uses = finding.uses
+    names = " → ".join(uses)
+    if subject.category is Category.DECOMPOSITION:
+        when = f"For tasks of the kind {subject.task_type}"
+        do = f"divide the work: ask {', then '.join(uses)}"
+        steps = [{"do": f"call {name}", "uses": [name]} for name in uses]
+        kind = ContentKind.TEMPLATE
+        fields: dict[str, Any] = {"steps": steps, "parameters": [], "rules": []}
+    else:
+        when = f"When {subject.tool} fails with “{subject.signature}”"
+        do = f"call {uses[0]} {'once more' if uses == (subject.tool,) else 'next'}"
+        kind, fields = ContentKind.HEURISTIC, {"condition": when, "action": do}
+    there = f"{when} in the domain {domain}" if domain else when
+    about = f"{subject.task_type or subject.tool}{f'/{domain}' if domain else ''}"
+    said = [subject.category, subject.task_type, domain, subject.signature, uses]
+    return Pattern(
+        name=f"{about}: {names}"[:_LONGEST_NAME],
+        category=subject.category,
+        # The advice does not name the domain: that of several domains can be merged.
+        content=Content(kind, fields, uses, finding.affects),
+        applicability=_applicability(subject, domain, uses),
+        description=f"{there}: {names}"[:_LONGEST_NAME],
+        summary=f"{there}: {do}.",
+        detail=(
+            f"Of the episodes that it was found in, {finding.with_it.good} of {finding.with_it.n} "
+            f"went well with it, and {finding.without.good} of {finding.without.n} without."
+        ),
+        evidence=Evidence(mined_from=finding.supporters[-_SOURCES:]),
+        guide=Guide(when=there, how=do),
+        origin={"mined": str(subject.category)},
+        trust=trust,
+        fingerprint=sha256(to_json(said)).hexdigest(),
     )
 
 
-def _order(finding: Finding) -> tuple[Any, ...]:
-    """Return the sort key: highest gain first, then the most specific finding."""
-    return (-finding.gain, -len(finding.uses), finding.scope.domain or "", finding.uses)
-
-
-def _instead(uses: Names, items: Sequence[_Item]) -> Names:
-    """Return the other calls that followed the failure, the most frequent first."""
-    there = Counter(name for each in items for name in each.uses)
-    ordered = sorted((-count, name) for name, count in there.items() if name not in uses)
-    return tuple(name for _, name in ordered[: _MOST_NAMES - 1])
-
-
-# --- Selection of episodes -----------------------------------------------------------------------
-
-
-def _of_tasks(episodes: Sequence[Observed], options: MiningOptions) -> Iterator[Finding]:
-    judged = [each for each in episodes if each.outcome != Outcome.UNKNOWN]
-    for task_type, some in _grouped(judged, lambda each: each.task_type):
-        if task_type is not None:
-            items = _newest([_Item(each, each.good, _agents(each)) for each in some], options)
-            yield from _found(Category.DECOMPOSITION, FindingScope(task_type), items, options)
-
-
-def _agents(episode: Observed) -> Names:
-    """Return the sub-agents in order, repetitions in a row as one; none if work was not divided."""
-    agents = tuple(name for name, _ in groupby(c.name for c in episode.calls if c.is_agent))
-    return agents if 2 <= len(agents) <= _MOST_NAMES else ()
-
-
-def _of_failures(episodes: Sequence[Observed], options: MiningOptions) -> Iterator[Finding]:
-    """Yield, for each kind of failure, the next calls that ended well."""
-    failed = [
-        (each, call, then)
-        for each in episodes
-        for call, then in failures_in(each.calls)
-        if suspicious(call.signature or "") is None
-    ]
-    for signature, some in _grouped(failed, lambda each: each[1].signature):
-        items = [
-            _Item(
-                episode,
-                then is not None and then.ok and episode.outcome is not Outcome.FAILURE,
-                () if then is None else (then.name,),
-            )
-            for episode, _, then in some
-        ]
-        scope = FindingScope(signature=signature, tool=some[0][1].name)
-        yield from _found(Category.RECOVERY, scope, _newest(items, options), options)
-
-
-def _newest(items: Sequence[_Item], options: MiningOptions) -> list[_Item]:
-    left: defaultdict[str | None, int] = defaultdict(lambda: options.newest)
-    kept = []
-    for item in reversed(items):
-        if left[item.episode.domain]:
-            left[item.episode.domain] -= 1
-            kept.append(item)
-    return kept[::-1]
-
-
-T = TypeVar("T")
-
-
-def _grouped(
-    items: Iterable[T], key: Callable[[T], str | None]
-) -> list[tuple[str | None, list[T]]]:
-    """Group items by key, sorted; each group keeps the order of the items."""
-    groups: dict[str | None, list[T]] = defaultdict(list)
-    for item in items:
-        groups[key(item)].append(item)
-    return sorted(groups.items(), key=lambda group: group[0] or "")
+def _applicability(subject: _Subject, domain: str | None, uses: Names) -> Applicability:
+    failed = {"feature": "failure_signature", "op": "eq", "value": subject.signature}
+    return Applicability(
+        problem_types=() if subject.task_type is None else (subject.task_type,),
+        domains=() if domain is None else (domain,),
+        capabilities=tuple(sorted(set(uses))),
+        conditions=() if subject.signature is None else (failed,),
+    )

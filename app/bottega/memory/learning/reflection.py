@@ -6,8 +6,6 @@ affect only texts for readers.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
 from itertools import islice
 from typing import Any, Protocol
 from uuid import UUID
@@ -26,9 +24,7 @@ _LONGEST_TEXT = 2000
 
 class Analyst(Protocol):
     """A model that analyses tasks and episodes. Its answers are data: bounded, checked, never
-    executed.
-
-    It counts what its calls take for a run, named by tenant and id.
+    executed. It counts the cost of its calls for a run, named by tenant and id.
 
     Attributes:
         name: author of its reflections.
@@ -49,48 +45,38 @@ class Analyst(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Reflection:
-    """The lessons of a run.
-
-    Attributes:
-        insights: texts.
-        patterns: ``{uses}``: calls of a successful run.
-        failures: ``{tool, signature, then, recovered}``.
-        performance: numbers.
-        by: author: ``rules``, or a model.
-    """
-
-    insights: Sequence[str] = ()
-    patterns: Sequence[Mapping[str, Any]] = ()
-    failures: Sequence[Mapping[str, Any]] = ()
-    performance: Mapping[str, Any] = field(default_factory=dict)
-    by: str = "rules"
-
-    @property
-    def document(self) -> dict[str, Any]:
-        return asdict(self)
+Reflection = Mapping[str, Any]
+"""Lessons of a run, as JSON: ``insights`` (texts), ``patterns`` (``{uses}``: calls of a successful
+run), ``failures`` (``{tool, signature, then, recovered}``), ``performance`` (numbers), and ``by``,
+their author: ``rules``, or a model."""
 
 
 def reflect(episode: Episode) -> Reflection:
     """Reflect on an episode by rules; its trace is used if it is loaded."""
     calls = calls_of(episode)
-    failures = _failures(calls)
-    names = [call.name for call in calls if call.ok]
-    found = [{"uses": names[:MOST]}] if names and episode.judged is Outcome.SUCCESS else []
-    return Reflection(
-        tuple(_insights(episode, calls, failures)),
-        tuple(found),
-        tuple(failures),
-        _performance(episode, calls),
-    )
+    failures = [
+        {
+            "tool": call.name,
+            "signature": call.signature,
+            "then": None if then is None else then.name,
+            "recovered": then is not None and then.ok,
+        }
+        for call, then in islice(failures_in(calls), MOST)
+    ]
+    well = [call.name for call in calls if call.ok] if episode.judged is Outcome.SUCCESS else []
+    return {
+        "insights": _insights(episode, calls, failures, well),
+        "patterns": [{"uses": well[:MOST]}] if well else [],
+        "failures": failures,
+        "performance": _performance(episode, calls),
+        "by": "rules",
+    }
 
 
 def with_insights(reflection: Reflection, insights: Sequence[str], by: str) -> Reflection:
     """Replace the insights by those of a model, within bounds."""
     lines = (cut(" ".join(each.split()), LONGEST) for each in insights)
-    said = tuple(dict.fromkeys(filter(None, lines)))[:MOST]
-    return replace(reflection, insights=said, by=by)
+    return {**reflection, "insights": [*dict.fromkeys(filter(None, lines))][:MOST], "by": by}
 
 
 def asked_of(episode: Episode, reflection: Reflection) -> dict[str, Any]:
@@ -109,7 +95,7 @@ def asked_of(episode: Episode, reflection: Reflection) -> dict[str, Any]:
         "result": str(result.get("output") or "")[:_LONGEST_TEXT],
         "error": result.get("error"),
         "errors": episode.summary.errors[:_LONGEST_TEXT],
-        "performance": reflection.performance,
+        "performance": reflection["performance"],
     }
 
 
@@ -126,24 +112,19 @@ def applications_of(episode: Episode) -> list[Application]:
 
 
 def _application(episode: Episode, given: Mapping[str, Any]) -> Application:
-    good = given.get("good")
-    if Category(given["category"]) in OF_RUN:
-        good = went_well(episode)
-    resources = episode.execution.get("resources") or {}
-    usage = _usage(resources)
-    at = given.get("at")
+    of_run = Category(given["category"]) in OF_RUN
     return Application(
         pattern_id=UUID(given["id"]),
         version=given["version"],
         arm=Arm(given["arm"]),
-        at=datetime.fromisoformat(at) if isinstance(at, str) else episode.at,
+        at=episode.at,
         baseline=Baseline(**(given.get("baseline") or {})),
         episode_id=episode.id,
         followed=given.get("followed"),
-        good=good,
+        good=went_well(episode) if of_run else given.get("good"),
         features=episode.metadata.get("features") or {},
         duration_s=episode.execution.get("duration_s"),
-        tokens=sum(usage.values()) or None,
+        tokens=sum(_usage(episode).values()) or None,
     )
 
 
@@ -152,21 +133,11 @@ def went_well(episode: Episode) -> bool | None:
     return None if episode.judged is Outcome.UNKNOWN else episode.judged is Outcome.SUCCESS
 
 
-def _failures(calls: Sequence[TracedCall]) -> list[dict[str, Any]]:
-    """Return the first failure of each kind, the next call, and its success."""
-    return [
-        {
-            "tool": call.name,
-            "signature": call.signature,
-            "then": None if then is None else then.name,
-            "recovered": then is not None and then.ok,
-        }
-        for call, then in islice(failures_in(calls), MOST)
-    ]
-
-
 def _insights(
-    episode: Episode, calls: Sequence[TracedCall], failures: Sequence[Mapping[str, Any]]
+    episode: Episode,
+    calls: Sequence[TracedCall],
+    failures: Sequence[Mapping[str, Any]],
+    well: Sequence[str],
 ) -> list[str]:
     said: list[str] = []
     for each in failures:
@@ -177,9 +148,8 @@ def _insights(
         else:
             text = f"{each['tool']} failed ({each['signature']}), and nothing followed."
         said.append(text)
-    names = [call.name for call in calls if call.ok]
-    if names and episode.judged is Outcome.SUCCESS:
-        said.append(f"It went well with: {', '.join(names[:MOST])}.")
+    if well:
+        said.append(f"It went well with: {', '.join(well[:MOST])}.")
     error = episode.result.get("error")
     if isinstance(error, Mapping) and not failures:
         said.append(f"It ended with {error.get('code')}: {error.get('message')}")
@@ -194,24 +164,23 @@ def _insights(
     return [cut(text, LONGEST) for text in said[:MOST]]
 
 
-def _usage(resources: Mapping[str, Any]) -> dict[str, int]:
+def _resources(episode: Episode) -> Mapping[str, Any]:
+    return episode.execution.get("resources") or {}
+
+
+def _usage(episode: Episode) -> dict[str, int]:
     """Return the tokens that an episode used. Imported episodes may hold any value here."""
-    usage = resources.get("usage")
-    reported = usage if isinstance(usage, dict) else {}
-    names = ("input", "output")
-    return {name: reported[name] for name in names if isinstance(reported.get(name), int)}
+    usage = _resources(episode).get("usage")
+    return _numbers(usage if isinstance(usage, dict) else {}, "input", "output")
 
 
 def _performance(episode: Episode, calls: Sequence[TracedCall]) -> dict[str, Any]:
-    resources = episode.execution.get("resources") or {}
-    known = {
-        name: resources[name]
-        for name in ("model_calls", "tool_calls", "retries")
-        if isinstance(resources.get(name), int | float)
-    }
-    if usage := _usage(resources):
+    known = _numbers(_resources(episode), "model_calls", "tool_calls", "retries")
+    if usage := _usage(episode):
         known["usage"] = usage
-    duration_s = episode.execution.get("duration_s")
-    if isinstance(duration_s, int | float):
-        known["duration_s"] = duration_s
+    known |= _numbers(episode.execution, "duration_s")
     return known | {"failed_calls": sum(not call.ok for call in calls)}
+
+
+def _numbers(of: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: of[name] for name in names if isinstance(of.get(name), int | float)}

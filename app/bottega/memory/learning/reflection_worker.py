@@ -9,18 +9,17 @@ itself does not change.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import asyncpg
 import structlog
 from pydantic_core import from_json, to_json
 
-from bottega.clock import monotonic
 from bottega.db.engine import acting_as
-from bottega.errors import BottegaError, ModelError, UnavailableError
+from bottega.errors import ModelError, UnavailableError
 from bottega.events.log import is_transient
 from bottega.leased_work import Blame, LeasedWork
 from bottega.memory.episodes import rows
@@ -62,18 +61,14 @@ _TRACES = """
 SELECT episode_id, content FROM episode_bodies
 WHERE tenant_id = $1 AND episode_id = ANY ($2) AND part = 'trace' AND content IS NOT NULL
 """
-# A run's outcome counts for every pattern that the whole run judges, also for merged ones.
+# A run's outcome counts for every pattern that the whole run judges, also for merged ones. Episodes
+# that are no evidence any more count for no pattern.
 _JUDGED = """
 UPDATE pattern_applications a SET good = n.good
-FROM unnest($2::uuid[], $3::boolean[]) AS n(episode_id, good), patterns p
-WHERE a.tenant_id = $1 AND a.episode_id = n.episode_id AND a.arm <> 'reported'
-  AND a.good IS DISTINCT FROM n.good
-  AND p.tenant_id = $1 AND p.id = a.pattern_id AND p.category = ANY ($4)
-"""
-# Episodes that are no evidence any more count for no pattern.
-_VOID = """
-UPDATE pattern_applications SET good = NULL
-WHERE tenant_id = $1 AND episode_id = ANY ($2) AND good IS NOT NULL
+FROM unnest($2::uuid[], $3::boolean[], $4::boolean[]) AS n(episode_id, good, counts), patterns p
+WHERE a.tenant_id = $1 AND a.episode_id = n.episode_id AND a.good IS DISTINCT FROM n.good
+  AND p.tenant_id = $1 AND p.id = a.pattern_id
+  AND (NOT n.counts OR (a.arm <> 'reported' AND p.category = ANY ($5)))
 """
 _WRITE = """
 INSERT INTO episode_reflections (tenant_id, episode_id, reflection)
@@ -97,32 +92,6 @@ WHERE tenant_id = $1 AND status = 'failed'
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _Due:
-    """A run to learn from, and the number of tries, this one included."""
-
-    run_id: UUID
-    episode_id: UUID
-    tries: int
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Self:
-        return cls(row["run_id"], row["episode_id"], row["tries"])
-
-    @property
-    def _key(self) -> dict[str, Any]:
-        return {"run_id": self.run_id, "tries": self.tries}
-
-    def ended(self, by: str, applications: int) -> dict[str, Any]:
-        result = {"by": by, "applications": applications}
-        return {**self._key, "status": "done", "result": result, "wait_s": 0.0}
-
-    def failed(self, error: str) -> dict[str, Any]:
-        pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * _GROWTH ** (self.tries - 1))
-        status = "pending" if self.tries < MOST_TRIES else "failed"
-        return {**self._key, "status": status, "error": error[:_LONGEST_ERROR], "wait_s": pause_s}
-
-
 class ReflectionWorker:
     """Learns from finished runs. Any number of processes may do so concurrently.
 
@@ -131,12 +100,7 @@ class ReflectionWorker:
     """
 
     def __init__(
-        self,
-        pool: asyncpg.Pool,
-        patterns: PatternCache,
-        *,
-        analyst: Analyst | None = None,
-        clock: Callable[[], float] = monotonic,
+        self, pool: asyncpg.Pool, patterns: PatternCache, *, analyst: Analyst | None = None
     ) -> None:
         self._pool = pool
         self._patterns = patterns
@@ -147,11 +111,10 @@ class ReflectionWorker:
             limits=(_LEASE_S, _MOST, _EACH),
             next_s=_NEXT,
             do=self._learn,
-            blame=_blamed,
+            blame=lambda error: None if is_transient(error) else Blame.ROW,
             put_off=self._put_off,
             tenants_at_once=_MOST,
             longest_rest_s=_LONGEST_REST_S,
-            clock=clock,
         )
 
     async def learn_due(self) -> float:
@@ -161,91 +124,89 @@ class ReflectionWorker:
     async def _put_off(
         self, tenant_id: UUID, claimed: Sequence[asyncpg.Record], error: Exception
     ) -> None:
-        (due,) = map(_Due.of, claimed)
-        log.error("run.not_learned", run_id=str(due.run_id), exc_info=error)
+        (due,) = claimed
+        log.error("run.not_learned", run_id=str(due["run_id"]), exc_info=error)
         why = f"an internal error ({type(error).__name__}); see the worker's log"
         async with acting_as(self._pool, tenant_id) as connection:
-            await _end(connection, tenant_id, [due.failed(why)])
+            await _end(connection, tenant_id, [_failed(due, why)])
 
-    async def _learn(self, tenant_id: UUID, claimed: Sequence[asyncpg.Record]) -> None:
+    async def _learn(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
         """Store everything that needs no model in one transaction, then ask the model."""
-        due = [_Due.of(row) for row in claimed]
         async with acting_as(self._pool, tenant_id) as connection:
-            episodes = await _episodes(connection, tenant_id, [each.episode_id for each in due])
-            given = [each for one in episodes.values() for each in applications_of(one)]
-            if given:
-                await self._patterns.record_application(tenant_id, given, on=connection)
-            no_evidence = [
-                each.id
-                for each in episodes.values()
-                if each.metadata.get("patterns") and not counts(each)
-            ]
-            if no_evidence:
-                await connection.execute(_VOID, tenant_id, no_evidence)
-            if given:
-                good = [(each.id, went_well(each)) for each in episodes.values()]
-                told = [each for each in good if each[0] not in no_evidence]
-                await connection.execute(_JUDGED, tenant_id, *zip(*told, strict=True), _OF_RUN)
+            episodes = await _episodes(connection, tenant_id, [row["episode_id"] for row in due])
+            count = await self._count(connection, tenant_id, episodes)
             found = {each: reflect(one) for each, one in episodes.items() if not one.reflection}
             asked = found if self._analyst is not None else {}
             await _write(connection, tenant_id, {} if asked else found)
-            count = Counter(each.episode_id for each in given)
+            known = {each: one.reflection or {} for each, one in episodes.items()}
             ended = [
-                each.ended(_by(episodes.get(each.episode_id)), count[each.episode_id])
-                for each in due
-                if each.episode_id not in asked
+                _done(row, str(known.get(each, {}).get("by") or "rules"), count[each])
+                for row in due
+                if (each := row["episode_id"]) not in asked
             ]
             await _end(connection, tenant_id, ended)
-        rest = [each for each in due if each.episode_id in asked]
-        if rest:
-            await self._ask(tenant_id, rest, episodes, found, count)
+        asking = asyncio.Semaphore(_ASKED_AT_ONCE)
+        asks = [
+            self._ask(tenant_id, row, episodes[each], asked[each], count[each], asking)
+            for row in due
+            if (each := row["episode_id"]) in asked
+        ]
+        for error in await asyncio.gather(*asks, return_exceptions=True):
+            if error is not None:
+                raise error
+
+    async def _count(
+        self, connection: asyncpg.Connection, tenant_id: UUID, episodes: Mapping[UUID, Episode]
+    ) -> Counter[UUID | None]:
+        """Count the applications of the episodes' patterns; return their number by episode."""
+        given = [each for one in episodes.values() for each in applications_of(one)]
+        await self._patterns.store(connection, tenant_id).record_application(given)
+        judged = [
+            (each, went_well(one) if counts(one) else None, counts(one))
+            for each, one in episodes.items()
+            if one.metadata.get("patterns")
+        ]
+        if judged:
+            await connection.execute(_JUDGED, tenant_id, *zip(*judged, strict=True), _OF_RUN)
+        return Counter(each.episode_id for each in given)
 
     async def _ask(
         self,
         tenant_id: UUID,
-        due: Sequence[_Due],
-        episodes: Mapping[UUID, Episode],
-        found: Mapping[UUID, Reflection],
-        count: Mapping[UUID | None, int],
+        due: asyncpg.Record,
+        episode: Episode,
+        known: Reflection,
+        applications: int,
+        asking: asyncio.Semaphore,
     ) -> None:
-        """Store the model's reflections on episodes, a few at a time."""
-        for start in range(0, len(due), _ASKED_AT_ONCE):
-            some = due[start : start + _ASKED_AT_ONCE]
-            said = await asyncio.gather(
-                *(
-                    self._asked(
-                        (tenant_id, each.run_id), episodes[each.episode_id], found[each.episode_id]
-                    )
-                    for each in some
-                )
-            )
-            written: dict[UUID, Reflection] = {}
-            ended: list[dict[str, Any]] = []
-            for each, answer in zip(some, said, strict=True):
-                if isinstance(answer, Reflection):
-                    written[each.episode_id] = answer
-                    ended.append(each.ended(answer.by, count[each.episode_id]))
-                else:
-                    log.warning("run.not_learned", run_id=str(each.run_id), error=answer.detail)
-                    ended.append(each.failed(answer.detail))
-            async with acting_as(self._pool, tenant_id) as connection:
-                await _write(connection, tenant_id, written)
-                await _end(connection, tenant_id, ended)
-
-    async def _asked(
-        self, run: tuple[UUID, UUID], episode: Episode, known: Reflection
-    ) -> Reflection | BottegaError:
+        """Store the model's reflection on an episode, or the reason why there is none yet."""
         assert self._analyst is not None
+        written: dict[UUID, Reflection] = {}
         try:
-            said = await self._analyst.reflect(run, asked_of(episode, known))
+            async with asking:
+                run = tenant_id, due["run_id"]
+                said = await self._analyst.reflect(run, asked_of(episode, known))
         except (ModelError, UnavailableError) as error:
-            return error
-        return with_insights(known, said, self._analyst.name)
+            log.warning("run.not_learned", run_id=str(due["run_id"]), error=error.detail)
+            ended = _failed(due, error.detail)
+        else:
+            name = self._analyst.name
+            written[due["episode_id"]] = with_insights(known, said, name)
+            ended = _done(due, name, applications)
+        async with acting_as(self._pool, tenant_id) as connection:
+            await _write(connection, tenant_id, written)
+            await _end(connection, tenant_id, [ended])
 
 
-def _blamed(error: Exception) -> Blame | None:
-    """Blame a row, but for errors of the connection."""
-    return None if is_transient(error) else Blame.ROW
+def _done(due: asyncpg.Record, by: str, applications: int) -> dict[str, Any]:
+    result = {"by": by, "applications": applications}
+    return {**due, "status": "done", "result": result, "wait_s": 0.0}
+
+
+def _failed(due: asyncpg.Record, error: str) -> dict[str, Any]:
+    pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * _GROWTH ** (due["tries"] - 1))
+    status = "pending" if due["tries"] < MOST_TRIES else "failed"
+    return {**due, "status": status, "error": error[:_LONGEST_ERROR], "wait_s": pause_s}
 
 
 async def learn_again(connection: asyncpg.Connection, tenant_id: UUID) -> int:
@@ -270,10 +231,7 @@ async def _write(
     connection: asyncpg.Connection, tenant_id: UUID, found: Mapping[UUID, Reflection]
 ) -> None:
     if found:
-        written = [
-            {"episode_id": episode_id, "reflection": each.document}
-            for episode_id, each in found.items()
-        ]
+        written = [{"episode_id": each, "reflection": one} for each, one in found.items()]
         await connection.execute(_WRITE, tenant_id, to_json(written).decode())
 
 
@@ -282,8 +240,3 @@ async def _end(
 ) -> None:
     if ended:
         await connection.execute(_END, tenant_id, to_json(ended).decode())
-
-
-def _by(episode: Episode | None) -> str:
-    known = (episode.reflection or {}) if episode is not None else {}
-    return str(known.get("by") or "rules")

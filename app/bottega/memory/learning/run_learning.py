@@ -1,7 +1,5 @@
-"""Results of learning from a run, for the API."""
+"""Results of learning from a run, and feedback on it, for the API."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -17,14 +15,14 @@ _JUDGED = (Outcome.SUCCESS, Outcome.PARTIAL, Outcome.FAILURE)
 
 _LEARNING = text("""
 SELECT l.episode_id, e.at, e.metadata -> 'insights' AS given,
-    coalesce(s.label, e.outcome) AS outcome, l.status, l.tries, l.error, l.updated_at, r.reflection,
-    CASE l.status WHEN 'pending' THEN l.next_at END AS next_at
-FROM run_learning l
+    coalesce(s.label, e.outcome) AS outcome, l.status, coalesce(l.tries, 0) AS tries, l.error,
+    l.updated_at, r.reflection, CASE l.status WHEN 'pending' THEN l.next_at END AS next_at
+FROM (SELECT) AS one
+LEFT JOIN run_learning l ON l.tenant_id = :tenant AND l.run_id = :run
 LEFT JOIN episodes e ON e.tenant_id = l.tenant_id AND e.id = l.episode_id
 LEFT JOIN episode_state s ON s.tenant_id = l.tenant_id AND s.episode_id = l.episode_id
 LEFT JOIN episode_reflections r
     ON r.tenant_id = l.tenant_id AND r.episode_id = l.episode_id AND s.state <> 'deleted'
-WHERE l.tenant_id = :tenant AND l.run_id = :run
 """)
 _CANDIDATES = text("""
 SELECT p.id, p.name, p.category, p.state, p.version
@@ -32,66 +30,77 @@ FROM pattern_sources s JOIN patterns p ON p.tenant_id = s.tenant_id AND p.id = s
 WHERE s.tenant_id = :tenant AND s.episode_id = :episode ORDER BY p.id LIMIT :most
 """)
 _APPLICATIONS = text("""
-SELECT a.pattern_id, p.name, a.version, a.arm, a.at, a.followed, a.good, a.baseline_name,
-    a.baseline_rate, a.baseline_n
+SELECT CAST(:source AS text) || a.pattern_id AS source, a.pattern_id, p.name, a.version, a.arm,
+    a.at, a.followed, a.good, jsonb_build_object(
+        'name', a.baseline_name, 'rate', a.baseline_rate, 'n', a.baseline_n) AS baseline
 FROM pattern_applications a JOIN patterns p ON p.tenant_id = a.tenant_id AND p.id = a.pattern_id
 WHERE a.tenant_id = :tenant AND a.episode_id = :episode ORDER BY a.at, a.id LIMIT :most
 """)
-_NOTHING: Mapping[str, Any] = {
-    "status": None,
-    "tries": 0,
-    "error": None,
-    "next_at": None,
-    "updated_at": None,
-    "reflection": None,
-}
+_STORE = text("""
+INSERT INTO episode_feedback (tenant_id, run_id, outcome, score, comment, by, at)
+VALUES (:tenant, :run, CAST(:outcome AS text), CAST(:score AS double precision),
+        CAST(:comment AS text), CAST(:by AS text), now())
+ON CONFLICT (tenant_id, run_id) DO UPDATE SET
+    outcome = excluded.outcome, score = excluded.score, comment = excluded.comment,
+    by = excluded.by, at = excluded.at
+RETURNING outcome, score, comment, by, at
+""")
+_HOLD = text("SELECT hold_episode_of(:tenant, :run)")
+_LABEL = text("SELECT label_episode_of(:tenant, :run)")
 
 
 async def learnt(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
     """Return an existing run's learning status, reflection, new candidates, and applications."""
     values: dict[str, Any] = {"tenant": tenant_id, "run": run_id}
-    row = (await connection.execute(_LEARNING, values)).mappings().one_or_none()
-    shown: dict[str, Any] = {**(row or _NOTHING), "run_id": run_id}
-    found: dict[str, list[Any]] = {"candidates": [], "applications": []}
-    if row is not None:
-        values = {"tenant": tenant_id, "episode": row["episode_id"], "most": _MOST}
-        found["candidates"] = list((await connection.execute(_CANDIDATES, values)).mappings())
-        given = (await connection.execute(_APPLICATIONS, values)).mappings()
-        found["applications"] = [
-            *(_application(each) for each in given),
-            *_insights(row["given"] or (), row["at"], row["outcome"]),
-        ]
-    for name in ("at", "given", "outcome"):
-        shown.pop(name, None)
-    reflection = shown.pop("reflection") or {}
-    said = {name: reflection.get(name) or [] for name in ("insights", "patterns", "failures")}
-    return (
-        shown
-        | said
-        | found
-        | {"by": reflection.get("by"), "performance": reflection.get("performance") or {}}
-    )
+    row = (await connection.execute(_LEARNING, values)).mappings().one()
+    values = {"tenant": tenant_id, "episode": row["episode_id"], "most": _MOST}
+    candidates = await connection.execute(_CANDIDATES, values)
+    applications = await connection.execute(_APPLICATIONS, {**values, "source": SOURCE})
+    reflection = row["reflection"] or {}
+    return {
+        "run_id": run_id,
+        **{name: row[name] for name in ("status", "tries", "error", "next_at", "updated_at")},
+        **{name: reflection.get(name) or [] for name in ("insights", "patterns", "failures")},
+        "by": reflection.get("by"),
+        "performance": reflection.get("performance") or {},
+        "candidates": list(candidates.mappings()),
+        "applications": [*applications.mappings(), *_insights(row)],
+    }
 
 
-def _application(row: RowMapping) -> dict[str, Any]:
-    baseline = {name: row[f"baseline_{name}"] for name in ("name", "rate", "n")}
-    return {**row, "source": f"{SOURCE}{row['pattern_id']}", "baseline": baseline}
+def _insights(row: RowMapping) -> list[dict[str, Any]]:
+    """Return the applications of insights: the whole run judges them."""
+    good = row["outcome"] == Outcome.SUCCESS if row["outcome"] in _JUDGED else None
+    same = {"pattern_id": None, "name": "", "version": 1, "followed": None, "baseline": None}
+    same |= {"at": row["at"], "good": good}
+    return [
+        {**same, "source": f"{INSIGHT}{each['id']}", "arm": each["arm"]}
+        for each in row["given"] or ()
+    ]
 
 
-def _insights(
-    given: Sequence[Mapping[str, Any]], at: datetime, outcome: str
-) -> Iterator[dict[str, Any]]:
-    """Yield the applications of insights: the whole run judges them."""
-    good = (outcome == Outcome.SUCCESS) if outcome in _JUDGED else None
-    for each in given:
-        yield {
-            "source": f"{INSIGHT}{each['id']}",
-            "pattern_id": None,
-            "name": "",
-            "version": 1,
-            "arm": each["arm"],
-            "at": at,
-            "followed": None,
-            "good": good,
-            "baseline": None,
-        }
+async def give_feedback(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    run_id: UUID,
+    by: str,
+    *,
+    outcome: str | None = None,
+    score: float | None = None,
+    comment: str | None = None,
+) -> dict[str, Any]:
+    """Store feedback on a finished run beside its immutable episode, in place of earlier feedback.
+
+    The run is learned from again.
+
+    Args:
+        by: the author, as in the audit log.
+        outcome: overrides the run's own.
+        score: 0 to 1, the best.
+    """
+    where = {"tenant": tenant_id, "run": run_id}
+    said = {"outcome": outcome, "score": score, "comment": comment, "by": by}
+    await connection.execute(_HOLD, where)
+    stored = await connection.execute(_STORE, where | said)
+    await connection.execute(_LABEL, where)
+    return dict(stored.mappings().one())

@@ -4,14 +4,13 @@ Pure. Runs from which a pattern was withheld are measured in the same way, for a
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from bottega.events.payloads import Data, EventError, PatternReceived, ToolEnded, ToolStarted
 from bottega.events.types import EventType
-from bottega.memory.patterns.pattern import OF_RUN, Arm, Category
+from bottega.memory.patterns.pattern import OF_RUN
 
 SOURCE = "pattern:"
 """Prefix of the event source for a pattern; its id follows."""
@@ -25,25 +24,20 @@ _ENDED_BADLY = (EventType.AGENT_FAILED, EventType.SUBAGENT_FAILED, EventType.SUB
 class _Shown:
     """Pattern of the run, and the observations of it."""
 
-    id: UUID
-    version: int
-    arm: Arm
-    category: Category
-    baseline: Mapping[str, Any]
-    uses: tuple[str, ...]
-    affects: frozenset[str]
+    id: str
+    of: PatternReceived
     at: int  # how many calls had begun
     reached: int = 0  # number of its uses that were seen
     good: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "id": str(self.id),
-            "version": self.version,
-            "arm": self.arm,
-            "category": self.category,
-            "baseline": dict(self.baseline),
-            "followed": self.reached == len(self.uses) if self.uses else None,
+            "id": self.id,
+            "version": self.of.version,
+            "arm": self.of.arm,
+            "category": self.of.category,
+            "baseline": dict(self.of.baseline),
+            "followed": self.reached == len(self.of.uses) if self.of.uses else None,
             "good": self.good,
         }
 
@@ -59,7 +53,7 @@ class Adherence:
     """
 
     def __init__(self) -> None:
-        self._shown: dict[tuple[UUID, int], _Shown] = {}
+        self._shown: dict[tuple[str, int], _Shown] = {}
         self._begun = 0
         self._open: dict[Any, int] = {}  # numbers of open calls and tasks by key, from 1
         self._asked: Counter[str] = Counter()
@@ -116,26 +110,16 @@ class Adherence:
         source = str(data["source"])
         if not source.startswith(SOURCE) or len(self._shown) == MOST:
             return
-        pattern = PatternReceived.of(data)
-        if pattern.arm is None:
-            return
-        shown = _Shown(
-            UUID(source.removeprefix(SOURCE)),
-            pattern.version,
-            Arm(pattern.arm),
-            Category(pattern.category),
-            pattern.baseline,
-            tuple(pattern.uses),
-            frozenset(pattern.affects),
-            self._begun,
-        )
-        self._shown.setdefault((shown.id, shown.version), shown)
+        shown = _Shown(source.removeprefix(SOURCE), PatternReceived.of(data), self._begun)
+        if shown.of.arm is not None:
+            self._shown.setdefault((shown.id, shown.of.version), shown)
 
     def _begin(self, key: Any, name: str) -> None:
         self._begun += 1
         self._open[key] = self._begun
         for shown in self._shown.values():
-            if shown.reached < len(shown.uses) and shown.uses[shown.reached] == name:
+            uses = shown.of.uses
+            if shown.reached < len(uses) and uses[shown.reached] == name:
                 shown.reached += 1
 
     def _end(self, key: Any, name: str, *, well: bool) -> None:
@@ -143,8 +127,8 @@ class Adherence:
         for shown in self._shown.values():
             if (
                 shown.good is None
-                and shown.category not in OF_RUN
-                and name in shown.affects
+                and shown.of.category not in OF_RUN
+                and name in shown.of.affects
                 and began > shown.at
             ):
                 shown.good = well

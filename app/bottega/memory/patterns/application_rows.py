@@ -4,8 +4,8 @@ All functions run in a transaction of the tenant (:func:`bottega.db.engine.actin
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -15,9 +15,12 @@ from pydantic_core import from_json, to_json
 
 from bottega.memory.patterns.evidence import Group
 from bottega.memory.patterns.owners import OwnedFeatures, owner_of, public_features
-from bottega.memory.patterns.pattern import APPLIED, Application, Arm, Baseline, Features, Pattern
+from bottega.memory.patterns.pattern import Application, Arm, Baseline, Features, Pattern
+from bottega.memory.patterns.rows import GIVEN_ARMS
 from bottega.memory.patterns.validation import Tally
 
+_BASELINE = "baseline_name, baseline_rate, baseline_n"
+SAID = f"arm, at, episode_id, {_BASELINE}, followed, good, features, duration_s, tokens"
 # Locks the episodes, so that a concurrent erasure waits; skips those already erased.
 _STAY = """
 SELECT FROM episode_state WHERE tenant_id = $1 AND episode_id = ANY ($2)
@@ -26,12 +29,6 @@ ORDER BY episode_id FOR KEY SHARE
 # Applications that count as evidence. Excluded are episodes that the pattern was found in, that
 # are not trusted, or that are quarantined or deleted. A report cannot override the outcome of an
 # assigned pattern. A run that retries an earlier one is no independent evidence.
-_APPLICATIONS = """
-SELECT * FROM jsonb_to_recordset($2::jsonb) AS n(
-    place integer, pattern_id uuid, version integer, arm text, at timestamptz, episode_id uuid,
-    baseline_name text, baseline_rate double precision, baseline_n integer, followed boolean,
-    good boolean, features jsonb, duration_s double precision, tokens integer)
-"""
 _GIVEN = """
 SELECT n.* FROM reported n
 JOIN patterns p ON p.tenant_id = $1 AND p.id = n.pattern_id AND n.version BETWEEN 1 AND p.version
@@ -63,7 +60,9 @@ WHERE n.episode_id IS NULL OR (
 # A run is given one version of a pattern, so pattern and episode identify an application, also
 # after others were carried over to a new version.
 _RECORD = f"""
-WITH reported AS MATERIALIZED ({_APPLICATIONS}),
+WITH reported AS MATERIALIZED (
+    SELECT * FROM jsonb_populate_recordset(NULL::pattern_applications, $2::jsonb)
+    WITH ORDINALITY),
 given AS MATERIALIZED ({_GIVEN}),
 changed AS (
     UPDATE pattern_applications a
@@ -76,17 +75,13 @@ changed AS (
     RETURNING a.pattern_id
 ),
 added AS (
-    INSERT INTO pattern_applications (
-        tenant_id, pattern_id, version, arm, at, episode_id, baseline_name, baseline_rate,
-        baseline_n, followed, good, features, duration_s, tokens)
-    SELECT $1, g.pattern_id, g.version, g.arm, g.at, g.episode_id, g.baseline_name,
-        g.baseline_rate, g.baseline_n, g.followed, g.good, coalesce(g.features, '{{}}'),
-        g.duration_s, g.tokens
+    INSERT INTO pattern_applications (tenant_id, pattern_id, version, {SAID})
+    SELECT $1, g.pattern_id, g.version, {SAID}
     FROM given g
     WHERE NOT EXISTS (
         SELECT FROM pattern_applications a
         WHERE a.tenant_id = $1 AND a.pattern_id = g.pattern_id AND a.episode_id = g.episode_id)
-    ORDER BY g.place
+    ORDER BY g.ordinality
     RETURNING pattern_id, arm, at
 ),
 used AS (
@@ -97,23 +92,16 @@ used AS (
 )
 SELECT pattern_id FROM changed UNION ALL SELECT pattern_id FROM added
 """  # noqa: S608
-_GROUPS = """
-SELECT a.pattern_id, a.arm, a.good, a.baseline_name, a.baseline_rate, a.baseline_n, count(*) AS n,
+_GROUPS = f"""
+SELECT pattern_id, arm, good, {_BASELINE}, count(*) AS n,
     count(*) FILTER (WHERE a.at > $3) AS lately,
     count(a.duration_s) AS timed, coalesce(sum(a.duration_s), 0) AS seconds,
-    count(a.tokens) AS counted, coalesce(sum(a.tokens), 0) AS tokens
+    count(a.tokens) AS counted, coalesce(sum(a.tokens), 0)::float AS tokens
 FROM patterns p JOIN pattern_applications a
     ON a.tenant_id = p.tenant_id AND a.pattern_id = p.id AND a.version = p.version
 WHERE p.tenant_id = $1 AND p.id = ANY ($2) AND a.good IS NOT NULL
-GROUP BY a.pattern_id, a.arm, a.good, a.baseline_name, a.baseline_rate, a.baseline_n
-"""
-_TALLIES = """
-SELECT p.id, count(*) FILTER (WHERE a.good) AS good, count(a.good) AS n
-FROM patterns p LEFT JOIN pattern_applications a
-    ON a.tenant_id = p.tenant_id AND a.pattern_id = p.id AND a.version = p.version
-    AND a.good IS NOT NULL AND a.arm = ANY ($3)
-WHERE p.tenant_id = $1 AND p.id = ANY ($2) GROUP BY p.id
-"""
+GROUP BY pattern_id, arm, good, {_BASELINE}
+"""  # noqa: S608
 _APPLIED = """
 SELECT a.features, a.good, e.id AS of_episode, e.user_id, e.session_id, e.agent
 FROM pattern_applications a
@@ -132,34 +120,7 @@ FROM patterns p CROSS JOIN LATERAL (
 WHERE p.tenant_id = $1 AND p.id = ANY ($2)
 GROUP BY p.id
 """
-# An episode with several of the patterns counts once.
-_POOL = """
-INSERT INTO pattern_applications (
-    tenant_id, pattern_id, version, arm, at, episode_id, baseline_name, baseline_rate, baseline_n,
-    followed, good, features, duration_s, tokens)
-SELECT $1, $3, 1, a.arm, a.at, a.episode_id, a.baseline_name, a.baseline_rate, a.baseline_n,
-    a.followed, a.good, a.features, a.duration_s, a.tokens
-FROM (
-    SELECT DISTINCT ON (coalesce(a.episode_id, a.id)) a.* FROM pattern_applications a
-    JOIN patterns p ON p.tenant_id = $1 AND p.id = a.pattern_id AND p.version = a.version
-    WHERE a.tenant_id = $1 AND a.pattern_id = ANY ($2)
-      AND NOT EXISTS (
-          SELECT FROM pattern_sources s
-          WHERE s.tenant_id = $1 AND s.pattern_id = $3 AND s.episode_id = a.episode_id)
-    ORDER BY coalesce(a.episode_id, a.id), a.good IS NULL, a.arm = ANY ($4) DESC, a.at, a.id) a
-ORDER BY a.at, a.id
-"""
-_POOL_USES = """
-UPDATE patterns p SET uses = o.uses, last_used = o.last_used
-FROM (SELECT least(sum(uses), 2147483647) AS uses, max(last_used) AS last_used FROM patterns
-      WHERE tenant_id = $1 AND id = ANY ($2)) o
-WHERE p.tenant_id = $1 AND p.id = $3
-"""
-_CARRY = """
-UPDATE pattern_applications SET version = $4
-WHERE tenant_id = $1 AND pattern_id = $2 AND version = $3
-"""
-_GIVEN_ARMS = sorted(arm.value for arm in APPLIED)
+_COUNTED = ("n", "lately", "timed", "seconds", "counted", "tokens")
 
 
 async def record(
@@ -170,8 +131,8 @@ async def record(
     Ignores those that are no evidence. There must be at most one per pattern and episode."""
     episodes = [each.episode_id for each in applications if each.episode_id is not None]
     await connection.execute(_STAY, tenant_id, episodes)
-    records = [{"place": n, **_application(each)} for n, each in enumerate(applications)]
-    rows = await connection.fetch(_RECORD, tenant_id, to_json(records).decode(), _GIVEN_ARMS)
+    records = to_json([*map(_application, applications)]).decode()
+    rows = await connection.fetch(_RECORD, tenant_id, records, GIVEN_ARMS)
     return [row["pattern_id"] for row in rows]
 
 
@@ -181,11 +142,8 @@ async def groups(
     """Group the applications of each pattern's current version by arm, outcome and baseline."""
     found: dict[UUID, list[Group]] = defaultdict(list)
     for row in await connection.fetch(_GROUPS, tenant_id, ids, since):
-        baseline = Baseline(row["baseline_name"], row["baseline_rate"], row["baseline_n"])
-        group = Group(
-            *(Arm(row["arm"]), row["good"], baseline, row["n"], row["lately"]),
-            *(row["timed"], row["seconds"], row["counted"], float(row["tokens"])),
-        )
+        known = {name: row[name] for name in _COUNTED}
+        group = Group(Arm(row["arm"]), row["good"], baseline_of(row), **known)
         found[row["pattern_id"]].append(group)
     return found
 
@@ -195,28 +153,18 @@ async def latest(
     tenant_id: UUID,
     ids: Sequence[UUID],
     most: int,
-    arms: Sequence[str] = _GIVEN_ARMS,
+    arms: Sequence[str] = GIVEN_ARMS,
 ) -> dict[UUID, Tally]:
     """Tally the last applications of each pattern's current version."""
     rows = await connection.fetch(_LATEST, tenant_id, ids, arms, most)
     return {row["id"]: Tally(row["good"], row["n"]) for row in rows}
 
 
-async def tallies(
-    connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
-) -> dict[UUID, Tally]:
-    """Tally all applications of each pattern's current version; 0 of 0 if there are none."""
-    rows = await connection.fetch(_TALLIES, tenant_id, ids, _GIVEN_ARMS)
-    return {each: Tally() for each in ids} | {
-        row["id"]: Tally(row["good"], row["n"]) for row in rows
-    }
-
-
 async def applied(
     connection: asyncpg.Connection, tenant_id: UUID, of: Pattern, most: int
 ) -> list[tuple[Features, bool]]:
     """Return public features and success of the last tasks that were given this version."""
-    rows = await connection.fetch(_APPLIED, tenant_id, of.key, of.version, _GIVEN_ARMS, most)
+    rows = await connection.fetch(_APPLIED, tenant_id, of.key, of.version, GIVEN_ARMS, most)
     records = [
         OwnedFeatures(
             from_json(row["features"]),
@@ -225,27 +173,15 @@ async def applied(
         )
         for row in rows
     ]
-    good: list[bool] = [row["good"] for row in rows]
-    return list(zip(public_features(records), good, strict=True))
+    return [*zip(public_features(records), [row["good"] for row in rows], strict=True)]
 
 
-async def carry(
-    connection: asyncpg.Connection, tenant_id: UUID, pattern_id: UUID, old: int, new: int
-) -> None:
-    """Move the applications of one version to another one with the same content."""
-    await connection.execute(_CARRY, tenant_id, pattern_id, old, new)
-
-
-async def pool(
-    connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID], into: UUID
-) -> None:
-    """Copy the applications and uses of patterns to a new one whose sources are stored."""
-    await connection.execute(_POOL, tenant_id, ids, into, _GIVEN_ARMS)
-    await connection.execute(_POOL_USES, tenant_id, ids, into)
+def baseline_of(row: Mapping[str, Any]) -> Baseline:
+    """Return the baseline of an application's row."""
+    return Baseline(row["baseline_name"], row["baseline_rate"], row["baseline_n"])
 
 
 def _application(given: Application) -> dict[str, Any]:
     row = {each.name: getattr(given, each.name) for each in fields(given)}
-    baseline: Baseline = row.pop("baseline")
-    of = {f"baseline_{each.name}": getattr(baseline, each.name) for each in fields(baseline)}
-    return row | of | {"features": dict(given.features)}
+    baseline = {f"baseline_{name}": value for name, value in asdict(row.pop("baseline")).items()}
+    return row | baseline | {"features": dict(given.features)}

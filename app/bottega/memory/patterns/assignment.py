@@ -12,11 +12,7 @@ from bottega.memory.patterns.pattern import Arm, PatternState
 
 
 def uniform(salt: UUID, run: UUID, pattern_id: UUID, version: int, kind: str) -> float:
-    """Return a number in [0, 1), evenly distributed.
-
-    Args:
-        kind: the purpose; draws for different purposes are independent.
-    """
+    """Return a number in [0, 1), evenly distributed; independent for different ``kind``s."""
     said = b"".join((salt.bytes, run.bytes, pattern_id.bytes, f"{version} {kind}".encode()))
     # Only as many bits as a float holds: more could be rounded up to 1.
     return (int.from_bytes(sha256(said).digest()[:8]) >> 11) / 2**53
@@ -34,6 +30,5 @@ def arm_of(
     if state is PatternState.VALIDATED:
         withheld = uniform(salt, run, pattern_id, version, "withheld") < options.withheld_share
         return Arm.WITHHELD if withheld else Arm.USED
-    assert state is PatternState.CANDIDATE, f"a {state} pattern has no arms"
     on_trial = uniform(salt, run, pattern_id, version, "trial") < options.trial_share
     return Arm.TRIAL if on_trial else Arm.CONTROL

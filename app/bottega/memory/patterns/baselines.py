@@ -4,13 +4,13 @@ All functions run in a transaction of the tenant (:func:`bottega.db.engine.actin
 """
 
 from collections.abc import Sequence
-from datetime import datetime
 from uuid import UUID
 
 import asyncpg
 
 from bottega.memory.patterns.application_rows import latest
-from bottega.memory.patterns.pattern import APPLIED, OF_RUN, Arm, Baseline, Features, Pattern
+from bottega.memory.patterns.pattern import OF_RUN, Arm, Baseline, Features, Pattern
+from bottega.memory.patterns.rows import GIVEN_ARMS
 
 _TASKS = 200
 """Newest tasks, or observations, that count."""
@@ -33,11 +33,7 @@ FROM unnest($2::uuid[]) AS p(id) CROSS JOIN LATERAL (
     ORDER BY t.at DESC LIMIT $6) l
 GROUP BY p.id
 """
-_ENDED_AFTER = """
-SELECT id FROM episodes WHERE tenant_id = $1 AND id = ANY ($2) AND at > $3
-"""
-_GIVEN = sorted(arm.value for arm in APPLIED)
-_NOT_GIVEN = sorted(arm.value for arm in Arm if arm not in APPLIED)
+_NOT_GIVEN = sorted(arm.value for arm in Arm if arm not in GIVEN_ARMS)
 
 
 async def of(
@@ -59,7 +55,7 @@ async def of(
             domain="IS NULL AND $4::text IS NULL" if kind["domain"] is None else "= $4",
         )
         rows = await connection.fetch(
-            statement, tenant_id, of_run, *kind.values(), _GIVEN, _TASKS, _MOST_RUNS
+            statement, tenant_id, of_run, *kind.values(), GIVEN_ARMS, _TASKS, _MOST_RUNS
         )
         found |= {row["id"]: _baseline("like_tasks", row["good"], row["n"]) for row in rows}
     if others:
@@ -70,11 +66,3 @@ async def of(
 
 def _baseline(name: str, good: int, n: int) -> Baseline:
     return Baseline(name, (5 + good) / (10 + n), n)
-
-
-async def ended_after(
-    connection: asyncpg.Connection, tenant_id: UUID, episodes: Sequence[UUID], at: datetime
-) -> list[UUID]:
-    """Return the episodes that ended after a moment."""
-    rows = await connection.fetch(_ENDED_AFTER, tenant_id, episodes, at)
-    return [row["id"] for row in rows]

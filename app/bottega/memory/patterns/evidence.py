@@ -4,7 +4,7 @@ Runs count by assignment, not by adherence: a run may ignore a pattern because t
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import fsum, sqrt
@@ -12,32 +12,32 @@ from typing import NamedTuple
 from uuid import UUID
 
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns import validation
 from bottega.memory.patterns.pattern import APPLIED, Arm, Baseline, Evidence, PatternState
-from bottega.memory.patterns.validation import Tally, Verdict
+from bottega.memory.patterns.validation import (
+    BettingEvidence,
+    Tally,
+    Verdict,
+    following,
+    judged,
+    worse,
+)
 
 _MANY = 20
 """Similar tasks that suffice for a reliable baseline."""
 
 
 class Group(NamedTuple):
-    """Equal applications of one version: by arm, success and baseline.
-
-    Attributes:
-        n: number. lately: number in the time that the verdict counts.
-        timed, seconds: number with a known duration, and the sum of durations.
-        counted, tokens: number with known tokens, and the sum of tokens.
-    """
+    """Equal applications of one version: by arm, success and baseline."""
 
     arm: Arm
     good: bool
     baseline: Baseline
     n: int
-    lately: int
-    timed: int = 0
-    seconds: float = 0.0
-    counted: int = 0
-    tokens: float = 0.0
+    lately: int  # of them, in the time that the verdict counts
+    timed: int = 0  # number with a known duration
+    seconds: float = 0.0  # sum of durations
+    counted: int = 0  # number with known tokens
+    tokens: float = 0.0  # sum of tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +45,16 @@ class WeighedEvidence:
     """Summary of the applications of a pattern's current version.
 
     Attributes:
-        lately: applications that were given it, in the time that the verdict counts.
-        baseline: mean of their baselines.
         e_value: over all applications that were given it, each against its baseline, but no less
             than the rate of runs without it.
-        given: all applications that were given it.
-        latest: the last few of these.
-        used, withheld: of a validated pattern's runs.
         time_saved_s, tokens_saved: mean, against runs that were not given it; ``None``: unknown.
     """
 
-    lately: Tally = Tally()
-    baseline: Baseline = Baseline()
+    lately: Tally = Tally()  # given it, in the time that the verdict counts
+    baseline: Baseline = Baseline()  # mean of these
     e_value: float = 1.0
-    given: Tally = Tally()
-    latest: Tally = Tally()
+    given: Tally = Tally()  # given it at any time
+    latest: Tally = Tally()  # the last few of these
     used: Tally = Tally()
     withheld: Tally = Tally()
     time_saved_s: float | None = None
@@ -71,32 +66,31 @@ def weigh(groups: Iterable[Group], latest: Tally | None = None) -> WeighedEviden
     groups = list(groups)
     given = [each for each in groups if each.arm in APPLIED]
     others = [each for each in groups if each.arm not in APPLIED]
-    lately = _tally(given, lambda each: each.lately)
+    lately = [each._replace(n=each.lately) for each in given]
     least = _cautious_rate(_tally(others))
-    evidence = validation.BettingEvidence()
+    evidence = BettingEvidence()
     for each in given:
-        rate = each.baseline.rate if _is_known(each.baseline) else max(each.baseline.rate, least)
+        name, rate, n = each.baseline.name, each.baseline.rate, each.baseline.n
+        if name != "like_tasks" or n < _MANY:
+            rate = max(rate, least)
         if each.arm is Arm.REPORTED:  # lower ones are unverified
             rate = max(rate, Baseline().rate)
         evidence = evidence.after(each.good, rate, each.n)
-    seconds = (lambda each: each.timed), (lambda each: each.seconds)
-    tokens = (lambda each: each.counted), (lambda each: each.tokens)
     return WeighedEvidence(
-        lately=lately,
-        baseline=_baseline(given, lately.n),
+        lately=_tally(lately),
+        baseline=_baseline(lately),
         e_value=evidence.e_value,
         given=_tally(given),
         latest=latest or Tally(),
         used=_tally([each for each in groups if each.arm is Arm.USED]),
         withheld=_tally([each for each in groups if each.arm is Arm.WITHHELD]),
-        time_saved_s=_saved(given, others, *seconds),
-        tokens_saved=_saved(given, others, *tokens),
+        time_saved_s=_difference(
+            *(_mean((each.seconds, each.timed) for each in side) for side in (others, given))
+        ),
+        tokens_saved=_difference(
+            *(_mean((each.tokens, each.counted) for each in side) for side in (others, given))
+        ),
     )
-
-
-def _is_known(baseline: Baseline) -> bool:
-    """Return true for a baseline of many similar tasks."""
-    return baseline.name == "like_tasks" and baseline.n >= _MANY
 
 
 def _cautious_rate(without: Tally) -> float:
@@ -111,57 +105,44 @@ def _cautious_rate(without: Tally) -> float:
     return rate + sqrt(rate * (1 - rate) / (without.n + 3))
 
 
-def _tally(groups: Iterable[Group], count: Callable[[Group], int] = lambda each: each.n) -> Tally:
-    counts = [(each.good, count(each)) for each in groups]
-    return Tally(sum(n for good, n in counts if good), sum(n for _, n in counts))
+def _tally(groups: Iterable[Group]) -> Tally:
+    groups = list(groups)
+    return Tally(sum(each.n for each in groups if each.good), sum(each.n for each in groups))
 
 
-def _baseline(given: Iterable[Group], n: int) -> Baseline:
-    """Return the mean baseline of the applications that count, with the commonest name."""
+def _baseline(groups: Sequence[Group]) -> Baseline:
+    """Return the mean baseline of applications, with the commonest name."""
     names: Counter[str] = Counter()
-    of: list[tuple[float, int, int]] = []
-    for each in given:
-        names[each.baseline.name] += each.lately
-        of.append((each.baseline.rate, each.baseline.n, each.lately))
-    if not n:
+    for each in groups:
+        names[each.baseline.name] += each.n
+    rate = _mean((each.baseline.rate * each.n, each.n) for each in groups)
+    tasks = _mean((each.baseline.n * each.n, each.n) for each in groups)
+    if rate is None or tasks is None:
         return Baseline()
-    name = min(names, key=lambda each: (-names[each], each))
-    rate = fsum(rate * times for rate, _, times in of) / n
-    return Baseline(name, rate, round(fsum(size * times for _, size, times in of) / n))
+    return Baseline(min(names, key=lambda each: (-names[each], each)), rate, round(tasks))
 
 
-def _saved(
-    given: Iterable[Group],
-    others: Iterable[Group],
-    times: Callable[[Group], int],
-    total: Callable[[Group], float],
-) -> float | None:
-    """Return the mean without the pattern minus the mean with it."""
-    means = []
-    for side in (others, given):
-        side = list(side)
-        n = sum(map(times, side))
-        if not n:
-            return None
-        means.append(fsum(map(total, side)) / n)
-    return means[0] - means[1]
+def _mean(sums: Iterable[tuple[float, int]]) -> float | None:
+    """Return the mean of several sums, each with its number; ``None`` if there are none."""
+    sums = list(sums)
+    number = sum(n for _, n in sums)
+    return fsum(total for total, _ in sums) / number if number else None
+
+
+def _difference(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """Result of a pattern's validation.
-
-    Attributes:
-        was, state: before and after.
-        good, applications: in the time that counts.
-    """
+    """Result of a pattern's validation."""
 
     pattern_id: UUID
     version: int
     was: PatternState
     state: PatternState
     verdict: Verdict
-    good: int
+    good: int  # of the applications in the time that counts
     applications: int
     success_rate: float | None
     p_value: float
@@ -179,24 +160,20 @@ def validated(
     options: LearningOptions,
 ) -> Validation:
     """Validate a pattern."""
-    judgement = validation.judged(weighed.lately, weighed.baseline.rate, options)
-    after = validation.following(state, judgement.verdict, weighed.e_value, options)
-    reason = None
-    if state is PatternState.VALIDATED:
-        reason = falling(weighed, options)
-        if reason is not None:
-            after = PatternState.IN_REVIEW
+    verdict, p_value, confidence = judged(weighed.lately, weighed.baseline.rate, options)
+    after = following(state, verdict, weighed.e_value, options)
+    reason = falling(weighed, options) if state is PatternState.VALIDATED else None
     return Validation(
         pattern_id=pattern_id,
         version=version,
         was=state,
-        state=after,
-        verdict=judgement.verdict,
+        state=after if reason is None else PatternState.IN_REVIEW,
+        verdict=verdict,
         good=weighed.lately.good,
         applications=weighed.lately.n,
         success_rate=weighed.lately.rate if weighed.lately.n else None,
-        p_value=judgement.p_value,
-        confidence=judgement.confidence,
+        p_value=p_value,
+        confidence=confidence,
         e_value=weighed.e_value,
         baseline=weighed.baseline,
         reason=reason,
@@ -207,12 +184,12 @@ def falling(weighed: WeighedEvidence, options: LearningOptions) -> str | None:
     """Return the reason to review a validated pattern at once, or ``None``."""
     latest, given = weighed.latest, weighed.given
     earlier = Tally(given.good - latest.good, given.n - latest.n)
-    if validation.worse(latest, earlier, options):
+    if worse(latest, earlier, options):
         return (
             f"declined: {latest.good} of the last {latest.n} applications went well, and "
             f"{earlier.good} of the {earlier.n} before"
         )
-    if validation.worse(weighed.used, weighed.withheld, options):
+    if worse(weighed.used, weighed.withheld, options):
         return (
             f"does harm: {weighed.used.good} of {weighed.used.n} runs that used it went well, and "
             f"{weighed.withheld.good} of {weighed.withheld.n} that it was withheld from"

@@ -1,15 +1,14 @@
 """The evidence about a pattern over time."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import asyncpg
 
+from bottega.memory.patterns.application_rows import baseline_of
 from bottega.memory.patterns.evidence import Group, weigh
-from bottega.memory.patterns.pattern import APPLIED, Arm, Baseline
+from bottega.memory.patterns.pattern import APPLIED, Arm
 
 MOST = 500
 """Applications that a history counts: its time grows with their number."""
@@ -24,18 +23,6 @@ ORDER BY a.at DESC, a.id DESC LIMIT $3
 """
 
 
-@dataclass(frozen=True, slots=True)
-class EvidencePoint:
-    """The evidence after some applications: of those given the pattern, and of the others."""
-
-    at: datetime
-    given: int
-    given_good: int
-    others: int
-    others_good: int
-    e_value: float
-
-
 async def newest(
     connection: asyncpg.Connection, tenant_id: UUID, pattern_id: UUID
 ) -> list[asyncpg.Record]:
@@ -47,25 +34,20 @@ async def newest(
     return list(reversed(rows))
 
 
-def history(applications: Sequence[Mapping[str, Any]]) -> list[EvidencePoint]:
-    """Return the evidence after each application, or after evenly chosen ones of many. Pure."""
+def history(applications: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the evidence after each application, or after evenly chosen ones of many. Pure.
+
+    Each point has the time ``at``, the numbers of applications ``given`` the pattern and of
+    ``others``, the successful ones ``given_good`` and ``others_good``, and the ``e_value``."""
     found = []
     groups: list[Group] = []
     step = max(1, -(-len(applications) // POINTS))
     for number, row in enumerate(applications, start=1):
-        baseline = Baseline(row["baseline_name"], row["baseline_rate"], row["baseline_n"])
-        groups.append(Group(Arm(row["arm"]), row["good"], baseline, 1, 1))
+        groups.append(Group(Arm(row["arm"]), row["good"], baseline_of(row), 1, 1))
         if number % step == 0 or number == len(applications):
-            others = [each for each in groups if each.arm not in APPLIED]
+            others = [each.good for each in groups if each.arm not in APPLIED]
             weighed = weigh(groups)
-            found.append(
-                EvidencePoint(
-                    row["at"],
-                    weighed.given.n,
-                    weighed.given.good,
-                    len(others),
-                    sum(each.good for each in others),
-                    weighed.e_value,
-                )
-            )
+            point = {"given": weighed.given.n, "given_good": weighed.given.good}
+            point |= {"others": len(others), "others_good": sum(others)}
+            found.append({"at": row["at"], **point, "e_value": weighed.e_value})
     return found

@@ -21,8 +21,6 @@ MOST_PATTERNS = 20_000
 """Patterns of a tenant that are matched: validated ones first, then by confidence."""
 MOST_KEPT = 100_000
 """Patterns in all matchers of a process; the least recently used matcher is dropped first."""
-_AT_ONCE = 200
-"""Patterns up to which a matcher is built without a thread."""
 
 _LIVE = f"""
 SELECT {pattern_rows.COLUMNS} FROM patterns p
@@ -37,8 +35,7 @@ class MatcherCache:
     def __init__(self, pool: asyncpg.Pool, listener: NotifyListener) -> None:
         self._pool = pool
         self._listener = listener
-        self._kept: OrderedDict[UUID, Matcher] = OrderedDict()
-        self._loading: dict[UUID, asyncio.Future[Matcher]] = {}
+        self._kept: OrderedDict[UUID, asyncio.Future[Matcher]] = OrderedDict()
         listener.subscribe(pattern_rows.CHANNEL, self._on_change)
 
     @property
@@ -50,29 +47,22 @@ class MatcherCache:
         """Return the matcher of a tenant's patterns; it may lack changes still being notified."""
         if not self.is_listening:
             return await self._load(tenant_id)
-        if (kept := self._kept.get(tenant_id)) is not None:
+        kept = self._kept.get(tenant_id)
+        if kept is None:
+            kept = self._kept[tenant_id] = asyncio.ensure_future(self._load(tenant_id))
+            kept.add_done_callback(lambda loaded: self._bound(tenant_id, loaded))
+        elif kept.done():
             self._kept.move_to_end(tenant_id)
             metrics.cache_hits.labels("matchers").inc()
-            return kept
-        loading = self._loading.get(tenant_id)
-        if loading is None:
-            loading = self._loading[tenant_id] = asyncio.ensure_future(self._load(tenant_id))
-            loading.add_done_callback(lambda done: self._keep(tenant_id, done))
-        return await asyncio.shield(loading)
+        return await asyncio.shield(kept)
 
     def forget(self, tenant_id: UUID) -> None:
         """Drop a tenant's matcher, after a change of its patterns."""
         self._kept.pop(tenant_id, None)
-        self._loading.pop(tenant_id, None)
-
-    def forget_all(self) -> None:
-        """Drop all matchers."""
-        self._kept.clear()
-        self._loading.clear()
 
     def _on_change(self, payload: str | None) -> None:
         if payload is None:
-            self.forget_all()
+            self._kept.clear()
         else:
             with contextlib.suppress(ValueError):
                 self.forget(UUID(payload))
@@ -80,23 +70,19 @@ class MatcherCache:
     async def _load(self, tenant_id: UUID) -> Matcher:
         async with acting_as(self._pool, tenant_id) as connection:
             rows = await connection.fetch(_LIVE, tenant_id)
-        if len(rows) <= _AT_ONCE:
-            return _built(rows)
-        return await asyncio.to_thread(_built, rows)
+        return await asyncio.to_thread(lambda: Matcher(map(pattern_rows.pattern, rows)))
 
-    def _keep(self, tenant_id: UUID, loaded: asyncio.Future[Matcher]) -> None:
-        """Cache a loaded matcher, unless it was invalidated meanwhile."""
-        failed = loaded.cancelled() or loaded.exception() is not None
-        if self._loading.get(tenant_id) is not loaded:
-            return
-        del self._loading[tenant_id]
-        if failed or not self.is_listening:
-            return
-        self._kept[tenant_id] = loaded.result()
-        held = sum(len(each) for each in self._kept.values())
-        while held > MOST_KEPT and len(self._kept) > 1:
-            held -= len(self._kept.popitem(last=False)[1])
+    def _bound(self, tenant_id: UUID, loaded: asyncio.Future[Matcher]) -> None:
+        """Drop a matcher that failed to load, and the least recently used ones that are too many.
+
+        A matcher that was invalidated while it loaded is not in the cache any more."""
+        if _size(loaded) is None and self._kept.get(tenant_id) is loaded:
+            self.forget(tenant_id)
+        while len(self._kept) > 1 and sum(_size(of) or 0 for of in self._kept.values()) > MOST_KEPT:
+            self._kept.popitem(last=False)
 
 
-def _built(rows: list[asyncpg.Record]) -> Matcher:
-    return Matcher(pattern_rows.pattern(row) for row in rows)
+def _size(matcher: asyncio.Future[Matcher]) -> int | None:
+    """Return the number of patterns; ``None`` if they are not loaded."""
+    has_failed = not matcher.done() or matcher.cancelled() or matcher.exception() is not None
+    return None if has_failed else len(matcher.result())

@@ -1,18 +1,16 @@
 """Merging of patterns: groups of equal advice, and the pattern that replaces several. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import replace
 from hashlib import sha256
 from itertools import chain
 from re import findall
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from bottega.memory.patterns.pattern import (
     Applicability,
     Evidence,
-    Guide,
     Pattern,
     PatternState,
     Relations,
@@ -27,62 +25,46 @@ _TASKS = ("domains", "problem_types", "complexity", "capabilities")
 _DIFFERS_P = 0.05
 _LONGEST_TEXT = 1_000  # bytes of the summary of a merged pattern
 
-
-@dataclass(frozen=True, slots=True)
-class Mergeable:
-    """A pattern that may be merged automatically.
-
-    Attributes:
-        keys: one per field in which the tasks may differ; equal for patterns that are equal in all
-            else.
-    """
-
-    key: UUID
-    version: int
-    tally: Tally
-    keys: tuple[str, ...]
+T = TypeVar("T")
 
 
-def mergeable(pattern: Pattern) -> Mergeable | None:
-    """Return what decides about the automatic merge of a pattern; ``None`` if it may not be merged.
-
-    It is validated; or no run was given it yet: then the choice cannot depend on results.
-    """
-    untried = pattern.state is PatternState.CANDIDATE and not pattern.lifecycle.uses
-    if pattern.state is not PatternState.VALIDATED and not untried:
-        return None
-    when = pattern.applicability
-    same = _hash([pattern.state, _said(pattern), when.conditions, when.anti_conditions])
-    tasks = {each: getattr(when, each) for each in _TASKS}
-    keys = tuple(_hash([same, each, tasks | {each: None}]) for each in _TASKS)
-    return Mergeable(pattern.key, pattern.version, tally_of(pattern.evidence), keys)
-
-
-def groups(patterns: Iterable[Mergeable]) -> list[list[Mergeable]]:
+def groups(patterns: Iterable[Pattern]) -> list[list[UUID]]:
     """Group patterns to merge, 2 to :data:`MOST_MERGED` each.
 
+    They are validated; or no run was given them yet: then the choice cannot depend on results.
     Those of a group give the same advice, their tasks differ in at most one field, and their
     success rates do not differ significantly. The time is linear in their number, after sorting.
     """
-    found: list[list[Mergeable]] = []
-    left = sorted(patterns, key=lambda each: (each.tally.rate, each.key))
-    for field in range(len(_TASKS)):
-        made: list[list[Mergeable]] = []
-        last: dict[str, list[Mergeable]] = {}
-        for each in left:
-            group = last.get(each.keys[field], [])
-            if not group or len(group) == MOST_MERGED or _is_better(each, group):
-                group = last[each.keys[field]] = []
+    found: list[list[UUID]] = []
+    able = [(tally_of(each.evidence), each) for each in patterns if _may_be_merged(each)]
+    left = sorted(able, key=lambda each: (each[0].rate, each[1].key))
+    for field in _TASKS:
+        made: list[list[tuple[Tally, Pattern]]] = []
+        last: dict[str, list[tuple[Tally, Pattern]]] = {}
+        for tally, each in left:
+            alike = _same_but_for(field, each)
+            group = last.get(alike, [])
+            better = any(fisher_p(tally, other) < _DIFFERS_P for other, _ in group)
+            if not group or len(group) == MOST_MERGED or better:
+                group = last[alike] = []
                 made.append(group)
-            group.append(each)
-        found += [group for group in made if len(group) > 1]
+            group.append((tally, each))
+        found += [[each.key for _, each in group] for group in made if len(group) > 1]
         left = [group[0] for group in made if len(group) == 1]
     return found
 
 
-def _is_better(one: Mergeable, group: Iterable[Mergeable]) -> bool:
-    """Return true if its success rate is significantly higher than one of the others."""
-    return any(fisher_p(one.tally, each.tally) < _DIFFERS_P for each in group)
+def _may_be_merged(pattern: Pattern) -> bool:
+    untried = pattern.state is PatternState.CANDIDATE and not pattern.lifecycle.uses
+    return untried or pattern.state is PatternState.VALIDATED
+
+
+def _same_but_for(field: str, pattern: Pattern) -> str:
+    """Return a hash that is equal for patterns that differ in one field of their tasks."""
+    when = pattern.applicability
+    tasks = {each: getattr(when, each) for each in _TASKS if each != field}
+    same = [pattern.state, _said(pattern), when.conditions, when.anti_conditions, tasks]
+    return sha256(as_text(same).encode()).hexdigest()
 
 
 def _said(pattern: Pattern) -> Any:
@@ -111,69 +93,52 @@ def merged(patterns: Sequence[Pattern]) -> Pattern:
         key=lambda each: (each.evidence.confidence, each.evidence.applications, each.key.int),
     )
     ids = {each.key for each in patterns}
-    relations = [each.relations for each in patterns]
+    all_of = [best, *patterns]
+
+    def others(name: str) -> tuple[UUID, ...]:
+        related = chain.from_iterable(getattr(each.relations, name) for each in patterns)
+        return tuple(sorted(set(related) - ids))
+
+    sources = set(chain.from_iterable(each.evidence.mined_from for each in patterns))
+    risks = dict.fromkeys(chain.from_iterable(each.guide.risks for each in all_of))
+    when = _texts("; ", (each.guide.when for each in all_of))
     return Pattern(
         name=best.name,
         category=best.category,
         content=best.content,
-        applicability=reduce(generalised, (each.applicability for each in patterns)),
+        applicability=generalised([each.applicability for each in patterns]),
         description=best.description,
-        summary=_summaries([best, *patterns]),
+        summary=_texts(" ", (each.summary for each in all_of)),
         detail=best.detail,
-        evidence=Evidence(mined_from=_ids(each.evidence.mined_from for each in patterns)),
-        guide=_guide(best, patterns),
-        relations=Relations(
-            contradicts=_ids((each.contradicts for each in relations), ids),
-            complements=_ids((each.complements for each in relations), ids),
-        ),
+        evidence=Evidence(mined_from=tuple(sorted(sources))),
+        guide=replace(best.guide, risks=tuple(risks), when=when),
+        relations=Relations(contradicts=others("contradicts"), complements=others("complements")),
         origin={"merged_from": sorted(map(str, ids)), "by": "merge"},
         trust=min(each.trust for each in patterns),
     )
 
 
-def _ids(several: Iterable[Iterable[UUID]], but: Iterable[UUID] = ()) -> tuple[UUID, ...]:
-    return tuple(sorted(set(chain.from_iterable(several)) - set(but)))
+def _texts(joint: str, texts: Iterable[str]) -> str:
+    """Join the different texts: each may name the tasks of its own pattern."""
+    return cut(joint.join(dict.fromkeys(filter(None, texts))), _LONGEST_TEXT)
 
 
-def _guide(best: Pattern, patterns: Sequence[Pattern]) -> Guide:
-    """Return the best pattern's guide, with the risks of all, and when all of them apply."""
-    guides = [each.guide for each in (best, *patterns)]
-    risks = dict.fromkeys(chain.from_iterable(each.risks for each in guides))
-    when = dict.fromkeys(each.when for each in guides if each.when)
-    return replace(best.guide, risks=tuple(risks), when=cut("; ".join(when), _LONGEST_TEXT))
+def generalised(several: Sequence[Applicability]) -> Applicability:
+    """Return an applicability that holds wherever one of several does."""
 
+    def either(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(chain.from_iterable(names))) if all(names) else ()
 
-def _summaries(patterns: Sequence[Pattern]) -> str:
-    """Return the different summaries as one text: each may name the tasks of its own pattern."""
-    found = dict.fromkeys(each.summary for each in patterns if each.summary)
-    return cut(" ".join(found), _LONGEST_TEXT)
+    def shared(several: Sequence[tuple[T, ...]]) -> tuple[T, ...]:
+        return tuple(one for one in several[0] if all(one in each for each in several))
 
-
-def generalised(one: Applicability, other: Applicability) -> Applicability:
-    """Return an applicability that holds wherever one of the two does."""
+    ranges = [each.complexity for each in several if each.complexity is not None]
+    lows, highs = [low for low, _ in ranges], [high for _, high in ranges]
     return Applicability(
-        problem_types=_either(one.problem_types, other.problem_types),
-        domains=_either(one.domains, other.domains),
-        complexity=_hull(one.complexity, other.complexity),
-        capabilities=tuple(each for each in one.capabilities if each in other.capabilities),
-        conditions=tuple(each for each in one.conditions if each in other.conditions),
-        anti_conditions=tuple(
-            each for each in one.anti_conditions if each in other.anti_conditions
-        ),
+        problem_types=either([each.problem_types for each in several]),
+        domains=either([each.domains for each in several]),
+        complexity=(min(lows), max(highs)) if len(ranges) == len(several) else None,
+        capabilities=shared([each.capabilities for each in several]),
+        conditions=shared([each.conditions for each in several]),
+        anti_conditions=shared([each.anti_conditions for each in several]),
     )
-
-
-def _either(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*one, *other))) if one and other else ()
-
-
-def _hull(
-    one: tuple[float, float] | None, other: tuple[float, float] | None
-) -> tuple[float, float] | None:
-    if one is None or other is None:
-        return None
-    return min(one[0], other[0]), max(one[1], other[1])
-
-
-def _hash(value: Any) -> str:
-    return sha256(as_text(value).encode()).hexdigest()

@@ -6,8 +6,7 @@ runs had. Names of agents and tools come from definitions and are always allowed
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bottega.memory.patterns.pattern import Features
 
@@ -17,16 +16,11 @@ _NAMES = frozenset(("capabilities", "tools_required"))
 """Features that hold names of agents and tools; all other texts may be a user's."""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnedFeatures:
-    """Features of a task, and the owner of their episode.
-
-    Attributes:
-        owner: ``None`` if they are of no episode: a client sent them with the pattern.
-    """
+class OwnedFeatures(NamedTuple):
+    """Features of a task, and the owner of their episode."""
 
     features: Features
-    owner: str | None
+    owner: str | None  # ``None``: of no episode, as a client sent them with the pattern
     agent: str | None
 
 
@@ -37,35 +31,33 @@ def owner_of(user: str | None, session_id: str | None) -> str:
     return "" if session_id is None else f"session:{session_id}"
 
 
-def shared_texts(texts: Iterable[tuple[str, str]], owners: int = OWNERS) -> set[str]:
-    """Return the texts of at least ``owners`` owners, given each text with its owner."""
+def shared_texts(texts: Iterable[tuple[str, str]]) -> set[str]:
+    """Return the texts of at least :data:`OWNERS` owners, given each text with its owner."""
     of_text: defaultdict[str, set[str]] = defaultdict(set)
     for text, owner in texts:
         of_text[text].add(owner)
-    return {text for text, of in of_text.items() if len(of) >= owners}
+    return {text for text, of in of_text.items() if len(of) >= OWNERS}
 
 
 def public_features(owned: Sequence[OwnedFeatures]) -> list[dict[str, Any]]:
     """Return the features without texts that fewer than three owners have."""
-    public = {text for each in owned if each.owner is None for text in _texts(each)}
-    texts = [
-        (text, each.owner) for each in owned if each.owner is not None for text in _texts(each)
-    ]
-    public |= shared_texts(texts)
+    said = [(text, each.owner) for each in owned for text in _texts(each)]
+    public = shared_texts((text, owner) for text, owner in said if owner is not None)
+    public |= {text for text, owner in said if owner is None}
 
-    def may_be_said(value: Any, agent: str | None) -> bool:
-        return isinstance(value, str) and (value in public or value == agent)
-
-    def of_list(values: Sequence[Any], agent: str | None) -> list[Any]:
-        return [one for one in values if isinstance(one, int | float) or may_be_said(one, agent)]
+    def cleared(name: str, value: Any, agent: str | None) -> Any:
+        if name in _NAMES:
+            return value
+        if isinstance(value, list | tuple):
+            return [one for one in value if cleared("", one, agent) is not None]
+        is_private = isinstance(value, str) and value not in public and value != agent
+        return None if is_private else value
 
     return [
         {
-            name: of_list(value, each.agent)
-            if name not in _NAMES and isinstance(value, list | tuple)
-            else value
+            name: shown
             for name, value in each.features.items()
-            if not isinstance(value, str) or may_be_said(value, each.agent)
+            if (shown := cleared(name, value, each.agent)) is not None
         }
         for each in owned
     ]

@@ -49,13 +49,12 @@ ON_FAILURE = frozenset((Category.FAILURE, Category.RECOVERY))
 
 
 class PatternState(StrEnum):
-    """The state of a pattern. CANDIDATE: only on trial. VALIDATED: used. IN_REVIEW: formerly
-    validated, with contrary evidence. DEPRECATED: stored, and never used again."""
+    """The state of a pattern."""
 
-    CANDIDATE = "CANDIDATE"
-    VALIDATED = "VALIDATED"
-    IN_REVIEW = "IN_REVIEW"
-    DEPRECATED = "DEPRECATED"
+    CANDIDATE = "CANDIDATE"  # only on trial
+    VALIDATED = "VALIDATED"  # used
+    IN_REVIEW = "IN_REVIEW"  # formerly validated, with contrary evidence
+    DEPRECATED = "DEPRECATED"  # stored, and never used again
 
 
 class ContentKind(StrEnum):
@@ -68,18 +67,13 @@ class ContentKind(StrEnum):
 
 
 class Arm(StrEnum):
-    """The arm of a run in the experiment about one pattern.
+    """The arm of a run in the experiment about one pattern."""
 
-    USED: validated, and given. TRIAL: a candidate, and given. WITHHELD, CONTROL: a validated
-    pattern or a candidate that was not given, by assignment. REPORTED: a client reported the
-    application.
-    """
-
-    USED = "used"
-    TRIAL = "trial"
-    WITHHELD = "withheld"
-    CONTROL = "control"
-    REPORTED = "reported"
+    USED = "used"  # validated, and given
+    TRIAL = "trial"  # a candidate, and given
+    WITHHELD = "withheld"  # validated, but not given
+    CONTROL = "control"  # a candidate, but not given
+    REPORTED = "reported"  # a client reported the application
 
 
 APPLIED = frozenset((Arm.USED, Arm.TRIAL, Arm.REPORTED))
@@ -87,50 +81,38 @@ APPLIED = frozenset((Arm.USED, Arm.TRIAL, Arm.REPORTED))
 
 @dataclass(frozen=True, slots=True)
 class Applicability:
-    """Tasks that a pattern applies to. All fields must hold; an empty one always does.
+    """Tasks that a pattern applies to. All fields must hold; an empty one always does."""
 
-    Attributes:
-        problem_types: one of them must equal the feature ``task_type``.
-        domains: one of them must equal the feature ``domain``.
-        complexity: bounds, both included, of the feature ``complexity``.
-        capabilities: all must be in the feature ``capabilities``.
-        conditions: all must hold.
-        anti_conditions: none may hold.
-    """
-
-    problem_types: tuple[str, ...] = ()
-    domains: tuple[str, ...] = ()
-    complexity: tuple[float, float] | None = None
-    capabilities: tuple[str, ...] = ()
-    conditions: tuple[Condition, ...] = ()
-    anti_conditions: tuple[Condition, ...] = ()
+    problem_types: tuple[str, ...] = ()  # one of them is the feature ``task_type``
+    domains: tuple[str, ...] = ()  # one of them is the feature ``domain``
+    complexity: tuple[float, float] | None = None  # bounds of that feature, both included
+    capabilities: tuple[str, ...] = ()  # all are in that feature
+    conditions: tuple[Condition, ...] = ()  # all hold
+    anti_conditions: tuple[Condition, ...] = ()  # none holds
 
 
-def check_applicability(applicability: Applicability, path: str = "/applicability") -> None:
+def check_applicability(applicability: Applicability) -> None:
     """Validate the conditions of a pattern, and their total size.
 
     Raises:
         InvalidInputError: with the pointer to the fault.
     """
+    path = "/applicability"
     for part in ("problem_types", "domains", "capabilities"):
         names = getattr(applicability, part)
         at_most(names, MAX_LIST, f"{path}/{part}", "names")
         for index, name in enumerate(names):
             check_text(name, f"{path}/{part}/{index}")
-    if applicability.complexity is not None:
-        _check_range(applicability.complexity, f"{path}/complexity")
+    if (bounds := applicability.complexity) is not None:
+        kinds = [kind_of(each) for each in bounds]
+        if kinds != ["number", "number"] or not 0 <= bounds[0] <= bounds[1] <= 1:
+            raise bad("expected two numbers from 0 to 1, the smaller first", f"{path}/complexity")
     counted = ConditionCheck()
     for part in ("conditions", "anti_conditions"):
         conditions = getattr(applicability, part)
         at_most(conditions, MAX_LIST, f"{path}/{part}", "conditions")
         for index, condition in enumerate(conditions):
             counted.condition(condition, f"{path}/{part}/{index}")
-
-
-def _check_range(bounds: Any, path: str) -> None:
-    numbers = len(bounds) == 2 and all(kind_of(each) == "number" for each in bounds)
-    if not numbers or not 0 <= bounds[0] <= bounds[1] <= 1:
-        raise bad("expected two numbers from 0 to 1, the smaller first", path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +137,10 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Success rate of similar tasks without the pattern.
+    """Success rate of ``n`` similar tasks without the pattern."""
 
-    Attributes:
-        name: source: ``like_tasks``, ``controls``, ``given`` or ``unknown``.
-        rate: 0 to 1, both excluded.
-    """
-
-    name: str = "unknown"
-    rate: float = 0.5
+    name: str = "unknown"  # its source; else ``like_tasks``, ``controls`` or ``given``
+    rate: float = 0.5  # 0 to 1, both excluded
     n: int = 0
 
 
@@ -174,14 +151,11 @@ class Evidence:
     Attributes:
         mined_from: episodes that it was found in; they never count as evidence.
         supporting, contrary: the latest episodes that applied it with and without success.
-        applications: number of applications of this version in the time that counts.
-        success_rate: of these; ``None`` without applications.
+        applications, success_rate: of this version in the time that counts.
         time_saved_s, tokens_saved: mean, against runs without the pattern; ``None``: unknown.
         uplift: success rate less the baseline.
-        confidence: 0 to 1.
-        e_value: over all applications of this version; 1 without any.
-        verdict: of the last validation.
-        validated_at: time of the last validation.
+        e_value: over all applications of this version.
+        verdict, validated_at: of the last validation.
     """
 
     mined_from: tuple[UUID, ...] = ()
@@ -192,7 +166,7 @@ class Evidence:
     time_saved_s: float | None = None
     tokens_saved: float | None = None
     uplift: float | None = None
-    confidence: float = 0.0
+    confidence: float = 0.0  # 0 to 1
     p_value: float | None = None
     e_value: float = 1.0
     baseline: Baseline = Baseline()
@@ -213,14 +187,10 @@ class Guide:
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
-    """State and usage of a pattern.
-
-    Attributes:
-        uses: number of runs that were given it, in any version.
-    """
+    """State and usage of a pattern."""
 
     state: PatternState = PatternState.CANDIDATE
-    uses: int = 0
+    uses: int = 0  # runs that were given it, in any version
     last_used: datetime | None = None
     replaced_by: UUID | None = None
     reason: str | None = None
@@ -241,7 +211,6 @@ class Pattern:
     """One version of a pattern.
 
     Attributes:
-        summary: one or two sentences for prompts.
         trust: 3 mined from own runs, 2 from runs that read external texts, 1 written by a client.
         origin: ``principal``, ``mined`` (the miner's name) …
         fingerprint: equal for patterns of equal advice and scope; ``None``: written by a client.
@@ -282,33 +251,20 @@ class Pattern:
     @property
     def document(self) -> dict[str, Any]:
         """The fields that a client or a miner wrote, to store as JSON; columns hold the others."""
-        return {name: getattr(self, name) for name in _WRITTEN}
-
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any], **more: Any) -> "Pattern":
-        """Build a pattern from a stored document."""
-        texts = {name: document[name] for name in _TEXTS if name in document}
-        parts = {
-            name: _adapter(kind).validate_python(document[name])
-            for name, kind in _PARTS.items()
-            if document.get(name) is not None
-        }
-        return cls(**(texts | parts | more))
+        return {name: getattr(self, name) for name in DOCUMENT}
 
 
-_TEXTS = ("description", "summary", "detail")
-_PARTS: Mapping[str, Any] = {
-    "content": Content,
-    "applicability": Applicability,
-    "guide": Guide,
-    "relations": Relations,
-}
-_WRITTEN = (*_TEXTS, *_PARTS)
+DOCUMENT = ("description", "summary", "detail", "content", "applicability", "guide", "relations")
+
+
+def pattern_of(fields: Mapping[str, Any]) -> Pattern:
+    """Build a pattern from JSON or a row; fields that it does not have are ignored."""
+    return _adapter().validate_python(fields)
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+def _adapter() -> TypeAdapter[Pattern]:
+    return TypeAdapter(Pattern)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,12 +272,10 @@ class Application:
     """A run that was given a pattern, or had it withheld, and the result.
 
     Attributes:
-        version: version of the pattern at that time.
         baseline: as known at that time.
         followed: adherence; ``None``: unknown.
         good: success; ``None``: no evidence, as the run made no call that judges the pattern.
         features: of the task.
-        duration_s, tokens: of the run.
     """
 
     pattern_id: UUID

@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
-from difflib import SequenceMatcher
-from itertools import chain, pairwise
+from itertools import pairwise
 from json import dumps
 from re import findall
 from typing import Any
@@ -118,11 +118,10 @@ def _conditions(tasks: Sequence[Features]) -> list[Condition]:
 
 def _may_be_said(condition: Condition) -> bool:
     """Return true if a condition is within the limits of patterns, which features may exceed."""
-    try:
+    with suppress(InvalidInputError):
         check(condition)
-    except InvalidInputError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _limits(values: Iterable[float]) -> list[float]:
@@ -135,56 +134,26 @@ def _limits(values: Iterable[float]) -> list[float]:
 
 def narrowed(applicability: Applicability, by: Narrowing) -> Applicability | None:
     """Add a condition. Return ``None`` if it exists, or the limit of conditions is reached."""
-    have = applicability.anti_conditions if by.anti else applicability.conditions
+    part = "anti_conditions" if by.anti else "conditions"
+    have: tuple[Condition, ...] = getattr(applicability, part)
     both = len(applicability.anti_conditions) + len(applicability.conditions)
     if by.condition in have or both >= _NARROWED_AT_MOST:
         return None
-    if by.anti:
-        return replace(applicability, anti_conditions=(*have, by.condition))
-    return replace(applicability, conditions=(*have, by.condition))
+    changes: Mapping[str, Any] = {part: (*have, by.condition)}
+    return replace(applicability, **changes)
 
 
 # --- Similarity -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Similar:
-    """A pattern and its similarity to another one, 0 to 1."""
-
-    pattern: Pattern
-    likeness: float
-
-
 def likeness(one: Pattern, other: Pattern) -> float:
-    """Return the similarity of two patterns, 0 to 1: half for the advice, half for the tasks."""
+    """Return the similarity of two patterns, 0 to 1: half for the advice, half for the tasks.
+
+    Each half is the share of the words of both that both have; 0 for different categories."""
     if one.category is not other.category:
         return 0.0
-    return (_same_content(one.content, other.content) + _same_tasks(one, other)) / 2
-
-
-def _same_content(one: Content, other: Content) -> float:
-    order = SequenceMatcher(None, one.uses, other.uses, autojunk=False).ratio()
-    same = (order + _overlap(_words(one.fields), _words(other.fields))) / 2
-    return same if one.kind is other.kind else same / 2
-
-
-def _same_tasks(one: Pattern, other: Pattern) -> float:
-    pairs = [(a, b) for a, b in zip(_sides(one), _sides(other), strict=True) if a or b]
-    return sum(_overlap(a, b) for a, b in pairs) / len(pairs) if pairs else 1.0
-
-
-def _sides(pattern: Pattern) -> list[set[str]]:
-    when = pattern.applicability
-    complexity = when.complexity or (0.0, 1.0)
-    tenths = {str(n) for n in range(11) if complexity[0] <= n / 10 <= complexity[1]}
-    return [
-        set(when.problem_types),
-        set(when.domains),
-        tenths if when.complexity else set(),
-        set(when.capabilities),
-        set(map(as_text, when.conditions)),
-        set(map(as_text, when.anti_conditions)),
-    ]
+    halves = (one.content, other.content), (one.applicability, other.applicability)
+    return sum(_overlap(*map(_words, half)) for half in halves) / 2
 
 
 def _overlap(one: set[str], other: set[str]) -> float:
@@ -192,12 +161,13 @@ def _overlap(one: set[str], other: set[str]) -> float:
 
 
 def _words(value: Any) -> set[str]:
-    if isinstance(value, str):
-        return set(findall(r"\w+", value.lower()))
-    inside = value.values() if isinstance(value, Mapping) else value
-    if isinstance(inside, str | int | float | None):
-        return set() if inside is None else {str(inside)}
-    return set(chain.from_iterable(map(_words, inside)))
+    if isinstance(value, Content | Applicability):
+        value = [getattr(value, each.name) for each in fields(value)]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return set().union(*map(_words, value))
+    return set(findall(r"\w+", str(value).lower()))
 
 
 def as_text(value: Any) -> str:
@@ -220,10 +190,9 @@ def of_low_value(pattern: Pattern, now: datetime, options: LearningOptions) -> s
     if pattern.state is not PatternState.CANDIDATE:
         return None
     told, tally = pattern.evidence, tally_of(pattern.evidence)
-    if (
-        tally.n >= options.decline_each
-        and _worse_than_nothing(tally, told.baseline.rate) < options.decline_p
-    ):
+    failures = Tally(tally.n - tally.good, tally.n)
+    as_few = binomial_p(failures, 1 - told.baseline.rate)  # the chance of so few successes
+    if tally.n >= options.decline_each and as_few < options.decline_p:
         return (
             f"contrary evidence: {tally.good} of {tally.n} went well, against a baseline of "
             f"{told.baseline.rate:.2f}"
@@ -236,13 +205,8 @@ def of_low_value(pattern: Pattern, now: datetime, options: LearningOptions) -> s
     return None
 
 
-def _worse_than_nothing(tally: Tally, baseline: float) -> float:
-    """Return the probability of as few successes, or fewer, at the baseline's rate."""
-    return binomial_p(Tally(tally.n - tally.good, tally.n), 1 - baseline)
-
-
-def started_over(pattern: Pattern, **changes: Any) -> Pattern:
+def started_over(pattern: Pattern, reason: str | None = None) -> Pattern:
     """Return the next version, as a candidate without evidence."""
     told = Evidence(mined_from=pattern.evidence.mined_from)
-    life = replace(pattern.lifecycle, state=PatternState.CANDIDATE, replaced_by=None, reason=None)
-    return pattern.but(version=pattern.version + 1, evidence=told, lifecycle=life).but(**changes)
+    life = replace(pattern.lifecycle, state=PatternState.CANDIDATE, replaced_by=None, reason=reason)
+    return pattern.but(version=pattern.version + 1, evidence=told, lifecycle=life)

@@ -1,20 +1,21 @@
-"""Changes of patterns: add, update, deprecate, merge, prune, judge.
+"""Patterns in a transaction: add, update, deprecate, merge, judge.
 
 After the transaction :meth:`bottega.memory.patterns.cache.PatternCache.forget` reloads the patterns
 in this process.
 """
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import asyncpg
+from pydantic_core import to_json
 
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns import application_rows, baselines, rows
+from bottega.memory.patterns import application_rows, rows
 from bottega.memory.patterns.evidence import (
     Validation,
     WeighedEvidence,
@@ -24,21 +25,70 @@ from bottega.memory.patterns.evidence import (
     weigh,
 )
 from bottega.memory.patterns.merging import MOST_MERGED, merged
-from bottega.memory.patterns.pattern import Pattern, PatternState, check_applicability
-from bottega.memory.patterns.refinement import of_low_value, started_over
-from bottega.memory.patterns.validation import Tally
+from bottega.memory.patterns.pattern import Application, Pattern, PatternState, check_applicability
+from bottega.memory.patterns.refinement import started_over
 
-_DOCUMENT = ("description", "summary", "detail", "applicability", "content", "guide", "relations")
-CHANGEABLE = frozenset((*_DOCUMENT, "name", "origin", "trust"))
 _SAYS = frozenset(("applicability", "content", "name", "summary", "description", "guide"))
 """Content that a run reads, and conditions of use: a change of these voids the evidence."""
 MOST_GIVEN = 20_000
 """Limit on patterns of a tenant that were not mined."""
 
+# Adding waits for others that add for the tenant: two equal patterns at once are one.
+_ALONE = "SELECT pg_advisory_xact_lock(hashtextextended('patterns ' || $1::uuid, 0))"
+_KNOWN = """
+SELECT id FROM (
+    SELECT 0 AS rank, p.id FROM patterns p WHERE p.tenant_id = $1 AND p.fingerprint = $5
+    UNION ALL
+    SELECT 1, p.id FROM patterns p
+    WHERE p.tenant_id = $1 AND p.state <> 'DEPRECATED' AND p.category = $2 AND p.trust = $4
+      AND p.meaning = jsonb_hash_extended(
+          $3::jsonb -> 'content', jsonb_hash_extended($3::jsonb -> 'applicability', 0))
+      AND p.document -> 'content' = $3::jsonb -> 'content'
+      AND p.document -> 'applicability' = $3::jsonb -> 'applicability') found
+ORDER BY rank, id LIMIT 1
+"""
+_GIVEN = "SELECT count(*) FROM patterns WHERE tenant_id = $1 AND fingerprint IS NULL"
+# Episodes that ended after the pattern, its replacement, that one's, and so on were deprecated.
+_SINCE_DEPRECATED = """
+WITH RECURSIVE chain AS (
+    SELECT p.id, p.replaced_by, p.state, p.updated_at FROM patterns p
+    WHERE p.tenant_id = $1 AND p.id = $2
+    UNION
+    SELECT p.id, p.replaced_by, p.state, p.updated_at
+    FROM chain c JOIN patterns p ON p.tenant_id = $1 AND p.id = c.replaced_by),
+gone AS (SELECT max(updated_at) AS at FROM chain HAVING bool_and(state = 'DEPRECATED'))
+SELECT count(*) FROM gone
+JOIN episodes e ON e.tenant_id = $1 AND e.id = ANY ($3) AND e.at > gone.at
+"""
+# An episode with several of the patterns counts once.
+_POOL = f"""
+INSERT INTO pattern_applications (tenant_id, pattern_id, version, {application_rows.SAID})
+SELECT $1, $3, 1, {application_rows.SAID}
+FROM (
+    SELECT DISTINCT ON (coalesce(a.episode_id, a.id)) a.* FROM pattern_applications a
+    JOIN patterns p ON p.tenant_id = $1 AND p.id = a.pattern_id AND p.version = a.version
+    WHERE a.tenant_id = $1 AND a.pattern_id = ANY ($2)
+      AND NOT EXISTS (
+          SELECT FROM pattern_sources s
+          WHERE s.tenant_id = $1 AND s.pattern_id = $3 AND s.episode_id = a.episode_id)
+    ORDER BY coalesce(a.episode_id, a.id), a.good IS NULL, a.arm = ANY ($4) DESC, a.at, a.id) a
+ORDER BY a.at, a.id
+"""  # noqa: S608
+_POOL_USES = """
+UPDATE patterns p SET uses = o.uses, last_used = o.last_used
+FROM (SELECT least(sum(uses), 2147483647) AS uses, max(last_used) AS last_used FROM patterns
+      WHERE tenant_id = $1 AND id = ANY ($2)) o
+WHERE p.tenant_id = $1 AND p.id = $3
+"""
+_CARRY = """
+UPDATE pattern_applications SET version = $4
+WHERE tenant_id = $1 AND pattern_id = $2 AND version = $3
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class PatternStore:
-    """Changes of a tenant's patterns in one transaction; they lock the rows that they change.
+    """The patterns of a tenant in one transaction. Changes lock the rows that they change.
 
     Attributes:
         connection: acts as the tenant.
@@ -51,12 +101,11 @@ class PatternStore:
     now: datetime
 
     async def add(self, pattern: Pattern) -> Pattern:
-        """Store a new pattern as a candidate of version 1. Return the stored one.
+        """Store a new pattern as a candidate of version 1, or return the one that exists.
 
-        If its fingerprint exists, nothing changes. But one that is deprecated, with all its
-        replacements, gets a next version, if enough of the new source episodes ended after that.
-        Else, if it has a twin in use (equal category, trust, applicability and content), that one
-        is returned, with the new source episodes added to its own.
+        One with its fingerprint stays as it is. But if that one and all its replacements are
+        deprecated, it gets a next version once enough of the sources ended after that. A twin in
+        use (equal category, trust, applicability and content) gets the sources as its own.
 
         Raises:
             InvalidInputError: a condition is invalid; the pointer locates it.
@@ -64,36 +113,32 @@ class PatternStore:
         """
         connection, tenant_id = self.connection, self.tenant_id
         check_applicability(pattern.applicability)
-        await rows.alone(connection, tenant_id)
-        known = await rows.same(connection, tenant_id, pattern.fingerprint)
+        await self._do(_ALONE)
+        said = to_json(pattern.document).decode()
+        what = pattern.category, said, pattern.trust, pattern.fingerprint
+        known: UUID | None = await self._do(_KNOWN, *what)
         if known is not None:
             await self._found_again(known, pattern)
             return await self._read(known)
-        twin = await rows.twin(connection, tenant_id, pattern)
-        if twin is not None:
-            await rows.add_sources(connection, tenant_id, twin, pattern.evidence.mined_from)
-            return await self._read(twin)
-        if pattern.fingerprint is None and await rows.given(connection, tenant_id) >= MOST_GIVEN:
+        if pattern.fingerprint is None and await self._do(_GIVEN) >= MOST_GIVEN:
             raise ConflictError(
                 f"a tenant may have at most {MOST_GIVEN} patterns that were not mined: change one "
                 "of those instead",
                 code="too_many",
             )
-        stored = await rows.insert(connection, tenant_id, pattern, self.now)
-        await rows.notify_change(connection, tenant_id)
-        return await self._read(stored)
+        return await self._read(await rows.insert(connection, tenant_id, pattern, self.now))
 
     async def _found_again(self, pattern_id: UUID, found: Pattern) -> None:
-        """Make a deprecated pattern a candidate again if enough new episodes have it."""
-        was = (await self._held([pattern_id]))[pattern_id]
-        gone_at = await rows.out_of_use(self.connection, self.tenant_id, pattern_id)
-        if gone_at is None:
-            return
-        found_in = found.evidence.mined_from
-        since = await baselines.ended_after(self.connection, self.tenant_id, found_in, gone_at)
-        if len(since) >= self.options.min_applications:
-            await rows.add_sources(self.connection, self.tenant_id, pattern_id, found_in)
-            await self._write(started_over(was))
+        """Add the sources of a twin; revive a deprecated pattern if enough new episodes have it."""
+        was = (await self.get_many([pattern_id], lock=True))[pattern_id]
+        sources = found.evidence.mined_from
+        is_twin = found.fingerprint is None or found.fingerprint != was.fingerprint
+        if not is_twin:
+            since = await self._do(_SINCE_DEPRECATED, pattern_id, sources)
+            if since < max(1, self.options.min_applications):
+                return
+            await self.write(started_over(was))
+        await rows.add_sources(self.connection, self.tenant_id, pattern_id, sources)
 
     async def update(
         self,
@@ -109,7 +154,7 @@ class PatternStore:
 
         Args:
             version: the version that the changes are based on.
-            changes: by field of :class:`Pattern`; only those of ``CHANGEABLE``.
+            changes: by field of :class:`Pattern`, but for its evidence, lifecycle and identity.
             reason: stored if the pattern starts over as a candidate.
 
         Raises:
@@ -117,10 +162,9 @@ class PatternStore:
             ConflictError: ``stale_version``: it was changed meanwhile.
             InvalidInputError: a condition is invalid; the pointer locates it.
         """
-        assert changes.keys() <= CHANGEABLE, f"cannot change {changes.keys() - CHANGEABLE}"
         if "applicability" in changes:
             check_applicability(changes["applicability"])
-        was = (await self._held([pattern_id]))[pattern_id]
+        was = (await self.get_many([pattern_id], lock=True))[pattern_id]
         if was.version != version:
             raise ConflictError(
                 f"pattern {pattern_id} has version {was.version} now, not {version}: read it again "
@@ -129,18 +173,11 @@ class PatternStore:
             )
         new = {name: value for name, value in changes.items() if getattr(was, name) != value}
         if _SAYS & new.keys():
-            await self.start_over(was.but(**new), reason)
+            await self.write(started_over(was.but(**new), reason))
         elif new:
-            await self._write(was.but(version=version + 1, **new))
-            await application_rows.carry(
-                self.connection, self.tenant_id, pattern_id, version, version + 1
-            )
+            await self.write(was.but(version=version + 1, **new))
+            await self._do(_CARRY, pattern_id, version, version + 1)
         return await self._read(pattern_id)
-
-    async def start_over(self, pattern: Pattern, reason: str | None) -> None:
-        """Make a locked pattern a candidate without evidence, in a next version."""
-        again = started_over(pattern)
-        await self._write(again.but(lifecycle=replace(again.lifecycle, reason=reason)))
 
     async def deprecate(
         self, pattern_id: UUID, reason: str, replaced_by: UUID | None = None
@@ -151,7 +188,8 @@ class PatternStore:
             NotFoundError: it or its replacement is unknown, or another tenant's.
             InvalidInputError: the replacement is the pattern itself, or deprecated.
         """
-        held = await self._held([pattern_id, *([] if replaced_by is None else [replaced_by])])
+        ids = [pattern_id, *([] if replaced_by is None else [replaced_by])]
+        held = await self.get_many(ids, lock=True)
         if replaced_by is not None and (
             replaced_by == pattern_id or held[replaced_by].state is PatternState.DEPRECATED
         ):
@@ -161,14 +199,13 @@ class PatternStore:
             )
         given_up = _given_up(held[pattern_id], reason, replaced_by)
         if given_up != held[pattern_id]:
-            await self._write(given_up)
+            await self.write(given_up)
         return await self._read(pattern_id)
 
     async def merge(self, ids: Collection[UUID]) -> Pattern:
         """Merge several patterns of one category into a new one, judge it, and deprecate them.
 
-        It has the advice of the best-known one, and applies wherever one of them did. Its evidence
-        is theirs, each episode once, but for episodes that one of them was found in.
+        See :func:`merged`. Its evidence is theirs, each episode once, but for their sources.
 
         Raises:
             NotFoundError: one of them is unknown, or another tenant's.
@@ -181,7 +218,8 @@ class PatternStore:
             raise InvalidInputError(
                 f"2 to {MOST_MERGED} different patterns can be merged", pointer="/ids"
             )
-        held = await self._held(ids)
+        await self.get_many(ids, lock=True)
+        held = await self.get_many(ids)  # with sources that were added before the lock was free
         if len({each.category for each in held.values()}) > 1:
             raise InvalidInputError("only patterns of one category can be merged", pointer="/ids")
         for each in held.values():
@@ -189,35 +227,23 @@ class PatternStore:
                 raise InvalidInputError(
                     f"pattern {each.key} is deprecated: leave it out", pointer="/ids"
                 )
-        whole = await rows.load(connection, tenant_id, ids)
-        one = merged([whole[each] for each in ids])
+        one = merged([held[each] for each in ids])
         check_applicability(one.applicability)
         stored = await rows.insert(connection, tenant_id, one, self.now)
-        await application_rows.pool(connection, tenant_id, ids, stored)
+        await self._do(_POOL, ids, stored, rows.GIVEN_ARMS)
+        await self._do(_POOL_USES, ids, stored)
         for each in held.values():
-            given_up = _given_up(each, f"merged into {stored}", stored)
-            await rows.write(connection, tenant_id, given_up, self.now)
+            await self.write(_given_up(each, f"merged into {stored}", stored))
         await self.judge([stored])
-        await rows.notify_change(connection, tenant_id)
         return await self._read(stored)
-
-    async def prune(self, ids: Sequence[UUID]) -> list[UUID]:
-        """Deprecate patterns of low value; return their ids."""
-        pruned = []
-        for each in (await rows.hold(self.connection, self.tenant_id, ids)).values():
-            why = of_low_value(each, self.now, self.options)
-            if why is not None:
-                await self._write(_given_up(each, why))
-                pruned.append(each.key)
-        return pruned
 
     # --- Evidence -----------------------------------------------------------------------------
 
     async def judge(self, ids: Sequence[UUID]) -> list[Validation]:
-        """Validate patterns, store what changed, and return the results; skip unknown ids."""
-        held = await rows.hold(self.connection, self.tenant_id, ids)
+        """Validate patterns, store what changed, and return the results."""
+        held = await self.get_many(ids, lock=True)
         evidence_for = await self.weighed(list(held))
-        found, changed = [], False
+        found = []
         for pattern_id, was in held.items():
             weighed = evidence_for[pattern_id]
             says = validated(pattern_id, was.version, was.state, weighed, self.options)
@@ -228,58 +254,67 @@ class PatternStore:
                 lifecycle=replace(was.lifecycle, state=says.state, reason=reason),
             )
             if after != was:
-                await rows.write(self.connection, self.tenant_id, after, self.now)
-                changed = True
-        if changed:
-            await rows.notify_change(self.connection, self.tenant_id)
+                await self.write(after)
         return found
 
-    async def let_fall(self, patterns: Sequence[Pattern]) -> None:
-        """Put validated patterns that decline or harm into review; the caller has locked them."""
-        used = [each for each in patterns if each.state is PatternState.VALIDATED]
-        if not used:
-            return
-        ids = [each.key for each in used]
-        weighed = await self.weighed(ids)
-        for each in used:
-            why = falling(weighed[each.key], self.options)
-            if why is not None:
-                life = replace(each.lifecycle, state=PatternState.IN_REVIEW, reason=why)
-                await self._write(each.but(lifecycle=life))
+    async def record_application(self, applications: Iterable[Application]) -> int:
+        """Store applications of patterns. Return the number of new or changed ones.
+
+        A repeated one changes nothing; a later outcome of an episode replaces the earlier one.
+        Ignored, as no evidence, are: episodes that the pattern was found in; episodes of trust 1;
+        cancelled, quarantined and deleted ones; unknown patterns and versions. A validated pattern
+        that does worse or harm goes into review at once.
+        """
+        of: dict[tuple[UUID, UUID | int], Application] = {
+            (each.pattern_id, each.episode_id or n): each for n, each in enumerate(applications)
+        }
+        if not of:
+            return 0
+        connection, tenant_id = self.connection, self.tenant_id
+        ids = {each.pattern_id for each in of.values()}
+        held = await rows.load(connection, tenant_id, ids, lock=True)
+        touched = await application_rows.record(connection, tenant_id, [*of.values()])
+        used = [each for each in sorted(set(touched)) if held[each].state is PatternState.VALIDATED]
+        for each, weighed in (await self.weighed(used)).items():
+            if (why := falling(weighed, self.options)) is not None:
+                life = replace(held[each].lifecycle, state=PatternState.IN_REVIEW, reason=why)
+                await self.write(held[each].but(lifecycle=life))
+        return len(touched)
 
     async def weighed(self, ids: Sequence[UUID]) -> dict[UUID, WeighedEvidence]:
         """Weigh the evidence of patterns; return it by id."""
         if not ids:
             return {}
         since = self.now - timedelta(days=self.options.evidence_days)
-        groups = await application_rows.groups(self.connection, self.tenant_id, ids, since)
-        latest = await self._latest(ids)
+        of, most = (self.connection, self.tenant_id, ids), self.options.decline_each
+        groups = await application_rows.groups(*of, since)
+        latest = await application_rows.latest(*of, most)
         return {each: weigh(groups.get(each, ()), latest.get(each)) for each in ids}
-
-    async def _latest(self, ids: Sequence[UUID]) -> dict[UUID, Tally]:
-        most = self.options.decline_each
-        return await application_rows.latest(self.connection, self.tenant_id, ids, most)
 
     # --- Rows ---------------------------------------------------------------------------------
 
-    async def _held(self, ids: Sequence[UUID]) -> dict[UUID, Pattern]:
-        held = await rows.hold(self.connection, self.tenant_id, ids)
-        all_of(held, ids)
-        return held
+    async def get_many(self, ids: Collection[UUID], *, lock: bool = False) -> dict[UUID, Pattern]:
+        """Return complete patterns by id; lock them until the transaction ends.
+
+        Raises:
+            NotFoundError: one of them is unknown, or another tenant's.
+        """
+        found = await rows.load(self.connection, self.tenant_id, ids, lock=lock)
+        for each in ids:
+            if each not in found:
+                raise NotFoundError(f"there is no pattern {each}")
+        return found
 
     async def _read(self, pattern_id: UUID) -> Pattern:
-        return (await rows.load(self.connection, self.tenant_id, [pattern_id]))[pattern_id]
+        return (await self.get_many([pattern_id]))[pattern_id]
 
-    async def _write(self, changed: Pattern) -> None:
-        await rows.write(self.connection, self.tenant_id, changed, self.now)
-        await rows.notify_change(self.connection, self.tenant_id)
+    async def _do(self, query: str, *args: Any) -> Any:
+        """Execute a statement with the tenant's id first; return its only value."""
+        return await self.connection.fetchval(query, self.tenant_id, *args)
 
-
-def all_of(found: Container[UUID], ids: Iterable[UUID]) -> None:
-    """Raise :class:`NotFoundError` if a pattern is missing."""
-    for each in ids:
-        if each not in found:
-            raise NotFoundError(f"there is no pattern {each}")
+    async def write(self, changed: Pattern) -> None:
+        """Store a locked pattern, and notify all processes on commit."""
+        await self._do(rows.WRITE, changed.key, rows.row_of(changed, self.now))
 
 
 def _given_up(pattern: Pattern, reason: str, replaced_by: UUID | None = None) -> Pattern:

@@ -7,7 +7,6 @@ one tests.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from math import exp, fsum, log, log1p
 from typing import NamedTuple
@@ -41,14 +40,8 @@ class Tally(NamedTuple):
         return self.good / self.n if self.n else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """A verdict and its statistics.
-
-    Attributes:
-        p_value: probability of at least so many successes at the baseline's rate.
-        confidence: 0 to 1.
-    """
+class Judgement(NamedTuple):
+    """A verdict, and the statistics that it is based on."""
 
     verdict: Verdict
     p_value: float
@@ -56,10 +49,9 @@ class Judgement:
 
 
 def judged(tally: Tally, baseline: float, options: LearningOptions) -> Judgement:
-    """Judge a pattern.
+    """Judge a pattern by its applications in the time that counts.
 
     Args:
-        tally: applications of its current version in the time that counts.
         baseline: success rate of similar tasks without it, 0 to 1.
     """
     p_value = binomial_p(tally, baseline)
@@ -94,9 +86,8 @@ def following(
 
 def worse(one: Tally, than: Tally, options: LearningOptions) -> bool:
     """Return true if the first tally is significantly worse; false with too few applications."""
-    if min(one.n, than.n) < options.decline_each:
-        return False
-    return fisher_p(than, one) < options.decline_p
+    enough = min(one.n, than.n) >= options.decline_each
+    return enough and fisher_p(than, one) < options.decline_p
 
 
 # --- Exact tests ------------------------------------------------------------------------------
@@ -131,11 +122,8 @@ def fisher_p(better: Tally, other: Tally) -> float:
 def _share_from(place: int, low: int, high: int, middle: int, up: Callable[[int], float]) -> float:
     """Return the share of a distribution's weight at ``place`` or above.
 
-    Weights are computed outwards from the middle, where they are largest, and normalised at the
-    end. That avoids large factorials and the cancellation of 1 minus a tail.
-
-    Args:
-        up: the weight of k + 1 divided by that of k.
+    Weights are computed outwards from the middle, where they are largest, by ``up``: that of k + 1
+    divided by that of k. This avoids large factorials and the cancellation of 1 minus a tail.
     """
     weights = {middle: 1.0}
     for k in range(middle, high):
@@ -152,8 +140,7 @@ def _share_from(place: int, low: int, high: int, middle: int, up: Callable[[int]
 # --- E-values ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class BettingEvidence:
+class BettingEvidence(NamedTuple):
     """Logarithms of the stakes on each rate above the baseline. Each application multiplies them,
     so their order does not matter, and equal ones can be grouped."""
 

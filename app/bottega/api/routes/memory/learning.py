@@ -12,12 +12,16 @@ from bottega.api.routes.memory.episodes import CLOCK_SKEW, to_response, within
 from bottega.api.schemas.memory.found import ContextFound, ContextQuery, Learnt, NewLearning
 from bottega.api.shared.deps import Actor, PrincipalDep, ReadTenant, ServiceDep, Tenant, Turn
 from bottega.api.shared.idempotency import OnceDep
-from bottega.container import Service
 from bottega.db.driver import driver_of
 from bottega.errors import InvalidInputError
 from bottega.memory.episodes.episode import Episode
 from bottega.memory.episodes.importing import imported
-from bottega.memory.learning.context import Lesson, ReportedOutcome, TaskMemory
+from bottega.memory.learning.context import (
+    Lesson,
+    ReportedOutcome,
+    context_for_task,
+    learn_from_episode,
+)
 from bottega.memory.learning.insights import FoundInsight
 from bottega.memory.patterns.matcher import Match
 from bottega.memory.patterns.pattern import Category, Pattern
@@ -26,10 +30,6 @@ from bottega.runs.sessions import user_of
 from bottega.tenants import audit
 
 router = APIRouter(prefix="/v1/memory", tags=["memory"])
-
-
-def _memory(service: Service) -> TaskMemory:
-    return TaskMemory(service.memory, service.patterns)
 
 
 def _known(pattern: Pattern) -> dict[str, Any]:
@@ -75,7 +75,9 @@ async def context(
     if (error := body.error) is not None:
         signature = failure_signature(error.type, error.message, error.tool)
         known |= {"error_type": error.type} | ({"tool": error.tool} if error.tool else {})
-    found = await _memory(service).context_for_task(
+    found = await context_for_task(
+        service.memory,
+        service.patterns,
         tenant,
         within(principal, body.user, body.session_id, body.scope),
         body.task,
@@ -161,8 +163,15 @@ async def learn(
                 user = await user_of(tx, tenant, episode.session_id, episode.user_id)
                 known = replace(episode, user_id=user)
             assert known is not None, "the body has one of them"
-            learned = await _memory(service).learn_from_episode(
-                tenant, known, lessons, outcomes, principal=actor, on=driver
+            learned = await learn_from_episode(
+                service.memory,
+                service.patterns,
+                driver,
+                tenant,
+                known,
+                lessons,
+                outcomes,
+                principal=actor,
             )
             response.headers["Location"] = f"/v1/episodes/{learned.episode_id}"
             details = {

@@ -22,6 +22,7 @@ from bottega.api.shared.idempotency import OnceDep
 from bottega.db.driver import driver_of
 from bottega.db.engine import acting_as
 from bottega.errors import ConflictError, InvalidInputError
+from bottega.memory.patterns import baselines
 from bottega.memory.patterns import pattern as memory
 from bottega.memory.patterns.history import MOST, history, newest
 from bottega.memory.patterns.pattern import Application, Arm, Baseline
@@ -61,14 +62,15 @@ async def record(
         driver = await driver_of(tx)
 
         async def count() -> Any:
-            found = await service.patterns.get_many(tenant, [pattern_id], on=driver)
+            store = service.patterns.store(driver, tenant)
+            found = await store.get_many([pattern_id])
             pattern, features = found[pattern_id], known_of(body.features)
             baseline = Baseline("given", body.baseline_rate or 0.5)
             if body.baseline_rate is None:
-                of = await service.patterns.baselines(tenant, [pattern], features, on=driver)
+                of = await baselines.of(driver, tenant, [pattern], features)
                 baseline = of.get(pattern.key, Baseline())
             applied = _applied(pattern, body, baseline, body.at or now)
-            recorded = await service.patterns.record_application(tenant, [applied], on=driver)
+            recorded = await store.record_application([applied])
             if recorded:
                 details = {"good": body.good}
                 await audit.note(tx, tenant, actor, "pattern.apply", str(pattern_id), details)

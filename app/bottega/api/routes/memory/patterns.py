@@ -27,7 +27,6 @@ from bottega.memory.patterns import pattern as memory
 from bottega.memory.patterns import task_analysis
 from bottega.memory.patterns.matcher import score_parts
 from bottega.memory.patterns.pattern import Category, PatternState
-from bottega.memory.patterns.rows import PatternFilter
 from bottega.tenants import audit
 
 router = APIRouter(prefix="/v1/patterns", tags=["memory"])
@@ -46,11 +45,9 @@ class PatternQuery(PageQuery):
     state: StateName | None = None
     category: CategoryName | None = None
 
-    def wanted(self) -> PatternFilter:
-        return PatternFilter(
-            states=() if self.state is None else (PatternState(self.state),),
-            categories=() if self.category is None else (Category(self.category),),
-        )
+    def wanted(self) -> dict[str, Any]:
+        given = {"states": (PatternState, self.state), "categories": (Category, self.category)}
+        return {name: [of(value)] for name, (of, value) in given.items() if value is not None}
 
 
 def tagged(pattern: memory.Pattern, response: Response) -> memory.Pattern:
@@ -59,13 +56,11 @@ def tagged(pattern: memory.Pattern, response: Response) -> memory.Pattern:
     return pattern
 
 
-def _written(fields: dict[str, Any]) -> dict[str, Any]:
+def _written(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Convert fields of a body to fields of a pattern."""
-    kinds = ("applicability", "content", "guide", "relations")
-    document = {name: fields[name] for name in kinds if name in fields}
-    base = {"content": {"kind": "HEURISTIC"}}
-    read = memory.Pattern.from_document(base | document, name="", category=Category.DOMAIN)
-    return fields | {name: getattr(read, name) for name in document}
+    known = {"name": "", "category": Category.DOMAIN, "content": {"kind": "HEURISTIC"}}
+    read = memory.pattern_of(known | dict(fields))
+    return {name: getattr(read, name) for name in fields}
 
 
 @router.post(
@@ -92,13 +87,12 @@ async def create(
     body: NewPattern,
     response: Response,
 ) -> Any:
-    told = _written(body.model_dump(mode="json"))
-    told |= {"category": Category(body.category), "origin": {"principal": actor}}
+    given = {"origin": {"principal": actor}, "trust": GIVEN_BY_HAND}
+    new = memory.pattern_of(body.model_dump(mode="json") | given)
     async with service.database.begin(tenant) as tx:
         driver = await driver_of(tx)
 
         async def add() -> Any:
-            new = memory.Pattern(**told, trust=GIVEN_BY_HAND)
             added = await service.patterns.store(driver, tenant).add(new)
             await audit.note(tx, tenant, actor, "pattern.create", str(added.key))
             response.headers["Location"] = f"/v1/patterns/{added.key}"
@@ -126,7 +120,7 @@ async def list_(
 ) -> Any:
     found = await service.patterns.page(
         tenant,
-        query.wanted(),
+        **query.wanted(),
         after=query.place(UUID),
         descending=query.descending,
         limit=query.limit,
@@ -202,8 +196,7 @@ def _features(body: PatternsWanted) -> dict[str, Any]:
 async def get(
     service: ServiceDep, tenant: Tenant, pattern_id: PatternId, response: Response
 ) -> Any:
-    found = await service.patterns.get_many(tenant, [pattern_id])
-    return tagged(found[pattern_id], response)
+    return tagged(await service.patterns.get(tenant, pattern_id), response)
 
 
 @router.patch(
@@ -231,8 +224,8 @@ async def change(
     given = body.model_dump(mode="json", exclude_none=True, exclude={"version"})
     asked = if_match_version(if_match)
     async with service.database.begin(tenant) as tx:
-        driver = await driver_of(tx)
-        now = (await service.patterns.get_many(tenant, [pattern_id], on=driver))[pattern_id]
+        store = service.patterns.store(await driver_of(tx), tenant)
+        now = (await store.get_many([pattern_id]))[pattern_id]
         version = asked if asked is not None else body.version
         if version is None and if_match is None:
             raise InvalidInputError(
@@ -247,7 +240,6 @@ async def change(
             details = {"version": now.version + 1, "fields": sorted(given)}
             await audit.note(tx, tenant, actor, "pattern.change", str(pattern_id), details)
         based_on = now.version if version is None else version
-        store = service.patterns.store(driver, tenant)
         changed = await store.update(pattern_id, based_on, changes)
     service.patterns.forget(tenant)
     return tagged(changed, response)
@@ -270,4 +262,4 @@ async def similar(
 ) -> Any:
     pattern = await service.patterns.get(tenant, pattern_id)
     found = await service.patterns.similar(tenant, pattern, k)
-    return {"items": [{"pattern": each.pattern, "likeness": each.likeness} for each in found]}
+    return {"items": [{"pattern": each, "likeness": likeness} for each, likeness in found]}
