@@ -122,7 +122,7 @@ async def floor(base_url: str, rounds: int, concurrency: int) -> float:
                     async for _ in stream:
                         pass
 
-        await round_()
+        await asyncio.gather(*(round_() for _ in range(concurrency)))  # opens connections
         spent = time.process_time()
         await asyncio.gather(*(round_() for _ in range(rounds)))
         return (time.process_time() - spent) * 1000 / rounds

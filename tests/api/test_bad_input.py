@@ -10,7 +10,9 @@ from typing import Any
 import httpx2
 import pytest
 import websockets
+from pydantic_core import PydanticCustomError
 
+from bottega.api.schemas.base import check_storable
 from bottega.settings import Settings
 from tests.rows import unchanged
 from tests.service import Running, running
@@ -400,3 +402,34 @@ async def test_unreadable_json_is_refused_with_the_reason(
     headers = {"content-type": "application/json"}
     answer = await refusing.client.post("/v1/agents", content=content, headers=headers)
     assert said in problem(answer, 400)["detail"]
+
+
+def numbered(count: int) -> dict[str, int]:
+    return dict.fromkeys(map(str, range(count)), 0)
+
+
+def nested(depth: int, innermost: Any) -> Any:
+    for _ in range(depth):
+        innermost = [innermost]
+    return innermost
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "code"),
+    [
+        (nested(16, "x"), nested(17, "x"), "too_deep"),
+        (nested(16, 0.5), nested(16, float("nan")), "not_finite"),
+        ({"a": [1.5]}, {"a": [float("inf")]}, "not_finite"),
+        ([0] * 99_999, [0] * 100_000, "too_many_values"),
+        (numbered(49_999), numbered(50_000), "too_many_values"),
+        ([{"ü": ["😀" * 2000, "x"]}], [{"ü": ["x" * 2000 + "\x00"]}], "nul"),
+        (["\U0001f600"], ["\ud83d", "\ude00"], "surrogate"),
+        ({"a": "x" * 2000}, {"\x00": 1}, "nul"),
+        (["x" * 2000], ["x" * 2000 + "\ud800"], "surrogate"),
+    ],
+)  # fmt: skip
+def test_values_at_the_limits_are_storable(good: Any, bad: Any, code: str) -> None:
+    check_storable(good)
+    with pytest.raises(PydanticCustomError) as refused:
+        check_storable(bad)
+    assert refused.value.type == code

@@ -6,8 +6,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from bottega.agents.messages import AgentUsage
 from bottega.events.types import Event, EventType
-from bottega.execution.replay_tasks import remember
+from bottega.execution.replay_tasks import linked_runs, remember
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -65,3 +66,31 @@ def test_outcomes_that_the_parent_has_read_are_known_as_read(tool: str) -> None:
     restored = remember(log, NOW).tasks
     assert [each for each in restored if restored[each].received] == [read]
     assert unread in restored
+
+
+def cancelled_task(run: UUID, task: UUID, linked: UUID, end: int) -> list[Event]:
+    """Return the events of a task that was cancelled before its linked run was over."""
+    log = called("poll_subagent", {}, {"tasks": []})
+    a_task(log, ended=False)
+    dispatched = {**log[0].data, "linked_run_id": str(linked)}
+    told: dict[str, Any] = {"duration_ms": 1, "token_usage": {"input": 0, "output": 0}}
+    told["error"] = {"code": "cancelled", "message": "x"}
+    kinds: list[tuple[EventType, int, dict[str, Any]]] = [
+        (EventType.SUBAGENT_DISPATCHED, 1, dispatched),
+        (EventType.SUBAGENT_CANCELLED, end, told),
+    ]
+    return [Event(run, seq, kind, NOW, task, None, "a", data) for kind, seq, data in kinds]
+
+
+@pytest.mark.parametrize("carried", [False, True])
+def test_the_usage_of_a_linked_run_that_ended_after_its_task_counts(carried: bool) -> None:
+    run, task, linked = uuid4(), uuid4(), uuid4()
+    log = cancelled_task(run, task, linked, end=5)
+    carried_seq = 5 if carried else 4
+    # This run gives the task a linked run of its own, unless the task had ended before.
+    assert linked_runs(log, carried_seq) == {task: linked if carried else None}
+    used = AgentUsage(7, 3, model_calls=1)
+    replay = remember(log, NOW, carried_seq, {task: used})
+    assert replay.usage == used
+    assert replay.paid.total_tokens == (0 if carried else 10)
+    assert remember(log, NOW, carried_seq).usage == AgentUsage()

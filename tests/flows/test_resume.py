@@ -414,3 +414,30 @@ async def test_answer_that_is_not_stored_yet_is_stored_when_the_run_is_handed_ba
     async with running(configured(settings, model), database_url, worker=True) as bottega:
         assert (await final(bottega, run.json()["id"]))["status"] == "completed"
     assert sorted(map(named, model.requests)) == ["a", "b", "b", "root", "root"]
+
+
+async def test_the_start_of_a_call_is_stored_with_what_led_to_it(
+    settings: Settings, database_url: str, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that it needs no step of its own: each costs a transaction."""
+    monkeypatch.setattr(step_writer, "SHOW_AFTER_S", 3600.0)
+    gate = asyncio.Event()
+
+    def decide(request: dict[str, Any]) -> Reply:
+        if named(request) == "a":
+            return text("a")
+        asked = request["messages"][-1]["role"] != "tool"
+        return calls(("a", {"query": "go"})) if asked else gated(gate, text("done"))
+
+    model.decide = decide
+    async with running(configured(settings, model), database_url, worker=True) as bottega:
+        await create(bottega, "a")
+        await create(bottega, "root", subagents={"names": ["a"]})
+        run = await bottega.client.post("/v1/runs", json={"agent": "root", "input": "x"})
+        await model.received(3)
+        page = await bottega.client.get(f"/v1/runs/{run.json()['id']}/events")
+        told = [(each["type"], each["agent"]) for each in page.json()["items"]]
+        assert told.count(("llm.started", "root")) == 2
+        assert told[-1] == ("llm.started", "root")
+        gate.set()
+        assert (await final(bottega, run.json()["id"]))["status"] == "completed"

@@ -13,6 +13,7 @@ from bottega.db.engine import Database, acting_as
 from bottega.errors import FencedError
 from bottega.events.listener import NotifyListener
 from bottega.execution.linked.runs import LinkedRuns, Linking
+from bottega.subagents.states import SubagentStatus
 from tests.claims import sweep
 from tests.stores.test_neighbours import claimed
 from tests.waiting import until
@@ -81,3 +82,64 @@ async def test_a_cancelled_one_that_waits_for_people_is_ended_by_the_sweep(
     await sweep(database.pool)
     status = await owner.fetchval("SELECT status FROM runs WHERE id = $1", child)
     assert status == "cancelled"
+
+
+class Slow:
+    """Pool whose statements that store linked runs wait for a gate."""
+
+    def __init__(self, pool: asyncpg.Pool) -> None:
+        self._pool = pool
+        self.gate = asyncio.Event()
+        self.storing = 0
+
+    async def fetchval(self, query: str, *arguments: Any) -> Any:
+        if "link_runs" in query:
+            self.storing += 1
+            await self.gate.wait()
+        return await self._pool.fetchval(query, *arguments)
+
+    async def fetch(self, query: str, *arguments: Any) -> Any:
+        return await self._pool.fetch(query, *arguments)
+
+    async def execute(self, query: str, *arguments: Any) -> Any:
+        return await self._pool.execute(query, *arguments)
+
+
+async def test_a_linked_run_that_is_cancelled_while_others_are_stored_goes_on_nowhere(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    run = await claimed(database, DEFAULT_TENANT)
+    pool = Slow(database.pool)
+    linked = LinkedRuns(pool, NotifyListener(database.connect))
+    working = asyncio.ensure_future(linked.run())
+    mine = Linking(DEFAULT_TENANT, run.run_id, run.attempt)
+    try:
+        sent = linked.end_of(mine, one := uuid4(), new(one))
+        await until(lambda: pool.storing)
+        unsent = linked.end_of(mine, two := uuid4(), new(two))
+        linked.cancel(mine, one)
+        linked.cancel(mine, two)
+        assert (await unsent).outcome.status is SubagentStatus.CANCELLED
+        third = linked.end_of(mine, three := uuid4(), new(three))
+        pool.gate.set()
+        asked = "SELECT cancel_requested_at IS NOT NULL OR status = 'cancelled' FROM runs"
+        await until(lambda: owner.fetchval(f"{asked} WHERE id = $1", one))
+        assert await until(lambda: owner.fetchval(f"SELECT ({asked} WHERE id = $1) = false", three))
+        assert await owner.fetchval("SELECT count(*) FROM runs WHERE id = $1", two) == 0
+        sent.cancel()
+        third.cancel()
+    finally:
+        working.cancel()
+
+
+async def test_a_message_reaches_a_linked_run_that_is_not_stored_yet(database: Database) -> None:
+    run = await claimed(database, DEFAULT_TENANT)
+    linked = LinkedRuns(database.pool, NotifyListener(database.connect))
+    working = asyncio.ensure_future(linked.run())
+    mine = Linking(DEFAULT_TENANT, run.run_id, run.attempt)
+    try:
+        awaiting = linked.end_of(mine, one := uuid4(), new(one))
+        assert await linked.tell(mine, one, str(uuid4()), '"look twice"')
+        awaiting.cancel()
+    finally:
+        working.cancel()

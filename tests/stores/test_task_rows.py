@@ -10,6 +10,8 @@ from pydantic_core import from_json, to_json
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
+from bottega.events.log import append_steps
+from bottega.events.steps import Step
 from bottega.events.types import EventType, RunStatus
 from bottega.execution.claim import ClaimedRun
 from bottega.execution.journal import End, Journal
@@ -217,3 +219,44 @@ async def test_a_repetition_carries_over_all_fields_of_a_task(
     assert third["started_at"] is not None
     assert second["cancel_requested_at"] is not None
     assert first["cancel_requested_at"] is None
+
+
+_READ = """
+SELECT seq_tup_read + coalesce(idx_tup_fetch, 0)
+FROM pg_stat_xact_user_tables WHERE relname = 'tasks'
+"""
+
+
+async def test_a_step_reads_no_other_task_of_the_tenant(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    """Check the plan of a connection that saw few tasks, and a new one for many."""
+    run = await claimed(database, DEFAULT_TENANT)
+    event: dict[str, Any] = dict.fromkeys(("task_id", "parent_task_id", "agent", "depth"))
+    event |= {"type": EventType.WARNING, "data": {}}
+
+    async def tasks_read(connection: asyncpg.Connection, after: int) -> int:
+        tasks = [{"id": uuid4(), **WHO, "status": "running"} for _ in range(3)]
+        step = Step.of(
+            *(DEFAULT_TENANT, run.run_id),
+            attempt=run.attempt,
+            after=run.last_seq + after,
+            events=[event],
+            tasks=tasks,
+        )
+        async with connection.transaction():
+            assert await append_steps(connection, [step]) == ["stored"]
+            read: int = await connection.fetchval(_READ)
+            return read
+
+    async with database.pool.acquire() as known, database.pool.acquire() as new:
+        await tasks_read(known, 0)
+        await owner.execute(
+            """INSERT INTO tasks (tenant_id, run_id, id, agent, depth, status, mode, created_at)
+               SELECT $1, $2, gen_random_uuid(), 'a', 0, 'queued', 'sync', now()
+               FROM generate_series(1, 5000)""",
+            *(DEFAULT_TENANT, uuid4()),
+        )
+        assert await tasks_read(known, 1) < 10
+        await owner.execute("ANALYZE tasks")
+        assert await tasks_read(new, 2) < 10

@@ -182,8 +182,8 @@ async def _recalled(
     spreading: Spreading, run: ClaimedRun, events: Sequence[Event]
 ) -> tuple[TaskReplay, dict[str, str]]:
     """Return the state of earlier attempts' tasks, and the files of their linked runs by path."""
-    ends = await spreading.ends_of(linked_runs(events))
-    used = {run_id: end.usage for run_id, end in ends.items()}
+    ends = await spreading.ends_of(linked_runs(events, run.carried_seq))
+    used = {task_id: end.usage for task_id, end in ends.items()}
     files = {path: text for end in ends.values() for path, text in end.files.items()}
     return remember(events, run.claimed_at, run.carried_seq, used), files
 

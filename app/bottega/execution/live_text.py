@@ -25,8 +25,6 @@ from bottega.events.steps import storable
 from bottega.execution.journal import Journal
 
 FLUSH_S = 0.05
-_AFTER_READING_S = 0.005
-"""Time after the moments at which a worker reads long answers, see :mod:`bottega.llm.reading`."""
 PER_CALL_S = 0.09
 KEEP_S = 1.0
 CLEAR_S = 0.5
@@ -153,7 +151,7 @@ class LiveText:
         """Write until cancelled. A failed write is repeated with the next one."""
         while True:
             await self._any.wait()
-            await asyncio.sleep(FLUSH_S - (monotonic() - _AFTER_READING_S) % FLUSH_S)
+            await asyncio.sleep(FLUSH_S)
             try:
                 await self._write()
                 await self._clear()

@@ -172,7 +172,7 @@ class JournalRecorder(Recorder):
         about = {"call": query.model_calls, "attempt": self.journal.attempt}
         memory = {"memory": dict(query.composed)} if query.composed else {}
         target = getattr(query.agent.provider, "target", None)  # an agent in Python may have none
-        started = self._started(query, about | memory, target)  # before, so that it is stored too
+        started = self._started(query, about | memory, target)  # stored by the commit below
         await self.journal.settle()
         await self._fair.enter(self.journal.tenant_id)
         began = monotonic()

@@ -107,17 +107,19 @@ class TaskReplay:
         return _line(self.parents, task_id)
 
 
-def linked_runs(events: Sequence[Event]) -> list[UUID]:
-    """Return the linked runs of a log's finished tasks."""
-    over = {event.task_id for event in events if event.type in ENDS}
+def linked_runs(events: Sequence[Event], carried_seq: int) -> dict[UUID, UUID | None]:
+    """Return the linked runs of a log's finished tasks, by task.
+
+    ``None``: the task ended in this run, which gave it a linked run of its own.
+    """
+    ends = {each.task_id: each.seq for each in events if each.type in ENDS}
     asked = (each for each in events if each.type == EventType.SUBAGENT_DISPATCHED)
-    found = (_linked_run(each) for each in asked if each.task_id in over)
-    return [each for each in found if each is not None]
-
-
-def _linked_run(dispatched: Event) -> UUID | None:
-    found = SubagentDispatched.of(dispatched.data).linked_run_id
-    return None if found is None else UUID(found)
+    found: dict[UUID, UUID | None] = {}
+    for event in asked:
+        run_id = SubagentDispatched.of(event.data).linked_run_id
+        if event.task_id is not None and event.task_id in ends and run_id is not None:
+            found[event.task_id] = UUID(run_id) if ends[event.task_id] <= carried_seq else None
+    return found
 
 
 def remember(
@@ -131,7 +133,7 @@ def remember(
     Args:
         now: by the clock of the events' times.
         carried_seq: last ``seq`` that was copied from the run that this one repeats.
-        linked: usage of linked runs by id; the log lacks it if a task was cancelled before.
+        linked: usage of linked runs by task; the log lacks it if the task was cancelled before.
     """
     parents = {event.task_id: event.parent_task_id for event in events if event.task_id is not None}
     tasks = {task_id: _Task() for task_id in parents}
@@ -157,7 +159,7 @@ def remember(
             _note(tasks[task_id], event, is_paid=is_paid)
             for used in (lost_in(event), _of_linked_run(event)):
                 tasks[task_id].use(used or Usage(), is_paid=is_paid)
-    _count_late(tasks.values(), linked, carried_seq)
+    _count_late(tasks, linked, carried_seq)
     finished = _finished(tasks, parents)
     over = frozenset(each for below in finished.values() for each in below)
     return TaskReplay(
@@ -182,14 +184,13 @@ def remember(
 
 
 def _count_late(
-    tasks: Iterable[_Task], linked: Mapping[UUID, AgentUsage], carried_seq: int
+    tasks: Mapping[UUID, _Task], linked: Mapping[UUID, AgentUsage], carried_seq: int
 ) -> None:
     """Count the usage of linked runs that ended after their tasks."""
-    for task in tasks:
-        if task.dispatched and task.ended and not _of_linked_run(task.ended):
-            run_id = _linked_run(task.dispatched)
-            if run_id is not None and run_id in linked:
-                task.use(linked[run_id], is_paid=task.ended.seq > carried_seq)
+    for task_id in tasks.keys() & linked.keys():
+        ended = tasks[task_id].ended
+        if ended is not None and _of_linked_run(ended) is None:
+            tasks[task_id].use(linked[task_id], is_paid=ended.seq > carried_seq)
 
 
 def _is_write(completed: ToolEnded) -> bool:

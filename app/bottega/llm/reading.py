@@ -13,6 +13,7 @@ from bottega.llm.errors import ErrorMapper
 from bottega.llm.sse import SSESplitter
 
 _COLLECT_S = 0.05
+_TURNS = 5
 _DRAIN_S = 0.1
 _LONGEST_ANSWER = 64 * 1024 * 1024
 
@@ -66,21 +67,34 @@ async def read(
 
 
 def _collect(response: aiohttp.ClientResponse, asked_at: float) -> None:
-    """Leave what arrives next in the socket for a while, since each read costs the same.
-
-    So an answer's end waits at most half as long as the answer has taken since the request, and
-    ``_COLLECT_S``: live text is not shown more often. Answers that take longer are read at the same
-    moments, so that one wake-up serves all, and steps that they end are stored together.
-    """
+    """Leave what arrives next in the socket for a while, since each read costs the same."""
     transport = response.connection and response.connection.transport
     if not transport or transport.is_closing():
         return
     loop = asyncio.get_running_loop()
     transport.pause_reading()
     now = loop.time()
-    loop.call_later(
-        min(_COLLECT_S - now % _COLLECT_S, (now - asked_at) / 2), _read_again, transport
-    )
+    pause_s = pause_of(now, now - asked_at, id(transport) // 64 % _TURNS)
+    loop.call_later(pause_s, _read_again, transport)
+
+
+def pause_of(now: float, took_s: float, turn: int) -> float:
+    """Return the seconds until an answer is read again.
+
+    Its end waits at most half as long as the answer has taken since the request, and about
+    ``_COLLECT_S``: live text is not shown more often. Answers that take longer than twice that are
+    read in a few turns, so that one wake-up serves many, and steps that they end are stored
+    together. All in one turn would hold the event loop for too long.
+
+    Args:
+        now: by the event loop's clock, which may count whole milliseconds.
+        took_s: since the request.
+        turn: from 0 to ``_TURNS`` - 1.
+    """
+    wait_s = _COLLECT_S - (now - turn * _COLLECT_S / _TURNS) % _COLLECT_S
+    if wait_s < _COLLECT_S / 10:  # it may be this turn: the clock's steps are coarse
+        wait_s += _COLLECT_S
+    return min(wait_s, took_s / 2)
 
 
 def _read_again(transport: asyncio.Transport) -> None:

@@ -59,33 +59,8 @@ BEGIN
         END IF;
         v_done := v_done || v_stored;
         IF num_nonnulls(VARIADIC p_tasks) > 0 THEN
-            -- The head's lock keeps others from adding this run's tasks, so MERGE does: ON CONFLICT
-            -- would log more.
-            MERGE INTO tasks AS o USING (
-                SELECT p_runs[n] AS run_id, t.* FROM unnest(v_stored) AS n
-                CROSS JOIN LATERAL task_rows(p_tasks[n], v_now) t
-            ) AS new ON o.tenant_id = v_tenant AND o.run_id = new.run_id AND o.id = new.id
-            WHEN MATCHED THEN UPDATE SET
-                status = new.status,
-                priority = coalesce(new.priority, o.priority),
-                timeout_ms = coalesce(new.timeout_ms, o.timeout_ms),
-                attempt = coalesce(new.attempt, o.attempt),
-                answer_seq = coalesce(new.answer_seq, o.answer_seq),
-                error = coalesce(new.error, o.error),
-                usage = coalesce(new.usage, o.usage),
-                duration_ms = coalesce(new.duration_ms, o.duration_ms),
-                metadata = coalesce(new.metadata, o.metadata),
-                started_at = coalesce(o.started_at, new.started_at),
-                ended_at = new.ended_at
-            WHEN NOT MATCHED THEN INSERT (
-                tenant_id, run_id, id, parent_id, agent, depth, status, mode, priority, timeout_ms,
-                attempt, answer_seq, error, usage, duration_ms, metadata, created_at, started_at,
-                ended_at)
-            VALUES (
-                v_tenant, new.run_id, new.id, new.parent_id, new.agent, new.depth, new.status,
-                new.mode, new.priority, new.timeout_ms, new.attempt, new.answer_seq, new.error,
-                new.usage, new.duration_ms, new.metadata, new.created_at, new.started_at,
-                new.ended_at);
+            PERFORM put_tasks(v_tenant, p_runs[n], p_tasks[n], v_now)
+            FROM unnest(v_stored) AS n WHERE p_tasks[n] IS NOT NULL;
         END IF;
         IF num_nonnulls(VARIADIC p_interrupts) > 0 THEN
             -- Lists show them in the order of the calls.

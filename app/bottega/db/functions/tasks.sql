@@ -1,6 +1,6 @@
 -- Tasks of runs.
 
--- Called by append_steps and accept_run. Turn the tasks in a step into rows. A task that the step
+-- Called by put_tasks and accept_run. Turn the tasks in a step into rows. A task that the step
 -- only ends also began in it, unless it was cancelled. Times differ by a microsecond to keep the
 -- order.
 CREATE OR REPLACE FUNCTION task_rows(p_tasks jsonb, p_now timestamptz) RETURNS TABLE (
@@ -23,6 +23,43 @@ CREATE OR REPLACE FUNCTION task_rows(p_tasks jsonb, p_now timestamptz) RETURNS T
             id, parent_id, agent, depth, status, began, mode, priority, timeout_ms, attempt,
             answer_seq, error, usage, duration_ms, metadata, position)) t
 $$;
+
+-- Called by append_steps with the run's head locked: nobody else adds its tasks. Store new tasks,
+-- and changes of others; a null leaves a field as it is. One by one, since a join may read all tasks
+-- of the tenant; ON CONFLICT would write more to the log.
+CREATE OR REPLACE FUNCTION put_tasks(
+    p_tenant uuid, p_run uuid, p_tasks jsonb, p_now timestamptz
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_new record;
+BEGIN
+    FOR v_new IN SELECT * FROM task_rows(p_tasks, p_now) LOOP
+        UPDATE tasks o SET
+            status = v_new.status,
+            priority = coalesce(v_new.priority, o.priority),
+            timeout_ms = coalesce(v_new.timeout_ms, o.timeout_ms),
+            attempt = coalesce(v_new.attempt, o.attempt),
+            answer_seq = coalesce(v_new.answer_seq, o.answer_seq),
+            error = coalesce(v_new.error, o.error),
+            usage = coalesce(v_new.usage, o.usage),
+            duration_ms = coalesce(v_new.duration_ms, o.duration_ms),
+            metadata = coalesce(v_new.metadata, o.metadata),
+            started_at = coalesce(o.started_at, v_new.started_at),
+            ended_at = v_new.ended_at
+        WHERE o.tenant_id = p_tenant AND o.run_id = p_run AND o.id = v_new.id;
+        IF NOT FOUND THEN
+            INSERT INTO tasks (
+                tenant_id, run_id, id, parent_id, agent, depth, status, mode, priority, timeout_ms,
+                attempt, answer_seq, error, usage, duration_ms, metadata, created_at, started_at,
+                ended_at)
+            VALUES (
+                p_tenant, p_run, v_new.id, v_new.parent_id, v_new.agent, v_new.depth, v_new.status,
+                v_new.mode, v_new.priority, v_new.timeout_ms, v_new.attempt, v_new.answer_seq,
+                v_new.error, v_new.usage, v_new.duration_ms, v_new.metadata, v_new.created_at,
+                v_new.started_at, v_new.ended_at);
+        END IF;
+    END LOOP;
+END $$;
 
 -- Called by the API. Request the end of a task and all tasks below it: its run's worker is told; a
 -- run that waits for people goes on, and nobody needs to decide on these tasks' calls. Return each

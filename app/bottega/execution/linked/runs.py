@@ -53,11 +53,16 @@ def linked_id(task_root: UUID, run_id: UUID, task_id: UUID) -> UUID:
     return task_id if task_root == run_id else uuid5(run_id, str(task_id))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _New:
-    """A linked run that is to be stored."""
+    """A linked run that is to be stored.
+
+    Attributes:
+        is_sent: the statement that stores it has begun.
+    """
 
     about: str
+    is_sent: bool = False
     stored: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -80,14 +85,14 @@ class LinkedRuns:
         """Return the number of runs here that await linked runs: they need little of a worker."""
         return len({linking.run_id for linking, _ in self._awaited.values()})
 
-    async def end_of(
+    def end_of(
         self,
         linking: Linking,
         run_id: UUID,
         new: str,
         told: Mapping[str, str] = MappingProxyType({}),
-    ) -> LinkedEnd:
-        """Start a linked run, unless it exists already, and wait for its end.
+    ) -> "asyncio.Future[LinkedEnd]":
+        """Start a linked run, unless it exists already; return the future of its end.
 
         Args:
             new: what ``link_runs`` stores of it, as JSON.
@@ -98,11 +103,20 @@ class LinkedRuns:
         """
         future: asyncio.Future[LinkedEnd] = asyncio.get_running_loop().create_future()
         self._awaited[run_id] = linking, future
-        self._new[run_id] = asked = _New(new)
+        self._new[run_id] = _New(new)
         self._wake.set()
+        return asyncio.ensure_future(self._end_of(run_id, future, self._new[run_id], told))
+
+    async def _end_of(
+        self,
+        run_id: UUID,
+        future: "asyncio.Future[LinkedEnd]",
+        asked: _New,
+        told: Mapping[str, str],
+    ) -> LinkedEnd:
         try:
             for message_id, content in told.items():
-                await self.tell(linking, run_id, message_id, content)
+                await self.tell(self._awaited[run_id][0], run_id, message_id, content)
             return await future
         finally:
             if self._awaited.get(run_id, (None, None))[1] is future:
@@ -120,9 +134,15 @@ class LinkedRuns:
         return "id" in from_json(answer)
 
     def cancel(self, linking: Linking, run_id: UUID) -> None:
-        """Cancel a linked run that nobody awaits any more."""
-        self._cancelled[run_id] = linking.tenant_id
-        self._wake.set()
+        """Cancel a linked run. If it is not stored yet, it never is."""
+        new = self._new.get(run_id)
+        if new is not None and not new.is_sent:
+            del self._new[run_id]
+            new.stored.set()
+            _settle(self._awaited[run_id][1], LinkedEnd(_NOT_BEGUN))
+        else:
+            self._cancelled[run_id] = linking.tenant_id
+            self._wake.set()
 
     async def ends(self, tenant_id: UUID, ids: Sequence[UUID]) -> dict[UUID, LinkedEnd]:
         """Return the ends of linked runs that are over."""
@@ -172,6 +192,8 @@ class LinkedRuns:
 
     async def _link_some(self, linking: Linking, ids: Sequence[UUID]) -> None:
         sent = {run_id: self._new[run_id] for run_id in ids if run_id in self._new}
+        for one in sent.values():
+            one.is_sent = True
         new = f"[{','.join(one.about for one in sent.values())}]"
         about = linking.tenant_id, linking.run_id, linking.attempt
         known = await self._pool.fetchval(_LINK, *about, new)
@@ -223,6 +245,7 @@ _STATUSES = {
     "cancelled": SubagentStatus.CANCELLED,
 }
 _DELETED = {"code": "deleted", "message": "the run that did this task was deleted"}
+_NOT_BEGUN = SubagentOutcome(SubagentStatus.CANCELLED, error_code="cancelled")
 _CANCELLED = {"code": "cancelled", "message": "somebody cancelled the run that did this task"}
 
 

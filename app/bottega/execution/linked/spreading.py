@@ -1,15 +1,16 @@
 """Work of a run's tasks in linked runs: their parts of its budgets, and what they return."""
 
 import asyncio
-import contextlib
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
 
+import structlog
+
 from bottega.agents.messages import AgentUsage
-from bottega.errors import BudgetExhaustedError
+from bottega.errors import BudgetExhaustedError, FencedError
 from bottega.events.steps import encoded
 from bottega.execution.claim import ClaimedRun
 from bottega.execution.linked.runs import LinkedRuns, Linking, linked_id
@@ -17,6 +18,8 @@ from bottega.execution.recorder import JournalRecorder
 from bottega.subagents.budget import DOLLARS, TOKENS, Account, Unit
 from bottega.subagents.handle import Parent, SubagentHandle
 from bottega.subagents.linked.work import LinkedEnd, LinkedWork
+
+logger = structlog.get_logger(__name__)
 
 _CANCELS_S = 2.0
 """Longest wait for the end of a linked run whose task was cancelled."""
@@ -36,7 +39,7 @@ class Spreading:
         self._recorder = recorder
         self._run = run
         self._linking = Linking(run.tenant_id, run.run_id, run.attempt)
-        self._paid: Counter[Parent] = Counter()
+        self._with_parts: defaultdict[Parent, dict[UUID, SubagentHandle]] = defaultdict(dict)
         self._begun: set[UUID] = set()
 
     def id_of(self, task_id: UUID) -> UUID:
@@ -49,7 +52,8 @@ class Spreading:
         """Do a task's work as a linked run: see :class:`bottega.subagents.linked.work.Elsewhere`.
 
         A message of before a crash, which the run may not have got, is sent again. If the task is
-        cancelled, its part of the budgets stays reserved until its linked run is over.
+        cancelled, this returns when its linked run is over, so that its part of the budgets stays
+        reserved until then, but after :data:`_CANCELS_S` at the latest.
         """
         recorder, run_id = self._recorder, self.id_of(handle.task_id)
         known = recorder.journal.known
@@ -76,21 +80,35 @@ class Spreading:
             told = {key: encoded(text, known) for key, text in unread.items()}
             self._begun.add(handle.task_id)
             text = encoded(new, known)
-            ending = asyncio.ensure_future(self._linked.end_of(self._linking, run_id, text, told))
+            ending = self._linked.end_of(self._linking, run_id, text, told)
             try:
                 end = await asyncio.shield(ending)
             except asyncio.CancelledError:
                 if handle.status.is_final:  # its parent cancelled it
                     self._linked.cancel(self._linking, run_id)
-                    with contextlib.suppress(Exception):
-                        async with asyncio.timeout(_CANCELS_S):
-                            self._paid_for((await asyncio.shield(ending)).usage, pay)
+                    await self._pay_cancelled(run_id, ending, pay)
                 raise
             finally:
                 ending.cancel()
         self._paid_for(end.usage, pay)
         recorder.linked_usage[handle.task_id] = end.usage
         return end
+
+    async def _pay_cancelled(
+        self,
+        run_id: UUID,
+        ending: "asyncio.Future[LinkedEnd]",
+        pay: Callable[[AgentUsage], None],
+    ) -> None:
+        try:
+            async with asyncio.timeout(_CANCELS_S):
+                end = await asyncio.shield(ending)
+        except (TimeoutError, FencedError):
+            pass
+        except Exception:
+            logger.exception("linked_run.usage_unknown", run_id=str(run_id))
+        else:
+            self._paid_for(end.usage, pay)
 
     def _paid_for(self, usage: AgentUsage, pay: Callable[[AgentUsage], None]) -> None:
         self._recorder.accounts.paid_before(usage)
@@ -103,19 +121,29 @@ class Spreading:
         run_id, content = self.id_of(handle.task_id), encoded(text, self._recorder.journal.known)
         return await self._linked.tell(self._linking, run_id, message_id, content)
 
-    async def ends_of(self, linked: Sequence[UUID]) -> dict[UUID, LinkedEnd]:
-        """Return the ends of those linked runs that are over."""
-        return await self._linked.ends(self._run.tenant_id, linked) if linked else {}
+    async def ends_of(self, tasks: Mapping[UUID, UUID | None]) -> dict[UUID, LinkedEnd]:
+        """Return the ends of finished tasks' linked runs, by task; cancel those under way.
+
+        Args:
+            tasks: the linked run of each; ``None``: the one that this run gave it.
+        """
+        runs = {run_id or self.id_of(task_id): task_id for task_id, run_id in tasks.items()}
+        ends = await self._linked.ends(self._run.tenant_id, list(runs)) if runs else {}
+        for run_id in runs.keys() - ends.keys():
+            self._linked.cancel(self._linking, run_id)
+        return {runs[run_id]: end for run_id, end in ends.items()}
 
     @asynccontextmanager
     async def _parts(self, handle: SubagentHandle) -> AsyncIterator[tuple[int | None, int | None]]:
         """Reserve a task's part of the budgets above it; yield its tokens and its money."""
         day = set(map(id, self._recorder.accounts.day))  # a linked run itself pays from the day
         above = [account for account in handle.parent.accounts if id(account) not in day]
-        sharers = max(1, handle.parent.elsewhere - self._paid[handle.parent])
+        others = self._with_parts[handle.parent]
+        paid = sum(not other.status.is_final for other in others.values())
+        sharers = max(1, handle.parent.elsewhere - paid)
         reserved: list[tuple[Account, int]] = []
         parts = []
-        self._paid[handle.parent] += 1
+        others[handle.task_id] = handle
         try:
             for unit in (TOKENS, DOLLARS):
                 accounts = [a for a in above if a.unit is unit and a.limit is not None]
@@ -127,7 +155,7 @@ class Spreading:
                     reserved.append((account, part or 0))
             yield parts[0], parts[1]
         finally:
-            self._paid[handle.parent] -= 1
+            del others[handle.task_id]
             for account, amount in reserved:
                 account.give_back(amount)
 
