@@ -1,9 +1,10 @@
 """Work in a process of its own."""
 
-import asyncio
 import contextlib
 import os
-from asyncio.subprocess import PIPE
+from subprocess import PIPE, Popen
+
+from bottega.agents.threads import run_in_thread
 
 _NICER = 10
 """Niceness above that of this process."""
@@ -28,19 +29,17 @@ async def output_of(command: tuple[list[str], dict[str, str]], data: bytes) -> b
         ProcessEndedError: it failed.
     """
     arguments, environment = command
-    process = await asyncio.create_subprocess_exec(
-        *arguments, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True
+    # Not asyncio's, since uvloop forks: for 6 ms and more it copies this process's page tables.
+    process = Popen(  # noqa: ASYNC220, S603 (it returns in 0.3 ms; arguments are our own)
+        arguments, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True
     )
     with contextlib.suppress(ProcessLookupError):  # from its start on: its imports take long
         niceness = os.getpriority(os.PRIO_PROCESS, 0) + _NICER
         os.setpriority(os.PRIO_PROCESS, process.pid, min(niceness, 19))
     try:
-        output, _ = await process.communicate(data)
+        output, _ = await run_in_thread(lambda: process.communicate(data))
     finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        process.kill()  # does nothing to one that is over
     if process.returncode:
         raise ProcessEndedError(process.returncode)
     return output

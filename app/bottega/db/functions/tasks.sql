@@ -25,8 +25,8 @@ CREATE OR REPLACE FUNCTION task_rows(p_tasks jsonb, p_now timestamptz) RETURNS T
 $$;
 
 -- Called by append_steps with the run's head locked: nobody else adds its tasks. Store new tasks,
--- and changes of others; a null leaves a field as it is. One by one, since a join may read all tasks
--- of the tenant; ON CONFLICT would write more to the log.
+-- and changes of others; a null leaves a field as it is. One by one, since a join may read all of
+-- the tenant's tasks; ON CONFLICT would write more to the log.
 CREATE OR REPLACE FUNCTION put_tasks(
     p_tenant uuid, p_run uuid, p_tasks jsonb, p_now timestamptz
 ) RETURNS void LANGUAGE plpgsql AS $$
