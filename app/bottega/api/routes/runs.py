@@ -27,7 +27,7 @@ from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant, Transactio
 from bottega.api.shared.followed import until_rest
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.new_runs import submit
-from bottega.api.shared.pages import LINK, PageQuery, ViewQuery
+from bottega.api.shared.pages import LINK, PageQuery, ViewQuery, encoded_page
 from bottega.api.shared.plain import plain_route
 from bottega.api.shared.wanted import MessagePart, MetadataPairs, Seq, pairs_of, storable
 from bottega.events.log import is_transient
@@ -151,7 +151,8 @@ async def list_(
         limit=query.limit,
         full=query.full,
     )
-    return query.page(request, response, found, lambda run: run["id"])
+    page = query.page(request, response, found, lambda run: run["id"])
+    return await encoded_page(page, Run if query.full else RunSummary, response)
 
 
 @router.get(

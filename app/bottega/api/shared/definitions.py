@@ -15,7 +15,7 @@ from bottega.api.schemas.base import NAME_PATTERN, Page
 from bottega.api.shared.deps import Actor, DefineTenant, PrincipalDep, ServiceDep, Transaction
 from bottega.api.shared.etags import if_match_version, is_only_new
 from bottega.api.shared.idempotency import OnceDep
-from bottega.api.shared.pages import LINK, ViewQuery
+from bottega.api.shared.pages import LINK, ViewQuery, encoded_page
 from bottega.container import Service
 from bottega.db.pages import PageItems
 from bottega.definitions import store
@@ -282,7 +282,8 @@ def _add_list(
             names += [] if after is None else [after]
             order = await store.in_order(caller.tx, names, descending=query.descending)
             items = _merged(items, others, after, query.limit, order)
-        return query.page(request, response, items, lambda item: item["name"])
+        page = query.page(request, response, items, lambda item: item["name"])
+        return await encoded_page(page, output if query.full else summary, response)
 
 
 def _merged(
@@ -355,7 +356,8 @@ def _add_versions(
             full=query.full,
         )
         items = PageItems(map(answer, found), more=found.more)
-        return query.page(request, response, items, lambda item: item["version"])
+        page = query.page(request, response, items, lambda item: item["version"])
+        return await encoded_page(page, output if query.full else summary, response)
 
     @router.get(
         "/{name}/versions/{version}",

@@ -3,7 +3,9 @@
 A page ends early if its items exceed ``PAGE_BYTES``, see :mod:`bottega.db.pages`.
 """
 
+import asyncio
 import binascii
+import functools
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -16,6 +18,8 @@ from bottega.api.schemas.base import check_storable
 from bottega.db.pages import PageItems
 from bottega.errors import InvalidInputError
 
+_SLICE = 8
+"""Items of a page that are encoded without a break for other requests."""
 LINK = 'The next page, as `<path>; rel="next"`; absent on the last.'
 _MAX_NUMBER = 2**31 - 1
 
@@ -89,6 +93,32 @@ class PageQuery(BaseModel):
         link = request.url.include_query_params(cursor=cursor)
         response.headers["Link"] = f'<{link.path}?{link.query}>; rel="next"'
         return {"items": found, "next_cursor": cursor}
+
+
+async def encoded_page(page: dict[str, Any], item: type[BaseModel], of: Response) -> Response:
+    """Return the response for a page whose items are large: encode them a few at a time.
+
+    FastAPI encodes a page at once, which holds the event loop for milliseconds.
+
+    Args:
+        page: of :meth:`PageQuery.page`.
+        item: schema of an item.
+        of: response with the headers to send.
+    """
+    adapter = _adapter(item)
+    parts: list[bytes] = []
+    for first in range(0, len(page["items"]), _SLICE):
+        some = adapter.validate_python(page["items"][first : first + _SLICE])
+        parts.append(adapter.dump_json(some)[1:-1])
+        await asyncio.sleep(0)
+    cursor = to_json(page["next_cursor"])
+    body = b'{"items":[%b],"next_cursor":%b}' % (b",".join(parts), cursor)
+    return Response(body, headers=dict(of.headers), media_type="application/json")
+
+
+@functools.cache
+def _adapter(item: type[BaseModel]) -> TypeAdapter[list[Any]]:
+    return TypeAdapter(list[item])  # type: ignore[valid-type]
 
 
 class ViewQuery(PageQuery):
