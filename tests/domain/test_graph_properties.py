@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bottega.definitions.graphs import normalised, to_graph
 from bottega.errors import CycleError
 from bottega.graph.shared_memory import PropagationPolicy, SharedMemoryGraph
 from tests.examples import examples
@@ -136,3 +137,19 @@ def test_to_dict_and_back_loses_nothing(wanted: list[Any]) -> None:
     for name in NAMES:
         assert again.pull_for(name) == graph.pull_for(name)
         assert again.pull_for_indirect(name) == graph.pull_for_indirect(name)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcde"), st.sampled_from("abcde")), unique=True))
+def test_a_definition_is_refused_if_and_only_if_its_graph_has_a_cycle(
+    edges: list[tuple[str, str]],
+) -> None:
+    policy = "final_response_only"
+    listed = [{"source": a, "target": b, "policy": policy} for a, b in edges]
+    content = {"nodes": [], "edges": listed, "ttl_s": None}
+    try:
+        to_graph(content)
+    except CycleError:
+        with pytest.raises(CycleError):
+            normalised(content)
+    else:
+        assert normalised(content)["edges"] == listed

@@ -1,6 +1,7 @@
 """Checks and changes of graphs: nodes, and edges that must not form a cycle."""
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
@@ -54,8 +55,26 @@ def normalised(content: dict[str, Any]) -> dict[str, Any]:
             f"the maximum is {MOST_NODES}: leave some out",
             pointer="/edges",
         )
-    to_graph(content)
+    if not is_acyclic(pairs):
+        to_graph(content)  # raises; it would also find out, but takes ten times as long
     return {**content, "nodes": [*content["nodes"], *added]}
+
+
+def is_acyclic(edges: Sequence[tuple[str, str]]) -> bool:
+    """Check that edges (source, target) form no cycle: Kahn's algorithm."""
+    targets: defaultdict[str, list[str]] = defaultdict(list)
+    left = Counter(target for _, target in edges)
+    for source, target in edges:
+        targets[source].append(target)
+    free = [source for source in targets if not left[source]]
+    removed = 0
+    while free:
+        for target in targets[free.pop()]:
+            removed += 1
+            left[target] -= 1
+            if not left[target] and target in targets:
+                free.append(target)
+    return removed == len(edges)
 
 
 def with_edge(content: dict[str, Any], edge: dict[str, Any]) -> dict[str, Any]:

@@ -120,6 +120,9 @@ def check_storable(value: Any, most_depth: int = MAX_DEPTH) -> None:
         seen += len(level)
         if seen > MAX_VALUES:
             raise PydanticCustomError("too_many_values", f"more than {MAX_VALUES} values")
+        if set(map(type, level)) == {str}:
+            _check_texts(level)
+            return
         _check_texts([item for item in level if isinstance(item, str)])
         if not all(map(math.isfinite, [item for item in level if isinstance(item, float)])):
             raise PydanticCustomError("not_finite", "NaN and infinity are not JSON numbers")
