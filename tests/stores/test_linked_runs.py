@@ -143,3 +143,21 @@ async def test_a_message_reaches_a_linked_run_that_is_not_stored_yet(database: D
         awaiting.cancel()
     finally:
         working.cancel()
+
+
+async def test_a_linked_run_that_nobody_awaits_any_more_is_not_stored(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    run = await claimed(database, DEFAULT_TENANT)
+    linked = LinkedRuns(database.pool, NotifyListener(database.connect))
+    mine = Linking(DEFAULT_TENANT, run.run_id, run.attempt)
+    linked.end_of(mine, one := uuid4(), new(one)).cancel()
+    working = asyncio.ensure_future(linked.run())
+    try:
+        kept = linked.end_of(mine, two := uuid4(), new(two))
+        await until(lambda: owner.fetchval("SELECT count(*) FROM runs WHERE id = $1", two))
+        assert await owner.fetchval("SELECT count(*) FROM runs WHERE id = $1", one) == 0
+        assert linked.resting() == 1
+        kept.cancel()
+    finally:
+        working.cancel()

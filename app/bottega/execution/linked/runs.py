@@ -103,27 +103,25 @@ class LinkedRuns:
         """
         future: asyncio.Future[LinkedEnd] = asyncio.get_running_loop().create_future()
         self._awaited[run_id] = linking, future
-        self._new[run_id] = _New(new)
+        self._new[run_id] = asked = _New(new)
         self._wake.set()
-        return asyncio.ensure_future(self._end_of(run_id, future, self._new[run_id], told))
 
-    async def _end_of(
-        self,
-        run_id: UUID,
-        future: "asyncio.Future[LinkedEnd]",
-        asked: _New,
-        told: Mapping[str, str],
-    ) -> LinkedEnd:
-        try:
+        async def end() -> LinkedEnd:
             for message_id, content in told.items():
-                await self.tell(self._awaited[run_id][0], run_id, message_id, content)
+                await self.tell(linking, run_id, message_id, content)
             return await future
-        finally:
-            if self._awaited.get(run_id, (None, None))[1] is future:
-                del self._awaited[run_id]
-            asked.stored.set()
-            if self._new.get(run_id) is asked:
-                del self._new[run_id]
+
+        ending = asyncio.ensure_future(end())
+        # Not in the coroutine, which never begins if it is cancelled at once.
+        ending.add_done_callback(lambda _: self._forget(run_id, future, asked))
+        return ending
+
+    def _forget(self, run_id: UUID, future: "asyncio.Future[LinkedEnd]", asked: _New) -> None:
+        if self._awaited.get(run_id, (None, None))[1] is future:
+            del self._awaited[run_id]
+        asked.stored.set()
+        if self._new.get(run_id) is asked:
+            del self._new[run_id]
 
     async def tell(self, linking: Linking, run_id: UUID, message_id: str, content: str) -> bool:
         """Send a message, as JSON, to a linked run, once; return false if that is over."""
