@@ -13,6 +13,7 @@ from tests.flows.test_erasure import every_row, finished, holding
 from tests.service import Running, watch
 from tests.team import define_graph
 from tests.tenants import holder
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -122,7 +123,9 @@ async def test_feedback_on_an_unfinished_run_is_refused(bottega: Running, model:
 
 
 async def fill(bottega: Running) -> None:
-    """Store rows of each episode in every table that can have some."""
+    """Store rows of each episode in every table that can have some, once all have vectors."""
+    embedded = "SELECT count(*) = 0 FROM episode_work WHERE work = 'embed'"
+    await until(lambda: bottega.owner.fetchval(embedded))
     for row in (
         (
             "episode_vectors (tenant_id, episode_id, embedder, at, outcome, task, result, whole)"
