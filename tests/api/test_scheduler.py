@@ -57,7 +57,7 @@ async def test_a_read_key_may_see_the_scheduler(server_: Running, database_url: 
     async def without_key() -> int:
         return (await server_.client.get("/v1/scheduler")).status_code
 
-    await until(without_key, lambda status: status == 401)  # the server is told of the first key
+    await until(without_key, lambda status: status == 401)  # it learns of the first key
 
 
 async def test_readiness_names_the_place_of_a_worker(
