@@ -1,5 +1,6 @@
 """The provider's interpretation of servers' answers."""
 
+import asyncio
 import gzip
 import json
 from typing import Any
@@ -23,9 +24,10 @@ from bottega.clock import monotonic
 from bottega.errors import HistoryError
 from bottega.llm.dialects.opaque import origin_of
 from bottega.llm.dialects.turns import Piece
-from tests.fake_model import FakeModel, calls, chunk, http_reply, sse, text
+from tests.fake_model import FakeModel, calls, chunk, gated_within, http_reply, sse, text
 from tests.llm.conftest import Asking, provider_for
 from tests.tools.test_media import png
+from tests.waiting import until
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
@@ -67,11 +69,14 @@ async def test_deltas_may_be_awaited(model: FakeModel, asking: Asking) -> None:
     assert "".join(seen) == "one two"
 
 
-async def test_deltas_come_before_the_answer_is_complete(model: FakeModel) -> None:
-    async with FakeModel(token_delay_s=0.001) as slow, provider_for(slow) as asking:
-        slow.script(text("one two three four"))
-        await asking("hi")
-        assert len(asking.deltas) > 1
+async def test_deltas_come_before_the_answer_is_complete(model: FakeModel, asking: Asking) -> None:
+    gate = asyncio.Event()
+    model.script(gated_within(gate, text("one two three four"), events=3))
+    answering = asyncio.ensure_future(asking("hi"))
+    await until(lambda: asking.deltas)
+    gate.set()
+    await answering
+    assert len(asking.deltas) > 1
 
 
 async def test_pieces_that_come_fast_are_read_together() -> None:
