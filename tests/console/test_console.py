@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from playwright.async_api import WebSocketRoute, expect
+from playwright.async_api import Route, WebSocketRoute, expect
 
 from tests.console.accessibility import is_installed, violations
 from tests.console.conftest import Console
@@ -170,6 +170,32 @@ async def test_a_conversation_goes_on_over_runs_and_decisions(console: Console) 
         await expect(page.get_by_text(said)).to_have_count(1)
     await page.get_by_text("step").click()
     await expect(page.get_by_text("18", exact=True)).to_be_visible()
+
+
+async def test_an_answer_is_shown_though_the_page_learnt_late_of_the_session(
+    console: Console,
+) -> None:
+    go_on, sent = asyncio.Event(), asyncio.Event()
+    console.model.script(gated(go_on, text("Hello Ada.")))
+    await console.define()
+
+    async def late(route: Route) -> None:
+        await sent.wait()
+        await route.continue_()
+
+    await console.page.route("**/v1/runs?session_id=*", late)
+    page = await console.open("chat")
+    await page.get_by_label("Agent").select_option("clerk")
+    await page.get_by_role("button", name="Start").click()
+    await page.get_by_label("Message").fill("I am Ada.")
+    await page.keyboard.press("Enter")
+    await console.model.received()
+    sent.set()
+    await expect(page.locator(".said.user time")).to_be_visible()  # read from the session
+    go_on.set()
+    await expect(page.get_by_text("Hello Ada.")).to_be_visible()
+    await expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    await expect(page.get_by_text("Hello Ada.")).to_be_visible()
 
 
 async def test_a_message_reaches_a_run_under_way(console: Console) -> None:

@@ -4,9 +4,11 @@ import asyncio
 from typing import Any
 
 import asyncpg
+import pytest
 import websockets
 from pydantic_core import from_json
 
+from bottega.runs.control import request_cancel
 from bottega.settings import Settings
 from tests.claims import end_leases
 from tests.fake_model import FakeModel, Reply, calls, gated, text
@@ -98,6 +100,31 @@ async def test_over_the_websocket(bottega: Running, model: FakeModel) -> None:
         types = [from_json(message)["type"] async for message in socket]
     assert "cancel.accepted" in types
     assert "run.cancelled" in types
+    assert socket.close_code == 1000
+
+
+async def test_a_frame_is_answered_though_it_ended_the_run(
+    bottega: Running, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = asyncio.Event()
+
+    async def slow_to_answer(*args: Any) -> None:
+        await request_cancel(*args)
+        await seen.wait()
+
+    monkeypatch.setattr("bottega.api.routes.websocket.request_cancel", slow_to_answer)
+    await define(bottega.client)
+    model.script(gated(asyncio.Event(), text("never")))
+    run_id = await start(bottega.client)
+    types: list[str] = []
+    async with websockets.connect(f"ws://127.0.0.1:{bottega.port}/v1/runs/{run_id}/ws") as socket:
+        await model.received(1)
+        await socket.send('{"type": "cancel"}')
+        async for message in socket:
+            types.append(from_json(message)["type"])
+            if types[-1] == "run.cancelled":
+                seen.set()
+    assert types[-2:] == ["run.cancelled", "cancel.accepted"]
     assert socket.close_code == 1000
 
 

@@ -68,6 +68,8 @@ _KNOWN = (
     'content and {"type":"resolve"} with interrupt_id and a decision'
 )
 _CANCELLED = '{"type":"cancel.accepted"}'
+_LAST_ANSWER_S = 1.0
+"""The longest wait before the final close for a frame that is being answered."""
 
 
 async def watch(socket: WebSocket) -> None:
@@ -133,7 +135,7 @@ async def _serve(
     socket.scope["extensions"][TOO_MANY_PINGS] = sending.refuse_pings
     tasks = [
         asyncio.ensure_future(sending.send_all()),
-        asyncio.ensure_future(_read_frames(socket, service, cursor, subscriber)),
+        asyncio.ensure_future(_read_frames(socket, service, cursor, sending)),
     ]
     identity = socket.state.principal.identity
     try:
@@ -152,6 +154,9 @@ class _Sender:
 
     Args:
         patience_s: seconds that the client may read nothing.
+
+    Attributes:
+        answering: held while a frame of the client is answered.
     """
 
     def __init__(self, socket: WebSocket, subscriber: Subscriber, patience_s: float) -> None:
@@ -161,6 +166,12 @@ class _Sender:
         self._subscriber = subscriber
         self._patience_s = patience_s
         self._place = subscriber.place
+        self.answering = asyncio.Lock()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the socket ends before the run does."""
+        return self._subscriber.stopped
 
     def revoke(self) -> None:
         """End: the client's key is no longer valid."""
@@ -184,6 +195,8 @@ class _Sender:
                     await self._send([frame.body for frame in frames] or [beat])
                 self._place = place
             self._place = self._subscriber.place  # also past events that the filter left out
+            if self._subscriber.finished:
+                await self._last_answer()
             async with asyncio.timeout(self._patience_s):
                 if self._subscriber.finished:
                     await self._socket.close(FINISHED)
@@ -200,20 +213,27 @@ class _Sender:
             log.exception("websocket.broken")
             self._drop(BROKEN, f"internal error; resume after={self._place}")
 
+    async def _last_answer(self) -> None:
+        """Wait for the answer to a frame that may itself have ended the run."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_ANSWER_S), self.answering:
+                pass
+
 
 async def _read_frames(
-    socket: WebSocket, service: Service, cursor: RunCursor, subscriber: Subscriber
+    socket: WebSocket, service: Service, cursor: RunCursor, sending: _Sender
 ) -> None:
     """Answer the client's frames until it disconnects."""
     with contextlib.suppress(WebSocketDisconnect):
         while True:
             message = await socket.receive()
-            if message["type"] == "websocket.disconnect" or subscriber.stopped:
+            if message["type"] == "websocket.disconnect" or sending.stopped:
                 return
-            answer = await _answer(_frame(message.get("text")), socket, service, cursor)
-            if answer is None:
-                return
-            await socket.send_text(answer)
+            async with sending.answering:
+                answer = await _answer(_frame(message.get("text")), socket, service, cursor)
+                if answer is None:
+                    return
+                await socket.send_text(answer)
 
 
 async def _answer(

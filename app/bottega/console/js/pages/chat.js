@@ -47,13 +47,15 @@ function Choice() {
 function useRun(id, onEnd) {
   const [, redraw] = useState(0);
   const state = useMemo(() => new RunState(), [id]);
+  const atEnd = useRef(onEnd);
+  atEnd.current = onEnd; // that of the last drawing: paths may have changed since the run began
   useEffect(() => {
     if (!id) return undefined;
     const onEvents = (events) => {
       for (const event of events) state.apply(event);
       redraw((n) => n + 1);
     };
-    return watch(id, { onEvents, onState: (link) => ["ended", "gone"].includes(link) && onEnd(state) });
+    return watch(id, { onEvents, onState: (link) => ["ended", "gone"].includes(link) && atEnd.current(state) });
   }, [id]);
   return state;
 }

@@ -71,6 +71,7 @@ export function watch(runId, { onEvents, onState }) {
     };
     socket.onclose = ({ code }) => {
       if (stopped) return;
+      flush();
       if (ended || code === 1000) onState("ended");
       else if (code === 4010) onState("gone");
       else again();
