@@ -21,6 +21,7 @@ from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory, Hit
 from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder, Vectors
+from tests.memories import make_episode, remember
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 ANY = EpisodeFilter()
@@ -384,6 +385,37 @@ async def test_a_deleted_episode_and_that_of_another_tenant_are_not_read(
     await another.mark_deleted(DEFAULT_TENANT, known)
     with pytest.raises(NotFoundError):
         await memory.get(DEFAULT_TENANT, EVERYTHING, known)
+
+
+_ROWS_READ = """
+SELECT relname, seq_tup_read + coalesce(idx_tup_fetch, 0) AS rows
+FROM pg_stat_user_tables WHERE relname LIKE 'episode%'
+"""
+
+
+async def test_a_search_reads_each_row_by_its_key_without_statistics(
+    database: Database, database_url: str, embedder: BuiltinEmbedder, owner: asyncpg.Pool
+) -> None:
+    """Check that rows read do not grow with the tenant's episodes, times those found."""
+    for table in ("episodes", "episode_state", "episode_search", "episode_vectors"):
+        await owner.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+    many = [make_episode("Export the invoices of March.", NOW) for _ in range(400)]
+    await remember(database.pool, *many)
+    before = dict(await owner.fetch(_ROWS_READ))
+    async with asyncpg.create_pool(database_url, min_size=1, max_size=1) as pool:
+        memory = EpisodicMemory(
+            pool, embedders=Embedders(pool, lambda: embedder, lambda name: None), clock=lambda: NOW
+        )
+        found = await memory.semantic_search(DEFAULT_TENANT, EVERYTHING, "invoices", k=40)
+        await memory.accesses.flush()
+        await pool.execute("SELECT pg_stat_force_next_flush()")
+    assert len(found.hits) == 40
+    read = {table: count - before[table] for table, count in await owner.fetch(_ROWS_READ)}
+    assert read["episodes"] <= 200
+    assert read["episode_state"] <= 300
+    assert read["episode_reflections"] <= 100
+    assert read["episode_vectors"] <= 600  # each is compared once
+    assert read["episode_search"] <= 1500
 
 
 async def test_bodies_come_back_from_the_object_store(

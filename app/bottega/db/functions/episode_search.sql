@@ -274,7 +274,18 @@ BEGIN
            END,
            episode_rank(s.terms, v_weights, v_classes)::real,
            shared.words, coalesce(greatest(shared.told / nullif(v_told, 0), shared.part), 0)::real
-    FROM episode_search s
+    -- Each row by its key: the planner may believe that a tenant has one, and read them all for each.
+    FROM (SELECT DISTINCT unnest(v_near || v_named)) AS found(id)
+    CROSS JOIN LATERAL (
+        SELECT * FROM episode_search s
+        WHERE s.tenant_id = v_tenant AND s.episode_id = found.id OFFSET 0) AS s
+    CROSS JOIN LATERAL (
+        SELECT st.access_count FROM episode_state st
+        WHERE st.tenant_id = v_tenant AND st.episode_id = found.id OFFSET 0) AS st
+    LEFT JOIN LATERAL (
+        SELECT v.task, v.result, v.whole FROM episode_vectors v
+        WHERE v.tenant_id = v_tenant AND v.episode_id = found.id AND v.embedder = p_embedder
+        OFFSET 0) AS v ON true
     -- setweight only copies: a long value is unpacked once.
     LEFT JOIN LATERAL (
         SELECT coalesce(array_agg(w.word ORDER BY w.tells DESC, w.word) FILTER (WHERE w.tells > 0),
@@ -289,12 +300,8 @@ BEGIN
              unnest(v_words, v_tells) AS w(word, tells)
         WHERE bare.terms @@ quoted_lexeme(w.word)::tsquery
     ) AS shared ON s.terms @@ v_known
-    JOIN episode_state st ON st.tenant_id = v_tenant AND st.episode_id = s.episode_id
-    LEFT JOIN episode_vectors v ON v.tenant_id = v_tenant AND v.episode_id = s.episode_id
-        AND v.embedder = p_embedder
-    WHERE s.tenant_id = v_tenant AND s.episode_id = ANY (v_near || v_named)
-      AND (s.at >= p_aged_before OR CASE WHEN vector_dims(v.task) = vector_dims(p_vector)
-           THEN 1 - (v.task <=> p_vector) >= p_aged_cosine END);
+    WHERE s.at >= p_aged_before OR CASE WHEN vector_dims(v.task) = vector_dims(p_vector)
+        THEN 1 - (v.task <=> p_vector) >= p_aged_cosine END;
 END $$;
 
 -- Called by every search of a client or a run. Do the same in a transaction of one statement. Raise

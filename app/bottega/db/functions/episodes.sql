@@ -137,10 +137,18 @@ BEGIN
              'part', b.part, 'bytes', b.bytes, 'object_key', b.object_key) ORDER BY b.part)
          FROM episode_bodies b WHERE b.tenant_id = v_tenant AND b.episode_id = e.id),
         s.label, s.label_source
-    FROM episodes e
-    JOIN episode_state s ON s.tenant_id = v_tenant AND s.episode_id = e.id
-    LEFT JOIN episode_feedback f ON f.tenant_id = v_tenant AND f.run_id = e.run_id
-    WHERE e.tenant_id = v_tenant AND e.id = ANY (v_ids) AND s.state <> 'deleted';
+    -- Each row by its key, here and below: the planner may believe that a tenant has one row, and
+    -- read them all for each.
+    FROM (SELECT DISTINCT unnest(v_ids)) AS wanted(id)
+    CROSS JOIN LATERAL (
+        SELECT * FROM episodes e WHERE e.tenant_id = v_tenant AND e.id = wanted.id OFFSET 0) AS e
+    CROSS JOIN LATERAL (
+        SELECT * FROM episode_state s
+        WHERE s.tenant_id = v_tenant AND s.episode_id = wanted.id OFFSET 0) AS s
+    LEFT JOIN LATERAL (
+        SELECT * FROM episode_feedback f
+        WHERE f.tenant_id = v_tenant AND f.run_id = e.run_id OFFSET 0) AS f ON true
+    WHERE s.state <> 'deleted';
 END $$;
 
 -- Return episodes within the scope with everything but their bodies.
@@ -174,9 +182,14 @@ BEGIN
         s.state, s.access_count, s.last_access, s.consolidated_into, s.deleted_at, s.feedback,
         s.bodies, s.label, s.label_source
     FROM read_episode_states(p_scope, p_ids) s
-    JOIN episodes e ON e.tenant_id = v_tenant AND e.id = s.id
-    LEFT JOIN episode_reflections r ON r.tenant_id = v_tenant AND r.episode_id = e.id
-    LEFT JOIN episode_search x ON x.tenant_id = v_tenant AND x.episode_id = e.id;
+    CROSS JOIN LATERAL (
+        SELECT * FROM episodes e WHERE e.tenant_id = v_tenant AND e.id = s.id OFFSET 0) AS e
+    LEFT JOIN LATERAL (
+        SELECT r.reflection FROM episode_reflections r
+        WHERE r.tenant_id = v_tenant AND r.episode_id = s.id OFFSET 0) AS r ON true
+    LEFT JOIN LATERAL (
+        SELECT x.instances FROM episode_search x
+        WHERE x.tenant_id = v_tenant AND x.episode_id = s.id OFFSET 0) AS x ON true;
 END $$;
 
 -- Return the bodies of an episode within the scope, or the keys of those in the object store.
@@ -205,7 +218,9 @@ BEGIN
                 AND outcome IN (''SUCCESS'', ''PARTIAL'', ''FAILURE'')'
                 || episode_scope(p_scope) || '
               ORDER BY at DESC, episode_id DESC LIMIT 500) s
-        JOIN episodes e ON e.tenant_id = s.tenant_id AND e.id = s.episode_id
+        CROSS JOIN LATERAL (
+            SELECT e.metadata FROM episodes e
+            WHERE e.tenant_id = s.tenant_id AND e.id = s.episode_id OFFSET 0) AS e
         CROSS JOIN jsonb_array_elements(e.metadata -> ''insights'') AS i
         WHERE i ->> ''id'' = ANY ($2)
         GROUP BY 1, 2'

@@ -93,9 +93,10 @@ UPDATE episode_state s SET access_count = s.access_count + t.times,
 FROM (
     SELECT o.episode_id, n.times FROM episode_state o
     JOIN unnest($2::uuid[], $3::int[]) AS n(episode_id, times) ON n.episode_id = o.episode_id
-    WHERE o.tenant_id = $1 ORDER BY o.episode_id FOR NO KEY UPDATE OF o
+    WHERE o.tenant_id = $1 AND o.episode_id = ANY ($2)
+    ORDER BY o.episode_id FOR NO KEY UPDATE OF o
 ) t
-WHERE s.tenant_id = $1 AND s.episode_id = t.episode_id
+WHERE s.tenant_id = $1 AND s.episode_id = ANY ($2) AND s.episode_id = t.episode_id
 """
 
 
