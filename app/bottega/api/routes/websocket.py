@@ -170,7 +170,7 @@ class _Sender:
 
     @property
     def stopped(self) -> bool:
-        """Whether the socket ends before the run does."""
+        """True if the socket ends before the run does."""
         return self._subscriber.stopped
 
     def revoke(self) -> None:

@@ -274,7 +274,7 @@ BEGIN
            END,
            episode_rank(s.terms, v_weights, v_classes)::real,
            shared.words, coalesce(greatest(shared.told / nullif(v_told, 0), shared.part), 0)::real
-    -- Each row by its key: the planner may believe that a tenant has one, and read them all for each.
+    -- Each row by its key: the planner may believe that a tenant has one, and read all for each.
     FROM (SELECT DISTINCT unnest(v_near || v_named)) AS found(id)
     CROSS JOIN LATERAL (
         SELECT * FROM episode_search s
