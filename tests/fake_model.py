@@ -26,7 +26,7 @@ from bottega.llm.demo_model.conversation import Answer, DemoCall
 from bottega.llm.demo_model.decide import decide as demo_decide
 from bottega.llm.demo_model.embeddings import answering
 from bottega.llm.demo_model.server import create_app
-from bottega.memory.text.embeddings import BuiltinEmbedder
+from bottega.llm.local.builtin import BuiltinEmbedder
 from tests.waiting import deadline, until
 
 _HANG_UP = "fake_model.hang_up"

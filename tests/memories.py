@@ -14,9 +14,9 @@ import asyncpg
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import acting_as
 from bottega.errors import UnavailableError
+from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.memory.episodes.episode import Episode, Outcome, Summary
-from bottega.memory.episodes.objects import Objects
-from bottega.memory.text.embeddings import BuiltinEmbedder
+from bottega.objects import Objects
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 EMBEDDER = BuiltinEmbedder()

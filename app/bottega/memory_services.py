@@ -22,19 +22,20 @@ from bottega.events.listener import NotifyListener
 from bottega.events.wakeups import background
 from bottega.llm.local import available
 from bottega.memory.episodes.embedders import Embedders
-from bottega.memory.episodes.objects import Objects
 from bottega.memory.episodes.rows import CHANNEL
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.matcher_cache import MatcherCache
+from bottega.objects import Objects
 from bottega.settings import Settings
 
 if TYPE_CHECKING:
+    from bottega.llm.local.builtin import BuiltinEmbedder
     from bottega.llm.local.embedder import LocalEmbedder
     from bottega.llm.openai_embedder import OpenAIEmbedder
     from bottega.memory.learning.maintenance import Maintenance
     from bottega.memory.learning.reflection import Analyst
-    from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder
+    from bottega.memory.text.embeddings import Embedder
 
 _APART_S = 0.1
 """Between the first looks of two loops: all at once would open a connection for each."""
@@ -190,7 +191,7 @@ def _load_model(settings: Settings, parts: MemoryServices) -> None:
 @functools.cache
 def builtin() -> "BuiltinEmbedder":
     """Return this process's built-in embedder, loaded (with numpy) at first use."""
-    from bottega.memory.text.embeddings import BuiltinEmbedder
+    from bottega.llm.local.builtin import BuiltinEmbedder
 
     return BuiltinEmbedder()
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from benchmarks.learning.world import START
 from bottega.execution.replay import EPISODE
+from bottega.llm.local.builtin import DIMENSION, BuiltinEmbedder
 from bottega.memory.episodes.embedding_worker import GROWN
 from bottega.memory.episodes.episode import Episode, Outcome
 from bottega.memory.episodes.options import LearningOptions
@@ -50,14 +51,7 @@ from bottega.memory.patterns.refinement import (
     tally_of,
 )
 from bottega.memory.patterns.validation import Tally
-from bottega.memory.text.embeddings import (
-    DIMENSION,
-    Background,
-    BuiltinEmbedder,
-    Vectors,
-    floor,
-    measured_background,
-)
+from bottega.memory.text.embeddings import Background, Vectors, floor, measured_background
 
 AT_START = frozenset(Category) - ON_FAILURE
 LIVE = (PatternState.CANDIDATE, PatternState.VALIDATED)

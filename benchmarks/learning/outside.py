@@ -20,6 +20,7 @@ from bottega.db.engine import Database
 from bottega.events.payloads import TOOL_ERROR
 from bottega.events.types import EventType, RunStatus
 from bottega.execution.retrieval import MOST_EPISODES, render_episode
+from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.llm.local.embedder import LocalEmbedder
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker
@@ -29,7 +30,7 @@ from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.learning.episode_recorder import EpisodeRecorder, RunFacts
 from bottega.memory.patterns.task_analysis import analyse
-from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder
+from bottega.memory.text.embeddings import Embedder
 
 AGENT = "agent"
 NOW = datetime(2027, 1, 1, tzinfo=UTC)

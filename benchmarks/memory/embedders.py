@@ -8,7 +8,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from bottega.memory.text.embeddings import DIMENSION, Vectors, words
+from bottega.llm.local.builtin import DIMENSION, words
+from bottega.memory.text.embeddings import Vectors
 
 About = Mapping[str, tuple[str | None, str | None]]
 

@@ -17,8 +17,9 @@ from pgvector.asyncpg import register_vector
 from benchmarks.memory import stage
 from benchmarks.memory.clusters import Halves
 from benchmarks.memory.corpus import Corpus, corpus
+from bottega.llm.local.builtin import DIMENSION, BuiltinEmbedder
 from bottega.memory.episodes import search
-from bottega.memory.text.embeddings import DIMENSION, BuiltinEmbedder, packed_vectors
+from bottega.memory.text.embeddings import packed_vectors
 
 EMBEDDER = "clusters-1"
 SESSIONS = 100

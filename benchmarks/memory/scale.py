@@ -29,13 +29,14 @@ from benchmarks.memory.loading import Many
 from benchmarks.memory.measures import recall_of_exact
 from benchmarks.memory.texts import vectors_of
 from bottega.db.engine import Database, acting_as
+from bottega.llm.local.builtin import DIMENSION
 from bottega.memory.episodes import search
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome
 from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory
-from bottega.memory.text.embeddings import DIMENSION, Vectors
+from bottega.memory.text.embeddings import Vectors
 
 AGED_DAYS = MemoryOptions().mature_days
 AGED_COSINE = 0.8

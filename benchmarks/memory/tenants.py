@@ -22,10 +22,10 @@ from pgvector.asyncpg import register_vector
 from benchmarks.memory.clusters import Clusters, Floats, Halves, cosines, nearest
 from bottega.db import embedded, migrate
 from bottega.db.connect import APP_ROLE
+from bottega.llm.local.builtin import DIMENSION
 from bottega.memory.episodes import search
 from bottega.memory.episodes.episode import EpisodeFilter
 from bottega.memory.episodes.scope import EVERYTHING
-from bottega.memory.text.embeddings import DIMENSION
 
 EMBEDDER = "clusters-1"
 NOW = datetime(2026, 11, 1, tzinfo=UTC)

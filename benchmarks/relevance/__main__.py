@@ -33,6 +33,7 @@ from benchmarks.memory import stage
 from bottega.clock import utcnow
 from bottega.db.connect import connect
 from bottega.db.engine import Database
+from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.llm.local.embedder import LocalEmbedder
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker
@@ -40,7 +41,7 @@ from bottega.memory.episodes.episode import Episode, Outcome, Summary
 from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory, Found
-from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder
+from bottega.memory.text.embeddings import Embedder
 
 PAIRS = Path(__file__).with_name("pairs.txt")
 _HALF = 6

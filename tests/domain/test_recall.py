@@ -20,7 +20,8 @@ from bottega.agents.messages import SHARED_MEMORY
 from bottega.agents.recall import Recall, Recalled, nearest
 from bottega.agents.shared_memory import inject_shared_memory, shared_message
 from bottega.errors import InvalidInputError, UnavailableError
-from bottega.memory.text.embeddings import BuiltinEmbedder, Vectors
+from bottega.llm.local.builtin import BuiltinEmbedder
+from bottega.memory.text.embeddings import Vectors
 from tests.domain.scripted import Notes, agent, call, let_others_run, model_of, texts
 from tests.domain.test_graph import Clock, graph_of
 

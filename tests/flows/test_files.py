@@ -12,7 +12,7 @@ from bottega.db.engine import Database
 from bottega.errors import InvalidInputError
 from bottega.files.retention import FileRetention
 from bottega.files.store import FileOrigin, FileStore
-from bottega.memory.episodes.objects import Objects
+from bottega.objects import Objects
 from tests.processes import command
 from tests.service import client_of
 from tests.waiting import until

@@ -10,8 +10,9 @@ from pydantic_core import to_json
 
 from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.demo_model import embeddings
+from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.llm.openai_embedder import OpenAIEmbedder
-from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder
+from bottega.memory.text.embeddings import Embedder
 from tests.fake_model import FakeModel, Reply, gated, hang_up, http_error, http_reply
 from tests.llm.conftest import KEY
 

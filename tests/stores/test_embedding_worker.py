@@ -15,12 +15,13 @@ from bottega.clock import utcnow
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.llm.demo_model import embeddings
+from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.llm.openai_embedder import OpenAIEmbedder
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory
-from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder, Vectors, packed_vectors
+from bottega.memory.text.embeddings import Embedder, Vectors, packed_vectors
 from tests.fake_model import FakeModel, Reply, http_error, http_reply
 from tests.waiting import until
 

@@ -10,8 +10,8 @@ import pytest
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
-from bottega.memory.episodes.objects import ALL_PARTS, Objects, copied
 from bottega.memory.episodes.upkeep import EpisodeUpkeep
+from bottega.objects import ALL_PARTS, Objects, copied
 from tests.memories import day
 
 LONG = [{"said": "long " * 5000}]

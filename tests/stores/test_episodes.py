@@ -14,13 +14,14 @@ import pytest
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
 from bottega.errors import NotFoundError, UnavailableError
+from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Episode, EpisodeFilter, Outcome, State, Summary
-from bottega.memory.episodes.objects import Objects, new_key
 from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory, Hit
-from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder, Vectors
+from bottega.memory.text.embeddings import Embedder, Vectors
+from bottega.objects import Objects, new_key
 from tests.memories import make_episode, remember
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)

@@ -13,7 +13,7 @@ import pytest
 from obstore.store import S3Store
 
 from bottega.errors import InvalidInputError, NotFoundError, UnavailableError
-from bottega.memory.episodes.objects import CorruptObjectError, Objects, new_key, pack
+from bottega.objects import CorruptObjectError, Objects, new_key, pack
 
 TENANT = UUID(int=7)
 EPISODE = UUID(int=8)

@@ -268,7 +268,7 @@ async def test_a_second_job_changes_nothing(owner: asyncpg.Pool, looked: Looked)
 async def test_traces_in_the_object_store_are_mined_too(
     owner: asyncpg.Pool, looked: Looked
 ) -> None:
-    from bottega.memory.episodes.objects import copied
+    from bottega.objects import copied
 
     ids = [numbered(n) for n in range(8)]
     pool = looked.database.pool

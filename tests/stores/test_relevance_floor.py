@@ -10,11 +10,12 @@ import pytest
 from bottega.clock import monotonic, utcnow
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
+from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker
 from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope
 from bottega.memory.episodes.store import EpisodicMemory, Found
-from bottega.memory.text.embeddings import BuiltinEmbedder, Embedder, Vectors
+from bottega.memory.text.embeddings import Embedder, Vectors
 from tests.memories import make_episode, remember
 from tests.waiting import until
 

@@ -77,7 +77,7 @@ async def team_of(
 
 
 def _embedder() -> RecallEmbedder:
-    from bottega.memory.text.embeddings import BuiltinEmbedder  # loads numpy
+    from bottega.llm.local.builtin import BuiltinEmbedder  # loads numpy
 
     return BuiltinEmbedder()
 

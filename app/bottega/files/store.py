@@ -26,7 +26,7 @@ from bottega.errors import (
     UnavailableError,
     UserErasingError,
 )
-from bottega.memory.episodes.objects import Objects, new_key
+from bottega.objects import Objects, new_key
 from bottega.tools.media import HEAD_BYTES, PageCount, media_type_of, pixels_of
 
 MOST_BYTES = 100_000_000

@@ -23,7 +23,7 @@ from bottega.db.engine import Database
 from bottega.db.tables import episodes, idempotency_keys, runs, schedules, sessions, user_erasures
 from bottega.errors import NotFoundError, UnavailableError
 from bottega.leased_work import Blame, LeasedWork, Outage, WorkLoop
-from bottega.memory.episodes.objects import Objects
+from bottega.objects import Objects
 from bottega.tenants import audit, erase
 from bottega.tenants.erase import (
     RUNS_AT_ONCE,

@@ -19,7 +19,7 @@ from sqlalchemy.types import TypeEngine
 
 from bottega.db.engine import Database
 from bottega.errors import NotFoundError, UserErasingError
-from bottega.memory.episodes.objects import Objects
+from bottega.objects import Objects
 from bottega.users import belongings, erasure
 from bottega.users.belongings import OWNERS, Belongings
 

@@ -19,7 +19,7 @@ from bottega.llm.demo_model.embeddings import answering
 from bottega.llm.demo_model.server import create_app
 
 if TYPE_CHECKING:
-    from bottega.memory.text.embeddings import BuiltinEmbedder, Vectors
+    from bottega.llm.local.builtin import BuiltinEmbedder, Vectors
 
 _KEEP_ALIVE_S = 75
 _GRACE_S = 0  # its answers are not needed after a stop
@@ -68,7 +68,7 @@ async def _embed(texts: Sequence[str]) -> "Vectors":
 @cache
 def _embedder() -> "BuiltinEmbedder":
     """Load the embedder, with numpy, at the first request for vectors."""
-    from bottega.memory.text.embeddings import BuiltinEmbedder
+    from bottega.llm.local.builtin import BuiltinEmbedder
 
     return BuiltinEmbedder()
 

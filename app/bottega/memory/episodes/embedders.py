@@ -96,7 +96,7 @@ class Embedders:
         Returns:
             no vector if this process does not have that embedder, or if it fails or is too slow.
         """
-        from bottega.memory.text.embeddings import BuiltinEmbedder, floor
+        from bottega.memory.text.embeddings import compared_by, floor
 
         believed = await self._belief(tenant_id)
         embedder = self.named(believed.embedder)
@@ -109,8 +109,7 @@ class Embedders:
             log.warning("memory.query_not_embedded", error=str(error) or type(error).__name__)
             return EmbeddedQuery()
         least = floor(embedder, vector, believed.background)
-        compared = "spelling" if isinstance(embedder, BuiltinEmbedder) else "meaning"
-        return EmbeddedQuery(vector, embedder.name, least, compared)
+        return EmbeddedQuery(vector, embedder.name, least, compared_by(embedder))
 
     async def _belief(self, tenant_id: UUID) -> _Believed:
         now = self._clock()

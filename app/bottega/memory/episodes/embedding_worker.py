@@ -21,7 +21,6 @@ from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Summary
 from bottega.memory.episodes.search import vector_text
 from bottega.memory.text.embeddings import (
-    DIMENSION,
     Embedder,
     Vectors,
     embed_queries,
@@ -40,6 +39,7 @@ _INDEX_S = 60.0
 _FIRST_POSTPONED_S = 15.0
 _LONGEST_POSTPONED_S = 3600.0
 _DAY_S = 86_400.0
+_INDEXED = 768  # length of the vectors that a new database has an index for
 _GIVEN_UP = 6  # tries after which a switch of the embedder no longer waits for an episode
 
 _OF_THE_TEXT = frozenset(
@@ -184,7 +184,7 @@ class EmbeddingWorker:
             longest_rest_s=float("inf"),
             clock=clock,
         )
-        self._indexed = {DIMENSION}
+        self._indexed = {_INDEXED}
         self._reached: dict[UUID, UUID] = {}
 
     async def embed_due(self) -> float:

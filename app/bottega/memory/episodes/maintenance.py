@@ -30,10 +30,10 @@ from bottega.memory.episodes.consolidation import (
     task_key,
 )
 from bottega.memory.episodes.episode import LONGEST_TEXT, Outcome, StorageState
-from bottega.memory.episodes.objects import ALL_PARTS, Objects, copied
 from bottega.memory.episodes.options import MOST_TENDED, MemoryOptions
 from bottega.memory.episodes.rows import load
 from bottega.memory.episodes.scope import EVERYTHING
+from bottega.objects import ALL_PARTS, Objects, copied
 
 _PAGE = 100
 """Episodes per transaction."""

@@ -19,11 +19,11 @@ from bottega.errors import NotFoundError, UnavailableError
 from bottega.memory.episodes import rows, search
 from bottega.memory.episodes.embedders import EmbeddedQuery, Embedders
 from bottega.memory.episodes.episode import Episode, EpisodeFilter, StorageState
-from bottega.memory.episodes.objects import Objects
 from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import Reach, Scope
 from bottega.memory.episodes.scoring import LEAST_WORD_SHARE, Candidate, Parts, score
 from bottega.memory.episodes.search import ANY, AnotherEmbedderError, By, Place
+from bottega.objects import Objects
 
 log = structlog.get_logger(__name__)
 

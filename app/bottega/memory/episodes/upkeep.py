@@ -9,8 +9,8 @@ from bottega.clock import monotonic
 from bottega.db.engine import acting_as
 from bottega.errors import UnavailableError
 from bottega.leased_work import Blame, LeasedWork, Outage
-from bottega.memory.episodes.objects import ALL_PARTS, Objects, copied
 from bottega.memory.episodes.search import refresh_common
+from bottega.objects import ALL_PARTS, Objects, copied
 
 _LEASE_S = 300.0
 _MOST = 16

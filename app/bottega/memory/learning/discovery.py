@@ -17,12 +17,12 @@ from pydantic_core import from_json
 from bottega.db.engine import acting_as
 from bottega.errors import InvalidInputError, NotFoundError
 from bottega.memory.episodes import rows
-from bottega.memory.episodes.objects import CorruptObjectError, Objects
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.learning.call_trace import Observed, observed
 from bottega.memory.learning.mining import mine
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import PatternState
+from bottega.objects import CorruptObjectError, Objects
 
 _PAGE = 200
 _MOST = 5_000

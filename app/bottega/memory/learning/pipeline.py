@@ -13,7 +13,6 @@ from bottega.clock import Clock, utcnow
 from bottega.db.driver import decoded
 from bottega.db.engine import acting_as
 from bottega.memory.episodes.maintenance import EpisodeMaintenance
-from bottega.memory.episodes.objects import Objects
 from bottega.memory.learning.discovery import discover
 from bottega.memory.learning.evolution import refine, validate_all
 from bottega.memory.learning.indexes import maintain_indexes
@@ -21,6 +20,7 @@ from bottega.memory.learning.jobs import Job
 from bottega.memory.learning.maintenance import Counts, Stages
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.rows import notify_change
+from bottega.objects import Objects
 
 _DAYS = 30
 MOST = 200

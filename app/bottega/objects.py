@@ -1,4 +1,4 @@
-"""Large bodies of episodes, in a folder or in an object store.
+"""Large bodies of episodes and files, in a folder or in an object store.
 
 The library obstore accesses a local folder, S3 and compatible stores, Google Cloud Storage and
 Azure. An object is written once, as a whole, and carries a checksum.
