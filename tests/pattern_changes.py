@@ -30,9 +30,10 @@ async def deprecate(
     pattern_id: UUID,
     reason: str,
     replaced_by: UUID | None = None,
+    by: str | None = None,
 ) -> Pattern:
     async with cache.changing(tenant_id) as store:
-        return await store.deprecate(pattern_id, reason, replaced_by)
+        return await store.deprecate(pattern_id, reason, replaced_by, by)
 
 
 async def merge(cache: PatternCache, tenant_id: UUID, ids: Collection[UUID]) -> Pattern:

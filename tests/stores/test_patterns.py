@@ -219,6 +219,20 @@ class TestOne:
         assert back.lifecycle.reason is None
         assert set(back.evidence.mined_from) == {*before, *since}
 
+    async def test_a_pattern_that_a_person_deprecated_returns_only_by_a_change(
+        self, database: Database, cache: PatternCache
+    ) -> None:
+        added = await add(cache, TENANT, pattern(fingerprint="f"))
+        gone = await deprecate(cache, TENANT, added.key, "of no use", by="key:btg_x")
+        assert gone.origin["deprecated_by"] == "key:btg_x"
+        since = await remember(
+            database.pool, *(make_episode("b", day(101)) for _ in range(9)), embedded=False
+        )
+        again = pattern(fingerprint="f", evidence=Evidence(mined_from=tuple(since)))
+        assert (await add(cache, TENANT, again)).state is DEPRECATED
+        back = await update(cache, TENANT, added.key, gone.version, {"summary": "Better."})
+        assert (back.state, back.origin) == (CANDIDATE, added.origin)
+
     async def test_a_replaced_pattern_does_not_return(
         self, database: Database, cache: PatternCache
     ) -> None:

@@ -54,7 +54,7 @@ class PatternState(StrEnum):
     CANDIDATE = "CANDIDATE"  # only on trial
     VALIDATED = "VALIDATED"  # used
     IN_REVIEW = "IN_REVIEW"  # formerly validated, with contrary evidence
-    DEPRECATED = "DEPRECATED"  # stored, and never used again
+    DEPRECATED = "DEPRECATED"  # stored, and not used
 
 
 class ContentKind(StrEnum):

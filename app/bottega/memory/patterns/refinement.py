@@ -209,4 +209,6 @@ def started_over(pattern: Pattern, reason: str | None = None) -> Pattern:
     """Return the next version, as a candidate without evidence."""
     told = Evidence(mined_from=pattern.evidence.mined_from)
     life = replace(pattern.lifecycle, state=PatternState.CANDIDATE, replaced_by=None, reason=reason)
-    return pattern.but(version=pattern.version + 1, evidence=told, lifecycle=life)
+    origin = {name: said for name, said in pattern.origin.items() if name != "deprecated_by"}
+    version = pattern.version + 1
+    return pattern.but(version=version, evidence=told, lifecycle=life, origin=origin)

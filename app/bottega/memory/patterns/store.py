@@ -48,15 +48,18 @@ SELECT id FROM (
 ORDER BY rank, id LIMIT 1
 """
 _GIVEN = "SELECT count(*) FROM patterns WHERE tenant_id = $1 AND fingerprint IS NULL"
-# Episodes that ended after the pattern, its replacement, that one's, and so on were deprecated.
+# Episodes that ended after the pattern, its replacement, that one's, and so on were deprecated, but
+# for what a person decided.
 _SINCE_DEPRECATED = """
 WITH RECURSIVE chain AS (
-    SELECT p.id, p.replaced_by, p.state, p.updated_at FROM patterns p
+    SELECT p.id, p.replaced_by, p.state, p.origin, p.updated_at FROM patterns p
     WHERE p.tenant_id = $1 AND p.id = $2
     UNION
-    SELECT p.id, p.replaced_by, p.state, p.updated_at
+    SELECT p.id, p.replaced_by, p.state, p.origin, p.updated_at
     FROM chain c JOIN patterns p ON p.tenant_id = $1 AND p.id = c.replaced_by),
-gone AS (SELECT max(updated_at) AS at FROM chain HAVING bool_and(state = 'DEPRECATED'))
+gone AS (
+    SELECT max(updated_at) AS at FROM chain
+    HAVING bool_and(state = 'DEPRECATED' AND NOT origin ? 'deprecated_by'))
 SELECT count(*) FROM gone
 JOIN episodes e ON e.tenant_id = $1 AND e.id = ANY ($3) AND e.at > gone.at
 """
@@ -180,9 +183,16 @@ class PatternStore:
         return await self._read(pattern_id)
 
     async def deprecate(
-        self, pattern_id: UUID, reason: str, replaced_by: UUID | None = None
+        self,
+        pattern_id: UUID,
+        reason: str,
+        replaced_by: UUID | None = None,
+        by: str | None = None,
     ) -> Pattern:
-        """Deprecate a pattern: it stays stored, and is never used again.
+        """Deprecate a pattern: it stays stored, and is no longer used.
+
+        Args:
+            by: person or key that decides it: then no new episodes bring the pattern back.
 
         Raises:
             NotFoundError: it or its replacement is unknown, or another tenant's.
@@ -198,6 +208,8 @@ class PatternStore:
                 pointer="/replaced_by",
             )
         given_up = _given_up(held[pattern_id], reason, replaced_by)
+        if by is not None:
+            given_up = given_up.but(origin={**given_up.origin, "deprecated_by": by})
         if given_up != held[pattern_id]:
             await self.write(given_up)
         return await self._read(pattern_id)

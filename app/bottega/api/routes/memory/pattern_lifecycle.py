@@ -147,7 +147,10 @@ async def validate(service: ServiceDep, tenant: Tenant, actor: Actor, pattern_id
     "/{pattern_id:uuid}/deprecate",
     operation_id="deprecate_pattern",
     summary="Deprecate a pattern",
-    description="It is kept, but never used again.",
+    description=(
+        "It is kept, but never used again, unless it is changed. `origin.deprecated_by` names the "
+        "key that did it."
+    ),
     response_model=Pattern,
     responses={**problems(400, 404, 413, 415), 200: headers(ETag=ETAG)},
 )
@@ -161,7 +164,7 @@ async def deprecate(
 ) -> Any:
     async with service.database.begin(tenant) as tx:
         store = service.patterns.store(await driver_of(tx), tenant)
-        given_up = await store.deprecate(pattern_id, body.reason, body.replaced_by)
+        given_up = await store.deprecate(pattern_id, body.reason, body.replaced_by, actor)
         details = {"replaced_by": None if body.replaced_by is None else str(body.replaced_by)}
         await audit.note(tx, tenant, actor, "pattern.deprecate", str(pattern_id), details)
     service.patterns.forget(tenant)

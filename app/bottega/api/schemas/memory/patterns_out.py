@@ -65,7 +65,7 @@ class PatternLifecycle(Answer):
         Field(
             description=(
                 "`CANDIDATE`: on trial. `VALIDATED`: used. `IN_REVIEW`: there is evidence "
-                "against it. `DEPRECATED`: kept, but never used again."
+                "against it. `DEPRECATED`: kept, and not used."
             )
         ),
     ]
