@@ -7,7 +7,7 @@ from playwright.async_api import Route, WebSocketRoute, expect
 
 from tests.console.accessibility import is_installed, violations
 from tests.console.conftest import Console
-from tests.fake_model import calls, gated, text
+from tests.fake_model import calls, gated, gated_within, text
 from tests.flows.test_interrupts import ASK, CALCULATOR
 from tests.waiting import until
 
@@ -198,6 +198,60 @@ async def test_an_answer_is_shown_though_the_page_learnt_late_of_the_session(
     await expect(page.get_by_text("Hello Ada.")).to_be_visible()
 
 
+async def test_a_message_may_be_sent_while_the_last_answer_is_read_again(
+    console: Console,
+) -> None:
+    go_on, read = asyncio.Event(), asyncio.Event()
+    console.model.script(text("Hello Ada."), gated(go_on, text("Once more, hello.")))
+    await console.define()
+    page = await console.open("chat")
+    await page.get_by_label("Agent").select_option("clerk")
+    await page.get_by_role("button", name="Start").click()
+
+    async def late(route: Route) -> None:
+        await read.wait()
+        await route.continue_()
+
+    await page.route("**/messages?*", late)
+    await page.get_by_label("Message").fill("I am Ada.")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("Hello Ada.")).to_be_visible()
+    await page.get_by_label("Message").fill("Again.")
+    await page.keyboard.press("Enter")
+    await console.model.received(2)
+    read.set()
+    await expect(page.locator(".said.user time").first).to_be_visible()  # the first was read again
+    go_on.set()
+    await expect(page.get_by_text("Once more, hello.")).to_be_visible()
+    await expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    for said in ("I am Ada.", "Hello Ada.", "Again.", "Once more, hello."):
+        await expect(page.get_by_text(said)).to_have_count(1)
+    assert all("409 (Conflict)" in each for each in console.problems)  # the first run was over
+    console.problems.clear()
+
+
+async def test_a_page_that_is_opened_in_the_middle_shows_the_text_that_comes(
+    console: Console,
+) -> None:
+    go_on = asyncio.Event()
+    console.model.script(gated_within(go_on, text("Hello from the middle of it."), events=3))
+    await console.define()
+    page = await console.open("chat")
+    await page.get_by_label("Agent").select_option("clerk")
+    await page.get_by_role("button", name="Start").click()
+    await page.get_by_label("Message").fill("I am Ada.")
+    await page.keyboard.press("Enter")
+    await console.model.received()
+    await page.reload()
+    await expect(page.get_by_text("I am Ada.")).to_have_count(1)
+    await expect(page.get_by_text("thinks")).to_be_visible()
+    await expect(page.get_by_text("Hello")).to_be_visible()
+    go_on.set()
+    await expect(page.get_by_text("Hello from the middle of it.")).to_have_count(1)
+    await expect(page.get_by_text("thinks")).to_be_hidden()
+    await expect(page.get_by_text("Hello from the middle of it.")).to_have_count(1)
+
+
 async def test_a_message_reaches_a_run_under_way(console: Console) -> None:
     go_on = asyncio.Event()
     console.model.script(gated(go_on, text("A red one.")), text("A blue one."))
@@ -208,6 +262,7 @@ async def test_a_message_reaches_a_run_under_way(console: Console) -> None:
     await page.get_by_label("Message").fill("Find a lamp.")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    await console.model.received()  # else its first call has the next message
     await page.get_by_label("Message").fill("Blue, please.")
     await page.keyboard.press("Enter")
     await expect(page.get_by_text("not read yet")).to_be_visible()

@@ -55,29 +55,30 @@ function useRun(id, onEnd) {
       for (const event of events) state.apply(event);
       redraw((n) => n + 1);
     };
-    return watch(id, { onEvents, onState: (link) => ["ended", "gone"].includes(link) && atEnd.current(state) });
+    return watch(id, { onEvents, onState: (link) => ["ended", "gone"].includes(link) && atEnd.current(id, state) });
   }, [id]);
   return state;
 }
 
 function Conversation({ session, agent: wanted }) {
   const base = `/v1/sessions/${encodeURIComponent(session)}`;
-  const [began, setBegan] = useState(false);
+  const [isKnown, setIsKnown] = useState(false); // a run was accepted, so there is such a session
+  const [over, setOver] = useState(new Set()); // ended runs whose messages were read
   const last = useData(withQuery("/v1/runs", { session_id: session, limit: 1, order: "desc" }));
   const latest = last.data?.items[0];
   const agent = wanted ?? latest?.agent;
-  const said = useData(latest || began ? withQuery(`${base}/messages`, { limit: 100, order: "desc", agent }) : null);
+  const said = useData(latest || isKnown ? withQuery(`${base}/messages`, { limit: 100, order: "desc", agent }) : null);
   const [sent, setSent] = useState(null);
   const [sending, setSending] = useState(null);
   const [posted, setPosted] = useState({});
   const [error, setError] = useState(null);
-  const open = sent?.id ?? (latest && !isFinal(latest.status) ? latest.id : null);
-  const reload = async (state) => {
-    setBegan(true);
-    await said.reload();
+  const running = latest && !isFinal(latest.status) ? latest.id : null;
+  const open = [sent?.id, running].find((id) => id && !over.has(id)) ?? null;
+  const reload = async (id, { error: failure }) => {
+    if (failure) setError(`${failure.code}: ${failure.message}`);
     await last.reload();
-    setSent(null);
-    if (state.error) setError(`${state.error.code}: ${state.error.message}`);
+    await said.reload();
+    setOver((old) => new Set(old).add(id));
   };
   const state = useRun(open, reload);
   const end = useRef(null);
@@ -95,6 +96,7 @@ function Conversation({ session, agent: wanted }) {
         return;
       }
       setSent(await postOnce("/v1/runs", { agent, session_id: session, input: typeof content === "string" ? content : [{ role: "user", content }] }));
+      setIsKnown(true);
     } catch (problem) {
       setError(problem.message);
       throw problem;
@@ -105,7 +107,8 @@ function Conversation({ session, agent: wanted }) {
   const pending = [...state.interrupts.values()].filter((each) => each.status === "pending");
   const shown = new Set(messages.map((each) => each.run_id));
   const question = sent && !shown.has(sent.id) ? sent.input : null;
-  const added = shown.has(open) ? [] : state.messages;
+  const read = new Set(messages.map((each) => each.message_id));
+  const added = state.messages.filter((each) => !read.has(each.id));
   return html`
     <div class="head"><div><h1>${agent ?? "Chat"}</h1><p class="soft small">session <span class="mono">${session}</span></p></div>
       <div class="actions">${open && html`<${Status} value=${state.status} /><${Link} path=${["runs", open]} class="small">Show the run<//>`}
@@ -121,7 +124,7 @@ function Conversation({ session, agent: wanted }) {
       ${question && html`<div class="said user"><pre class="text">${plain(question)}</pre></div>`}
       ${added.map((each) => html`<div class="said user" key=${each.id}><pre class="text">${plain(each.content ?? posted[each.id])}</pre>
         <p class="small soft">${each.delivered ? "read" : "not read yet"}</p></div>`)}
-      ${open && !shown.has(open) && html`<${Coming} state=${state} root=${root} />`}
+      ${open && html`<${Coming} state=${state} root=${root} />`}
       ${sending && html`<div class="said user"><pre class="text">${plain(sending)}</pre><p class="small soft">being sent</p></div>`}
       ${pending.map((each) => html`<${Decision} key=${each.id} interrupt=${each} />`)}
       ${error && html`<p class="note bad" role="alert">${error}</p>`}
