@@ -90,7 +90,7 @@ function Conversation({ session, agent: wanted }) {
     setError(null);
     setSending(content);
     try {
-      const added = open === null ? null : await steered(open, content);
+      const added = open === null || isFinal(state.status) ? null : await steered(open, content);
       if (added) {
         setPosted((old) => ({ ...old, [added]: content }));
         return;
