@@ -291,6 +291,21 @@ async def test_without_a_tenant_there_is_an_error(database: Database) -> None:
     await connection.close()
 
 
+async def test_a_tenant_with_most_of_the_episodes_finds_its_own_by_words(
+    mine: Episodes, database: Database, owner: asyncpg.Pool
+) -> None:
+    await owner.execute("INSERT INTO tenants (id, name) VALUES ($1, 'other')", OTHER)
+    theirs = Episodes(database, OTHER)
+    theirs.count = 100
+    for _ in range(30):
+        await mine.store("zebras")
+    for _ in range(3):
+        await theirs.store("zebras")
+    await owner.execute("ANALYZE episode_search")
+    assert set(await mine.candidates("zebras", limit=40)) == set(range(1, 31))
+    assert set(await theirs.candidates("zebras", limit=40)) == {101, 102, 103}
+
+
 class TestCommonWords:
     """Tests of common words, which find no episodes while the query has rarer ones."""
 
@@ -333,6 +348,21 @@ class TestCommonWords:
         found = await mine.candidates("report on zebras", limit=7)
         assert len(found) >= 7
         assert 1 in found
+
+    async def test_a_word_of_thousands_finds_nothing_if_the_vectors_found_enough(
+        self, mine: Episodes
+    ) -> None:
+        await mine.store("zebras", vector=at_cosine(0.1))
+        near = [await mine.store("horses", vector=at_cosine(0.9)) for _ in range(2)]
+        async with mine.acting() as connection:
+            await search.refresh_common(connection, mine.tenant)
+            await connection.execute(
+                """UPDATE tenant_memory SET common = '{zebr,hors}', shares = '{0.05,0.9}',
+                       sampled_rows = 1000000"""
+            )
+        assert set(await mine.candidates("zebras", direction(1), limit=2)) == set(near)
+        assert 1 in await mine.candidates("zebras", direction(1), limit=3)
+        assert set(await mine.candidates("zebras")) == {1}
 
     async def test_an_empty_memory_has_no_common_words(self, mine: Episodes) -> None:
         async with mine.acting() as connection:

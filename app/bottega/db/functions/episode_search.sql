@@ -159,7 +159,7 @@ BEGIN
     IF 2 * 22 * v_steps < v_each THEN
         -- A larger index needs a wider search to find as many of the nearest.
         PERFORM set_config('hnsw.iterative_scan', 'relaxed_order', true),
-                set_config('hnsw.ef_search', least(400, 160 + v_all / 8000)::integer::text, true),
+                set_config('hnsw.ef_search', least(400, 160 + v_all / 16000)::integer::text, true),
                 set_config('hnsw.max_scan_tuples', '20000', true),
                 set_config('enable_sort', 'off', true);
         EXECUTE 'SELECT coalesce(array_agg(episode_id), ''{}'') FROM (
@@ -214,6 +214,7 @@ DECLARE
     v_newest text := CASE WHEN v_rows < 1000 THEN ' OFFSET 0'
         ELSE ' ORDER BY s.at DESC LIMIT 2000' END;
     v_rare tsquery;
+    v_rare_rows double precision;
     v_known tsquery;
     v_weights double precision[];
     v_classes tsquery[];
@@ -238,15 +239,21 @@ BEGIN
                                   p_aged_before, 1 - p_aged_cosine, p_most, v_rows);
     END IF;
     IF p_query <> '' THEN
-        SELECT * INTO v_rare, v_known, v_weights, v_classes, v_words, v_tells, v_told
+        SELECT * INTO v_rare, v_rare_rows, v_known, v_weights, v_classes, v_words, v_tells, v_told
         FROM episode_words(v_tenant, p_query, v_rows, v_scope);
         -- As episode_rank computes it, but faster for the many rows of the query below.
         v_rank := (
             SELECT string_agg(format('%s * ts_rank(terms, %L::tsquery)', weight, words), ' + ')
             FROM unnest(v_weights, v_classes) AS c(weight, words));
     END IF;
-    v_of := ('''=' || v_tenant || '''')::tsquery;
-    FOREACH v_any IN ARRAY array_remove(ARRAY[v_rare, v_known], NULL) LOOP
+    -- Among other tenants' episodes the tenant's word saves reads; else it costs a look for each.
+    v_of := (SELECT ('''=' || v_tenant || '''')::tsquery FROM pg_class
+             WHERE oid = 'episode_search'::regclass
+               AND (reltuples <= 0 OR v_rows < reltuples / 2));
+    -- A word that thousands have finds nothing that the vectors missed.
+    FOREACH v_any IN ARRAY CASE WHEN cardinality(v_near) >= p_most AND v_rare_rows > 3000 THEN '{}'
+        ELSE array_remove(ARRAY[v_rare, v_known], NULL) END
+    LOOP
         -- The planner expects too many episodes with words that few have: it would read all by time
         -- until it has found enough.
         PERFORM set_config('enable_indexscan', v_by_time, true);
@@ -260,7 +267,7 @@ BEGIN
                   WHERE s.tenant_id = $4 AND s.terms @@ $1'
                   || v_where || v_further || v_newest || ') AS matching) AS ranked
             WHERE place <= $2'
-        INTO v_more USING v_any && v_of, p_most, p_aged_before, v_tenant;
+        INTO v_more USING coalesce(v_any && v_of, v_any), p_most, p_aged_before, v_tenant;
         v_named := v_named || v_more;
         -- Use the common words only if vectors and rare words find too few.
         EXIT WHEN cardinality(v_near || v_named) >= p_most OR v_rare = v_known;

@@ -64,12 +64,12 @@ BEGIN
     USING p_tenant, p_words, p_rows, v_index.common, v_index.shares;
 END $$;
 
--- Called by episode_candidates. Choose a query's words: rare ones find some 1,000 episodes, known
--- ones (16 seen in the sample, 16 unseen) rank them in weighted classes. Each tells -ln(share), and
--- 0 if more than a fifth of the episodes have it; told is the sum.
+-- Called by episode_candidates. Choose a query's words: rare ones find some 1,000 episodes (if the
+-- rarest has more, rare_rows), known ones (16 seen in the sample, 16 unseen) rank them in classes.
+-- Each tells -ln(share), and 0 if more than a fifth of the episodes have it; told is the sum.
 CREATE OR REPLACE FUNCTION episode_words(
     p_tenant uuid, p_query text, p_rows double precision, p_scope text,
-    OUT rare tsquery, OUT known tsquery,
+    OUT rare tsquery, OUT rare_rows double precision, OUT known tsquery,
     OUT weights double precision[], OUT classes tsquery[],
     OUT words text[], OUT tells double precision[], OUT told double precision
 ) LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan AS $$
@@ -109,10 +109,11 @@ BEGIN
         FROM taken GROUP BY weight
     )
     SELECT (string_agg(lexeme, '|') FILTER (WHERE before <= 1000 OR place = 1))::tsquery,
+           max(before) FILTER (WHERE before <= 1000 OR place = 1),
            string_agg(lexeme, '|')::tsquery,
            (SELECT array_agg(part) FROM class), (SELECT array_agg(words) FROM class),
            array_agg(word) FILTER (WHERE word !~ v_grammar),
            array_agg(CASE WHEN tells THEN nats ELSE 0 END) FILTER (WHERE word !~ v_grammar),
            least(sum(nats) FILTER (WHERE word !~ v_grammar), 40)
-    INTO rare, known, weights, classes, words, tells, told FROM taken;
+    INTO rare, rare_rows, known, weights, classes, words, tells, told FROM taken;
 END $$;
