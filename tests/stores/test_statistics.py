@@ -1,0 +1,107 @@
+"""Rows that statements read where the planner knows nothing of a tenant, or only of others.
+
+It may then expect one row of each tenant in each table, and read all of them for each row of a
+join. So these tests count rows.
+"""
+
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from bottega.db.base import DEFAULT_TENANT
+from tests.stores.test_turns import tenants
+
+_READ = """
+SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables WHERE relname = $1
+"""
+_MANY = 3000
+_RUNS = """
+INSERT INTO runs (tenant_id, id, timeout_s, mode, input, pinned, status, ended_at)
+SELECT $1, uuidv7(), 60, 'orchestrated', '"x"', '{}', 'completed', now() - interval '2 days'
+FROM generate_series(1, $2) RETURNING id
+"""
+_EPISODES = """
+WITH one AS (
+    INSERT INTO episodes (tenant_id, run_id, at, outcome, trust, task, summary)
+    SELECT $1, uuidv7(), now() - i * interval '1 hour', 'SUCCESS', 3, '{}', '{"task": "x"}'
+    FROM generate_series(1, $2) AS i RETURNING id, at
+), held AS (
+    INSERT INTO episode_state (tenant_id, episode_id, state, at, task_key)
+    SELECT $1, id, 'mature', at, decode(md5(id::text), 'hex') FROM one
+), found AS (
+    INSERT INTO episode_search (tenant_id, episode_id, at, outcome, trust, terms)
+    SELECT $1, id, at, 'SUCCESS', 3, '' FROM one
+), near AS (
+    INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome, task, result, whole)
+    SELECT $1, id, 'one', at, 'SUCCESS', '[1,2]', '', '' FROM one
+), kept AS (
+    INSERT INTO episode_bodies (tenant_id, episode_id, part, object_key, bytes)
+    SELECT $1, id, 'trace', 'x', 1 FROM one
+)
+SELECT id FROM one
+"""
+
+
+@pytest.fixture
+async def acting(database_url: str) -> Any:
+    """A new session of the service, in a transaction of the default tenant."""
+    connection = await asyncpg.connect(database_url, server_settings={"role": "bottega_app"})
+    async with connection.transaction():
+        query = "SELECT set_config('bottega.tenant', $1, true)"
+        await connection.execute(query, str(DEFAULT_TENANT))
+        yield connection
+    await connection.close()
+
+
+@pytest.fixture(autouse=True)
+async def nothing_analysed(owner: asyncpg.Pool) -> None:
+    tables = "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = $1::regnamespace"
+    for (table,) in await owner.fetch(tables, "public"):
+        await owner.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+
+
+async def filled(owner: asyncpg.Pool, query: str, count: int, *tenant: UUID) -> list[UUID]:
+    """Insert rows of a tenant, the default one or another; return their ids."""
+    rows = await owner.fetch(query, *(tenant or (DEFAULT_TENANT,)), count)
+    return [row["id"] for row in rows]
+
+
+async def read(connection: asyncpg.Connection, table: str) -> int:
+    found: int = await connection.fetchval(_READ, table)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("query", "table"),
+    [
+        ("SELECT * FROM run_wishes($1, $2)", "runs"),
+        ("SELECT * FROM linked_ends($1, $2)", "runs"),
+        ("SELECT cancel_linked($1, $2)", "runs"),
+        ("SELECT * FROM decided_interrupts($1, $2)", "interrupts"),
+        ("SELECT * FROM messages_after($1, $2, array_fill(0, ARRAY[50]))", "run_messages"),
+    ],
+)
+async def test_statistics_of_another_tenant_make_no_statement_slow(
+    owner: asyncpg.Pool, acting: asyncpg.Connection, query: str, table: str
+) -> None:
+    (other,) = await tenants(owner, 1)
+    runs: list[UUID] = []
+    for tenant in (other, DEFAULT_TENANT):
+        runs = await filled(owner, _RUNS, _MANY, tenant)
+        await owner.execute(
+            "INSERT INTO run_messages (tenant_id, run_id, number, content) "
+            "SELECT $1, id, 1, '\"x\"' FROM unnest($2::uuid[]) AS id",
+            *(tenant, runs),
+        )
+        await owner.execute(
+            "INSERT INTO interrupts (tenant_id, id, run_id, kind, call, tool, tool_call_id, "
+            "arguments, status, created_at, expires_at) SELECT $1, uuidv7(), id, 'approval', 1, "
+            "'x', 'x', '{}', 'resolved', now(), now() FROM unnest($2::uuid[]) AS id",
+            *(tenant, runs),
+        )
+        if tenant == other:
+            await owner.execute("ANALYZE")
+    await acting.fetch(query, [DEFAULT_TENANT] * 50, runs[::60])
+    assert await read(acting, table) <= 200
