@@ -5,12 +5,15 @@ join. So these tests count rows.
 """
 
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
 
 from bottega.db.base import DEFAULT_TENANT
+from bottega.db.engine import Database
+from tests.stores.test_linked_runs import LINK, new
+from tests.stores.test_neighbours import claimed
 from tests.stores.test_turns import tenants
 
 _READ = """
@@ -105,3 +108,57 @@ async def test_statistics_of_another_tenant_make_no_statement_slow(
             await owner.execute("ANALYZE")
     await acting.fetch(query, [DEFAULT_TENANT] * 50, runs[::60])
     assert await read(acting, table) <= 200
+
+
+async def test_links_and_live_text_read_no_other_runs(
+    database: Database, owner: asyncpg.Pool, acting: asyncpg.Connection
+) -> None:
+    run = await claimed(database, DEFAULT_TENANT)
+    await filled(owner, _RUNS, _MANY)
+    await owner.execute(
+        "INSERT INTO live_text (tenant_id, run_id, call, attempt, at, text) "
+        "VALUES ($1, $2, 1, 1, 0, 'x')",
+        *(DEFAULT_TENANT, run.run_id),
+    )
+    known = [uuid4() for _ in range(5)]
+    for _ in range(2):
+        texts = ",".join(map(new, known))
+        await acting.fetchval(LINK, DEFAULT_TENANT, run.run_id, f"[{texts}]")
+    assert await read(acting, "runs") <= 100
+    await acting.fetchval("SELECT sweep(60)")
+    assert await read(acting, "runs") <= 200
+
+
+async def test_a_page_of_expired_runs_reads_no_other_conversation(
+    owner: asyncpg.Pool, acting: asyncpg.Connection
+) -> None:
+    await owner.execute(
+        "INSERT INTO sessions (tenant_id, id) SELECT $1, i::text FROM generate_series(1, 1250) i",
+        DEFAULT_TENANT,
+    )
+    await owner.execute(
+        "INSERT INTO conversations (tenant_id, session_id, mode, graph, agent) "
+        "SELECT tenant_id, id, 'orchestrated', '', 'a' FROM sessions"
+    )
+    await filled(owner, _RUNS, 1250)
+    await owner.execute(
+        "UPDATE runs r SET conversation_id = c.id, session_id = c.session_id FROM ("
+        "SELECT id, session_id, row_number() OVER () AS n FROM conversations) AS c, ("
+        "SELECT id, row_number() OVER () AS n FROM runs) AS o WHERE c.n = o.n AND r.id = o.id"
+    )
+    page = await acting.fetchrow(
+        "SELECT * FROM lock_expired_runs(now(), '-infinity', $1, 100)", UUID(int=0)
+    )
+    assert len(page["ids"]) == 100
+    assert await read(acting, "conversations") <= 3_000
+
+
+async def test_the_first_try_is_found_by_key(
+    owner: asyncpg.Pool, acting: asyncpg.Connection
+) -> None:
+    runs = await filled(owner, _RUNS, 1000)
+    for later, earlier in zip(runs[1:4], runs, strict=False):
+        await owner.execute("UPDATE runs SET retry_of = $2 WHERE id = $1", later, earlier)
+    first = await acting.fetchval("SELECT first_try($1, $2)", DEFAULT_TENANT, runs[3])
+    assert first == runs[0]
+    assert await read(acting, "runs") <= 20

@@ -22,9 +22,10 @@ BEGIN
     ELSIF NOT p.links THEN
         UPDATE runs SET links = true WHERE tenant_id = p_tenant AND id = p_parent;
     END IF;
+    -- Looked up one by one: a join may read all of the tenant's runs.
     v_known := ARRAY(
-        SELECT r.id FROM jsonb_to_recordset(p_new) AS n(id uuid)
-        JOIN runs r ON r.tenant_id = p_tenant AND r.id = n.id);
+        SELECT n.id FROM jsonb_to_recordset(p_new) AS n(id uuid)
+        WHERE (SELECT r.id FROM runs r WHERE r.tenant_id = p_tenant AND r.id = n.id) IS NOT NULL);
     v_turn := greatest(next_turn(), 0, (
         SELECT max(q.turn) + 1 FROM run_queue q WHERE q.tenant_id = p_tenant AND q.priority < 0));
     WITH asked AS (

@@ -356,8 +356,10 @@ BEGIN
     PERFORM restore_leases(p_lease_s);
     DELETE FROM live_text WHERE ctid = ANY (ARRAY(
         SELECT l.ctid FROM live_text l
-        LEFT JOIN runs r ON r.tenant_id = l.tenant_id AND r.id = l.run_id
-        WHERE r.status IS DISTINCT FROM 'running' LIMIT 1000 FOR UPDATE OF l SKIP LOCKED));
+        -- Looked up one by one: a join may read all runs.
+        WHERE (SELECT r.status FROM runs r WHERE r.tenant_id = l.tenant_id AND r.id = l.run_id)
+              IS DISTINCT FROM 'running'
+        LIMIT 1000 FOR UPDATE SKIP LOCKED));
     DELETE FROM idempotency_keys WHERE (tenant_id, key) IN (
         SELECT tenant_id, key FROM idempotency_keys WHERE created_at < now() - interval '24 hours'
         ORDER BY created_at LIMIT 5000 FOR UPDATE SKIP LOCKED);

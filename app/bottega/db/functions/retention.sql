@@ -53,7 +53,10 @@ LANGUAGE sql STABLE AS $$
     WHERE tenant_id = p_tenant AND id = ANY (p_runs) AND conversation_id IS NOT NULL
     UNION
     SELECT c.id FROM forked_turns t
-    JOIN conversations c ON c.tenant_id = p_tenant AND c.session_id = t.session_id
+    -- By its key: a join may read all of the tenant's conversations.
+    CROSS JOIN LATERAL (
+        SELECT o.id FROM conversations o
+        WHERE o.tenant_id = p_tenant AND o.session_id = t.session_id OFFSET 0) c
     WHERE t.tenant_id = p_tenant AND t.run_id = ANY (p_runs)
 $$;
 
@@ -89,7 +92,8 @@ BEGIN
           AND NOT EXISTS (
             SELECT FROM conversations_of(v_tenant, ARRAY[r.id]) AS c(id)
             WHERE c.id <> ALL (v_conversations)
-              AND EXISTS (SELECT FROM conversations o WHERE o.tenant_id = v_tenant AND o.id = c.id))
+              AND (SELECT o.id FROM conversations o
+                   WHERE o.tenant_id = v_tenant AND o.id = c.id) IS NOT NULL)
         ORDER BY r.id);
 END $$;
 

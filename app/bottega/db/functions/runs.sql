@@ -177,7 +177,10 @@ LANGUAGE sql STABLE AS $$
         SELECT id, retry_of, 1 AS n FROM runs WHERE tenant_id = p_tenant AND id = p_run
         UNION ALL
         SELECT r.id, r.retry_of, t.n + 1 FROM tries t
-        JOIN runs r ON r.tenant_id = p_tenant AND r.id = t.retry_of
+        -- By its key: a join may read all of the tenant's runs in each step.
+        CROSS JOIN LATERAL (
+            SELECT o.id, o.retry_of FROM runs o
+            WHERE o.tenant_id = p_tenant AND o.id = t.retry_of OFFSET 0) r
         WHERE t.n < 1000)
     SELECT id FROM tries ORDER BY n DESC LIMIT 1
 $$;
