@@ -9,9 +9,11 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
+from pydantic_core import to_json
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
+from bottega.memory.patterns import application_rows
 from tests.stores.test_linked_runs import LINK, new
 from tests.stores.test_neighbours import claimed
 from tests.stores.test_turns import tenants
@@ -110,6 +112,32 @@ async def test_statistics_of_another_tenant_make_no_statement_slow(
     assert await read(acting, table) <= 200
 
 
+@pytest.mark.parametrize(
+    ("table", "rows", "claim"),
+    [
+        ("run_checks", "run_id, status) SELECT $1, id, 'pending'", "checks("),
+        (
+            "run_learning",
+            "run_id, episode_id, status) SELECT $1, id, uuidv7(), 'pending'",
+            "learning(",
+        ),
+    ],
+)
+async def test_a_claim_of_work_compares_no_row_with_all(
+    owner: asyncpg.Pool, acting: asyncpg.Connection, table: str, rows: str, claim: str
+) -> None:
+    """Check a backlog that began after the last ANALYZE, which saw that nothing was due."""
+    runs = await filled(owner, _RUNS, _MANY)
+    insert = f"INSERT INTO {table} (tenant_id, {rows} FROM unnest($2::uuid[]) AS id"
+    await owner.execute(insert, DEFAULT_TENANT, runs)
+    await owner.execute(f"UPDATE {table} SET status = 'done'")
+    await owner.execute("ANALYZE")
+    await owner.execute(f"UPDATE {table} SET status = 'pending', next_at = '-infinity'")
+    found = await acting.fetch(f"SELECT * FROM claim_due_{claim}60, 20, 20)")
+    assert len(found) == 20
+    assert await read(acting, table) <= 4.5 * _MANY  # to find tenants and their first ones
+
+
 async def test_links_and_live_text_read_no_other_runs(
     database: Database, owner: asyncpg.Pool, acting: asyncpg.Connection
 ) -> None:
@@ -127,6 +155,31 @@ async def test_links_and_live_text_read_no_other_runs(
     assert await read(acting, "runs") <= 100
     await acting.fetchval("SELECT sweep(60)")
     assert await read(acting, "runs") <= 200
+
+
+async def test_applications_are_recorded_by_key(
+    owner: asyncpg.Pool, acting: asyncpg.Connection
+) -> None:
+    patterns = [
+        row["id"]
+        for row in await owner.fetch(
+            "INSERT INTO patterns (tenant_id, name, category, document) "
+            "SELECT $1, 'x', 'domain', '{}' FROM generate_series(1, 500) RETURNING id",
+            DEFAULT_TENANT,
+        )
+    ]
+    episodes = await filled(owner, _EPISODES, 500)
+    about = {"version": 1, "arm": "used", "at": "2026-01-01T00:00:00Z", "baseline_name": "x"}
+    about |= {"baseline_rate": 0.5, "baseline_n": 1, "good": True, "features": {}}
+    given = [
+        about | {"pattern_id": pattern, "episode_id": episode}
+        for pattern, episode in zip(patterns[:20], episodes[:20], strict=True)
+    ]
+    query = application_rows._RECORD
+    rows = await acting.fetch(query, DEFAULT_TENANT, to_json(given).decode(), ["used"])
+    assert len(rows) == 20
+    for table in ("patterns", "episodes", "episode_state"):
+        assert await read(acting, table) <= 200, table
 
 
 async def test_a_page_of_expired_runs_reads_no_other_conversation(

@@ -23,9 +23,14 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
             WHERE l.status = 'pending' AND l.tenant_id = t.tenant_id AND l.next_at <= now()
             ORDER BY l.next_at, l.run_id LIMIT p_each) c
     ), held AS (
-        SELECT l.tenant_id, l.run_id FROM candidate c JOIN run_learning l USING (tenant_id, run_id)
-        WHERE l.status = 'pending' AND l.next_at <= now()
-        ORDER BY c.turn, c.next_at LIMIT p_most FOR UPDATE OF l SKIP LOCKED
+        -- Each row by its key: a join may compare all that are due with each candidate.
+        SELECT l.tenant_id, l.run_id
+        FROM (SELECT * FROM candidate ORDER BY turn, next_at) c
+        CROSS JOIN LATERAL (
+            SELECT o.tenant_id, o.run_id, o.status, o.next_at FROM run_learning o
+            WHERE o.tenant_id = c.tenant_id AND o.run_id = c.run_id
+            OFFSET 0 FOR UPDATE SKIP LOCKED) l
+        WHERE l.status = 'pending' AND l.next_at <= now() LIMIT p_most
     )
     UPDATE run_learning l
     SET next_at = clock_timestamp() + make_interval(secs => p_lease_s), tries = l.tries + 1

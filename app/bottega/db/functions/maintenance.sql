@@ -22,10 +22,14 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
             WHERE p.work = p_work AND p.tenant_id = t.tenant_id AND p.next_at <= now()
             ORDER BY p.next_at, p.episode_id LIMIT p_each) c
     ), held AS (
+        -- Each row by its key: a join may compare all that are due with each candidate.
         SELECT p.tenant_id, p.episode_id
-        FROM candidate c JOIN episode_work p USING (tenant_id, episode_id)
-        WHERE p.work = p_work AND p.next_at <= now()
-        ORDER BY c.turn, c.next_at LIMIT p_most FOR UPDATE OF p SKIP LOCKED
+        FROM (SELECT * FROM candidate ORDER BY turn, next_at) c
+        CROSS JOIN LATERAL (
+            SELECT o.tenant_id, o.episode_id, o.next_at FROM episode_work o
+            WHERE o.tenant_id = c.tenant_id AND o.episode_id = c.episode_id AND o.work = p_work
+            OFFSET 0 FOR UPDATE SKIP LOCKED) p
+        WHERE p.next_at <= now() LIMIT p_most
     )
     UPDATE episode_work p
     SET next_at = clock_timestamp() + make_interval(secs => p_lease_s), tries = p.tries + 1

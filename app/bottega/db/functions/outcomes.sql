@@ -22,9 +22,14 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
             WHERE c.status = 'pending' AND c.tenant_id = h.tenant_id AND c.next_at <= now()
             ORDER BY c.next_at, c.run_id LIMIT p_each) d
     ), held AS (
-        SELECT c.tenant_id, c.run_id FROM candidate d JOIN run_checks c USING (tenant_id, run_id)
-        WHERE c.status = 'pending' AND c.next_at <= now()
-        ORDER BY d.turn, d.next_at LIMIT p_most FOR UPDATE OF c SKIP LOCKED
+        -- Each row by its key: a join may compare all that are due with each candidate.
+        SELECT c.tenant_id, c.run_id
+        FROM (SELECT * FROM candidate ORDER BY turn, next_at) d
+        CROSS JOIN LATERAL (
+            SELECT o.tenant_id, o.run_id, o.status, o.next_at FROM run_checks o
+            WHERE o.tenant_id = d.tenant_id AND o.run_id = d.run_id
+            OFFSET 0 FOR UPDATE SKIP LOCKED) c
+        WHERE c.status = 'pending' AND c.next_at <= now() LIMIT p_most
     )
     UPDATE run_checks c
     SET next_at = clock_timestamp() + make_interval(secs => p_lease_s), tries = c.tries + 1

@@ -28,34 +28,46 @@ ORDER BY episode_id FOR KEY SHARE
 """
 # Applications that count as evidence. Excluded are episodes that the pattern was found in, that
 # are not trusted, or that are quarantined or deleted. A report cannot override the outcome of an
-# assigned pattern. A run that retries an earlier one is no independent evidence.
+# assigned pattern. A run that retries an earlier one is no independent evidence. Each row by its
+# key: the planner may believe that a tenant has one row, and read them all for each.
 _GIVEN = """
 SELECT n.* FROM reported n
-JOIN patterns p ON p.tenant_id = $1 AND p.id = n.pattern_id AND n.version BETWEEN 1 AND p.version
-LEFT JOIN episodes e ON e.tenant_id = $1 AND e.id = n.episode_id
-LEFT JOIN episode_state s ON s.tenant_id = $1 AND s.episode_id = n.episode_id
-LEFT JOIN episode_feedback f ON f.tenant_id = $1 AND f.run_id = e.run_id
-WHERE n.episode_id IS NULL OR (
+CROSS JOIN LATERAL (
+    SELECT p.version FROM patterns p WHERE p.tenant_id = $1 AND p.id = n.pattern_id OFFSET 0) AS p
+LEFT JOIN LATERAL (
+    SELECT * FROM episodes e WHERE e.tenant_id = $1 AND e.id = n.episode_id OFFSET 0) AS e ON true
+LEFT JOIN LATERAL (
+    SELECT s.state FROM episode_state s
+    WHERE s.tenant_id = $1 AND s.episode_id = n.episode_id OFFSET 0) AS s ON true
+LEFT JOIN LATERAL (
+    SELECT f.outcome FROM episode_feedback f
+    WHERE f.tenant_id = $1 AND f.run_id = e.run_id OFFSET 0) AS f ON true
+WHERE n.version BETWEEN 1 AND p.version AND (n.episode_id IS NULL OR (
     e.trust >= 2 AND coalesce(f.outcome, e.outcome) <> 'CANCELLED'
     AND s.state NOT IN ('quarantined', 'deleted')
-    AND NOT EXISTS (
-        SELECT FROM pattern_sources o
-        WHERE o.tenant_id = $1 AND o.pattern_id = n.pattern_id AND o.episode_id = n.episode_id)
+    AND (
+        SELECT o.episode_id FROM pattern_sources o
+        WHERE o.tenant_id = $1 AND o.pattern_id = n.pattern_id AND o.episode_id = n.episode_id
+    ) IS NULL
     AND NOT (n.arm = 'reported' AND e.metadata @> jsonb_build_object(
         'patterns', jsonb_build_array(jsonb_build_object('id', n.pattern_id))))
     AND NOT EXISTS (
         WITH RECURSIVE earlier AS (
             SELECT r.retry_of AS run_id FROM runs r WHERE r.tenant_id = $1 AND r.id = e.run_id
             UNION
-            SELECT r.retry_of FROM earlier t JOIN runs r ON r.tenant_id = $1 AND r.id = t.run_id)
-        SELECT FROM earlier t JOIN episodes o ON o.tenant_id = $1 AND o.run_id = t.run_id
+            SELECT r.retry_of FROM earlier t CROSS JOIN LATERAL (
+                SELECT r.retry_of FROM runs r
+                WHERE r.tenant_id = $1 AND r.id = t.run_id OFFSET 0) AS r)
+        SELECT FROM earlier t CROSS JOIN LATERAL (
+            SELECT o.id FROM episodes o
+            WHERE o.tenant_id = $1 AND o.run_id = t.run_id OFFSET 0) AS o
         WHERE EXISTS (
             SELECT FROM pattern_applications a
             WHERE a.tenant_id = $1 AND a.pattern_id = n.pattern_id AND a.episode_id = o.id
               AND a.good IS NOT NULL)
           OR EXISTS (
             SELECT FROM reported b
-            WHERE b.pattern_id = n.pattern_id AND b.episode_id = o.id AND b.good IS NOT NULL)))
+            WHERE b.pattern_id = n.pattern_id AND b.episode_id = o.id AND b.good IS NOT NULL))))
 """
 # A run is given one version of a pattern, so pattern and episode identify an application, also
 # after others were carried over to a new version.
@@ -89,6 +101,7 @@ used AS (
     FROM (SELECT pattern_id, count(*) AS n, max(at) AS at FROM added
           WHERE arm = ANY ($3) GROUP BY pattern_id) u
     WHERE p.tenant_id = $1 AND p.id = u.pattern_id
+      AND p.id = ANY (ARRAY(SELECT pattern_id FROM added))
 )
 SELECT pattern_id FROM changed UNION ALL SELECT pattern_id FROM added
 """  # noqa: S608
