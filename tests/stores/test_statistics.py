@@ -13,6 +13,7 @@ from pydantic_core import to_json
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
+from bottega.memory.episodes import embedding_worker, maintenance
 from bottega.memory.patterns import application_rows
 from tests.stores.test_linked_runs import LINK, new
 from tests.stores.test_neighbours import claimed
@@ -155,6 +156,57 @@ async def test_links_and_live_text_read_no_other_runs(
     assert await read(acting, "runs") <= 100
     await acting.fetchval("SELECT sweep(60)")
     assert await read(acting, "runs") <= 200
+
+
+async def test_ageing_compares_no_episode_with_all(
+    owner: asyncpg.Pool, acting: asyncpg.Connection
+) -> None:
+    ids = await filled(owner, _EPISODES, 500)
+    lonely = "SELECT * FROM dismiss_lonely_episodes(now(), '1 day', '-infinity', $1, 500)"
+    assert len(await acting.fetch(lonely, UUID(int=0))) == 500
+    assert await read(acting, "episode_state") <= 10_000
+    aged = await acting.fetchval("SELECT age_episodes($1, 'aged', now(), '[]')", ids[:100])
+    assert aged == 100
+    assert await read(acting, "episode_bodies") <= 2_000
+
+
+async def test_episodes_that_mature_are_read_by_key(
+    owner: asyncpg.Pool, acting: asyncpg.Connection
+) -> None:
+    (other,) = await tenants(owner, 1)
+    await filled(owner, _EPISODES, 500, other)
+    await owner.execute("ANALYZE")
+    await filled(owner, _EPISODES, 500)
+    await owner.execute("UPDATE episode_state SET state = 'active'")
+    now = await owner.fetchval("SELECT now()")
+    assert len(await acting.fetch(maintenance._MATURING, DEFAULT_TENANT, now, 100)) == 100
+    for table in ("episodes", "episode_bodies"):
+        assert await read(acting, table) <= 200, table
+
+
+async def test_a_background_is_measured_without_a_comparison_of_all_rows(
+    owner: asyncpg.Pool, acting: asyncpg.Connection
+) -> None:
+    await filled(owner, _EPISODES, 500)
+    rows = await acting.fetch(embedding_worker._SAMPLE, DEFAULT_TENANT, "one", 16)
+    assert len(rows) > 90
+    assert await read(acting, "episode_vectors") <= 200
+    assert await read(acting, "episodes") <= 200
+    assert await read(acting, "episode_search") <= 17 * 500
+
+
+async def test_a_page_of_vectors_is_read_and_stored_by_key(
+    owner: asyncpg.Pool, acting: asyncpg.Connection
+) -> None:
+    (other,) = await tenants(owner, 1)
+    await filled(owner, _EPISODES, 500, other)
+    await owner.execute("ANALYZE")
+    ids = (await filled(owner, _EPISODES, 500))[:40]
+    assert len(await acting.fetch(embedding_worker._READ, DEFAULT_TENANT, ids)) == 40
+    vectors = ["[1,2]"] * 40, [b""] * 40, [b""] * 40
+    await acting.execute(embedding_worker._INSERT, DEFAULT_TENANT, "two", ids, *vectors)
+    assert await read(acting, "episodes") <= 200
+    assert await read(acting, "episode_search") <= 200
 
 
 async def test_applications_are_recorded_by_key(

@@ -98,10 +98,12 @@ BEGIN
     PERFORM move_bodies(v_ids, p_moved);
     WITH aged AS (
         UPDATE episode_state s SET state = p_state, task_key = NULL
-        WHERE s.tenant_id = v_tenant AND s.episode_id = ANY (v_ids) AND NOT EXISTS (
-            SELECT FROM episode_bodies b
+        -- Its bodies by their key: an anti-join may compare all of the tenant's with each.
+        WHERE s.tenant_id = v_tenant AND s.episode_id = ANY (v_ids) AND (
+            SELECT b.part FROM episode_bodies b
             WHERE b.tenant_id = v_tenant AND b.episode_id = s.episode_id
-              AND b.content IS NOT NULL AND (p_state = 'archived' OR b.part = 'trace'))
+              AND b.content IS NOT NULL AND (p_state = 'archived' OR b.part = 'trace')
+            LIMIT 1) IS NULL
         RETURNING s.episode_id
     )
     SELECT coalesce(array_agg(episode_id), '{}') INTO v_ids FROM aged;
@@ -120,19 +122,19 @@ CREATE OR REPLACE FUNCTION dismiss_lonely_episodes(
 ) RETURNS TABLE (at timestamptz, episode_id uuid)
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
     UPDATE episode_state s SET task_key = NULL
-    FROM (
+    WHERE s.tenant_id = current_setting('bottega.tenant')::uuid AND s.episode_id = ANY (ARRAY(
         SELECT o.episode_id FROM episode_state o
         WHERE o.tenant_id = current_setting('bottega.tenant')::uuid
           AND o.task_key IS NOT NULL AND o.at < p_before AND (o.at, o.episode_id) > (p_at, p_id)
-          AND NOT EXISTS (
-            SELECT FROM episode_state n
+          -- Looked up for each: an anti-join may compare each with all of them.
+          AND (
+            SELECT n.episode_id FROM episode_state n
             WHERE n.tenant_id = current_setting('bottega.tenant')::uuid
-              AND n.task_key = o.task_key AND n.episode_id <> o.episode_id
-              AND n.at BETWEEN o.at - p_window AND o.at + p_window)
-        ORDER BY o.at, o.episode_id LIMIT p_limit FOR UPDATE SKIP LOCKED
-    ) lonely
-    WHERE s.tenant_id = current_setting('bottega.tenant')::uuid
-      AND s.episode_id = lonely.episode_id
+              AND n.task_key IS NOT NULL AND n.episode_id <> o.episode_id
+              AND (n.task_key, n.at) >= (o.task_key, o.at - p_window)
+              AND (n.task_key, n.at) <= (o.task_key, o.at + p_window)
+            ORDER BY n.task_key, n.at LIMIT 1) IS NULL  -- only one index has this order
+        ORDER BY o.at, o.episode_id LIMIT p_limit FOR UPDATE SKIP LOCKED))
     RETURNING s.at, s.episode_id
 $$;
 

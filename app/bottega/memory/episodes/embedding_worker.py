@@ -52,10 +52,13 @@ _CLAIM = "SELECT tenant_id, episode_id, tries FROM claim_due_episode_work('embed
 _NEXT = "SELECT next_episode_work_s('embed')"
 _READ = """
 SELECT e.id, e.summary, i.embedder, i.background_of, i.background_rows
-FROM episode_search s
-JOIN episodes e ON e.tenant_id = s.tenant_id AND e.id = s.episode_id
-LEFT JOIN tenant_memory i ON i.tenant_id = s.tenant_id
-WHERE s.tenant_id = $1 AND s.episode_id = ANY ($2)
+FROM unnest($2::uuid[]) AS wanted(id)
+CROSS JOIN LATERAL (
+    SELECT FROM episode_search s WHERE s.tenant_id = $1 AND s.episode_id = wanted.id OFFSET 0) AS s
+CROSS JOIN LATERAL (
+    SELECT e.id, e.summary FROM episodes e
+    WHERE e.tenant_id = $1 AND e.id = wanted.id OFFSET 0) AS e
+LEFT JOIN tenant_memory i ON i.tenant_id = $1
 """
 # Skips episodes no longer searched; the row locks make changes of them wait.
 _INSERT = """
@@ -63,9 +66,12 @@ INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome, domai
                              session_id, user_id, agent, task, result, whole)
 SELECT tenant_id, episode_id, $2, at, outcome, domain, task_type, session_id, user_id, agent,
        made.task::halfvec, made.result, made.whole
-FROM unnest($3::uuid[], $4::text[], $5::bytea[], $6::bytea[]) AS made(id, task, result, whole)
-JOIN episode_search s ON s.tenant_id = $1 AND s.episode_id = made.id
-ORDER BY episode_id FOR SHARE OF s
+FROM (
+    SELECT * FROM unnest($3::uuid[], $4::text[], $5::bytea[], $6::bytea[])
+        AS m(id, task, result, whole) ORDER BY id) AS made
+CROSS JOIN LATERAL (
+    SELECT * FROM episode_search s
+    WHERE s.tenant_id = $1 AND s.episode_id = made.id FOR SHARE) AS s
 ON CONFLICT DO NOTHING
 """
 _DONE = """
@@ -134,20 +140,25 @@ _COUNT = """
 SELECT count(*) FROM (
     SELECT FROM episode_vectors WHERE tenant_id = $1 AND embedder = $2 LIMIT $3) few
 """
-# A few episodes from each of sixteen points in time, because topics change with time.
+# A few episodes from each of sixteen points in time, because topics change with time. Each row by
+# its key: the planner may believe that a tenant has one row, and read them all for each.
 _SAMPLE = """
 WITH span AS (
     SELECT min(at) AS first, max(at) - min(at) AS length FROM episode_search WHERE tenant_id = $1
 )
-SELECT DISTINCT ON (v.episode_id) e.summary ->> 'task' AS task, v.task::text AS vector
-FROM span, generate_series(0, $3::integer - 1) AS n, LATERAL (
+SELECT DISTINCT ON (s.episode_id) e.summary ->> 'task' AS task, v.task::text AS vector
+FROM span CROSS JOIN generate_series(0, $3::integer - 1) AS n
+CROSS JOIN LATERAL (
     SELECT episode_id FROM episode_search
     WHERE tenant_id = $1 AND at >= span.first + span.length * n / $3
     ORDER BY at, episode_id LIMIT 6) AS s
-JOIN episode_vectors v
-    ON v.tenant_id = $1 AND v.episode_id = s.episode_id AND v.embedder = $2
-JOIN episodes e ON e.tenant_id = $1 AND e.id = s.episode_id
-ORDER BY v.episode_id
+CROSS JOIN LATERAL (
+    SELECT v.task FROM episode_vectors v
+    WHERE v.tenant_id = $1 AND v.episode_id = s.episode_id AND v.embedder = $2 OFFSET 0) AS v
+CROSS JOIN LATERAL (
+    SELECT e.summary FROM episodes e
+    WHERE e.tenant_id = $1 AND e.id = s.episode_id OFFSET 0) AS e
+ORDER BY s.episode_id
 """
 # Else the daily look would find the same tenant again at once.
 _LOOKED = "UPDATE tenant_memory SET background_at = now() WHERE tenant_id = $1"

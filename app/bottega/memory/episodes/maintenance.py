@@ -50,16 +50,22 @@ SELECT episode_id, at FROM episode_state
 WHERE tenant_id = $1 AND state = $2 AND at < $3 AND (at, episode_id) > ($4, $5)
 ORDER BY at, episode_id LIMIT $6
 """
-# Computes the comparison key now, while the full text of the task is in the database.
+# Computes the comparison key now, while the full text of the task is in the database. Each row by
+# its key: a join may compare all of the tenant's with each other.
 _MATURING = """
 SELECT s.episode_id, e.kind, e.user_id, e.session_id, e.task, b.content AS input,
        b.object_key IS NOT NULL AS away
-FROM episode_state s
-JOIN episodes e ON e.tenant_id = s.tenant_id AND e.id = s.episode_id
-LEFT JOIN episode_bodies b
-    ON b.tenant_id = s.tenant_id AND b.episode_id = s.episode_id AND b.part = 'input'
-WHERE s.tenant_id = $1 AND s.state = 'active' AND s.at < $2
-ORDER BY s.at, s.episode_id LIMIT $3 FOR UPDATE OF s SKIP LOCKED
+FROM (
+    SELECT d.episode_id, d.at FROM episode_state d
+    WHERE d.tenant_id = $1 AND d.state = 'active' AND d.at < $2
+    ORDER BY d.at, d.episode_id LIMIT $3 FOR UPDATE SKIP LOCKED) AS s
+CROSS JOIN LATERAL (
+    SELECT * FROM episodes e WHERE e.tenant_id = $1 AND e.id = s.episode_id OFFSET 0) AS e
+LEFT JOIN LATERAL (
+    SELECT b.content, b.object_key FROM episode_bodies b
+    WHERE b.tenant_id = $1 AND b.episode_id = s.episode_id AND b.part = 'input' OFFSET 0
+) AS b ON true
+ORDER BY s.at, s.episode_id
 """
 _MATURE = """
 UPDATE episode_state s SET state = 'mature', task_key = n.task_key
