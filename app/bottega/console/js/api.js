@@ -32,7 +32,8 @@ export class ApiError extends Error {
 /** Send a request; return the answer's JSON, or null if it has none. */
 export async function call(method, path, body, { signal: abort, headers } = {}) {
   const options = { method, headers: { Accept: "application/json", ...headers }, signal: abort };
-  if (key.value) options.headers.Authorization = `Bearer ${key.value}`;
+  const used = key.value;
+  if (used) options.headers.Authorization = `Bearer ${used}`;
   if (body !== undefined) {
     options.headers["Content-Type"] = "application/json";
     options.body = JSON.stringify(body);
@@ -50,7 +51,7 @@ export async function call(method, path, body, { signal: abort, headers } = {}) 
   const is_json = response.headers.get("content-type")?.includes("json");
   const answer = text && is_json ? JSON.parse(text) : null;
   if (response.ok) return answer;
-  if (response.status === 401) needsKey.value = true;
+  if (response.status === 401 && key.value === used) needsKey.value = true;
   const detail = answer?.detail ?? `${response.status} ${response.statusText}`;
   throw new ApiError(response.status, answer?.code ?? "", detail, answer ?? {});
 }

@@ -20,6 +20,15 @@ export function to(path, query = {}) {
   return `#/${path.map(encodeURIComponent).join("/")}${text ? `?${text}` : ""}`;
 }
 
+const page = () => hash.value.split("?")[0];
+
+/** Go where an answer leads once it comes, unless the user has left this page meanwhile. */
+export async function follow(answer, pathOf) {
+  const here = page();
+  const found = await answer;
+  if (page() === here) go(pathOf(found));
+}
+
 export function go(path, query = {}, { replace = false } = {}) {
   const address = to(path, query);
   if (replace) history.replaceState(null, "", address);

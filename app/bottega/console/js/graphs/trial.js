@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import { post, postOnce } from "../api.js";
 import { html } from "../html.js";
 import { Button, Failure, Panel, Value } from "../parts/basics.js";
-import { go } from "../router.js";
+import { follow } from "../router.js";
 import { POLICIES } from "./draft.js";
 
 /** `name`: of the graph; `agents`: names, or null; `isChanged`: the page has changes that are not stored. */
@@ -29,10 +29,8 @@ export function Trial({ name, agents, isChanged }) {
     event.preventDefault();
     act("dry", async () => setFound(await post(`/v1/graphs/${name}/dry-run`, asked)));
   };
-  const start = () => act("run", async () => {
-    const run = await postOnce("/v1/runs", { ...asked, graph: name, mode: agent ? "orchestrated" : "dag" });
-    go(["runs", run.id]);
-  });
+  const start = () => act("run", () =>
+    follow(postOnce("/v1/runs", { ...asked, graph: name, mode: agent ? "orchestrated" : "dag" }), ({ id }) => ["runs", id]));
   return html`
     <${Panel} title="Try it">
       <form class="body form" onSubmit=${dryRun}>

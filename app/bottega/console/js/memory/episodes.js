@@ -1,5 +1,5 @@
 /** Episodes: what runs remember. Search with the score explained, and the story of one. */
-import { useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 
 import { post, withQuery } from "../api.js";
 import { count, duration, excerpt, plain } from "../format.js";
@@ -26,21 +26,24 @@ function useWhose({ user, session_id }) {
 export function Episodes({ query }) {
   const [found, setFound] = useState(null);
   const [error, setError] = useState(null);
+  const asked = useRef(0); // how often; only the answer to the last question is shown
   const whose = useWhose(query);
   const search = async (event) => {
     event.preventDefault();
     const { text, by, outcome } = Object.fromEntries(new FormData(event.currentTarget));
-    if (!text.trim()) return setFound(null);
+    const turn = ++asked.current;
     setError(null);
+    if (!text.trim()) return setFound(null);
     const filters = outcome ? { outcomes: [outcome] } : {};
     try {
-      setFound(await post("/v1/episodes/search", { query: text.trim(), by, k: 20, explain: true, filters, ...whose }));
+      const answer = await post("/v1/episodes/search", { query: text.trim(), by, k: 20, explain: true, filters, ...whose });
+      if (turn === asked.current) setFound(answer);
     } catch (problem) {
-      setError(problem);
+      if (turn === asked.current) setError(problem);
     }
   };
-  const set = (change) => (setFound(null), go(["memory"], { ...query, ...change }, { replace: true }));
-  const field = (name, label) => html`<label>${label} <input value=${query[name] ?? ""} placeholder="any" onChange=${(e) => set({ [name]: e.target.value.trim() || undefined })} /></label>`;
+  const set = (change) => (asked.current++, setFound(null), go(["memory"], { ...query, ...change }, { replace: true }));
+  const field = (name, label) => html`<${Filter} label=${label} value=${query[name] ?? ""} onChange=${(value) => set({ [name]: value || undefined })} />`;
   return html`
     <form class="filters" onSubmit=${search}>
       <label class="grow">Search for episodes like this <input name="text" type="search" placeholder="What is the task about?" /></label>
@@ -52,6 +55,12 @@ export function Episodes({ query }) {
     ${whose && !Object.keys(whose).length && html`<p class="note">Only episodes without a user and a session are shown. To see all, use a key with the scope <code>admin</code>; or name a user or a session.</p>`}
     ${error && html`<${Failure} error=${error} />`}
     ${!whose ? html`<${Loading} what="episodes" />` : found ? html`<${Hits} found=${found} />` : html`<${Latest} query=${query} whose=${whose} />`}`;
+}
+
+/** A field that tells its text when it is left; what is typed stays while the page is drawn again. */
+function Filter({ label, value, onChange }) {
+  const [typed, setTyped] = useState(null);
+  return html`<label>${label} <input value=${typed ?? value} placeholder="any" onInput=${(e) => setTyped(e.target.value)} onChange=${(e) => (setTyped(null), onChange(e.target.value.trim()))} /></label>`;
 }
 
 function Hits({ found }) {

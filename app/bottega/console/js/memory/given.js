@@ -4,6 +4,7 @@ import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Empty, Link, Loaded, Panel, Status, Time } from "../parts/basics.js";
 import { Table } from "../parts/lists.js";
+import { isFinal } from "../run/state.js";
 import { Learnt } from "./learnt.js";
 
 const HELD_BACK = new Set(["withheld", "control"]);
@@ -12,7 +13,7 @@ const ended = (found) => found.status === "done" || found.status === "failed";
 const none = (found) => (found.status === "pending" ? "It is being looked at." : found.status ? "Nothing was learnt from it." : "The run is not over, or it left no episode.");
 
 export function Given({ id }) {
-  const run = useData(`/v1/runs/${id}`);
+  const run = useData(`/v1/runs/${id}`, { everyMs: 3000, ended: ({ status }) => isFinal(status) });
   const learning = useData(`/v1/runs/${id}/learning`, { everyMs: 3000, ended });
   return html`<${Loaded} from=${run} what="the run">${(shown) => html`
     <div class="head"><div><h2>${shown.agent ?? shown.graph}: ${excerpt(plain(shown.input), 120)}</h2>

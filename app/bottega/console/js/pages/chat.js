@@ -15,11 +15,11 @@ import { go } from "../router.js";
 export function Chat({ query }) {
   return query.session
     ? html`<${Conversation} key=${query.session} session=${query.session} agent=${query.agent} />`
-    : html`<${Choice} />`;
+    : html`<${Choice} wanted=${query.agent} />`;
 }
 
 /** Choose an agent for a new conversation, or go on with an old one. */
-function Choice() {
+function Choice({ wanted }) {
   const agents = useData("/v1/agents?limit=100");
   const sessions = useData("/v1/sessions?limit=20&order=desc", { everyMs: 10_000 });
   const start = (event) => {
@@ -31,7 +31,7 @@ function Choice() {
     <div class="head"><h1>Chat</h1></div>
     <${Panel} title="A new conversation">
       <${Loaded} from=${agents} what="agents">${(page) => page.items.length
-        ? html`<form class="body inline" onSubmit=${start}><label>Agent <select name="agent">${page.items.map((each) => html`<option value=${each.name}>${each.name}</option>`)}</select></label>
+        ? html`<form class="body inline" onSubmit=${start}><label>Agent <select name="agent">${page.items.map((each) => html`<option value=${each.name} selected=${each.name === wanted}>${each.name}</option>`)}</select></label>
             <button class="button primary">Start</button></form>`
         : html`<${Empty} title="There is no agent yet."><p>Define one with <code>POST /v1/agents</code>.</p><//>`}<//>
     <//>
@@ -182,18 +182,21 @@ function Composer({ session, busy, disabled, onSend, onStop }) {
   const [text, setText] = useState("");
   const chosen = useFiles(session);
   const chooser = useRef(null);
-  const isReady = !disabled && !chosen.isBusy && (text.trim() || chosen.ready.length > 0);
+  const [isSending, setIsSending] = useState(false);
+  const isReady = !disabled && !isSending && !chosen.isBusy && (text.trim() || chosen.ready.length > 0);
   const send = async (event) => {
     event?.preventDefault();
     const said = text.trim();
     if (!isReady) return;
     setText("");
+    setIsSending(true);
     try {
       await onSend(chosen.ready.length ? partsOf(said, chosen.ready) : said);
-      chosen.clear();
+      chosen.clear(chosen.files);
     } catch {
-      setText(said);
+      setText((now) => [said, now].filter(Boolean).join("\n")); // before what was typed meanwhile
     }
+    setIsSending(false);
   };
   const onKeyDown = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && send(event);
   const take = (event, files) => {

@@ -7,7 +7,7 @@ import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loaded, Panel, Value } from "../parts/basics.js";
 import { RunTable } from "../parts/run_table.js";
-import { go, to } from "../router.js";
+import { follow, to } from "../router.js";
 
 const EVERY_MS = 4000;
 /** What the demo calls its own agents, and the team that it starts first. */
@@ -78,11 +78,11 @@ function Demo() {
     setBusy(true);
     setError(null);
     try {
-      go(["runs", (await postOnce("/v1/runs", DEMO.run)).id]);
+      await follow(postOnce("/v1/runs", DEMO.run), ({ id }) => ["runs", id]);
     } catch (problem) {
       setError(problem);
-      setBusy(false);
     }
+    setBusy(false);
   };
   return isHere && html`<${Button} kind="primary" busy=${busy} onClick=${start}>Start the demo's team<//>${error && html`<${Failure} error=${error} />`}`;
 }

@@ -17,7 +17,7 @@ import { isFinal, RunState } from "../run/state.js";
 import { Steer } from "../run/steer.js";
 import { TaskDetail } from "../run/task.js";
 import { Timeline } from "../run/timeline.js";
-import { go } from "../router.js";
+import { follow, go } from "../router.js";
 
 const TABS = [["timeline", "Timeline"], ["graph", "Graph"], ["flows", "What flowed"], ["events", "Events"]];
 
@@ -153,7 +153,7 @@ function Actions({ run, moves, onDone }) {
     }
     setBusy("");
   };
-  const retry = async (from) => go(["runs", (await postOnce(`/v1/runs/${run.id}/retry`, { from })).id]);
+  const retry = (from) => follow(postOnce(`/v1/runs/${run.id}/retry`, { from }), ({ id }) => ["runs", id]);
   const cancel = () => post(`/v1/runs/${run.id}/cancel`);
   return html`
     ${moves && html`<${Button} kind="danger" busy=${busy === "cancel"} onClick=${() => act("cancel", cancel)}>Cancel run<//>`}
@@ -171,15 +171,18 @@ const TAKEN = ["agent", "graph", "mode", "user", "memory", "token_budget", "cost
 /** Ask the same agent another question: a new run, outside of the session of the old one. */
 function Changed({ run, onClose }) {
   const [input, setInput] = useState(run.input);
+  const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
   const start = async (event) => {
     event.preventDefault();
+    setBusy(true);
     const taken = TAKEN.filter((name) => run[name] != null).map((name) => [name, run[name]]);
     try {
-      go(["runs", (await postOnce("/v1/runs", { ...Object.fromEntries(taken), input })).id]);
+      await follow(postOnce("/v1/runs", { ...Object.fromEntries(taken), input }), ({ id }) => ["runs", id]);
       onClose();
     } catch (problem) {
       setError(problem);
+      setBusy(false);
     }
   };
   return html`<${Dialog} title="Change and run" onClose=${onClose}>
@@ -187,7 +190,7 @@ function Changed({ run, onClose }) {
       <label>Question <textarea rows="8" autofocus value=${input} onInput=${(e) => setInput(e.target.value)}></textarea></label>
       <p class="small soft">A new run of the same agent in its present version, outside of the session.</p>
       ${error && html`<${Failure} error=${error} />`}
-      <div class="actions"><button class="button primary" disabled=${!input.trim()}>Start</button><${Button} onClick=${onClose}>Cancel<//></div>
+      <div class="actions"><button class="button primary" disabled=${busy || !input.trim()}>Start</button><${Button} onClick=${onClose}>Cancel<//></div>
     </form>
   <//>`;
 }

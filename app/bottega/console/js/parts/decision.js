@@ -24,8 +24,8 @@ export function Decision({ interrupt, onDone }) {
       onDone?.();
     } catch (problem) {
       setError(problem instanceof SyntaxError ? `This is not JSON: ${problem.message}` : problem.message);
+      setBusy(false); // else it stays so until the page learns that nobody waits
     }
-    setBusy(false);
   };
   const said = comment ? { comment } : {};
   const approve = () => send(() => ({ decision: "approve", ...(edited === null ? {} : { arguments: JSON.parse(edited) }), ...said }));

@@ -29,7 +29,7 @@ export function useFiles(session) {
     }
   };
   const remove = (key) => setFiles((old) => old.filter((each) => each.key !== key));
-  return { files, add, remove, clear: () => setFiles([]), ready: files.filter((each) => each.id), isBusy: files.some((each) => !each.id && !each.error) };
+  return { files, add, remove, clear: (sent) => setFiles((old) => old.filter((each) => !sent.includes(each))), ready: files.filter((each) => each.id), isBusy: files.some((each) => !each.id && !each.error) };
 }
 
 export const ChosenFiles = ({ of }) => of.files.length > 0 && html`<ul class="files" aria-label="Files to send">${of.files.map((each) => html`<li key=${each.key}>

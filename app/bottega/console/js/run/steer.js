@@ -24,7 +24,7 @@ export function Steer({ run, state, moves }) {
     try {
       const { message_id: id } = await postOnce(`/v1/runs/${run.id}/messages`, { content: text.trim() });
       setSent((old) => ({ ...old, [id]: text.trim() }));
-      setText("");
+      setText((now) => (now === text ? "" : now)); // what was typed meanwhile stays
     } catch (problem) {
       setError(problem.message);
     }

@@ -11,8 +11,9 @@ import { isFinal } from "./state.js";
 
 export function TaskDetail({ run, state, task, now }) {
   const [tab, setTab] = useState("text");
-  const [call, setCall] = useState(null);
-  useEffect(() => setCall(null), [task?.key]);
+  const [chosen, setChosen] = useState({ of: null, call: null });
+  const call = chosen.of === task?.key ? chosen.call : null;
+  const setCall = (number) => setChosen({ of: task.key, call: number });
   const showPrompt = (number) => {
     setCall(number);
     setTab("prompt");
@@ -20,7 +21,7 @@ export function TaskDetail({ run, state, task, now }) {
   if (!task) return html`<${Panel} title="Agent"><${Empty} title="No agent has begun yet." /><//>`;
   const tabs = [["text", "Text"], ["prompt", "Prompt"], ["calls", `Model calls ${task.calls.length}`], ["tools", `Tools ${task.tools.length}`],
     ["received", `Received ${task.received.length}`], ["messages", "Messages"]];
-  return html`<${Panel} title=${task.title ? `${task.agent}: ${task.title}` : task.agent} actions=${html`<${Status} value=${task.status} /><${CancelTask} run=${run} task=${task} />`}>
+  return html`<${Panel} title=${task.title ? `${task.agent}: ${task.title}` : task.agent} actions=${html`<${Status} value=${task.status} /><${CancelTask} key=${task.key} run=${run} task=${task} />`}>
     <p class="small soft numbers">${duration(task.startedAt && (task.endedAt ?? now) - task.startedAt)} · ${tokens(task.tokens)} tokens · ${money(task.cost)}</p>
     <${Tabs} tabs=${tabs} chosen=${tab} onChoose=${setTab} label="Details of the agent" />
     <div class="body" role="tabpanel" aria-label=${tab}>
