@@ -64,8 +64,7 @@ function Agents({ graph, agents, level, chosen, setChosen, change }) {
         <td><button type="button" class="link" aria-pressed=${chosen === agent} onClick=${() => setChosen(agent)}>${agent}</button>
           ${isUnknown(agents, agent) && html`<span class="small bad-text"> no such agent</span>`}</td>
         <td class="numbers">${level.get(agent) + 1}</td>
-        <td><input class="short" type="number" min="1" max="31536000" placeholder="never" value=${ttl_s ?? ""} aria-label=${`Seconds until what ${agent} says expires`}
-          onChange=${(e) => change(withTtl(graph, agent, e.target.value ? Number(e.target.value) : null))} /></td>
+        <td><${Seconds} value=${ttl_s} label=${`Seconds until what ${agent} says expires`} onChange=${(seconds) => change(withTtl(graph, agent, seconds))} /></td>
         <td class="right"><span class="actions end-of-row">
           <${Button} kind="small ghost" disabled=${at === 0} aria-label=${`${agent} earlier`} onClick=${() => change(moved(graph, agent, -1))}>↑<//>
           <${Button} kind="small ghost" disabled=${at === graph.nodes.length - 1} aria-label=${`${agent} later`} onClick=${() => change(moved(graph, agent, 1))}>↓<//>
@@ -73,6 +72,13 @@ function Agents({ graph, agents, level, chosen, setChosen, change }) {
     </table></div>
     <p class="small soft">Each level reads only from levels before it. Within a level the order of this table counts.</p>
   <//>`;
+}
+
+/** A number that is told when its field is left; what is typed stays while the page is drawn again. */
+function Seconds({ value, label, onChange }) {
+  const [typed, setTyped] = useState(null);
+  return html`<input class="short" type="number" min="1" max="31536000" placeholder="never" value=${typed ?? value ?? ""} aria-label=${label} onInput=${(e) => setTyped(e.target.value)}
+    onChange=${(e) => (setTyped(null), onChange(e.target.value ? Number(e.target.value) : null))} />`;
 }
 
 function Edges({ graph, chosen, setChosen, change, connect }) {

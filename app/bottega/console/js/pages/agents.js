@@ -4,14 +4,15 @@ import { useEffect, useState } from "preact/hooks";
 import { AgentForm } from "../agents/form.js";
 import { agentSchema, contentOf } from "../agents/schema.js";
 import { Versions } from "../agents/versions.js";
-import { call, post, postOnce } from "../api.js";
+import { call, get, post, postOnce } from "../api.js";
 import { excerpt } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Empty, Failure, Link, Loaded, Loading, Panel, Tabs, Time } from "../parts/basics.js";
 import { Confirmed, Pages, Table } from "../parts/lists.js";
 import { RunTable } from "../parts/run_table.js";
-import { go } from "../router.js";
+import { follow, go } from "../router.js";
+import { keep, unsaved } from "../unsaved.js";
 
 const NEW = "+new";
 const TABS = [["edit", "Settings"], ["versions", "Versions"], ["try", "Try it"], ["runs", "Runs"]];
@@ -45,71 +46,78 @@ function useSchema() {
 function New() {
   const [schema, failed] = useSchema();
   const [name, setName] = useState("");
-  const make = async (content) => {
-    await post("/v1/agents", { ...content, name });
-    go(["agents", name]);
-  };
+  const make = (content) => follow(post("/v1/agents", { ...content, name }), () => ["agents", name]).then(() => keep(NEW, null));
   if (failed) return html`<${Failure} error=${failed} />`;
   if (!schema) return html`<${Loading} what="the form" />`;
   return html`<div class="head"><h1>New agent</h1></div>
     <label>Name <input value=${name} autofocus pattern="[a-z][a-z0-9_\\-]{0,63}" placeholder="lower-case letters, digits, _ and -" onInput=${(e) => setName(e.target.value.trim())} /></label>
-    <${Editor} schema=${schema} content=${{ system_message: "" }} label="Make it" save=${make} />`;
+    <${Editor} schema=${schema} content=${{ system_message: "" }} label="Make it" save=${make} left=${unsaved(NEW)} onDraft=${(draft) => keep(NEW, draft)} />`;
 }
 
 function Stored({ name, query }) {
   const stored = useData(`/v1/agents/${encodeURIComponent(name)}`);
-  return html`<${Loaded} from=${stored} what="the agent">${(agent) => html`<${One} agent=${agent} query=${query} reload=${stored.reload} />`}<//>`;
+  return html`<${Loaded} from=${stored} what="the agent">${(agent) => html`<${One} stored=${agent} query=${query} />`}<//>`;
 }
 
-function One({ agent, query, reload }) {
+/** `stored`: the agent when the page was opened; a later version that somebody else stores is not taken unasked. */
+function One({ stored, query }) {
   const [schema, failed] = useSchema();
-  const [base, setBase] = useState(null);
+  const place = `agents/${stored.name}`;
+  const left = unsaved(place); // when the page was left
+  const [agent, setAgent] = useState(left?.agent ?? stored);
+  const [base, setBase] = useState(left?.base ?? null);
+  const [turn, setTurn] = useState(0); // counts what the form began with
   const tab = query.tab ?? "edit";
   const show = (next) => go(["agents", agent.name], { tab: next === "edit" ? "" : next }, { replace: true });
   const path = `/v1/agents/${agent.name}`;
   const save = async (content) => {
-    await call("PUT", path, content, { headers: { "If-Match": `"${agent.version}"` } });
+    const now = await call("PUT", path, content, { headers: { "If-Match": `"${agent.version}"` } });
     setBase(null);
-    await reload();
+    setAgent(now);
+    return contentOf(now, schema);
+  };
+  const begin = (old, now) => {
+    keep(place, null);
+    setBase(old);
+    setAgent(now);
+    setTurn(turn + 1);
   };
   const takeBack = (old) => {
-    setBase(old);
+    begin(old, agent);
     show("edit");
   };
   const remove = async () => {
-    await call("DELETE", path);
-    go(["agents"]);
+    await follow(call("DELETE", path), () => ["agents"]);
+    keep(place, null);
   };
   return html`
     <div class="head"><div><h1>${agent.name}</h1><p class="small soft">Version ${agent.version}, stored <${Time} at=${agent.created_at} />${base && ` · edited from version ${base.version}`}</p></div>
       <div class="actions"><${Link} class="button" path=${["chat"]} query=${{ agent: agent.name }}>Chat<//><${Confirmed} label="Delete" question="Runs under way keep it." act=${remove} /></div></div>
     <${Tabs} tabs=${TABS} chosen=${tab} onChoose=${show} label="Parts of the agent" />
     <div role="tabpanel" aria-label=${tab} class="stacked">
-      ${tab === "edit" && (failed ? html`<${Failure} error=${failed} />` : schema
-        ? html`<${Editor} key=${`${agent.version} ${base?.version}`} schema=${schema} content=${contentOf(base ?? agent, schema)} label="Store it" save=${save} again=${() => (setBase(null), reload())} isChanged=${base !== null} />`
-        : html`<${Loading} what="the form" />`)}
+      <div hidden=${tab !== "edit"}>${failed ? html`<${Failure} error=${failed} />` : schema
+        ? html`<${Editor} key=${turn} schema=${schema} content=${contentOf(base ?? agent, schema)} label="Store it" save=${save} again=${async () => begin(null, await get(path))} isChanged=${base !== null} left=${left?.draft} onDraft=${(draft) => keep(place, draft && { agent, base, draft })} />`
+        : html`<${Loading} what="the form" />`}</div>
       ${tab === "versions" && html`<${Versions} key=${agent.version} agent=${agent} onTakeBack=${takeBack} />`}
       ${tab === "try" && html`<${Trial} name=${agent.name} />`}
       ${tab === "runs" && html`<${Latest} name=${agent.name} />`}
     </div>`;
 }
 
-function Editor({ schema, content, label, save, again, isChanged = false }) {
-  const [draft, setDraft] = useState(content);
+/** `left`: the draft when the page was left; `onDraft` gets each draft, or null if it is what is stored. */
+function Editor({ schema, content, label, save, again, isChanged = false, left, onDraft }) {
+  const [draft, setDraft] = useState(left ?? content);
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
   const touched = isChanged || JSON.stringify(draft) !== JSON.stringify(content);
-  useEffect(() => {
-    const ask = (event) => event.preventDefault();
-    if (touched) addEventListener("beforeunload", ask);
-    return () => removeEventListener("beforeunload", ask);
-  }, [touched]);
+  useEffect(() => onDraft(touched ? draft : null));
   const submit = async (event) => {
     event.preventDefault();
     setBusy(true);
     setError(null);
     try {
-      await save(draft);
+      const stored = await save(draft);
+      if (stored) setDraft((now) => (now === draft ? stored : now)); // what was typed meanwhile stays
     } catch (problem) {
       setError(problem);
     }
@@ -120,23 +128,26 @@ function Editor({ schema, content, label, save, again, isChanged = false }) {
       <${AgentForm} schema=${schema} draft=${draft} onChange=${setDraft} problems=${problems} />
     <//>
     ${error && html`<${Failure} error=${error} />`}
-    ${error?.status === 412 && html`<p class="note bad">Somebody stored another version meanwhile. <${Button} kind="small" onClick=${again}>Show theirs, and drop this change<//></p>`}
+    ${error?.status === 412 && html`<p class="note bad">Somebody stored another version meanwhile. <${Button} kind="small" onClick=${() => again().catch(setError)}>Show theirs, and drop this change<//></p>`}
     <div class="composer"><button class="button primary" disabled=${busy || !touched}>${label}</button>${touched && html`<${Button} onClick=${() => (setDraft(content), setError(null))}>Undo all<//>`}</div></form>`;
 }
 
 function Trial({ name }) {
   const [input, setInput] = useState("");
+  const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
   const start = async (event) => {
     event.preventDefault();
+    setBusy(true);
     try {
-      go(["runs", (await postOnce("/v1/runs", { agent: name, input })).id]);
+      await follow(postOnce("/v1/runs", { agent: name, input }), ({ id }) => ["runs", id]);
     } catch (problem) {
       setError(problem);
     }
+    setBusy(false);
   };
   return html`<${Panel} title="Ask it"><form class="form body" onSubmit=${start}><label>Question <textarea rows="5" value=${input} onInput=${(e) => setInput(e.target.value)}></textarea></label>
-    ${error && html`<${Failure} error=${error} />`}<div class="actions"><button class="button primary" disabled=${!input.trim()}>Start a run</button></div></form><//>`;
+    ${error && html`<${Failure} error=${error} />`}<div class="actions"><button class="button primary" disabled=${busy || !input.trim()}>Start a run</button></div></form><//>`;
 }
 
 function Latest({ name }) {

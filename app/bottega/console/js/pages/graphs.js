@@ -11,7 +11,8 @@ import { useData } from "../load.js";
 import { Button, Empty, Failure, Link, Loaded, Panel, Tabs, Time } from "../parts/basics.js";
 import { Dialog } from "../parts/dialog.js";
 import { Pages, Table } from "../parts/lists.js";
-import { go } from "../router.js";
+import { follow, go } from "../router.js";
+import { keep, unsaved } from "../unsaved.js";
 
 const TABS = [["edit", "Graph"], ["try", "Try it"], ["versions", "Versions"]];
 
@@ -34,9 +35,9 @@ function New() {
   const [error, setError] = useState(null);
   const make = async (event) => {
     event.preventDefault();
+    setError(null);
     try {
-      await post("/v1/graphs", { name });
-      go(["graphs", name]);
+      await follow(post("/v1/graphs", { name }), () => ["graphs", name]);
     } catch (problem) {
       setError(problem);
     }
@@ -58,8 +59,8 @@ function One({ name, query }) {
 /** The page of one graph, with the drafts since it was last stored: the last one is shown. */
 function Workshop({ graph, agents, query, reload }) {
   const { name } = graph;
-  const [base, setBase] = useState(graph);
-  const [drafts, setDrafts] = useState([]);
+  const [base, setBase] = useState(unsaved(`graphs/${name}`)?.base ?? graph);
+  const [drafts, setDrafts] = useState(unsaved(`graphs/${name}`)?.drafts ?? []);
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
   const [removes, setRemoves] = useState(false);
@@ -68,12 +69,8 @@ function Workshop({ graph, agents, query, reload }) {
   const isChanged = differences.length > 0;
   const tab = query.tab ?? "edit";
   const show = (next) => go(["graphs", name], { tab: next === "edit" ? "" : next }, { replace: true });
+  useEffect(() => keep(`graphs/${name}`, isChanged ? { base, drafts } : null), [base, drafts]);
   const undo = () => setDrafts((old) => old.slice(0, -1));
-  useEffect(() => {
-    const ask = (event) => event.preventDefault();
-    if (isChanged) addEventListener("beforeunload", ask);
-    return () => removeEventListener("beforeunload", ask);
-  }, [isChanged]);
   useEffect(() => {
     const onKeyDown = (event) => {
       if (!(event.ctrlKey || event.metaKey) || event.key !== "z" || event.target.matches("input, textarea")) return;
@@ -90,8 +87,11 @@ function Workshop({ graph, agents, query, reload }) {
   };
   const save = async () => {
     setBusy(true);
+    setError(null);
     try {
-      adopt(await call("PUT", `/v1/graphs/${name}`, draft, { headers: { "If-Match": `"${base.version}"` } }));
+      setBase(await call("PUT", `/v1/graphs/${name}`, draft, { headers: { "If-Match": `"${base.version}"` } }));
+      // What was changed or undone meanwhile stays.
+      setDrafts((now) => (now.includes(draft) ? now.slice(now.indexOf(draft) + 1) : [now.at(-1) ?? draftOf(base)]));
       reload();
     } catch (problem) {
       setError(problem);
@@ -108,7 +108,7 @@ function Workshop({ graph, agents, query, reload }) {
       </div>
     </div>
     ${error && html`<${Failure} error=${error} />`}
-    ${error?.status === 412 && html`<p class="note">Somebody stored another version. <${Button} kind="small" onClick=${async () => adopt(await get(`/v1/graphs/${name}`))}>Drop my changes and show it<//></p>`}
+    ${error?.status === 412 && html`<p class="note">Somebody stored another version. <${Button} kind="small" onClick=${() => get(`/v1/graphs/${name}`).then(adopt, setError)}>Drop my changes and show it<//></p>`}
     ${isChanged && html`<p class="note" role="status">Not saved: ${differences.join(" · ")}</p>`}
     <${MissingAgents} graph=${draft} agents=${agents} />
     <${Tabs} tabs=${TABS} chosen=${tab} onChoose=${show} label="Views of the graph" />
@@ -126,8 +126,8 @@ function Removal({ name, version, onClose }) {
   const [error, setError] = useState(null);
   const remove = async () => {
     try {
-      await call("DELETE", `/v1/graphs/${name}`, undefined, { headers: { "If-Match": `"${version}"` } });
-      go(["graphs"]);
+      await follow(call("DELETE", `/v1/graphs/${name}`, undefined, { headers: { "If-Match": `"${version}"` } }), () => ["graphs"]);
+      keep(`graphs/${name}`, null);
     } catch (problem) {
       setError(problem);
     }
