@@ -5,8 +5,8 @@ import { post, withQuery } from "../api.js";
 import { count, excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Button, Empty, Failure, Figure, Figures, Link, Loaded, Panel, Time, Value } from "../parts/basics.js";
-import { Confirmed, Pages, Table } from "../parts/lists.js";
+import { Empty, Figure, Figures, Link, Loaded, Panel, Time, Value } from "../parts/basics.js";
+import { Act, Confirmed, Pages, Table } from "../parts/lists.js";
 import { go } from "../router.js";
 import { EvidenceChart } from "./chart.js";
 
@@ -59,11 +59,6 @@ export function Pattern({ id }) {
     <${Panel} title="Patterns like it"><${Loaded} from=${similar} what="patterns like it">${({ items }) => items.length
       ? html`<ul class="rows">${items.map((each) => html`<li key=${each.pattern.id}><${Link} path=${["memory", "patterns", each.pattern.id]}>${each.pattern.name}<//> <${State} value=${each.pattern.lifecycle.state} /> <span class="small soft">${percent(each.likeness)} alike</span></li>`)}</ul>`
       : html`<${Empty} title="There is none." />`}<//><//>`}<//>`;
-}
-
-function Act({ label, act }) {
-  const [error, setError] = useState(null);
-  return html`<${Button} onClick=${() => act().then(() => setError(null), setError)}>${label}<//>${error && html`<${Failure} error=${error} />`}`;
 }
 
 function Sources({ evidence }) {

@@ -23,7 +23,7 @@ export function Providers() {
       ? html`<${Table} label="Providers" head=${["Name", "Address", "Dialect", "Key", "Limits", "Of", ""]}>${providers.map((each) => html`<tr key=${each.name}><td>${each.name}</td><td class="small">${each.base_url ?? "–"}</td><td>${each.dialect}</td>
         <td class="small">${each.key ? html`secret <code>${each.key.secret}</code>` : "none"}</td><td class="small">${limits(each)}</td><td>${each.owner}</td>
         <td class="actions"><${Button} kind="small" aria-expanded=${chosen === each.name} onClick=${() => setChosen(chosen === each.name ? null : each.name)}>Health<//>
-          ${each.owner === "tenant" && html`<${Confirmed} label="Delete" question=${`Delete ${each.name}?`} act=${async () => (await call("DELETE", `/v1/providers/${each.name}`), reload())} />`}</td></tr>`)}<//>`
+          ${each.owner === "tenant" && html`<${Confirmed} label="Delete" question=${`Delete ${each.name}?`} act=${async () => (await call("DELETE", `/v1/providers/${each.name}`), setChosen((old) => (old === each.name ? null : old)), reload())} />`}</td></tr>`)}<//>`
       : html`<${Empty} title="There is no provider but the server's own." />`}<//>
       ${chosen && html`<${Health} key=${chosen} name=${chosen} />`}<//>
     <${Panel} title="Add a provider"><${Sending} label="Add it" send=${make}>

@@ -18,7 +18,7 @@ export function Webhooks({ query }) {
   const path = `/v1/webhook-deliveries?order=desc${status && `&status=${status}`}`;
   return html`<${Panel} title="Deliveries" actions=${html`<label class="inline">Status <select value=${status} onChange=${(e) => choose(e.target.value)}><option value="">any</option>
       ${Object.keys(SHOWN).map((each) => html`<option>${each}</option>`)}</select></label>`}>
-    <${Pages} key=${path} path=${path} what="deliveries" everyMs=${5000} keyOf=${keyOf}>${(items) => items.length
+    <${Pages} key=${path} path=${path} what="deliveries" everyMs=${5000}>${(items) => items.length
       ? html`<${Table} label="Deliveries of webhooks" head=${["Run", "Event", "To", "Status", "#Tries", "Last answer", "Next try"]}>${items.map((each) => html`<tr key=${keyOf(each)}>
         <td><${Link} path=${["runs", each.run_id]} class="mono">${each.run_id.slice(0, 8)}…<//></td><td>${each.event}</td><td class="small">${each.url}</td><td><${Status} value=${SHOWN[each.status]} /></td><td class="right">${each.tries}</td>
         <td class="small">${each.answer ?? each.error ?? "–"}</td><td>${each.status === "pending" && each.next_at ? html`<${Time} at=${each.next_at} />` : each.ended_at ? html`ended <${Time} at=${each.ended_at} />` : "–"}</td></tr>`)}<//>`

@@ -1,5 +1,5 @@
 /** Lists by pages, tables, forms, and buttons that ask once more. */
-import { useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 
 import { get } from "../api.js";
 import { html } from "../html.js";
@@ -9,48 +9,64 @@ import { Button, Failure, Loaded } from "./basics.js";
 const LIMIT = 50;
 
 /**
- * A list by pages: `children` gets the items read so far, and a function that reads the first page
- * again, as happens every `everyMs`. `keyOf` tells items apart.
+ * A list by pages: `children` gets the items of all pages that were asked for, and a function that
+ * reads them again, as happens every `everyMs`.
  */
-export function Pages({ path, what, everyMs = 0, keyOf = (item) => item.id ?? item.name, children }) {
+export function Pages({ path, what, everyMs = 0, children }) {
   const paged = `${path}${path.includes("?") ? "&" : "?"}limit=${LIMIT}`;
-  const first = useData(paged, { everyMs });
-  const [more, setMore] = useState({ path, items: [], cursor: undefined, error: null });
-  const older = more.path === path ? more : { path, items: [], cursor: undefined, error: null };
-  const cursor = older.cursor === undefined ? first.data?.next_cursor : older.cursor;
-  const readMore = async () => {
-    try {
+  const wanted = useRef(1);
+  const readAll = async () => {
+    const first = await get(paged);
+    const items = [...first.items];
+    let cursor = first.next_cursor;
+    for (let number = 1; cursor && number < wanted.current; number++) {
       const page = await get(`${paged}&cursor=${encodeURIComponent(cursor)}`);
-      const began = older.items.length ? older.items : first.data.items;
-      setMore({ path, items: [...began, ...page.items], cursor: page.next_cursor, error: null });
-    } catch (error) {
-      setMore({ ...older, error });
+      items.push(...page.items);
+      cursor = page.next_cursor;
     }
+    return { items, next_cursor: cursor };
   };
-  return html`<${Loaded} from=${first} what=${what}>${(page) => {
-    const seen = new Set(page.items.map(keyOf));
-    return html`${children([...page.items, ...older.items.filter((item) => !seen.has(keyOf(item)))], first.reload)}
-      ${older.error && html`<p class="note bad" role="alert">${older.error.message}</p>`}
-      ${cursor && html`<div class="body"><${Button} onClick=${readMore}>Show more<//></div>`}`;
-  }}<//>`;
+  const found = useData(paged, { everyMs, from: readAll });
+  const readMore = () => {
+    wanted.current += 1;
+    found.reload();
+  };
+  return html`<${Loaded} from=${found} what=${what}>${({ items, next_cursor: cursor }) => html`${children(items, found.reload)}
+    ${cursor && html`<div class="body"><${Button} onClick=${readMore}>Show more<//></div>`}`}<//>`;
 }
 
 /** A button that asks once more before it acts. */
 export function Confirmed({ label, question, act, kind = "small danger" }) {
   const [asks, setAsks] = useState(false);
+  const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
   const go = async () => {
+    setBusy(true);
+    setError(null);
     try {
       await act();
       setAsks(false);
     } catch (problem) {
       setError(problem.message);
     }
+    setBusy(false);
   };
   if (!asks) return html`<${Button} kind=${kind} onClick=${() => setAsks(true)}>${label}<//>`;
   return html`<span class="inline" role="group" aria-label=${question}>${question}
-    <${Button} kind=${kind} onClick=${go}>${label}<//><${Button} kind="small" onClick=${() => setAsks(false)}>Keep<//>
+    <${Button} kind=${kind} busy=${busy} onClick=${go}>${label}<//><${Button} kind="small" onClick=${() => (setAsks(false), setError(null))}>Keep<//>
     ${error && html`<span class="bad-text small" role="alert">${error}</span>`}</span>`;
+}
+
+/** A button that acts at once, and says so if that did not work. */
+export function Act({ label, act, kind = "" }) {
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState(null);
+  const go = async () => {
+    setBusy(true);
+    await act().then(() => setError(null), setError);
+    setBusy(false);
+  };
+  return html`<${Button} kind=${kind} busy=${busy} onClick=${go}>${label}<//>${error && html`<${Failure} error=${error} />`}`;
 }
 
 /** A form whose `send` gets its fields by name; errors of the API are shown with their fields. */
