@@ -105,6 +105,29 @@ async def test_other_pages_drop_no_change_of_a_graph(console: Console) -> None:
     await expect(page.get_by_text("Not saved")).to_be_hidden()
 
 
+async def test_what_is_stored_after_its_page_was_left_is_not_kept(console: Console) -> None:
+    page = await _changed(console)
+    held = await hold(page, "**/v1/agents/clerk", "PUT")
+    await page.get_by_role("button", name="Store it").click()
+    await page.get_by_role("navigation").get_by_role("link", name="Agents").click()
+    await expect(page.get_by_role("link", name="clerk")).to_be_visible()
+    await held.let_go()
+    await page.get_by_role("link", name="clerk").click()
+    await expect(page.get_by_text("Version 2")).to_be_visible()
+    await expect(page.get_by_role("button", name="Undo all")).to_be_hidden()
+
+    await opened(console)
+    await connect(page, "first", "third")
+    held = await hold(page, "**/v1/graphs/chain", "PUT")
+    await page.get_by_role("button", name="Save version 2").click()
+    await page.get_by_role("navigation").get_by_role("link", name="Graphs").click()
+    await expect(page.get_by_role("heading", name="Graphs")).to_be_visible()
+    await held.let_go()
+    await page.get_by_role("link", name="chain").click()
+    await expect(page.get_by_text("Version 2, stored")).to_be_visible()
+    await expect(page.get_by_text("Not saved")).to_be_hidden()
+
+
 async def test_seconds_that_are_typed_stay_when_the_graph_is_drawn_again(
     console: Console,
 ) -> None:

@@ -72,6 +72,7 @@ function One({ stored, query }) {
   const path = `/v1/agents/${agent.name}`;
   const save = async (content) => {
     const now = await call("PUT", path, content, { headers: { "If-Match": `"${agent.version}"` } });
+    if (unsaved(place)?.draft === content) keep(place, null); // also if the page was left
     setBase(null);
     setAgent(now);
     return contentOf(now, schema);

@@ -59,8 +59,9 @@ function One({ name, query }) {
 /** The page of one graph, with the drafts since it was last stored: the last one is shown. */
 function Workshop({ graph, agents, query, reload }) {
   const { name } = graph;
-  const [base, setBase] = useState(unsaved(`graphs/${name}`)?.base ?? graph);
-  const [drafts, setDrafts] = useState(unsaved(`graphs/${name}`)?.drafts ?? []);
+  const place = `graphs/${name}`;
+  const [base, setBase] = useState(unsaved(place)?.base ?? graph);
+  const [drafts, setDrafts] = useState(unsaved(place)?.drafts ?? []);
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
   const [removes, setRemoves] = useState(false);
@@ -69,7 +70,7 @@ function Workshop({ graph, agents, query, reload }) {
   const isChanged = differences.length > 0;
   const tab = query.tab ?? "edit";
   const show = (next) => go(["graphs", name], { tab: next === "edit" ? "" : next }, { replace: true });
-  useEffect(() => keep(`graphs/${name}`, isChanged ? { base, drafts } : null), [base, drafts]);
+  useEffect(() => keep(place, isChanged ? { base, drafts } : null), [base, drafts]);
   const undo = () => setDrafts((old) => old.slice(0, -1));
   useEffect(() => {
     const onKeyDown = (event) => {
@@ -90,6 +91,7 @@ function Workshop({ graph, agents, query, reload }) {
     setError(null);
     try {
       setBase(await call("PUT", `/v1/graphs/${name}`, draft, { headers: { "If-Match": `"${base.version}"` } }));
+      if (unsaved(place)?.drafts.at(-1) === draft) keep(place, null); // also if the page was left
       // What was changed or undone meanwhile stays.
       setDrafts((now) => (now.includes(draft) ? now.slice(now.indexOf(draft) + 1) : [now.at(-1) ?? draftOf(base)]));
       reload();
