@@ -10,8 +10,9 @@ from tests.api.test_episodes import remember
 from tests.console.conftest import Console
 from tests.console.held import drawn, hold
 from tests.console.test_compare import ended
-from tests.fake_model import calls, gated, text
+from tests.fake_model import calls, gated, gated_within, text
 from tests.flows.test_interrupts import CALCULATOR
+from tests.waiting import until
 
 
 async def test_a_slow_answer_is_shown_though_it_is_asked_for_every_two_seconds(
@@ -209,6 +210,49 @@ async def test_a_filter_that_is_typed_stays_when_the_page_is_drawn_again(
     await expect(page.get_by_label("User")).to_have_value("ada")
     await page.get_by_label("User").press("Enter")
     await expect(page).to_have_url(f"{console.address}#/memory?user=ada")
+
+
+async def test_live_text_goes_on_once_after_a_lost_connection(console: Console) -> None:
+    go_on = asyncio.Event()
+    console.model.script(gated_within(go_on, text("Hello from the middle of it."), events=3))
+    opened: list[WebSocketRoute] = []
+
+    def between(socket: WebSocketRoute) -> None:
+        opened.append(socket)
+        socket.connect_to_server()
+
+    await console.page.route_web_socket("**/ws?*", between)
+    await console.define()
+    page = await console.open("chat?agent=clerk&session=broken")
+    await page.get_by_label("Message").fill("I am Ada.")
+    await page.keyboard.press("Enter")
+    live = page.locator("[aria-busy=true] pre")
+    await expect(live).to_contain_text("Hello")
+    before = await live.inner_text()
+    await opened[0].close(code=1001)
+    await until(lambda: len(opened), lambda number: number == 2)
+    await drawn(page)
+    await expect(live).to_have_text(before)
+    go_on.set()
+    await expect(page.get_by_text("Hello from the middle of it.")).to_have_count(1)
+    await expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    await expect(page.get_by_text("Hello from the middle of it.")).to_have_count(1)
+
+
+async def test_the_late_answer_of_one_run_is_not_shown_on_another(console: Console) -> None:
+    console.model.script(text("It is red."), text("It is blue."))
+    first = await ended(console, await console.run())
+    again = {"agent": "clerk", "input": "And now?"}
+    answer = await console.server.client.post("/v1/runs", json=again)
+    second = await ended(console, answer.json()["id"])
+    held = await hold(console.page, f"**/v1/runs/{first}")
+    page = await console.open(f"runs/{first}")
+    await expect(page.get_by_text("Loading the run")).to_be_visible()
+    await console.open(f"runs/{second}")
+    await expect(page.get_by_text("It is blue.").last).to_be_visible()
+    await held.let_go()
+    await expect(page.get_by_text("And now?").last).to_be_visible()
+    await expect(page.get_by_text("It is red.")).to_have_count(0)
 
 
 async def _synthetic(page: Page, run_id: str, *events: tuple[str, str, dict[str, Any]]) -> None:
