@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from playwright.async_api import Route, WebSocketRoute, expect
+from playwright.async_api import Page, Route, WebSocketRoute, expect
 
 from tests.console.accessibility import is_installed, violations
 from tests.console.conftest import Console
@@ -152,11 +152,7 @@ async def test_a_conversation_goes_on_over_runs_and_decisions(console: Console) 
         text("Hello Ada."), calls(("calculator", {"expression": "9+9"})), text("It is 18.")
     )
     await console.define(CALCULATOR)
-    page = await console.open("chat")
-    await page.get_by_label("Agent").select_option("clerk")
-    await page.get_by_role("button", name="Start").click()
-    await page.get_by_label("Message").fill("I am Ada.")
-    await page.keyboard.press("Enter")
+    page = await _begin(console, "I am Ada.")
     await expect(page.get_by_text("Hello Ada.")).to_be_visible()
     await expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     await page.get_by_label("Message").fill("What is 9+9?")
@@ -184,11 +180,7 @@ async def test_an_answer_is_shown_though_the_page_learnt_late_of_the_session(
         await route.continue_()
 
     await console.page.route("**/v1/runs?session_id=*", late)
-    page = await console.open("chat")
-    await page.get_by_label("Agent").select_option("clerk")
-    await page.get_by_role("button", name="Start").click()
-    await page.get_by_label("Message").fill("I am Ada.")
-    await page.keyboard.press("Enter")
+    page = await _begin(console, "I am Ada.")
     await console.model.received()
     sent.set()
     await expect(page.locator(".said.user time")).to_be_visible()  # read from the session
@@ -204,17 +196,13 @@ async def test_a_message_may_be_sent_while_the_last_answer_is_read_again(
     go_on, read = asyncio.Event(), asyncio.Event()
     console.model.script(text("Hello Ada."), gated(go_on, text("Once more, hello.")))
     await console.define()
-    page = await console.open("chat")
-    await page.get_by_label("Agent").select_option("clerk")
-    await page.get_by_role("button", name="Start").click()
 
     async def late(route: Route) -> None:
         await read.wait()
         await route.continue_()
 
-    await page.route("**/messages?*", late)
-    await page.get_by_label("Message").fill("I am Ada.")
-    await page.keyboard.press("Enter")
+    await console.page.route("**/messages?*", late)
+    page = await _begin(console, "I am Ada.")
     await expect(page.get_by_text("Hello Ada.")).to_be_visible()
     await expect(page.locator(".head").get_by_text("completed")).to_be_visible()
     await page.get_by_label("Message").fill("Again.")
@@ -235,11 +223,7 @@ async def test_a_page_that_is_opened_in_the_middle_shows_the_text_that_comes(
     go_on = asyncio.Event()
     console.model.script(gated_within(go_on, text("Hello from the middle of it."), events=3))
     await console.define()
-    page = await console.open("chat")
-    await page.get_by_label("Agent").select_option("clerk")
-    await page.get_by_role("button", name="Start").click()
-    await page.get_by_label("Message").fill("I am Ada.")
-    await page.keyboard.press("Enter")
+    page = await _begin(console, "I am Ada.")
     await console.model.received()
     await page.reload()
     await expect(page.get_by_text("I am Ada.")).to_have_count(1)
@@ -255,11 +239,7 @@ async def test_a_message_reaches_a_run_under_way(console: Console) -> None:
     go_on = asyncio.Event()
     console.model.script(gated(go_on, text("A red one.")), text("A blue one."))
     await console.define()
-    page = await console.open("chat")
-    await page.get_by_label("Agent").select_option("clerk")
-    await page.get_by_role("button", name="Start").click()
-    await page.get_by_label("Message").fill("Find a lamp.")
-    await page.keyboard.press("Enter")
+    page = await _begin(console, "Find a lamp.")
     await expect(page.get_by_role("button", name="Stop")).to_be_visible()
     await console.model.received()  # else its first call has the next message
     await page.get_by_label("Message").fill("Blue, please.")
@@ -318,6 +298,16 @@ async def test_no_page_has_a_violation_of_accessibility(console: Console) -> Non
     for name in ("Graph", "What flowed", "Events"):
         await page.get_by_role("tab", name=name).click()
         assert await violations(page) == [], name
+
+
+async def _begin(console: Console, question: str) -> Page:
+    """Begin a conversation with the clerk."""
+    page = await console.open("chat")
+    await page.get_by_label("Agent").select_option("clerk")
+    await page.get_by_role("button", name="Start").click()
+    await page.get_by_label("Message").fill(question)
+    await page.keyboard.press("Enter")
+    return page
 
 
 async def _status(console: Console, run_id: str) -> str:
