@@ -250,7 +250,7 @@ BEGIN
     v_of := (SELECT ('''=' || v_tenant || '''')::tsquery FROM pg_class
              WHERE oid = 'episode_search'::regclass
                AND (reltuples <= 0 OR v_rows < reltuples / 2));
-    -- A word that thousands have finds nothing that the vectors missed.
+    -- If the vectors found enough, a word that thousands have only ranks: to find would read them.
     FOREACH v_any IN ARRAY CASE WHEN cardinality(v_near) >= p_most AND v_rare_rows > 3000 THEN '{}'
         ELSE array_remove(ARRAY[v_rare, v_known], NULL) END
     LOOP

@@ -1,8 +1,8 @@
 -- What the planner knows of the tables.
 
--- Nothing of tenants: it would expect one row of each that came after the last ANALYZE, and read
--- all of its rows once for each row of a join. Without, it expects a two-hundredth of a table.
--- The search for episodes asks for these estimates, and finds its rows by key.
+-- Nothing of tenants: it would expect one row of a tenant that came after the last ANALYZE, and
+-- read all of them for each row of a join. Now it expects a two-hundredth of a table. Two tables
+-- keep these statistics: the search for episodes asks for estimates of them.
 DO $$
 DECLARE
     v_table text;
