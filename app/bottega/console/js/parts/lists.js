@@ -14,12 +14,13 @@ const LIMIT = 50;
  */
 export function Pages({ path, what, everyMs = 0, children }) {
   const paged = `${path}${path.includes("?") ? "&" : "?"}limit=${LIMIT}`;
-  const wanted = useRef(1);
+  const wanted = useRef({ paged, pages: 1 });
+  if (wanted.current.paged !== paged) wanted.current = { paged, pages: 1 };
   const readAll = async () => {
     const first = await get(paged);
     const items = [...first.items];
     let cursor = first.next_cursor;
-    for (let number = 1; cursor && number < wanted.current; number++) {
+    for (let number = 1; cursor && number < wanted.current.pages; number++) {
       const page = await get(`${paged}&cursor=${encodeURIComponent(cursor)}`);
       items.push(...page.items);
       cursor = page.next_cursor;
@@ -28,7 +29,7 @@ export function Pages({ path, what, everyMs = 0, children }) {
   };
   const found = useData(paged, { everyMs, from: readAll });
   const readMore = () => {
-    wanted.current += 1;
+    wanted.current.pages += 1;
     found.reload();
   };
   return html`<${Loaded} from=${found} what=${what}>${({ items, next_cursor: cursor }) => html`${children(items, found.reload)}
