@@ -1,6 +1,7 @@
 """Number of a process's connections to the database, at rest and busy."""
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 import asyncpg
@@ -9,6 +10,7 @@ import pytest
 from bottega import container
 from bottega.container import open_service
 from bottega.db.base import DEFAULT_TENANT
+from bottega.db.driver import ShrinkingPool
 from bottega.db.engine import Database, open_database
 from bottega.settings import Settings
 from tests.fake_model import FakeModel
@@ -17,6 +19,7 @@ from tests.team import define, start
 from tests.waiting import until
 
 AT_REST = 6
+"""Most connections of any process at rest, and of a worker at all times."""
 _COUNT = """
 SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name = 'bottega'
@@ -29,23 +32,27 @@ def quick_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(container, "open_database", partial(open_database, idle_s=0.5))
 
 
-async def use_all(database: Database) -> None:
-    """Use every connection of both pools at the same time."""
-    size = database.pool.get_max_size()
-    together = asyncio.Barrier(2 * size)
+async def use_all(database: Database, owner: asyncpg.Pool) -> int:
+    """Use every connection of both pools at the same time; return the number of the process."""
+    engine_pool = database.engine.sync_engine.pool
+    assert isinstance(engine_pool, ShrinkingPool)
+    of_pool, of_engine = database.pool.get_max_size(), engine_pool.size()
+    together, counted = asyncio.Barrier(of_pool + of_engine + 1), asyncio.Event()
 
-    async def in_pool() -> None:
-        async with database.pool.acquire():
+    async def use(connection: AbstractAsyncContextManager[object]) -> None:
+        async with connection:
             await together.wait()
-
-    async def in_engine() -> None:
-        async with database.engine.connect():
-            await together.wait()
+            await counted.wait()
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(size):
-            group.create_task(in_pool())
-            group.create_task(in_engine())
+        for _ in range(of_pool):
+            group.create_task(use(database.pool.acquire()))
+        for _ in range(of_engine):
+            group.create_task(use(database.engine.connect()))
+        await together.wait()
+        most: int = await owner.fetchval(_COUNT)
+        counted.set()
+    return most
 
 
 async def at_rest(owner: asyncpg.Pool) -> int:
@@ -58,8 +65,7 @@ async def test_connections_that_are_not_needed_are_closed(
     database_url: str, owner: asyncpg.Pool
 ) -> None:
     async with open_database(database_url, pool_size=5, idle_s=0.2) as database:
-        await use_all(database)
-        assert await owner.fetchval(_COUNT) == 10
+        assert await use_all(database, owner) == 10
         await until(lambda: owner.fetchval(_COUNT), lambda count: count <= 1)
         async with database.begin(DEFAULT_TENANT) as tx:  # and opened again
             assert (await tx.exec_driver_sql("SELECT 1")).scalar() == 1
@@ -85,7 +91,7 @@ async def test_a_process_at_rest_has_few_connections(
     configured = settings.model_copy(update={"openai_base_url": model.base_url})
     async with running(configured, database_url, worker=worker) as server:
         await at_rest(owner)
-        await use_all(server.service.database)
+        await use_all(server.service.database, owner)
         await at_rest(owner)
 
 
@@ -97,9 +103,10 @@ async def test_a_busy_worker_has_few_connections(
         await define(server.client)
         ids = [await start(server.client) for _ in range(20)]
     most = 0
-    async with open_service(configured, database_url, api=False, worker=True):
+    async with open_service(configured, database_url, api=False, worker=True) as service:
         while await owner.fetchval(_UNFINISHED):
             most = max(most, await owner.fetchval(_COUNT))
         assert await owner.fetchval("SELECT count(*) FROM runs") == len(ids)
+        assert await use_all(service.database, owner) <= AT_REST
         await at_rest(owner)
     assert most <= AT_REST

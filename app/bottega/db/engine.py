@@ -206,6 +206,7 @@ async def open_database(
     *,
     pooler: str | None = None,
     pool_size: int = 10,
+    engine_size: int | None = None,
     idle_s: float = _IDLE_S,
     patience_s: float = 10.0,
     limits: Mapping[str, int | None] | None = None,
@@ -218,7 +219,8 @@ async def open_database(
     Args:
         url: of the server itself.
         pooler: URL of a pooler before it, which engine and pool use; see :class:`PooledSession`.
-        pool_size: most connections of each.
+        pool_size: most connections of the pool.
+        engine_size: most connections of the engine; by default as many. A tenant may use half.
         idle_s: seconds after which connections that were not needed are closed.
         silence: time limits for a silent server.
 
@@ -238,7 +240,8 @@ async def open_database(
 
     if pooler is not None:
         await check_same(url, address)
-    engine = _engine(partial(connected, LONGEST_STATEMENT_S), pool_size, patience_s, pooler)
+    of_engine = pool_size if engine_size is None else engine_size
+    engine = _engine(partial(connected, LONGEST_STATEMENT_S), of_engine, patience_s, pooler)
     closing = asyncio.ensure_future(_close_idle(engine, idle_s))
     try:
         async with asyncpg.create_pool(
@@ -250,7 +253,7 @@ async def open_database(
             connection_class=ListenSession,
         ) as pool:
             trust.pool = pool
-            each = max(1, pool_size // 2)
+            each = max(1, of_engine // 2)
             metrics.refreshers[engine] = partial(count_connections, engine, pool)
             yield Database(url, limits, engine, pool, each, patience_s, trust)
     finally:
