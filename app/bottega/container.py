@@ -41,11 +41,6 @@ GC_THRESHOLD = (50_000, 20, 20)
 with hardly any cycles, and collections took a third of the CPU."""
 SWITCH_INTERVAL_S = 0.0005  # a computing thread delays the event loop by this; the default is 5 ms
 
-_API_CONNECTIONS = {"engine_size": 4, "pool_size": 4}
-_WORKER_CONNECTIONS = {"engine_size": 1, "pool_size": 3}
-"""At most, beside one that listens and a worker's lease: 32 workers fit into 200 connections."""
-_ALL_CONNECTIONS = {"engine_size": 4, "pool_size": 7}
-
 if TYPE_CHECKING:
     from bottega.execution.async_tasks import SubagentRuntime
     from bottega.execution.build_agents import AgentDependencies
@@ -110,10 +105,9 @@ async def open_service(
     """
     descriptors = raise_limit()
     descriptors.note(settings.max_connections)
-    sizes = _ALL_CONNECTIONS if api and worker else _API_CONNECTIONS if api else _WORKER_CONNECTIONS
-    pooler, limits = settings.pooler_url, settings.run_limits
+    sizes = {"pool_size": 4 * api + 3 * worker, "engine_size": 4 if api else 1}  # and two more
     async with open_database(
-        url, pooler=pooler, limits=limits, silence=silence, **sizes
+        url, pooler=settings.pooler_url, limits=settings.run_limits, silence=silence, **sizes
     ) as database:
         await require_current(database.pool)
         listener = NotifyListener(database.connect)

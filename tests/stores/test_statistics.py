@@ -158,6 +158,27 @@ async def test_links_and_live_text_read_no_other_runs(
     assert await read(acting, "runs") <= 200
 
 
+async def test_live_text_of_ended_calls_is_found_by_run(
+    database: Database, owner: asyncpg.Pool, acting: asyncpg.Connection
+) -> None:
+    """Analysed while one run had text, as happens with few runs at night."""
+    runs = [(await claimed(database, DEFAULT_TENANT)).run_id for _ in range(20)]
+    write = (
+        "INSERT INTO live_text (tenant_id, run_id, call, attempt, at, text) SELECT $1, id, 1, 1, "
+        "0, 'x' FROM unnest($2::uuid[]) AS id CROSS JOIN generate_series(1, 50)"
+    )
+    await owner.execute(write, DEFAULT_TENANT, runs[:1] * 10)
+    await owner.execute("ANALYZE live_text")
+    await owner.execute(write, DEFAULT_TENANT, runs[1:])
+    calls = len(runs) - 1
+    await acting.execute(
+        "SELECT clear_live_text($1, $2, $3, $4, $4, $5)",
+        *([DEFAULT_TENANT] * calls, runs[1:], [None] * calls, [1] * calls, [None] * calls),
+    )
+    assert await acting.fetchval("SELECT count(*) FROM live_text") == 500
+    assert await read(acting, "live_text") <= 500 + 3 * 50 * calls
+
+
 async def test_ageing_compares_no_episode_with_all(
     owner: asyncpg.Pool, acting: asyncpg.Connection
 ) -> None:

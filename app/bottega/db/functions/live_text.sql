@@ -27,23 +27,23 @@ END $$;
 CREATE OR REPLACE FUNCTION clear_live_text(
     p_tenants uuid[], p_runs uuid[], p_tasks uuid[], p_calls integer[], p_attempts integer[],
     p_tools text[]
-) RETURNS void LANGUAGE plpgsql AS $$
+) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_tenant uuid;
 BEGIN
     FOR v_tenant IN SELECT DISTINCT unnest(p_tenants) LOOP
         PERFORM set_config('bottega.tenant', v_tenant::text, true);
+        -- Looked up one by one: statistics of a moment with few runs make a join read all rows.
         DELETE FROM live_text AS l
-        USING (
-            SELECT o.run_id, o.id FROM unnest(
-                    p_tenants, p_runs, p_tasks, p_calls, p_attempts, p_tools)
-                AS d(tenant_id, run_id, task_id, call, attempt, tool_call_id)
-            JOIN live_text o ON o.tenant_id = v_tenant AND o.run_id = d.run_id
+        USING unnest(p_tenants, p_runs, p_tasks, p_calls, p_attempts, p_tools)
+            AS d(tenant_id, run_id, task_id, call, attempt, tool_call_id)
+        CROSS JOIN LATERAL (
+            SELECT o.ctid AS row FROM live_text o
+            WHERE o.tenant_id = v_tenant AND o.run_id = d.run_id
               AND o.task_id IS NOT DISTINCT FROM d.task_id AND o.call = d.call
-              AND o.attempt = d.attempt
-              AND o.tool_call_id IS NOT DISTINCT FROM d.tool_call_id
-            WHERE d.tenant_id = v_tenant FOR UPDATE OF o SKIP LOCKED) AS gone
-        WHERE l.tenant_id = v_tenant AND l.run_id = gone.run_id AND l.id = gone.id;
+              AND o.attempt = d.attempt AND o.tool_call_id IS NOT DISTINCT FROM d.tool_call_id
+            OFFSET 0 FOR UPDATE SKIP LOCKED) AS gone
+        WHERE d.tenant_id = v_tenant AND l.ctid = gone.row;
     END LOOP;
 END $$;
 
