@@ -9,15 +9,18 @@ import asyncpg
 from sqlalchemy import (
     ColumnElement,
     Select,
+    Table,
     Text,
     cast,
     func,
     literal_column,
     or_,
     select,
+    text,
     tuple_,
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql.selectable import LateralFromClause
 
 T = TypeVar("T")
 Query = TypeVar("Query", bound=Select[Any])
@@ -29,6 +32,8 @@ _ROW_BYTES = 1000
 MOST_SKEW = timedelta(hours=1)
 """Most by which a row's id is younger than its ``created_at``."""
 _MEASURES = ("page_rows", "page_row", "page_bytes")
+# The planner expects few rows of a tenant: it would read and sort all of them for each page.
+_BY_INDEX = "SELECT set_config('enable_sort', 'off', true)"
 
 
 class PageItems(list[T]):
@@ -58,10 +63,26 @@ def paged(query: Query, *columns: ColumnElement[Any], after: Any, descending: bo
     return query.order_by(*(each.desc() if descending else each for each in columns))
 
 
+def beside(table: Table, which: ColumnElement[bool], *columns: str) -> LateralFromClause:
+    """Return some columns of a table's rows for each row of a query, to be joined to it.
+
+    A plain join may compare all of the tenant's rows with each other.
+    """
+    own = select(*(table.c[name] for name in columns)).where(which).correlate_except(table)
+    return own.offset(literal_column("0")).lateral(f"of_{table.name}")
+
+
 async def fetch_page(
-    connection: AsyncConnection, query: Select[Any], limit: int
+    connection: AsyncConnection, query: Select[Any], limit: int, *, by_index: bool = True
 ) -> PageItems[dict[str, Any]]:
-    """Fetch the first rows of an ordered query: at most ``limit``, and at most a page's bytes."""
+    """Fetch the first rows of an ordered query: at most ``limit``, and at most a page's bytes.
+
+    Args:
+        by_index: read them in the order of an index, for the rest of the transaction, so that each
+            page costs the same. False: few rows meet the query's conditions; they are sorted.
+    """
+    if by_index:
+        await connection.execute(text(_BY_INDEX))
     page = query.limit(limit + 1).subquery("page")
     size = func.octet_length(cast(literal_column("page"), Text)) + _ROW_BYTES
     measured = select(

@@ -30,7 +30,7 @@ async def page(
     if session_id is not None:
         query = query.where(files.c.session_id == session_id)
     query = paged(query, files.c.id, after=after, descending=descending)
-    return await fetch_page(connection, query, limit)
+    return await fetch_page(connection, query, limit, by_index=session_id is None)
 
 
 async def touch(connection: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID]) -> None:

@@ -4,18 +4,20 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import and_, case, func, select
+from sqlalchemy import and_, case, func, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.pages import PageItems, fetch_page, paged
+from bottega.db.pages import PageItems, beside, fetch_page, paged
 from bottega.db.tables import runs, webhooks
 from bottega.events.types import EventType
 
 Place = tuple[UUID, int]
 """Run and ``seq`` of a delivery, by which they are listed: runs by age."""
 
+_same_run = and_(runs.c.tenant_id == webhooks.c.tenant_id, runs.c.id == webhooks.c.run_id)
+_run = beside(runs, _same_run, "status")
 _event = case(
-    (webhooks.c.seq > 0, EventType.RUN_WAITING.value), else_=func.concat("run.", runs.c.status)
+    (webhooks.c.seq > 0, EventType.RUN_WAITING.value), else_=func.concat("run.", _run.c.status)
 )
 
 
@@ -42,9 +44,10 @@ async def page(
             func.split_part(own.url, "?", 1).label("url"),
             *(own[name] for name in ("status", "tries", "answer", "error", "next_at", "ended_at")),
         )
-        .join(runs, and_(runs.c.tenant_id == own.tenant_id, runs.c.id == own.run_id))
+        .join(_run, true())
         .where(own.tenant_id == tenant_id)
         .where(*(own[name] == value for name, value in filters.items() if value is not None))
     )
     query = paged(query, own.run_id, own.seq, after=after, descending=descending)
-    return await fetch_page(tx, query, limit)
+    few = filters.get("status") == "pending"  # their index has another order
+    return await fetch_page(tx, query, limit, by_index=not few)

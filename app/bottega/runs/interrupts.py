@@ -9,10 +9,11 @@ from typing import Any
 from uuid import UUID
 
 from pydantic_core import to_json
-from sqlalchemy import and_, select, text
+from sqlalchemy import and_, select, text, true
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
-from bottega.db.pages import PageItems, fetch_page, paged
+from bottega.db.pages import PageItems, beside, fetch_page, paged
 from bottega.db.tables import interrupts, runs
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.json_schema.arguments import argument_schema
@@ -21,6 +22,8 @@ from bottega.tenants import audit
 
 Place = tuple[datetime, UUID]
 """Time and id of an interrupt, by which they are listed."""
+_OF_FEW = ("run_id", "session_id")
+"""Filters that have an index, of another order."""
 
 _RESOLVE = text(
     "SELECT resolve_interrupt(:tenant, :id, 'resolved', CAST(:said AS jsonb), CAST(:by AS jsonb))"
@@ -32,9 +35,12 @@ _FIELDS = {
     "client_tool": frozenset(("result", "error")),
 }
 _now = interrupts.c
-_SHOWN = select(interrupts, runs.c.session_id).join(
-    runs, and_(runs.c.tenant_id == _now.tenant_id, runs.c.id == _now.run_id)
-)
+_OF_RUN = ("agent", "graph", "principal", "user_id", "last_seq")
+_same_run = and_(runs.c.tenant_id == _now.tenant_id, runs.c.id == _now.run_id)
+_run = beside(runs, _same_run, "session_id", *_OF_RUN)
+_SHOWN = select(interrupts, _run.c.session_id).join(_run, true())
+_of_session = beside(interrupts, _same_run, *_now.keys())
+_SHOWN_OF_SESSION = select(_of_session, runs.c.session_id).join_from(runs, _of_session, true())
 
 
 async def page(
@@ -47,13 +53,17 @@ async def page(
     limit: int,
 ) -> PageItems[dict[str, Any]]:
     """List a page of interrupts by time; ``filters`` are values by column, ``None``: any."""
+    wanted = {name: value for name, value in filters.items() if value is not None}
+    few = wanted.get("status") == "pending" or not wanted.keys().isdisjoint(_OF_FEW)
+    session = wanted.pop("session_id", None)
+    shown: ReadOnlyColumnCollection[str, Any] = _now if session is None else _of_session.c
     query = _SHOWN.where(_now.tenant_id == tenant_id)
-    for name, wanted in filters.items():
-        if wanted is not None:
-            column = runs.c.session_id if name == "session_id" else _now[name]
-            query = query.where(column == wanted)
-    query = paged(query, _now.created_at, _now.id, after=after, descending=descending)
-    return await fetch_page(tx, query, limit)
+    if session is not None:
+        own = runs.c.tenant_id == tenant_id, runs.c.session_id == session
+        query = _SHOWN_OF_SESSION.where(*own)
+    query = query.where(*(shown[name] == value for name, value in wanted.items()))
+    query = paged(query, shown.created_at, shown.id, after=after, descending=descending)
+    return await fetch_page(tx, query, limit, by_index=not few)
 
 
 async def get(tx: AsyncConnection, tenant_id: UUID, interrupt_id: UUID) -> dict[str, Any]:
@@ -78,10 +88,9 @@ async def of_client(
         ``id``, ``run_id``, and of the run ``agent``, ``graph``, ``principal``, ``user_id`` and
         ``last_seq``.
     """
-    of_run = [runs.c[name] for name in ("agent", "graph", "principal", "user_id", "last_seq")]
     query = (
-        select(_now.id, _now.run_id, *of_run)
-        .join(runs, and_(runs.c.tenant_id == _now.tenant_id, runs.c.id == _now.run_id))
+        select(_now.id, _now.run_id, *(_run.c[name] for name in _OF_RUN))
+        .join(_run, true())
         .where(
             _now.tenant_id == tenant_id,
             _now.id.in_(ids),

@@ -27,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.pages import MOST_SKEW, PageItems, fetch_page, first_id, paged
+from bottega.db.pages import MOST_SKEW, PageItems, beside, fetch_page, first_id, paged
 from bottega.db.tables import (
     episode_feedback,
     run_checks,
@@ -58,26 +58,25 @@ _BLOCKED_BY = func.blocked_by(
 
 def _runs(*but: str) -> Select[Any]:
     """Select runs with what other tables have of them, without the columns ``but``."""
+    ends = beside(webhooks, _of_run(webhooks) & (webhooks.c.seq == 0), *_OF_WEBHOOK)
+    learning = beside(run_learning, _of_run(run_learning), "status")
+    feedback = beside(episode_feedback, _of_run(episode_feedback), "outcome")
+    checks = beside(run_checks, _of_run(run_checks), *outcomes.OF_CHECK)
     return (
         select(
             *(column for column in runs.c if column.name not in but),
-            *(webhooks.c[name].label(f"webhook_{name}") for name in _OF_WEBHOOK),
-            run_learning.c.status.label("learning"),
-            episode_feedback.c.outcome.label("feedback_outcome"),
-            *(run_checks.c[name].label(f"check_{name}") for name in outcomes.OF_CHECK),
+            *(ends.c[name].label(f"webhook_{name}") for name in _OF_WEBHOOK),
+            learning.c.status.label("learning"),
+            feedback.c.outcome.label("feedback_outcome"),
+            *(checks.c[name].label(f"check_{name}") for name in outcomes.OF_CHECK),
             case((runs.c.queued_at.is_(None) & (runs.c.status == "queued"), _BLOCKED_BY)).label(
                 "blocked_by"
             ),
         )
-        .join_from(
-            runs,
-            webhooks,
-            and_(_of_run(webhooks), webhooks.c.seq == 0),
-            isouter=True,
-        )
-        .outerjoin(run_learning, _of_run(run_learning))
-        .outerjoin(episode_feedback, _of_run(episode_feedback))
-        .outerjoin(run_checks, _of_run(run_checks))
+        .join_from(runs, ends, true(), isouter=True)
+        .outerjoin(learning, true())
+        .outerjoin(feedback, true())
+        .outerjoin(checks, true())
     )
 
 

@@ -1,0 +1,89 @@
+"""Rows that a page of a list reads: as many in the middle of a long list as at its ends."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.driver import driver_of
+from bottega.db.engine import Database
+from bottega.db.pages import PageItems
+from bottega.files import rows as files
+from bottega.runs import deliveries, interrupts, read, sessions
+from bottega.tenants import audit
+from tests.many import fill, rows_read
+
+_MANY = 3000
+_PAGE = 20
+
+Read = Callable[..., Awaitable[PageItems[Any]]]
+
+
+async def _runs(tx: AsyncConnection, tenant: UUID, **more: Any) -> PageItems[Any]:
+    return await read.page(tx, tenant, read.RunFilter(), full=False, **more)
+
+
+_LISTS: dict[str, tuple[Read, str, dict[str, Any]]] = {
+    "runs": (_runs, "id FROM runs", {}),
+    "interrupts": (interrupts.page, "created_at, id FROM interrupts", {"filters": {}}),
+    "deliveries": (deliveries.page, "run_id, seq FROM webhooks", {"filters": {}}),
+    "audit": (audit.page, "id FROM audit_log", {}),
+    "files": (files.page, "id FROM files", {"session_id": None}),
+    "sessions": (sessions.page, "id FROM sessions", {"user": None, "metadata": ()}),
+}
+
+
+@pytest.fixture
+async def long_lists(owner: asyncpg.Pool) -> None:
+    await fill(owner, DEFAULT_TENANT, _MANY)
+
+
+@pytest.fixture
+async def tx(database: Database, long_lists: None) -> AsyncIterator[AsyncConnection]:
+    async with database.begin(DEFAULT_TENANT) as tx:
+        yield tx
+
+
+async def _read(tx: AsyncConnection) -> int:
+    return await rows_read(await driver_of(tx))
+
+
+@pytest.mark.parametrize("descending", [True, False])
+@pytest.mark.parametrize("name", _LISTS)
+async def test_a_page_in_the_middle_reads_its_own_rows(
+    tx: AsyncConnection, owner: asyncpg.Pool, name: str, descending: bool
+) -> None:
+    page, places, about = _LISTS[name]
+    order = places.partition(" FROM ")[0]
+    rows = await owner.fetch(f"SELECT {places} ORDER BY {order}")
+    for number in (None, _MANY // 2):
+        row = None if number is None else rows[number]
+        after = row if row is None else row[0] if len(row) == 1 else tuple(row)
+        before = await _read(tx)
+        more = {"after": after, "descending": descending, "limit": _PAGE}
+        found = await page(tx, DEFAULT_TENANT, **about, **more)
+        assert len(found) == _PAGE
+        assert found.more
+        assert await _read(tx) - before <= 6 * _PAGE
+
+
+@pytest.mark.parametrize(
+    ("page", "about"),
+    [
+        (interrupts.page, {"filters": {"status": "pending"}}),
+        (interrupts.page, {"filters": {"session_id": "7"}}),
+        (deliveries.page, {"filters": {"status": "pending"}}),
+        (files.page, {"session_id": "7"}),
+        (sessions.page, {"user": "7", "metadata": ()}),
+    ],
+)
+async def test_a_page_of_few_reads_no_others(
+    tx: AsyncConnection, page: Read, about: dict[str, Any]
+) -> None:
+    found = await page(tx, DEFAULT_TENANT, **about, after=None, descending=True, limit=_PAGE)
+    assert len(found) == 1
+    assert await _read(tx) <= 2 * _PAGE
