@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.pages import PageItems, fetch_page, paged
+from bottega.db.pages import MOST_SKEW, PageItems, fetch_page, first_id, paged
 from bottega.db.tables import audit_log
 
 
@@ -57,8 +57,8 @@ async def page(
     if action is not None:
         query = query.where(log.action == action)
     if noted_after is not None:
-        query = query.where(log.at > noted_after)
+        query = query.where(log.at > noted_after, log.id >= first_id(noted_after))
     if noted_before is not None:
-        query = query.where(log.at < noted_before)
+        query = query.where(log.at < noted_before, log.id < first_id(noted_before + MOST_SKEW))
     query = paged(query, log.id, after=after, descending=descending)
     return await fetch_page(connection, query, limit)

@@ -1,0 +1,59 @@
+"""Rows that statements read of a tenant that has many: those that they are about."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from bottega.db.base import DEFAULT_TENANT
+from bottega.db.driver import driver_of
+from bottega.db.engine import Database
+from bottega.tenants import audit
+from tests.many import fill, rows_read
+
+_MANY = 3000
+
+
+@pytest.fixture
+async def acting(database_url: str, owner: asyncpg.Pool) -> Any:
+    """A session of the service, in a transaction of a tenant with many rows of each kind."""
+    await fill(owner, DEFAULT_TENANT, _MANY)
+    connection = await asyncpg.connect(database_url, server_settings={"role": "bottega_app"})
+    async with connection.transaction():
+        query = "SELECT set_config('bottega.tenant', $1, true)"
+        await connection.execute(query, str(DEFAULT_TENANT))
+        yield connection
+    await connection.close()
+
+
+async def test_a_look_for_old_entries_of_the_audit_log_reads_the_first(
+    acting: asyncpg.Connection,
+) -> None:
+    due = "SELECT kind FROM due_retention($1::jsonb, NULL, true)"
+    assert await acting.fetch(due, '{"audit": 1}') == []
+    assert await rows_read(acting, "audit_log") <= 1
+    assert len(await acting.fetch(due, '{"audit": 0.01}')) == 1
+    assert await rows_read(acting, "audit_log") <= 2
+
+
+async def test_old_entries_of_the_audit_log_are_removed_without_a_look_at_the_others(
+    acting: asyncpg.Connection, owner: asyncpg.Pool
+) -> None:
+    before = await owner.fetchval("SELECT at FROM audit_log ORDER BY at LIMIT 1 OFFSET 15")
+    for removed in (10, 5, 0):
+        assert await acting.fetchval("SELECT expire_audit($1, 10, false)", before) == removed
+    assert await rows_read(acting, "audit_log") <= 90
+
+
+async def test_a_part_of_the_audit_log_is_listed_without_the_others(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    await fill(owner, DEFAULT_TENANT, _MANY)
+    now = datetime.now(UTC)
+    parts: tuple[Any, ...] = ({"noted_after": now}, {"noted_before": now - timedelta(days=1)})
+    about: dict[str, Any] = {"after": None, "descending": True, "limit": 10}
+    async with database.begin(DEFAULT_TENANT) as tx:
+        for part in parts:
+            assert not await audit.page(tx, DEFAULT_TENANT, **part, **about)
+        assert await rows_read(await driver_of(tx), "audit_log") == 0
