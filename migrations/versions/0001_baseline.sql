@@ -74,10 +74,15 @@ CREATE TABLE idempotency_keys (
     request_hash bytea NOT NULL,
     answer jsonb NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
+    -- The run, session or episode that it tells of: the answer is removed with it.
+    about text GENERATED ALWAYS AS (
+        coalesce(answer #>> '{body,id}', answer #>> '{body,episode_id}')) STORED,
     CONSTRAINT pk_idempotency_keys PRIMARY KEY (tenant_id, key),
     CONSTRAINT fk_idempotency_keys_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
 CREATE INDEX ix_idempotency_keys_created_at ON idempotency_keys (created_at);
+CREATE INDEX ix_idempotency_keys_about ON idempotency_keys (tenant_id, about)
+    WHERE about IS NOT NULL;
 
 -- Administration, and cancellations of runs. Rows are only added.
 CREATE TABLE audit_log (

@@ -9,7 +9,8 @@ import pytest
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.driver import driver_of
 from bottega.db.engine import Database
-from bottega.tenants import audit
+from bottega.db.tables import runs
+from bottega.tenants import audit, erase
 from tests.many import fill, rows_read
 
 _MANY = 3000
@@ -57,3 +58,16 @@ async def test_a_part_of_the_audit_log_is_listed_without_the_others(
         for part in parts:
             assert not await audit.page(tx, DEFAULT_TENANT, **part, **about)
         assert await rows_read(await driver_of(tx), "audit_log") == 0
+
+
+async def test_an_erased_run_or_episode_is_looked_up_by_key(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    await fill(owner, DEFAULT_TENANT, _MANY)
+    chosen = await owner.fetchval("SELECT id FROM runs WHERE user_id = '9'")
+    async with database.begin(DEFAULT_TENANT) as tx:
+        removed, _ = await erase.erase_runs(tx, DEFAULT_TENANT, runs.c.id == chosen)
+        assert {**removed, "idempotency_keys": 1, "run_learning": 1, "runs": 1} == removed
+        connection = await driver_of(tx)
+        for table in ("idempotency_keys", "run_learning", "episode_state"):
+            assert await rows_read(connection, table) <= 20, table

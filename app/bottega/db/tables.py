@@ -289,7 +289,7 @@ secrets = _table(
 idempotency_keys = _table(
     "idempotency_keys",
     uuid="tenant_id",
-    text="key",
+    text="key about",
     binary="request_hash",
     json="answer",
     time="created_at",

@@ -25,7 +25,6 @@ from sqlalchemy import (
     exists,
     func,
     literal_column,
-    or_,
     select,
     table,
     text,
@@ -312,12 +311,8 @@ async def forget_answers(
 
 def answers_with(tenant_id: UUID, ids: Sequence[UUID | str]) -> ColumnElement[bool]:
     """Return the condition for stored responses that created these objects."""
-    named = [str(each) for each in ids]
-    body = idempotency_keys.c.answer
-    return and_(
-        idempotency_keys.c.tenant_id == tenant_id,
-        or_(body[("body", "id")].astext.in_(named), body[("body", "episode_id")].astext.in_(named)),
-    )
+    kept = idempotency_keys.c
+    return and_(kept.tenant_id == tenant_id, kept.about.in_([str(each) for each in ids]))
 
 
 async def tables_with(tx: AsyncConnection, wanted: ColumnElement[Any]) -> list[TableClause]:

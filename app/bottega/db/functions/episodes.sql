@@ -300,7 +300,9 @@ DECLARE
     v_tenant uuid := current_setting('bottega.tenant')::uuid;
     v_table text;
     v_count integer;
-    v_removed jsonb := '{}';
+    v_removed jsonb;
+    v_runs uuid[] := ARRAY(
+        SELECT run_id FROM episodes WHERE tenant_id = v_tenant AND id = ANY (p_ids));
 BEGIN
     PERFORM hold_episodes(p_ids);
     UPDATE pattern_applications SET episode_id = NULL, features = '{}'
@@ -312,9 +314,13 @@ BEGIN
         SELECT id FROM episodes
         WHERE tenant_id = v_tenant AND id = ANY (p_ids) AND kind = 'consolidated') gone
     HAVING count(*) > 0;
+    DELETE FROM run_learning  -- by its key, which does not name the episode
+    WHERE tenant_id = v_tenant AND run_id = ANY (v_runs) AND episode_id = ANY (p_ids);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    v_removed := jsonb_build_object('run_learning', v_count);
     FOREACH v_table IN ARRAY ARRAY['episode_bodies', 'episode_reflections', 'episode_tags',
         'episode_failures', 'episode_state', 'episode_search', 'episode_vectors', 'episode_work',
-        'pattern_sources', 'run_learning', 'episodes']
+        'pattern_sources', 'episodes']
     LOOP
         EXECUTE format(
             'DELETE FROM %I WHERE tenant_id = $1 AND %I = ANY ($2)', v_table,
