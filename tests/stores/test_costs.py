@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -71,3 +72,17 @@ async def test_an_erased_run_or_episode_is_looked_up_by_key(
         connection = await driver_of(tx)
         for table in ("idempotency_keys", "run_learning", "episode_state"):
             assert await rows_read(connection, table) <= 20, table
+
+
+async def test_files_of_sessions_are_looked_at_once_for_all_unused_ones(
+    acting: asyncpg.Connection, owner: asyncpg.Pool
+) -> None:
+    await owner.execute("UPDATE files SET session_id = NULL WHERE session_id::integer <= 9")
+    page = "SELECT id, used_at FROM unused_files(now(), $1, $2, 3)"
+    place, found = (datetime(2000, 1, 1, tzinfo=UTC), UUID(int=0)), []
+    while rows := await acting.fetch(page, *place):
+        place = rows[-1]["used_at"], rows[-1]["id"]
+        found += rows
+    assert len(found) == 9
+    assert await rows_read(acting, "files") <= 1.1 * _MANY
+    assert await rows_read(acting, "sessions") <= 1.1 * _MANY

@@ -1,7 +1,8 @@
 """Deletion of files that nobody uses any more."""
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import asyncpg
 import structlog
@@ -10,7 +11,8 @@ from bottega.clock import Clock, utcnow
 from bottega.db.engine import acting_as
 
 _AT_ONCE = 500
-_UNUSED = "SELECT tenant_id, id FROM unused_files($1, $2)"
+_START = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
+_UNUSED = "SELECT tenant_id, id, used_at FROM unused_files($1, $2, $3, $4)"
 _DELETE = "DELETE FROM files WHERE tenant_id = $1 AND id = $2 AND used_at < $3"
 """The condition holds for a file that a run begins to use meanwhile, too."""
 
@@ -30,12 +32,13 @@ class FileRetention:
     clock: Clock = utcnow
 
     async def delete_unused(self) -> float:
-        """Delete some unused files; return the seconds until more may be due."""
+        """Delete the unused files, in pages; return the seconds until more may be due."""
         before = self.clock() - self.kept
-        due = await self.pool.fetch(_UNUSED, before, _AT_ONCE)
-        for row in due:
-            async with acting_as(self.pool, row["tenant_id"]) as connection:
-                await connection.execute(_DELETE, row["tenant_id"], row["id"], before)
-        if due:
+        place = _START
+        while due := await self.pool.fetch(_UNUSED, before, *place, _AT_ONCE):
+            for row in due:
+                async with acting_as(self.pool, row["tenant_id"]) as connection:
+                    await connection.execute(_DELETE, row["tenant_id"], row["id"], before)
             log.info("files.expired", count=len(due))
-        return 0.0 if len(due) == _AT_ONCE else float("inf")
+            place = due[-1]["used_at"], due[-1]["id"]
+        return float("inf")

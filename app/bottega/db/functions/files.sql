@@ -66,13 +66,17 @@ CREATE OR REPLACE TRIGGER note_deleted_files AFTER DELETE ON files
 REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION note_deleted_files();
 
 -- Called by workers. Return files of all tenants that no run has used since p_before, and that
--- belong to no session: at most p_most.
+-- belong to no session: at most p_most, by time and id, after a place.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION unused_files(p_before timestamptz, p_most integer)
-RETURNS TABLE (tenant_id uuid, id uuid)
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT f.tenant_id, f.id FROM files f
-    WHERE f.used_at < p_before AND NOT EXISTS (
-        SELECT FROM sessions s WHERE s.tenant_id = f.tenant_id AND s.id = f.session_id)
-    ORDER BY f.used_at LIMIT p_most
+CREATE OR REPLACE FUNCTION unused_files(
+    p_before timestamptz, p_after timestamptz, p_after_id uuid, p_most integer
+) RETURNS TABLE (tenant_id uuid, id uuid, used_at timestamptz)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp
+SET enable_sort = off AS $$
+    SELECT f.tenant_id, f.id, f.used_at FROM files f
+    WHERE f.used_at < p_before AND (f.used_at, f.id) > (p_after, p_after_id)
+      AND (f.session_id IS NULL OR (  -- looked up one by one: a join may read all sessions
+        SELECT s.id FROM sessions s
+        WHERE s.tenant_id = f.tenant_id AND s.id = f.session_id) IS NULL)
+    ORDER BY f.used_at, f.id LIMIT p_most
 $$;
