@@ -72,6 +72,10 @@ _READ = """
 SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_xact_user_tables
 WHERE coalesce(relname = $1, true)
 """
+_PAGES = """
+SELECT sum(hits + coalesce(reads, 0))::bigint FROM pg_stat_get_backend_io(pg_backend_pid())
+WHERE object = 'relation'
+"""
 
 
 async def fill(owner: asyncpg.Pool, tenant: UUID, count: int) -> None:
@@ -88,4 +92,11 @@ async def fill(owner: asyncpg.Pool, tenant: UUID, count: int) -> None:
 async def rows_read(connection: asyncpg.Connection, table: str | None = None) -> int:
     """Return how many rows the connection's transaction has read, of a table or of all."""
     found: int = await connection.fetchval(_READ, table)
+    return found
+
+
+async def pages_read(pool: asyncpg.Pool) -> int:
+    """Return how many pages of tables and indexes the only connection of a pool has read so far."""
+    await pool.execute("SELECT pg_stat_force_next_flush()")
+    found: int = await pool.fetchval(_PAGES)
     return found

@@ -7,12 +7,14 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from bottega.clock import utcnow
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.driver import driver_of
 from bottega.db.engine import Database
 from bottega.db.tables import runs
+from bottega.memory.episodes.store import AccessCounter
 from bottega.tenants import audit, erase
-from tests.many import fill, rows_read
+from tests.many import fill, pages_read, rows_read
 
 _MANY = 3000
 
@@ -86,3 +88,17 @@ async def test_files_of_sessions_are_looked_at_once_for_all_unused_ones(
     assert len(found) == 9
     assert await rows_read(acting, "files") <= 1.1 * _MANY
     assert await rows_read(acting, "sessions") <= 1.1 * _MANY
+
+
+async def test_accesses_are_counted_by_key(database_url: str, owner: asyncpg.Pool) -> None:
+    await fill(owner, DEFAULT_TENANT, _MANY)
+    ids = [row["id"] for row in await owner.fetch("SELECT id FROM episodes LIMIT 500")]
+    async with asyncpg.create_pool(database_url, min_size=1, max_size=1) as pool:
+        counter = AccessCounter(pool, utcnow)
+        counter.touch(DEFAULT_TENANT, [*ids, ids[0]])
+        before = await pages_read(pool)
+        await counter.flush()
+        assert await pages_read(pool) - before <= 30 * len(ids)
+    counted = "SELECT access_count FROM episode_state WHERE episode_id = ANY ($1) ORDER BY 1"
+    counts = [row["access_count"] for row in await owner.fetch(counted, ids)]
+    assert counts == [1] * (len(ids) - 1) + [2]

@@ -86,22 +86,14 @@ EVERY_S = 1.0
 _PATIENCE_S = 5.0
 _MOST = 10_000
 """Limit on waiting episodes; further ones are not counted."""
-# Locks are taken in the order of ids, so that transactions do not deadlock.
 _TOUCH = """
-UPDATE episode_state s SET access_count = s.access_count + t.times,
-    last_access = greatest(s.last_access, $4)
-FROM (
-    SELECT o.episode_id, n.times FROM episode_state o
-    JOIN unnest($2::uuid[], $3::int[]) AS n(episode_id, times) ON n.episode_id = o.episode_id
-    WHERE o.tenant_id = $1 AND o.episode_id = ANY ($2)
-    ORDER BY o.episode_id FOR NO KEY UPDATE OF o
-) t
-WHERE s.tenant_id = $1 AND s.episode_id = ANY ($2) AND s.episode_id = t.episode_id
+UPDATE episode_state SET access_count = access_count + $3, last_access = greatest(last_access, $4)
+WHERE tenant_id = $1 AND episode_id = $2
 """
 
 
 class AccessCounter:
-    """Counts of episode accesses, collected in memory and written in one statement per tenant.
+    """Counts of episode accesses, collected in memory and written in one transaction per tenant.
 
     So a search writes nothing, and a frequently read row is written once a second. A process that
     dies loses its last counts.
@@ -142,10 +134,12 @@ class AccessCounter:
         self._some.clear()
         waiting, self._waiting = self._waiting, defaultdict(Counter)
         for tenant_id, times in waiting.items():
+            now = self._clock()
+            # In the order of ids, so that transactions do not deadlock. One by one: a join may
+            # compare all of the tenant's episodes with each.
+            each = [(tenant_id, episode, count, now) for episode, count in sorted(times.items())]
             async with acting_as(self._pool, tenant_id) as connection:
-                await connection.execute(
-                    _TOUCH, tenant_id, list(times), list(times.values()), self._clock()
-                )
+                await connection.executemany(_TOUCH, each)
 
 
 class EpisodicMemory:
