@@ -7,11 +7,14 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from bottega.clock import utcnow
+from bottega.clock import monotonic, utcnow
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.driver import driver_of
 from bottega.db.engine import Database
 from bottega.db.tables import runs
+from bottega.llm.local.builtin import BuiltinEmbedder
+from bottega.memory.episodes.embedders import Embedders
+from bottega.memory.episodes.embedding_worker import EmbeddingWorker
 from bottega.memory.episodes.store import AccessCounter
 from bottega.tenants import audit, erase
 from tests.many import fill, pages_read, rows_read
@@ -102,3 +105,51 @@ async def test_accesses_are_counted_by_key(database_url: str, owner: asyncpg.Poo
     counted = "SELECT access_count FROM episode_state WHERE episode_id = ANY ($1) ORDER BY 1"
     counts = [row["access_count"] for row in await owner.fetch(counted, ids)]
     assert counts == [1] * (len(ids) - 1) + [2]
+
+
+async def test_a_change_of_embedder_reads_a_page_at_a_time(
+    database_url: str, owner: asyncpg.Pool
+) -> None:
+    await fill(owner, DEFAULT_TENANT, _MANY)
+    await owner.execute("INSERT INTO tenant_memory VALUES ($1, 'one')", DEFAULT_TENANT)
+    new = BuiltinEmbedder()
+    async with asyncpg.create_pool(database_url, min_size=1, max_size=1) as pool:
+        embedders = Embedders(pool, lambda: new, lambda name: None, clock=monotonic)
+        worker = EmbeddingWorker(pool, embedders)
+
+        async def read() -> int:
+            """Return how many rows one step reads."""
+            before = await _vectors_read(pool)
+            await worker.change_over()
+            return await _vectors_read(pool) - before
+
+        for _ in range(3):
+            assert await read() <= 1500
+            await owner.execute("DELETE FROM episode_work")
+        await owner.execute(
+            "INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome, task, "
+            "result, whole) SELECT tenant_id, episode_id, $1, at, outcome, '[1,2]', '', '' "
+            "FROM episode_search ORDER BY episode_id LIMIT $2",
+            *(new.name, _MANY - 1),
+        )
+        await worker.change_over()  # orders the one that is missing
+        await worker.change_over()
+        for _ in range(2):
+            assert await read() <= 100
+        await owner.execute("UPDATE episode_work SET tries = 9")
+        await worker.change_over()
+        assert await owner.fetchval("SELECT embedder FROM tenant_memory") == new.name
+        for _ in range(_MANY // 512):
+            assert await read() <= 2500
+        await worker.change_over()
+    assert not await owner.fetchval("SELECT count(*) FROM episode_vectors WHERE embedder = 'one'")
+
+
+async def _vectors_read(pool: asyncpg.Pool) -> int:
+    """Return how many rows of the search for episodes were read so far."""
+    await pool.execute("SELECT pg_stat_force_next_flush()")
+    found: int = await pool.fetchval(
+        "SELECT sum(seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_user_tables "
+        "WHERE relname IN ('episode_search', 'episode_vectors')"
+    )
+    return found

@@ -89,18 +89,21 @@ WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'embed'
 # --- Another embedder ---------------------------------------------------------------------------
 
 _PAGE = 256
+_FIRST_ID = UUID(int=0)
 _OTHERS = "SELECT tenants_of_other_embedders($1, 20) AS id"
 _STATE = "SELECT embedder, leftovers FROM tenant_memory WHERE tenant_id = $1"
 _WAITING = """
 SELECT count(*) FROM (SELECT FROM episode_work WHERE tenant_id = $1 AND work = 'embed'
                       AND tries < $3 LIMIT $2) waiting
 """
+# Each row by its key, here and below: a join may read all of the tenant's for each page.
 _LACKING = """
-SELECT s.episode_id FROM episode_search s
-WHERE s.tenant_id = $1 AND s.episode_id > $4 AND NOT EXISTS (
-    SELECT FROM episode_vectors v
-    WHERE v.tenant_id = $1 AND v.episode_id = s.episode_id AND v.embedder = $2)
-ORDER BY s.episode_id LIMIT $3
+SELECT s.episode_id, (
+    SELECT v.embedder FROM episode_vectors v
+    WHERE v.tenant_id = $1 AND v.episode_id = s.episode_id AND v.embedder = $2) IS NULL AS lacking
+FROM (SELECT episode_id FROM episode_search WHERE tenant_id = $1 AND episode_id > $4
+      ORDER BY episode_id LIMIT $3) AS s
+ORDER BY s.episode_id
 """
 _ORDER = """
 INSERT INTO episode_work (tenant_id, episode_id, work)
@@ -120,9 +123,11 @@ RETURNING true
 """
 _LEFT_OVER = "UPDATE tenant_memory SET leftovers = $2 WHERE tenant_id = $1 AND leftovers <> $2"
 _CLEAR = """
-DELETE FROM episode_vectors WHERE tenant_id = $1 AND (episode_id, embedder) IN (
-    SELECT episode_id, embedder FROM episode_vectors
-    WHERE tenant_id = $1 AND embedder <> $2 LIMIT $3)
+DELETE FROM episode_vectors WHERE tenant_id = $1 AND ctid = ANY (ARRAY(
+    SELECT ctid FROM episode_vectors
+    WHERE tenant_id = $1 AND embedder <> $2 AND episode_id >= $4
+    ORDER BY episode_id LIMIT $3 FOR UPDATE SKIP LOCKED))
+RETURNING episode_id
 """
 
 # --- Background ---------------------------------------------------------------------------------
@@ -197,6 +202,7 @@ class EmbeddingWorker:
         )
         self._indexed = {_INDEXED}
         self._reached: dict[UUID, UUID] = {}
+        self._cleared: dict[UUID, UUID] = {}
 
     async def embed_due(self) -> float:
         """Embed some pending episodes of several tenants."""
@@ -338,32 +344,34 @@ class EmbeddingWorker:
                 await self._clear(connection, tenant_id, name)
                 return
             await connection.execute(_LEFT_OVER, tenant_id, True)
-            if await connection.fetchval(_WAITING, tenant_id, _PAGE, _GIVEN_UP) >= _PAGE:
+            waiting = await connection.fetchval(_WAITING, tenant_id, _PAGE, _GIVEN_UP)
+            if waiting >= _PAGE or await self._order(connection, tenant_id, name) or waiting:
                 return
-            if await self._order(connection, tenant_id, name):
-                return
+            self._reached.pop(tenant_id, None)  # if some lack vectors, look at all again
             if await connection.fetchval(_CHANGE_OVER, tenant_id, name, _GIVEN_UP):
                 log.info("embedder.changed", tenant_id=str(tenant_id), embedder=name)
 
     async def _order(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> bool:
         """Enqueue a page of episodes without vectors of an embedder; return false at the end."""
-        reached = self._reached.get(tenant_id, UUID(int=0))
-        rows = await connection.fetch(_LACKING, tenant_id, name, _PAGE, reached)
-        ids = [row["episode_id"] for row in rows]
-        if not ids:
-            self._reached.pop(tenant_id, None)  # the next call starts from the beginning
-            return False
-        await connection.execute(_ORDER, tenant_id, ids)
-        self._reached[tenant_id] = ids[-1]
-        return True
+        reached = self._reached.get(tenant_id, _FIRST_ID)
+        while rows := await connection.fetch(_LACKING, tenant_id, name, _PAGE, reached):
+            reached = self._reached[tenant_id] = rows[-1]["episode_id"]
+            if ids := [row["episode_id"] for row in rows if row["lacking"]]:
+                await connection.execute(_ORDER, tenant_id, ids)
+                return True
+        return False
 
     async def _clear(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> None:
         """Delete vectors of other embedders.
 
         A worker with another embedder may have embedded some episodes only with that one; these are
         enqueued first."""
-        status = await connection.execute(_CLEAR, tenant_id, name, 2 * _PAGE)
-        if status == "DELETE 0" and not await self._order(connection, tenant_id, name):
+        place = self._cleared.pop(tenant_id, _FIRST_ID)
+        rows = await connection.fetch(_CLEAR, tenant_id, name, 2 * _PAGE, place)
+        if rows:
+            self._cleared[tenant_id] = max(row["episode_id"] for row in rows)
+        elif place == _FIRST_ID and not await self._order(connection, tenant_id, name):
+            self._reached.pop(tenant_id, None)
             await connection.execute(_LEFT_OVER, tenant_id, False)
 
 
