@@ -100,3 +100,14 @@ async def pages_read(pool: asyncpg.Pool) -> int:
     await pool.execute("SELECT pg_stat_force_next_flush()")
     found: int = await pool.fetchval(_PAGES)
     return found
+
+
+async def rows_ever_read(pool: asyncpg.Pool, *tables: str) -> int:
+    """Return how many rows of tables were read so far, also by the pool's only connection."""
+    await pool.execute("SELECT pg_stat_force_next_flush()")
+    found: int = await pool.fetchval(
+        "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_user_tables "
+        "WHERE relname = ANY ($1)",
+        tables,
+    )
+    return found

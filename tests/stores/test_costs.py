@@ -6,18 +6,23 @@ from uuid import UUID
 
 import asyncpg
 import pytest
+from pydantic_core import to_json
 
 from bottega.clock import monotonic, utcnow
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.driver import driver_of
-from bottega.db.engine import Database
+from bottega.db.engine import Database, acting_as
 from bottega.db.tables import runs
 from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker
 from bottega.memory.episodes.store import AccessCounter
+from bottega.memory.learning import reflection_worker
+from bottega.memory.patterns import application_rows
 from bottega.tenants import audit, erase
-from tests.many import fill, pages_read, rows_read
+from tests.many import fill, pages_read, rows_ever_read, rows_read
+from tests.pattern_changes import add
+from tests.stores.test_patterns import Hands, cache_of, pattern
 
 _MANY = 3000
 
@@ -119,9 +124,9 @@ async def test_a_change_of_embedder_reads_a_page_at_a_time(
 
         async def read() -> int:
             """Return how many rows one step reads."""
-            before = await _vectors_read(pool)
+            before = await rows_ever_read(pool, "episode_search", "episode_vectors")
             await worker.change_over()
-            return await _vectors_read(pool) - before
+            return await rows_ever_read(pool, "episode_search", "episode_vectors") - before
 
         for _ in range(3):
             assert await read() <= 1500
@@ -145,11 +150,39 @@ async def test_a_change_of_embedder_reads_a_page_at_a_time(
     assert not await owner.fetchval("SELECT count(*) FROM episode_vectors WHERE embedder = 'one'")
 
 
-async def _vectors_read(pool: asyncpg.Pool) -> int:
-    """Return how many rows of the search for episodes were read so far."""
-    await pool.execute("SELECT pg_stat_force_next_flush()")
-    found: int = await pool.fetchval(
-        "SELECT sum(seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_user_tables "
-        "WHERE relname IN ('episode_search', 'episode_vectors')"
+@pytest.mark.parametrize("descending", [False, True])
+async def test_a_page_of_patterns_reads_its_own(
+    database: Database, owner: asyncpg.Pool, descending: bool
+) -> None:
+    cache = cache_of(database, Hands())
+    await add(cache, DEFAULT_TENANT, pattern())
+    await owner.execute(
+        "INSERT INTO patterns (tenant_id, name, category, document) "
+        "SELECT tenant_id, name, category, document FROM patterns, generate_series(1, $1)",
+        _MANY,
     )
-    return found
+    await owner.execute("VACUUM ANALYZE patterns")
+    ids = [row["id"] for row in await owner.fetch("SELECT id FROM patterns ORDER BY id")]
+    ids = ids[::-1] if descending else ids
+    for number in (0, _MANY // 2):
+        before = await rows_ever_read(database.pool, "patterns")
+        after = ids[number - 1] if number else None
+        page = await cache.page(DEFAULT_TENANT, limit=20, after=after, descending=descending)
+        assert [each.key for each in page] == ids[number : number + 20]
+        assert await rows_ever_read(database.pool, "patterns") - before <= 100
+
+
+async def test_episodes_of_evidence_are_held_by_key(database_url: str, owner: asyncpg.Pool) -> None:
+    await fill(owner, DEFAULT_TENANT, 20_000)
+    ids = [row["id"] for row in await owner.fetch("SELECT id FROM episodes LIMIT 40")]
+    async with asyncpg.create_pool(database_url, min_size=1, max_size=1) as pool:
+        pages = 0
+        for some in (ids[:20], ids[20:]):  # at first it reads the catalogue
+            given = to_json([{"episode_id": each, "reflection": {}} for each in some]).decode()
+            before = await pages_read(pool)
+            async with acting_as(pool, DEFAULT_TENANT) as connection:
+                await connection.fetch(application_rows._STAY, DEFAULT_TENANT, some)
+                await connection.execute("SELECT hold_episodes($1)", some)
+                await connection.execute(reflection_worker._WRITE, DEFAULT_TENANT, given)
+            pages = await pages_read(pool) - before
+    assert pages <= 700

@@ -97,9 +97,19 @@ async def fetch_page(
 
 
 async def fetch_rows(
-    connection: asyncpg.Connection, query: str, *arguments: Any, limit: int
+    connection: asyncpg.Connection,
+    query: str,
+    *arguments: Any,
+    limit: int,
+    by_index: bool = False,
 ) -> PageItems[dict[str, Any]]:
-    """Fetch a page by SQL with arguments; ``LIMIT`` is the last parameter and is added here."""
+    """Fetch a page by SQL with arguments; ``LIMIT`` is the last parameter and is added here.
+
+    Args:
+        by_index: as of :func:`fetch_page`.
+    """
+    if by_index:
+        await connection.execute(_BY_INDEX)
     measured = f"""
         SELECT * FROM (
             SELECT page.*, count(*) OVER () AS page_rows, row_number() OVER () AS page_row,

@@ -199,14 +199,27 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     v_tenant uuid := current_setting('bottega.tenant')::uuid;
     v_ids uuid[] := p_ids || ARRAY(
-        SELECT DISTINCT consolidated_into FROM episode_state
-        WHERE tenant_id = v_tenant AND episode_id = ANY (p_ids)
-          AND consolidated_into IS NOT NULL);
+        SELECT DISTINCT s.consolidated_into FROM states_of(v_tenant, p_ids) s
+        WHERE s.consolidated_into IS NOT NULL);
 BEGIN
-    PERFORM FROM episode_state
-    WHERE tenant_id = v_tenant AND (episode_id = ANY (v_ids) OR consolidated_into = ANY (v_ids))
-    ORDER BY episode_id FOR UPDATE;
+    v_ids := v_ids || ARRAY(
+        SELECT part.episode_id FROM unnest(v_ids) AS whole(id)
+        CROSS JOIN LATERAL (
+            SELECT s.episode_id FROM episode_state s
+            WHERE s.tenant_id = v_tenant AND s.consolidated_into = whole.id OFFSET 0) AS part);
+    PERFORM FROM (SELECT DISTINCT id FROM unnest(v_ids) AS u(id) ORDER BY id) AS n
+    CROSS JOIN LATERAL (
+        SELECT FROM episode_state s
+        WHERE s.tenant_id = v_tenant AND s.episode_id = n.id OFFSET 0 FOR UPDATE) AS held;
 END $$;
+
+-- Return states of episodes, each by its key: the planner may believe that a tenant has few.
+CREATE OR REPLACE FUNCTION states_of(p_tenant uuid, p_ids uuid[]) RETURNS SETOF episode_state
+LANGUAGE sql STABLE AS $$
+    SELECT s.* FROM unnest(p_ids) AS n(id) CROSS JOIN LATERAL (
+        SELECT * FROM episode_state o
+        WHERE o.tenant_id = p_tenant AND o.episode_id = n.id OFFSET 0) AS s
+$$;
 
 -- Called when a part of a consolidated episode is deleted or changes. Delete consolidated episodes
 -- and make their parts active again; the next consolidation may combine those that are left.

@@ -74,7 +74,8 @@ _WRITE = """
 INSERT INTO episode_reflections (tenant_id, episode_id, reflection)
 SELECT $1, n.episode_id, n.reflection
 FROM jsonb_to_recordset($2::jsonb) AS n(episode_id uuid, reflection jsonb)
-JOIN episodes e ON e.tenant_id = $1 AND e.id = n.episode_id
+CROSS JOIN LATERAL (
+    SELECT FROM episodes e WHERE e.tenant_id = $1 AND e.id = n.episode_id OFFSET 0) AS e
 ON CONFLICT DO NOTHING
 """
 # A concurrent request to learn again resets the tries: then this must not match.

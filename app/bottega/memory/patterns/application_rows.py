@@ -23,8 +23,10 @@ _BASELINE = "baseline_name, baseline_rate, baseline_n"
 SAID = f"arm, at, episode_id, {_BASELINE}, followed, good, features, duration_s, tokens"
 # Locks the episodes, so that a concurrent erasure waits; skips those already erased.
 _STAY = """
-SELECT FROM episode_state WHERE tenant_id = $1 AND episode_id = ANY ($2)
-ORDER BY episode_id FOR KEY SHARE
+SELECT FROM (SELECT DISTINCT id FROM unnest($2::uuid[]) AS u(id) ORDER BY id) AS n
+CROSS JOIN LATERAL (
+    SELECT FROM episode_state s
+    WHERE s.tenant_id = $1 AND s.episode_id = n.id OFFSET 0 FOR KEY SHARE) AS held
 """
 # Applications that count as evidence. Excluded are episodes that the pattern was found in, that
 # are not trusted, or that are quarantined or deleted. A report cannot override the outcome of an

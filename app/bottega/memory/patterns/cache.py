@@ -76,7 +76,9 @@ class PatternCache:
         query = rows.PAGE.format(beyond=beyond, order=order)
         where = rows.GIVEN_ARMS, [*states], [*categories], after
         async with acting_as(self.pool, tenant_id) as connection:
-            found = await fetch_rows(connection, query, tenant_id, *where, limit=limit)
+            found = await fetch_rows(
+                connection, query, tenant_id, *where, limit=limit, by_index=True
+            )
         return PageItems(map(rows.pattern, found), more=found.more)
 
     async def pages(

@@ -42,21 +42,29 @@ _EPISODES_OF = """
             AND a.good = {good} AND a.arm = ANY ($2) AND a.episode_id IS NOT NULL
           ORDER BY a.at DESC, a.id DESC LIMIT {most}) AS {name}
 """
-_WHOLE = f"""
+_COLUMNS = f"""
 SELECT {COLUMNS},
     ARRAY(SELECT s.episode_id FROM pattern_sources s
           WHERE s.tenant_id = p.tenant_id AND s.pattern_id = p.id
           ORDER BY s.episode_id) AS mined_from,
     {_EPISODES_OF.format(good="true", most=_KEPT_EPISODES, name="supporting")},
     {_EPISODES_OF.format(good="false", most=_KEPT_EPISODES, name="contrary")}
-FROM patterns p WHERE p.tenant_id = $1
 """  # noqa: S608 (texts of ours)
-_LOAD = f"{_WHOLE} AND p.id = ANY ($3)"
+_LOAD = f"{_COLUMNS} FROM patterns p WHERE p.tenant_id = $1 AND p.id = ANY ($3)"
+# The first of each state by its index, then those by their keys.
 PAGE = f"""
-{_WHOLE} AND p.state = ANY ($3) AND p.category = ANY ($4)
-  AND ($5::uuid IS NULL OR p.id {{beyond}} $5)
-ORDER BY p.id {{order}} LIMIT $6
-"""
+{_COLUMNS} FROM (
+    SELECT f.id FROM unnest($3::text[]) AS s(state) CROSS JOIN LATERAL (
+        SELECT o.id FROM patterns o
+        WHERE o.tenant_id = $1 AND o.state = s.state AND o.category = ANY ($4)
+          AND o.id {{beyond}} coalesce($5::uuid, CASE '{{beyond}}'
+              WHEN '<' THEN 'ffffffff-ffff-ffff-ffff-ffffffffffff' ELSE repeat('0', 32) END::uuid)
+        ORDER BY o.id {{order}} LIMIT $6) AS f
+    ORDER BY f.id {{order}} LIMIT $6) AS n(key)
+CROSS JOIN LATERAL (
+    SELECT * FROM patterns o WHERE o.tenant_id = $1 AND o.id = n.key OFFSET 0) AS p
+ORDER BY p.id {{order}}
+"""  # noqa: S608 (texts of ours)
 """Page of patterns: arguments as of :func:`load`, then states, categories, and a place."""
 _INSERT = f"""
 INSERT INTO patterns (tenant_id, id, created_at, {_CHANGED})
@@ -67,8 +75,11 @@ RETURNING id, {_NOTIFIED}
 # Skips episodes that were erased meanwhile, and those that are evidence already.
 _SOURCES = """
 WITH there AS (
-    SELECT episode_id FROM episode_state WHERE tenant_id = $1 AND episode_id = ANY ($3)
-    ORDER BY episode_id FOR KEY SHARE)
+    SELECT held.episode_id FROM (
+        SELECT DISTINCT id FROM unnest($3::uuid[]) AS u(id) ORDER BY id) AS n
+    CROSS JOIN LATERAL (
+        SELECT s.episode_id FROM episode_state s
+        WHERE s.tenant_id = $1 AND s.episode_id = n.id OFFSET 0 FOR KEY SHARE) AS held)
 INSERT INTO pattern_sources (tenant_id, pattern_id, episode_id)
 SELECT $1, $2, episode_id FROM there WHERE NOT EXISTS (
     SELECT FROM pattern_applications a
