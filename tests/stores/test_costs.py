@@ -13,6 +13,7 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.driver import driver_of
 from bottega.db.engine import Database, acting_as
 from bottega.db.tables import runs
+from bottega.events import log
 from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker
@@ -186,3 +187,23 @@ async def test_episodes_of_evidence_are_held_by_key(database_url: str, owner: as
                 await connection.execute(reflection_worker._WRITE, DEFAULT_TENANT, given)
             pages = await pages_read(pool) - before
     assert pages <= 700
+
+
+async def test_a_long_log_is_read_once(
+    database: Database, acting: asyncpg.Connection, owner: asyncpg.Pool
+) -> None:
+    run = await owner.fetchval("SELECT id FROM runs LIMIT 1")
+    await owner.execute(
+        "INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events) "
+        "SELECT $1, $2, i, i, 1, now(), $4 FROM generate_series(1, $3) AS i",
+        *(DEFAULT_TENANT, run, _MANY, '{"type":"warning","task_id":null,"data":{}}'),
+    )
+    await owner.execute("VACUUM ANALYZE run_steps")
+    events = await log.read_all(database.pool, DEFAULT_TENANT, run, acting)
+    assert [event.seq for event in events] == [*range(1, _MANY + 1)]
+    assert await rows_read(acting, "run_steps") <= 1.1 * _MANY
+    before = await rows_read(acting, "run_steps")
+    read = "SELECT first_seq FROM read_logs($1, $2, $3, 50, 1000000, 1000000)"
+    rows = await acting.fetch(read, [DEFAULT_TENANT], [run], [_MANY // 2])
+    assert [row["first_seq"] for row in rows] == [_MANY // 2 + n for n in range(1, 51)]
+    assert await rows_read(acting, "run_steps") - before <= 200

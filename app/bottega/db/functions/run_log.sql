@@ -26,6 +26,8 @@ BEGIN
                         SELECT o.first_seq, o.last_seq, o.at, o.events FROM run_steps o
                         WHERE o.tenant_id = v_tenant AND o.run_id = w.run_id
                           AND o.last_seq > w.after
+                          -- A row has 100 events at most. Without a bound all may be sorted.
+                          AND o.last_seq <= w.after + p_most + 100
                         ORDER BY o.last_seq LIMIT p_most) AS s
                     WINDOW earlier AS (
                         ORDER BY s.last_seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS p
