@@ -311,8 +311,7 @@ BEGIN
         THEN 1 - (v.task <=> p_vector) >= p_aged_cosine END;
 END $$;
 
--- Called by every search of a client or a run. Do the same in a transaction of one statement. Raise
--- SQLSTATE BT003 if the tenant's queries use another embedder.
+-- Called by every search of a client or a run. Do the same in a transaction of one statement.
 CREATE OR REPLACE FUNCTION search_episodes(
     p_scope jsonb, p_query text, p_vector halfvec, p_embedder text, p_by text, p_where jsonb,
     p_aged_before timestamptz, p_aged_cosine double precision, p_most integer, p_tenant uuid
@@ -323,9 +322,6 @@ CREATE OR REPLACE FUNCTION search_episodes(
 BEGIN
     IF p_tenant IS NOT NULL THEN
         PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    END IF;
-    IF (SELECT i.embedder <> p_embedder FROM tenant_memory i WHERE i.tenant_id = p_tenant) THEN
-        RAISE EXCEPTION 'queries use another embedder' USING ERRCODE = 'BT003';
     END IF;
     RETURN QUERY SELECT * FROM episode_candidates(
         p_scope, p_query, p_vector, p_embedder, p_by, p_where, p_aged_before, p_aged_cosine,

@@ -1,17 +1,15 @@
 """Choice of the embedder for a tenant's queries, and their vectors."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import asyncpg
 import structlog
 
 from bottega.clock import monotonic
-from bottega.db.engine import acting_as
 from bottega.errors import BottegaError, UnavailableError
 
 if TYPE_CHECKING:  # numpy is slow to import
@@ -24,21 +22,13 @@ if TYPE_CHECKING:  # numpy is slow to import
 
 log = structlog.get_logger(__name__)
 
-_BELIEVED_S = 5.0
-_KNOWN = 10_000
-
+# One statement, which sets the tenant before it reads the row.
 _OF_QUERIES = """
-SELECT embedder, background_of = embedder AS measured, background_mean, background
-FROM tenant_memory WHERE tenant_id = $1
+SELECT i.* FROM (SELECT set_config('bottega.tenant', $1, true)::uuid AS id OFFSET 0) AS acting
+CROSS JOIN LATERAL (
+    SELECT embedder, background_of = embedder AS measured, background_mean, background
+    FROM tenant_memory WHERE tenant_id = acting.id OFFSET 0) AS i
 """
-
-
-class _Believed(NamedTuple):
-    """Choice for a tenant's queries, and the time until which it is believed."""
-
-    embedder: str | None
-    background: "Background | None"
-    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +66,6 @@ class Embedders:
         self._named = named
         self._clock = clock
         self._patience: dict[Embedder, Patience] = {}
-        self._believed: OrderedDict[UUID, _Believed] = OrderedDict()
 
     @property
     def current(self) -> "Embedder":
@@ -91,15 +80,13 @@ class Embedders:
     async def embed_query(self, tenant_id: UUID, query: str, deadline_s: float) -> EmbeddedQuery:
         """Embed a query with the embedder that all of the tenant's episodes have vectors of.
 
-        The choice of the embedder is cached for five seconds.
-
         Returns:
             no vector if this process does not have that embedder, or if it fails or is too slow.
         """
         from bottega.memory.text.embeddings import compared_by, floor
 
-        believed = await self._belief(tenant_id)
-        embedder = self.named(believed.embedder)
+        row = await self._pool.fetchrow(_OF_QUERIES, str(tenant_id))
+        embedder = self.named(row and row["embedder"])
         if embedder is None:
             return EmbeddedQuery()
         patience = self._patience.setdefault(embedder, Patience(embedder, self._clock))
@@ -108,24 +95,8 @@ class Embedders:
         except (TimeoutError, BottegaError) as error:
             log.warning("memory.query_not_embedded", error=str(error) or type(error).__name__)
             return EmbeddedQuery()
-        least = floor(embedder, vector, believed.background)
+        least = floor(embedder, vector, _background(row))
         return EmbeddedQuery(vector, embedder.name, least, compared_by(embedder))
-
-    async def _belief(self, tenant_id: UUID) -> _Believed:
-        now = self._clock()
-        believed = self._believed.get(tenant_id)
-        if believed is None or believed.until <= now:
-            async with acting_as(self._pool, tenant_id) as connection:
-                row = await connection.fetchrow(_OF_QUERIES, tenant_id)
-            believed = _Believed(row and row["embedder"], _background(row), now + _BELIEVED_S)
-            self._believed[tenant_id] = believed
-            while len(self._believed) > _KNOWN:
-                self._believed.popitem(last=False)
-        return believed
-
-    def forget(self, tenant_id: UUID) -> None:
-        """Read the choice again at the next query: it has changed."""
-        self._believed.pop(tenant_id, None)
 
 
 def _background(row: asyncpg.Record | None) -> "Background | None":

@@ -290,7 +290,6 @@ class EmbeddingWorker:
         mean, *spread = measured_background(queries, stored, others)
         async with acting_as(self._pool, tenant_id) as connection:
             await connection.execute(_KEEP, tenant_id, name, mean.tolist(), spread, known)
-        self._embedders.forget(tenant_id)
 
     async def _all_made(
         self, of_queries: str | None, found: Sequence[Summary]

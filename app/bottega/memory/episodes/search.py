@@ -28,7 +28,6 @@ ANY = EpisodeFilter()
 LONGEST_QUERY = 4_000
 """Characters of a query that the search by words reads."""
 
-_ANOTHER_EMBEDDER = "BT003"
 _LIST = "SELECT episode_id FROM episode_list($1::jsonb, $2::jsonb, $3, $4, $5, $6) AS episode_id"
 _CANDIDATES = """
 SELECT * FROM search_episodes($1::jsonb, $2, $3::text::halfvec, $4, $5, $6::jsonb, $7, $8, $9, $10)
@@ -63,10 +62,6 @@ ON CONFLICT (tenant_id) DO UPDATE SET
 """
 
 
-class AnotherEmbedderError(Exception):
-    """The tenant's queries use another embedder than this one."""
-
-
 async def candidates(
     connection: asyncpg.Connection | asyncpg.Pool,
     scope: Scope,
@@ -91,12 +86,9 @@ async def candidates(
         embedder: the vector's embedder; vectors of others are ignored.
         aged_before: episodes that ended earlier need a cosine of at least ``aged_cosine``.
         by: the text whose cosine is returned. The nearest are found by the task's vector.
-        tenant_id: with it, the search is a transaction of its own, and checks the embedder.
-
-    Raises:
-        AnotherEmbedderError: the tenant's queries use another one; only with ``tenant_id``.
+        tenant_id: with it, the search is a transaction of its own.
     """
-    found = connection.fetch(
+    found = await connection.fetch(
         _CANDIDATES,
         scope.document,
         query[:LONGEST_QUERY].replace("\x00", " "),
@@ -109,12 +101,7 @@ async def candidates(
         limit,
         tenant_id,
     )
-    try:
-        return [Candidate(*row) for row in await found]
-    except asyncpg.PostgresError as error:
-        if error.sqlstate != _ANOTHER_EMBEDDER:
-            raise
-        raise AnotherEmbedderError from error
+    return [Candidate(*row) for row in found]
 
 
 def vector_text(vector: "NDArray[np.float32]") -> str:

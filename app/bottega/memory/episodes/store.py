@@ -17,12 +17,12 @@ from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems
 from bottega.errors import NotFoundError, UnavailableError
 from bottega.memory.episodes import rows, search
-from bottega.memory.episodes.embedders import EmbeddedQuery, Embedders
+from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Episode, EpisodeFilter, StorageState
 from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import Reach, Scope
-from bottega.memory.episodes.scoring import LEAST_WORD_SHARE, Candidate, Parts, score
-from bottega.memory.episodes.search import ANY, AnotherEmbedderError, By, Place
+from bottega.memory.episodes.scoring import LEAST_WORD_SHARE, Parts, score
+from bottega.memory.episodes.search import ANY, By, Place
 from bottega.objects import Objects
 
 log = structlog.get_logger(__name__)
@@ -234,30 +234,21 @@ class EpisodicMemory:
         if scope.reach is Reach.RUN:
             return Found([])
         now = self.clock()
-
-        async def find() -> tuple[list[Candidate], EmbeddedQuery]:
-            deadline_s = self._options.vector_deadline_ms / 1000
-            asked = await self._embedders.embed_query(tenant_id, query, deadline_s)
-            found = await search.candidates(
-                self.pool,
-                scope,
-                query,
-                asked.vector,
-                embedder=asked.embedder,
-                aged_before=self._options.begins(StorageState.AGED, now),
-                where=where,
-                by=by,
-                limit=max(k, self._options.candidates),
-                aged_cosine=self._options.aged_cosine,
-                tenant_id=tenant_id,
-            )
-            return found, asked
-
-        try:
-            candidates, asked = await find()
-        except AnotherEmbedderError:
-            self._embedders.forget(tenant_id)
-            candidates, asked = await find()
+        deadline_s = self._options.vector_deadline_ms / 1000
+        asked = await self._embedders.embed_query(tenant_id, query, deadline_s)
+        candidates = await search.candidates(
+            self.pool,
+            scope,
+            query,
+            asked.vector,
+            embedder=asked.embedder,
+            aged_before=self._options.begins(StorageState.AGED, now),
+            where=where,
+            by=by,
+            limit=max(k, self._options.candidates),
+            aged_cosine=self._options.aged_cosine,
+            tenant_id=tenant_id,
+        )
         best = score(candidates, self._options.scoring, now, domain)[:k]
         ids = [candidate.episode_id for candidate, _ in best]
         loaded = await rows.load_found(self.pool, tenant_id, scope, ids) if ids else {}
