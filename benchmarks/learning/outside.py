@@ -24,7 +24,7 @@ from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.llm.local.embedder import LocalEmbedder
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker
-from bottega.memory.episodes.episode import Episode, Outcome
+from bottega.memory.episodes.episode import Episode, Outcome, State
 from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory
@@ -104,7 +104,8 @@ def episode_of(run: Recorded, tools: Sequence[str]) -> Episode:
         RunStatus.COMPLETED, output=run.answer, stop_reason="answer", error=None, duration_s=1.0
     )
     at = NOW - timedelta(days=1) + timedelta(seconds=run.number)
-    episode = Episode.from_row({**row, "at": at}, trace=row["bodies"].get("trace"))
+    traced = row["bodies"].get("trace")
+    episode = Episode.from_row({**row, "at": at}, trace=traced, state=State())
     return replace(episode, outcome=Outcome.SUCCESS if run.good else Outcome.FAILURE)
 
 

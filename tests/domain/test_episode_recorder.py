@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import to_json
 
+from bottega.clock import utcnow
 from bottega.events.types import EventType, RunStatus
 from bottega.memory.episodes.episode import (
     LONGEST_SUMMARY,
@@ -134,7 +135,7 @@ def test_any_episode_is_small(calls: int, text: str) -> None:
 
 
 def test_episode_survives_a_round_trip() -> None:
-    told = tell(answer()) | {"at": None}
+    told = tell(answer()) | {"at": utcnow()}
     row = {name: value for name, value in told.items() if name not in ("bodies", "state")}
     again = Episode.from_row(row, trace=told["bodies"]["trace"])
     assert again.to_row() == told

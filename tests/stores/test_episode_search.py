@@ -105,8 +105,8 @@ class Episodes:
 
     async def listed(self, where: EpisodeFilter = search.ANY, **more: Any) -> list[int]:
         async with self.acting() as connection:
-            found = await search.structured(connection, EVERYTHING, where, **{"limit": 100, **more})
-        return [each.int for each in found]
+            found = await search.page(connection, EVERYTHING, where, **{"limit": 100, **more})
+        return [each.id.int for each in found if each.id]
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ async def test_an_episode_is_read_back_unchanged(memory: EpisodicMemory) -> None
     found = await memory.get(DEFAULT_TENANT, EVERYTHING, stored)
     assert replace(found, id=None, state=State()) == FULL
     assert found.id == stored
-    assert [body.part for body in found.state.bodies] == ["input", "output", "trace"]
+    assert [body["part"] for body in found.state.bodies] == ["input", "output", "trace"]
     assert replace(found.state, bodies=()) == State()
     short = await memory.get(DEFAULT_TENANT, EVERYTHING, stored, bodies=False)
     assert short == replace(found, trace=None, input=None, output=None)
@@ -434,7 +434,7 @@ async def test_bodies_come_back_from_the_object_store(
         )
     found = await memory.get(DEFAULT_TENANT, EVERYTHING, known)
     assert replace(found, id=None, state=State()) == FULL
-    places = {body.part: body.object_key is None for body in found.state.bodies}
+    places = {body["part"]: body["storage"] == "database" for body in found.state.bodies}
     assert places == {"input": True, "output": False, "trace": False}
     (folder / "objects").rename(folder / "away")
     with pytest.raises(UnavailableError) as away:

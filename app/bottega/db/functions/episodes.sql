@@ -133,8 +133,9 @@ BEGIN
         CASE WHEN f.run_id IS NOT NULL THEN jsonb_build_object(
             'outcome', f.outcome, 'score', f.score, 'comment', f.comment, 'by', f.by, 'at', f.at)
         END,
-        (SELECT jsonb_agg(jsonb_build_object(
-             'part', b.part, 'bytes', b.bytes, 'object_key', b.object_key) ORDER BY b.part)
+        (SELECT coalesce(jsonb_agg(jsonb_build_object('part', b.part, 'bytes', b.bytes, 'storage',
+             CASE WHEN b.object_key IS NULL THEN 'database' ELSE 'objects' END) ORDER BY b.part),
+             '[]')
          FROM episode_bodies b WHERE b.tenant_id = v_tenant AND b.episode_id = e.id),
         s.label, s.label_source
     -- Each row by its key, here and below: the planner may believe that a tenant has one row, and

@@ -12,6 +12,8 @@ from hashlib import md5
 from typing import Any
 from uuid import UUID
 
+from pydantic import TypeAdapter
+
 LONGEST_TEXT = 2000
 """Characters of an input or output in the episode itself; longer ones are stored as bodies."""
 LONGEST_SUMMARY = 2000
@@ -72,21 +74,6 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
-    """Part of an episode that is stored apart from it.
-
-    Attributes:
-        part: ``trace``, ``input`` or ``output``.
-        bytes: its length, as JSON.
-        object_key: its key in the object store; ``None``: it is in the database.
-    """
-
-    part: str
-    bytes: int
-    object_key: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class State:
     """Mutable state of an episode.
 
@@ -94,7 +81,8 @@ class State:
         feedback: ``{outcome, score, comment, by, at}``, if a user gave feedback on its run.
         label: outcome of its run by feedback or checks; ``None``: nobody judged it.
         label_source: ``feedback``, ``eval`` or ``check``.
-        bodies: the parts that are stored apart.
+        bodies: the parts that are stored apart: ``part`` (``trace``, ``input`` or ``output``),
+            ``bytes`` of its JSON, ``storage`` (``database`` or ``objects``).
     """
 
     state: StorageState = StorageState.ACTIVE
@@ -102,7 +90,7 @@ class State:
     last_access: datetime | None = None
     consolidated_into: UUID | None = None
     feedback: Mapping[str, Any] | None = None
-    bodies: tuple[Body, ...] = ()
+    bodies: tuple[Mapping[str, Any], ...] = ()
     label: Outcome | None = None
     label_source: str | None = None
 
@@ -178,9 +166,7 @@ class Episode:
         Args:
             more: fields stored elsewhere (``state``, ``tags``, the bodies …).
         """
-        known = {name: row[name] for name in _COLUMNS if name in row}
-        known |= {"outcome": Outcome(row["outcome"]), "summary": Summary(**row["summary"])}
-        return cls(**(known | more))
+        return _FROM_ROW.validate_python({**row, **more})
 
     @property
     def judged(self) -> Outcome:
@@ -188,6 +174,7 @@ class Episode:
         return self.state.label or self.outcome
 
 
+_FROM_ROW = TypeAdapter(Episode)
 _COLUMNS = tuple(
     each.name
     for each in fields(Episode)

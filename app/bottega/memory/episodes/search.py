@@ -12,7 +12,9 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import to_json
 
-from bottega.memory.episodes.episode import EpisodeFilter
+from bottega.db.pages import PageItems, fetch_rows
+from bottega.memory.episodes.episode import Episode, EpisodeFilter
+from bottega.memory.episodes.rows import to_episode
 from bottega.memory.episodes.scope import Scope
 from bottega.memory.episodes.scoring import Candidate
 
@@ -28,7 +30,15 @@ ANY = EpisodeFilter()
 LONGEST_QUERY = 4_000
 """Characters of a query that the search by words reads."""
 
-_LIST = "SELECT episode_id FROM episode_list($1::jsonb, $2::jsonb, $3, $4, $5, $6) AS episode_id"
+# By the order of time, oldest or newest first. The last parameter is the most rows.
+_LIST = {
+    descending: f"""
+    SELECT * FROM read_episodes($1::jsonb, ARRAY(
+        SELECT episode_list($1::jsonb, $2::jsonb, $3, $4, {descending}, $5)))
+    ORDER BY at {order}, id {order}
+    """  # noqa: S608 (texts of ours)
+    for descending, order in ((False, "ASC"), (True, "DESC"))
+}
 _CANDIDATES = """
 SELECT * FROM search_episodes($1::jsonb, $2, $3::text::halfvec, $4, $5, $6::jsonb, $7, $8, $9, $10)
 """
@@ -126,18 +136,29 @@ async def structured(
     where: EpisodeFilter,
     *,
     limit: int,
-    after: Place | None = None,
     descending: bool = False,
-) -> list[UUID]:
-    """Return at most ``limit`` ids of matching episodes within the scope, by end, then id.
+) -> list[Episode]:
+    """Return at most ``limit`` matching episodes within the scope, by end, then id.
 
     Archived, consolidated and deleted episodes are excluded.
     """
-    at, episode_id = after or (None, None)
-    rows = await connection.fetch(
-        _LIST, scope.document, _conditions(where), at, episode_id, descending, limit
-    )
-    return [row["episode_id"] for row in rows]
+    given = scope.document, _conditions(where), None, None
+    return [*map(to_episode, await connection.fetch(_LIST[descending], *given, limit))]
+
+
+async def page(
+    connection: asyncpg.Connection,
+    scope: Scope,
+    where: EpisodeFilter,
+    *,
+    limit: int,
+    after: Place | None = None,
+    descending: bool = False,
+) -> PageItems[Episode]:
+    """Return a page of the same episodes, behind ``after``."""
+    given = scope.document, _conditions(where), *(after or (None, None))
+    found = await fetch_rows(connection, _LIST[descending], *given, limit=limit)
+    return PageItems(map(to_episode, found), more=found.more)
 
 
 async def refresh_common(connection: asyncpg.Connection, tenant_id: UUID) -> None:

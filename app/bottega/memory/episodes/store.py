@@ -251,7 +251,7 @@ class EpisodicMemory:
         )
         best = score(candidates, self._options.scoring, now, domain)[:k]
         ids = [candidate.episode_id for candidate, _ in best]
-        loaded = await rows.load_found(self.pool, tenant_id, scope, ids) if ids else {}
+        loaded = await rows.load(self.pool, scope, ids, tenant_id=tenant_id) if ids else {}
         self.accesses.touch(tenant_id, loaded)
         metrics.episode_searches.labels(asked.compared).inc()
         hits = [
@@ -274,11 +274,9 @@ class EpisodicMemory:
         if scope.reach is Reach.RUN:
             return []
         async with acting_as(self.pool, tenant_id) as connection:
-            ids = await search.structured(
+            return await search.structured(
                 connection, scope, where, limit=limit, descending=descending
             )
-            loaded = await rows.load(connection, scope, ids)
-        return [loaded[each] for each in ids if each in loaded]
 
     async def page(
         self,
@@ -292,10 +290,9 @@ class EpisodicMemory:
     ) -> PageItems[Episode]:
         """List a page of episodes behind ``after``, by end time, then id."""
         async with acting_as(self.pool, tenant_id) as connection:
-            ids = await search.structured(
-                connection, scope, where, limit=limit + 1, after=after, descending=descending
+            return await search.page(
+                connection, scope, where, limit=limit, after=after, descending=descending
             )
-            return await rows.load_page(connection, scope, ids, limit=limit)
 
     async def recent(
         self, tenant_id: UUID, scope: Scope, n: int, where: EpisodeFilter = ANY

@@ -131,14 +131,7 @@ def to_response(episode: memory.Episode) -> dict[str, Any]:
         "consolidated": one_of_many,
         "state": state,
         "feedback": state.feedback,
-        "bodies": [
-            {
-                "part": body.part,
-                "bytes": body.bytes,
-                "storage": "database" if body.object_key is None else "objects",
-            }
-            for body in state.bodies
-        ],
+        "bodies": state.bodies,
     }
 
 
