@@ -1,22 +1,21 @@
 """Similarity of episodes for consolidation."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from itertools import combinations
 from typing import Any
-from uuid import UUID
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from bottega.memory.episodes.consolidation import SimilarityCandidate, task_key
 from bottega.memory.episodes.consolidation import groups as groups_of
+from bottega.memory.episodes.consolidation import task_key
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 WINDOW = timedelta(days=7)
-groups = partial(groups_of, cosine=0.95, window=WINDOW)
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=80)
 
 
@@ -167,68 +166,56 @@ def test_every_field_of_a_task_counts_except_complexity() -> None:
 # --- Groups -------------------------------------------------------------------------------------
 
 
-def candidate(
-    number: int, vector: list[float], *, days: float = 0, alike: tuple[object, ...] = ("x",)
-) -> SimilarityCandidate:
+Ended = tuple[NDArray[np.float32], datetime]
+
+
+def ended(vector: Sequence[float], *, days: float = 0) -> Ended:
+    """Return the vector and the time of an episode."""
     whole = np.array(vector, np.float32)
-    at = NOW + timedelta(days=days)
-    return SimilarityCandidate(UUID(int=number), at, alike, whole / np.linalg.norm(whole))
+    return whole / np.linalg.norm(whole), NOW + timedelta(days=days)
 
 
-candidates = st.lists(
+def groups(episodes: Sequence[Ended]) -> list[list[int]]:
+    vectors = np.array([vector for vector, _ in episodes], np.float32)
+    return groups_of(vectors, [at for _, at in episodes], cosine=0.95, window=WINDOW)
+
+
+def are_close(one: Ended, other: Ended) -> bool:
+    cosine = float(one[0].astype(float) @ other[0].astype(float))
+    return cosine > 0.95 and abs(one[1] - other[1]) <= WINDOW
+
+
+episodes = st.lists(
     st.builds(
-        candidate,
-        st.integers(0, 10**9),
-        st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 9)).map(list),
+        ended,
+        st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 9)),
         days=st.integers(0, 12),
-        alike=st.sampled_from([("x",), ("y",)]),
     ),
     max_size=12,
-    unique_by=lambda each: each.id,
 )
 
 
-@given(candidates, st.randoms())
-def test_members_of_a_group_are_pairwise_close(
-    given: list[SimilarityCandidate], random: Any
-) -> None:
+@given(episodes)
+def test_members_of_a_group_are_pairwise_close(given: list[Ended]) -> None:
     found = groups(given)
-    members = [each.id for group in found for each in group]
+    members = [each for group in found for each in group]
     assert len(members) == len(set(members))
     for group in found:
         assert len(group) >= 2
         for one, other in combinations(group, 2):
-            assert float(one.whole.astype(float) @ other.whole.astype(float)) > 0.95
-            assert abs(one.at - other.at) <= WINDOW
-            assert one.alike == other.alike
-    random.shuffle(given)
-    assert [[each.id for each in group] for group in groups(given)] == [
-        [each.id for each in group] for group in found
-    ]
+            assert are_close(given[one], given[other])
 
 
-@given(candidates)
-def test_close_groups_are_joined(given: list[SimilarityCandidate]) -> None:
+@given(episodes)
+def test_close_groups_are_joined(given: list[Ended]) -> None:
     """Check also that no two of the remaining episodes are close."""
     found = groups(given)
-    grouped = {each.id for group in found for each in group}
-    found += [[each] for each in given if each.id not in grouped]
+    grouped = {each for group in found for each in group}
+    found += [[each] for each in range(len(given)) if each not in grouped]
     for one, other in combinations(found, 2):
-        pairs = [(a, b) for a in one for b in other]
-        assert not all(
-            float(a.whole.astype(float) @ b.whole.astype(float)) > 0.95
-            and abs(a.at - b.at) <= WINDOW
-            and a.alike == b.alike
-            for a, b in pairs
-        )
+        assert not all(are_close(given[a], given[b]) for a in one for b in other)
 
 
 def test_chain_of_close_episodes_is_no_group() -> None:
-    chain = [candidate(n, [np.cos(n * 0.25), np.sin(n * 0.25)]) for n in range(3)]
-    [group] = groups(chain)
+    [group] = groups([ended([np.cos(n * 0.25), np.sin(n * 0.25)]) for n in range(3)])
     assert len(group) == 2
-
-
-def test_group_size_is_bounded() -> None:
-    same = [candidate(n, [1, 0], days=n / 100) for n in range(25)]
-    assert [len(group) for group in groups(same, most=10)] == [10, 10, 5]

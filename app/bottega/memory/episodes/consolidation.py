@@ -13,7 +13,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import reduce
 from hashlib import blake2b, md5
@@ -62,66 +62,32 @@ def _json(value: Any) -> str:
 
 # --- Groups to consolidate ----------------------------------------------------------------------
 
-MOST_COMPARED = 200
-
-
-@dataclass(frozen=True, slots=True)
-class SimilarityCandidate:
-    """Episode that may be merged with others.
-
-    Attributes:
-        alike: values that must be equal in all members of a group.
-        whole: its vector, of length 1.
-    """
-
-    id: UUID
-    at: datetime
-    alike: tuple[object, ...]
-    whole: NDArray[np.float32]
-
 
 def groups(
-    candidates: Sequence[SimilarityCandidate],
-    *,
-    cosine: float,
-    window: timedelta,
-    most: int = MOST_COMPARED,
-) -> list[list[SimilarityCandidate]]:
-    """Return groups of two or more episodes in which each is close to each other.
+    vectors: NDArray[np.float32], times: Sequence[datetime], *, cosine: float, window: timedelta
+) -> list[list[int]]:
+    """Return groups of two or more episodes in which each is close to each other, as places.
 
     Complete linkage: joins the two closest groups while their two farthest members are close
-    enough. The order of ``candidates`` does not matter. A block of more than ``most`` candidates is
-    split by age, and each part is compared separately.
+    enough.
 
     Args:
-        cosine: lower bound (exclusive) of the cosine of each pair of their vectors.
+        vectors: of the episodes, of length 1; shape (n, d).
+        times: their ends.
+        cosine: lower bound (exclusive) of the cosine of each pair.
         window: longest time between the first and the last.
-        most: most episodes that are compared with each other, and so become one.
     """
-    found: list[list[SimilarityCandidate]] = []
-    blocks: dict[tuple[object, ...], list[SimilarityCandidate]] = {}
-    for candidate in sorted(candidates, key=lambda each: (each.at, each.id)):
-        blocks.setdefault(candidate.alike, []).append(candidate)
-    for block in blocks.values():
-        for start in range(0, len(block), most):
-            found += _linked(block[start : start + most], cosine, window)
-    return found
-
-
-def _linked(
-    block: Sequence[SimilarityCandidate], cosine: float, window: timedelta
-) -> list[list[SimilarityCandidate]]:
-    """Group episodes with equal ``alike``, given from old to new."""
-    vectors = np.stack([each.whole for each in block]).astype(np.float64)
-    near = vectors @ vectors.T
-    times = np.array([each.at.timestamp() for each in block])
-    near[np.abs(times[:, None] - times) > window.total_seconds()] = -np.inf
+    if len(times) < 2:
+        return []
+    near = vectors.astype(np.float64) @ vectors.T.astype(np.float64)
+    ends = np.array([each.timestamp() for each in times])
+    near[np.abs(ends[:, None] - ends) > window.total_seconds()] = -np.inf
     np.fill_diagonal(near, -np.inf)
-    members = {place: [place] for place in range(len(block))}
+    members = {place: [place] for place in range(len(times))}
     while True:
-        one, other = sorted(divmod(int(near.argmax()), len(block)))
+        one, other = sorted(divmod(int(near.argmax()), len(times)))
         if near[one, other] <= cosine:
-            return [[block[each] for each in sorted(of)] for of in members.values() if len(of) > 1]
+            return [sorted(group) for group in members.values() if len(group) > 1]
         members[one] += members.pop(other)
         near[one] = near[:, one] = np.minimum(near[one], near[other])
         near[one, one] = -np.inf

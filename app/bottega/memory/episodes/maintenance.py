@@ -22,13 +22,7 @@ import numpy as np
 from pydantic_core import from_json, to_json
 
 from bottega.db.engine import acting_as
-from bottega.memory.episodes.consolidation import (
-    MOST_COMPARED,
-    SimilarityCandidate,
-    as_one,
-    groups,
-    task_key,
-)
+from bottega.memory.episodes.consolidation import as_one, groups, task_key
 from bottega.memory.episodes.episode import LONGEST_TEXT, Outcome, StorageState
 from bottega.memory.episodes.options import MOST_TENDED, MemoryOptions
 from bottega.memory.episodes.rows import load
@@ -84,29 +78,45 @@ SELECT least($2, (SELECT min(at) FROM episode_state
                   WHERE tenant_id = $1 AND state = 'active')) - $3::interval
 """
 _DISMISS_LONELY = "SELECT at, episode_id FROM dismiss_lonely_episodes($1, $2, $3, $4, $5)"
-_NEXT = """
-SELECT episode_id, at, task_key FROM episode_state
-WHERE tenant_id = $1 AND task_key IS NOT NULL AND at < $2 AND (at, episode_id) > ($3, $4)
-ORDER BY at, episode_id LIMIT 1
+_ALIKE = """
+ROW(x.outcome, x.domain, x.task_type, x.failure_signature, x.trust, x.user_id, x.session_id,
+    x.agent)
 """
-# Compares vectors of one embedder that the first episode has, preferably that of searches.
-_COMPARED = """
-SELECT s.episode_id, s.at, x.outcome, x.domain, x.task_type, x.failure_signature, x.trust,
-       x.user_id, x.session_id, x.agent, unpacked_vector(v.whole)::real[] AS whole
-FROM episode_state s
-JOIN episode_search x ON x.tenant_id = s.tenant_id AND x.episode_id = s.episode_id
-LEFT JOIN episode_vectors v
-    ON v.tenant_id = s.tenant_id AND v.episode_id = s.episode_id AND v.embedder = (
-        SELECT f.embedder FROM episode_vectors f
-        LEFT JOIN tenant_memory m ON m.tenant_id = $1 AND m.embedder = f.embedder
-        WHERE f.tenant_id = $1 AND f.episode_id = $5
-        ORDER BY m.embedder IS NULL, f.embedder LIMIT 1)
-WHERE s.tenant_id = $1 AND s.task_key = $2 AND s.state = 'mature'
-  AND s.at BETWEEN $3 AND $3 + $4::interval
+# The next episode that waits, and those after it that may be similar. Compares vectors of one
+# embedder that the first has, preferably that of searches. Each row by its key: a join may compare
+# all of the tenant's with each other.
+_NEXT = f"""
+WITH first AS (
+    SELECT s.episode_id, s.at, s.task_key, x.outcome, {_ALIKE} AS kind, (
+        SELECT v.embedder FROM episode_vectors v
+        LEFT JOIN tenant_memory m ON m.tenant_id = $1 AND m.embedder = v.embedder
+        WHERE v.tenant_id = $1 AND v.episode_id = s.episode_id
+        ORDER BY m.embedder IS NULL, v.embedder LIMIT 1) AS embedder
+    FROM (
+        SELECT * FROM episode_state
+        WHERE tenant_id = $1 AND task_key IS NOT NULL AND at < $2 AND (at, episode_id) > ($3, $4)
+        ORDER BY at, episode_id LIMIT 1) AS s
+    CROSS JOIN LATERAL (
+        SELECT * FROM episode_search x
+        WHERE x.tenant_id = $1 AND x.episode_id = s.episode_id OFFSET 0) AS x
+)
+SELECT f.episode_id AS first, f.at AS first_at, f.outcome, s.episode_id, s.at,
+       unpacked_vector(v.whole)::real[] AS whole
+FROM first AS f
+CROSS JOIN LATERAL (
+    SELECT * FROM episode_state s
+    WHERE s.tenant_id = $1 AND s.task_key = f.task_key AND s.state = 'mature'
+      AND s.at BETWEEN f.at AND f.at + $5::interval OFFSET 0) AS s
+CROSS JOIN LATERAL (
+    SELECT * FROM episode_search x
+    WHERE x.tenant_id = $1 AND x.episode_id = s.episode_id OFFSET 0) AS x
+LEFT JOIN LATERAL (
+    SELECT v.whole FROM episode_vectors v
+    WHERE v.tenant_id = $1 AND v.episode_id = s.episode_id AND v.embedder = f.embedder
+    OFFSET 0) AS v ON true
+WHERE {_ALIKE} IS NOT DISTINCT FROM f.kind
 ORDER BY s.at, s.episode_id LIMIT $6
-"""
-_ALIKE = ("outcome", "domain", "task_type", "failure_signature", "trust")
-_OWNERS = ("user_id", "session_id", "agent")
+"""  # noqa: S608 (texts of ours)
 _DISMISS = """
 UPDATE episode_state SET task_key = NULL
 WHERE tenant_id = $1 AND episode_id = $2 AND state = 'mature'
@@ -127,7 +137,7 @@ class EpisodeMaintenance:
     objects: Objects
     options: MemoryOptions = MemoryOptions()
     most: int = MOST_TENDED
-    most_compared: int = MOST_COMPARED
+    most_compared: int = 200
 
     async def tend(self, tenant_id: UUID, now: datetime) -> Counter[str]:
         """Age, consolidate and purge the episodes of a tenant.
@@ -234,16 +244,13 @@ class EpisodeMaintenance:
         last = _FIRST
         for _ in range(self.most):
             async with acting_as(self.pool, tenant_id) as connection:
-                first = await connection.fetchrow(_NEXT, tenant_id, ready, *last)
-                if first is None:
-                    break
                 rows = await connection.fetch(
-                    _COMPARED,
-                    *(tenant_id, first["task_key"], first["at"], window, first["episode_id"]),
-                    self.most_compared,
+                    _NEXT, tenant_id, ready, *last, window, self.most_compared
                 )
-            made += await self._compare(tenant_id, first["episode_id"], rows, mature)
-            last = (first["at"], first["episode_id"])
+            if not rows:
+                break
+            made += await self._compare(tenant_id, rows, mature)
+            last = (rows[0]["first_at"], rows[0]["first"])
         return made
 
     async def _dismiss_lonely(self, tenant_id: UUID, ready: datetime, window: timedelta) -> None:
@@ -259,36 +266,39 @@ class EpisodeMaintenance:
             last = max((row["at"], row["episode_id"]) for row in rows)
 
     async def _compare(
-        self, tenant_id: UUID, first: UUID, rows: Sequence[Any], mature: datetime
+        self, tenant_id: UUID, rows: Sequence[asyncpg.Record], mature: datetime
     ) -> Counter[str]:
-        """Consolidate each group among episodes with the first one's task."""
+        """Consolidate each group among episodes that are like the first one."""
         made: Counter[str] = Counter()
+        known = [row for row in rows if row["whole"]]
+        vectors = np.array([row["whole"] for row in known], np.float32)
         found = groups(
-            [_candidate(row) for row in rows if row["whole"]],
+            vectors,
+            [row["at"] for row in known],
             cosine=self.options.consolidate_cosine,
             window=timedelta(days=self.options.consolidate_days),
-            most=self.most_compared,
         )
         for group in found:
-            if await self._make_one(tenant_id, group, mature):
+            ids = [known[place]["episode_id"] for place in group]
+            near = vectors[group] @ vectors[group].T
+            middle = ids[int(near.sum(axis=1).argmax())]
+            if await self._make_one(tenant_id, ids, middle, Outcome(rows[0]["outcome"]), mature):
                 made += Counter(groups=1, consolidated=len(group))
-        grouped = {each.id for group in found for each in group}
-        if first not in grouped and all(row["whole"] for row in rows):  # all have vectors
+        first = rows[0]["first"]
+        grouped = {known[place]["episode_id"] for group in found for place in group}
+        if first not in grouped and len(known) == len(rows):  # all have vectors
             async with acting_as(self.pool, tenant_id) as connection:
                 await connection.execute(_DISMISS, tenant_id, first)
         return made
 
     async def _make_one(
-        self, tenant_id: UUID, group: Sequence[SimilarityCandidate], mature: datetime
+        self, tenant_id: UUID, ids: Sequence[UUID], middle: UUID, outcome: Outcome, mature: datetime
     ) -> bool:
-        ids = [each.id for each in group]
+        """Replace episodes by one; ``middle`` is the one that is most similar to the others."""
         async with acting_as(self.pool, tenant_id) as connection:
             loaded = await load(connection, EVERYTHING, ids)
         if len(loaded) < len(ids):
             return False
-        vectors = np.stack([each.whole for each in group])
-        middle = ids[int((vectors @ vectors.T).sum(axis=1).argmax())]
-        outcome = Outcome(str(group[0].alike[0]))
         one = as_one([loaded[each] for each in ids], loaded[middle], outcome)
         moved = await copied(self.pool, self.objects, tenant_id, ids, ALL_PARTS)
         async with acting_as(self.pool, tenant_id) as connection:
@@ -311,9 +321,3 @@ def _key(row: Any) -> bytes | None:
     if any(owner):
         task["owner"] = owner
     return task_key(task, row["input"] and from_json(row["input"]))
-
-
-def _candidate(row: Any) -> SimilarityCandidate:
-    alike = tuple(row[name] for name in (*_ALIKE, *_OWNERS))
-    whole = np.array(row["whole"], np.float32)
-    return SimilarityCandidate(row["episode_id"], row["at"], alike, whole)
