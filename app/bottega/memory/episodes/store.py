@@ -103,43 +103,36 @@ class AccessCounter:
         self._pool = pool
         self._clock = clock
         self._waiting: dict[UUID, Counter[UUID]] = defaultdict(Counter)
-        self._some = asyncio.Event()
 
     def touch(self, tenant_id: UUID, ids: Iterable[UUID]) -> None:
         """Count an access of each episode."""
         waiting = self._waiting[tenant_id]
         if len(waiting) < _MOST:
             waiting.update(list(ids))  # a mapping would be added as counts
-        self._some.set()
 
     async def run(self) -> None:
-        """Write the counts, once a second at most, and at the end."""
+        """Write the counts, once a second and at the end."""
         try:
             while True:
-                await self._some.wait()
                 await asyncio.sleep(EVERY_S)
-                await self._try_to_flush()
-        finally:
-            await self._try_to_flush()
-
-    async def _try_to_flush(self) -> None:
-        try:
-            async with asyncio.timeout(_PATIENCE_S):
                 await self.flush()
-        except Exception as error:  # later counts may be written
-            log.warning("memory.accesses_lost", error=str(error))
+        finally:
+            await self.flush()
 
     async def flush(self) -> None:
         """Write the counts once; discard those that cannot be written."""
-        self._some.clear()
         waiting, self._waiting = self._waiting, defaultdict(Counter)
-        for tenant_id, times in waiting.items():
-            now = self._clock()
-            # In the order of ids, so that transactions do not deadlock. One by one: a join may
-            # compare all of the tenant's episodes with each.
-            each = [(tenant_id, episode, count, now) for episode, count in sorted(times.items())]
-            async with acting_as(self._pool, tenant_id) as connection:
-                await connection.executemany(_TOUCH, each)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                for tenant_id, times in waiting.items():
+                    # In the order of ids, so that transactions do not deadlock. One by one: a join
+                    # may compare all of the tenant's episodes with each.
+                    now = self._clock()
+                    each = [(tenant_id, one, count, now) for one, count in sorted(times.items())]
+                    async with acting_as(self._pool, tenant_id) as connection:
+                        await connection.executemany(_TOUCH, each)
+        except Exception as error:  # later counts may be written
+            log.warning("memory.accesses_lost", error=str(error))
 
 
 class EpisodicMemory:
