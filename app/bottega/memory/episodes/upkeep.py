@@ -26,11 +26,6 @@ _POSTPONE = """
 UPDATE episode_work SET next_at = now() + make_interval(secs => $3)
 WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'offload'
 """
-_TAKE_SAMPLE = """
-UPDATE tenant_memory SET sampled_at = now()
-WHERE tenant_id = $1 AND (sampled_at IS NULL OR sampled_at < now() - make_interval(secs => $2))
-RETURNING true
-"""
 
 
 class EpisodeUpkeep:
@@ -100,8 +95,7 @@ class EpisodeUpkeep:
         )
         for row in rows:
             async with acting_as(self._pool, row["id"]) as connection:
-                if await connection.fetchval(_TAKE_SAMPLE, row["id"], _SAMPLE_OLDER_S):
-                    await refresh_common(connection, row["id"])
+                await refresh_common(connection, row["id"])
         return 1.0 if rows else float("inf")
 
 
