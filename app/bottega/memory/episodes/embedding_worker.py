@@ -91,7 +91,7 @@ WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'embed'
 _PAGE = 256
 _FIRST_ID = UUID(int=0)
 _OTHERS = "SELECT tenants_of_other_embedders($1, 20) AS id"
-_STATE = "SELECT embedder, leftovers FROM tenant_memory WHERE tenant_id = $1"
+_OF_QUERIES = "SELECT embedder FROM tenant_memory WHERE tenant_id = $1"
 _WAITING = """
 SELECT count(*) FROM (SELECT FROM episode_work WHERE tenant_id = $1 AND work = 'embed'
                       AND tries < $3 LIMIT $2) waiting
@@ -336,10 +336,7 @@ class EmbeddingWorker:
 
     async def _change_over(self, tenant_id: UUID, name: str) -> None:
         async with acting_as(self._pool, tenant_id) as connection:
-            state = await connection.fetchrow(_STATE, tenant_id)
-            if state is None:
-                return
-            if state["embedder"] == name:
+            if await connection.fetchval(_OF_QUERIES, tenant_id) == name:
                 await self._clear(connection, tenant_id, name)
                 return
             await connection.execute(_LEFT_OVER, tenant_id, True)
