@@ -95,7 +95,6 @@ class RunMemory:
         self._tokens = 0
         self._schemas: Sequence[ToolSchema] = ()
         self._schema_tokens = 0
-        self._revision = -1
         self._base = ""
         self._index = ""
         self._noting = lru_cache(_NOTES)(_noting)
@@ -146,10 +145,8 @@ class RunMemory:
         self._read(query)
         if schemas is not self._schemas:
             self._schemas, self._schema_tokens = schemas, schema_tokens(schemas, count)
-        if self.working.revision != self._revision:
-            self._revision = self.working.revision
-            base = self.working.compose(Area.TASK, Area.RETRIEVED, description=False)
-            self._base = "\n".join(filter(None, (self._opening, base)))
+        base = self.working.compose(Area.TASK, Area.RETRIEVED, description=False)
+        self._base = "\n".join(filter(None, (self._opening, base)))
         note = self._noting(self._base, self._index)
         if self._with(note) > self.limit:
             self._prune()

@@ -69,9 +69,6 @@ class WorkingMemory:
     Args:
         budgets: of the sections; their sum is never exceeded.
         listener: notified when a section is too small for its hot entries (``memory_limit``).
-
-    Attributes:
-        revision: number of changes to the sections ``TASK`` and ``RETRIEVED``.
     """
 
     def __init__(
@@ -82,7 +79,6 @@ class WorkingMemory:
         listener: NotifyListener | None = None,
     ) -> None:
         self.budgets = budgets or Budgets()
-        self.revision = 0
         self.count = count
         self._listener = listener
         # Kind and JSON value, by kind of entry, scope, subtask (empty: none) and name.
@@ -96,7 +92,6 @@ class WorkingMemory:
         self._archive = Archive(self.count, self._listener)
         self._states = 0
         self._subtask = ""
-        self.revision += 1
 
     # Input
 
@@ -166,7 +161,7 @@ class WorkingMemory:
             return
         more = f", {as_text(value)}"
         section.change(entry, entry.text + more, entry.tokens + self.count(more))
-        self._changed(_PART_OF[scope])
+        self._archive.make_room(section)
 
     def get(
         self,
@@ -212,7 +207,6 @@ class WorkingMemory:
                 if kind is VariableKind.CONTROL:
                     del self._variables[place]
                     self._sections[_PART_OF[place[1]]].remove(place)
-                    self._changed(_PART_OF[place[1]])
 
     def add_intermediate(self, subtask: str, output: Any, *, refers_to: Iterable[str] = ()) -> str:
         """Store the answer of a subtask, tool or sub-agent.
@@ -306,11 +300,10 @@ class WorkingMemory:
     def prune(self) -> None:
         """Archive cold entries. These are results of more than 5 subtasks ago without references
         to them, traces, and retrieved texts that were never read."""
-        for part, section in self._sections.items():
+        for section in self._sections.values():
             self._archive.archive_old(section, 0)
             self._archive.shorten_traces(section, 0)
             self._archive.drop_unread(section, 0)
-            self._changed(part)
 
     def clear(self) -> None:
         """Remove everything except metadata, which reflection needs."""
@@ -365,9 +358,6 @@ class WorkingMemory:
 
     def _put(self, part: Area, key: Key, label: str, text: str, *, hot: bool = False) -> None:
         size = self.count(text) + 1  # one for the end of line
-        self._sections[part].put(key, Entry(label, text, size, self._archive.turn, hot))
-        self._changed(part)
-
-    def _changed(self, part: Area) -> None:
-        self.revision += part in (Area.TASK, Area.RETRIEVED)
-        self._archive.make_room(self._sections[part])
+        section = self._sections[part]
+        section.put(key, Entry(label, text, size, self._archive.turn, hot))
+        self._archive.make_room(section)
