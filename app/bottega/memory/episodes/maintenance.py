@@ -40,9 +40,8 @@ _MOVES = (
 )
 """Stages before and after, and the parts that move to the object store."""
 _DUE = """
-SELECT episode_id, at FROM episode_state
-WHERE tenant_id = $1 AND state = $2 AND at < $3 AND (at, episode_id) > ($4, $5)
-ORDER BY at, episode_id LIMIT $6
+SELECT episode_id FROM episode_state
+WHERE tenant_id = $1 AND state = $2 AND at < $3 ORDER BY at, episode_id LIMIT $4
 """
 # Computes the comparison key now, while the full text of the task is in the database. Each row by
 # its key: a join may compare all of the tenant's with each other.
@@ -71,13 +70,13 @@ _PURGE = "SELECT purge_episodes($1, $2)"
 
 # --- Consolidation ------------------------------------------------------------------------------
 
-_DISMISSED_AT_ONCE = 500
 # An old enough episode that is still active may be similar to those that wait.
 _READY = """
 SELECT least($2, (SELECT min(at) FROM episode_state
                   WHERE tenant_id = $1 AND state = 'active')) - $3::interval
 """
-_DISMISS_LONELY = "SELECT at, episode_id FROM dismiss_lonely_episodes($1, $2, $3, $4, $5)"
+# Most episodes have a unique task.
+_DISMISS_LONELY = "SELECT FROM dismiss_lonely_episodes($1, $2, $3, $4, $5)"
 _ALIKE = """
 ROW(x.outcome, x.domain, x.task_type, x.failure_signature, x.trust, x.user_id, x.session_id,
     x.agent)
@@ -210,18 +209,17 @@ class EpisodeMaintenance:
         now: datetime,
     ) -> int:
         before = self.options.begins(stage, now)
-        last = _FIRST
         moved_on = 0
         while moved_on < self.most:
             async with acting_as(self.pool, tenant_id) as connection:
-                rows = await connection.fetch(_DUE, tenant_id, state, before, *last, _PAGE)
-            if not rows:
-                break
+                rows = await connection.fetch(_DUE, tenant_id, state, before, _PAGE)
             ids = [row["episode_id"] for row in rows]
             moved = await copied(self.pool, self.objects, tenant_id, ids, parts)
             async with acting_as(self.pool, tenant_id) as connection:
-                moved_on += await connection.fetchval(_AGE, ids, stage, before, moved)
-            last = (rows[-1]["at"], rows[-1]["episode_id"])
+                page = await connection.fetchval(_AGE, ids, stage, before, moved)
+            moved_on += page
+            if not page:  # none is left, or others hold them
+                break
         return moved_on
 
     # Consolidation
@@ -239,7 +237,7 @@ class EpisodeMaintenance:
         window = timedelta(days=self.options.consolidate_days)
         async with acting_as(self.pool, tenant_id) as connection:
             ready = await connection.fetchval(_READY, tenant_id, mature, window)
-        await self._dismiss_lonely(tenant_id, ready, window)
+            await connection.execute(_DISMISS_LONELY, ready, window, *_FIRST, self.most)
         made: Counter[str] = Counter()
         last = _FIRST
         for _ in range(self.most):
@@ -252,18 +250,6 @@ class EpisodeMaintenance:
             made += await self._compare(tenant_id, rows, mature)
             last = (rows[0]["first_at"], rows[0]["first"])
         return made
-
-    async def _dismiss_lonely(self, tenant_id: UUID, ready: datetime, window: timedelta) -> None:
-        """End the wait of episodes with a unique task; most have one."""
-        last = _FIRST
-        for _ in range(0, self.most, _DISMISSED_AT_ONCE):
-            async with acting_as(self.pool, tenant_id) as connection:
-                rows = await connection.fetch(
-                    _DISMISS_LONELY, ready, window, *last, _DISMISSED_AT_ONCE
-                )
-            if len(rows) < _DISMISSED_AT_ONCE:
-                break
-            last = max((row["at"], row["episode_id"]) for row in rows)
 
     async def _compare(
         self, tenant_id: UUID, rows: Sequence[asyncpg.Record], mature: datetime
