@@ -49,9 +49,9 @@ class PromptMessage:
 
     def shrink(self, count: TokenCounter) -> int:
         """Replace a tool result by its summary; return the tokens saved."""
-        if self.reference is None or self.is_shrunk or self.tokens <= SUMMARY_TOKENS:
+        if not isinstance(self.message, ToolMessage) or self.reference is None:
             return 0
-        if not isinstance(self.message, ToolMessage):
+        if self.is_shrunk or self.tokens <= SUMMARY_TOKENS:
             return 0
         summary = summary_of(body_of(self.message), SUMMARY_TOKENS, count)
         text = f'[shortened; recall_memory("{self.reference}") returns all of it]\n{summary}'
@@ -155,14 +155,9 @@ def body_of(message: ToolMessage) -> str:
 def _saying(message: ToolMessage, text: str) -> ToolMessage:
     """Copy a tool message with another text for the same calls."""
     results = []
-    for index, result in enumerate(message.tool_results):
-        says = text if index == 0 else "[see above]"
-        failed = result.status is ToolStatus.ERROR
-        change = {"result": None, "error": says} if failed else {"result": says, "error": None}
-        results.append(result.model_copy(update=change | {"parts": ()}))
-    return ToolMessage(
-        content=text,
-        timestamp=message.timestamp,
-        metadata=message.metadata,
-        tool_results=tuple(results),
-    )
+    for result in message.tool_results:
+        field = "error" if result.status is ToolStatus.ERROR else "result"
+        change = {"result": None, "error": None, "parts": (), field: text}
+        results.append(result.model_copy(update=change))
+    said = {"content": text, "parts": (), "tool_results": tuple(results)}
+    return message.model_copy(update=said)
