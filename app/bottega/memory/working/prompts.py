@@ -33,6 +33,7 @@ from bottega.memory.working.blocks import (
     tokens_of,
 )
 from bottega.memory.working.sections import MEMORY_LIMIT, RECENT, Area
+from bottega.memory.working.tools import schema_of
 from bottega.memory.working.working_memory import WorkingMemory
 
 RECALL = "recall_memory"
@@ -343,12 +344,7 @@ class RecallMemory(ToolBase):
         self._memory = memory
 
     def create_schema(self) -> dict[str, Any]:
-        return {
-            "type": "object",
-            "properties": {"reference": {"type": "string", "minLength": 1}},
-            "required": ["reference"],
-            "additionalProperties": False,
-        }
+        return schema_of("reference", reference={"type": "string", "minLength": 1})
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
         reference = tool_call.arguments.get("reference")

@@ -1,6 +1,6 @@
 """Tools of a run's root agent for its memory. Pure."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from bottega.agents.messages import ToolCall, ToolResult
@@ -15,6 +15,16 @@ LONGEST_QUERY = 2_000
 
 Search = Callable[[str, bool], Awaitable[str]]
 """Function of a query and a flag (only the run's session) that returns the found text."""
+
+
+def schema_of(required: str, **arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a tool's arguments, of which one is required."""
+    return {
+        "type": "object",
+        "properties": arguments,
+        "required": [required],
+        "additionalProperties": False,
+    }
 
 
 def plan_of(arguments: Any) -> list[str] | None:
@@ -44,12 +54,7 @@ class SetPlan(ToolBase):
     def create_schema(self) -> dict[str, Any]:
         step = {"type": "string", "minLength": 1, "maxLength": LONGEST_STEP}
         steps = {"type": "array", "items": step, "minItems": 1, "maxItems": MOST_STEPS}
-        return {
-            "type": "object",
-            "properties": {"steps": steps},
-            "required": ["steps"],
-            "additionalProperties": False,
-        }
+        return schema_of("steps", steps=steps)
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
         steps = plan_of(tool_call.arguments)
@@ -81,19 +86,12 @@ class SearchMemory(ToolBase):
         self._search = search
 
     def create_schema(self) -> dict[str, Any]:
-        return {
-            "type": "object",
-            "properties": {
-                "query": {"type": "string", "minLength": 1, "maxLength": LONGEST_QUERY},
-                "session": {
-                    "type": "boolean",
-                    "description": "Look in this session only.",
-                    "default": False,
-                },
-            },
-            "required": ["query"],
-            "additionalProperties": False,
-        }
+        here = "Look in this session only."
+        return schema_of(
+            "query",
+            query={"type": "string", "minLength": 1, "maxLength": LONGEST_QUERY},
+            session={"type": "boolean", "description": here, "default": False},
+        )
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
         query = tool_call.arguments.get("query")
