@@ -28,8 +28,7 @@ from bottega.memory.text.summaries import summary_of
 from bottega.memory.working.prompts import RECALL
 from bottega.memory.working.sections import Area, Budgets
 from bottega.memory.working.tools import SET_PLAN, plan_of
-from bottega.memory.working.variables import VariableScope
-from bottega.memory.working.working_memory import Retrieved, WorkingMemory
+from bottega.memory.working.working_memory import Retrieved, VariableScope, WorkingMemory
 from bottega.runs import read
 
 NEWEST = 50

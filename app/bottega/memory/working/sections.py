@@ -31,6 +31,15 @@ class Area(StrEnum):
     RETRIEVED = "retrieved"
 
 
+_TITLES = {
+    Area.SYSTEM: "System",
+    Area.TASK: "Task",
+    Area.STATE: "State of the work",
+    Area.INTERMEDIATE: "Intermediate results",
+    Area.RETRIEVED: "From earlier runs",
+}
+
+
 class Budgets(NamedTuple):
     """Most tokens of each section."""
 
@@ -88,15 +97,15 @@ class Section:
         gone: number of entries that left completely, with the first and last of their references.
     """
 
-    def __init__(self, title: str, budget: int, count: TokenCounter) -> None:
-        self.title = title
+    def __init__(self, part: Area, budget: int, count: TokenCounter) -> None:
+        self.title = _TITLES[part]
         self.budget = budget
         self.entries: dict[Key, Entry] = {}
         self.gone: tuple[int, str, str] | None = None
         self.warned = False
         self.filled = 0
         # title, empty lines, and the line about entries that left
-        self._frame = count(title) + 2 + count(_gone((10**9, "m" * 12, "m" * 12))) + 2
+        self._frame = count(self.title) + 2 + count(_gone((10**9, "m" * 12, "m" * 12))) + 2
 
     @property
     def tokens(self) -> int:

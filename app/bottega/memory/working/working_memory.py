@@ -6,7 +6,10 @@ a summary with a reference. Pure: no model, no clock; equal operations give equa
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from bottega.agents.tokens import estimated_tokens
 from bottega.graph.rendering import as_text
@@ -26,22 +29,34 @@ from bottega.memory.working.sections import (
     Section,
     label_of,
 )
-from bottega.memory.working.variables import (
-    KIND_IN,
-    VariableKind,
-    VariableScope,
-    jsonable,
-    rendered,
-)
 
-_DESCRIPTION = (NOTE, "description")
-_TITLES = {
-    Area.SYSTEM: "System",
-    Area.TASK: "Task",
-    Area.STATE: "State of the work",
-    Area.INTERMEDIATE: "Intermediate results",
-    Area.RETRIEVED: "From earlier runs",
+
+class VariableScope(StrEnum):
+    """The scope of a value; ``intermediate`` ones belong to a subtask."""
+
+    GLOBAL = "global"
+    TASK = "task"
+    EXECUTION = "execution"
+    INTERMEDIATE = "intermediate"
+    METADATA = "metadata"
+
+
+class VariableKind(StrEnum):
+    """The behaviour of a value. An accumulator collects all values; a control value is removed when
+    the next subtask begins; metadata survives a clear."""
+
+    TASK = "task"
+    INTERMEDIATE = "intermediate"
+    ACCUMULATOR = "accumulator"
+    CONTROL = "control"
+    METADATA = "metadata"
+
+
+_KIND_IN = {
+    VariableScope.INTERMEDIATE: VariableKind.INTERMEDIATE,
+    VariableScope.METADATA: VariableKind.METADATA,
 }
+_DESCRIPTION = (NOTE, "description")
 _PART_OF: dict[str, Area] = {
     VariableScope.GLOBAL: Area.TASK,
     VariableScope.TASK: Area.TASK,
@@ -86,9 +101,7 @@ class WorkingMemory:
         self._empty()
 
     def _empty(self) -> None:
-        self._sections = {
-            part: Section(_TITLES[part], self.budgets.of(part), self.count) for part in Area
-        }
+        self._sections = {part: Section(part, self.budgets.of(part), self.count) for part in Area}
         self._archive = Archive(self.count, self._listener)
         self._states = 0
         self._subtask = ""
@@ -143,9 +156,9 @@ class WorkingMemory:
             subtask: owner of the value, in the scope ``intermediate``.
         """
         scope = VariableScope(scope)
-        kind = KIND_IN.get(scope, VariableKind.TASK) if kind is None else VariableKind(kind)
+        kind = _KIND_IN.get(scope, VariableKind.TASK) if kind is None else VariableKind(kind)
         place = (VARIABLE, scope.value, subtask, key)
-        value = jsonable(value)
+        value = _jsonable(value)
         old_kind, old = self._variables.get(place, (None, []))
         if kind is not VariableKind.ACCUMULATOR or old_kind is not kind:
             value = [value] if kind is VariableKind.ACCUMULATOR else value
@@ -219,7 +232,7 @@ class WorkingMemory:
         """
         self._archive.turn += 1
         reference = f"m{self._archive.turn}"
-        text = self._archive.texts[reference] = as_text(jsonable(output))
+        text = self._archive.texts[reference] = as_text(_jsonable(output))
         self._archive.referred.update(refers_to)
         label = label_of(subtask)
         line = f"{reference} {label}: {text}"
@@ -354,10 +367,29 @@ class WorkingMemory:
 
     def _show(self, place: Key, kind: VariableKind, value: Any) -> None:
         label = label_of(place[-1])
-        self._put(_PART_OF[place[1]], place, label, f"{label} {rendered(kind, value)}")
+        self._put(_PART_OF[place[1]], place, label, f"{label} {_rendered(kind, value)}")
 
     def _put(self, part: Area, key: Key, label: str, text: str, *, hot: bool = False) -> None:
         size = self.count(text) + 1  # one for the end of line
         section = self._sections[part]
         section.put(key, Entry(label, text, size, self._archive.turn, hot))
         self._archive.make_room(section)
+
+
+def _rendered(kind: VariableKind, value: Any) -> str:
+    """Render a value for prompts, to follow its name."""
+    if kind is VariableKind.ACCUMULATOR:
+        return f"+= {', '.join(map(as_text, value))}"
+    return f"= {as_text(value)}"
+
+
+def _jsonable(value: Any) -> Any:
+    """Convert a value to JSON types, if necessary to its ``repr``. Never raises."""
+    if type(value) in (str, bool, type(None)):
+        return value
+    try:
+        value = to_jsonable_python(value, fallback=str, inf_nan_mode="null", bytes_mode="base64")
+        as_text(value)
+    except Exception:  # circular, too deep, too large, or its own methods fail
+        return object.__repr__(value)
+    return value
