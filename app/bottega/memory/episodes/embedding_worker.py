@@ -39,7 +39,6 @@ _INDEX_S = 60.0
 _FIRST_POSTPONED_S = 15.0
 _LONGEST_POSTPONED_S = 3600.0
 _DAY_S = 86_400.0
-_INDEXED = 768  # length of the vectors that a new database has an index for
 _GIVEN_UP = 6  # tries after which a switch of the embedder no longer waits for an episode
 
 _OF_THE_TEXT = frozenset(
@@ -50,6 +49,7 @@ log = structlog.get_logger(__name__)
 
 _CLAIM = "SELECT tenant_id, episode_id, tries FROM claim_due_episode_work('embed', $1, $2, $3)"
 _NEXT = "SELECT next_episode_work_s('embed')"
+_ENSURE_INDEX = "SELECT ensure_vector_index($1)"
 _READ = """
 SELECT e.id, e.summary, i.embedder, i.background_of, i.background_rows
 FROM unnest($2::uuid[]) AS wanted(id)
@@ -200,7 +200,6 @@ class EmbeddingWorker:
             longest_rest_s=float("inf"),
             clock=clock,
         )
-        self._indexed = {_INDEXED}
         self._reached: dict[UUID, UUID] = {}
         self._cleared: dict[UUID, UUID] = {}
 
@@ -229,10 +228,12 @@ class EmbeddingWorker:
             rows = await connection.fetch(_READ, tenant_id, ids)
         found = [Summary(**from_json(row["summary"])) for row in rows]
         made = await self._all_made(rows[0]["embedder"], found) if found else {}
-        inserts = [
-            (tenant_id, name, [row["id"] for row in rows], *_columns(vectors))
-            for name, vectors in made.items()
-        ]
+        read = [row["id"] for row in rows]
+        inserts = []
+        for name, vectors in made.items():
+            task, result, whole = (vectors[:, part] for part in range(3))
+            packed = packed_vectors(result), packed_vectors(whole)
+            inserts.append((tenant_id, name, read, [*map(vector_text, task)], *packed))
         async with acting_as(self._pool, tenant_id) as connection:
             if made:
                 await connection.execute(_FIRST, tenant_id, next(iter(made)))
@@ -310,10 +311,7 @@ class EmbeddingWorker:
         """Return an embedder's name, and its vectors of the episodes, shape (n, 3, d)."""
         texts = [text for each in found for text in (each.task, each.result, each.whole)]
         vectors = await embedder.embed(texts)
-        if embedder.dimension not in self._indexed:
-            ensure = "SELECT ensure_vector_index($1)"
-            await self._pool.execute(ensure, embedder.dimension, timeout=_INDEX_S)
-            self._indexed.add(embedder.dimension)
+        await self._pool.execute(_ENSURE_INDEX, embedder.dimension, timeout=_INDEX_S)
         return embedder.name, vectors.reshape(len(found), 3, embedder.dimension)
 
     async def change_over(self) -> float:
@@ -369,13 +367,6 @@ class EmbeddingWorker:
         elif place == _FIRST_ID and not await self._order(connection, tenant_id, name):
             self._reached.pop(tenant_id, None)
             await connection.execute(_LEFT_OVER, tenant_id, False)
-
-
-def _columns(vectors: Vectors) -> tuple[list[str], list[bytes], list[bytes]]:
-    """Return the first vectors of all episodes as texts, the second and third ones packed."""
-    first, *others = (vectors[:, part] for part in range(3))
-    second, third = map(packed_vectors, others)
-    return [vector_text(row) for row in first], second, third
 
 
 def _blamed(error: Exception) -> Blame | None:
