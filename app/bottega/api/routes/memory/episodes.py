@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from datetime import timedelta
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -12,6 +11,7 @@ from pydantic import AfterValidator
 
 from bottega.api.auth import Principal
 from bottega.api.errors import headers, problems
+from bottega.api.routes.memory.imports import imported
 from bottega.api.schemas.base import Page, PlaceInTime, UserName, check_storable
 from bottega.api.schemas.memory.episodes import (
     WITHIN,
@@ -33,11 +33,9 @@ from bottega.container import Service
 from bottega.db.driver import driver_of
 from bottega.db.pages import PageItems
 from bottega.db.quota import require_room
-from bottega.errors import InvalidInputError
 from bottega.memory.episodes import episode as memory
 from bottega.memory.episodes import rows
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome
-from bottega.memory.episodes.importing import imported
 from bottega.memory.episodes.scope import EVERYTHING, Scope, scope_of_search
 from bottega.memory.text.signature import failure_signature
 from bottega.runs.outcomes import OutcomeValue
@@ -47,8 +45,6 @@ from bottega.tenants import audit, erase
 router = APIRouter(prefix="/v1/episodes", tags=["memory"])
 
 EpisodeId = Annotated[UUID, Path(description="The episode's id.")]
-CLOCK_SKEW = timedelta(minutes=5)
-"""Tolerance for a client's clock that runs ahead."""
 
 
 def _storable(text: str) -> str:
@@ -179,10 +175,7 @@ async def create(
     body: NewEpisode,
     response: Response,
 ) -> Any:
-    now = service.memory.clock()
-    if body.at is not None and body.at > now + CLOCK_SKEW:
-        raise InvalidInputError("this is in the future: say when it ended", pointer="/at")
-    episode = imported(body.model_dump(), principal=actor, now=now)
+    episode = imported(body, principal=actor, now=service.memory.clock())
     async with service.database.begin(tenant) as tx:
         driver = await driver_of(tx)
 

@@ -8,14 +8,13 @@ from uuid import UUID
 from fastapi import APIRouter, Response
 
 from bottega.api.errors import headers, problems
-from bottega.api.routes.memory.episodes import CLOCK_SKEW, to_response, within
+from bottega.api.routes.memory.episodes import to_response, within
+from bottega.api.routes.memory.imports import imported
 from bottega.api.schemas.memory.found import ContextFound, ContextQuery, Learnt, NewLearning
 from bottega.api.shared.deps import Actor, PrincipalDep, ReadTenant, ServiceDep, Tenant, Turn
 from bottega.api.shared.idempotency import OnceDep
 from bottega.db.driver import driver_of
-from bottega.errors import InvalidInputError
 from bottega.memory.episodes.episode import Episode
-from bottega.memory.episodes.importing import imported
 from bottega.memory.learning.context import (
     Lesson,
     ReportedOutcome,
@@ -145,10 +144,10 @@ async def learn(
     body: NewLearning,
     response: Response,
 ) -> Any:
-    now = service.memory.clock()
-    if (new := body.episode) is not None and new.at is not None and new.at > now + CLOCK_SKEW:
-        raise InvalidInputError("this is in the future: say when it ended", pointer="/episode/at")
-    episode = None if new is None else imported(new.model_dump(), principal=actor, now=now)
+    episode = None
+    if (new := body.episode) is not None:
+        now = service.memory.clock()
+        episode = imported(new, principal=actor, now=now, pointer="/episode/at")
     lessons = [
         Lesson(each.text, each.name, Category(each.category), tuple(each.uses))
         for each in body.insights
