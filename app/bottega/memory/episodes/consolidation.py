@@ -16,15 +16,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import reduce
-from hashlib import blake2b, md5
+from hashlib import blake2b
 from statistics import fmean
 from typing import Any
-from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bottega.memory.episodes.episode import Episode, Outcome, State, StorageState
+from bottega.memory.episodes.episode import Episode, Outcome, State, StorageState, derived_id
 
 # --- Equal tasks --------------------------------------------------------------------------------
 
@@ -42,9 +41,8 @@ def task_key(task: Mapping[str, Any], whole_input: Any = None) -> bytes | None:
     Returns:
         ``None`` if the input has no words: such a task equals no other.
     """
-    rest = {name: part for name, part in task.items() if name != "complexity"}
-    asked = rest.pop("original_input", None) if whole_input is None else whole_input
-    rest.pop("original_input", None)
+    asked = task.get("original_input") if whole_input is None else whole_input
+    rest = {name: task[name] for name in task if name not in ("complexity", "original_input")}
     text = _plain(asked) if isinstance(asked, str) else _json(asked)
     if not asked or not any(map(str.isalnum, text)):
         return None
@@ -135,7 +133,8 @@ def as_one(
     failures = dict.fromkeys(known for each in members for known in each.failure_signatures)
     return replace(
         representative,
-        id=_id_of(members),
+        # Concurrent workers agree on it.
+        id=derived_id(" ".join(["consolidated", *sorted(str(each.id) for each in members)])),
         kind="consolidated",
         run_id=None,
         at=members[-1].at,
@@ -160,12 +159,6 @@ def as_one(
         instances=len(members),
         state=State(state=StorageState.MATURE),
     )
-
-
-def _id_of(members: Sequence[Episode]) -> UUID:
-    """Return an id that depends only on the members' ids, so that concurrent workers agree."""
-    ids = " ".join(sorted(str(each.id) for each in members))
-    return UUID(md5(f"consolidated {ids}".encode(), usedforsecurity=False).hexdigest())
 
 
 def _compared(members: Sequence[Episode]) -> dict[str, Any]:

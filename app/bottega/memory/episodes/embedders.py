@@ -135,17 +135,14 @@ class Patience:
 
         if not is_ready(self._embedder):
             raise UnavailableError("the embedder is starting")
-        if self._timeouts >= _OPENS_AFTER:
-            now = self._clock()
-            if now < self._next_at:
-                raise UnavailableError("the embedder did not answer the last queries in time")
-            self._next_at = now + _PROBE_EVERY_S  # one probe at a time
+        if self._timeouts >= _OPENS_AFTER and self._clock() < self._next_at:
+            raise UnavailableError("the embedder did not answer the last queries in time")
+        self._next_at = self._clock() + _PROBE_EVERY_S  # one probe at a time
         try:
             async with asyncio.timeout(deadline_s):
                 vectors = await embed_queries(self._embedder, [query])
         except TimeoutError:
             self._timeouts += 1
-            self._next_at = self._clock() + _PROBE_EVERY_S
             raise
         except Exception:
             self._timeouts = 0  # an error is an answer

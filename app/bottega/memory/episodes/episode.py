@@ -205,5 +205,9 @@ class EpisodeFilter:
 
 def episode_id_of(run_id: UUID) -> UUID:
     """Return the id of a run's episode; the SQL function ``unclaimed_episode`` derives the same."""
-    digest = md5(f"episode {run_id}".encode(), usedforsecurity=False)
-    return UUID(digest.hexdigest())
+    return derived_id(f"episode {run_id}")
+
+
+def derived_id(text: str) -> UUID:
+    """Return an id that depends on a text only."""
+    return UUID(md5(text.encode(), usedforsecurity=False).hexdigest())

@@ -146,10 +146,7 @@ def schema_tokens(schemas: Sequence[ToolSchema], count: TokenCounter) -> int:
 
 def body_of(message: ToolMessage) -> str:
     """Return the text of a tool message as a model reads it."""
-    results = message.tool_results
-    if len(results) == 1 and message.content:
-        return message.content
-    return "\n".join(result.text for result in results) or message.content
+    return message.content or "\n".join(result.text for result in message.tool_results)
 
 
 def _saying(message: ToolMessage, text: str) -> ToolMessage:

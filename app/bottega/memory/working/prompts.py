@@ -347,10 +347,8 @@ class RecallMemory(ToolBase):
         return schema_of("reference", reference={"type": "string", "minLength": 1})
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        reference = tool_call.arguments.get("reference")
-        if not isinstance(reference, str):
-            return error_result(tool_call, "say which: reference must be a text such as 'm3'")
-        text = await self._memory.find(reference.strip())
+        reference = str(tool_call.arguments.get("reference")).strip()
+        text = await self._memory.find(reference)
         if text is None:
             return error_result(
                 tool_call,
