@@ -34,14 +34,11 @@ _PAGE = 100
 _FIRST = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
 """Place before all episodes."""
 
-_MOVES = (
-    (StorageState.MATURE, StorageState.AGED, ("trace",)),
-    (StorageState.AGED, StorageState.ARCHIVED, ALL_PARTS),
-)
-"""Stages before and after, and the parts that move to the object store."""
 _DUE = """
 SELECT episode_id FROM episode_state
-WHERE tenant_id = $1 AND state = $2 AND at < $3 ORDER BY at, episode_id LIMIT $4
+WHERE tenant_id = $1 AND state = CASE $2 WHEN 'aged' THEN 'mature' WHEN 'archived' THEN 'aged' END
+  AND at < $3
+ORDER BY at, episode_id LIMIT $4
 """
 # Computes the comparison key now, while the full text of the task is in the database. Each row by
 # its key: a join may compare all of the tenant's with each other.
@@ -167,8 +164,8 @@ class EpisodeMaintenance:
         """
         moved: Counter[str] = Counter()
         moved["mature"] = await self._mature(tenant_id, now)
-        for state, stage, parts in _MOVES:
-            moved[stage] = await self._move_on(tenant_id, state, stage, parts, now)
+        for stage, parts in ((StorageState.AGED, ("trace",)), (StorageState.ARCHIVED, ALL_PARTS)):
+            moved[stage] = await self._move_on(tenant_id, stage, parts, now)
         return +moved
 
     async def purge_deleted(self, tenant_id: UUID, now: datetime) -> int:
@@ -201,18 +198,13 @@ class EpisodeMaintenance:
         return matured
 
     async def _move_on(
-        self,
-        tenant_id: UUID,
-        state: StorageState,
-        stage: StorageState,
-        parts: Sequence[str],
-        now: datetime,
+        self, tenant_id: UUID, stage: StorageState, parts: Sequence[str], now: datetime
     ) -> int:
         before = self.options.begins(stage, now)
         moved_on = 0
         while moved_on < self.most:
             async with acting_as(self.pool, tenant_id) as connection:
-                rows = await connection.fetch(_DUE, tenant_id, state, before, _PAGE)
+                rows = await connection.fetch(_DUE, tenant_id, stage, before, _PAGE)
             ids = [row["episode_id"] for row in rows]
             moved = await copied(self.pool, self.objects, tenant_id, ids, parts)
             async with acting_as(self.pool, tenant_id) as connection:
