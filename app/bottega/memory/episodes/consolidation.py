@@ -4,9 +4,6 @@ Vectors alone do not suffice: two tasks that differ in one number have a cosine 
 "not" 0.996, and in two swapped names 1.0. So the tasks must also be the same text. Only spacing,
 the case of the first letter and a full stop at the end may differ. In doubt two tasks are
 different: keeping both costs some room, merging them wrongly loses information.
-
-The new episode stores the parts that all of them share once, and the differences per original. The
-originals stay readable by id.
 """
 
 import json

@@ -151,10 +151,7 @@ class EpisodeMaintenance:
         return +done
 
     async def archive_old(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        """Move a tenant's episodes to the stage of their age.
-
-        Aged ones move their trace to cold storage. Archived ones move all parts except those always
-        kept, and leave all searches.
+        """Move a tenant's episodes to the stage of their age (:class:`StorageState`).
 
         Returns:
             how many became ``mature``, ``aged``, ``archived``.

@@ -58,8 +58,9 @@ def summary_of(
     """
     if count(text) <= tokens:
         return text
-    read = _ends(text, min(max(tokens * _READ_PER_TOKEN, MIN_READ), MAX_READ))
-    pieces = list(_pieces(read, whole_lines))
+    half = min(max(tokens * _READ_PER_TOKEN, MIN_READ), MAX_READ) // 2
+    read = text if len(text) <= 2 * half else f"{text[:half]}\n{text[-half:]}"
+    pieces = _pieces(read, whole_lines)
     room = tokens * BYTES_PER_TOKEN
     while room > 0:
         summary = _extract(pieces, room)
@@ -79,21 +80,14 @@ def cut(text: str, room: int) -> str:
     return kept.decode("utf-8", "ignore").rstrip() + GAP
 
 
-def _ends(text: str, most: int) -> str:
-    if len(text) <= most:
-        return text
-    return f"{text[: most // 2]}\n{text[-most // 2 :]}"
-
-
-def _pieces(text: str, whole_lines: bool) -> Iterator[str]:
-    """Yield lines, or else parts of long lines, without duplicates."""
-    seen: set[str] = set()
-    for line in text.splitlines():
-        for part in [line] if whole_lines or len(line) <= _PIECE else _parts(line):
-            piece = part.strip()
-            if piece and piece not in seen:
-                seen.add(piece)
-                yield piece
+def _pieces(text: str, whole_lines: bool) -> list[str]:
+    """Return lines, or else parts of long lines, without duplicates."""
+    pieces = dict.fromkeys(
+        part.strip()
+        for line in text.splitlines()
+        for part in ([line] if whole_lines or len(line) <= _PIECE else _parts(line))
+    )
+    return [*filter(None, pieces)]
 
 
 def _parts(line: str) -> Iterator[str]:

@@ -283,10 +283,8 @@ class RunMemory:
         age = 1
         for block in reversed(blocks[:newest]):
             if not block.pinned and not block.left:
-                groups[2 if age <= 1 else 1 if age <= RECENT else 0].append(block)
+                groups[2 if age <= 1 else 1 if age <= RECENT else 0].insert(0, block)
             age += bool(block.calls)
-        for group in groups:
-            group.reverse()
         return groups
 
     # Notes
@@ -295,8 +293,7 @@ class RunMemory:
         """Yield lines about removed messages: the newest answers singly, the others as ranges."""
         gone = [each for block in self._blocks for each in block.messages if each.left]
         answers = [each for each in gone if each.label]
-        said = [each.reference for each in gone if each.reference and not each.label]
-        said = [reference for reference in said if reference in self._said]
+        said = [each.reference for each in gone if each.reference in self._said]
         if not gone:
             return
         yield _LEFT
