@@ -67,6 +67,11 @@ def test_details_of_an_error_make_no_difference(sort: str, data: st.DataObject) 
     assert one == other
 
 
+def test_braces_in_a_quoted_text_make_no_difference() -> None:
+    plain, braces = (f'refused "{"x" * 50}{more}" here' for more in ("", "{}"))
+    assert failure_signature("E", plain) == failure_signature("E", braces)
+
+
 QUOTED = {
     "numbers": st.integers().map(str),
     "ids": st.uuids().map(str) | HEX,

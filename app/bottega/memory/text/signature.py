@@ -8,6 +8,7 @@ short quoted names, such as a code, tell one kind from another and stay.
 import re
 import unicodedata
 from collections.abc import Iterator
+from contextlib import suppress
 from json import JSONDecoder
 from typing import Any
 
@@ -95,15 +96,14 @@ def _plain(text: str) -> str:
 def _with_json(message: str) -> str:
     """Return the shape of a message, with an object of JSON in it reduced."""
     start = message.find("{")
+    body, end = None, 0
     if start >= 0:
-        try:
+        with suppress(ValueError, RecursionError):
             body, end = _JSON.raw_decode(message, start)
-        except (ValueError, RecursionError):
-            pass
-        else:
-            parts = _shape(message[:start]), ", ".join(_reduced(body)), _shape(message[end:])
-            return " ".join(part.strip() for part in parts if part.strip())
-    return _shape(message)
+    if not body:  # an empty one may be part of a quoted text
+        return _shape(message)
+    parts = _shape(message[:start]), ", ".join(_reduced(body)), _shape(message[end:])
+    return " ".join(part.strip() for part in parts if part.strip())
 
 
 def _reduced(value: Any, name: str = "", depth: int = 0) -> Iterator[str]:
