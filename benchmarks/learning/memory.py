@@ -23,14 +23,7 @@ from bottega.memory.episodes.store import Hit
 from bottega.memory.learning.call_trace import Observed, observed
 from bottega.memory.learning.mining import mine
 from bottega.memory.learning.reflection import applications_of
-from bottega.memory.patterns.evidence import (
-    Group,
-    WeighedEvidence,
-    evidence_of,
-    falling,
-    validated,
-    weigh,
-)
+from bottega.memory.patterns.evidence import Group, WeighedEvidence, falling, validated, weigh
 from bottega.memory.patterns.matcher import Match, Matcher
 from bottega.memory.patterns.pattern import (
     APPLIED,
@@ -296,23 +289,13 @@ class Patterns:
 
     def validate(self) -> None:
         for pattern in [each for each in self.all.values() if each.state in LIVE]:
-            weighed = self._weighed(pattern)
-            found = validated(
-                pattern.key,
-                pattern.version,
-                pattern.state,
-                weighed,
-                self.options,
-            )
-            evidence = evidence_of(pattern.evidence, found, weighed, self.now)
-            judged = pattern.but(evidence=evidence)
+            after, found = validated(pattern, self._weighed(pattern), self.options, self.now)
             if found.state is PatternState.IN_REVIEW:
-                self._fall(judged, found.reason or "")
-            elif found.state is not pattern.state or evidence != pattern.evidence:
-                life = replace(pattern.lifecycle, state=found.state)
+                self._fall(after, found.reason or "")
+            elif after != pattern:
                 if found.state is PatternState.VALIDATED:
                     self._validated.setdefault((pattern.key, pattern.version), (self.now, None))
-                self._keep(judged.but(lifecycle=life, updated_at=self.now))
+                self._keep(after.but(updated_at=self.now))
 
     def refine(self) -> None:
         """End reviews, and deprecate patterns of low value."""

@@ -12,12 +12,22 @@ from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns.evidence import (
     Group,
     WeighedEvidence,
-    evidence_of,
     falling,
     validated,
     weigh,
 )
-from bottega.memory.patterns.pattern import APPLIED, Arm, Baseline, Evidence, PatternState
+from bottega.memory.patterns.pattern import (
+    APPLIED,
+    Arm,
+    Baseline,
+    Category,
+    Content,
+    ContentKind,
+    Evidence,
+    Lifecycle,
+    Pattern,
+    PatternState,
+)
 from bottega.memory.patterns.validation import Tally, Verdict, judged
 from tests.domain.patterns import e_value
 
@@ -40,8 +50,19 @@ groups = st.lists(
 )
 
 
+def pattern(state: PatternState, evidence: Evidence = Evidence()) -> Pattern:
+    content = Content(ContentKind.HEURISTIC)
+    life = Lifecycle(state, reason="before")
+    return Pattern("p", Category.DOMAIN, content, id=UUID(int=1), evidence=evidence, lifecycle=life)
+
+
 def look(state: PatternState, weighed: WeighedEvidence) -> tuple[PatternState, str | None]:
-    found = validated(UUID(int=1), 1, state, weighed, OPTIONS)
+    after, found = validated(pattern(state), weighed, OPTIONS, NOW)
+    moved = found.state is not state
+    assert (after.state, after.lifecycle.reason) == (
+        found.state,
+        found.reason if moved else "before",
+    )
     return found.state, found.reason
 
 
@@ -154,20 +175,18 @@ class TestStoredEvidence:
     def test_too_few_applications_keep_the_old_confidence(self) -> None:
         before = Evidence(confidence=0.9, p_value=0.001, verdict="VALIDATED")
         few = WeighedEvidence(lately=Tally(1, 1), given=Tally(20, 21), baseline=HALF, e_value=50.0)
-        found = validated(UUID(int=1), 1, PatternState.VALIDATED, few, OPTIONS)
-        after = evidence_of(before, found, few, NOW)
+        one = pattern(PatternState.VALIDATED, before)
+        after = validated(one, few, OPTIONS, NOW)[0].evidence
         assert (after.confidence, after.p_value) == (0.9, 0.001)
         assert (after.verdict, after.applications) == (Verdict.INSUFFICIENT_EVIDENCE, 1)
         assert after.uplift == 0.5
 
     def test_validation_without_news_keeps_its_time(self) -> None:
         some = WeighedEvidence(lately=Tally(9, 9), given=Tally(9, 9), baseline=HALF, e_value=9.0)
-        found = validated(UUID(int=1), 1, PatternState.CANDIDATE, some, OPTIONS)
-        once = evidence_of(Evidence(), found, some, NOW)
-        assert once.validated_at == NOW
-        assert evidence_of(once, found, some, datetime(2027, 1, 1, tzinfo=UTC)) is once
+        once, _ = validated(pattern(PatternState.CANDIDATE), some, OPTIONS, NOW)
+        assert once.evidence.validated_at == NOW
+        assert validated(once, some, OPTIONS, datetime(2027, 1, 1, tzinfo=UTC))[0] == once
 
     def test_pattern_without_applications_counts_as_not_validated(self) -> None:
-        none = WeighedEvidence()
-        found = validated(UUID(int=1), 1, PatternState.CANDIDATE, none, OPTIONS)
-        assert evidence_of(Evidence(), found, none, NOW) == Evidence()
+        new = pattern(PatternState.CANDIDATE)
+        assert validated(new, WeighedEvidence(), OPTIONS, NOW)[0] == new

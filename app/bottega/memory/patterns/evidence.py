@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import fsum, sqrt
-from typing import NamedTuple
+from statistics import fmean
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns.pattern import APPLIED, Arm, Baseline, Evidence, PatternState
+from bottega.memory.patterns.pattern import APPLIED, Arm, Baseline, Pattern, PatternState
 from bottega.memory.patterns.validation import (
     BettingEvidence,
     Tally,
@@ -82,14 +83,10 @@ def weigh(groups: Iterable[Group], latest: Tally | None = None) -> WeighedEviden
         e_value=evidence.e_value,
         given=_tally(given),
         latest=latest or Tally(),
-        used=_tally([each for each in groups if each.arm is Arm.USED]),
-        withheld=_tally([each for each in groups if each.arm is Arm.WITHHELD]),
-        time_saved_s=_difference(
-            *(_mean((each.seconds, each.timed) for each in side) for side in (others, given))
-        ),
-        tokens_saved=_difference(
-            *(_mean((each.tokens, each.counted) for each in side) for side in (others, given))
-        ),
+        used=_tally(each for each in groups if each.arm is Arm.USED),
+        withheld=_tally(each for each in groups if each.arm is Arm.WITHHELD),
+        time_saved_s=_saved(others, given, "seconds", "timed"),
+        tokens_saved=_saved(others, given, "tokens", "counted"),
     )
 
 
@@ -110,27 +107,32 @@ def _tally(groups: Iterable[Group]) -> Tally:
     return Tally(sum(each.n for each in groups if each.good), sum(each.n for each in groups))
 
 
-def _baseline(groups: Sequence[Group]) -> Baseline:
+def _baseline(groups: Iterable[Group]) -> Baseline:
     """Return the mean baseline of applications, with the commonest name."""
-    names: Counter[str] = Counter()
-    for each in groups:
-        names[each.baseline.name] += each.n
-    rate = _mean((each.baseline.rate * each.n, each.n) for each in groups)
-    tasks = _mean((each.baseline.n * each.n, each.n) for each in groups)
-    if rate is None or tasks is None:
+    known = [(each.baseline, each.n) for each in groups if each.n]
+    if not known:
         return Baseline()
-    return Baseline(min(names, key=lambda each: (-names[each], each)), rate, round(tasks))
+    names: Counter[str] = Counter()
+    for baseline, n in known:
+        names[baseline.name] += n
+    rates, tasks = ([getattr(each, name) for each, _ in known] for name in ("rate", "n"))
+    often = [n for _, n in known]
+    name = min(names, key=lambda each: (-names[each], each))
+    return Baseline(name, fmean(rates, often), round(fmean(tasks, often)))
 
 
-def _mean(sums: Iterable[tuple[float, int]]) -> float | None:
-    """Return the mean of several sums, each with its number; ``None`` if there are none."""
-    sums = list(sums)
-    number = sum(n for _, n in sums)
-    return fsum(total for total, _ in sums) / number if number else None
+def _saved(others: Sequence[Group], given: Sequence[Group], sums: str, n: str) -> float | None:
+    """Return by how much the mean of runs without the pattern is higher; ``None``: unknown.
 
-
-def _difference(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one - other
+    Args:
+        sums, n: names of the groups' sums, and of the numbers of runs in these.
+    """
+    means: list[float] = []
+    for side in (others, given):
+        if not (runs := sum(getattr(each, n) for each in side)):
+            return None
+        means.append(fsum(getattr(each, sums) for each in side) / runs)
+    return means[0] - means[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,31 +155,47 @@ class Validation:
 
 
 def validated(
-    pattern_id: UUID,
-    version: int,
-    state: PatternState,
-    weighed: WeighedEvidence,
-    options: LearningOptions,
-) -> Validation:
-    """Validate a pattern."""
-    verdict, p_value, confidence = judged(weighed.lately, weighed.baseline.rate, options)
-    after = following(state, verdict, weighed.e_value, options)
-    reason = falling(weighed, options) if state is PatternState.VALIDATED else None
-    return Validation(
-        pattern_id=pattern_id,
-        version=version,
-        was=state,
-        state=after if reason is None else PatternState.IN_REVIEW,
-        verdict=verdict,
-        good=weighed.lately.good,
-        applications=weighed.lately.n,
-        success_rate=weighed.lately.rate if weighed.lately.n else None,
-        p_value=p_value,
-        confidence=confidence,
-        e_value=weighed.e_value,
-        baseline=weighed.baseline,
-        reason=reason,
+    was: Pattern, weighed: WeighedEvidence, options: LearningOptions, now: datetime
+) -> tuple[Pattern, Validation]:
+    """Validate a pattern; return it with its new state and evidence.
+
+    If nothing changed, the old evidence stays, with its time. With too few applications,
+    confidence and p-value keep their old values.
+    """
+    lately, before = weighed.lately, was.evidence
+    verdict, p_value, confidence = judged(lately, weighed.baseline.rate, options)
+    state = following(was.state, verdict, weighed.e_value, options)
+    reason = falling(weighed, options) if was.state is PatternState.VALIDATED else None
+    if reason is not None:
+        state = PatternState.IN_REVIEW
+    rate = lately.rate if lately.n else None
+    same: dict[str, Any] = {
+        "applications": lately.n,
+        "success_rate": rate,
+        "e_value": weighed.e_value,
+        "baseline": weighed.baseline,
+    }
+    sure: dict[str, Any] = {"confidence": confidence, "p_value": p_value}
+    found = Validation(
+        was.key, was.version, was.state, state, verdict, lately.good, reason=reason, **same, **sure
     )
+    after = replace(
+        before,
+        time_saved_s=weighed.time_saved_s,
+        tokens_saved=weighed.tokens_saved,
+        uplift=None if rate is None else rate - weighed.baseline.rate,
+        verdict=verdict.value,
+        **same,
+        **({} if verdict is Verdict.INSUFFICIENT_EVIDENCE else sure),
+    )
+    if after == before or not (weighed.given.n or before.verdict):
+        evidence = before
+    else:
+        evidence = replace(after, validated_at=now)
+    life = was.lifecycle
+    if state is not was.state:
+        life = replace(life, state=state, reason=reason)
+    return was.but(evidence=evidence, lifecycle=life), found
 
 
 def falling(weighed: WeighedEvidence, options: LearningOptions) -> str | None:
@@ -195,28 +213,3 @@ def falling(weighed: WeighedEvidence, options: LearningOptions) -> str | None:
             f"{weighed.withheld.good} of {weighed.withheld.n} that it was withheld from"
         )
     return None
-
-
-def evidence_of(
-    before: Evidence, found: Validation, weighed: WeighedEvidence, now: datetime
-) -> Evidence:
-    """Return the evidence to store; the old one, with its time, if nothing changed. With too few
-    applications, confidence and p-value keep their old values."""
-    if not weighed.given.n and before.verdict is None:
-        return before
-    few = found.verdict is Verdict.INSUFFICIENT_EVIDENCE
-    rate = found.success_rate
-    after = replace(
-        before,
-        applications=found.applications,
-        success_rate=rate,
-        time_saved_s=weighed.time_saved_s,
-        tokens_saved=weighed.tokens_saved,
-        uplift=None if rate is None else rate - found.baseline.rate,
-        confidence=before.confidence if few else found.confidence,
-        p_value=before.p_value if few else found.p_value,
-        e_value=found.e_value,
-        baseline=found.baseline,
-        verdict=found.verdict.value,
-    )
-    return before if after == before else replace(after, validated_at=now)

@@ -19,7 +19,6 @@ from bottega.memory.patterns import application_rows, rows
 from bottega.memory.patterns.evidence import (
     Validation,
     WeighedEvidence,
-    evidence_of,
     falling,
     validated,
     weigh,
@@ -257,14 +256,8 @@ class PatternStore:
         evidence_for = await self.weighed(list(held))
         found = []
         for pattern_id, was in held.items():
-            weighed = evidence_for[pattern_id]
-            says = validated(pattern_id, was.version, was.state, weighed, self.options)
+            after, says = validated(was, evidence_for[pattern_id], self.options, self.now)
             found.append(says)
-            reason = was.lifecycle.reason if says.state is was.state else says.reason
-            after = was.but(
-                evidence=evidence_of(was.evidence, says, weighed, self.now),
-                lifecycle=replace(was.lifecycle, state=says.state, reason=reason),
-            )
             if after != was:
                 await self.write(after)
         return found
