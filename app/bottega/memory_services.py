@@ -25,7 +25,6 @@ from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.rows import CHANNEL
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
-from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.objects import Objects
 from bottega.settings import Settings
 
@@ -53,7 +52,6 @@ class MemoryServices:
 
     memory: EpisodicMemory
     patterns: PatternCache
-    matchers: MatcherCache
     embedders: Embedders
     objects: Objects
 
@@ -105,11 +103,10 @@ async def open_memory_services(
             options=settings.memory_options,
             clock=utcnow,
         )
-        matchers = MatcherCache(database.pool, listener)
         patterns = PatternCache(
-            database.pool, matchers=matchers, options=settings.learning_options, clock=utcnow
+            database.pool, listener, options=settings.learning_options, clock=utcnow
         )
-        yield MemoryServices(memory, patterns, matchers, embedders, objects)
+        yield MemoryServices(memory, patterns, embedders, objects)
 
 
 @asynccontextmanager

@@ -14,7 +14,6 @@ from bottega.db.engine import acting_as
 from bottega.events.listener import NotifyListener
 from bottega.memory.learning.context import ReportedOutcome, learn_from_episode
 from bottega.memory.patterns.cache import PatternCache
-from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.memory.patterns.pattern import (
     Applicability,
     Application,
@@ -164,9 +163,7 @@ async def test_outcomes_use_only_the_request_s_connection(server_: Running) -> N
         acting_as(pool, DEFAULT_TENANT) as only,
         asyncio.timeout(10),
     ):
-        patterns = PatternCache(
-            pool, matchers=MatcherCache(pool, NotifyListener(database.connect)), clock=utcnow
-        )
+        patterns = PatternCache(pool, NotifyListener(database.connect), clock=utcnow)
         outcomes = [ReportedOutcome(pattern, True)]
         learned = await learn_from_episode(
             server_.service.memory,

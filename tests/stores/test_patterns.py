@@ -19,7 +19,6 @@ from bottega.memory.episodes.episode import Outcome, StorageState
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns import store
 from bottega.memory.patterns.cache import PatternCache
-from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.memory.patterns.pattern import (
     Applicability,
     Application,
@@ -69,10 +68,8 @@ def cache(database: Database, clock: Hands) -> PatternCache:
 
 def cache_of(database: Database, clock: Hands, **options: Any) -> PatternCache:
     """Return a cache that gets no notices, so it reads everything again."""
-    matchers = MatcherCache(database.pool, NotifyListener(database.connect))
-    return PatternCache(
-        database.pool, matchers=matchers, options=LearningOptions(**options), clock=clock
-    )
+    listener = NotifyListener(database.connect)
+    return PatternCache(database.pool, listener, clock, LearningOptions(**options))
 
 
 def pattern(name: str = "Ask first", **more: Any) -> Pattern:

@@ -24,7 +24,6 @@ from bottega.memory.learning.jobs import Job
 from bottega.memory.learning.maintenance import Maintenance
 from bottega.memory.learning.pipeline import stages_of
 from bottega.memory.patterns.cache import PatternCache
-from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.memory.patterns.pattern import (
     Applicability,
     Application,
@@ -61,8 +60,8 @@ class Looked:
             objects=self.store,
             clock=lambda: NOW,
         )
-        matchers = MatcherCache(pool, NotifyListener(database.connect))
-        self.patterns = PatternCache(pool, matchers=matchers, clock=lambda: NOW)
+        listener = NotifyListener(database.connect)
+        self.patterns = PatternCache(pool, listener, clock=lambda: NOW)
         stages = stages_of(
             pool,
             EpisodeMaintenance(pool, self.store),

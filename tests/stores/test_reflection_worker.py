@@ -22,7 +22,6 @@ from bottega.memory.learning import jobs
 from bottega.memory.learning.reflection_worker import MOST_TRIES, ReflectionWorker
 from bottega.memory.learning.run_learning import give_feedback, learnt
 from bottega.memory.patterns.cache import PatternCache
-from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.memory.patterns.pattern import Category, Content, ContentKind, Evidence, Pattern
 from tests.fake_model import FakeModel, calls, gated, http_error
 from tests.memories import make_episode, remember
@@ -41,8 +40,8 @@ class Cache(PatternCache):
 
 @pytest.fixture
 async def cache(database: Database) -> Cache:
-    matchers = MatcherCache(database.pool, NotifyListener(database.connect))
-    cache = Cache(database.pool, matchers=matchers, options=LearningOptions(), clock=utcnow)
+    listener = NotifyListener(database.connect)
+    cache = Cache(database.pool, listener, options=LearningOptions(), clock=utcnow)
     content = Content(ContentKind.HEURISTIC, {"condition": "always", "action": "look"})
     pattern = Pattern(id=PATTERN, name="look", category=Category.STRATEGIC, content=content)
     await add(cache, DEFAULT_TENANT, pattern)

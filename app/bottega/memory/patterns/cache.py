@@ -1,25 +1,31 @@
-"""The pattern cache: judges and retrieves patterns."""
+"""The pattern cache: judges and retrieves patterns, and keeps the matcher of each tenant.
+
+Notifications of the database invalidate matchers. While the listening connection is down, every
+call reads the database; a new connection clears the cache.
+"""
 
 import asyncio
+import contextlib
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from heapq import nlargest
 from uuid import UUID
 from weakref import WeakValueDictionary
 
 import asyncpg
 
+from bottega import metrics
 from bottega.clock import Clock
 from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_rows
+from bottega.events.listener import NotifyListener
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns import baselines, rows
 from bottega.memory.patterns.evidence import Validation
 from bottega.memory.patterns.matcher import Match, Matcher
-from bottega.memory.patterns.matcher_cache import MatcherCache
 from bottega.memory.patterns.pattern import (
     ON_FAILURE,
     Baseline,
@@ -31,11 +37,21 @@ from bottega.memory.patterns.pattern import (
 from bottega.memory.patterns.refinement import likeness, of_low_value, tally_of
 from bottega.memory.patterns.store import PatternStore
 
+MOST_PATTERNS = 20_000
+"""Patterns of a tenant that are matched: validated ones first, then by confidence."""
+MOST_KEPT = 100_000
+"""Patterns in all matchers of a process; the least recently used matcher is dropped first."""
 _PAGE = 100
 """Patterns per transaction; short, because it blocks the applications of their runs."""
 _AT_ONCE = 2_000  # patterns and tests in a search without a thread
 LIVE = (PatternState.CANDIDATE, PatternState.VALIDATED)
-_KEPT = (*LIVE, PatternState.IN_REVIEW)
+_SIMILAR = (*LIVE, PatternState.IN_REVIEW)
+
+_LIVE = f"""
+SELECT {rows.COLUMNS} FROM patterns p
+WHERE p.tenant_id = $1 AND p.state IN ('VALIDATED', 'CANDIDATE')
+ORDER BY p.state DESC, p.confidence DESC, p.id LIMIT {MOST_PATTERNS}
+"""  # noqa: S608 (constant texts)
 
 _apart = ThreadPoolExecutor(2, "patterns")
 """Searches that take longer; one at a time per tenant."""
@@ -46,10 +62,15 @@ class PatternCache:
     """The patterns of all tenants. :meth:`store` changes them, in a transaction of the tenant's."""
 
     pool: asyncpg.Pool
-    matchers: MatcherCache
+    listener: NotifyListener
     clock: Clock
     options: LearningOptions = LearningOptions()
+    _matchers: OrderedDict[UUID, Matcher] = field(default_factory=OrderedDict)
+    _loading: set[UUID] = field(default_factory=set)  # without a change since
     _turns: WeakValueDictionary[UUID, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+
+    def __post_init__(self) -> None:
+        self.listener.subscribe(rows.CHANNEL, self._on_change)
 
     async def get(self, tenant_id: UUID, pattern_id: UUID) -> Pattern:
         """Return a complete pattern in its current version.
@@ -108,7 +129,16 @@ class PatternCache:
 
     def forget(self, tenant_id: UUID) -> None:
         """Reload a tenant's patterns in this process now, without waiting for the notification."""
-        self.matchers.forget(tenant_id)
+        self._matchers.pop(tenant_id, None)
+        self._loading.discard(tenant_id)
+
+    def _on_change(self, payload: str | None) -> None:
+        if payload is None:
+            self._matchers.clear()
+            self._loading.clear()
+        else:
+            with contextlib.suppress(ValueError):
+                self.forget(UUID(payload))
 
     # --- Which apply --------------------------------------------------------------------------
 
@@ -130,9 +160,10 @@ class PatternCache:
         if failure_signature is not None:
             features = {**features, "failure_signature": failure_signature}
         of = _categories(features) if category is None else (category,)
-        matcher = await self.matchers.of(tenant_id)
-        find = partial(matcher.find, features, now=self.clock(), k=k, categories=of)
-        return await self._found(tenant_id, matcher, find)
+        now = self.clock()
+        return await self._found(
+            tenant_id, lambda matcher: matcher.find(features, now=now, k=k, categories=of)
+        )
 
     async def candidates(
         self,
@@ -148,26 +179,54 @@ class PatternCache:
         Args:
             draw: a random number from 0 to 1 per pattern; the smallest comes first.
         """
-        matcher = await self.matchers.of(tenant_id)
-        of = _categories(features)
-        find = partial(matcher.candidates, features, now=self.clock(), categories=of)
+        of, now = _categories(features), self.clock()
 
         def order(each: Match) -> tuple[float, float, UUID]:
             known = tally_of(each.pattern.evidence)
             expected = (known.good + 1) / (known.n + 2)
             return -expected, draw(each.pattern), each.pattern.key
 
-        return sorted(await self._found(tenant_id, matcher, find), key=order)
+        found = await self._found(
+            tenant_id, lambda matcher: matcher.candidates(features, now=now, categories=of)
+        )
+        return sorted(found, key=order)
 
-    async def _found(
-        self, tenant_id: UUID, matcher: Matcher, find: Callable[[], list[Match]]
-    ) -> list[Match]:
+    async def _found(self, tenant_id: UUID, find: Callable[[Matcher], list[Match]]) -> list[Match]:
         """Search; in a thread if testing the conditions of all patterns might hold up others."""
+        matcher = await self.matcher(tenant_id)
         if matcher.tests <= _AT_ONCE:
-            return find()
-        turn = self._turns.setdefault(tenant_id, asyncio.Lock())
-        async with turn:
-            return await asyncio.get_running_loop().run_in_executor(_apart, find)
+            return find(matcher)
+        async with self._turn(tenant_id):
+            return await asyncio.get_running_loop().run_in_executor(_apart, find, matcher)
+
+    async def matcher(self, tenant_id: UUID) -> Matcher:
+        """Return the matcher of a tenant's patterns; it may lack changes still being notified."""
+        if (kept := self._kept(tenant_id)) is not None:
+            return kept
+        async with self._turn(tenant_id):
+            if (kept := self._kept(tenant_id)) is not None:  # loaded meanwhile
+                return kept
+            self._loading.add(tenant_id)
+            async with acting_as(self.pool, tenant_id) as connection:
+                found = await connection.fetch(_LIVE, tenant_id)
+            matcher = await asyncio.to_thread(lambda: Matcher(map(rows.pattern, found)))
+            if tenant_id in self._loading:
+                self._matchers[tenant_id] = matcher
+                while (
+                    len(self._matchers) > 1 and sum(map(len, self._matchers.values())) > MOST_KEPT
+                ):
+                    self._matchers.popitem(last=False)
+            return matcher
+
+    def _kept(self, tenant_id: UUID) -> Matcher | None:
+        if tenant_id not in self._matchers or not self.listener.hears(rows.CHANNEL):
+            return None
+        metrics.cache_hits.labels("matchers").inc()
+        self._matchers.move_to_end(tenant_id)
+        return self._matchers[tenant_id]
+
+    def _turn(self, tenant_id: UUID) -> asyncio.Lock:
+        return self._turns.setdefault(tenant_id, asyncio.Lock())
 
     async def alternatives(
         self, tenant_id: UUID, patterns: Sequence[Pattern]
@@ -175,7 +234,7 @@ class PatternCache:
         """Return the names of each pattern's alternatives that are in use or on trial."""
         if not any(each.guide.alternatives for each in patterns):
             return {each.key: [] for each in patterns}
-        matcher = await self.matchers.of(tenant_id)
+        matcher = await self.matcher(tenant_id)
         return {each.key: matcher.names(each.guide.alternatives) for each in patterns}
 
     async def baselines(
@@ -209,7 +268,7 @@ class PatternCache:
 
         The best come first; deprecated ones are left out."""
         best: list[tuple[Pattern, float]] = []
-        async for page in self.pages(tenant_id, _KEPT, [pattern.category]):
+        async for page in self.pages(tenant_id, _SIMILAR, [pattern.category]):
             best += [(each, likeness(pattern, each)) for each in page if each.id != pattern.id]
             best = nlargest(k, best, key=lambda each: (each[1], -each[0].key.int))
         return best
