@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from benchmarks.patterns import applies, holds
 from bottega.conditions import check
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns.merging import MOST_MERGED, generalised, groups, merged
 from bottega.memory.patterns.pattern import (
     Applicability,
     Category,
@@ -28,7 +27,11 @@ from bottega.memory.patterns.pattern import (
     PatternState,
 )
 from bottega.memory.patterns.refinement import (
+    MOST_MERGED,
+    generalised,
+    groups,
     likeness,
+    merged,
     narrowed,
     narrowing,
     of_low_value,

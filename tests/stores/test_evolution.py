@@ -9,7 +9,7 @@ import pytest
 
 from bottega.db.engine import Database
 from bottega.db.pages import PageItems
-from bottega.memory.learning.evolution import refine, validate_all
+from bottega.memory.learning.pipeline import refine, validate_all
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import (
     Applicability,

@@ -18,7 +18,7 @@ from bottega.llm.openai_provider import OpenAIProvider
 from bottega.llm.structured_output import ModelAnalyst
 from bottega.memory.episodes.episode import Episode, Outcome, State, StorageState, episode_id_of
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.learning import jobs
+from bottega.memory.learning import maintenance as jobs
 from bottega.memory.learning.reflection_worker import MOST_TRIES, ReflectionWorker
 from bottega.memory.learning.run_learning import give_feedback, learnt
 from bottega.memory.patterns.cache import PatternCache

@@ -16,7 +16,7 @@ from bottega.memory.episodes.episode import IMPORTED, Episode
 from bottega.memory.episodes.scope import EVERYTHING, Scope
 from bottega.memory.episodes.store import EpisodicMemory, Found
 from bottega.memory.learning.insights import FoundInsight, insights_in
-from bottega.memory.patterns import baselines
+from bottega.memory.patterns.application_rows import baselines_for
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.matcher import Match
 from bottega.memory.patterns.owners import owner_of
@@ -173,7 +173,7 @@ async def _count(store: PatternStore, episode: Episode, outcomes: Sequence[Repor
     told |= {name: getattr(episode, name) for name in ("task_type", "domain")}
     features = {name: value for name, value in told.items() if value is not None}
     of = store.connection, store.tenant_id, [*known.values()]
-    baseline = await baselines.of(*of, features)
+    baseline = await baselines_for(*of, features)
     applications = [
         Application(
             pattern_id=each.pattern_id,

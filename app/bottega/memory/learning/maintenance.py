@@ -1,37 +1,157 @@
 """Maintenance of a tenant's memory, each night and on demand.
 
-A job is a row with six stages in order. A worker claims it with a lease. If the worker dies, the
-next one continues after the last finished stage. Each stage is idempotent, also after a partial
-execution, so no stage stores its position.
+A job is a row with six stages in order. A worker claims it with a lease, which it renews while it
+works. The number of the claim (``tries``) is the fence: a worker that lost the job can no longer
+write to it. If the worker dies, the next one continues after the last finished stage. Each stage is
+idempotent, also after a partial execution, so no stage stores its position.
 """
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import asyncpg
 import structlog
+from pydantic_core import to_json
 
 from bottega import metrics
 from bottega.clock import Clock, monotonic, utcnow
+from bottega.db.driver import decoded
 from bottega.db.engine import acting_as
-from bottega.errors import BottegaError
+from bottega.db.pages import PageItems, fetch_rows
+from bottega.errors import BottegaError, ConflictError, NotFoundError
 from bottega.leased_work import LeasedWork
-from bottega.memory.learning import jobs
-from bottega.memory.learning.jobs import Job, LostJobError
+from bottega.memory.episodes.rows import tell
+from bottega.memory.learning.reflection_worker import learn_again
 
 POLL_S = 60.0
 
+_KEPT = 400
+"""Ended jobs kept per tenant, with their reports; the oldest are deleted."""
+_LONGEST_ERROR = 500
+_ORDER_TRIES = 3
 _TENANTS = 50
 _MOST_TRIES = 8
 _LONGEST_PAUSE_S = 1800.0
 _HAND_BACK_S = 2.0
 
 log = structlog.get_logger(__name__)
+
+
+class LostJobError(Exception):
+    """Another worker holds the job now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Maintenance of one tenant's memory."""
+
+    tenant_id: UUID
+    id: UUID
+    cause: str  # ``nightly`` or ``demand``
+    tick: datetime | None  # the scheduled time of a nightly job
+    status: str  # ``pending``, ``running``, ``done`` or ``failed``
+    stage: int  # number of finished stages
+    created_at: datetime
+    tries: int = 0  # number of claims
+    progress: Mapping[str, Any] = field(default_factory=dict)  # counts by stage name
+    report: Mapping[str, Any] | None = None  # counts of the last stage, at the end
+    error: str | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+_COLUMNS = ", ".join(each.name for each in fields(Job) if each.name != "tenant_id")
+_OPEN = """
+SELECT id FROM memory_jobs WHERE tenant_id = $1 AND status IN ('pending', 'running')
+"""
+_ORDER = """
+INSERT INTO memory_jobs (tenant_id, cause, tick) VALUES ($1, $2, $3)
+ON CONFLICT DO NOTHING RETURNING id
+"""
+_GET = f"SELECT {_COLUMNS} FROM memory_jobs WHERE tenant_id = $1 AND id = $2"  # noqa: S608
+_PAGE = f"""
+SELECT {_COLUMNS} FROM memory_jobs
+WHERE tenant_id = $1 AND ($2::uuid IS NULL OR id {{than}} $2) ORDER BY id {{order}} LIMIT $3
+"""  # noqa: S608
+_WRITE = """
+UPDATE memory_jobs j SET error = n.error, status = coalesce(n.status, j.status),
+    stage = coalesce(n.stage, j.stage), report = n.report,
+    progress = j.progress || coalesce(n.progress, '{}'),
+    next_at = coalesce(clock_timestamp() + make_interval(secs => n.wait_s), j.next_at),
+    ended_at = CASE WHEN n.status IS NOT NULL THEN clock_timestamp() END
+FROM jsonb_to_record($4::jsonb) AS n(
+    error text, status text, stage integer, report jsonb, progress jsonb, wait_s double precision)
+WHERE j.tenant_id = $1 AND j.id = $2 AND j.tries = $3 AND j.status = 'running' RETURNING true
+"""
+_FORGET = """
+DELETE FROM memory_jobs WHERE tenant_id = $1 AND ended_at IS NOT NULL AND id IN (
+    SELECT id FROM memory_jobs WHERE tenant_id = $1 ORDER BY id DESC OFFSET $2 LIMIT 1000)
+"""
+
+
+async def order(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    cause: str = "demand",
+    tick: datetime | None = None,
+) -> tuple[UUID, bool]:
+    """Enqueue a maintenance job, or return the open one: its id, and true if it is new.
+
+    On demand, also requeue the runs whose learning failed for good.
+
+    Raises:
+        ConflictError: concurrent requests created and ended jobs in each try.
+    """
+    if cause == "demand" and await learn_again(connection, tenant_id):
+        await tell(connection)
+    for _ in range(_ORDER_TRIES):
+        if (made := await connection.fetchval(_ORDER, tenant_id, cause, tick)) is not None:
+            await tell(connection)
+            return made, True
+        if (under_way := await connection.fetchval(_OPEN, tenant_id)) is not None:
+            return under_way, False
+    raise ConflictError("other maintenance jobs began and ended meanwhile: try again")
+
+
+async def get(connection: asyncpg.Connection, tenant_id: UUID, job_id: UUID) -> Job:
+    """Return one job.
+
+    Raises:
+        NotFoundError: unknown, or of another tenant.
+    """
+    row = await connection.fetchrow(_GET, tenant_id, job_id)
+    if row is None:
+        raise NotFoundError(f"there is no report {job_id}")
+    return _job(tenant_id, row)
+
+
+async def page(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    *,
+    after: UUID | None,
+    descending: bool,
+    limit: int,
+) -> PageItems[Job]:
+    """List a page of jobs in the order of their creation, behind the job ``after``."""
+    than, direction = ("<", "DESC") if descending else (">", "ASC")
+    query = _PAGE.format(than=than, order=direction)
+    rows = await fetch_rows(connection, query, tenant_id, after, limit=limit)
+    return PageItems((_job(tenant_id, row) for row in rows), more=rows.more)
+
+
+def _job(tenant_id: UUID, row: Mapping[str, Any]) -> Job:
+    said = {name: decoded(row[name]) for name in ("progress", "report")}
+    return Job(tenant_id=tenant_id, **{**row, **said})
+
+
+# --- Work on jobs -----------------------------------------------------------------------------
+
 
 _CLAIM = "SELECT tenant_id, id FROM claim_due_memory_jobs($1, $2)"
 _NEXT = "SELECT next_memory_job_s()"
@@ -41,8 +161,6 @@ Counts = Mapping[str, Any]
 """Counts of a stage, as JSON; of bounded size."""
 Stages = Mapping[str, Callable[[Job], Awaitable[Counts]]]
 """Idempotent work by name, in order."""
-
-
 Nights = Callable[[datetime], tuple[datetime, datetime]]
 """Schedule: the last due time up to a moment, and the first one after it."""
 
@@ -77,7 +195,7 @@ class Maintenance:
         ordered = False
         for row in rows:
             async with acting_as(self.pool, row["id"]) as connection:
-                ordered |= (await jobs.order(connection, row["id"], "nightly", tick))[1]
+                ordered |= (await order(connection, row["id"], "nightly", tick))[1]
         if rows:
             return 0.0 if ordered else POLL_S
         return max(0.0, (then - now).total_seconds())
@@ -93,16 +211,18 @@ class Maintenance:
     async def _work_on(self, tenant_id: UUID, claimed: Sequence[asyncpg.Record]) -> None:
         (row,) = claimed
         async with acting_as(self.pool, tenant_id) as connection:
-            job = await jobs.get(connection, tenant_id, row["id"])
+            job = await get(connection, tenant_id, row["id"])
         said = {"tenant_id": str(job.tenant_id), "job_id": str(job.id)}
         try:
             await self._do(job)
+            log.info("maintenance.done", **said)
         except LostJobError:
             log.info("maintenance.lost", **said)
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(_HAND_BACK_S):
-                    await self._put_off(job, 0.0, job.error)
+                    await self._write(job, error=job.error, wait_s=0.0)
+                    metrics.learning_jobs.labels("put_off").inc()
             raise
         except Exception as error:
             known = isinstance(error, (BottegaError, OSError, asyncpg.PostgresError))
@@ -113,53 +233,64 @@ class Maintenance:
             pause_s = min(_LONGEST_PAUSE_S, self.first_pause_s * 2.0 ** (job.tries - 1))
             with contextlib.suppress(LostJobError):
                 if job.tries >= _MOST_TRIES:
-                    await self._end(job, why)
+                    await self._write(job, error=why, status="failed")
                 else:
-                    await self._put_off(job, pause_s, why)
-        else:
-            log.info("maintenance.done", **said)
+                    await self._write(job, error=why, wait_s=pause_s)
+                    metrics.learning_jobs.labels("failed_try").inc()
 
     async def _do(self, job: Job) -> None:
         """Do the remaining stages of a job."""
         if job.tries > _MOST_TRIES:
-            await self._end(job, job.error or "each worker that held the job died")
+            error = job.error or "each worker that held the job died"
+            await self._write(job, error=error, status="failed")
             return
-        for number, (name, work) in enumerate(
-            [*self.stages.items()][job.stage :], start=job.stage + 1
-        ):
+        for number, (name, work) in enumerate(self.stages.items(), start=1):
+            if number <= job.stage:
+                continue
             began = monotonic()
             counts = await self._held(job, work(job))
             spent: dict[str, Any] = {"ms": round(1000 * (monotonic() - began))}
             if number == len(self.stages):
-                await self._end(job, report=counts, stage=number, progress={name: spent})
+                ended: dict[str, Any] = {
+                    "status": "done",
+                    "report": counts,
+                    "progress": {name: spent},
+                }
+                await self._write(job, stage=number, **ended)
             else:
                 progress = {name: {**counts, **spent}}
-                await jobs.write(
-                    self.pool, job, stage=number, progress=progress, wait_s=self.lease_s
-                )
+                await self._write(job, stage=number, progress=progress, wait_s=self.lease_s)
                 job = replace(job, stage=number, progress={**job.progress, **progress}, error=None)
 
     async def _held(self, job: Job, stage: Awaitable[Counts]) -> Counts:
         """Do a stage, and renew the job's lease meanwhile."""
         working = asyncio.ensure_future(stage)
         try:
-            while True:
-                done, _ = await asyncio.wait({working}, timeout=self.lease_s / 3)
-                if done:
-                    return working.result()
+            while not (await asyncio.wait({working}, timeout=self.lease_s / 3))[0]:
                 with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                    await jobs.write(self.pool, job, error=job.error, wait_s=self.lease_s)
+                    await self._write(job, error=job.error, wait_s=self.lease_s)
+            return working.result()
         finally:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
 
-    async def _put_off(self, job: Job, seconds: float, error: str | None) -> None:
-        """Release a job until it is due again in so many seconds."""
-        await jobs.write(self.pool, job, error=error, wait_s=seconds)
-        metrics.learning_jobs.labels("put_off" if error is None else "failed_try").inc()
+    async def _write(self, job: Job, *, error: str | None = None, **changes: Any) -> None:
+        """Store the state of a held job; delete surplus old ones when it ends.
 
-    async def _end(self, job: Job, error: str | None = None, **changes: Any) -> None:
-        """End a job as done, or as failed if there is an error."""
-        status = "done" if error is None else "failed"
-        await jobs.write(self.pool, job, error=error, status=status, **changes)
-        metrics.learning_jobs.labels(status).inc()
+        Args:
+            error: the last one, if it is not overcome.
+            changes: ``stage``; ``progress`` of one stage, by its name (others keep theirs);
+                ``wait_s``, the seconds until the job is due, which is the lease of a worker; at its
+                end ``status`` and ``report``.
+
+        Raises:
+            LostJobError: another worker holds the job.
+        """
+        said = to_json({"error": error and error[:_LONGEST_ERROR], **changes}).decode()
+        async with acting_as(self.pool, job.tenant_id) as connection:
+            if not await connection.fetchval(_WRITE, job.tenant_id, job.id, job.tries, said):
+                raise LostJobError
+            if "status" in changes:
+                await connection.execute(_FORGET, job.tenant_id, _KEPT)
+        if "status" in changes:
+            metrics.learning_jobs.labels(changes["status"]).inc()

@@ -1,30 +1,230 @@
-"""Stages of a tenant's maintenance job, and the report that the last one returns.
+"""Stages of a tenant's maintenance job: mining, validation, refinement, and the report.
 
-Every report is bounded in size, however large the tenant's memory is.
+They process patterns in small transactions while runs go on. The results depend only on stored
+data, and a fingerprint identifies earlier findings, so a second execution changes nothing. Every
+report is bounded in size, however large the tenant's memory is.
 """
 
-from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import asyncpg
+import structlog
+from pydantic_core import from_json
 
 from bottega.clock import Clock, utcnow
 from bottega.db.driver import decoded
 from bottega.db.engine import acting_as
+from bottega.errors import InvalidInputError, NotFoundError
+from bottega.memory.episodes import rows as episode_rows
 from bottega.memory.episodes.maintenance import EpisodeMaintenance
-from bottega.memory.learning.discovery import discover
-from bottega.memory.learning.evolution import refine, validate_all
+from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.learning.call_trace import Observed, observed
 from bottega.memory.learning.indexes import maintain_indexes
-from bottega.memory.learning.jobs import Job
-from bottega.memory.learning.maintenance import Counts, Stages
+from bottega.memory.learning.maintenance import Counts, Job, Stages
+from bottega.memory.learning.mining import mine
+from bottega.memory.patterns import application_rows
 from bottega.memory.patterns.cache import PatternCache
+from bottega.memory.patterns.evidence import falling
+from bottega.memory.patterns.pattern import PatternState
+from bottega.memory.patterns.refinement import groups, narrowed, narrowing, started_over
 from bottega.memory.patterns.rows import notify_change
-from bottega.objects import Objects
+from bottega.memory.patterns.store import PatternStore
+from bottega.objects import CorruptObjectError, Objects
+
+_PAGE = 200
+_MOST = 5_000
+_MOST_FETCHED = 500
+"""Traces read from the object store, the newest; other remote traces are skipped."""
+_MOST_BYTES = 1_000_000
+_MOST_FOUND = 1_000
+_NAMED = 100
+"""Patterns of each kind that a report names; its counts include all."""
+_APPLICATIONS = 1_000
+"""Latest applications of a pattern that are compared."""
 
 _DAYS = 30
 MOST = 200
 """Most validations in a report; the rest is only counted."""
+
+log = structlog.get_logger(__name__)
+
+_TRACES = """
+SELECT s.episode_id, s.at, b.* FROM (
+    SELECT episode_id, at FROM episode_search
+    WHERE tenant_id = $1 AND trust >= 2 AND outcome <> 'CANCELLED' AND (at, episode_id) < ($2, $3)
+    ORDER BY at DESC, episode_id DESC LIMIT $4) AS s
+LEFT JOIN LATERAL (
+    SELECT b.content, b.object_key, b.bytes FROM episode_bodies b
+    WHERE b.tenant_id = $1 AND b.episode_id = s.episode_id AND b.part = 'trace' OFFSET 0) AS b
+ON true ORDER BY s.at DESC, s.episode_id DESC
+"""
+_KNOWN = """
+SELECT fingerprint FROM patterns
+WHERE tenant_id = $1 AND fingerprint = ANY ($2) AND state <> 'DEPRECATED'
+"""
+_END = (datetime.max.replace(tzinfo=UTC), UUID(int=2**128 - 1))
+
+
+async def discover(
+    pool: asyncpg.Pool, objects: Objects, patterns: PatternCache, tenant_id: UUID
+) -> dict[str, Any]:
+    """Mine a tenant's newest episodes, and store the findings as candidates.
+
+    Returns:
+        the numbers of episodes ``read``, of those whose remote trace was skipped (``away``), of
+        patterns ``found``, and of ``new`` ones among them.
+
+    Raises:
+        UnavailableError: the object store cannot be reached.
+    """
+    seen, read, away = await _seen(pool, objects, tenant_id)
+    # In a thread: it may take seconds.
+    found = (await asyncio.to_thread(mine, seen))[:_MOST_FOUND]
+    async with acting_as(pool, tenant_id) as connection:
+        rows = await connection.fetch(_KNOWN, tenant_id, [each.fingerprint for each in found])
+    known = {row["fingerprint"] for row in rows}
+    new = 0
+    for pattern in found:
+        try:
+            async with patterns.changing(tenant_id) as store:
+                kept = await store.add(pattern)
+        except InvalidInputError as error:
+            log.warning("pattern.not_kept", name=pattern.name, error=error.detail)
+            continue
+        if pattern.fingerprint not in known and kept.fingerprint == pattern.fingerprint:  # no twin
+            new += kept.state is PatternState.CANDIDATE
+    return {"read": read, "away": away, "found": len(found), "new": new}
+
+
+async def _seen(
+    pool: asyncpg.Pool, objects: Objects, tenant_id: UUID
+) -> tuple[list[Observed], int, int]:
+    """Return call traces to mine, and the numbers of episodes read and of traces skipped."""
+    seen: list[Observed] = []
+    read = fetched = away = 0
+    last: tuple[datetime, UUID] = _END
+    while read < _MOST:
+        async with acting_as(pool, tenant_id) as connection:
+            page = await connection.fetch(_TRACES, tenant_id, *last, _PAGE)
+            ids = [row["episode_id"] for row in page]
+            episodes = await episode_rows.load(connection, EVERYTHING, ids)
+        if not page:
+            break
+        read += len(page)
+        last = page[-1]["at"], page[-1]["episode_id"]
+        for row in page:
+            raw = row["content"]
+            if row["bytes"] is None:  # it has no trace
+                continue
+            if raw is None and fetched < _MOST_FETCHED and row["bytes"] <= _MOST_BYTES:
+                fetched += 1
+                raw = await _fetched(objects, row["object_key"])
+            away += raw is None
+            if raw is not None and (episode := episodes.get(row["episode_id"])) is not None:
+                seen += filter(None, [observed(replace(episode, trace=from_json(raw)))])
+            await asyncio.sleep(0)
+    return seen, read, away
+
+
+async def _fetched(objects: Objects, key: str) -> bytes | None:
+    """Read a trace from the object store; ``None``: it is missing or corrupt."""
+    try:
+        return await objects.get(key)
+    except (NotFoundError, CorruptObjectError) as error:
+        log.warning("trace.not_read", error=error.detail)
+        return None
+
+
+async def validate_all(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
+    """Validate all candidates and validated patterns of a tenant.
+
+    Returns:
+        JSON: the number ``validated``, their ``verdicts``, the patterns ``promoted``, and those
+        that ``fell``.
+    """
+    found = await cache.validate(tenant_id)
+    moved = [each for each in found if each.state is not each.was]
+    promoted = [each.pattern_id for each in moved if each.state is PatternState.VALIDATED]
+    fell = [each.pattern_id for each in moved if each.was is PatternState.VALIDATED]
+    return {
+        "validated": len(found),
+        "verdicts": dict(Counter(each.verdict.value for each in found)),
+        "promoted": _named(promoted),
+        "fell": _named(fell),
+    }
+
+
+async def refine(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
+    """Review a tenant's patterns, merge similar ones, prune candidates of low value.
+
+    Returns:
+        JSON: the patterns that reviews ``narrowed``, put ``on_trial`` again or ``deprecated``,
+        those ``merged``, and those ``pruned``.
+    """
+    ends: dict[str, list[UUID]] = {"narrowed": [], "on_trial": [], "deprecated": []}
+    async for page in cache.pages(tenant_id, [PatternState.IN_REVIEW]):
+        for each in page:
+            async with cache.changing(tenant_id) as store:
+                end = await _review(store, each.key)
+            if end is not None:
+                ends[end].append(each.key)
+    merged = await _merge_alike(cache, tenant_id)
+    pruned = await cache.prune_low_value(tenant_id)
+    counts = ends | {"merged": merged, "pruned": pruned}
+    return {name: _named(ids) for name, ids in counts.items()}
+
+
+async def _review(store: PatternStore, pattern_id: UUID) -> str | None:
+    """End a review: narrow the pattern, or put it on trial again, or deprecate it.
+
+    It goes on trial again if nothing but a lack of evidence speaks against it."""
+    connection, tenant_id, options = store.connection, store.tenant_id, store.options
+    was = (await store.get_many([pattern_id], lock=True))[pattern_id]
+    if was.state is not PatternState.IN_REVIEW:
+        return None
+    applied = await application_rows.applied(connection, tenant_id, was, _APPLICATIONS)
+    by = await asyncio.to_thread(narrowing, applied, options)  # it may take a second
+    applicability = by and narrowed(was.applicability, by)
+    if by is not None and applicability is not None:
+        changes = {"applicability": applicability}
+        try:
+            await store.update(pattern_id, was.version, changes, reason=by.reason)
+        except InvalidInputError as error:  # the narrowed conditions would exceed a limit
+            log.info("pattern.not_narrowed", pattern_id=str(pattern_id), error=error.detail)
+        else:
+            return "narrowed"
+    weighed = (await store.weighed([pattern_id]))[pattern_id]
+    if falling(weighed, options) is None and weighed.given.rate >= options.min_rate:
+        await store.write(started_over(was, f"on trial again: {was.lifecycle.reason}"))
+        return "on_trial"
+    why = was.lifecycle.reason or "reviewed"
+    await store.deprecate(pattern_id, f"{why}; no condition separates success from failure")
+    return "deprecated"
+
+
+async def _merge_alike(cache: PatternCache, tenant_id: UUID) -> list[UUID]:
+    """Merge patterns of equal advice, see :func:`groups`; return the new ones."""
+    found = [each async for page in cache.pages(tenant_id) for each in page]
+    made = []
+    for group in await asyncio.to_thread(groups, found):
+        try:
+            async with cache.changing(tenant_id) as store:
+                held = await store.get_many(group, lock=True)
+                if groups(held.values()) == [group]:
+                    made.append((await store.merge(group)).key)
+        except (InvalidInputError, NotFoundError) as error:  # leave them unchanged
+            log.info("patterns.not_merged", tenant_id=str(tenant_id), error=error.detail)
+    return made
+
+
+def _named(ids: Sequence[UUID]) -> dict[str, Any]:
+    return {"count": len(ids), "patterns": [str(each) for each in ids[:_NAMED]]}
 
 
 def _by(name: str, table: str, where: str = "true", value: str = "count(*)") -> str:

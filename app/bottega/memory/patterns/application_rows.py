@@ -1,4 +1,4 @@
-"""Applications of patterns, as rows.
+"""Applications of patterns, as rows, and the baselines that they are compared with.
 
 All functions run in a transaction of the tenant (:func:`bottega.db.engine.acting_as`).
 """
@@ -15,10 +15,15 @@ from pydantic_core import from_json, to_json
 
 from bottega.memory.patterns.evidence import Group
 from bottega.memory.patterns.owners import OwnedFeatures, owner_of, public_features
-from bottega.memory.patterns.pattern import Application, Arm, Baseline, Features, Pattern
+from bottega.memory.patterns.pattern import OF_RUN, Application, Arm, Baseline, Features, Pattern
 from bottega.memory.patterns.rows import GIVEN_ARMS
 from bottega.memory.patterns.validation import Tally
 
+_TASKS = 200
+"""Newest tasks, or observations, that count."""
+_MOST_RUNS = 1_000
+"""Newest similar tasks that are searched: most may have been given the pattern."""
+_NOT_GIVEN = sorted(arm.value for arm in Arm if arm not in GIVEN_ARMS)
 _BASELINE = "baseline_name, baseline_rate, baseline_n"
 SAID = f"arm, at, episode_id, {_BASELINE}, followed, good, features, duration_s, tokens"
 # Locks the episodes, so that a concurrent erasure waits; skips those already erased.
@@ -135,6 +140,29 @@ FROM patterns p CROSS JOIN LATERAL (
 WHERE p.tenant_id = $1 AND p.id = ANY ($2)
 GROUP BY p.id
 """
+# Skips consolidated episodes: they do not record which members were given the pattern.
+_LIKE = """
+SELECT p.id, count(*) AS n, count(*) FILTER (WHERE l.outcome = 'SUCCESS') AS good
+FROM unnest($2::uuid[]) AS p(id) CROSS JOIN LATERAL (
+    SELECT t.outcome FROM (
+        SELECT s.episode_id, s.outcome, s.at FROM episode_search s
+        WHERE s.tenant_id = $1 AND s.task_type {task_type} AND s.domain {domain}
+          AND s.trust >= 2 AND s.outcome NOT IN ('CANCELLED', 'UNKNOWN') AND s.instances = 1
+        ORDER BY s.at DESC LIMIT $7) t
+    WHERE NOT EXISTS (
+        SELECT FROM pattern_applications a
+        WHERE a.tenant_id = $1 AND a.episode_id = t.episode_id AND a.pattern_id = p.id
+          AND a.arm = ANY ($5))
+    ORDER BY t.at DESC LIMIT $6) l
+GROUP BY p.id
+"""
+_NEWEST = """
+SELECT a.arm, a.good, a.at, a.baseline_name, a.baseline_rate, a.baseline_n
+FROM patterns p JOIN pattern_applications a
+  ON a.tenant_id = p.tenant_id AND a.pattern_id = p.id AND a.version = p.version
+WHERE p.tenant_id = $1 AND p.id = $2 AND a.good IS NOT NULL
+ORDER BY a.at DESC, a.id DESC LIMIT $3
+"""
 _COUNTED = ("n", "lately", "timed", "seconds", "counted", "tokens")
 
 
@@ -175,6 +203,17 @@ async def latest(
     return {row["id"]: Tally(row["good"], row["n"]) for row in rows}
 
 
+async def newest(
+    connection: asyncpg.Connection, tenant_id: UUID, pattern_id: UUID, most: int
+) -> list[tuple[datetime, Group]]:
+    """Return the newest judged applications of a pattern's current version, the oldest first."""
+    rows = await connection.fetch(_NEWEST, tenant_id, pattern_id, most)
+    return [
+        (row["at"], Group(Arm(row["arm"]), row["good"], baseline_of(row), 1, 1))
+        for row in reversed(rows)
+    ]
+
+
 async def applied(
     connection: asyncpg.Connection, tenant_id: UUID, of: Pattern, most: int
 ) -> list[tuple[Features, bool]]:
@@ -200,3 +239,35 @@ def _application(given: Application) -> dict[str, Any]:
     row = {each.name: getattr(given, each.name) for each in fields(given)}
     baseline = {f"baseline_{name}": value for name, value in asdict(row.pop("baseline")).items()}
     return row | baseline | {"features": dict(given.features)}
+
+
+async def baselines_for(
+    connection: asyncpg.Connection, tenant_id: UUID, patterns: Sequence[Pattern], features: Features
+) -> dict[UUID, Baseline]:
+    """Return the baseline of each pattern for a task.
+
+    A pattern judged by the whole run is compared with the newest tasks of the same type and domain
+    that were not given it; others with their own controls. The rates are smoothed towards 0.5, as
+    if 10 more tasks had been half successful.
+    """
+    found = {each.key: Baseline() for each in patterns}
+    of_run = [each.key for each in patterns if each.category in OF_RUN]
+    others = [each.key for each in patterns if each.category not in OF_RUN]
+    if of_run:
+        kind = {name: features.get(name) for name in ("task_type", "domain")}
+        statement = _LIKE.format(
+            task_type="IS NULL AND $3::text IS NULL" if kind["task_type"] is None else "= $3",
+            domain="IS NULL AND $4::text IS NULL" if kind["domain"] is None else "= $4",
+        )
+        rows = await connection.fetch(
+            statement, tenant_id, of_run, *kind.values(), GIVEN_ARMS, _TASKS, _MOST_RUNS
+        )
+        found |= {row["id"]: _smoothed("like_tasks", row["good"], row["n"]) for row in rows}
+    if others:
+        tallies = await latest(connection, tenant_id, others, _TASKS, _NOT_GIVEN)
+        found |= {key: _smoothed("controls", each.good, each.n) for key, each in tallies.items()}
+    return found
+
+
+def _smoothed(name: str, good: int, n: int) -> Baseline:
+    return Baseline(name, (5 + good) / (10 + n), n)

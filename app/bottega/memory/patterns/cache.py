@@ -23,7 +23,8 @@ from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_rows
 from bottega.events.listener import NotifyListener
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns import baselines, rows
+from bottega.memory.patterns import rows
+from bottega.memory.patterns.application_rows import baselines_for
 from bottega.memory.patterns.evidence import Validation
 from bottega.memory.patterns.matcher import Match, Matcher
 from bottega.memory.patterns.pattern import (
@@ -242,7 +243,7 @@ class PatternCache:
     ) -> dict[UUID, Baseline]:
         """Return the known success rate of similar tasks without each of the patterns."""
         async with acting_as(self.pool, tenant_id) as connection:
-            return await baselines.of(connection, tenant_id, patterns, features)
+            return await baselines_for(connection, tenant_id, patterns, features)
 
     async def validate(
         self, tenant_id: UUID, ids: Sequence[UUID] | None = None

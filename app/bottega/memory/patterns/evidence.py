@@ -25,6 +25,7 @@ from bottega.memory.patterns.validation import (
 
 _MANY = 20
 """Similar tasks that suffice for a reliable baseline."""
+_POINTS = 40  # most of a history
 
 
 class Group(NamedTuple):
@@ -213,3 +214,25 @@ def falling(weighed: WeighedEvidence, options: LearningOptions) -> str | None:
             f"{weighed.withheld.good} of {weighed.withheld.n} that it was withheld from"
         )
     return None
+
+
+def history(groups: Sequence[tuple[datetime, Group]]) -> list[dict[str, Any]]:
+    """Return the evidence after each application, or after evenly chosen ones of many.
+
+    Each point has the time ``at``, the numbers of applications ``given`` the pattern and of
+    ``others``, the successful ones ``given_good`` and ``others_good``, and the ``e_value``.
+
+    Args:
+        groups: of one application each, with its time; the oldest first.
+    """
+    found = []
+    step = max(1, -(-len(groups) // _POINTS))
+    for number, (at, _) in enumerate(groups, start=1):
+        if number % step == 0 or number == len(groups):
+            so_far = [each for _, each in groups[:number]]
+            weighed = weigh(so_far)
+            others = _tally(each for each in so_far if each.arm not in APPLIED)
+            point = {"given": weighed.given.n, "given_good": weighed.given.good}
+            point |= {"others": others.n, "others_good": others.good}
+            found.append({"at": at, **point, "e_value": weighed.e_value})
+    return found

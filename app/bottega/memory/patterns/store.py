@@ -23,9 +23,8 @@ from bottega.memory.patterns.evidence import (
     validated,
     weigh,
 )
-from bottega.memory.patterns.merging import MOST_MERGED, merged
 from bottega.memory.patterns.pattern import Application, Pattern, PatternState, check_applicability
-from bottega.memory.patterns.refinement import started_over
+from bottega.memory.patterns.refinement import MOST_MERGED, merged, started_over
 
 _SAYS = frozenset(("applicability", "content", "name", "summary", "description", "guide"))
 """Content that a run reads, and conditions of use: a change of these voids the evidence."""

@@ -11,7 +11,7 @@ from bottega.api.schemas.memory.maintenance import MaintenanceJob, MemoryReport
 from bottega.api.shared.deps import Actor, AdminTenant, Tenant, Transaction
 from bottega.api.shared.pages import LINK, PageQuery
 from bottega.db.driver import driver_of
-from bottega.memory.learning import jobs
+from bottega.memory.learning import maintenance as jobs
 from bottega.tenants import audit
 
 router = APIRouter(prefix="/v1/memory", tags=["memory"])

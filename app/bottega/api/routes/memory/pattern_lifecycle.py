@@ -22,9 +22,9 @@ from bottega.api.shared.idempotency import OnceDep
 from bottega.db.driver import driver_of
 from bottega.db.engine import acting_as
 from bottega.errors import ConflictError, InvalidInputError
-from bottega.memory.patterns import baselines
 from bottega.memory.patterns import pattern as memory
-from bottega.memory.patterns.history import MOST, history, newest
+from bottega.memory.patterns.application_rows import baselines_for, newest
+from bottega.memory.patterns.evidence import history
 from bottega.memory.patterns.pattern import Application, Arm, Baseline
 from bottega.tenants import audit
 
@@ -32,6 +32,8 @@ router = APIRouter(prefix="/v1/patterns", tags=["memory"])
 
 CLOCK_SKEW = timedelta(minutes=5)
 """Tolerance for a client's clock that runs ahead."""
+_COUNTED = 500
+"""Applications that a history counts: its time grows with their number."""
 
 
 @router.post(
@@ -67,7 +69,7 @@ async def record(
             pattern, features = found[pattern_id], known_of(body.features)
             baseline = Baseline("given", body.baseline_rate or 0.5)
             if body.baseline_rate is None:
-                of = await baselines.of(driver, tenant, [pattern], features)
+                of = await baselines_for(driver, tenant, [pattern], features)
                 baseline = of.get(pattern.key, Baseline())
             applied = _applied(pattern, body, baseline, body.at or now)
             recorded = await store.record_application([applied])
@@ -116,9 +118,9 @@ async def evidence(service: ServiceDep, tenant: Tenant, pattern_id: PatternId) -
     async with service.database.turn(tenant):
         await service.patterns.get(tenant, pattern_id)
         async with acting_as(service.database.pool, tenant) as connection:
-            found = await newest(connection, tenant, pattern_id)
-    points = await asyncio.to_thread(history, found[-MOST:])
-    return {"points": points, "more": len(found) > MOST}
+            found = await newest(connection, tenant, pattern_id, _COUNTED + 1)
+    points = await asyncio.to_thread(history, found[-_COUNTED:])
+    return {"points": points, "more": len(found) > _COUNTED}
 
 
 @router.post(
