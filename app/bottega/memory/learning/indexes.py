@@ -28,17 +28,15 @@ _TAKE_TURN = "SELECT pg_try_advisory_lock($1)"
 # Inserts and HOT updates leave no dead entries in an index.
 _TABLES = """
 SELECT s.relname AS name, greatest(c.reltuples, 0)::float AS rows,
-       s.n_tup_upd - s.n_tup_hot_upd + s.n_tup_del AS changes, coalesce(i.changes, 0) AS before
+       s.n_tup_upd - s.n_tup_hot_upd + s.n_tup_del AS changes, coalesce(i.changes, 0) AS before,
+       ARRAY(SELECT indexrelid::regclass::text FROM pg_index
+             WHERE indrelid = s.relid AND indisvalid ORDER BY 1) AS indexes
 FROM pg_stat_user_tables s
 JOIN pg_class c ON c.oid = s.relid
 LEFT JOIN index_maintenance i ON i.name = s.relname
 WHERE s.schemaname = 'public' AND has_table_privilege(s.relid, 'MAINTAIN')
   AND (i.at IS NULL OR i.at < $1)
 ORDER BY s.relname
-"""
-_INDEXES = """
-SELECT indexrelid::regclass::text AS name FROM pg_index
-WHERE indrelid = $1::text::regclass AND indisvalid ORDER BY 1
 """
 _DONE = """
 INSERT INTO index_maintenance (name, changes, at) VALUES ($1, $2, $3)
@@ -89,28 +87,17 @@ async def _maintained(
     analysed, rebuilt = 0, list[str]()
     for table in tables:
         name, changes = table["name"], table["changes"]
-        try:
-            await connection.execute(f"ANALYZE {name}")
-        except asyncpg.LockNotAvailableError:
-            log.info("indices.not_analysed", table=name)
-            continue
-        analysed += 1
         # A smaller number means that the statistics were reset to zero.
         before = table["before"] if table["before"] <= changes else 0
-        if changes - before > max(least_changes, _SHARE * table["rows"]):
-            rebuilt += await _rebuilt(connection, name)
-            before = changes
-        await connection.execute(_DONE, name, before, now)
-    return {"analysed": analysed, "rebuilt": rebuilt, "broken": broken}
-
-
-async def _rebuilt(connection: asyncpg.Connection, table: str) -> list[str]:
-    rebuilt = []
-    for row in await connection.fetch(_INDEXES, table):
         try:
-            await connection.execute(f"REINDEX INDEX CONCURRENTLY {row['name']}")
+            await connection.execute(f"ANALYZE {name}")
+            analysed += 1
+            if changes - before > max(least_changes, _SHARE * table["rows"]):
+                await connection.execute(f"REINDEX TABLE CONCURRENTLY {name}")
+                rebuilt += table["indexes"]
+                before = changes
         except asyncpg.LockNotAvailableError:
-            log.info("indices.not_rebuilt", index=row["name"])
-            continue
-        rebuilt.append(row["name"])
-    return rebuilt
+            log.info("indices.not_maintained", table=name)
+        else:
+            await connection.execute(_DONE, name, before, now)
+    return {"analysed": analysed, "rebuilt": rebuilt, "broken": broken}
