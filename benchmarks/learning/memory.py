@@ -125,8 +125,11 @@ class Patterns:
 
     # --- Matching -------------------------------------------------------------------------------
 
+    async def matcher(self, _: UUID) -> Matcher:
+        return self._index
+
     @property
-    def matcher(self) -> Matcher:
+    def _index(self) -> Matcher:
         if self._matcher is None:
             self._matcher = Matcher(each for each in self.all.values() if each.state in LIVE)
         return self._matcher
@@ -140,7 +143,7 @@ class Patterns:
         k: int = 5,
     ) -> list[Match]:
         told, of = _asked(features, failure_signature)
-        return self.matcher.find(told, now=self.now, k=k, categories=of)
+        return self._index.find(told, now=self.now, k=k, categories=of)
 
     async def candidates(
         self, tenant_id: UUID, features: Features, draw: Callable[[Pattern], float]
@@ -148,15 +151,13 @@ class Patterns:
         """Return applicable candidates, the most promising first."""
 
         def promise(match: Match) -> tuple[float, float]:
-            tally = tally_of(match.pattern.evidence)
-            return -(tally.good + 1) / (tally.n + 2), draw(match.pattern)
+            return -tally_of(match.pattern.evidence).expected, draw(match.pattern)
 
         told, of = _asked(features, None)
-        return sorted(self.matcher.candidates(told, now=self.now, categories=of), key=promise)
-
-    async def alternatives(self, _: UUID, patterns: Sequence[Pattern]) -> dict[UUID, list[str]]:
-        """Return no names: mined patterns have no alternatives."""
-        return {each.key: [] for each in patterns}
+        return sorted(
+            self._index.ranked(PatternState.CANDIDATE, told, now=self.now, categories=of),
+            key=promise,
+        )
 
     async def baselines(
         self, tenant_id: UUID, patterns: Sequence[Pattern], features: Features
@@ -253,7 +254,8 @@ class Patterns:
             Group(arm, good, baseline, n, lately[arm, good, baseline])
             for (arm, good, baseline), n in counts.items()
         ]
-        return weigh(groups, _tally(self._given(pattern)[-self.options.decline_each :]))
+        latest = self._given(pattern)[-self.options.decline_each :]
+        return weigh(groups, Tally.of(bool(each.good) for each in latest))
 
     # --- Nights ---------------------------------------------------------------------------------
 
@@ -343,7 +345,3 @@ def _asked(
     if failure_signature is None:
         return features, AT_START
     return {**features, "failure_signature": failure_signature}, ON_FAILURE
-
-
-def _tally(applications: Sequence[Application]) -> Tally:
-    return Tally(sum(bool(each.good) for each in applications), len(applications))

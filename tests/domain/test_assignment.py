@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns.assignment import arm_of, uniform
+from bottega.memory.patterns.evidence import arm_of, uniform
 from bottega.memory.patterns.pattern import Arm, PatternState
 
 OPTIONS = LearningOptions()

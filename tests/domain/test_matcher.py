@@ -52,7 +52,9 @@ def test_matcher_agrees_with_a_full_scan(
     matcher = Matcher(patterns)
     found = matcher.find(features, now=NOW, k=k, categories=categories)
     assert found == brute_force(patterns, features, now=NOW, k=k, categories=categories)
-    assert {each.pattern.id for each in matcher.candidates(features, now=NOW)} == {
+    assert {
+        each.pattern.id for each in matcher.ranked(PatternState.CANDIDATE, features, now=NOW)
+    } == {
         each.id
         for each in patterns
         if each.state is PatternState.CANDIDATE and applies(each, features)
@@ -105,7 +107,7 @@ def test_find_returns_validated_patterns_and_candidates_are_listed_apart() -> No
     ]
     matcher = Matcher(patterns)
     assert ids(matcher.find({}, now=NOW)) == [2]
-    assert ids(matcher.candidates({}, now=NOW)) == [1]
+    assert ids(matcher.ranked(PatternState.CANDIDATE, {}, now=NOW)) == [1]
     assert len(matcher) == 2
 
 
@@ -139,7 +141,7 @@ def test_no_problem_type_means_any_and_an_anti_condition_excludes() -> None:
 
 def test_matcher_may_be_empty() -> None:
     assert Matcher([]).find({"task_type": "a"}, now=NOW) == []
-    assert Matcher([]).candidates({}, now=NOW) == []
+    assert Matcher([]).ranked(PatternState.CANDIDATE, {}, now=NOW) == []
 
 
 @pytest.mark.deep

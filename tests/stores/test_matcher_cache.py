@@ -68,7 +68,9 @@ async def test_a_matcher_is_loaded_once_with_the_live_patterns(database: Databas
         first, second = await asyncio.gather(*(cache.matcher(DEFAULT_TENANT) for _ in range(2)))
         assert first is second is await cache.matcher(DEFAULT_TENANT)
         assert len(first) == 2
-        assert [each.pattern.key for each in first.candidates({}, now=NOW)] == live[1:]
+        assert [
+            each.pattern.key for each in first.ranked(PatternState.CANDIDATE, {}, now=NOW)
+        ] == live[1:]
         assert await found(cache) == live[:1]
 
 

@@ -17,8 +17,8 @@ from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.learning.insights import INSIGHT, FoundInsight, Tallies, assigned, rendered
 from bottega.memory.learning.reflection import Analyst
 from bottega.memory.patterns.adherence import SOURCE
-from bottega.memory.patterns.assignment import arm_of, uniform
 from bottega.memory.patterns.cache import PatternCache
+from bottega.memory.patterns.evidence import arm_of, uniform
 from bottega.memory.patterns.matcher import Match
 from bottega.memory.patterns.pattern import Arm, Baseline, Features, Pattern
 from bottega.memory.patterns.rendering import pattern_text
@@ -139,9 +139,13 @@ async def patterns_for(
         return []
     of_them = [each.pattern for each in chosen]
     baselines = await cache.baselines(tenant_id, of_them, features)
-    others = await cache.alternatives(tenant_id, of_them)
+    matcher = await cache.matcher(tenant_id)
     return [
-        _pattern_event(each, baselines.get(each.pattern.key, Baseline()), others[each.pattern.key])
+        _pattern_event(
+            each,
+            baselines.get(each.pattern.key, Baseline()),
+            matcher.names(each.pattern.guide.alternatives),
+        )
         for each in chosen
     ]
 

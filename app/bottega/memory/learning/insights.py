@@ -16,7 +16,7 @@ import asyncpg
 from bottega.memory.episodes.episode import READ_OUTSIDE, Episode
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.episodes.scope import Scope
-from bottega.memory.patterns.assignment import arm_of
+from bottega.memory.patterns.evidence import arm_of
 from bottega.memory.patterns.pattern import Arm, PatternState
 from bottega.memory.patterns.validation import Tally, worse
 from bottega.memory.text.injection import suspicious

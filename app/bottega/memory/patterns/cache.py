@@ -184,11 +184,11 @@ class PatternCache:
 
         def order(each: Match) -> tuple[float, float, UUID]:
             known = tally_of(each.pattern.evidence)
-            expected = (known.good + 1) / (known.n + 2)
-            return -expected, draw(each.pattern), each.pattern.key
+            return -known.expected, draw(each.pattern), each.pattern.key
 
+        candidate = PatternState.CANDIDATE
         found = await self._found(
-            tenant_id, lambda matcher: matcher.candidates(features, now=now, categories=of)
+            tenant_id, lambda matcher: matcher.ranked(candidate, features, now=now, categories=of)
         )
         return sorted(found, key=order)
 
@@ -228,15 +228,6 @@ class PatternCache:
 
     def _turn(self, tenant_id: UUID) -> asyncio.Lock:
         return self._turns.setdefault(tenant_id, asyncio.Lock())
-
-    async def alternatives(
-        self, tenant_id: UUID, patterns: Sequence[Pattern]
-    ) -> dict[UUID, list[str]]:
-        """Return the names of each pattern's alternatives that are in use or on trial."""
-        if not any(each.guide.alternatives for each in patterns):
-            return {each.key: [] for each in patterns}
-        matcher = await self.matcher(tenant_id)
-        return {each.key: matcher.names(each.guide.alternatives) for each in patterns}
 
     async def baselines(
         self, tenant_id: UUID, patterns: Sequence[Pattern], features: Features

@@ -1,4 +1,4 @@
-"""Evidence for a pattern from its applications. Pure.
+"""The experiment about a pattern: random arms of its runs, and their evidence. Pure.
 
 Runs count by assignment, not by adherence: a run may ignore a pattern because the pattern is bad.
 """
@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from hashlib import sha256
 from math import fsum, sqrt
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -26,6 +27,33 @@ from bottega.memory.patterns.validation import (
 _MANY = 20
 """Similar tasks that suffice for a reliable baseline."""
 _POINTS = 40  # most of a history
+
+
+def uniform(salt: UUID, run: UUID, pattern_id: UUID, version: int, kind: str) -> float:
+    """Return a number in [0, 1), evenly distributed; independent for different ``kind``s.
+
+    It is a hash: a resumed or retried run keeps its arm, and an author of tasks cannot choose the
+    arm without the salt.
+    """
+    said = b"".join((salt.bytes, run.bytes, pattern_id.bytes, f"{version} {kind}".encode()))
+    # Only as many bits as a float holds: more could be rounded up to 1.
+    return (int.from_bytes(sha256(said).digest()[:8]) >> 11) / 2**53
+
+
+def arm_of(
+    state: PatternState,
+    salt: UUID,
+    run: UUID,
+    pattern_id: UUID,
+    version: int,
+    options: LearningOptions,
+) -> Arm:
+    """Assign a run's arm: used or withheld if validated, trial or control if a candidate."""
+    if state is PatternState.VALIDATED:
+        withheld = uniform(salt, run, pattern_id, version, "withheld") < options.withheld_share
+        return Arm.WITHHELD if withheld else Arm.USED
+    on_trial = uniform(salt, run, pattern_id, version, "trial") < options.trial_share
+    return Arm.TRIAL if on_trial else Arm.CONTROL
 
 
 class Group(NamedTuple):
@@ -69,7 +97,10 @@ def weigh(groups: Iterable[Group], latest: Tally | None = None) -> WeighedEviden
     given = [each for each in groups if each.arm in APPLIED]
     others = [each for each in groups if each.arm not in APPLIED]
     lately = [each._replace(n=each.lately) for each in given]
-    least = _cautious_rate(_tally(others))
+    without = _tally(others)
+    # Early baselines are shrunk towards 0.5, which makes a pattern look good if nearly every task
+    # succeeds. So bets are made against the rate without it, plus one standard error.
+    least = without.expected + sqrt(without.variance) if without.n else 0.0
     evidence = BettingEvidence()
     for each in given:
         name, rate, n = each.baseline.name, each.baseline.rate, each.baseline.n
@@ -89,18 +120,6 @@ def weigh(groups: Iterable[Group], latest: Tally | None = None) -> WeighedEviden
         time_saved_s=_saved(others, given, "seconds", "timed"),
         tokens_saved=_saved(others, given, "tokens", "counted"),
     )
-
-
-def _cautious_rate(without: Tally) -> float:
-    """Return the success rate of runs without it, plus one standard error; 0 without any.
-
-    Early baselines are shrunk towards 0.5, which makes a pattern look good if nearly every task
-    succeeds. A higher baseline makes bets win less.
-    """
-    if not without.n:
-        return 0.0
-    rate = (without.good + 1) / (without.n + 2)
-    return rate + sqrt(rate * (1 - rate) / (without.n + 3))
 
 
 def _tally(groups: Iterable[Group]) -> Tally:
@@ -202,7 +221,7 @@ def validated(
 def falling(weighed: WeighedEvidence, options: LearningOptions) -> str | None:
     """Return the reason to review a validated pattern at once, or ``None``."""
     latest, given = weighed.latest, weighed.given
-    earlier = Tally(given.good - latest.good, given.n - latest.n)
+    earlier = given.without(latest)
     if worse(latest, earlier, options):
         return (
             f"declined: {latest.good} of the last {latest.n} applications went well, and "

@@ -50,7 +50,7 @@ class Rule:
     """The conditions of a pattern, prepared for many tasks.
 
     Attributes:
-        must: all conditions that must hold, in one list.
+        must: all conditions that must hold, those of its tasks first.
         spoken: the features that the pattern names.
         tests: number of tests in its conditions.
     """
@@ -58,20 +58,18 @@ class Rule:
     __slots__ = ("_base", "must", "pattern", "spoken", "tests")
 
     def __init__(self, pattern: Pattern) -> None:
-        never = pattern.applicability.anti_conditions
         self.pattern = pattern
         self.must = [*_needed(pattern.applicability)]
-        said = [name for each in (*self.must, *never) for name in named(each)]
+        said = [name for each in self.must for name in named(each)]
         self.spoken, self.tests = frozenset(said), len(said)
         self._base = sum(_lasting(pattern).values())
 
     def applies(self, features: Features) -> bool:
         """Return true if the pattern applies to a task; never raises."""
-        for each in self.must:  # faster than all()
+        for each in self.must:  # noqa: SIM110 (faster than all())
             if not holds(each, features.get):
                 return False
-        never = self.pattern.applicability.anti_conditions
-        return not (never and any(holds(each, features.get) for each in never))
+        return True
 
     def match(self, known: Set[str], now: datetime) -> Match:
         """Return the match with a task that the pattern applies to; ``known``: its features."""
@@ -114,6 +112,7 @@ def _needed(applicability: Applicability) -> Iterator[Condition]:
     for each in applicability.capabilities:
         yield _test("capabilities", "contains", each)
     yield from applicability.conditions
+    yield from ({"not": each} for each in applicability.anti_conditions)
 
 
 def _test(feature: str, op: str, value: object) -> Condition:
@@ -161,7 +160,7 @@ class Matcher:
         """
         taken: list[Match] = []
         excluded: set[UUID] = set()
-        for match in self._ranked(PatternState.VALIDATED, features, now, categories):
+        for match in self.ranked(PatternState.VALIDATED, features, now=now, categories=categories):
             if match.pattern.key not in excluded:
                 taken.append(match)
                 excluded |= self._contradicting.get(match.pattern.key, set())
@@ -169,24 +168,15 @@ class Matcher:
                 break
         return taken
 
-    def candidates(
+    def ranked(
         self,
+        state: PatternState,
         features: Features,
         *,
         now: datetime,
         categories: Collection[Category] | None = None,
     ) -> list[Match]:
-        """Return the CANDIDATE patterns that apply, ordered as by :meth:`find`."""
-        return self._ranked(PatternState.CANDIDATE, features, now, categories)
-
-    def _ranked(
-        self,
-        state: PatternState,
-        features: Features,
-        now: datetime,
-        categories: Collection[Category] | None,
-    ) -> list[Match]:
-        """Return the patterns that apply by score, then id."""
+        """Return the patterns of a state that apply, by score, then id."""
         known = {name for name, value in features.items() if value is not None}
         features = searchable(features)
         places = [_ANYWHERE]

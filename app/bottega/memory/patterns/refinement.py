@@ -79,14 +79,13 @@ def narrowing(
     Args:
         applications: of one version, if the pattern was given: the task's features, and success.
     """
-    everything = Tally(sum(good for _, good in applications), len(applications))
+    everything = Tally.of(good for _, good in applications)
     found = []
     conditions = _conditions([features for features, _ in applications])
     tasks = [(searchable(features), good) for features, good in applications]
     for condition in conditions:
-        held = [good for features, good in tasks if holds(condition, features.get)]
-        where = Tally(sum(held), len(held))
-        rest = Tally(everything.good - where.good, everything.n - where.n)
+        where = Tally.of(good for features, good in tasks if holds(condition, features.get))
+        rest = everything.without(where)
         for anti, inside, outside in ((True, rest, where), (False, where, rest)):
             if inside.n < options.min_applications or inside.rate < options.min_rate:
                 continue

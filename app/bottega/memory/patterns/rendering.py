@@ -57,24 +57,23 @@ def _parts(pattern: Pattern, alternatives: Sequence[str]) -> Iterator[tuple[str,
     fields, guide, when = pattern.content.fields, pattern.guide, pattern.applicability
     yield "", _LONGEST_NAME, pattern.name
     yield "", _LONGEST, pattern.summary or pattern.description
-    yield "Approach", _LONGEST_STEPS, _text(fields.get("approach"))
-    yield "Action", _LONGEST_STEPS, _text(fields.get("action"))
-    yield "Steps", _LONGEST_STEPS, " → ".join(map(_step, _listed(fields.get("steps"))))
-    yield "If", _LONGEST, _text(fields.get("condition"))
-    for each in _listed(fields.get("branches")):
-        if isinstance(each, Mapping):
-            yield "If", _LONGEST, f"{_text(each.get('when'))}: {_text(each.get('then'))}"
-    yield "Stop when", _LONGEST, _text(fields.get("stop_when"))
+    yield "Approach", _LONGEST_STEPS, fields.get("approach", "")
+    yield "Action", _LONGEST_STEPS, fields.get("action", "")
+    yield "Steps", _LONGEST_STEPS, " → ".join(map(_step, fields.get("steps", ())))
+    yield "If", _LONGEST, fields.get("condition", "")
+    for each in fields.get("branches", ()):
+        yield "If", _LONGEST, f"{each['when']}: {each['then']}"
+    yield "Stop when", _LONGEST, fields.get("stop_when", "")
     yield "When", _LONGEST, guide.when
     yield "Where", _LONGEST, "; ".join(map(condition_text, when.conditions))
     yield "Not where", _LONGEST, "; ".join(map(condition_text, when.anti_conditions))
     for name in ("rules", "principles", "parameters"):
-        yield name.capitalize(), _LONGEST, "; ".join(map(_text, _listed(fields.get(name))))
+        yield name.capitalize(), _LONGEST, "; ".join(fields.get(name, ()))
     yield "How", _LONGEST, guide.how
     yield "Risks", _LONGEST, "; ".join(guide.risks)
     yield "Or instead", _LONGEST, "; ".join(name[:_LONGEST_NAME] for name in alternatives)
-    yield "Why", _LONGEST, _text(fields.get("rationale"))
-    yield "Trade-offs", _LONGEST, "; ".join(map(_text, _listed(fields.get("trade_offs"))))
+    yield "Why", _LONGEST, fields.get("rationale", "")
+    yield "Trade-offs", _LONGEST, "; ".join(fields.get("trade_offs", ()))
     yield "Benefits", _LONGEST, "; ".join(guide.benefits)
 
 
@@ -92,20 +91,8 @@ def condition_text(condition: Condition) -> str:
     return f"{condition['feature']} {_OPERATORS[condition['op']]} {values}"
 
 
-def _step(step: Any) -> str:
+def _step(step: Mapping[str, Any]) -> str:
     """Return a step with the tools and agents that its text does not name."""
-    if not isinstance(step, Mapping):
-        return _text(step)
-    do = _text(step.get("do"))
-    uses = step.get("uses")
-    used = [uses] if isinstance(uses, str) else [_text(each) for each in _listed(uses)]
-    others = ", ".join(name for name in used if name not in do)
-    return f"{do} ({others})" if do and others else do or others
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _listed(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else ()
+    do = step["do"]
+    others = ", ".join(name for name in step.get("uses", ()) if name not in do)
+    return f"{do} ({others})" if others else do

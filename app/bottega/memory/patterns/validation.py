@@ -6,7 +6,7 @@ better than the baseline". By chance it ever reaches 20 with probability 1/20 at
 one tests.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from math import exp, fsum, log, log1p
 from typing import NamedTuple
@@ -38,6 +38,26 @@ class Tally(NamedTuple):
     def rate(self) -> float:
         """Share of successes; 0 without applications."""
         return self.good / self.n if self.n else 0.0
+
+    @property
+    def expected(self) -> float:
+        """Mean of the Beta posterior of the rate, from a uniform prior."""
+        return (self.good + 1) / (self.n + 2)
+
+    @property
+    def variance(self) -> float:
+        """Variance of that posterior."""
+        return self.expected * (1 - self.expected) / (self.n + 3)
+
+    @classmethod
+    def of(cls, successes: Iterable[bool]) -> "Tally":
+        """Count successes among all."""
+        counted = [*successes]
+        return cls(sum(counted), len(counted))
+
+    def without(self, some: "Tally") -> "Tally":
+        """Return the rest, without some of these applications."""
+        return Tally(self.good - some.good, self.n - some.n)
 
 
 class Judgement(NamedTuple):
