@@ -35,9 +35,9 @@ from bottega.execution.sharing.recovery import ToolFailure
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome
 from bottega.memory.episodes.scope import Scope, scope_of_run
 from bottega.memory.episodes.store import Hit
+from bottega.memory.learning.call_trace import cure_in
 from bottega.memory.learning.episode_recorder import RunFacts
 from bottega.memory.learning.insights import insight_outcomes, insights_in
-from bottega.memory.learning.told_steps import cure_in
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.task_analysis import Goals, analyse, refined
 from bottega.memory.working.prompts import RunMemory

@@ -1,8 +1,10 @@
-"""The trace of an episode as mining sees it: calls in order, and their results. Pure."""
+"""The trace of an episode, as mining sees it and as a model reads it. Pure."""
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
@@ -10,6 +12,7 @@ from bottega.events.payloads import TOOL_ERROR
 from bottega.memory.episodes.episode import READ_OUTSIDE, SEARCHABLE, Episode, Outcome, StorageState
 from bottega.memory.patterns.owners import owner_of, shared_texts
 from bottega.memory.text.signature import failure_signature
+from bottega.memory.text.summaries import cut
 
 DISPATCH, FAN_OUT = "dispatch_subagent", "dispatch_subagents"
 PLUMBING = frozenset(
@@ -21,6 +24,9 @@ PLUMBING = frozenset(
 """Tools that support an agent's work and do no part of the task."""
 MOST_CALLS = 40
 """Most calls of an episode that mining reads: its first ones."""
+_CURE = re.compile(r"\d+\. .*?: (?P<done>.+) \(worked after (?P<failed>.+) failed\)")
+_SHORT = 72  # bytes of arguments, and of a result or an error
+_TELLING = 160  # of the arguments of a call that failed, or that worked after one
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +65,6 @@ class Observed:
         return self.outcome is Outcome.SUCCESS
 
 
-def is_evidence(episode: Episode) -> bool:
-    """Return true if patterns may be learned from an episode. Imported, cancelled, quarantined,
-    deleted and consolidated episodes are excluded."""
-    return counts(episode) and episode.state.state in SEARCHABLE
-
-
 def counts(episode: Episode) -> bool:
     """Return true if an episode's outcome is evidence about the patterns that its run was given.
     That remains so when the episode ages or is consolidated."""
@@ -76,8 +76,9 @@ def counts(episode: Episode) -> bool:
 
 
 def observed(episode: Episode) -> Observed | None:
-    """Convert an episode for mining; ``None`` if it is no evidence or has no trace."""
-    if not is_evidence(episode) or not episode.trace:
+    """Convert an episode for mining; ``None`` if it has no trace or nothing may be learned from it.
+    Imported, cancelled, quarantined, deleted and consolidated episodes are excluded."""
+    if not counts(episode) or episode.state.state not in SEARCHABLE or not episode.trace:
         return None
     assert episode.id is not None, "it is not stored yet"
     return Observed(
@@ -127,7 +128,7 @@ def _cleared(episode: Observed, shared: Container[str]) -> Observed:
 
 def calls_of(episode: Episode) -> tuple[TracedCall, ...]:
     """Return the first :data:`MOST_CALLS` calls of the root agent; none without a trace."""
-    return tuple(_calls(episode))[:MOST_CALLS]
+    return tuple(islice(_calls(episode), MOST_CALLS))
 
 
 def failures_in(calls: Sequence[TracedCall]) -> Iterator[tuple[TracedCall, TracedCall | None]]:
@@ -174,3 +175,61 @@ def _signature(step: Mapping[str, Any]) -> str | None:
             str(error.get("code")), str(error.get("message")), step.get("agent")
         )
     return failure_signature(TOOL_ERROR, str(error), step.get("tool"))
+
+
+# --- As a model reads it ----------------------------------------------------------------------
+
+
+def told_steps(trace: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each step, in order: who called what, with which result.
+
+    The call of the same task that worked after failed ones names them. Lines about failures have
+    the word "failed", which :func:`bottega.memory.text.summaries.summary_of` keeps first.
+    """
+    lines: list[str] = []
+    failed: dict[Any, dict[str, None]] = {}  # per task: the tools that failed, and no cure yet
+    for step in trace:
+        tool, task = step.get("tool"), step.get("task_id")
+        tells = "error" in step or task in failed
+        given = _arguments(step.get("arguments"), _TELLING if tells else _SHORT)
+        line = f"{step.get('step')}. {step.get('agent')}: {f'{tool}{given}' if tool else 'answer'}"
+        if "error" in step:
+            line += f" failed: {_line(_message(step['error']))}"
+            if tool:
+                failed.setdefault(task, {})[str(tool)] = None
+        else:
+            said = _line(step.get("answer") or step.get("result") or "")
+            line += f" → {said}" if said else ""
+            if tool and (before := failed.pop(task, None)):
+                line += f" (worked after {', '.join(before)} failed)"
+        lines.append(line)
+    return lines
+
+
+def cure_in(steps: str, tool: str) -> str:
+    """Return the first call that worked after ``tool`` failed, with its arguments and result.
+
+    Args:
+        steps: lines of :func:`told_steps`.
+
+    Returns:
+        one line; empty if no call did.
+    """
+    for line in steps.splitlines():
+        found = _CURE.fullmatch(line)
+        if found and tool in found["failed"].split(", "):
+            return found["done"]
+    return ""
+
+
+def _arguments(given: Any, most: int) -> str:
+    text = _line(given or "", most)
+    return "" if text in ("", "{}") else f" {text}"
+
+
+def _message(error: Any) -> Any:
+    return error.get("message") or error.get("code") if isinstance(error, Mapping) else error
+
+
+def _line(text: Any, most: int = _SHORT) -> str:
+    return cut(" ".join(str(text).split()), most)

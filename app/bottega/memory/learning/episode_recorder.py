@@ -35,10 +35,10 @@ from bottega.memory.episodes.episode import (
     Summary,
     episode_id_of,
 )
+from bottega.memory.learning.call_trace import told_steps
 from bottega.memory.learning.insights import MOST as MOST_INSIGHTS
 from bottega.memory.learning.insights import noted
 from bottega.memory.learning.reflection import reflect
-from bottega.memory.learning.told_steps import told_steps
 from bottega.memory.patterns.adherence import Adherence
 from bottega.memory.patterns.pattern import APPLIED
 from bottega.memory.patterns.task_analysis import Goals

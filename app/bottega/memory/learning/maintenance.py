@@ -249,16 +249,12 @@ class Maintenance:
                 continue
             began = monotonic()
             counts = await self._held(job, work(job))
-            spent: dict[str, Any] = {"ms": round(1000 * (monotonic() - began))}
+            ms = round(1000 * (monotonic() - began))
             if number == len(self.stages):
-                ended: dict[str, Any] = {
-                    "status": "done",
-                    "report": counts,
-                    "progress": {name: spent},
-                }
-                await self._write(job, stage=number, **ended)
+                spent = {name: {"ms": ms}}
+                await self._write(job, stage=number, status="done", report=counts, progress=spent)
             else:
-                progress = {name: {**counts, **spent}}
+                progress = {name: {**counts, "ms": ms}}
                 await self._write(job, stage=number, progress=progress, wait_s=self.lease_s)
                 job = replace(job, stage=number, progress={**job.progress, **progress}, error=None)
 

@@ -11,10 +11,9 @@ first, because runs of every user are given patterns.
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from math import sqrt
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -26,6 +25,7 @@ from bottega.memory.learning.call_trace import Observed, failures_in, without_pr
 from bottega.memory.patterns.pattern import (
     Applicability,
     Category,
+    Condition,
     Content,
     ContentKind,
     Evidence,
@@ -117,22 +117,15 @@ def _items(episode: Observed) -> Iterator[tuple[_Subject, _Item]]:
 # --- Comparison of success rates -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Finding:
-    """Behaviour that goes with success.
-
-    Attributes:
-        gain: difference of the success rates with and without it, smoothed for few episodes.
-        affects: tools whose next call shows the difference; empty: the whole run does.
-        supporters: the successful episodes with it, by age.
-    """
+class _Finding(NamedTuple):
+    """Behaviour that goes with success."""
 
     uses: Names
-    affects: Names
-    gain: float
+    affects: Names  # tools whose next call shows the difference; empty: the whole run does
+    gain: float  # difference of the success rates with and without it, smoothed for few episodes
     with_it: Tally
     without: Tally
-    supporters: tuple[UUID, ...]
+    supporters: tuple[UUID, ...]  # the successful episodes with it, by age
 
 
 def _found(
@@ -161,19 +154,18 @@ def _better(subject: _Subject, items: Sequence[_Item]) -> Iterator[_Finding]:
     having: defaultdict[Names, list[_Item]] = defaultdict(list)
     for item in items:
         having[item.uses].append(item)
-    often = sorted(having, key=lambda uses: (-len(having[uses]), uses))
-    for uses, some in having.items():
-        with_it = _tally(some)
-        without = Tally(everything.good - with_it.good, everything.n - with_it.n)
-        if not uses or with_it.good < SUPPORT or not without.n or with_it.rate <= without.rate:
+    often = sorted(filter(None, having), key=lambda uses: (-len(having[uses]), uses))
+    for uses in often:
+        with_it = _tally(having[uses])
+        without = everything.without(with_it)
+        if with_it.good < SUPPORT or not without.n or with_it.rate <= without.rate:
             continue
-        gain = round(_rate(with_it) - _rate(without), 9)
-        doubt = sqrt(_variance(with_it) + _variance(without))
-        if gain >= max(_GAIN, _SURE * doubt):
-            supporters = tuple(each.episode.episode_id for each in some if each.good)
+        gain = round(with_it.expected - without.expected, 9)
+        if gain >= max(_GAIN, _SURE * sqrt(with_it.variance + without.variance)):
+            supporters = tuple(each.episode.episode_id for each in having[uses] if each.good)
             affects: Names = ()
             if subject.category is Category.RECOVERY:  # calls of the control arm count too
-                instead = [each for each in often if each and each != uses][: _MOST_NAMES - 1]
+                instead = [each for each in often if each != uses][: _MOST_NAMES - 1]
                 affects = tuple(sorted({*uses, *chain.from_iterable(instead)}))
             found.append(_Finding(uses, affects, gain, with_it, without, supporters))
     for each in sorted(found, key=_order)[:_LOOKED_AT]:
@@ -181,18 +173,8 @@ def _better(subject: _Subject, items: Sequence[_Item]) -> Iterator[_Finding]:
             yield each
 
 
-def _tally(items: Sequence[_Item]) -> Tally:
-    return Tally(sum(each.good for each in items), len(items))
-
-
-def _rate(tally: Tally) -> float:
-    """Return the mean of the Beta posterior from a uniform prior."""
-    return (tally.good + 1) / (tally.n + 2)
-
-
-def _variance(tally: Tally) -> float:
-    """Return the variance of that posterior."""
-    return _rate(tally) * (1 - _rate(tally)) / (tally.n + 3)
+def _tally(items: Iterable[_Item]) -> Tally:
+    return Tally.of(each.good for each in items)
 
 
 def _order(finding: _Finding) -> tuple[float, int, Names]:
@@ -205,12 +187,11 @@ def _holds(uses: Names, domains: Mapping[str | None, Sequence[_Item]]) -> bool:
     episodes without a domain counts as several."""
     well = 0
     for domain, items in domains.items():
-        with_it = _tally([each for each in items if each.uses == uses])
-        if not with_it.n:
-            continue
-        if _rate(with_it) - _rate(_tally([each for each in items if each.uses != uses])) < -_SHOWS:
+        with_it = _tally(each for each in items if each.uses == uses)
+        without = _tally(items).without(with_it)
+        if with_it.n and with_it.expected - without.expected < -_SHOWS:
             return False
-        well += 2 if domain is None else bool(with_it.good)
+        well += 2 if domain is None and with_it.n else bool(with_it.good)
     return well > 1
 
 
@@ -231,7 +212,7 @@ def _is_choice(names: Names, having: Sequence[_Item]) -> bool:
 
 def _best(found: Iterable[_Finding]) -> list[_Finding]:
     """Return the first few findings that gain nearly as much as the first."""
-    best = [*found][:_EACH]
+    best = [*islice(found, _EACH)]
     return [each for each in best if each.gain >= _SHARE * best[0].gain]
 
 
@@ -248,10 +229,12 @@ def _pattern(subject: _Subject, domain: str | None, finding: _Finding, trust: in
         steps = [{"do": f"call {name}", "uses": [name]} for name in uses]
         kind = ContentKind.TEMPLATE
         fields: dict[str, Any] = {"steps": steps, "parameters": [], "rules": []}
+        conditions: tuple[Condition, ...] = ()
     else:
         when = f"When {subject.tool} fails with “{subject.signature}”"
         do = f"call {uses[0]} {'once more' if uses == (subject.tool,) else 'next'}"
         kind, fields = ContentKind.HEURISTIC, {"condition": when, "action": do}
+        conditions = ({"feature": "failure_signature", "op": "eq", "value": subject.signature},)
     there = f"{when} in the domain {domain}" if domain else when
     about = f"{subject.task_type or subject.tool}{f'/{domain}' if domain else ''}"
     said = [subject.category, subject.task_type, domain, subject.signature, uses]
@@ -260,7 +243,12 @@ def _pattern(subject: _Subject, domain: str | None, finding: _Finding, trust: in
         category=subject.category,
         # The advice does not name the domain: that of several domains can be merged.
         content=Content(kind, fields, uses, finding.affects),
-        applicability=_applicability(subject, domain, uses),
+        applicability=Applicability(
+            problem_types=() if subject.task_type is None else (subject.task_type,),
+            domains=() if domain is None else (domain,),
+            capabilities=tuple(sorted(set(uses))),
+            conditions=conditions,
+        ),
         description=f"{there}: {names}"[:_LONGEST_NAME],
         summary=f"{there}: {do}.",
         detail=(
@@ -272,14 +260,4 @@ def _pattern(subject: _Subject, domain: str | None, finding: _Finding, trust: in
         origin={"mined": str(subject.category)},
         trust=trust,
         fingerprint=sha256(to_json(said)).hexdigest(),
-    )
-
-
-def _applicability(subject: _Subject, domain: str | None, uses: Names) -> Applicability:
-    failed = {"feature": "failure_signature", "op": "eq", "value": subject.signature}
-    return Applicability(
-        problem_types=() if subject.task_type is None else (subject.task_type,),
-        domains=() if domain is None else (domain,),
-        capabilities=tuple(sorted(set(uses))),
-        conditions=() if subject.signature is None else (failed,),
     )
