@@ -169,8 +169,8 @@ async def _count(store: PatternStore, episode: Episode, outcomes: Sequence[Repor
     """Store the outcomes of patterns; return the number of those that are new evidence."""
     ids = [each.pattern_id for each in outcomes]
     known = await store.get_many(ids)
-    told = {"complexity": episode.task.get("complexity")}
-    told |= {name: getattr(episode, name) for name in ("task_type", "domain")}
+    told = {"complexity": episode.task.get("complexity"), "task_type": episode.task_type}
+    told |= {"domain": episode.domain}
     features = {name: value for name, value in told.items() if value is not None}
     of = store.connection, store.tenant_id, [*known.values()]
     baseline = await baselines_for(*of, features)
@@ -211,8 +211,9 @@ async def _reflected(
 
 def _candidate(lesson: Lesson, episode: Episode, principal: str) -> Pattern:
     """Turn a lesson into a candidate pattern that applies to tasks like the episode's."""
-    kinds = () if episode.task_type is None else (episode.task_type,)
-    domains = () if episode.domain is None else (episode.domain,)
+    kinds, domains = (
+        () if each is None else (each,) for each in (episode.task_type, episode.domain)
+    )
     said = ["lesson", lesson.category, lesson.text, lesson.uses, kinds, domains]
     about = "/".join((*kinds, *domains)) or "any"
     return Pattern(

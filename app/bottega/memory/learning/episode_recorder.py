@@ -271,6 +271,10 @@ class EpisodeRecorder:
             self._errors.setdefault(f"{error['code']}: {self._short(error['message'])}")
         question = self._clean(about.question)
         answer = "" if output is None else self._clean(as_text(output))
+        failed_tasks = sum(not well for well in self._tasks.values())
+        quality: dict[str, Any] = {"stop_reason": stop_reason, "failed_tasks": failed_tasks}
+        if self._suspicion:  # it is stored, but never retrieved or learned from
+            quality["quarantined"] = self._suspicion
         told = Episode(
             id=episode_id_of(about.run_id),
             at=None,  # type: ignore[arg-type]
@@ -286,16 +290,12 @@ class EpisodeRecorder:
             trust=READ_OUTSIDE if self._tools.keys() & self._outside else OWN_RUN,
             origin={"principal": about.principal, "run": about.run_id, "tool": None},
             task={**self._analysed(), "original_input": question[:LONGEST_TEXT]},
-            execution={
-                "plan": self._plans[0] if self._plans else [],
-                "adaptations": self._plans[1:],
-                **self._spent(duration_s),
-            },
+            execution=self._execution(duration_s),
             result={
                 "output": None if output is None else answer[:LONGEST_TEXT],
                 "error": error,
                 "side_effects": self._side_effects(),
-                "quality": self._quality(stop_reason),
+                "quality": quality,
             },
             metadata=self._metadata(),
             tags=about.tags,
@@ -318,12 +318,6 @@ class EpisodeRecorder:
             "context": {"criteria": [*map(self._clean, self.goals.criteria)]},
             "complexity": self.goals.complexity,
         }
-
-    def _quality(self, stop_reason: str | None) -> dict[str, Any]:
-        failed_tasks = sum(not well for well in self._tasks.values())
-        quality = {"stop_reason": stop_reason, "failed_tasks": failed_tasks}
-        # A quarantined episode is stored, but never retrieved or learned from.
-        return quality | ({"quarantined": self._suspicion} if self._suspicion else {})
 
     def _metadata(self) -> dict[str, Any]:
         patterns = self._following.to_json()
@@ -352,7 +346,8 @@ class EpisodeRecorder:
             steps=summary_of("\n".join(steps), _SUMMARY_TOKENS, whole_lines=True),
         )
 
-    def _spent(self, duration_s: float) -> dict[str, Any]:
+    def _execution(self, duration_s: float) -> dict[str, Any]:
+        plan, *adaptations = self._plans or [[]]
         resources = {
             "model_calls": self._model_calls,
             "tool_calls": self._tools.total(),
@@ -361,7 +356,8 @@ class EpisodeRecorder:
             "retries": self._retries,
             "steps": self._steps,
         }
-        return {"duration_s": round(duration_s, 3), "resources": resources}
+        spent = {"duration_s": round(duration_s, 3), "resources": resources}
+        return {"plan": plan, "adaptations": adaptations, **spent}
 
     def _side_effects(self) -> list[dict[str, Any]]:
         """Return calls that may have changed an external system."""

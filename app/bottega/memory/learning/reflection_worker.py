@@ -129,7 +129,7 @@ class ReflectionWorker:
         log.error("run.not_learned", run_id=str(due["run_id"]), exc_info=error)
         why = f"an internal error ({type(error).__name__}); see the worker's log"
         async with acting_as(self._pool, tenant_id) as connection:
-            await _end(connection, tenant_id, [_failed(due, why)])
+            await _end(connection, tenant_id, [_failed(due, why)], {})
 
     async def _learn(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
         """Store everything that needs no model in one transaction, then ask the model."""
@@ -137,15 +137,14 @@ class ReflectionWorker:
             episodes = await _episodes(connection, tenant_id, [row["episode_id"] for row in due])
             count = await self._count(connection, tenant_id, episodes)
             found = {each: reflect(one) for each, one in episodes.items() if not one.reflection}
-            asked = found if self._analyst is not None else {}
-            await _write(connection, tenant_id, {} if asked else found)
-            known = {each: one.reflection or {} for each, one in episodes.items()}
+            asked, written = ({}, found) if self._analyst is None else (found, {})
+            by = {each: (one.reflection or {}).get("by") for each, one in episodes.items()}
             ended = [
-                _done(row, str(known.get(each, {}).get("by") or "rules"), count[each])
+                _done(row, str(by.get(each) or "rules"), count[each])
                 for row in due
                 if (each := row["episode_id"]) not in asked
             ]
-            await _end(connection, tenant_id, ended)
+            await _end(connection, tenant_id, ended, written)
         asking = asyncio.Semaphore(_ASKED_AT_ONCE)
         asks = [
             self._ask(tenant_id, row, episodes[each], asked[each], count[each], asking)
@@ -195,8 +194,7 @@ class ReflectionWorker:
             written[due["episode_id"]] = with_insights(known, said, name)
             ended = _done(due, name, applications)
         async with acting_as(self._pool, tenant_id) as connection:
-            await _write(connection, tenant_id, written)
-            await _end(connection, tenant_id, [ended])
+            await _end(connection, tenant_id, [ended], written)
 
 
 def _done(due: asyncpg.Record, by: str, applications: int) -> dict[str, Any]:
@@ -228,16 +226,15 @@ async def _episodes(
     return found
 
 
-async def _write(
-    connection: asyncpg.Connection, tenant_id: UUID, found: Mapping[UUID, Reflection]
+async def _end(
+    connection: asyncpg.Connection,
+    tenant_id: UUID,
+    ended: Sequence[Mapping[str, Any]],
+    found: Mapping[UUID, Reflection],
 ) -> None:
+    """Store how learning from runs ended, and the reflections on their episodes."""
     if found:
         written = [{"episode_id": each, "reflection": one} for each, one in found.items()]
         await connection.execute(_WRITE, tenant_id, to_json(written).decode())
-
-
-async def _end(
-    connection: asyncpg.Connection, tenant_id: UUID, ended: Sequence[Mapping[str, Any]]
-) -> None:
     if ended:
         await connection.execute(_END, tenant_id, to_json(ended).decode())
