@@ -42,22 +42,16 @@ class TracedCall:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """An episode as mining sees it.
-
-    Attributes:
-        outcome: the judged one, people's feedback included.
-        calls: in the order in which they ended, without those of sub-agents and :data:`PLUMBING`.
-        owner: see :func:`bottega.memory.patterns.owners.owner_of`.
-    """
+    """An episode as mining sees it."""
 
     episode_id: UUID
     at: datetime
     task_type: str | None
     domain: str | None
-    outcome: Outcome
+    outcome: Outcome  # the judged one, people's feedback included
     trust: int
-    calls: tuple[TracedCall, ...]
-    owner: str = ""
+    calls: tuple[TracedCall, ...]  # see :func:`calls_of`
+    owner: str = ""  # see :func:`bottega.memory.patterns.owners.owner_of`
     agent: str | None = None
 
     @property
@@ -127,7 +121,10 @@ def _cleared(episode: Observed, shared: Container[str]) -> Observed:
 
 
 def calls_of(episode: Episode) -> tuple[TracedCall, ...]:
-    """Return the first :data:`MOST_CALLS` calls of the root agent; none without a trace."""
+    """Return the first calls of the root agent; none without a trace.
+
+    They are in the order in which they ended. :data:`PLUMBING` is left out.
+    """
     return tuple(islice(_calls(episode), MOST_CALLS))
 
 

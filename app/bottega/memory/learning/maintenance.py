@@ -167,20 +167,13 @@ Nights = Callable[[datetime], tuple[datetime, datetime]]
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """Worker for maintenance jobs. Any number of processes may run at a time.
-
-    Attributes:
-        stages: the counts of the last one are the job's report.
-        nights: the schedule for all tenants; ``None``: on demand only.
-        lease_s: seconds after which another worker takes the job of a dead one.
-        first_pause_s: seconds before the first retry; doubled for each further one.
-    """
+    """Worker for maintenance jobs. Any number of processes may run at a time."""
 
     pool: asyncpg.Pool
-    stages: Stages
-    nights: Nights | None = None
-    lease_s: float = 60.0
-    first_pause_s: float = 10.0
+    stages: Stages  # the counts of the last one are the job's report
+    nights: Nights | None = None  # the schedule for all tenants; ``None``: on demand only
+    lease_s: float = 60.0  # after that another worker takes the job of a dead one
+    first_pause_s: float = 10.0  # before the first retry; doubled for each further one
     now: Clock = utcnow
 
     async def begin_nights(self) -> float:

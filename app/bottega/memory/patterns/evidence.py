@@ -74,10 +74,8 @@ class Group(NamedTuple):
 class WeighedEvidence:
     """Summary of the applications of a pattern's current version.
 
-    Attributes:
-        e_value: over all applications that were given it, each against its baseline, but no less
-            than the rate of runs without it.
-        time_saved_s, tokens_saved: mean, against runs that were not given it; ``None``: unknown.
+    The e-value is over all that were given it, each against its baseline, but no less than the rate
+    of runs without it.
     """
 
     lately: Tally = Tally()  # given it, in the time that the verdict counts
@@ -87,7 +85,7 @@ class WeighedEvidence:
     latest: Tally = Tally()  # the last few of these
     used: Tally = Tally()
     withheld: Tally = Tally()
-    time_saved_s: float | None = None
+    time_saved_s: float | None = None  # mean, against runs that were not given it
     tokens_saved: float | None = None
 
 

@@ -47,21 +47,16 @@ class Match(NamedTuple):
 
 
 class Rule:
-    """The conditions of a pattern, prepared for many tasks.
-
-    Attributes:
-        must: all conditions that must hold, those of its tasks first.
-        spoken: the features that the pattern names.
-        tests: number of tests in its conditions.
-    """
+    """The conditions of a pattern, prepared for many tasks."""
 
     __slots__ = ("_base", "must", "pattern", "spoken", "tests")
 
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
-        self.must = [*_needed(pattern.applicability)]
+        self.must = [*_needed(pattern.applicability)]  # all that must hold
         said = [name for each in self.must for name in named(each)]
-        self.spoken, self.tests = frozenset(said), len(said)
+        self.spoken = frozenset(said)  # features that the pattern names
+        self.tests = len(said)
         self._base = sum(_lasting(pattern).values())
 
     def applies(self, features: Features) -> bool:

@@ -119,20 +119,16 @@ def check_applicability(applicability: Applicability) -> None:
 class Content:
     """The advice of a pattern.
 
-    Attributes:
-        kind: determines the names of ``fields``.
-        fields: STRATEGY: ``approach``, ``principles``, ``trade_offs``. TEMPLATE: ``steps``,
-            ``parameters``, ``rules``. HEURISTIC: ``condition``, ``action``, ``rationale``.
-            PROCEDURE: ``steps``, ``branches``, ``stop_when``. Steps are ``{do, uses}``.
-        uses: names of the tools and agents to use, in order; adherence is measured by them.
-        affects: names of the tools and agents whose next call judges the pattern; empty if
-            the whole run does.
+    The kind determines the names of ``fields``. STRATEGY: ``approach``, ``principles``,
+    ``trade_offs``. TEMPLATE: ``steps``, ``parameters``, ``rules``. HEURISTIC: ``condition``,
+    ``action``, ``rationale``. PROCEDURE: ``steps``, ``branches``, ``stop_when``. Steps are
+    ``{do, uses}``.
     """
 
     kind: ContentKind
     fields: Mapping[str, Any] = field(default_factory=dict)
-    uses: tuple[str, ...] = ()
-    affects: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()  # tools and agents, in order; adherence is measured by them
+    affects: tuple[str, ...] = ()  # those whose next call judges it; empty if the whole run does
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,31 +142,21 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Evidence for a pattern.
+    """Evidence for a pattern; ``None``: unknown."""
 
-    Attributes:
-        mined_from: episodes that it was found in; they never count as evidence.
-        supporting, contrary: the latest episodes that applied it with and without success.
-        applications, success_rate: of this version in the time that counts.
-        time_saved_s, tokens_saved: mean, against runs without the pattern; ``None``: unknown.
-        uplift: success rate less the baseline.
-        e_value: over all applications of this version.
-        verdict, validated_at: of the last validation.
-    """
-
-    mined_from: tuple[UUID, ...] = ()
-    supporting: tuple[UUID, ...] = ()
-    contrary: tuple[UUID, ...] = ()
-    applications: int = 0
-    success_rate: float | None = None
-    time_saved_s: float | None = None
+    mined_from: tuple[UUID, ...] = ()  # episodes that it was found in: no evidence
+    supporting: tuple[UUID, ...] = ()  # the latest episodes that applied it with success
+    contrary: tuple[UUID, ...] = ()  # … without
+    applications: int = 0  # of this version in the time that counts
+    success_rate: float | None = None  # of these
+    time_saved_s: float | None = None  # mean, against runs without the pattern
     tokens_saved: float | None = None
-    uplift: float | None = None
+    uplift: float | None = None  # success rate less the baseline
     confidence: float = 0.0  # 0 to 1
     p_value: float | None = None
-    e_value: float = 1.0
+    e_value: float = 1.0  # over all applications of this version
     baseline: Baseline = Baseline()
-    verdict: str | None = None
+    verdict: str | None = None  # of the last validation
     validated_at: datetime | None = None
 
 
@@ -208,13 +194,7 @@ class Relations:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """One version of a pattern.
-
-    Attributes:
-        trust: 3 mined from own runs, 2 from runs that read external texts, 1 written by a client.
-        origin: ``principal``, ``mined`` (the miner's name) …
-        fingerprint: equal for patterns of equal advice and scope; ``None``: written by a client.
-    """
+    """One version of a pattern."""
 
     name: str
     category: Category
@@ -231,9 +211,9 @@ class Pattern:
     guide: Guide = Guide()
     lifecycle: Lifecycle = Lifecycle()
     relations: Relations = Relations()
-    origin: Mapping[str, Any] = field(default_factory=dict)
-    trust: int = 1
-    fingerprint: str | None = None
+    origin: Mapping[str, Any] = field(default_factory=dict)  # ``principal``, ``mined`` (by what) …
+    trust: int = 1  # 3 mined from own runs, 2 from those that read external texts, 1 by a client
+    fingerprint: str | None = None  # equal for equal advice and scope; ``None``: by a client
 
     @property
     def key(self) -> UUID:
@@ -269,23 +249,16 @@ def _adapter() -> TypeAdapter[Pattern]:
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """A run that was given a pattern, or had it withheld, and the result.
-
-    Attributes:
-        baseline: as known at that time.
-        followed: adherence; ``None``: unknown.
-        good: success; ``None``: no evidence, as the run made no call that judges the pattern.
-        features: of the task.
-    """
+    """A run that was given a pattern, or had it withheld, and the result."""
 
     pattern_id: UUID
     version: int
     arm: Arm
     at: datetime
-    baseline: Baseline = Baseline()
+    baseline: Baseline = Baseline()  # as known at that time
     episode_id: UUID | None = None
-    followed: bool | None = None
-    good: bool | None = None
-    features: Features = field(default_factory=lambda: EMPTY)
+    followed: bool | None = None  # adherence; ``None``: unknown
+    good: bool | None = None  # success; ``None``: the run made no call that judges the pattern
+    features: Features = field(default_factory=lambda: EMPTY)  # of the task
     duration_s: float | None = None
     tokens: int | None = None

@@ -47,17 +47,12 @@ success rate from 0.5 to 0.8, less than one in 100.
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """A condition that separates the tasks that a pattern helps from the others.
-
-    Attributes:
-        anti: true if it is an anti-condition.
-        inside: applications that still apply with it. outside: the others.
-    """
+    """A condition that separates the tasks that a pattern helps from the others."""
 
     condition: Condition
-    anti: bool
-    inside: Tally
-    outside: Tally
+    anti: bool  # it is an anti-condition
+    inside: Tally  # of the tasks that the pattern still applies to
+    outside: Tally  # of the others
     p_value: float
 
     @property
@@ -155,12 +150,11 @@ def likeness(one: Pattern, other: Pattern) -> float:
     Each half is the share of the words of both that both have; 0 for different categories."""
     if one.category is not other.category:
         return 0.0
-    halves = (one.content, other.content), (one.applicability, other.applicability)
-    return sum(_overlap(*map(_words, half)) for half in halves) / 2
-
-
-def _overlap(one: set[str], other: set[str]) -> float:
-    return len(one & other) / len(one | other) if one or other else 1.0
+    total = 0.0
+    for half in ("content", "applicability"):
+        words, others = (_words(getattr(each, half)) for each in (one, other))
+        total += len(words & others) / len(words | others) if words or others else 1.0
+    return total / 2
 
 
 def _words(value: Any) -> set[str]:
@@ -234,7 +228,12 @@ def groups(patterns: Iterable[Pattern]) -> list[list[UUID]]:
     success rates do not differ significantly. The time is linear in their number, after sorting.
     """
     found: list[list[UUID]] = []
-    able = [(tally_of(each.evidence), each) for each in patterns if _may_be_merged(each)]
+    untried = PatternState.CANDIDATE, 0
+    able = [
+        (tally_of(each.evidence), each)
+        for each in patterns
+        if each.state is PatternState.VALIDATED or (each.state, each.lifecycle.uses) == untried
+    ]
     left = sorted(able, key=lambda each: (each[0].rate, each[1].key))
     for field in _TASKS:
         made: list[list[tuple[Tally, Pattern]]] = []
@@ -252,24 +251,17 @@ def groups(patterns: Iterable[Pattern]) -> list[list[UUID]]:
     return found
 
 
-def _may_be_merged(pattern: Pattern) -> bool:
-    untried = pattern.state is PatternState.CANDIDATE and not pattern.lifecycle.uses
-    return untried or pattern.state is PatternState.VALIDATED
-
-
 def _same_but_for(field: str, pattern: Pattern) -> str:
-    """Return a hash that is equal for patterns that differ in one field of their tasks."""
+    """Return a hash that is equal for patterns that differ in one field of their tasks.
+
+    Their advice may differ in case, spacing and punctuation."""
     when = pattern.applicability
     tasks = {each: getattr(when, each) for each in _TASKS if each != field}
-    same = [pattern.state, _said(pattern), when.conditions, when.anti_conditions, tasks]
+    said = pattern.content
+    advice = [said.kind, _plain(said.fields), said.uses, said.affects]
+    about = [pattern.state, pattern.category, pattern.trust]
+    same = [about, advice, when.conditions, when.anti_conditions, tasks]
     return sha256(as_text(same).encode()).hexdigest()
-
-
-def _said(pattern: Pattern) -> Any:
-    """Return a pattern's advice; its texts may differ in case, spacing and punctuation."""
-    content = pattern.content
-    advice = [content.kind, _plain(content.fields), content.uses, content.affects]
-    return [pattern.category, pattern.trust, advice]
 
 
 def _plain(value: Any) -> Any:

@@ -89,17 +89,12 @@ WHERE tenant_id = $1 AND pattern_id = $2 AND version = $3
 
 @dataclass(frozen=True, slots=True)
 class PatternStore:
-    """The patterns of a tenant in one transaction. Changes lock the rows that they change.
+    """The patterns of a tenant in one transaction. Changes lock the rows that they change."""
 
-    Attributes:
-        connection: acts as the tenant.
-        now: the time of the changes.
-    """
-
-    connection: asyncpg.Connection
+    connection: asyncpg.Connection  # acts as the tenant
     tenant_id: UUID
     options: LearningOptions
-    now: datetime
+    now: datetime  # the time of the changes
 
     async def add(self, pattern: Pattern) -> Pattern:
         """Store a new pattern as a candidate of version 1, or return the one that exists.

@@ -74,20 +74,12 @@ _ASKS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    """Analysis of a task.
+    """Analysis of a task."""
 
-    Attributes:
-        goals: sentences that ask for something; at least one, unless the task is empty.
-        constraints: sentences with limits.
-        criteria: sentences about success.
-        complexity: 0 to 1, grows with length, demands, and tools named.
-        features: for conditions; see :data:`bottega.memory.patterns.pattern.Features`.
-    """
-
-    goals: tuple[str, ...]
-    constraints: tuple[str, ...]
-    criteria: tuple[str, ...]
-    complexity: float
+    goals: tuple[str, ...]  # sentences that ask for something; one at least, if the task has any
+    constraints: tuple[str, ...]  # sentences with limits
+    criteria: tuple[str, ...]  # sentences about success
+    complexity: float  # 0 to 1, grows with length, demands, and tools named
     features: Features
 
 
@@ -114,7 +106,9 @@ def analyse(
         if limit:
             constraints[sentence[:LONGEST_ITEM]] = None
         if test:
-            criteria[_clause(sentence, folded, test)] = None
+            # The clause that begins there; folding may change the length: then the whole sentence.
+            start = test.start() if len(folded) == len(sentence) else 0
+            criteria[sentence[start:][:LONGEST_ITEM]] = None
         limits += bool(limit) + bool(test)
         if _asks(folded) or (listed and not (limit or test)):
             goals[sentence[:LONGEST_ITEM]] = None
@@ -123,7 +117,8 @@ def analyse(
         goals = {sentence[:LONGEST_ITEM]: None for sentence, _ in _sentences(text[:2000])}
         goals = dict.fromkeys(list(goals)[:1])
     named = _named(text, capabilities)
-    complexity = _complexity(len(task), demands, limits, len(named))
+    load = len(task) / 1500 + demands / 6 + limits / 10 + len(named) / 6
+    complexity = round(load / (1 + load), 2)
     features: dict[str, Any] = {
         "domain": domain,
         "task_type": task_type,
@@ -177,13 +172,6 @@ def _asks(folded: str) -> bool:
     )
 
 
-def _clause(sentence: str, folded: str, test: re.Match[str]) -> str:
-    """Cut a sentence to the clause that begins with the match."""
-    # Folding may change the length: then keep the whole sentence.
-    from_there = sentence[test.start() :] if len(folded) == len(sentence) else sentence
-    return from_there[:LONGEST_ITEM]
-
-
 def _named(text: str, capabilities: Sequence[str]) -> list[str]:
     """Return the capabilities that a task names, sorted; ``web_search`` also as "web search"."""
     words = _WORD.findall(text.casefold().replace("_", " ").replace("-", " "))
@@ -194,8 +182,3 @@ def _named(text: str, capabilities: Sequence[str]) -> list[str]:
         if len(name) >= _SHORTEST_NAME
         and f" {' '.join(_WORD.findall(name.casefold().replace('_', ' ')))} " in said
     )
-
-
-def _complexity(characters: int, demands: int, limits: int, tools: int) -> float:
-    load = characters / 1500 + demands / 6 + limits / 10 + tools / 6
-    return round(load / (1 + load), 2)
