@@ -24,12 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns.pattern import PatternState
 from bottega.memory.patterns.validation import (
     BettingEvidence,
     Tally,
     Verdict,
-    following,
     judged,
     worse,
 )
@@ -79,8 +77,7 @@ def promoted(made: Outcomes, baseline: float) -> Promoted:
                 continue
             alone[-1] = True
             value = e_value(sums[n], n, baseline)
-            state = following(PatternState.CANDIDATE, found, value, OPTIONS)
-            if state is PatternState.VALIDATED:
+            if value >= OPTIONS.promotion_e:
                 both[-1] = True
                 break
     return Promoted(np.array(both), np.array(alone))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from math import nextafter
 from uuid import UUID
 
 import pytest
@@ -140,6 +141,24 @@ def test_savings_are_measured_against_runs_without_the_pattern() -> None:
     other = Group(Arm.WITHHELD, True, HALF, 2, 2, timed=1, seconds=5.0)
     found = weigh([used, other])
     assert (found.time_saved_s, found.tokens_saved) == (2.0, None)
+
+
+class TestPromotion:
+    WELL, FEW = Tally(50, 50), Tally(4, 4)
+    BADLY = Tally(1, 50)
+
+    @pytest.mark.parametrize("lately", [WELL, FEW, BADLY, Tally()])
+    @pytest.mark.parametrize("state", list(PatternState))
+    def test_state_follows_the_verdict(self, state: PatternState, lately: Tally) -> None:
+        found = look(state, WeighedEvidence(lately=lately, given=lately, e_value=20.0))[0]
+        promoted = state is PatternState.CANDIDATE and lately == self.WELL
+        assert found is (PatternState.VALIDATED if promoted else state)
+
+    def test_candidate_needs_the_e_value_too(self) -> None:
+        less = WeighedEvidence(lately=self.WELL, given=self.WELL, e_value=nextafter(20.0, 0))
+        assert look(PatternState.CANDIDATE, less)[0] is PatternState.CANDIDATE
+        enough = replace(less, e_value=20.0)
+        assert look(PatternState.CANDIDATE, enough)[0] is PatternState.VALIDATED
 
 
 class TestDemotion:

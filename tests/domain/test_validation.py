@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from benchmarks import validation as simulated
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns.pattern import PatternState
 from bottega.memory.patterns.validation import (
     BettingEvidence,
     Tally,
@@ -19,14 +18,12 @@ from bottega.memory.patterns.validation import (
     binomial_p,
     confidence,
     fisher_p,
-    following,
     judged,
     worse,
 )
 from tests.domain.patterns import e_value
 
 OPTIONS = LearningOptions()
-CANDIDATE, VALIDATED = PatternState.CANDIDATE, PatternState.VALIDATED
 
 tallies = st.integers(0, 400).flatmap(lambda n: st.integers(0, n).map(lambda good: Tally(good, n)))
 rates = st.floats(0.001, 0.999)
@@ -142,20 +139,6 @@ class TestVerdict:
     def test_another_success_never_raises_the_p_value(self, tally: Tally, baseline: float) -> None:
         more = Tally(tally.good + 1, tally.n + 1)
         assert binomial_p(more, baseline) <= binomial_p(tally, baseline) + 1e-12
-
-
-class TestStates:
-    @pytest.mark.parametrize("verdict", list(Verdict))
-    @pytest.mark.parametrize("state", list(PatternState))
-    def test_state_follows_the_verdict(self, state: PatternState, verdict: Verdict) -> None:
-        found = following(state, verdict, 20.0, OPTIONS)
-        promoted = state is CANDIDATE and verdict is Verdict.VALIDATED
-        assert found is (VALIDATED if promoted else state)
-
-    def test_candidate_needs_the_e_value_too(self) -> None:
-        less = np.nextafter(20.0, 0)
-        assert following(CANDIDATE, Verdict.VALIDATED, less, OPTIONS) is CANDIDATE
-        assert following(CANDIDATE, Verdict.VALIDATED, 20, OPTIONS) is VALIDATED
 
 
 class TestEValues:

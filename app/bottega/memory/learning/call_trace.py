@@ -1,7 +1,7 @@
 """The trace of an episode, as mining sees it and as a model reads it. Pure."""
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
@@ -91,8 +91,21 @@ def observed(episode: Episode) -> Observed | None:
 def without_private_texts(episodes: Sequence[Observed]) -> list[Observed]:
     """Return the episodes without texts that fewer than three owners have. Names of defined agents
     and tools stay. Calls of undefined names are removed, because the model wrote those names."""
-    shared = shared_texts((text, each.owner) for each in episodes for text in _texts(each))
-    return [_cleared(each, shared) for each in episodes]
+    texts = ((text, each.owner) for each in episodes for text in _texts(each))
+    shared = {None, *shared_texts(texts), *(each.agent for each in episodes)}
+    return [
+        replace(
+            each,
+            domain=each.domain if each.domain in shared else None,
+            task_type=each.task_type if each.task_type in shared else None,
+            calls=tuple(
+                call if call.signature in shared else replace(call, signature=None)
+                for call in each.calls
+                if call.is_defined or call.name in shared
+            ),
+        )
+        for each in episodes
+    ]
 
 
 def _texts(episode: Observed) -> Iterator[str]:
@@ -102,22 +115,6 @@ def _texts(episode: Observed) -> Iterator[str]:
     if episode.task_type != episode.agent:
         said.append(episode.task_type)
     yield from filter(None, said)
-
-
-def _cleared(episode: Observed, shared: Container[str]) -> Observed:
-    private = {text for text in _texts(episode) if text not in shared}
-    if not private:
-        return episode
-    return replace(
-        episode,
-        domain=None if episode.domain in private else episode.domain,
-        task_type=None if episode.task_type in private else episode.task_type,
-        calls=tuple(
-            replace(call, signature=None) if call.signature in private else call
-            for call in episode.calls
-            if call.is_defined or call.name not in private
-        ),
-    )
 
 
 def calls_of(episode: Episode) -> tuple[TracedCall, ...]:

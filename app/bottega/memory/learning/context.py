@@ -140,7 +140,8 @@ async def learn_from_episode(
     """Learn from a client's report about an episode, in a transaction of the tenant. Idempotent.
 
     Lessons become candidates of the lowest trust, to be validated in other runs. Those of an
-    episode with a user or session stay in its reflection: runs of all users share patterns.
+    episode with a user or session stay in its reflection, the first of which is kept: runs of all
+    users share patterns.
     An outcome counts unless the episode was imported, cancelled or quarantined, or is a source
     of the pattern. If the experiment assigned the pattern to the run, only the run itself and
     feedback on it count.
@@ -161,8 +162,13 @@ async def learn_from_episode(
     told = () if private else lessons
     kept = [await store.add(_candidate(each, loaded, principal)) for each in told]
     counted = await _count(store, loaded, outcomes)
-    reflection = await _reflected(connection, tenant_id, loaded, lessons, principal)
-    return Learned(episode, reflection, kept, counted)
+    if lessons:
+        insights = [each.text[:_LONGEST_INSIGHT] for each in lessons]
+        said = {"insights": insights, "patterns": [], "failures": [], "performance": {}}
+        said_by = to_json(said | {"by": principal}).decode()
+        await connection.execute(_REFLECT, tenant_id, episode, said_by)
+    reflection = decoded(await connection.fetchval(_REFLECTION, tenant_id, episode))
+    return Learned(episode, reflection or {}, kept, counted)
 
 
 async def _count(store: PatternStore, episode: Episode, outcomes: Sequence[ReportedOutcome]) -> int:
@@ -189,24 +195,6 @@ async def _count(store: PatternStore, episode: Episode, outcomes: Sequence[Repor
         for each in outcomes
     ]
     return await store.record_application(applications)
-
-
-async def _reflected(
-    on: asyncpg.Connection,
-    tenant_id: UUID,
-    episode: Episode,
-    lessons: Sequence[Lesson],
-    principal: str,
-) -> Mapping[str, Any]:
-    """Store the episode's reflection unless it has one; return the stored one."""
-    insights = [each.text[:_LONGEST_INSIGHT] for each in lessons]
-    nothing: Mapping[str, Any] = {"patterns": [], "failures": [], "performance": {}}
-    said = {"insights": insights, **nothing, "by": principal}
-    if lessons:
-        await on.execute(_REFLECT, tenant_id, episode.id, to_json(said).decode())
-    raw = await on.fetchval(_REFLECTION, tenant_id, episode.id)
-    found: Mapping[str, Any] = decoded(raw) or {}
-    return found
 
 
 def _candidate(lesson: Lesson, episode: Episode, principal: str) -> Pattern:

@@ -259,12 +259,9 @@ SELECT jsonb_build_object(
 _VALIDATIONS = """
 SELECT id, name, category, state, version, verdict, applications AS n, success_rate AS rate,
        p_value AS p, e_value AS e, confidence, baseline, validated_at,
-       id::text = ANY ($3) AS promoted
+       id::text = ANY ($3) AS promoted, count(*) OVER () AS count
 FROM patterns WHERE tenant_id = $1 AND verdict IS NOT NULL AND state <> 'DEPRECATED'
 ORDER BY e_value DESC, id LIMIT $2
-"""
-_VALIDATED = """
-SELECT count(*) FROM patterns WHERE tenant_id = $1 AND verdict IS NOT NULL AND state <> 'DEPRECATED'
 """
 
 
@@ -307,11 +304,11 @@ async def _report(pool: asyncpg.Pool, job: Job, now: datetime) -> dict[str, Any]
     async with acting_as(pool, job.tenant_id) as connection:
         counted = await connection.fetchval(_COUNTED, job.tenant_id, since)
         judged = await connection.fetch(_VALIDATIONS, job.tenant_id, MOST, [*promoted])
-        count = await connection.fetchval(_VALIDATED, job.tenant_id)
     items = [{**row, "baseline": decoded(row["baseline"])} for row in judged]
+    counts = [each.pop("count") for each in items]
     return {
         "at": now,
         **decoded(counted),
-        "validations": {"count": count, "items": items},
+        "validations": {"count": counts[0] if counts else 0, "items": items},
         "stages": dict(job.progress),
     }

@@ -19,7 +19,6 @@ from bottega.memory.patterns.validation import (
     BettingEvidence,
     Tally,
     Verdict,
-    following,
     judged,
     worse,
 )
@@ -177,14 +176,18 @@ def validated(
 ) -> tuple[Pattern, Validation]:
     """Validate a pattern; return it with its new state and evidence.
 
+    A candidate is promoted or stays: most good patterns are not significant at first. A validated
+    pattern stays, too: only a decline or harm moves it, never a lack of significance.
     If nothing changed, the old evidence stays, with its time. With too few applications,
     confidence and p-value keep their old values.
     """
     lately, before = weighed.lately, was.evidence
     verdict, p_value, confidence = judged(lately, weighed.baseline.rate, options)
-    state = following(was.state, verdict, weighed.e_value, options)
-    reason = falling(weighed, options) if was.state is PatternState.VALIDATED else None
-    if reason is not None:
+    state, reason = was.state, None
+    if state is PatternState.CANDIDATE:
+        if verdict is Verdict.VALIDATED and weighed.e_value >= options.promotion_e:
+            state = PatternState.VALIDATED
+    elif state is PatternState.VALIDATED and (reason := falling(weighed, options)) is not None:
         state = PatternState.IN_REVIEW
     rate = lately.rate if lately.n else None
     same: dict[str, Any] = {

@@ -12,7 +12,6 @@ from math import exp, fsum, log, log1p
 from typing import NamedTuple
 
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns.pattern import PatternState
 
 _SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Rates that are bet on with equal stakes, as shares of the way from the baseline to 1."""
@@ -90,18 +89,6 @@ def confidence(tally: Tally, p_value: float) -> float:
     """Return the confidence in a pattern, 0 to 1, from its success, number and p-value."""
     often = 1 - exp(-tally.n / 20)
     return min(1.0, max(0.0, 0.5 * tally.rate + 0.3 * often + 0.2 * (1 - p_value)))
-
-
-def following(
-    state: PatternState, verdict: Verdict, e_value: float, options: LearningOptions
-) -> PatternState:
-    """Return the state after a validation.
-
-    A candidate is promoted or stays: most good patterns are not significant at first. A validated
-    pattern stays, too: only a decline or harm moves it, never a lack of significance.
-    """
-    promoted = verdict is Verdict.VALIDATED and e_value >= options.promotion_e
-    return PatternState.VALIDATED if state is PatternState.CANDIDATE and promoted else state
 
 
 def worse(one: Tally, than: Tally, options: LearningOptions) -> bool:
