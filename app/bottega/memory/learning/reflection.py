@@ -108,24 +108,22 @@ def applications_of(episode: Episode) -> list[Application]:
     given = episode.metadata.get("patterns")
     if not isinstance(given, list) or not counts(episode):
         return []
-    return [_application(episode, each) for each in given]
-
-
-def _application(episode: Episode, given: Mapping[str, Any]) -> Application:
-    of_run = Category(given["category"]) in OF_RUN
-    return Application(
-        pattern_id=UUID(given["id"]),
-        version=given["version"],
-        arm=Arm(given["arm"]),
-        at=episode.at,
-        baseline=Baseline(**(given.get("baseline") or {})),
-        episode_id=episode.id,
-        followed=given.get("followed"),
-        good=went_well(episode) if of_run else given.get("good"),
-        features=episode.metadata.get("features") or {},
-        duration_s=episode.execution.get("duration_s"),
-        tokens=sum(_usage(episode).values()) or None,
-    )
+    return [
+        Application(
+            pattern_id=UUID(each["id"]),
+            version=each["version"],
+            arm=Arm(each["arm"]),
+            at=episode.at,
+            baseline=Baseline(**(each.get("baseline") or {})),
+            episode_id=episode.id,
+            followed=each.get("followed"),
+            good=went_well(episode) if Category(each["category"]) in OF_RUN else each.get("good"),
+            features=episode.metadata.get("features") or {},
+            duration_s=episode.execution.get("duration_s"),
+            tokens=sum(_usage(episode).values()) or None,
+        )
+        for each in given
+    ]
 
 
 def went_well(episode: Episode) -> bool | None:
@@ -164,18 +162,15 @@ def _insights(
     return [cut(text, LONGEST) for text in said[:MOST]]
 
 
-def _resources(episode: Episode) -> Mapping[str, Any]:
-    return episode.execution.get("resources") or {}
-
-
 def _usage(episode: Episode) -> dict[str, int]:
     """Return the tokens that an episode used. Imported episodes may hold any value here."""
-    usage = _resources(episode).get("usage")
+    usage = (episode.execution.get("resources") or {}).get("usage")
     return _numbers(usage if isinstance(usage, dict) else {}, "input", "output")
 
 
 def _performance(episode: Episode, calls: Sequence[TracedCall]) -> dict[str, Any]:
-    known = _numbers(_resources(episode), "model_calls", "tool_calls", "retries")
+    resources = episode.execution.get("resources") or {}
+    known = _numbers(resources, "model_calls", "tool_calls", "retries")
     if usage := _usage(episode):
         known["usage"] = usage
     known |= _numbers(episode.execution, "duration_s")

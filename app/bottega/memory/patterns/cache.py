@@ -141,8 +141,6 @@ class PatternCache:
             with contextlib.suppress(ValueError):
                 self.forget(UUID(payload))
 
-    # --- Which apply --------------------------------------------------------------------------
-
     async def find_applicable(
         self,
         tenant_id: UUID,
@@ -202,29 +200,20 @@ class PatternCache:
 
     async def matcher(self, tenant_id: UUID) -> Matcher:
         """Return the matcher of a tenant's patterns; it may lack changes still being notified."""
-        if (kept := self._kept(tenant_id)) is not None:
-            return kept
         async with self._turn(tenant_id):
-            if (kept := self._kept(tenant_id)) is not None:  # loaded meanwhile
-                return kept
+            if tenant_id in self._matchers and self.listener.hears(rows.CHANNEL):
+                metrics.cache_hits.labels("matchers").inc()
+                self._matchers.move_to_end(tenant_id)
+                return self._matchers[tenant_id]
             self._loading.add(tenant_id)
             async with acting_as(self.pool, tenant_id) as connection:
                 found = await connection.fetch(_LIVE, tenant_id)
             matcher = await asyncio.to_thread(lambda: Matcher(map(rows.pattern, found)))
             if tenant_id in self._loading:
                 self._matchers[tenant_id] = matcher
-                while (
-                    len(self._matchers) > 1 and sum(map(len, self._matchers.values())) > MOST_KEPT
-                ):
-                    self._matchers.popitem(last=False)
+            while sum(map(len, self._matchers.values())) > MOST_KEPT:
+                self._matchers.popitem(last=False)
             return matcher
-
-    def _kept(self, tenant_id: UUID) -> Matcher | None:
-        if tenant_id not in self._matchers or not self.listener.hears(rows.CHANNEL):
-            return None
-        metrics.cache_hits.labels("matchers").inc()
-        self._matchers.move_to_end(tenant_id)
-        return self._matchers[tenant_id]
 
     def _turn(self, tenant_id: UUID) -> asyncio.Lock:
         return self._turns.setdefault(tenant_id, asyncio.Lock())

@@ -6,7 +6,7 @@ Patterns are filed by a value that their tasks must have: a type, a domain, a fa
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Set
 from datetime import datetime
-from math import exp, log1p
+from math import exp, inf, log1p
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -24,7 +24,6 @@ ALWAYS = frozenset(("task_type", "domain", "complexity", "capabilities"))
 """Features that always count in the quality of a match, beside those that conditions name."""
 
 _FADING_S = 90.0 * 86_400
-_QUALITY = 0.05
 
 Place = tuple[str, str | None, Any]
 """A feature, and the kind and the value that it must have."""
@@ -49,7 +48,7 @@ class Match(NamedTuple):
 class Rule:
     """The conditions of a pattern, prepared for many tasks."""
 
-    __slots__ = ("_base", "must", "pattern", "spoken", "tests")
+    __slots__ = ("must", "pattern", "spoken", "tests")
 
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
@@ -57,7 +56,6 @@ class Rule:
         said = [name for each in self.must for name in named(each)]
         self.spoken = frozenset(said)  # features that the pattern names
         self.tests = len(said)
-        self._base = sum(_lasting(pattern).values())
 
     def applies(self, features: Features) -> bool:
         """Return true if the pattern applies to a task; never raises."""
@@ -70,28 +68,21 @@ class Rule:
         """Return the match with a task that the pattern applies to; ``known``: its features."""
         said = len(self.spoken & known)
         quality = said / len(known & (self.spoken | ALWAYS)) if said else 0.0
-        score = self._base + _freshness(self.pattern, now) + _QUALITY * quality
+        score = sum(score_parts(self.pattern, quality, now).values())
         return Match(self.pattern, score, quality)
 
 
-def score_parts(match: Match, now: datetime) -> dict[str, float]:
+def score_parts(pattern: Pattern, quality: float, now: datetime) -> dict[str, float]:
     """Return the terms of a score; see :class:`Match`."""
-    changing = {"freshness": _freshness(match.pattern, now), "quality": _QUALITY * match.quality}
-    return _lasting(match.pattern) | changing
-
-
-def _lasting(pattern: Pattern) -> dict[str, float]:
-    """Return the terms of a score that change neither with time nor with the task."""
+    known, at = pattern.evidence, pattern.evidence.validated_at
+    age_s = inf if at is None else max(0.0, (now - at).total_seconds())
     return {
-        "confidence": 0.4 * pattern.evidence.confidence,
-        "success_rate": 0.3 * (pattern.evidence.success_rate or 0.0),
+        "confidence": 0.4 * known.confidence,
+        "success_rate": 0.3 * (known.success_rate or 0.0),
         "uses": 0.15 * min(log1p(pattern.lifecycle.uses) / 10.0, 1.0),
+        "freshness": 0.1 * exp(-age_s / _FADING_S),
+        "quality": 0.05 * quality,
     }
-
-
-def _freshness(pattern: Pattern, now: datetime) -> float:
-    at = pattern.evidence.validated_at
-    return 0.0 if at is None else 0.1 * exp(-max(0.0, (now - at).total_seconds()) / _FADING_S)
 
 
 def _needed(applicability: Applicability) -> Iterator[Condition]:

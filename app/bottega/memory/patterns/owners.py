@@ -5,7 +5,7 @@ runs had. Names of agents and tools come from definitions and are always allowed
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bottega.memory.patterns.pattern import Features
@@ -45,28 +45,24 @@ def public_features(owned: Sequence[OwnedFeatures]) -> list[dict[str, Any]]:
     public = shared_texts((text, owner) for text, owner in said if owner is not None)
     public |= {text for text, owner in said if owner is None}
 
-    def cleared(name: str, value: Any, agent: str | None) -> Any:
-        if name in _NAMES:
-            return value
-        if isinstance(value, list | tuple):
-            return [one for one in value if cleared("", one, agent) is not None]
-        is_private = isinstance(value, str) and value not in public and value != agent
-        return None if is_private else value
+    def shown(value: Any, agent: str | None) -> bool:
+        return not isinstance(value, str) or value in public or value == agent
 
     return [
         {
-            name: shown
+            name: [one for one in value if shown(one, each.agent)]
+            if isinstance(value, list | tuple) and name not in _NAMES
+            else value
             for name, value in each.features.items()
-            if (shown := cleared(name, value, each.agent)) is not None
+            if name in _NAMES or shown(value, each.agent)
         }
         for each in owned
     ]
 
 
-def _texts(owned: OwnedFeatures) -> list[str]:
-    """Return the texts among the features that are no names of definitions."""
-    values = [value for name, value in owned.features.items() if name not in _NAMES]
-    texts = [
-        each for value in values for each in (value if isinstance(value, list | tuple) else [value])
-    ]
-    return [each for each in texts if isinstance(each, str) and each != owned.agent]
+def _texts(owned: OwnedFeatures) -> Iterator[str]:
+    """Yield the texts among the features that are no names of definitions."""
+    for name, value in owned.features.items():
+        if name not in _NAMES:
+            several = value if isinstance(value, list | tuple) else [value]
+            yield from (one for one in several if isinstance(one, str) and one != owned.agent)

@@ -156,7 +156,7 @@ async def match(service: ServiceDep, tenant: ReadTenant, body: PatternsWanted) -
             "pattern": each.pattern,
             "score": each.score,
             "quality": each.quality,
-            "parts": score_parts(each, now) if body.explain else None,
+            "parts": score_parts(each.pattern, each.quality, now) if body.explain else None,
         }
         for each in found
     ]
