@@ -323,14 +323,12 @@ class Patterns:
             self._give_up(pattern, pattern.lifecycle.reason)
 
     def _give_up(self, pattern: Pattern, why: str | None) -> None:
-        life = replace(pattern.lifecycle, state=PatternState.DEPRECATED, reason=why)
-        self._keep(pattern.but(lifecycle=life, updated_at=self.now))
+        self._keep(pattern.moved(PatternState.DEPRECATED, why).but(updated_at=self.now))
 
     def _fall(self, pattern: Pattern, why: str) -> None:
         this = pattern.key, pattern.version
         self._validated[this] = (self._validated[this][0], self.now)
-        life = replace(pattern.lifecycle, state=PatternState.IN_REVIEW, reason=why)
-        self._keep(pattern.but(lifecycle=life, updated_at=self.now))
+        self._keep(pattern.moved(PatternState.IN_REVIEW, why).but(updated_at=self.now))
 
     def _keep(self, pattern: Pattern, *, matters: bool = True) -> None:
         self.all[pattern.key] = pattern

@@ -14,9 +14,11 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as, open_database
 from bottega.events.listener import NotifyListener
 from bottega.events.wakeups import background
+from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns import rows
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import Category, Content, ContentKind, Pattern, PatternState
+from bottega.memory.patterns.store import PatternStore
 from tests.waiting import until
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -42,10 +44,10 @@ async def add(
     database: Database, state: str = "VALIDATED", tenant: UUID = DEFAULT_TENANT, name: str = "one"
 ) -> UUID:
     """Write a pattern as another process does."""
-    new = Pattern(name, Category.STRATEGIC, Content(ContentKind.HEURISTIC))
+    content = Content(ContentKind.HEURISTIC, {"action": str(uuid4())})
+    new = Pattern(name, Category.STRATEGIC, content)
     async with acting_as(database.pool, tenant) as connection:
-        stored = await rows.insert(connection, tenant, new, NOW)
-        assert stored is not None
+        stored = (await PatternStore(connection, tenant, LearningOptions(), NOW).add(new)).key
         await connection.execute("UPDATE patterns SET state = $2 WHERE id = $1", stored, state)
         await rows.notify_change(connection, tenant)
     return stored

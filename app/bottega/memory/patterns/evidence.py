@@ -200,7 +200,7 @@ def validated(
     found = Validation(
         was.key, was.version, was.state, state, verdict, lately.good, reason=reason, **same, **sure
     )
-    after = replace(
+    known = replace(
         before,
         time_saved_s=weighed.time_saved_s,
         tokens_saved=weighed.tokens_saved,
@@ -209,14 +209,12 @@ def validated(
         **same,
         **({} if verdict is Verdict.INSUFFICIENT_EVIDENCE else sure),
     )
-    if after == before or not (weighed.given.n or before.verdict):
+    if known == before or not (weighed.given.n or before.verdict):
         evidence = before
     else:
-        evidence = replace(after, validated_at=now)
-    life = was.lifecycle
-    if state is not was.state:
-        life = replace(life, state=state, reason=reason)
-    return was.but(evidence=evidence, lifecycle=life), found
+        evidence = replace(known, validated_at=now)
+    after = was if state is was.state else was.moved(state, reason)
+    return after.but(evidence=evidence), found
 
 
 def falling(weighed: WeighedEvidence, options: LearningOptions) -> str | None:

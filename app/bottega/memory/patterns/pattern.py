@@ -228,6 +228,13 @@ class Pattern:
     def but(self, **changes: Any) -> "Pattern":
         return replace(self, **changes)
 
+    def moved(
+        self, state: PatternState, reason: str | None, replaced_by: UUID | None = None
+    ) -> "Pattern":
+        """Return the pattern in another state, with the reason for it."""
+        life = replace(self.lifecycle, state=state, reason=reason, replaced_by=replaced_by)
+        return replace(self, lifecycle=life)
+
     @property
     def document(self) -> dict[str, Any]:
         """The fields that a client or a miner wrote, to store as JSON; columns hold the others."""

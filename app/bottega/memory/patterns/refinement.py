@@ -205,10 +205,9 @@ def of_low_value(pattern: Pattern, now: datetime, options: LearningOptions) -> s
 def started_over(pattern: Pattern, reason: str | None = None) -> Pattern:
     """Return the next version, as a candidate without evidence."""
     told = Evidence(mined_from=pattern.evidence.mined_from)
-    life = replace(pattern.lifecycle, state=PatternState.CANDIDATE, replaced_by=None, reason=reason)
     origin = {name: said for name, said in pattern.origin.items() if name != "deprecated_by"}
-    version = pattern.version + 1
-    return pattern.but(version=version, evidence=told, lifecycle=life, origin=origin)
+    again = pattern.moved(PatternState.CANDIDATE, reason)
+    return again.but(version=pattern.version + 1, evidence=told, origin=origin)
 
 
 MOST_MERGED = 20

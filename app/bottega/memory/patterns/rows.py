@@ -1,8 +1,6 @@
-"""Rows of patterns. Every function runs in a transaction of the tenant's
-(:func:`bottega.db.engine.acting_as`).
-"""
+"""Rows of patterns, in transactions of their tenant (:func:`bottega.db.engine.acting_as`)."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from datetime import datetime
 from typing import Any
@@ -15,7 +13,6 @@ from bottega.db.driver import decoded
 from bottega.memory.patterns.pattern import (
     APPLIED,
     Evidence,
-    Lifecycle,
     Pattern,
     pattern_of,
 )
@@ -50,7 +47,8 @@ SELECT {COLUMNS},
     {_EPISODES_OF.format(good="true", most=_KEPT_EPISODES, name="supporting")},
     {_EPISODES_OF.format(good="false", most=_KEPT_EPISODES, name="contrary")}
 """  # noqa: S608 (texts of ours)
-_LOAD = f"{_COLUMNS} FROM patterns p WHERE p.tenant_id = $1 AND p.id = ANY ($3)"
+LOAD = f"{_COLUMNS} FROM patterns p WHERE p.tenant_id = $1 AND p.id = ANY ($3)"
+"""Complete patterns: arguments are the tenant, :data:`GIVEN_ARMS` and ids."""
 # The first of each state by its index, then those by their keys.
 PAGE = f"""
 {_COLUMNS} FROM (
@@ -65,15 +63,16 @@ CROSS JOIN LATERAL (
     SELECT * FROM patterns o WHERE o.tenant_id = $1 AND o.id = n.key OFFSET 0) AS p
 ORDER BY p.id {{order}}
 """  # noqa: S608 (texts of ours)
-"""Page of patterns: arguments as of :func:`load`, then states, categories, and a place."""
-_INSERT = f"""
+"""Page of patterns: the first two arguments, then states, categories, and a place."""
+INSERT = f"""
 INSERT INTO patterns (tenant_id, id, created_at, {_CHANGED})
 SELECT $1, coalesce($2, uuidv7()), $4, {_CHANGED}
 FROM jsonb_populate_record(NULL::patterns, $3::jsonb)
 RETURNING id, {_NOTIFIED}
 """  # noqa: S608
+"""Insert :func:`row_of` a pattern whose fingerprint is new, and notify all processes on commit."""
 # Skips episodes that were erased meanwhile, and those that are evidence already.
-_SOURCES = """
+SOURCES = """
 WITH there AS (
     SELECT held.episode_id FROM (
         SELECT DISTINCT id FROM unnest($3::uuid[]) AS u(id) ORDER BY id) AS n
@@ -98,35 +97,6 @@ episodes of its evidence are written elsewhere."""
 async def notify_change(connection: asyncpg.Connection, tenant_id: UUID) -> None:
     """Notify all processes, on commit, that the tenant's patterns changed."""
     await connection.execute(f"SELECT {_NOTIFIED}", tenant_id)
-
-
-async def load(
-    connection: asyncpg.Connection, tenant_id: UUID, ids: Collection[UUID], *, lock: bool = False
-) -> dict[UUID, Pattern]:
-    """Return complete patterns by id; unknown ones are missing.
-
-    Locks, until the transaction ends, are taken in the order of ids, so that transactions do not
-    deadlock."""
-    query = f"{_LOAD} ORDER BY p.id FOR NO KEY UPDATE OF p" if lock else _LOAD
-    rows = await connection.fetch(query, tenant_id, GIVEN_ARMS, list(ids))
-    return {row["id"]: pattern(row) for row in rows}
-
-
-async def insert(
-    connection: asyncpg.Connection, tenant_id: UUID, new: Pattern, at: datetime
-) -> UUID:
-    """Insert a new candidate, whose fingerprint must not exist, and notify all processes on commit.
-    Return its id."""
-    fresh = new.but(version=1, evidence=Evidence(), lifecycle=Lifecycle())
-    stored: UUID = await connection.fetchval(_INSERT, tenant_id, new.id, row_of(fresh, at), at)
-    await add_sources(connection, tenant_id, stored, new.evidence.mined_from)
-    return stored
-
-
-async def add_sources(
-    connection: asyncpg.Connection, tenant_id: UUID, pattern_id: UUID, ids: Sequence[UUID]
-) -> None:
-    await connection.execute(_SOURCES, tenant_id, pattern_id, ids)
 
 
 def pattern(row: Mapping[str, Any]) -> Pattern:

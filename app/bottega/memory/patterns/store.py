@@ -5,7 +5,7 @@ in this process.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -23,7 +23,14 @@ from bottega.memory.patterns.evidence import (
     validated,
     weigh,
 )
-from bottega.memory.patterns.pattern import Application, Pattern, PatternState, check_applicability
+from bottega.memory.patterns.pattern import (
+    Application,
+    Evidence,
+    Lifecycle,
+    Pattern,
+    PatternState,
+    check_applicability,
+)
 from bottega.memory.patterns.refinement import MOST_MERGED, merged, started_over
 
 _SAYS = frozenset(("applicability", "content", "name", "summary", "description", "guide"))
@@ -107,7 +114,6 @@ class PatternStore:
             InvalidInputError: a condition is invalid; the pointer locates it.
             ConflictError: ``too_many`` patterns that were not mined.
         """
-        connection, tenant_id = self.connection, self.tenant_id
         check_applicability(pattern.applicability)
         await self._do(_ALONE)
         said = to_json(pattern.document).decode()
@@ -122,7 +128,7 @@ class PatternStore:
                 "of those instead",
                 code="too_many",
             )
-        return await self._read(await rows.insert(connection, tenant_id, pattern, self.now))
+        return await self._read(await self._insert(pattern))
 
     async def _found_again(self, pattern_id: UUID, found: Pattern) -> None:
         """Add the sources of a twin; revive a deprecated pattern if enough new episodes have it."""
@@ -134,7 +140,7 @@ class PatternStore:
             if since < max(1, self.options.min_applications):
                 return
             await self.write(started_over(was))
-        await rows.add_sources(self.connection, self.tenant_id, pattern_id, sources)
+        await self._do(rows.SOURCES, pattern_id, sources)
 
     async def update(
         self,
@@ -200,7 +206,7 @@ class PatternStore:
                 "a pattern can only be replaced by another one that is not deprecated",
                 pointer="/replaced_by",
             )
-        given_up = _given_up(held[pattern_id], reason, replaced_by)
+        given_up = held[pattern_id].moved(PatternState.DEPRECATED, reason, replaced_by)
         if by is not None:
             given_up = given_up.but(origin={**given_up.origin, "deprecated_by": by})
         if given_up != held[pattern_id]:
@@ -217,7 +223,6 @@ class PatternStore:
             InvalidInputError: too few or too many, of several categories, one is deprecated, or the
                 merged condition would exceed the limits of one pattern.
         """
-        connection, tenant_id = self.connection, self.tenant_id
         ids = sorted(set(ids))
         if not 2 <= len(ids) <= MOST_MERGED:
             raise InvalidInputError(
@@ -234,15 +239,13 @@ class PatternStore:
                 )
         one = merged([held[each] for each in ids])
         check_applicability(one.applicability)
-        stored = await rows.insert(connection, tenant_id, one, self.now)
+        stored = await self._insert(one)
         await self._do(_POOL, ids, stored, rows.GIVEN_ARMS)
         await self._do(_POOL_USES, ids, stored)
         for each in held.values():
-            await self.write(_given_up(each, f"merged into {stored}", stored))
+            await self.write(each.moved(PatternState.DEPRECATED, f"merged into {stored}", stored))
         await self.judge([stored])
         return await self._read(stored)
-
-    # --- Evidence -----------------------------------------------------------------------------
 
     async def judge(self, ids: Sequence[UUID]) -> list[Validation]:
         """Validate patterns, store what changed, and return the results."""
@@ -269,15 +272,12 @@ class PatternStore:
         }
         if not of:
             return 0
-        connection, tenant_id = self.connection, self.tenant_id
-        ids = {each.pattern_id for each in of.values()}
-        held = await rows.load(connection, tenant_id, ids, lock=True)
-        touched = await application_rows.record(connection, tenant_id, [*of.values()])
+        held = await self._load({each.pattern_id for each in of.values()}, lock=True)
+        touched = await application_rows.record(self.connection, self.tenant_id, [*of.values()])
         used = [each for each in sorted(set(touched)) if held[each].state is PatternState.VALIDATED]
         for each, weighed in (await self.weighed(used)).items():
             if (why := falling(weighed, self.options)) is not None:
-                life = replace(held[each].lifecycle, state=PatternState.IN_REVIEW, reason=why)
-                await self.write(held[each].but(lifecycle=life))
+                await self.write(held[each].moved(PatternState.IN_REVIEW, why))
         return len(touched)
 
     async def weighed(self, ids: Sequence[UUID]) -> dict[UUID, WeighedEvidence]:
@@ -290,19 +290,30 @@ class PatternStore:
         latest = await application_rows.latest(*of, most)
         return {each: weigh(groups.get(each, ()), latest.get(each)) for each in ids}
 
-    # --- Rows ---------------------------------------------------------------------------------
-
     async def get_many(self, ids: Collection[UUID], *, lock: bool = False) -> dict[UUID, Pattern]:
         """Return complete patterns by id; lock them until the transaction ends.
 
         Raises:
             NotFoundError: one of them is unknown, or another tenant's.
         """
-        found = await rows.load(self.connection, self.tenant_id, ids, lock=lock)
+        found = await self._load(ids, lock=lock)
         for each in ids:
             if each not in found:
                 raise NotFoundError(f"there is no pattern {each}")
         return found
+
+    async def _load(self, ids: Collection[UUID], *, lock: bool) -> dict[UUID, Pattern]:
+        # Locks are taken in the order of ids, so that transactions do not deadlock.
+        query = f"{rows.LOAD} ORDER BY p.id FOR NO KEY UPDATE OF p" if lock else rows.LOAD
+        found = await self.connection.fetch(query, self.tenant_id, rows.GIVEN_ARMS, list(ids))
+        return {row["id"]: rows.pattern(row) for row in found}
+
+    async def _insert(self, new: Pattern) -> UUID:
+        fresh = new.but(version=1, evidence=Evidence(), lifecycle=Lifecycle())
+        row = rows.row_of(fresh, self.now)
+        stored: UUID = await self._do(rows.INSERT, new.id, row, self.now)
+        await self._do(rows.SOURCES, stored, new.evidence.mined_from)
+        return stored
 
     async def _read(self, pattern_id: UUID) -> Pattern:
         return (await self.get_many([pattern_id]))[pattern_id]
@@ -314,10 +325,3 @@ class PatternStore:
     async def write(self, changed: Pattern) -> None:
         """Store a locked pattern, and notify all processes on commit."""
         await self._do(rows.WRITE, changed.key, rows.row_of(changed, self.now))
-
-
-def _given_up(pattern: Pattern, reason: str, replaced_by: UUID | None = None) -> Pattern:
-    life = replace(
-        pattern.lifecycle, state=PatternState.DEPRECATED, reason=reason, replaced_by=replaced_by
-    )
-    return pattern.but(lifecycle=life)
