@@ -16,7 +16,6 @@ from bottega.memory.patterns.validation import (
     Tally,
     Verdict,
     binomial_p,
-    confidence,
     fisher_p,
     judged,
     worse,
@@ -133,7 +132,7 @@ class TestVerdict:
 
     @given(tallies, rates)
     def test_confidence_stays_within_its_bounds(self, tally: Tally, baseline: float) -> None:
-        assert 0 <= confidence(tally, binomial_p(tally, baseline)) <= 1
+        assert 0 <= judged(tally, baseline, OPTIONS).confidence <= 1
 
     @given(tallies, rates)
     def test_another_success_never_raises_the_p_value(self, tally: Tally, baseline: float) -> None:

@@ -171,9 +171,6 @@ def _signature(step: Mapping[str, Any]) -> str | None:
     return failure_signature(TOOL_ERROR, str(error), step.get("tool"))
 
 
-# --- As a model reads it ----------------------------------------------------------------------
-
-
 def told_steps(trace: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return a line for each step, in order: who called what, with which result.
 

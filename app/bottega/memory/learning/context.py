@@ -140,8 +140,8 @@ async def learn_from_episode(
     """Learn from a client's report about an episode, in a transaction of the tenant. Idempotent.
 
     Lessons become candidates of the lowest trust, to be validated in other runs. Those of an
-    episode with a user or session stay in its reflection, the first of which is kept: runs of all
-    users share patterns.
+    episode with a user or session stay in its reflection: runs of all users share patterns. A
+    reflection that exists is kept.
     An outcome counts unless the episode was imported, cancelled or quarantined, or is a source
     of the pattern. If the experiment assigned the pattern to the run, only the run itself and
     feedback on it count.

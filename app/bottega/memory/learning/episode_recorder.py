@@ -39,7 +39,7 @@ from bottega.memory.learning.call_trace import told_steps
 from bottega.memory.learning.insights import MOST as MOST_INSIGHTS
 from bottega.memory.learning.insights import noted
 from bottega.memory.learning.reflection import reflect
-from bottega.memory.patterns.adherence import Adherence
+from bottega.memory.patterns.adherence import FAILED_TASK, Adherence
 from bottega.memory.patterns.pattern import APPLIED
 from bottega.memory.patterns.task_analysis import Goals
 from bottega.memory.text.injection import suspicious
@@ -60,7 +60,6 @@ _TAGS = 20
 _LONGEST_TAG = 64
 
 _ENDED = {RunStatus.COMPLETED: Outcome.UNKNOWN, RunStatus.CANCELLED: Outcome.CANCELLED}
-_FAILED_TASK = (EventType.AGENT_FAILED, EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +186,7 @@ class EpisodeRecorder:
             self._tasks.setdefault(task_id, True)
             said, output = self._said.pop(task_id, ""), AgentCompleted.of(data).output
             self._step(agent, task_id, answer=said if output is None else self._short(output))
-        elif event_type in _FAILED_TASK:
+        elif event_type in FAILED_TASK:
             if self._tasks.get(task_id) is not False:
                 self._failed(agent, task_id, data, agent)
             self._tasks[task_id] = False

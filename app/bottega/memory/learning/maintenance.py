@@ -150,9 +150,6 @@ def _job(tenant_id: UUID, row: Mapping[str, Any]) -> Job:
     return Job(tenant_id=tenant_id, **{**row, **said})
 
 
-# --- Work on jobs -----------------------------------------------------------------------------
-
-
 _CLAIM = "SELECT tenant_id, id FROM claim_due_memory_jobs($1, $2)"
 _NEXT = "SELECT next_memory_job_s()"
 _TO_MAINTAIN = "SELECT tenants_to_maintain($1, $2) AS id"
@@ -195,10 +192,8 @@ class Maintenance:
 
     async def work(self) -> float:
         """Do the job that has been due longest; return the seconds until the next is due."""
-        limits = (self.lease_s, 1)
-        work = LeasedWork(
-            pool=self.pool, claim=_CLAIM, limits=limits, next_s=_NEXT, do=self._work_on
-        )
+        limits, do = (self.lease_s, 1), self._work_on
+        work = LeasedWork(pool=self.pool, claim=_CLAIM, limits=limits, next_s=_NEXT, do=do)
         return await work.do_due()
 
     async def _work_on(self, tenant_id: UUID, claimed: Sequence[asyncpg.Record]) -> None:

@@ -114,9 +114,6 @@ def _items(episode: Observed) -> Iterator[tuple[_Subject, _Item]]:
             yield subject, _Item(episode, well, () if then is None else (then.name,))
 
 
-# --- Comparison of success rates -----------------------------------------------------------------
-
-
 class _Finding(NamedTuple):
     """Behaviour that goes with success."""
 
@@ -214,9 +211,6 @@ def _best(found: Iterable[_Finding]) -> list[_Finding]:
     """Return the first few findings that gain nearly as much as the first."""
     best = [*islice(found, _EACH)]
     return [each for each in best if each.gain >= _SHARE * best[0].gain]
-
-
-# --- Patterns ------------------------------------------------------------------------------------
 
 
 def _pattern(subject: _Subject, domain: str | None, finding: _Finding, trust: int) -> Pattern:

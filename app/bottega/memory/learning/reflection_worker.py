@@ -146,14 +146,29 @@ class ReflectionWorker:
             ]
             await _end(connection, tenant_id, ended, written)
         asking = asyncio.Semaphore(_ASKED_AT_ONCE)
-        asks = [
-            self._ask(tenant_id, row, episodes[each], asked[each], count[each], asking)
-            for row in due
-            if (each := row["episode_id"]) in asked
-        ]
-        for error in await asyncio.gather(*asks, return_exceptions=True):
-            if error is not None:
-                raise error
+
+        async def ask(row: asyncpg.Record, analyst: Analyst) -> None:
+            """Store the model's reflection on an episode, or the reason why there is none yet."""
+            each = row["episode_id"]
+            written: dict[UUID, Reflection] = {}
+            try:
+                async with asking:
+                    about = asked_of(episodes[each], asked[each])
+                    said = await analyst.reflect((tenant_id, row["run_id"]), about)
+            except (ModelError, UnavailableError) as error:
+                log.warning("run.not_learned", run_id=str(row["run_id"]), error=error.detail)
+                ended = _failed(row, error.detail)
+            else:
+                written[each] = with_insights(asked[each], said, analyst.name)
+                ended = _done(row, analyst.name, count[each])
+            async with acting_as(self._pool, tenant_id) as connection:
+                await _end(connection, tenant_id, [ended], written)
+
+        if self._analyst is not None:
+            asks = [ask(row, self._analyst) for row in due if row["episode_id"] in asked]
+            for error in await asyncio.gather(*asks, return_exceptions=True):
+                if error is not None:
+                    raise error
 
     async def _count(
         self, connection: asyncpg.Connection, tenant_id: UUID, episodes: Mapping[UUID, Episode]
@@ -169,32 +184,6 @@ class ReflectionWorker:
         if judged:
             await connection.execute(_JUDGED, tenant_id, *zip(*judged, strict=True), _OF_RUN)
         return Counter(each.episode_id for each in given)
-
-    async def _ask(
-        self,
-        tenant_id: UUID,
-        due: asyncpg.Record,
-        episode: Episode,
-        known: Reflection,
-        applications: int,
-        asking: asyncio.Semaphore,
-    ) -> None:
-        """Store the model's reflection on an episode, or the reason why there is none yet."""
-        assert self._analyst is not None
-        written: dict[UUID, Reflection] = {}
-        try:
-            async with asking:
-                run = tenant_id, due["run_id"]
-                said = await self._analyst.reflect(run, asked_of(episode, known))
-        except (ModelError, UnavailableError) as error:
-            log.warning("run.not_learned", run_id=str(due["run_id"]), error=error.detail)
-            ended = _failed(due, error.detail)
-        else:
-            name = self._analyst.name
-            written[due["episode_id"]] = with_insights(known, said, name)
-            ended = _done(due, name, applications)
-        async with acting_as(self._pool, tenant_id) as connection:
-            await _end(connection, tenant_id, [ended], written)
 
 
 def _done(due: asyncpg.Record, by: str, applications: int) -> dict[str, Any]:

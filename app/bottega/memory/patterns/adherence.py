@@ -17,7 +17,7 @@ SOURCE = "pattern:"
 MOST = 64
 """Limit on patterns observed in one run."""
 _CANCELLED = "cancelled"
-_ENDED_BADLY = (EventType.AGENT_FAILED, EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT)
+FAILED_TASK = (EventType.AGENT_FAILED, EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT)
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class Adherence:
             self._end(task_id, agent, well=True)
         elif event_type == EventType.SUBAGENT_CANCELLED:
             self._open.pop(task_id, None)
-        elif event_type in _ENDED_BADLY:
+        elif event_type in FAILED_TASK:
             error = EventError.of(data)
             if error.code == _CANCELLED:  # no evidence
                 self._open.pop(task_id, None)

@@ -64,7 +64,7 @@ class Judgement(NamedTuple):
 
     verdict: Verdict
     p_value: float
-    confidence: float
+    confidence: float  # 0 to 1, from success, number and p-value
 
 
 def judged(tally: Tally, baseline: float, options: LearningOptions) -> Judgement:
@@ -74,7 +74,8 @@ def judged(tally: Tally, baseline: float, options: LearningOptions) -> Judgement
         baseline: success rate of similar tasks without it, 0 to 1.
     """
     p_value = binomial_p(tally, baseline)
-    sure = confidence(tally, p_value)
+    often = 1 - exp(-tally.n / 20)
+    sure = min(1.0, max(0.0, 0.5 * tally.rate + 0.3 * often + 0.2 * (1 - p_value)))
     if tally.n < options.min_applications:
         verdict = Verdict.INSUFFICIENT_EVIDENCE
     elif tally.rate < options.min_rate or p_value >= options.significance:
@@ -83,12 +84,6 @@ def judged(tally: Tally, baseline: float, options: LearningOptions) -> Judgement
         enough = sure >= options.min_confidence
         verdict = Verdict.VALIDATED if enough else Verdict.CANDIDATE
     return Judgement(verdict, p_value, sure)
-
-
-def confidence(tally: Tally, p_value: float) -> float:
-    """Return the confidence in a pattern, 0 to 1, from its success, number and p-value."""
-    often = 1 - exp(-tally.n / 20)
-    return min(1.0, max(0.0, 0.5 * tally.rate + 0.3 * often + 0.2 * (1 - p_value)))
 
 
 def worse(one: Tally, than: Tally, options: LearningOptions) -> bool:
