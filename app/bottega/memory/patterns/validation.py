@@ -6,9 +6,9 @@ better than the baseline". By chance it ever reaches 20 with probability 1/20 at
 one tests.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import StrEnum
-from math import exp, fsum, log, log1p
+from math import exp, fsum, lgamma, log, log1p
 from typing import NamedTuple
 
 from bottega.memory.episodes.options import LearningOptions
@@ -102,41 +102,28 @@ def binomial_p(tally: Tally, baseline: float) -> float:
         return 1.0
     if baseline <= 0:
         return 0.0
-    odds = baseline / (1 - baseline)
-    return _share_from(good, 0, n, int(n * baseline), lambda k: (n - k) / (k + 1) * odds)
+    well, badly = log(baseline), log1p(-baseline)
+    return _sum(_ways(n, k) + k * well + (n - k) * badly for k in range(good, n + 1))
 
 
 def fisher_p(better: Tally, other: Tally) -> float:
     """Return the p-value of Fisher's exact one-sided test; 1 if a tally is empty."""
-    good = better.good + other.good
-    everything = better.n + other.n
+    good, n = better.good + other.good, better.n + other.n
     if not (better.n and other.n):
         return 1.0
-    low, high = max(0, good - other.n), min(good, better.n)
-    bad_left = other.n - good
-
-    def up(k: int) -> float:
-        return (good - k) * (better.n - k) / ((k + 1) * (bad_left + k + 1))
-
-    return _share_from(better.good, low, high, round(good * better.n / everything), up)
+    places = range(better.good, min(good, better.n) + 1)
+    of_all = _ways(n, good)
+    return _sum(_ways(better.n, k) + _ways(other.n, good - k) - of_all for k in places)
 
 
-def _share_from(place: int, low: int, high: int, middle: int, up: Callable[[int], float]) -> float:
-    """Return the share of a distribution's weight at ``place`` or above.
+def _ways(n: int, k: int) -> float:
+    """Return the logarithm of the number of ways to choose ``k`` of ``n``."""
+    return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
 
-    Weights are computed outwards from the middle, where they are largest, by ``up``: that of k + 1
-    divided by that of k. This avoids large factorials and the cancellation of 1 minus a tail.
-    """
-    weights = {middle: 1.0}
-    for k in range(middle, high):
-        if not (weight := weights[k] * up(k)):
-            break
-        weights[k + 1] = weight
-    for k in range(middle - 1, low - 1, -1):
-        if not (weight := weights[k + 1] / up(k)):
-            break
-        weights[k] = weight
-    return fsum(weight for k, weight in weights.items() if k >= place) / fsum(weights.values())
+
+def _sum(logarithms: Iterable[float]) -> float:
+    """Return the sum of probabilities, given by their logarithms."""
+    return min(1.0, fsum(map(exp, logarithms)))
 
 
 # --- E-values ---------------------------------------------------------------------------------
