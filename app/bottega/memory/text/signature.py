@@ -19,15 +19,10 @@ _LONGEST_NAME = 60
 NUMBER = "#"
 """Placeholder of numbers, dates, durations and ids: words with a digit, or hexadecimal ones."""
 
-_UNITS = frozenset(
-    re.findall(
-        r"\w+",
-        """
-    ms msec millisecond milliseconds s sec secs second seconds m min mins minute minutes h hr hrs
-    hour hours d day days millisecondi secondo secondi minuto minuti ora ore giorno giorni
-    """,
-    )
-)
+_UNITS = (  # noqa: SIM905 (a list has a line per word)
+    "ms msec millisecond milliseconds s sec secs second seconds m min mins minute minutes h hr hrs "
+    "hour hours d day days millisecondi secondo secondi minuto minuti ora ore giorno giorni"
+).split()
 # Quotes around a text, but no apostrophe within a word. Each match ends at the next quote of its
 # kind, opening or closing, so that nothing is scanned twice.
 _QUOTED = re.compile(
