@@ -161,8 +161,8 @@ async def keeping(
 
 def _maintenance(settings: Settings, database: Database, parts: MemoryServices) -> "Maintenance":
     from bottega.background.cron import next_tick, previous_tick
+    from bottega.db import indexes
     from bottega.memory.episodes.maintenance import EpisodeMaintenance
-    from bottega.memory.learning import indexes
     from bottega.memory.learning.maintenance import Maintenance
     from bottega.memory.learning.pipeline import stages_of
 

@@ -11,13 +11,13 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
+from bottega.db import indexes
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.connect import connect
 from bottega.db.engine import Database, acting_as
+from bottega.db.indexes import maintain_indexes
 from bottega.errors import NotFoundError, UnavailableError
-from bottega.memory.learning import indexes
 from bottega.memory.learning import maintenance as jobs
-from bottega.memory.learning.indexes import maintain_indexes
 from bottega.memory.learning.maintenance import Job, Maintenance, Nights, Stages
 from tests.memories import day, make_episode, remember
 from tests.waiting import until

@@ -11,6 +11,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from bottega.db import indexes
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.connect import connect
 from bottega.db.engine import Database, acting_as, open_database
@@ -19,7 +20,6 @@ from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Episode, Outcome
 from bottega.memory.episodes.maintenance import EpisodeMaintenance
 from bottega.memory.episodes.store import EpisodicMemory
-from bottega.memory.learning import indexes
 from bottega.memory.learning import maintenance as jobs
 from bottega.memory.learning.maintenance import Job, Maintenance
 from bottega.memory.learning.pipeline import stages_of

@@ -20,9 +20,9 @@ from bottega.memory.episodes.episode import Episode, Outcome, State, StorageStat
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.learning import maintenance as jobs
 from bottega.memory.learning.reflection_worker import MOST_TRIES, ReflectionWorker
-from bottega.memory.learning.run_learning import give_feedback, learnt
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import Category, Content, ContentKind, Evidence, Pattern
+from bottega.runs.learning import give_feedback, learnt
 from tests.fake_model import FakeModel, calls, gated, http_error
 from tests.memories import make_episode, remember
 from tests.pattern_changes import add, merge

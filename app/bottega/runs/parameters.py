@@ -1,10 +1,12 @@
-"""Checks of model parameters against the dialects of an agent's models. Pure."""
+"""Checks of model parameters and inputs against the dialects of an agent's models. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from bottega.agents.params import merged
+from bottega.agents.parts import Part
 from bottega.errors import InvalidInputError, UnknownAgentError
+from bottega.files.inputs import RunInput, parts_of
 from bottega.llm.params import reserved_in, supported
 from bottega.llm.server import DialectName
 
@@ -79,3 +81,24 @@ def refuse_overrides(
         given = merged(own[name], change.get("params"))
         place = f"/overrides/{name}/params"
         refuse_unsupported(given, dialects.get(name, {}), place, whose=name)
+
+
+def refuse_parts(asked: RunInput, dialects: Iterable[DialectName]) -> None:
+    """Check that every dialect has a form for each part of a stored input.
+
+    Raises:
+        InvalidInputError: ``unsupported_part``, at the part.
+    """
+    for at, part in parts_of(asked):
+        from bottega.llm.dialects.known_parts import takes  # of little use to most runs
+
+        for dialect in dialects:
+            if not takes(dialect, Part.from_dict(part)):
+                kind = part.get("media_type") or "unknown type"
+                raise InvalidInputError(
+                    f"a model of the dialect '{dialect}' takes no part '{part['type']}' of "
+                    f"{kind} by {'url' if part.get('url') else 'file'}: name another model, or "
+                    "send it in another form",
+                    code="unsupported_part",
+                    pointer=f"/input{at}",
+                )

@@ -19,8 +19,7 @@ from bottega.errors import BottegaError, LimitedError, UnknownAgentError, UserEr
 from bottega.runs.inbox import REFUSED_MESSAGES, refused_message
 from bottega.runs.model_prices import refuse_unpriced
 from bottega.runs.once import REFUSED_KEYS, OnceKey, first_answer, refused_key
-from bottega.runs.parameters import refuse_overrides
-from bottega.runs.parts import refuse_parts
+from bottega.runs.parameters import refuse_overrides, refuse_parts
 from bottega.runs.pins import PinCache, stricter
 from bottega.runs.read import to_response
 from bottega.runs.sessions import conversation_busy, session_user

@@ -14,7 +14,7 @@ from bottega.container import Service
 from bottega.errors import BottegaError, InvalidInputError
 from bottega.files.inputs import StoredInput, parts_of, stored_input
 from bottega.runs import inbox, read
-from bottega.runs.parts import refuse_parts
+from bottega.runs.parameters import refuse_parts
 from bottega.runs.pins import Pins
 
 

@@ -20,12 +20,12 @@ from pydantic_core import from_json
 from bottega.clock import Clock, utcnow
 from bottega.db.driver import decoded
 from bottega.db.engine import acting_as
+from bottega.db.indexes import maintain_indexes
 from bottega.errors import InvalidInputError, NotFoundError
 from bottega.memory.episodes import rows as episode_rows
 from bottega.memory.episodes.maintenance import EpisodeMaintenance
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.learning.call_trace import Observed, observed
-from bottega.memory.learning.indexes import maintain_indexes
 from bottega.memory.learning.maintenance import Counts, Job, Stages
 from bottega.memory.learning.mining import mine
 from bottega.memory.patterns import application_rows
@@ -276,7 +276,7 @@ def stages_of(
     """Return the stages.
 
     Args:
-        connect: opens a connection as :data:`bottega.memory.learning.indexes.ROLE`.
+        connect: opens a connection as :data:`bottega.db.indexes.ROLE`.
         now: the time that decides the age of episodes.
     """
 

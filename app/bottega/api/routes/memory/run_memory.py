@@ -12,8 +12,7 @@ from bottega.api.schemas.memory.working_memory import WorkingMemory
 from bottega.api.shared.deps import Actor, Tenant, Transaction
 from bottega.errors import ConflictError
 from bottega.events.types import UNFINISHED
-from bottega.memory.learning import run_learning
-from bottega.runs import read
+from bottega.runs import learning, read
 from bottega.runs.working_memory import working_memory
 from bottega.tenants import audit
 
@@ -43,7 +42,7 @@ async def give_feedback(
             f"run {run_id} is not over (it is {run['status']}): wait for its end",
             code="not_final",
         )
-    given = await run_learning.give_feedback(tx, tenant, run_id, actor, **body.model_dump())
+    given = await learning.give_feedback(tx, tenant, run_id, actor, **body.model_dump())
     details = {"outcome": body.outcome, "score": body.score}
     await audit.note(tx, tenant, actor, "run.feedback", str(run_id), details)
     return given
@@ -80,4 +79,4 @@ async def get_working_memory(tx: Transaction, tenant: Tenant, run_id: RunId) -> 
 )
 async def get_learning(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
     await read.get(tx, tenant, run_id)
-    return await run_learning.learnt(tx, tenant, run_id)
+    return await learning.learnt(tx, tenant, run_id)
