@@ -29,25 +29,26 @@ export class ApiError extends Error {
   }
 }
 
-/** Send a request; return the answer's JSON, or null if it has none. */
+/** Send a request; return the answer's JSON, or null if it has none. `body`: a form, or what is sent as JSON. */
 export async function call(method, path, body, { signal: abort, headers } = {}) {
   const options = { method, headers: { Accept: "application/json", ...headers }, signal: abort };
   const used = key.value;
   if (used) options.headers.Authorization = `Bearer ${used}`;
-  if (body !== undefined) {
+  if (body instanceof FormData) options.body = body;
+  else if (body !== undefined) {
     options.headers["Content-Type"] = "application/json";
     options.body = JSON.stringify(body);
   }
-  let response;
+  let response, text;
   try {
     response = await fetch(path, options);
+    text = await response.text();
   } catch (error) {
     if (error.name === "AbortError") throw error;
     connected.value = false;
-    throw new ApiError(0, "unreachable", "The server cannot be reached. It is tried again.");
+    throw new ApiError(0, "unreachable", "The server cannot be reached.");
   }
   connected.value = true;
-  const text = await response.text();
   const is_json = response.headers.get("content-type")?.includes("json");
   const answer = text && is_json ? JSON.parse(text) : null;
   if (response.ok) return answer;
@@ -76,14 +77,11 @@ export function withQuery(path, parameters) {
 }
 
 /** Store a file; return it as the API shows it. `session`: it is deleted with this one. */
-export async function upload(file, session) {
+export function upload(file, session) {
   const form = new FormData();
   form.append("session_id", session);
   form.append("file", file);
-  const response = await fetch("/v1/files", { method: "POST", headers: key.value ? { Authorization: `Bearer ${key.value}` } : {}, body: form });
-  const answer = await response.json();
-  if (response.ok) return answer;
-  throw new ApiError(response.status, answer.code, answer.detail, answer);
+  return post("/v1/files", form);
 }
 
 /** The content of a path that is not JSON. */

@@ -3,14 +3,20 @@ import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 
 import { connected, get } from "./api.js";
 
+/** Pauses before a read that failed is repeated; after the last one it is given up. */
+const PAUSES_MS = [1000, 2000, 4000, 8000, 15_000];
+/** True for what may go well another time: no connection, too many requests, a server's own error. */
+const mayPass = ({ status }) => status === 0 || status === 429 || status >= 500;
+const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 const never = () => false;
-const unread = (path) => ({ path, data: null, error: null, loading: path !== null });
+const unread = (path) => ({ path, data: null, error: null, retries: false, loading: path !== null });
 
 /**
  * Read a path; again every `everyMs`, while the page is visible, until `ended(data)`; and when the
  * server is there again that could not be reached.
  *
- * Returns `{data, error, loading, reload}`. Old data stay while new ones are read, or cannot be.
+ * Returns `{data, error, retries, loading, reload}`. Old data stay while new ones are read, or cannot
+ * be. `retries`: what failed is read again. `reload` returns a promise: true after it was read.
  * A null path reads nothing. `from` reads a path; it may not depend on the drawing.
  */
 export function useData(path, { everyMs = 0, ended = never, from = get } = {}) {
@@ -22,17 +28,30 @@ export function useData(path, { everyMs = 0, ended = never, from = get } = {}) {
   over.current = state.data !== null && ended(state.data);
   const lost = useRef(false);
   lost.current = state.error?.status === 0;
-  const read = useCallback(async () => {
-    if (path === null) return;
-    const turn = ++current.current;
-    try {
-      const data = await from(path);
-      if (turn === current.current) setState({ path, data, error: null, loading: false });
-    } catch (error) {
-      if (turn !== current.current) return;
-      setState((old) => ({ path, data: old.path === path ? old.data : null, error, loading: false }));
+  const newest = useRef(Promise.resolve(false));
+  const attempt = async (turn) => {
+    for (const ms of [...PAUSES_MS, null]) {
+      try {
+        const data = await from(path);
+        if (turn !== current.current) break;
+        setState({ path, data, error: null, retries: false, loading: false });
+        answered.current = turn;
+        return true;
+      } catch (error) {
+        if (turn !== current.current) break;
+        const retries = ms !== null && mayPass(error);
+        setState((old) => ({ path, data: old.path === path ? old.data : null, error, retries, loading: false }));
+        if (retries) await pause(ms);
+        else answered.current = turn;
+        if (!retries) return false;
+      }
+      if (turn !== current.current) break;
     }
-    if (turn === current.current) answered.current = turn;
+    return newest.current; // a newer question has taken the place of this one
+  };
+  const read = useCallback(() => {
+    if (path !== null) newest.current = attempt(++current.current);
+    return newest.current;
   }, [path]);
   useEffect(() => {
     setState((old) => (old.path === path ? old : unread(path)));
@@ -44,6 +63,7 @@ export function useData(path, { everyMs = 0, ended = never, from = get } = {}) {
     const forget = connected.subscribe((isUp) => void (isUp && lost.current && read()));
     return () => {
       current.current++;
+      newest.current = Promise.resolve(false);
       clearInterval(timer);
       forget();
       document.removeEventListener("visibilitychange", again);

@@ -5,7 +5,7 @@ import { newId, post, postOnce, withQuery } from "../api.js";
 import { excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Button, Empty, Link, Loaded, Panel, Status, Time } from "../parts/basics.js";
+import { Button, Empty, Link, Loaded, Panel, Stale, Status, Time } from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
 import { ChosenFiles, FilePart, partsOf, useFiles } from "../parts/files.js";
 import { watch } from "../run/live.js";
@@ -74,11 +74,11 @@ function Conversation({ session, agent: wanted }) {
   const [error, setError] = useState(null);
   const running = latest && !isFinal(latest.status) ? latest.id : null;
   const open = [sent?.id, running].find((id) => id && !over.has(id)) ?? null;
-  const reload = async (id, { error: failure }) => {
+  const reload = async (id, { error: failure, status }) => {
     if (failure) setError(`${failure.code}: ${failure.message}`);
-    await last.reload();
-    await said.reload();
-    setOver((old) => new Set(old).add(id));
+    last.reload();
+    const isRead = await said.reload();
+    if (isRead || !isFinal(status)) setOver((old) => new Set(old).add(id));
   };
   const state = useRun(open, reload);
   const end = useRef(null);
@@ -114,7 +114,6 @@ function Conversation({ session, agent: wanted }) {
       <div class="actions">${open && html`<${Status} value=${state.status} /><${Link} path=${["runs", open]} class="small">Show the run<//>`}
         <${Button} onClick=${() => go(["chat"])}>Other conversations<//></div></div>
     <section class="chat panel" aria-label="Conversation">
-      ${said.error && html`<p class="note bad" role="alert">${said.error.message}</p>`}
       ${!messages.length && !question && !sending && html`<${Empty} title="Say something." />`}
       ${said.data?.next_cursor && html`<p class="small soft">Only the last 100 messages are shown.</p>`}
       ${inSteps(messages).map((each) => each.steps
@@ -124,13 +123,14 @@ function Conversation({ session, agent: wanted }) {
       ${question && html`<div class="said user"><pre class="text">${plain(question)}</pre></div>`}
       ${added.map((each) => html`<div class="said user" key=${each.id}><pre class="text">${plain(each.content ?? posted[each.id])}</pre>
         <p class="small soft">${each.delivered ? "read" : "not read yet"}</p></div>`)}
-      ${open && html`<${Coming} state=${state} root=${root} />`}
+      ${open && html`<${Coming} state=${state} root=${root} said=${messages.filter((each) => each.run_id === open)} />`}
+      <${Stale} from=${said} again=${() => (open ? reload(open, state) : said.reload())} />
       ${sending && html`<div class="said user"><pre class="text">${plain(sending)}</pre><p class="small soft">being sent</p></div>`}
       ${pending.map((each) => html`<${Decision} key=${each.id} interrupt=${each} />`)}
       ${error && html`<p class="note bad" role="alert">${error}</p>`}
       <div ref=${end} class="end"></div>
     </section>
-    <${Composer} session=${session} busy=${open !== null} disabled=${!agent} onSend=${send} onStop=${() => post(`/v1/runs/${open}/cancel`).catch((problem) => setError(problem.message))} />`;
+    <${Composer} session=${session} busy=${open !== null && !isFinal(state.status)} disabled=${!agent} onSend=${send} onStop=${() => post(`/v1/runs/${open}/cancel`).catch((problem) => setError(problem.message))} />`;
 }
 
 /** Send a message to a run under way; return its id, or null if the run has ended meanwhile. */
@@ -170,12 +170,16 @@ function Said({ message }) {
     <p class="small soft">${message.discarded ? "of a run that did not complete · " : ""}<${Time} at=${message.at} /></p></div>`;
 }
 
-/** The answer that is being made: its text, and what the agents do. */
-function Coming({ state, root }) {
+/** The answer that is being made, unless it was read already: its text, and what the agents do. */
+function Coming({ state, root, said }) {
   const doing = [...state.tasks.values()].flatMap((task) => task.tools.filter((tool) => tool.status === "running").map((tool) => tool.name));
-  return html`<div class="said assistant" aria-live="polite" aria-busy="true">
-    <pre class="text">${root?.live?.text || root?.output || ""}</pre>
-    <p class="small soft"><span class="spinner" aria-hidden="true"></span> ${doing.length ? `calls ${doing.join(", ")}` : state.status === "waiting" ? "waits for you" : "thinks"}</p></div>`;
+  const text = root?.live?.text || root?.output || state.output;
+  const isRead = said.some((each) => each.role === "assistant" && each.content === text);
+  const moves = !isFinal(state.status);
+  if (!moves && (isRead || !text)) return null;
+  return html`<div class="said assistant" aria-live="polite" aria-busy=${moves}>
+    <pre class="text">${isRead ? "" : text}</pre>
+    ${moves && html`<p class="small soft"><span class="spinner" aria-hidden="true"></span> ${doing.length ? `calls ${doing.join(", ")}` : state.status === "waiting" ? "waits for you" : "thinks"}</p>`}</div>`;
 }
 
 function Composer({ session, busy, disabled, onSend, onStop }) {

@@ -5,7 +5,7 @@ import { post, postOnce } from "../api.js";
 import { count, duration, money, plain, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loading, Panel, Status, Tabs, Time } from "../parts/basics.js";
+import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loading, Panel, Stale, Status, Tabs, Time } from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
 import { Dialog } from "../parts/dialog.js";
 import { EventList } from "../run/events.js";
@@ -73,8 +73,9 @@ export function Run({ id, query }) {
           ${run.data.memory !== "off" && html` · <${Link} path=${["memory", "runs", id]}>what memory gave it<//>`}
           ${run.data.retry_of && html` · retry of <${Link} path=${["runs", run.data.retry_of]}>another run<//> (<${Link} path=${["runs", run.data.retry_of, "compare"]} query=${{ with: id }}>compare<//>)`}</p></div>
       <div class="actions"><${Status} value=${state.status} /><span class="small soft" role="status">${played ? "Playback" : LINKS[link]}</span>
-        <${Actions} run=${run.data} moves=${moves} onDone=${run.reload} /></div>
+        <${Actions} run=${run.data} status=${live.status} onDone=${run.reload} /></div>
     </div>
+    <${Stale} from=${run} />
     <${Numbers} state=${state} now=${now} />
     ${!played && html`<${Asked} state=${live} />`}
     ${!played && html`<${Steer} key=${id} run=${run.data} state=${live} moves=${moves} />`}
@@ -138,7 +139,9 @@ function Asked({ state }) {
     ${open.map((each) => html`<${Decision} key=${each.id} interrupt=${each} />`)}<//>`;
 }
 
-function Actions({ run, moves, onDone }) {
+/** `status`: the present one; that of `run` is as old as its last reading. */
+function Actions({ run, status, onDone }) {
+  const moves = !isFinal(status);
   const [busy, setBusy] = useState("");
   const [error, setError] = useState(null);
   const [changing, setChanging] = useState(false);
@@ -157,7 +160,7 @@ function Actions({ run, moves, onDone }) {
   const cancel = () => post(`/v1/runs/${run.id}/cancel`);
   return html`
     ${moves && html`<${Button} kind="danger" busy=${busy === "cancel"} onClick=${() => act("cancel", cancel)}>Cancel run<//>`}
-    ${!moves && run.status !== "completed" && html`<${Button} busy=${busy === "last_step"} title="Keeps all work before the failure" onClick=${() => act("last_step", () => retry("last_step"))}>Go on from the last step<//>`}
+    ${!moves && status !== "completed" && html`<${Button} busy=${busy === "last_step"} title="Keeps all work before the failure" onClick=${() => act("last_step", () => retry("last_step"))}>Go on from the last step<//>`}
     ${!moves && html`<${Button} busy=${busy === "start"} onClick=${() => act("start", () => retry("start"))}>Run again<//>`}
     ${!moves && typeof run.input === "string" && html`<${Button} onClick=${() => setChanging(true)}>Change and run<//>`}
     <${Link} class="button" path=${["runs", run.id, "compare"]}>Compare<//>

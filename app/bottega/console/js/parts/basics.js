@@ -57,11 +57,13 @@ export const Failure = ({ error, again }) => html`
     ${again && html`<${Button} onClick=${again}>Try again<//>`}
   </div>`;
 
+/** That what is shown of `useData` is old, because it could not be read again; nothing else. */
+export const Stale = ({ from, again = from.reload }) => from.error && (from.error.status !== 0 || connected.value) && html`
+  <p class="note bad" role="alert">${from.error.message} ${from.retries ? "It is tried again." : html`<${Button} kind="small" onClick=${again}>Try again<//>`}</p>`;
+
 /** What a page shows of `useData`: loading, an error, or its children made of the data. */
 export function Loaded({ from, what, children }) {
-  if (from.data !== null) {
-    return html`${from.error && connected.value && html`<p class="note bad" role="alert">${from.error.message}</p>`}${children(from.data)}`;
-  }
+  if (from.data !== null) return html`<${Stale} from=${from} />${children(from.data)}`;
   if (from.error) return html`<${Failure} error=${from.error} again=${from.reload} />`;
   return html`<${Loading} what=${what} />`;
 }
