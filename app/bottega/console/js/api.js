@@ -62,10 +62,6 @@ export const post = (path, body = {}, options) => call("POST", path, body, optio
 /** A random id. (`crypto.randomUUID` exists only with HTTPS, and on the server's own machine.) */
 export const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 
-/** Send a POST that must not happen twice if it is repeated. */
-export const postOnce = (path, body = {}) =>
-  post(path, body, { headers: { "Idempotency-Key": newId() } });
-
 /** A path with those parameters that have a value. */
 export function withQuery(path, parameters) {
   const query = new URLSearchParams();

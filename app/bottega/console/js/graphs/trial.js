@@ -1,14 +1,16 @@
 /** A question to a graph's team: as a dry run, which shows what would happen, or as a run. */
 import { useState } from "preact/hooks";
 
-import { post, postOnce } from "../api.js";
+import { post } from "../api.js";
 import { html } from "../html.js";
+import { usePostOnce } from "../once.js";
 import { Button, Failure, Panel, Value } from "../parts/basics.js";
 import { follow } from "../router.js";
 import { POLICIES } from "./draft.js";
 
 /** `name`: of the graph; `agents`: names, or null; `isChanged`: the page has changes that are not stored. */
 export function Trial({ name, agents, isChanged }) {
+  const [postOnce] = usePostOnce();
   const [agent, setAgent] = useState("");
   const [input, setInput] = useState("");
   const [busy, setBusy] = useState("");

@@ -1,22 +1,24 @@
 /** Servers of models, and whether they answer. */
 import { useState } from "preact/hooks";
 
-import { call, post } from "../api.js";
+import { call } from "../api.js";
 import { count } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
+import { usePostOnce } from "../once.js";
 import { Button, Empty, Loaded, Panel, Time } from "../parts/basics.js";
 import { Confirmed, Pages, Sending, Table } from "../parts/lists.js";
 
 const DIALECTS = ["chat", "responses", "anthropic", "gemini"];
 
 export function Providers() {
+  const [postOnce] = usePostOnce();
   const [version, setVersion] = useState(0);
   const [chosen, setChosen] = useState(null);
   const make = async (form) => {
     const { name, base_url, dialect, secret, models } = Object.fromEntries(form);
     const listed = models.split(/[\s,]+/).filter(Boolean);
-    await post("/v1/providers", { name, base_url, dialect, ...(secret && { key: { secret } }), ...(listed.length && { models: listed }) });
+    await postOnce("/v1/providers", { name, base_url, dialect, ...(secret && { key: { secret } }), ...(listed.length && { models: listed }) });
     setVersion((n) => n + 1);
   };
   return html`<${Panel} title="Providers"><${Pages} key=${version} path="/v1/providers" what="providers">${(providers, reload) => providers.length

@@ -1,17 +1,19 @@
 /** Runs that start by themselves. */
 import { useState } from "preact/hooks";
 
-import { call, post } from "../api.js";
+import { call } from "../api.js";
 import { excerpt, plain } from "../format.js";
 import { html } from "../html.js";
+import { usePostOnce } from "../once.js";
 import { Empty, Link, Panel, Time } from "../parts/basics.js";
 import { Act, Confirmed, Pages, Sending, Table } from "../parts/lists.js";
 
 export function Schedules() {
+  const [postOnce] = usePostOnce();
   const [version, setVersion] = useState(0);
   const make = async (form) => {
     const { name, cron, timezone, agent, input } = Object.fromEntries(form);
-    await post("/v1/schedules", { name, cron, timezone: timezone || "UTC", run: { agent, input } });
+    await postOnce("/v1/schedules", { name, cron, timezone: timezone || "UTC", run: { agent, input } });
     setVersion((n) => n + 1);
   };
   const path = (each) => `/v1/schedules/${encodeURIComponent(each.name)}`;

@@ -4,10 +4,11 @@ import { useEffect, useState } from "preact/hooks";
 import { AgentForm } from "../agents/form.js";
 import { agentSchema, contentOf } from "../agents/schema.js";
 import { Versions } from "../agents/versions.js";
-import { call, get, post, postOnce } from "../api.js";
+import { call, get } from "../api.js";
 import { excerpt } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
+import { usePostOnce } from "../once.js";
 import { Button, Empty, Failure, Link, Loaded, Loading, Panel, Tabs, Time } from "../parts/basics.js";
 import { Confirmed, Pages, Table } from "../parts/lists.js";
 import { RunTable } from "../parts/run_table.js";
@@ -44,9 +45,10 @@ function useSchema() {
 }
 
 function New() {
+  const [postOnce] = usePostOnce();
   const [schema, failed] = useSchema();
   const [name, setName] = useState("");
-  const make = (content) => follow(post("/v1/agents", { ...content, name }), () => ["agents", name]).then(() => keep(NEW, null));
+  const make = (content) => follow(postOnce("/v1/agents", { ...content, name }), () => ["agents", name]).then(() => keep(NEW, null));
   if (failed) return html`<${Failure} error=${failed} />`;
   if (!schema) return html`<${Loading} what="the form" />`;
   return html`<div class="head"><h1>New agent</h1></div>
@@ -134,6 +136,7 @@ function Editor({ schema, content, label, save, again, isChanged = false, left, 
 }
 
 function Trial({ name }) {
+  const [postOnce] = usePostOnce();
   const [input, setInput] = useState("");
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);

@@ -1,10 +1,11 @@
 /** A conversation with an agent: what was said in a session, the answer as it comes, decisions. */
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
-import { newId, post, postOnce, withQuery } from "../api.js";
+import { newId, post, withQuery } from "../api.js";
 import { excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
+import { usePostOnce } from "../once.js";
 import { Button, Empty, Link, Loaded, Panel, Stale, Status, Time } from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
 import { ChosenFiles, FilePart, partsOf, useFiles } from "../parts/files.js";
@@ -86,16 +87,20 @@ function Conversation({ session, agent: wanted }) {
   const root = state.tasks.values().next().value;
   useEffect(() => end.current?.scrollIntoView({ block: "end" }), [messages.length, open, sending, root?.live?.text]);
 
+  const [start, repeats] = usePostOnce();
+  const [steer] = usePostOnce();
   const send = async (content) => {
     setError(null);
     setSending(content);
+    const wanted = { agent, session_id: session, input: typeof content === "string" ? content : [{ role: "user", content }] };
     try {
-      const added = open === null || isFinal(state.status) ? null : await steered(open, content);
+      const mayTake = open !== null && !isFinal(state.status) && !repeats("/v1/runs", wanted);
+      const added = mayTake ? await steered(steer, open, content) : null;
       if (added) {
         setPosted((old) => ({ ...old, [added]: content }));
         return;
       }
-      setSent(await postOnce("/v1/runs", { agent, session_id: session, input: typeof content === "string" ? content : [{ role: "user", content }] }));
+      setSent(await start("/v1/runs", wanted));
       setIsKnown(true);
     } catch (problem) {
       setError(problem.message);
@@ -133,10 +138,10 @@ function Conversation({ session, agent: wanted }) {
     <${Composer} session=${session} busy=${open !== null && !isFinal(state.status)} disabled=${!agent} onSend=${send} onStop=${() => post(`/v1/runs/${open}/cancel`).catch((problem) => setError(problem.message))} />`;
 }
 
-/** Send a message to a run under way; return its id, or null if the run has ended meanwhile. */
-async function steered(run, content) {
+/** Send a message to a run under way by `steer`; return its id, or null if the run has ended meanwhile. */
+async function steered(steer, run, content) {
   try {
-    return (await postOnce(`/v1/runs/${run}/messages`, { content })).message_id;
+    return (await steer(`/v1/runs/${run}/messages`, { content })).message_id;
   } catch (problem) {
     if (problem.code === "final") return null;
     throw problem;

@@ -1,13 +1,14 @@
 /** The graphs: a list, and one of them to look at, change and try. */
 import { useEffect, useState } from "preact/hooks";
 
-import { call, get, post } from "../api.js";
+import { call, get } from "../api.js";
 import { changes, draftOf } from "../graphs/draft.js";
 import { Editor, MissingAgents } from "../graphs/editor.js";
 import { Trial } from "../graphs/trial.js";
 import { Versions } from "../graphs/versions.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
+import { usePostOnce } from "../once.js";
 import { Button, Empty, Failure, Link, Loaded, Panel, Tabs, Time } from "../parts/basics.js";
 import { Dialog } from "../parts/dialog.js";
 import { Pages, Table } from "../parts/lists.js";
@@ -31,13 +32,14 @@ function All() {
 }
 
 function New() {
+  const [postOnce] = usePostOnce();
   const [name, setName] = useState("");
   const [error, setError] = useState(null);
   const make = async (event) => {
     event.preventDefault();
     setError(null);
     try {
-      await follow(post("/v1/graphs", { name }), () => ["graphs", name]);
+      await follow(postOnce("/v1/graphs", { name }), () => ["graphs", name]);
     } catch (problem) {
       setError(problem);
     }

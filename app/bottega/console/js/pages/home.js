@@ -1,10 +1,11 @@
 /** What runs now, what waits for a person, what failed last, and what today cost. */
 import { useState } from "preact/hooks";
 
-import { postOnce, withQuery } from "../api.js";
+import { withQuery } from "../api.js";
 import { count, excerpt, money, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
+import { usePostOnce } from "../once.js";
 import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loaded, Panel, Value } from "../parts/basics.js";
 import { RunTable } from "../parts/run_table.js";
 import { follow, to } from "../router.js";
@@ -70,6 +71,7 @@ const FirstMinute = () => html`<${Empty} title="Nothing has run yet.">
 
 /** Start the demo's team, if its agents are here, and show its run. */
 function Demo() {
+  const [postOnce] = usePostOnce();
   const lead = useData("/v1/agents?limit=100");
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);

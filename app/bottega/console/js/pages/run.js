@@ -1,10 +1,11 @@
 /** One run: its tasks over time, who gave what to whom, each agent's text as it comes, playback. */
 import { useEffect, useMemo, useState } from "preact/hooks";
 
-import { post, postOnce } from "../api.js";
+import { post } from "../api.js";
 import { count, duration, money, plain, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
+import { usePostOnce } from "../once.js";
 import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loading, Panel, Stale, Status, Tabs, Time } from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
 import { Dialog } from "../parts/dialog.js";
@@ -141,6 +142,7 @@ function Asked({ state }) {
 
 /** `status`: the present one; that of `run` is as old as its last reading. */
 function Actions({ run, status, onDone }) {
+  const [postOnce] = usePostOnce();
   const moves = !isFinal(status);
   const [busy, setBusy] = useState("");
   const [error, setError] = useState(null);
@@ -173,6 +175,7 @@ const TAKEN = ["agent", "graph", "mode", "user", "memory", "token_budget", "cost
 
 /** Ask the same agent another question: a new run, outside of the session of the old one. */
 function Changed({ run, onClose }) {
+  const [postOnce] = usePostOnce();
   const [input, setInput] = useState(run.input);
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);

@@ -1,12 +1,13 @@
 /** Messages to a run under way: what was sent, whether its agent has read it, and a form for the next. */
 import { useState } from "preact/hooks";
 
-import { postOnce } from "../api.js";
 import { plain } from "../format.js";
 import { html } from "../html.js";
+import { usePostOnce } from "../once.js";
 import { Panel } from "../parts/basics.js";
 
 export function Steer({ run, state, moves }) {
+  const [postOnce] = usePostOnce();
   const [text, setText] = useState("");
   const [sent, setSent] = useState({});
   const [busy, setBusy] = useState(false);
