@@ -17,15 +17,16 @@ const TOOLS = {
 /**
  * Args:
  *   draft: the agent's content; onChange: gets a changed copy.
+ *   turn: another one drops what was typed and is no JSON yet.
  *   problems: `[{pointer, detail}]` of the last try to store it.
  */
-export function AgentForm({ schema, draft, onChange, problems }) {
+export function AgentForm({ schema, draft, turn, onChange, problems }) {
   const [view, setView] = useState("form");
   return html`<${Tabs} tabs=${[["form", "Form"], ["json", "JSON"]]} chosen=${view} onChoose=${setView} label="Ways to edit" />
     ${view === "json"
-      ? html`<div class="body"><${JsonField} label="The agent as JSON" value=${draft} rows=${26} onChange=${onChange} /></div>`
+      ? html`<div class="body"><${JsonField} key=${turn} label="The agent as JSON" value=${draft} rows=${26} onChange=${onChange} /></div>`
       : fieldsOf(schema).map(([title, fields]) => html`<fieldset class="fields" key=${title}><legend>${title}</legend>
-        ${fields.map((field) => html`<${Field} key=${field.name} field=${field} value=${draft[field.name] ?? field.usual ?? null}
+        ${fields.map((field) => html`<${Field} key=${`${field.name} ${turn}`} field=${field} value=${draft[field.name] ?? field.usual ?? null}
           problems=${problems.filter((each) => each.pointer === `/${field.name}` || each.pointer?.startsWith(`/${field.name}/`))}
           onChange=${(value) => onChange({ ...draft, [field.name]: value })} />`)}</fieldset>`)}`;
 }
@@ -58,27 +59,40 @@ function Input({ id, field, value, isWrong, onChange }) {
     case "lines":
       return html`<label>${field.label}, one on each line <textarea rows="2" ...${shared} value=${(value ?? []).join("\n")} onInput=${(e) => onChange(e.target.value.split("\n").filter(Boolean))}></textarea></label>`;
     default:
-      return html`<${JsonField} ...${shared} label=${field.name === "model" ? "Model, in quotes, or a list" : `${field.label}, as JSON`} value=${value} rows=${rowsOf(value)} onChange=${onChange} />
-        ${field.name === "tools" && html`<div class="actions"><span class="small soft">Add</span>${Object.entries(TOOLS).map(([label, tool]) => html`<${Button} kind="small" onClick=${() => onChange([...(value ?? []), tool])}>${label}<//>`)}</div>`}`;
+      return field.name === "tools" ? html`<${Tools} ...${{ shared, field, value, onChange }} />`
+        : html`<${JsonField} ...${shared} label=${field.name === "model" ? "Model, in quotes, or a list" : `${field.label}, as JSON`} value=${value} rows=${rowsOf(value)} onChange=${onChange} />`;
   }
+}
+
+/** The list of tools as JSON, and buttons that add one. */
+function Tools({ shared, field, value, onChange }) {
+  const [turn, setTurn] = useState(0);
+  const add = (tool) => {
+    onChange([...(value ?? []), tool]);
+    setTurn(turn + 1);
+  };
+  return html`<${JsonField} key=${turn} ...${shared} label=${`${field.label}, as JSON`} value=${value} rows=${rowsOf(value)} onChange=${onChange} />
+    <div class="actions"><span class="small soft">Add</span>${Object.entries(TOOLS).map(([label, tool]) => html`<${Button} kind="small" onClick=${() => add(tool)}>${label}<//>`)}</div>`;
 }
 
 const rowsOf = (value) => Math.min(16, JSON.stringify(value, null, 2)?.split("\n").length ?? 1);
 
-/** A value as JSON text; while the text is no JSON, the value stays as it was. */
+/** A value as JSON text; while the text is no JSON, the value stays as it was, and its form is not sent. */
 function JsonField({ label, value, rows, onChange, ...rest }) {
   const [typed, setTyped] = useState(null);
   const [wrong, setWrong] = useState("");
   const shown = typed ?? JSON.stringify(value, null, 2) ?? "null";
-  const type = (text) => {
-    setTyped(text);
+  const type = (box) => {
+    setTyped(box.value);
+    let problem = "";
     try {
-      onChange(JSON.parse(text || "null"));
-      setWrong("");
+      onChange(JSON.parse(box.value || "null"));
     } catch (error) {
-      setWrong(`This is no JSON yet: ${error.message}`);
+      problem = `This is no JSON yet: ${error.message}`;
     }
+    setWrong(problem);
+    box.setCustomValidity(problem);
   };
-  return html`<label>${label} <textarea spellcheck="false" rows=${rows} ...${rest} value=${shown} onInput=${(e) => type(e.target.value)} onBlur=${() => wrong || setTyped(null)}></textarea></label>
+  return html`<label>${label} <textarea spellcheck=${false} rows=${rows} ...${rest} value=${shown} onInput=${(e) => type(e.target)} onBlur=${() => wrong || setTyped(null)}></textarea></label>
     ${wrong && html`<p class="small bad-text" role="alert">${wrong}</p>`}`;
 }

@@ -112,7 +112,9 @@ function Editor({ schema, content, label, save, again, isChanged = false, left, 
   const [draft, setDraft] = useState(left ?? content);
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
-  const touched = isChanged || JSON.stringify(draft) !== JSON.stringify(content);
+  const [turn, setTurn] = useState(0); // counts how often all was undone
+  const [isWrong, setIsWrong] = useState(false); // a field has a text that is no JSON yet
+  const touched = isChanged || isWrong || JSON.stringify(draft) !== JSON.stringify(content);
   useEffect(() => onDraft(touched ? draft : null));
   const submit = async (event) => {
     event.preventDefault();
@@ -126,13 +128,19 @@ function Editor({ schema, content, label, save, again, isChanged = false, left, 
     }
     setBusy(false);
   };
+  const undo = () => {
+    setDraft(content);
+    setError(null);
+    setIsWrong(false);
+    setTurn(turn + 1);
+  };
   const problems = error?.problem?.errors ?? [];
-  return html`<form onSubmit=${submit} class="stacked"><${Panel}>
-      <${AgentForm} schema=${schema} draft=${draft} onChange=${setDraft} problems=${problems} />
+  return html`<form onSubmit=${submit} onInput=${(e) => setIsWrong([...e.currentTarget.elements].some((each) => each.validity.customError))} class="stacked"><${Panel}>
+      <${AgentForm} schema=${schema} draft=${draft} turn=${turn} onChange=${setDraft} problems=${problems} />
     <//>
     ${error && html`<${Failure} error=${error} />`}
     ${error?.status === 412 && html`<p class="note bad">Somebody stored another version meanwhile. <${Button} kind="small" onClick=${() => again().catch(setError)}>Show theirs, and drop this change<//></p>`}
-    <div class="composer"><button class="button primary" disabled=${busy || !touched}>${label}</button>${touched && html`<${Button} onClick=${() => (setDraft(content), setError(null))}>Undo all<//>`}</div></form>`;
+    <div class="composer"><button class="button primary" disabled=${busy || !touched}>${label}</button>${touched && html`<${Button} onClick=${undo}>Undo all<//>`}</div></form>`;
 }
 
 function Trial({ name }) {
