@@ -1,6 +1,7 @@
-"""Requests of a page that wait until a test lets them go."""
+"""Requests of a page that a test changes: they wait until it lets them go, or ask for less."""
 
 import asyncio
+import re
 from dataclasses import dataclass, field
 
 from playwright.async_api import Page, Request, Route
@@ -44,3 +45,12 @@ async def hold(page: Page, pattern: str, method: str = "GET") -> Held:
 
     await page.route(pattern, wait)
     return held
+
+
+async def shorten(page: Page, rows: int) -> None:
+    """Let a page's lists have so few rows a page."""
+
+    async def fewer(route: Route) -> None:
+        await route.continue_(url=re.sub(r"\blimit=\d+", f"limit={rows}", route.request.url))
+
+    await page.route("**/v1/**limit=*", fewer)

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from playwright.async_api import Page, Route, expect
+from playwright.async_api import expect
 
 from tests.console.conftest import Console
-from tests.console.held import hold
+from tests.console.held import hold, shorten
 from tests.console.test_chat_files import NOTES
 from tests.console.test_compare import ended
 from tests.fake_model import gated, text
@@ -94,15 +94,6 @@ async def test_a_button_that_cannot_act_says_why(console: Console) -> None:
     console.problems.clear()
 
 
-async def _two_a_page(page: Page) -> None:
-    """Let lists have two rows a page."""
-
-    async def fewer(route: Route) -> None:
-        await route.continue_(url=route.request.url.replace("limit=50", "limit=2"))
-
-    await page.route("**/v1/*limit=50*", fewer)
-
-
 async def test_a_row_that_was_deleted_is_gone_from_a_list_of_several_pages(
     console: Console,
 ) -> None:
@@ -110,7 +101,7 @@ async def test_a_row_that_was_deleted_is_gone_from_a_list_of_several_pages(
     for name in ("first", "second", "third"):
         wanted = {"name": name, "cron": "0 8 * * *", "run": {"agent": "clerk", "input": "?"}}
         (await console.server.client.post("/v1/schedules", json=wanted)).raise_for_status()
-    await _two_a_page(console.page)
+    await shorten(console.page, 2)
     page = await console.open("operations/schedules")
     await page.get_by_role("button", name="Show more").click()
     for name in ("first", "second", "third"):
@@ -130,7 +121,7 @@ async def test_a_run_on_a_later_page_is_shown_as_it_is_now(console: Console) -> 
     for _ in range(2):
         answer = await console.server.client.post("/v1/runs", json={"agent": "clerk", "input": "?"})
         await ended(console, answer.json()["id"])
-    await _two_a_page(console.page)
+    await shorten(console.page, 2)
     page = await console.open("runs")
     await page.get_by_role("button", name="Show more").click()
     row = page.get_by_role("row").filter(has=page.locator(f'[title="{first}"]'))

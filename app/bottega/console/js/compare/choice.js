@@ -5,18 +5,16 @@ import { withQuery } from "../api.js";
 import { excerpt, money, shortId } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Button, Empty, Loaded, Panel, Status, Time } from "../parts/basics.js";
+import { Button, Empty, Panel, Status, Time } from "../parts/basics.js";
+import { Pages } from "../parts/lists.js";
 
 const UUID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/;
-const LATEST = 50;
-const SHOWN = 12;
 
 /** How another run relates to this one; those that repeat each other come first. */
 const relation = (run, each) =>
   each.id === run.retry_of ? "this run repeats it" : each.retry_of === run.id ? "repeats this run" : "";
 
 export function Choice({ run, onChoose }) {
-  const found = useData(withQuery("/v1/runs", { agent: run.agent, limit: LATEST, order: "desc" }));
   const source = useData(run.retry_of && `/v1/runs/${run.retry_of}`);
   const [id, setId] = useState("");
   const choose = (event) => {
@@ -25,9 +23,9 @@ export function Choice({ run, onChoose }) {
   };
   const alike = (each) => each.id !== run.id && each.id !== run.retry_of && each.agent === run.agent && each.graph === run.graph;
   return html`<${Panel} title=${`Compare ${shortId(run.id)} with`}>
-    <${Loaded} from=${found} what="runs">${({ items }) => {
+    <${Pages} path=${withQuery("/v1/runs", { agent: run.agent, order: "desc" })} what="runs">${(items) => {
       const others = items.filter(alike).sort((a, b) => !!relation(run, b) - !!relation(run, a));
-      const all = [...(source.data ? [source.data] : []), ...others].slice(0, SHOWN);
+      const all = [...(source.data ? [source.data] : []), ...others];
       return all.length === 0
         ? html`<${Empty} title="There is no other run of it among the latest."><p>Run it again, or enter the id of any run.</p><//>`
         : html`<ul class="rows">${all.map((each) => html`<li key=${each.id}><div class="actions">

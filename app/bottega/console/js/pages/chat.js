@@ -9,6 +9,7 @@ import { usePostOnce } from "../once.js";
 import { Button, Empty, Link, Loaded, Panel, Stale, Status, Time } from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
 import { ChosenFiles, FilePart, partsOf, useFiles } from "../parts/files.js";
+import { Pages } from "../parts/lists.js";
 import { watch } from "../run/live.js";
 import { isFinal, RunState } from "../run/state.js";
 import { go } from "../router.js";
@@ -22,7 +23,6 @@ export function Chat({ query }) {
 /** Choose an agent for a new conversation, or go on with an old one. */
 function Choice({ wanted }) {
   const agents = useData("/v1/agents?limit=100");
-  const sessions = useData("/v1/sessions?limit=20&order=desc", { everyMs: 10_000 });
   const start = (event) => {
     event.preventDefault();
     const agent = new FormData(event.target).get("agent");
@@ -32,17 +32,23 @@ function Choice({ wanted }) {
     <div class="head"><h1>Chat</h1></div>
     <${Panel} title="A new conversation">
       <${Loaded} from=${agents} what="agents">${(page) => page.items.length
-        ? html`<form class="body inline" onSubmit=${start}><label>Agent <select name="agent">${page.items.map((each) => html`<option value=${each.name} selected=${each.name === wanted}>${each.name}</option>`)}</select></label>
+        ? html`<form class="body inline" onSubmit=${start}><label>Agent <${AgentField} page=${page} wanted=${wanted} /></label>
             <button class="button primary">Start</button></form>`
         : html`<${Empty} title="There is no agent yet."><p>Define one with <code>POST /v1/agents</code>.</p><//>`}<//>
     <//>
     <${Panel} title="Go on with">
-      <${Loaded} from=${sessions} what="sessions">${(page) => page.items.length
-        ? html`<ul class="rows">${page.items.map((each) => html`<li key=${each.id}><${Link} path=${["chat"]} query=${{ session: each.id }}>${each.id}<//>
+      <${Pages} path="/v1/sessions?order=desc" what="sessions" everyMs=${10_000}>${(items) => items.length
+        ? html`<ul class="rows">${items.map((each) => html`<li key=${each.id}><${Link} path=${["chat"]} query=${{ session: each.id }}>${each.id}<//>
             <span class="small soft">${each.user ? ` user ${each.user}` : ""}</span></li>`)}</ul>`
         : html`<${Empty} title="There is no session yet." />`}<//>
     <//>`;
 }
+
+/** A choice among all agents; if there are more than a page of them, a name to type. */
+const AgentField = ({ page, wanted }) => page.next_cursor
+  ? html`<input name="agent" required list="chat-agents" defaultValue=${wanted ?? ""} autocomplete="off" />
+    <datalist id="chat-agents">${page.items.map((each) => html`<option value=${each.name} />`)}</datalist>`
+  : html`<select name="agent">${page.items.map((each) => html`<option value=${each.name} selected=${each.name === wanted}>${each.name}</option>`)}</select>`;
 
 /** The last run of a session while it is not over, with its state as events come. */
 function useRun(id, onEnd) {

@@ -1,17 +1,16 @@
 /** Two runs side by side: figures, outputs, and what each agent received. */
 import { useState } from "preact/hooks";
 
-import { get, withQuery } from "../api.js";
+import { withQuery } from "../api.js";
 import { AgentDifference } from "../compare/agent.js";
 import { Choice } from "../compare/choice.js";
 import { Differences } from "../compare/figures.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Button, Copy, Empty, Failure, Link, Loaded, Panel, Status, Time } from "../parts/basics.js";
+import { Button, Copy, Empty, Link, Loaded, Panel, Status, Time } from "../parts/basics.js";
+import { usePages } from "../parts/lists.js";
 import { go } from "../router.js";
 import { isFinal } from "../run/state.js";
-
-const ALL = 50;
 
 export function Compare({ id, query }) {
   const other = query.with ?? "";
@@ -36,32 +35,22 @@ export function Compare({ id, query }) {
     ${other && html`<${Both} key=${`${id} ${other}`} id=${id} other=${other} />`}`;
 }
 
+/** The agent that was asked, which is shown first; null: a graph was. */
+const asked = ({ before, after }) => after.agent ?? before.agent;
+const isOver = ({ before, after }) => isFinal(before.status) && isFinal(after.status);
+const hasAsked = (found) => asked(found) === null || found.agents.some((each) => each.agent === asked(found));
+
 function Both({ id, other }) {
-  const path = withQuery(`/v1/runs/${id}/diff`, { with: other, limit: ALL });
-  const [moves, setMoves] = useState(false);
-  const found = useData(path, { everyMs: moves ? 3000 : 0 });
-  const [more, setMore] = useState({ agents: [], cursor: undefined, error: null });
-  const wanted = found.data !== null && ![found.data.before, found.data.after].every((run) => isFinal(run.status));
-  if (wanted !== moves) setMoves(wanted);
-  const cursor = more.cursor === undefined ? found.data?.next_cursor : more.cursor;
-  const readMore = async () => {
-    try {
-      const page = await get(`${path}&cursor=${encodeURIComponent(cursor)}`);
-      setMore({ agents: [...more.agents, ...page.agents], cursor: page.next_cursor, error: null });
-    } catch (error) {
-      setMore({ ...more, error });
-    }
-  };
-  return html`<${Loaded} from=${found} what="the comparison">${({ before, after, total, agents }) => {
-    const first = after.agent ?? before.agent;
-    const all = [...agents, ...more.agents].sort((a, b) => (b.agent === first) - (a.agent === first));
+  const found = usePages(withQuery(`/v1/runs/${id}/diff`, { with: other }), { of: "agents", isEnough: hasAsked, everyMs: 3000, ended: isOver });
+  return html`<${Loaded} from=${found} what="the comparison">${(both) => {
+    const { before, after, total, agents, next_cursor: cursor } = both;
+    const all = [...agents].sort((a, b) => (b.agent === asked(both)) - (a.agent === asked(both)));
     return html`
       <div class="sides"><${Side} name="Before" run=${before} /><${Side} name="After" run=${after} /></div>
       <${Panel} title="In all"><${Differences} of=${total} label="Figures of the runs" /><//>
       ${all.length === 0 && html`<${Panel}><${Empty} title="No agent has begun in these runs." /><//>`}
       ${all.map((each) => html`<${AgentDifference} key=${each.agent} of=${each} />`)}
-      ${more.error && html`<${Failure} error=${more.error} />`}
-      ${cursor && html`<div><${Button} onClick=${readMore}>Show more agents<//></div>`}`;
+      ${cursor && html`<div><${Button} onClick=${found.more}>Show more agents<//></div>`}`;
   }}<//>`;
 }
 

@@ -7,33 +7,41 @@ import { useData } from "../load.js";
 import { Button, Failure, Loaded } from "./basics.js";
 
 const LIMIT = 50;
+const always = () => true;
 
 /**
- * A list by pages: `children` gets the items of all pages that were asked for, and a function that
- * reads them again, as happens every `everyMs`.
+ * A list by pages: what `useData` returns, and `more`, which reads a page more. All pages that were
+ * asked for are read again together.
+ *
+ * Args:
+ *   of: name of the list in an answer, which holds the items of all these pages.
+ *   isEnough: of an answer; while it is false, more pages are read unasked. It may not depend on the drawing.
  */
-export function Pages({ path, what, everyMs = 0, children }) {
+export function usePages(path, { of = "items", isEnough = always, ...options } = {}) {
   const paged = `${path}${path.includes("?") ? "&" : "?"}limit=${LIMIT}`;
   const wanted = useRef({ paged, pages: 1 });
   if (wanted.current.paged !== paged) wanted.current = { paged, pages: 1 };
   const readAll = async () => {
-    const first = await get(paged);
-    const items = [...first.items];
-    let cursor = first.next_cursor;
-    for (let number = 1; cursor && number < wanted.current.pages; number++) {
-      const page = await get(`${paged}&cursor=${encodeURIComponent(cursor)}`);
-      items.push(...page.items);
-      cursor = page.next_cursor;
+    let answer = await get(paged);
+    for (let number = 1; answer.next_cursor && (number < wanted.current.pages || !isEnough(answer)); number++) {
+      const page = await get(`${paged}&cursor=${encodeURIComponent(answer.next_cursor)}`);
+      answer = { ...page, [of]: [...answer[of], ...page[of]] };
     }
-    return { items, next_cursor: cursor };
+    return answer;
   };
-  const found = useData(paged, { everyMs, from: readAll });
-  const readMore = () => {
+  const found = useData(paged, { ...options, from: readAll });
+  const more = () => {
     wanted.current.pages += 1;
-    found.reload();
+    return found.reload();
   };
+  return { ...found, more };
+}
+
+/** A list by pages: `children` gets all items that were asked for, and a function that reads them again. */
+export function Pages({ path, what, everyMs = 0, children }) {
+  const found = usePages(path, { everyMs });
   return html`<${Loaded} from=${found} what=${what}>${({ items, next_cursor: cursor }) => html`${children(items, found.reload)}
-    ${cursor && html`<div class="body"><${Button} onClick=${readMore}>Show more<//></div>`}`}<//>`;
+    ${cursor && html`<div class="body"><${Button} onClick=${found.more}>Show more<//></div>`}`}<//>`;
 }
 
 /** A button that asks once more before it acts. */

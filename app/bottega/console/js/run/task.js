@@ -4,8 +4,8 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { post, withQuery } from "../api.js";
 import { duration, excerpt, money, plain, tokens } from "../format.js";
 import { html } from "../html.js";
-import { useData } from "../load.js";
-import { Button, Copy, Empty, Loaded, Panel, Status, Tabs, Value } from "../parts/basics.js";
+import { Button, Copy, Empty, Panel, Status, Tabs, Value } from "../parts/basics.js";
+import { Pages } from "../parts/lists.js";
 import { Prompt } from "./prompt.js";
 import { isFinal } from "./state.js";
 
@@ -77,9 +77,9 @@ const Received = ({ task, state }) => task.received.length === 0
       <${Value} value=${state.textOf(item.data)} /></details>`);
 
 function Messages({ run, task }) {
-  const found = useData(withQuery(`/v1/runs/${run.id}/messages`, { task_id: task.id, limit: 100 }), { everyMs: isFinal(task.status) ? 0 : 3000 });
-  return html`<${Loaded} from=${found} what="messages">${(page) => page.items.length
-    ? page.items.map((each) => html`<div class=${`message ${each.role}`} key=${`${each.seq}:${each.role}`}>
+  const path = withQuery(`/v1/runs/${run.id}/messages`, { task_id: task.id });
+  return html`<${Pages} path=${path} what="messages" everyMs=${isFinal(task.status) ? 0 : 3000}>${(items) => items.length
+    ? items.map((each) => html`<div class=${`message ${each.role}`} key=${`${each.seq}:${each.role}`}>
         <p class="small soft">${each.role}${each.name ? ` · ${each.name}` : ""}${each.source ? ` · from ${each.source}` : ""}</p>
         ${each.content && html`<pre class="text">${each.content}</pre>`}
         ${each.tool_calls?.map((call) => html`<p class="small">calls <code>${call.name}</code> <code>${excerpt(JSON.stringify(call.arguments), 200)}</code></p>`)}
