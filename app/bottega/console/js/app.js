@@ -99,7 +99,7 @@ function App() {
   useEffect(() => {
     const name = PAGES[here]?.name;
     document.title = name && name !== "Home" ? `${name} · Bottega` : "Bottega";
-    main.current?.focus({ preventScroll: true });
+    if (document.activeElement?.role !== "tab") main.current?.focus({ preventScroll: true }); // else the next arrow key would be lost
     scrollTo(0, 0);
     document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
   }, [at.path.join("/")]);

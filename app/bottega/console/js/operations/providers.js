@@ -31,7 +31,7 @@ export function Providers() {
     <${Panel} title="Add a provider"><${Sending} label="Add it" send=${make}>
       <label>Name <input name="name" required /></label><label>Address <input name="base_url" type="url" required placeholder="https://api.example.com/v1" /></label>
       <label>Dialect <select name="dialect">${DIALECTS.map((each) => html`<option>${each}</option>`)}</select></label>
-      <label>Name of the secret with its key (see Keys) <input name="secret" /></label><label>Models, if only these <input name="models" /></label><//><//>`;
+      <label>Name of the secret with its key (see Secrets) <input name="secret" /></label><label>Models, if only these <input name="models" /></label><//><//>`;
 }
 
 function limits(provider) {

@@ -36,10 +36,10 @@ function Queue({ rows }) {
       <td class="right">${count(each.queued)}</td><td><${Time} at=${each.oldest_at} /></td></tr>`)}<//>`;
 }
 
-const QUOTAS = { concurrent_runs: "Runs at once", queued_runs: "Queued runs", tokens_per_day: "Tokens today (UTC)", cost_per_day: "Cost today (UTC), USD" };
+const QUOTAS = { concurrent_runs: "Runs at once", queued_runs: "Queued runs", tokens_per_day: "Tokens today (UTC)", cost_per_day: "Cost today (UTC), USD", storage_bytes: "Stored, in bytes" };
 
 const Quotas = ({ quotas }) => html`<${Table} label="Limits" head=${["Limit", "Used", "#Number"]}>
-  ${quotas.map((each) => html`<tr key=${each.name}><td>${QUOTAS[each.name]}</td><td class="wide-cell">${each.limit && html`<${Meter} of=${Number(each.used)} most=${Number(each.limit)} />`}</td>
+  ${quotas.map((each) => html`<tr key=${each.name}><td>${QUOTAS[each.name] ?? each.name}</td><td class="wide-cell">${each.limit && html`<${Meter} of=${Number(each.used)} most=${Number(each.limit)} />`}</td>
     <td class="right">${amount(each, each.used)} of ${each.limit == null ? "no limit" : amount(each, each.limit)}</td></tr>`)}<//>`;
 
 const amount = (quota, value) => (quota.name === "cost_per_day" ? Number(value).toFixed(2) : count(Number(value)));

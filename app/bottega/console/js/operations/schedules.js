@@ -2,7 +2,6 @@
 import { useState } from "preact/hooks";
 
 import { call } from "../api.js";
-import { excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { usePostOnce } from "../once.js";
 import { Empty, Link, Panel, Time } from "../parts/basics.js";
@@ -19,7 +18,7 @@ export function Schedules() {
   const path = (each) => `/v1/schedules/${encodeURIComponent(each.name)}`;
   return html`<${Panel} title="Schedules"><${Pages} key=${version} path="/v1/schedules" what="schedules" everyMs=${10_000}>${(schedules, reload) => schedules.length
       ? html`<${Table} label="Schedules" head=${["Name", "When", "Starts", "Next", "Last", ""]}>${schedules.map((each) => html`<tr key=${each.name}><td>${each.name}</td><td><code>${each.cron}</code> <span class="small soft">${each.timezone}</span></td>
-        <td>${each.run.agent ?? each.run.graph}: <span class="small">${excerpt(plain(each.run.input), 60)}</span></td><td>${each.paused ? "paused" : html`<${Time} at=${each.next_at} />`}</td>
+        <td>${each.run.agent ?? each.run.graph}</td><td>${each.paused ? "paused" : html`<${Time} at=${each.next_at} />`}</td>
         <td>${each.last_run_id ? html`<${Link} path=${["runs", each.last_run_id]}><${Time} at=${each.last_at} /><//>` : "–"}${each.last_error && html`<p class="small bad-text">${each.last_error.message}</p>`}</td>
         <td class="actions"><${Act} kind="small" label=${each.paused ? "Go on" : "Pause"} act=${async () => (await call("PATCH", path(each), { paused: !each.paused }), reload())} />
           <${Confirmed} label="Delete" question=${`Delete ${each.name}?`} act=${async () => (await call("DELETE", path(each)), reload())} /></td></tr>`)}<//>`

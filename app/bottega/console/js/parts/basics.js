@@ -1,5 +1,5 @@
 /** The small parts of all pages. */
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 
 import { connected } from "../api.js";
 import { ago, exact } from "../format.js";
@@ -97,15 +97,21 @@ export const Figures = ({ children }) => html`<dl class="figures">${children}</d
 
 /** Tabs; `chosen` is the name of one of `[[name, label], …]`. */
 export function Tabs({ tabs, chosen, onChoose, label }) {
+  const list = useRef(null);
+  useEffect(() => {
+    const [all, one] = [list.current, list.current.querySelector('[aria-selected="true"]')].map((each) => each?.getBoundingClientRect());
+    if (one) list.current.scrollLeft += one.left - all.left - (all.width - one.width) / 2;
+  }, [chosen]);
   const onKeyDown = (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
+    event.preventDefault(); // the arrow would move the list too
     const at = tabs.findIndex(([name]) => name === chosen);
     const [name] = tabs[(at + step + tabs.length) % tabs.length];
     onChoose(name);
     event.currentTarget.querySelector(`[data-name="${name}"]`)?.focus();
   };
-  return html`<div class="tabs" role="tablist" aria-label=${label} onKeyDown=${onKeyDown}>
+  return html`<div class="tabs" role="tablist" ref=${list} aria-label=${label} onKeyDown=${onKeyDown}>
     ${tabs.map(([name, text]) => html`
       <button type="button" role="tab" data-name=${name} aria-selected=${name === chosen} tabindex=${name === chosen ? 0 : -1}
         onClick=${() => onChoose(name)}>${text}</button>`)}
