@@ -41,8 +41,8 @@ export function Trial({ name, agents, isChanged }) {
         <datalist id="trial-agents">${(agents ?? []).map((each) => html`<option value=${each} />`)}</datalist>
         <label>Question <textarea rows="2" required maxlength="20000" value=${input} onInput=${(e) => setInput(e.target.value)}></textarea></label>
         <div class="actions">
-          <button class="button primary" disabled=${Boolean(busy)} aria-busy=${busy === "dry"}>${busy === "dry" ? "Working…" : "Dry run"}</button>
-          <${Button} busy=${busy === "run"} disabled=${Boolean(busy) || !input} onClick=${start}>Start a run<//>
+          <${Button} type="submit" kind="primary" busy=${Boolean(busy)}>${busy === "dry" ? "Working…" : "Dry run"}<//>
+          <${Button} busy=${Boolean(busy)} disabled=${!input} onClick=${start}>Start a run<//>
           <span class="small soft">A dry run uses the demo model, calls no tool that has an effect, and stores nothing.</span>
         </div>
       </form>

@@ -140,7 +140,7 @@ function Editor({ schema, content, label, save, again, isChanged = false, left, 
     <//>
     ${error && html`<${Failure} error=${error} />`}
     ${error?.status === 412 && html`<p class="note bad">Somebody stored another version meanwhile. <${Button} kind="small" onClick=${() => again().catch(setError)}>Show theirs, and drop this change<//></p>`}
-    <div class="composer"><button class="button primary" disabled=${busy || !touched}>${label}</button>${touched && html`<${Button} onClick=${undo}>Undo all<//>`}</div></form>`;
+    <div class="composer"><${Button} type="submit" kind="primary" busy=${busy} disabled=${!touched}>${label}<//>${touched && html`<${Button} onClick=${undo}>Undo all<//>`}</div></form>`;
 }
 
 function Trial({ name }) {
@@ -159,7 +159,7 @@ function Trial({ name }) {
     setBusy(false);
   };
   return html`<${Panel} title="Ask it"><form class="form body" onSubmit=${start}><label>Question <textarea rows="5" value=${input} onInput=${(e) => setInput(e.target.value)}></textarea></label>
-    ${error && html`<${Failure} error=${error} />`}<div class="actions"><button class="button primary" disabled=${busy || !input.trim()}>Start a run</button></div></form><//>`;
+    ${error && html`<${Failure} error=${error} />`}<div class="actions"><${Button} type="submit" kind="primary" busy=${busy} disabled=${!input.trim()}>Start a run<//></div></form><//>`;
 }
 
 function Latest({ name }) {

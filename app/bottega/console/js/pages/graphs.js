@@ -107,7 +107,7 @@ function Workshop({ graph, agents, query, reload }) {
       <div><h1>${name}</h1><p class="soft small">Version ${base.version}, stored <${Time} at=${base.created_at} /></p></div>
       <div class="actions">
         <${Button} disabled=${!drafts.length} onClick=${undo}>Undo<//>
-        <${Button} kind="primary" busy=${busy} disabled=${!isChanged || busy} onClick=${save}>Save version ${base.version + 1}<//>
+        <${Button} kind="primary" busy=${busy} disabled=${!isChanged} onClick=${save}>Save version ${base.version + 1}<//>
         <${Button} kind="danger" onClick=${() => setRemoves(true)}>Delete<//>
       </div>
     </div>

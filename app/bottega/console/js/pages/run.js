@@ -196,7 +196,7 @@ function Changed({ run, onClose }) {
       <label>Question <textarea rows="8" autofocus value=${input} onInput=${(e) => setInput(e.target.value)}></textarea></label>
       <p class="small soft">A new run of the same agent in its present version, outside of the session.</p>
       ${error && html`<${Failure} error=${error} />`}
-      <div class="actions"><button class="button primary" disabled=${busy || !input.trim()}>Start</button><${Button} onClick=${onClose}>Cancel<//></div>
+      <div class="actions"><${Button} type="submit" kind="primary" busy=${busy} disabled=${!input.trim()}>Start<//><${Button} onClick=${onClose}>Cancel<//></div>
     </form>
   <//>`;
 }

@@ -31,8 +31,14 @@ export function Time({ at }) {
   return html`<time datetime=${at ?? ""} title=${exact(at)}>${ago(at)}</time>`;
 }
 
+/** `busy`: it is at work. Then it does nothing more, and keeps the focus, which a disabled button loses. */
 export const Button = ({ kind = "", busy = false, children, ...rest }) => html`
-  <button type="button" class="button ${kind}" disabled=${busy || rest.disabled} aria-busy=${busy} ...${rest}>${children}</button>`;
+  <button type="button" class="button ${kind}" aria-disabled=${busy} aria-busy=${busy} ...${rest}>${children}</button>`;
+addEventListener("click", (event) => {
+  if (!event.target.closest?.('[aria-disabled="true"]')) return;
+  event.preventDefault(); // a form is not sent again, by Enter either
+  event.stopImmediatePropagation();
+}, true);
 
 export const Link = ({ path, query, children, ...rest }) => html`<a href=${to(path, query)} ...${rest}>${children}</a>`;
 

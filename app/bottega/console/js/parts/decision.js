@@ -54,7 +54,7 @@ export function Decision({ interrupt, onDone }) {
         <label>${interrupt.kind === "question" ? "Answer" : "Result (JSON)"}
           <textarea rows="3" value=${answer} required onInput=${(e) => setAnswer(e.target.value)}></textarea></label>
         ${interrupt.schema && html`<details><summary>Form of the answer</summary><${Value} value=${interrupt.schema} /></details>`}
-        <div class="actions"><button class="button primary" disabled=${busy}>Send</button></div>
+        <div class="actions"><${Button} type="submit" kind="primary" busy=${busy}>Send<//></div>
       </form>`}
     ${error && html`<p class="note bad" role="alert">${error}</p>`}
   </article>`;

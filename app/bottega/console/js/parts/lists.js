@@ -1,5 +1,5 @@
 /** Lists by pages, tables, forms, and buttons that ask once more. */
-import { useRef, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 
 import { get } from "../api.js";
 import { html } from "../html.js";
@@ -46,7 +46,11 @@ export function Pages({ path, what, everyMs = 0, children }) {
 
 /** A button that asks once more before it acts. */
 export function Confirmed({ label, question, act, kind = "small danger" }) {
-  const [asks, setAsks] = useState(false);
+  const [asks, setAsks] = useState(null); // null: it never did
+  const box = useRef(null);
+  useEffect(() => {
+    if (asks !== null) (asks ? box.current : box.current.querySelector("button"))?.focus();
+  }, [asks]);
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
   const go = async () => {
@@ -60,8 +64,8 @@ export function Confirmed({ label, question, act, kind = "small danger" }) {
     }
     setBusy(false);
   };
-  if (!asks) return html`<${Button} kind=${kind} onClick=${() => setAsks(true)}>${label}<//>`;
-  return html`<span class="inline" role="group" aria-label=${question}>${question}
+  if (!asks) return html`<span ref=${box}><${Button} kind=${kind} onClick=${() => setAsks(true)}>${label}<//></span>`;
+  return html`<span ref=${box} class="inline" role="group" tabindex="-1" aria-label=${question}>${question}
     <${Button} kind=${kind} busy=${busy} onClick=${go}>${label}<//><${Button} kind="small" onClick=${() => (setAsks(false), setError(null))}>Keep<//>
     ${error && html`<span class="bad-text small" role="alert">${error}</span>`}</span>`;
 }
@@ -78,25 +82,39 @@ export function Act({ label, act, kind = "" }) {
   return html`<${Button} kind=${kind} busy=${busy} onClick=${go}>${label}<//>${error && html`<${Failure} error=${error} />`}`;
 }
 
-/** A form whose `send` gets its fields by name; errors of the API are shown with their fields. */
+const fieldsOf = (form) => JSON.stringify([...new FormData(form)]);
+
+/**
+ * A form that makes something, whose `send` gets its fields by name; errors of the API are shown with
+ * their fields. Then it is empty for the next one, and says what was made, until something is typed.
+ */
 export function Sending({ children, label, send }) {
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
+  const [made, setMade] = useState(null);
   const submit = async (event) => {
     event.preventDefault();
     const form = event.currentTarget;
+    const sent = fieldsOf(form);
+    const name = form.elements.name.value;
     setBusy(true);
     setError(null);
+    setMade(null);
     try {
-      if ((await send(new FormData(form))) !== false) form.reset();
+      await send(new FormData(form));
+      if (fieldsOf(form) === sent) {
+        form.reset(); // else it is the next one already
+        setMade(name);
+      }
     } catch (problem) {
       setError(problem);
     }
     setBusy(false);
   };
-  return html`<form class="form body" onSubmit=${submit}>${children}
+  return html`<form class="form body" onSubmit=${submit} onInput=${() => setMade(null)}>${children}
     ${error && html`<${Failure} error=${error} />`}
-    <div class="actions"><button class="button primary" disabled=${busy}>${label}</button></div></form>`;
+    <div class="actions"><${Button} type="submit" kind="primary" busy=${busy}>${label}<//>
+      <span class="small soft" role="status">${made !== null && `Done: ${made}`}</span></div></form>`;
 }
 
 export const Table = ({ label, head, children }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table class="table">

@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import { plain } from "../format.js";
 import { html } from "../html.js";
 import { usePostOnce } from "../once.js";
-import { Panel } from "../parts/basics.js";
+import { Button, Panel } from "../parts/basics.js";
 
 export function Steer({ run, state, moves }) {
   const [postOnce] = usePostOnce();
@@ -37,7 +37,7 @@ export function Steer({ run, state, moves }) {
       <p class="small soft">${each.delivered ? `read by ${run.agent}` : "not read yet: it comes before the next model call"}</p></li>`)}</ul>`}
     ${takes && html`<form class="body filters" onSubmit=${send}>
       <label class="grow">Tell ${run.agent} something <input value=${text} onInput=${(e) => setText(e.target.value)} /></label>
-      <button class="button" disabled=${busy || !text.trim()}>Tell it</button></form>`}
+      <${Button} type="submit" busy=${busy} disabled=${!text.trim()}>Tell it<//></form>`}
     ${error && html`<p class="bad-text small" role="alert">${error}</p>`}
   <//>`;
 }

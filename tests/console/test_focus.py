@@ -1,0 +1,81 @@
+"""Focus after a button has acted, for those who see it or hear it."""
+
+from playwright.async_api import expect
+
+from tests.console.conftest import Console
+from tests.console.held import hold
+
+
+async def test_a_button_at_work_keeps_the_focus_and_acts_once(console: Console) -> None:
+    await console.define()
+    page = await console.open("operations/schedules")
+    await page.get_by_label("Name").fill("mornings")
+    await page.get_by_label("Cron").fill("0 8 * * *")
+    await page.get_by_label("Agent").fill("clerk")
+    await page.get_by_label("Question").fill("?")
+    held = await hold(page, "**/v1/schedules", "POST")
+    make = page.get_by_role("button", name="Make it")
+    await make.press("Enter")
+    await expect(make).to_be_disabled()
+    await expect(make).to_be_focused()
+    await make.press("Enter")
+    await page.get_by_label("Agent").press("Enter")
+    await make.focus()
+    await held.let_go()
+    await expect(make).to_be_enabled()
+    await expect(make).to_be_focused()
+    assert len(held.requests) == 1
+    pause = page.get_by_role("row").filter(has_text="mornings").get_by_role("button", name="Pause")
+    changes = await hold(page, "**/v1/schedules/mornings", "PATCH")
+    await pause.press("Enter")
+    await expect(pause).to_be_focused()
+    await pause.press("Enter")
+    await changes.let_go()
+    await expect(page.get_by_role("button", name="Go on")).to_be_focused()
+    assert len(changes.requests) == 1
+
+
+async def test_a_question_has_the_focus_while_it_is_asked(console: Console) -> None:
+    await console.define()
+    page = await console.open("agents/clerk")
+    delete = page.get_by_role("button", name="Delete")
+    await delete.press("Enter")
+    asks = page.get_by_role("group", name="Runs under way keep it.")
+    await expect(asks).to_be_focused()
+    await page.keyboard.press("Tab")
+    await expect(asks.get_by_role("button", name="Delete")).to_be_focused()
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Enter")
+    await expect(asks).to_be_hidden()
+    await expect(delete).to_be_focused()
+
+
+async def test_what_was_made_is_said_and_the_form_is_empty_for_the_next(console: Console) -> None:
+    await console.define()
+    page = await console.open("operations/schedules")
+    name = page.get_by_label("Name")
+    await name.fill("mornings")
+    await page.get_by_label("Cron").fill("0 8 * * *")
+    await page.get_by_label("Agent").fill("clerk")
+    await page.get_by_label("Question").fill("?")
+    held = await hold(page, "**/v1/schedules", "POST")
+    await page.get_by_role("button", name="Make it").click()
+    await held.let_go()
+    said = page.get_by_role("status").filter(has_text="mornings")
+    await expect(said).to_be_visible()
+    for field in ("Name", "Cron", "Agent", "Question"):
+        await expect(page.get_by_label(field)).to_have_value("")
+    await name.fill("evenings")
+    await expect(said).to_be_hidden()
+
+
+async def test_what_is_typed_while_a_form_is_sent_stays(console: Console) -> None:
+    page = await console.open("operations/providers")
+    await page.get_by_label("Name", exact=True).fill("spare")
+    await page.get_by_label("Address").fill("https://api.example.com/v1")
+    held = await hold(page, "**/v1/providers", "POST")
+    await page.get_by_role("button", name="Add it").click()
+    await page.get_by_label("Name", exact=True).fill("other")
+    await held.let_go()
+    await expect(page.get_by_role("row").filter(has_text="spare")).to_be_visible()
+    await expect(page.get_by_label("Name", exact=True)).to_have_value("other")
