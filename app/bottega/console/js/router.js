@@ -4,11 +4,20 @@ import { computed, signal } from "@preact/signals";
 const hash = signal(location.hash);
 addEventListener("hashchange", () => (hash.value = location.hash));
 
+/** A word of an address; one that was cut off in the middle of a character stays as it is. */
+function word(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
 /** `{path: ["runs", "ID"], query: {tab: "events"}}` */
 export const route = computed(() => {
   const [path, query] = hash.value.replace(/^#\/?/, "").split("?");
   return {
-    path: path.split("/").filter(Boolean).map(decodeURIComponent),
+    path: path.split("/").filter(Boolean).map(word),
     query: Object.fromEntries(new URLSearchParams(query ?? "")),
   };
 });

@@ -193,8 +193,12 @@ function Coming({ state, root, said }) {
     ${moves && html`<p class="small soft"><span class="spinner" aria-hidden="true"></span> ${doing.length ? `calls ${doing.join(", ")}` : state.status === "waiting" ? "waits for you" : "thinks"}</p>`}</div>`;
 }
 
+/** What was typed and not sent, by session: it stays while another page is shown, or another key is entered. */
+const typed = new Map();
+
 function Composer({ session, busy, disabled, onSend, onStop }) {
-  const [text, setText] = useState("");
+  const [text, setText] = useState(typed.get(session) ?? "");
+  useEffect(() => void typed.set(session, text), [text]);
   const chosen = useFiles(session);
   const chooser = useRef(null);
   const [isSending, setIsSending] = useState(false);

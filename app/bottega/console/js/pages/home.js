@@ -30,6 +30,7 @@ export function Home() {
   const scheduler = useData("/v1/scheduler", { everyMs: EVERY_MS });
   const today = usage.data?.items[0];
   const isToday = today?.day === new Date().toISOString().slice(0, 10);
+  const none = (nothing) => (usage.data ? nothing : "–"); // it is not known before it was read
   const workers = scheduler.data?.workers ?? [];
   const slots = workers.reduce((sum, each) => sum + each.pool.size, 0);
   const busy = workers.reduce((sum, each) => sum + each.pool.busy, 0);
@@ -40,9 +41,9 @@ export function Home() {
       <${Figure} name="Running" value=${atLeast(running.data)} href=${to(["runs"], { status: "running" })} />
       <${Figure} name="Queued" value=${atLeast(queued.data)} href=${to(["runs"], { status: "queued" })} />
       <${Figure} name="Waiting for people" value=${atLeast(waits.data)} href=${to(["interrupts"])} />
-      <${Figure} name="Workers" value=${scheduler.data ? count(workers.length) : "–"} note=${`${count(busy)} of ${count(slots)} task slots busy`} />
-      <${Figure} name="Tokens today (UTC)" value=${isToday ? tokens(today.input + today.output) : "0"} />
-      <${Figure} name="Cost today (UTC)" value=${isToday ? money(today.cost) : "0.00 USD"} />
+      <${Figure} name="Workers" value=${scheduler.data ? count(workers.length) : "–"} note=${scheduler.data && `${count(busy)} of ${count(slots)} task slots busy`} />
+      <${Figure} name="Tokens today (UTC)" value=${isToday ? tokens(today.input + today.output) : none("0")} />
+      <${Figure} name="Cost today (UTC)" value=${isToday ? money(today.cost) : none("0.00 USD")} />
     <//>
     ${scheduler.data && !workers.length && html`<p class="note bad" role="alert">No worker is up: runs wait. Start one with <code>bottega worker</code>.</p>`}
     <div class="columns">
