@@ -79,3 +79,27 @@ async def test_what_is_typed_while_a_form_is_sent_stays(console: Console) -> Non
     await held.let_go()
     await expect(page.get_by_role("row").filter(has_text="spare")).to_be_visible()
     await expect(page.get_by_label("Name", exact=True)).to_have_value("other")
+
+
+_IS_HIDDEN = """() => {
+    const at = document.activeElement;
+    if (!at.closest("main form")) return null;
+    const { left, top, height } = at.getBoundingClientRect();
+    const shown = (part) => document.elementFromPoint(left + 5, top + part * height);
+    const found = [0.15, 0.5, 0.85].map(shown);
+    return found.some((each) => each && (at.contains(each) || each.contains(at))) ? null : at.id;
+}"""
+
+
+async def test_no_bar_covers_what_has_the_focus(console: Console) -> None:
+    await console.define()
+    page = console.page
+    await page.set_viewport_size({"width": 390, "height": 640})
+    await console.open("agents/clerk")
+    await page.get_by_label("Description").focus()
+    covered = []
+    for key in ("Tab", "Shift+Tab"):
+        for _ in range(40):
+            await page.keyboard.press(key)
+            covered.append(await page.evaluate(_IS_HIDDEN))
+    assert [each for each in covered if each] == []

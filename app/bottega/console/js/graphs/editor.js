@@ -59,7 +59,7 @@ function Agents({ graph, agents, level, chosen, setChosen, change }) {
       <button class="button">Add</button>
     </form></div>
     <div class="scroll" tabindex="-1"><table class="table">
-      <thead><tr><th>Agent</th><th>Level</th><th>Expires after (s)</th><th><span class="hidden">Changes</span></th></tr></thead>
+      <thead><tr><th scope="col">Agent</th><th scope="col">Level</th><th scope="col">Expires after (s)</th><th scope="col"><span class="hidden">Changes</span></th></tr></thead>
       <tbody>${graph.nodes.map(({ agent, ttl_s }, at) => html`<tr key=${agent} class=${chosen === agent ? "chosen" : ""}>
         <td><button type="button" class="link" aria-pressed=${chosen === agent} onClick=${() => setChosen(agent)}>${agent}</button>
           ${isUnknown(agents, agent) && html`<span class="small bad-text"> no such agent</span>`}</td>
@@ -99,7 +99,7 @@ function Edges({ graph, chosen, setChosen, change, connect }) {
     </form></div>
     ${graph.edges.length
       ? html`<div class="scroll" tabindex="-1"><table class="table">
-        <thead><tr><th>From</th><th>To</th><th>Passes on</th><th><span class="hidden">Changes</span></th></tr></thead>
+        <thead><tr><th scope="col">From</th><th scope="col">To</th><th scope="col">Passes on</th><th scope="col"><span class="hidden">Changes</span></th></tr></thead>
         <tbody>${graph.edges.map((edge) => html`<tr key=${idOf(edge)} class=${chosen === idOf(edge) || chosen === edge.source || chosen === edge.target ? "chosen" : ""}>
           <td>${edge.source}</td><td>${edge.target}</td>
           <td><${Policy} value=${edge.policy} label=${`What passes from ${edge.source} to ${edge.target}`} onFocus=${() => setChosen(idOf(edge))} onChange=${(policy) => change(withPolicy(graph, idOf(edge), policy))} /></td>
