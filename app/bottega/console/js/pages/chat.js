@@ -6,7 +6,7 @@ import { excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
-import { Button, Empty, Link, Loaded, Panel, Stale, Status, Time } from "../parts/basics.js";
+import { Button, Empty, Link, Loaded, Loading, Panel, Stale, Status, Time } from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
 import { ChosenFiles, FilePart, partsOf, useFiles } from "../parts/files.js";
 import { Pages } from "../parts/lists.js";
@@ -71,9 +71,10 @@ function Conversation({ session, agent: wanted }) {
   const base = `/v1/sessions/${encodeURIComponent(session)}`;
   const [isKnown, setIsKnown] = useState(false); // a run was accepted, so there is such a session
   const [over, setOver] = useState(new Set()); // ended runs whose messages were read
-  const last = useData(withQuery("/v1/runs", { session_id: session, limit: 1, order: "desc" }));
+  const last = useData(withQuery("/v1/runs", { session_id: session, limit: 1, order: "desc" }), { everyMs: 4000 }); // others may talk in it too
   const latest = last.data?.items[0];
-  const agent = wanted ?? latest?.agent;
+  const asked = useRef(wanted);
+  const agent = (asked.current ??= latest?.agent); // it stays, though another one may be asked in the session
   const said = useData(latest || isKnown ? withQuery(`${base}/messages`, { limit: 100, order: "desc", agent }) : null);
   const [sent, setSent] = useState(null);
   const [sending, setSending] = useState(null);
@@ -88,6 +89,7 @@ function Conversation({ session, agent: wanted }) {
     if (isRead || !isFinal(status)) setOver((old) => new Set(old).add(id));
   };
   const state = useRun(open, reload);
+  useEffect(() => void (latest && latest.id !== sent?.id && said.reload()), [latest?.id]); // somebody else's
   const end = useRef(null);
   const messages = [...(said.data?.items ?? [])].reverse();
   const root = state.tasks.values().next().value;
@@ -124,8 +126,8 @@ function Conversation({ session, agent: wanted }) {
     <div class="head"><div><h1>${agent ?? "Chat"}</h1><p class="soft small">session <span class="mono">${session}</span></p></div>
       <div class="actions">${open && html`<${Status} value=${state.status} /><${Link} path=${["runs", open]} class="small">Show the run<//>`}
         <${Button} onClick=${() => go(["chat"])}>Other conversations<//></div></div>
-    <section class="chat panel" aria-label="Conversation">
-      ${!messages.length && !question && !sending && html`<${Empty} title="Say something." />`}
+    <section class="chat panel" role="log" aria-live=${said.data ? "polite" : "off"} aria-relevant="additions" aria-label="Conversation">
+      ${!messages.length && !question && !sending && (last.loading || said.loading ? html`<${Loading} what="the conversation" />` : html`<${Empty} title="Say something." />`)}
       ${said.data?.next_cursor && html`<p class="small soft">Only the last 100 messages are shown.</p>`}
       ${inSteps(messages).map((each) => each.steps
         ? html`<details key=${each.key} class="said tool-said"><summary>${each.steps.length} ${each.steps.length === 1 ? "step" : "steps"}: <span class="soft small">${each.names}</span></summary>
@@ -188,7 +190,7 @@ function Coming({ state, root, said }) {
   const isRead = said.some((each) => each.role === "assistant" && each.content === text);
   const moves = !isFinal(state.status);
   if (!moves && (isRead || !text)) return null;
-  return html`<div class="said assistant" aria-live="polite" aria-busy=${moves}>
+  return html`<div class="said assistant" aria-busy=${moves}>
     <pre class="text">${isRead ? "" : text}</pre>
     ${moves && html`<p class="small soft"><span class="spinner" aria-hidden="true"></span> ${doing.length ? `calls ${doing.join(", ")}` : state.status === "waiting" ? "waits for you" : "thinks"}</p>`}</div>`;
 }
