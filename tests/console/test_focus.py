@@ -1,4 +1,4 @@
-"""Focus after a button has acted, for those who see it or hear it."""
+"""Focus after a button has acted, which people see or hear."""
 
 from playwright.async_api import expect
 
