@@ -23,6 +23,7 @@ async def test_a_window_shows_what_is_said_in_another_one(console: Console) -> N
     await console.server.client.post("/v1/runs", json=said)
     await expect(page.get_by_text("I am Bob.")).to_be_visible()
     await expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    assert await page.locator(".said .spinner").evaluate("(element) => element.offsetWidth") == 12
     go_on.set()
     await expect(page.get_by_text("Hello Bob.")).to_be_visible()
     await expect(page.get_by_role("button", name="Stop")).to_be_hidden()
@@ -59,3 +60,19 @@ async def test_a_conversation_that_is_read_slowly_does_not_seem_empty(console: C
     log = page.get_by_role("log", name="Conversation")
     await expect(log).to_contain_text("Hello Ada.")
     await expect(log).to_have_attribute("aria-live", "polite")
+
+
+async def test_a_message_whose_text_another_window_has_is_no_empty_one(console: Console) -> None:
+    go_on = asyncio.Event()
+    console.model.script(gated(go_on, text("one")), text("two"))
+    await console.define()
+    said = {"agent": "clerk", "session_id": "steered", "input": "?"}
+    answer = await console.server.client.post("/v1/runs", json=said)
+    await console.model.received()
+    page = await console.open("chat?session=steered")
+    more = f"/v1/runs/{answer.json()['id']}/messages"
+    await console.server.client.post(more, json={"content": "Hurry."})
+    added = page.locator(".said.user").filter(has_text="not read yet")
+    await expect(added.locator(".text")).to_have_text("A message")
+    go_on.set()
+    await expect(page.get_by_text("Hurry.")).to_be_visible()

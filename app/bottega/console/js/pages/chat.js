@@ -134,7 +134,7 @@ function Conversation({ session, agent: wanted }) {
             ${each.steps.map((step) => html`<${Said} key=${keyOf(step)} message=${step} />`)}</details>`
         : html`<${Said} key=${keyOf(each)} message=${each} />`)}
       ${question && html`<div class="said user"><pre class="text">${plain(question)}</pre></div>`}
-      ${added.map((each) => html`<div class="said user" key=${each.id}><pre class="text">${plain(each.content ?? posted[each.id])}</pre>
+      ${added.map((each) => html`<div class="said user" key=${each.id}><pre class="text">${plain(each.content ?? posted[each.id]) || "A message"}</pre>
         <p class="small soft">${each.delivered ? "read" : "not read yet"}</p></div>`)}
       ${open && html`<${Coming} state=${state} root=${root} said=${messages.filter((each) => each.run_id === open)} />`}
       <${Stale} from=${said} again=${() => (open ? reload(open, state) : said.reload())} />
