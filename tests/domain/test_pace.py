@@ -17,13 +17,13 @@ SHARE = st.floats(0, 2)
 
 
 @given(FEW, st.integers(1, 300), FEW, FEW)
-def test_a_worker_leaves_half_of_its_places_to_bursts(
+def test_a_worker_gets_as_many_runs_as_it_has_places(
     runs: int, places: int, begun: int, usual: int
 ) -> None:
     spare = spare_of(runs, places, begun, usual, strained=False)
     assert spare >= 0
     if spare:
-        assert (runs + spare - 1) * 2 <= places
+        assert runs + spare <= places
         assert begun + spare <= max(20, 2 * usual)
     assert spare_of(runs, places, begun, usual, strained=True) == 0
 

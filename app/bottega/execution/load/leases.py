@@ -64,8 +64,8 @@ def is_strained(was: bool, share: float) -> bool:
 def spare_of(runs: int, places: int, begun: int, usual: int, *, strained: bool) -> int:
     """Return the number of new runs that a worker should get before others do.
 
-    It gets half as many as it has places for, and few more at once than usual, since its use of the
-    core is known only afterwards.
+    It gets as many as it has places for: few workers store many steps together. At once it gets few
+    more than usual, since its use of the core is known only afterwards.
 
     Args:
         runs: under way here.
@@ -73,7 +73,7 @@ def spare_of(runs: int, places: int, begun: int, usual: int, *, strained: bool) 
         usual: those that began in the one before, and did not strain it.
     """
     burst = max(_MOST_AT_ONCE, 2 * usual) - begun
-    return 0 if strained else max(0, min((places + 1) // 2 - runs, burst))
+    return 0 if strained else max(0, min(places - runs, burst))
 
 
 class Load:
