@@ -406,6 +406,32 @@ async def test_a_locked_table_waits_for_another_night(owner: asyncpg.Pool, care:
     assert (await impatient())["analysed"] == 1, "that one, now that nobody is"
 
 
+async def test_a_long_transaction_delays_a_rebuild_until_another_night(
+    owner: asyncpg.Pool, care: Care
+) -> None:
+    impatient = partial(care, least_changes=0, patience_s=0.01)
+    await owner.execute("SELECT pg_stat_reset()")
+    await impatient()
+    await owner.execute("INSERT INTO tenants (id, name) VALUES (uuidv7(), 'other')")
+    await owner.execute("INSERT INTO tenant_memory (tenant_id) SELECT id FROM tenants")
+    async with owner.acquire() as connection:
+        await connection.execute("UPDATE tenant_memory SET embedder = 'one'")
+        await connection.execute("DELETE FROM tenant_memory")
+        await connection.execute("SELECT pg_stat_force_next_flush()")
+    await owner.execute("UPDATE index_maintenance SET at = now() - interval '1 day'")
+    async with owner.acquire() as connection, connection.transaction():
+        await connection.execute("LOCK TABLE tenant_memory IN ROW EXCLUSIVE MODE")
+        first = await impatient()
+        assert first["analysed"] >= 15
+        assert first["rebuilt"] == []
+        # As for the next tenant in the same night.
+        assert await impatient() == {"analysed": 0, "rebuilt": [], "broken": 0}
+    await owner.execute("UPDATE index_maintenance SET at = now() - interval '1 day'")
+    assert (await care())["broken"] == 1
+    broken = "SELECT indexrelid::regclass::text FROM pg_index WHERE NOT indisvalid"
+    assert await owner.fetch(broken) == []
+
+
 async def test_the_index_role_reads_no_rows_and_is_optional(
     database_url: str, as_maintenance: Callable[[], Awaitable[Any]]
 ) -> None:

@@ -4,7 +4,7 @@ Once a night one process updates the planner's statistics, and rebuilds the inde
 many changed rows, while the service runs. It uses a role that can do this but read nothing.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -91,13 +91,29 @@ async def _maintained(
         before = table["before"] if table["before"] <= changes else 0
         try:
             await connection.execute(f"ANALYZE {name}")
-            analysed += 1
-            if changes - before > max(least_changes, _SHARE * table["rows"]):
-                await connection.execute(f"REINDEX TABLE CONCURRENTLY {name}")
-                rebuilt += table["indexes"]
-                before = changes
         except asyncpg.LockNotAvailableError:
-            log.info("indices.not_maintained", table=name)
-        else:
-            await connection.execute(_DONE, name, before, now)
+            log.info("indices.not_analysed", table=name)
+            continue
+        analysed += 1
+        if changes - before > max(least_changes, _SHARE * table["rows"]):
+            rebuilt += await _rebuilt(connection, table["indexes"])
+            before = changes
+        await connection.execute(_DONE, name, before, now)
     return {"analysed": analysed, "rebuilt": rebuilt, "broken": broken}
+
+
+async def _rebuilt(connection: asyncpg.Connection, indexes: Sequence[str]) -> list[str]:
+    """Rebuild indexes, one at a time; return those that were not locked for too long.
+
+    Each failure leaves a broken index. With all of a table at once, a failure would leave as many,
+    and one in another schema, which ``drop_broken_indexes`` does not drop.
+    """
+    rebuilt = []
+    for index in indexes:
+        try:
+            await connection.execute(f"REINDEX INDEX CONCURRENTLY {index}")
+        except asyncpg.LockNotAvailableError:
+            log.info("indices.not_rebuilt", index=index)
+        else:
+            rebuilt.append(index)
+    return rebuilt
