@@ -141,3 +141,12 @@ async def test_a_database_that_fails_is_asked_again(
             await cache.matcher(DEFAULT_TENANT)
         await owner.execute("ALTER TABLE elsewhere RENAME TO patterns")
         assert await found(cache) == []
+
+
+async def test_loading_goes_on_when_its_caller_is_cancelled(database: Database) -> None:
+    async with hearing(database) as cache:
+        loading = asyncio.ensure_future(cache.matcher(DEFAULT_TENANT))
+        await until(lambda: cache._loading)
+        loading.cancel()
+        async with asyncio.timeout(WITHIN_S):
+            await until(lambda: cache._matchers)

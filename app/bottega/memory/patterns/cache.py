@@ -195,12 +195,15 @@ class PatternCache:
         matcher = await self.matcher(tenant_id)
         if matcher.tests <= _AT_ONCE:
             return find(matcher)
-        async with self._turn(tenant_id):
+        async with self._turns.setdefault(tenant_id, asyncio.Lock()):
             return await asyncio.get_running_loop().run_in_executor(_apart, find, matcher)
 
     async def matcher(self, tenant_id: UUID) -> Matcher:
         """Return the matcher of a tenant's patterns; it may lack changes still being notified."""
-        async with self._turn(tenant_id):
+        return await asyncio.shield(self._matcher(tenant_id))  # goes on if its caller ends
+
+    async def _matcher(self, tenant_id: UUID) -> Matcher:
+        async with self._turns.setdefault(tenant_id, asyncio.Lock()):
             if tenant_id in self._matchers and self.listener.hears(rows.CHANNEL):
                 metrics.cache_hits.labels("matchers").inc()
                 self._matchers.move_to_end(tenant_id)
@@ -214,9 +217,6 @@ class PatternCache:
             while sum(map(len, self._matchers.values())) > MOST_KEPT:
                 self._matchers.popitem(last=False)
             return matcher
-
-    def _turn(self, tenant_id: UUID) -> asyncio.Lock:
-        return self._turns.setdefault(tenant_id, asyncio.Lock())
 
     async def baselines(
         self, tenant_id: UUID, patterns: Sequence[Pattern], features: Features
