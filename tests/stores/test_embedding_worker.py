@@ -398,6 +398,28 @@ async def test_a_reverted_change_leaves_no_vectors_of_the_other_embedder(
     assert await of_queries(owner) == old.name
 
 
+async def test_vectors_that_another_worker_failed_to_delete_are_deleted_later(
+    database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
+) -> None:
+    await store(database, [1, 2])
+    old = BuiltinEmbedder()
+    await all_done(keeper(database, clock, old), owner)
+    async with hosted(model) as new:
+        worker = keeper(database, clock, new, old)
+        while await of_queries(owner) == old.name:
+            await worker.change_over()
+            await worker.embed_due()
+        async with owner.acquire() as killed:
+            deletion = killed.transaction()
+            await deletion.start()
+            await killed.execute("DELETE FROM episode_vectors WHERE embedder = $1", old.name)
+            for _ in range(4):
+                await worker.change_over()
+            await deletion.rollback()
+        await until(lambda: worker.change_over(), lambda seen: seen != 0.5)
+    assert await embedded(owner, old.name) == []
+
+
 async def test_without_the_old_embedder_search_is_by_words_until_the_change(
     database: Database, owner: asyncpg.Pool, clock: Clock, model: FakeModel
 ) -> None:

@@ -121,13 +121,18 @@ WHERE i.tenant_id = $1 AND NOT EXISTS (
           AND p.tries >= $3))
 RETURNING true
 """
-_LEFT_OVER = "UPDATE tenant_memory SET leftovers = $2 WHERE tenant_id = $1 AND leftovers <> $2"
+_LEFT_OVER = "UPDATE tenant_memory SET leftovers = true WHERE tenant_id = $1 AND NOT leftovers"
 _CLEAR = """
 DELETE FROM episode_vectors WHERE tenant_id = $1 AND ctid = ANY (ARRAY(
     SELECT ctid FROM episode_vectors
     WHERE tenant_id = $1 AND embedder <> $2 AND episode_id >= $4
     ORDER BY episode_id LIMIT $3 FOR UPDATE SKIP LOCKED))
 RETURNING episode_id
+"""
+# Another worker may be deleting the last ones, and may fail.
+_CLEARED = """
+UPDATE tenant_memory SET leftovers = false WHERE tenant_id = $1
+  AND NOT EXISTS (SELECT FROM episode_vectors WHERE tenant_id = $1 AND embedder <> $2)
 """
 
 # --- Background ---------------------------------------------------------------------------------
@@ -239,7 +244,7 @@ class EmbeddingWorker:
                 await connection.execute(_FIRST, tenant_id, next(iter(made)))
                 await connection.executemany(_INSERT, inserts)
                 if rows[0]["embedder"] not in (None, *made):
-                    await connection.execute(_LEFT_OVER, tenant_id, True)
+                    await connection.execute(_LEFT_OVER, tenant_id)
             await connection.execute(_DONE, tenant_id, ids)
         if made:
             name = rows[0]["embedder"] or self._embedders.current.name
@@ -337,7 +342,7 @@ class EmbeddingWorker:
             if await connection.fetchval(_OF_QUERIES, tenant_id) == name:
                 await self._clear(connection, tenant_id, name)
                 return
-            await connection.execute(_LEFT_OVER, tenant_id, True)
+            await connection.execute(_LEFT_OVER, tenant_id)
             waiting = await connection.fetchval(_WAITING, tenant_id, _PAGE, _GIVEN_UP)
             if waiting >= _PAGE or await self._order(connection, tenant_id, name) or waiting:
                 return
@@ -366,7 +371,7 @@ class EmbeddingWorker:
             self._cleared[tenant_id] = max(row["episode_id"] for row in rows)
         elif place == _FIRST_ID and not await self._order(connection, tenant_id, name):
             self._reached.pop(tenant_id, None)
-            await connection.execute(_LEFT_OVER, tenant_id, False)
+            await connection.execute(_CLEARED, tenant_id, name)
 
 
 def _blamed(error: Exception) -> Blame | None:
