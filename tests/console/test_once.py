@@ -9,7 +9,7 @@ from tests.console.test_compare import ended
 from tests.fake_model import gated, text
 
 
-async def _losing(page: Page, pattern: str, answers: int = 1) -> list[str | None]:
+async def losing(page: Page, pattern: str, answers: int = 1) -> list[str | None]:
     """Lose the first answers of a page's POSTs, which the server takes; return all their keys."""
     keys: list[str | None] = []
 
@@ -28,13 +28,13 @@ async def _losing(page: Page, pattern: str, answers: int = 1) -> list[str | None
     return keys
 
 
-async def _told(page: Page) -> None:
+async def told(page: Page) -> None:
     """Wait until the page says that an answer did not come."""
     said = page.get_by_role("alert").filter(has_text="cannot be reached").last
     await expect(said).to_be_visible()
 
 
-async def _runs(console: Console) -> int:
+async def runs_of(console: Console) -> int:
     """Return how many runs there are, and forget what the lost answers were reported as."""
     assert all("ERR_FAILED" in each for each in console.problems)
     console.problems.clear()
@@ -46,27 +46,27 @@ async def test_a_message_whose_answer_was_lost_is_sent_once(console: Console) ->
     console.model.script(text("Hello Ada."), text("Still Ada."))
     await console.define()
     page = await console.open("chat?agent=clerk&session=lost")
-    await _losing(page, "**/v1/runs")
+    await losing(page, "**/v1/runs")
     message = page.get_by_label("Message")
     await message.fill("I am Ada.")
     await message.press("Enter")
-    await _told(page)
+    await told(page)
     await expect(message).to_have_value("I am Ada.")
     await message.press("Enter")
     await expect(page.locator(".said.assistant time")).to_be_visible()
     await expect(page.get_by_text("Hello Ada.")).to_have_count(1)
-    assert await _runs(console) == 1
+    assert await runs_of(console) == 1
     await message.fill("I am Ada.")
     await message.press("Enter")
     await expect(page.get_by_text("Still Ada.")).to_be_visible()
-    assert await _runs(console) == 2
+    assert await runs_of(console) == 2
 
 
 async def test_a_changed_message_is_another_one(console: Console) -> None:
     console.model.script(text("one"), text("two"))
     await console.define()
     page = await console.open("chat?agent=clerk&session=changed")
-    keys = await _losing(page, "**/v1/runs", answers=2)
+    keys = await losing(page, "**/v1/runs", answers=2)
     message = page.get_by_label("Message")
     for said in ("yes", "yes, please", "yes"):
         await message.fill(said)
@@ -75,7 +75,7 @@ async def test_a_changed_message_is_another_one(console: Console) -> None:
         await expect(message).to_have_value("" if len(keys) == 3 else said)
     assert len(set(keys)) == 3
     await expect(page.get_by_role("button", name="Stop")).to_be_hidden()
-    await _runs(console)
+    await runs_of(console)
 
 
 async def test_a_message_to_a_run_whose_answer_was_lost_comes_once(console: Console) -> None:
@@ -84,41 +84,41 @@ async def test_a_message_to_a_run_whose_answer_was_lost_comes_once(console: Cons
     run_id = await console.run()
     await console.model.received()
     page = await console.open(f"runs/{run_id}")
-    await _losing(page, "**/messages")
+    await losing(page, "**/messages")
     await page.get_by_label("Tell clerk something").fill("Hurry.")
     await page.get_by_role("button", name="Tell it").click()
-    await _told(page)
+    await told(page)
     await page.get_by_role("button", name="Tell it").click()
     await expect(page.get_by_label("Tell clerk something")).to_have_value("")
     await expect(page.get_by_text("not read yet")).to_have_count(1)
     go_on.set()
     await expect(page.get_by_text("read by clerk")).to_have_count(1)
-    await _runs(console)
+    await runs_of(console)
 
 
 async def test_a_run_whose_start_was_lost_is_started_once(console: Console) -> None:
     console.model.script(*(text("done") for _ in range(8)))
     first = await ended(console, await console.run())
     page = await console.open(f"runs/{first}")
-    keys = await _losing(page, "**/retry")
+    keys = await losing(page, "**/retry")
     again = page.get_by_role("button", name="Run again")
     await again.click()
-    await _told(page)
+    await told(page)
     await again.click()
     await expect(page).not_to_have_url(f"{console.address}#/runs/{first}")
     assert len(set(keys)) == 1
-    assert await _runs(console) == 2
+    assert await runs_of(console) == 2
     await console.open("agents/clerk?tab=try")
-    keys = await _losing(page, "**/v1/runs")
+    keys = await losing(page, "**/v1/runs")
     await page.get_by_label("Question").fill("Which?")
     start = page.get_by_role("button", name="Start a run")
     await start.click()
-    await _told(page)
+    await told(page)
     await start.click()
     await expect(page.get_by_role("heading", name="Question")).to_be_visible()
     assert len(keys) == 2
     assert len(set(keys)) == 1
-    assert await _runs(console) == 3
+    assert await runs_of(console) == 3
 
 
 async def test_a_message_whose_run_was_found_meanwhile_is_not_sent_to_it(
@@ -128,7 +128,7 @@ async def test_a_message_whose_run_was_found_meanwhile_is_not_sent_to_it(
     console.model.script(gated(go_on, text("Hello Ada.")))
     await console.define()
     page = await console.open("chat?agent=clerk&session=found")
-    await _losing(page, "**/v1/runs")
+    await losing(page, "**/v1/runs")
     message = page.get_by_label("Message")
     await message.fill("I am Ada.")
     await message.press("Enter")
@@ -141,4 +141,4 @@ async def test_a_message_whose_run_was_found_meanwhile_is_not_sent_to_it(
     go_on.set()
     await expect(page.locator(".said.assistant time")).to_be_visible()
     await expect(page.get_by_text("I am Ada.")).to_have_count(1)
-    assert await _runs(console) == 1
+    assert await runs_of(console) == 1

@@ -1,4 +1,5 @@
 /** A conversation with an agent: what was said in a session, the answer as it comes, decisions. */
+import { signal } from "@preact/signals";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { newId, post, withQuery } from "../api.js";
@@ -80,6 +81,7 @@ function Conversation({ session, agent: wanted }) {
   const [sending, setSending] = useState(null);
   const [posted, setPosted] = useState({});
   const [error, setError] = useState(null);
+  const [note, setNote] = useState("");
   const running = latest && !isFinal(latest.status) ? latest.id : null;
   const open = [sent?.id, running].find((id) => id && !over.has(id)) ?? null;
   const reload = async (id, { error: failure, status }) => {
@@ -95,21 +97,26 @@ function Conversation({ session, agent: wanted }) {
   const root = state.tasks.values().next().value;
   useEffect(() => end.current?.scrollIntoView({ block: "end" }), [messages.length, open, sending, root?.live?.text]);
 
-  const [start, repeats] = usePostOnce();
-  const [steer] = usePostOnce();
+  const [start, lostStart] = usePostOnce(`start ${session}`);
+  const [steer, lostSteer] = usePostOnce(`steer ${session}`);
   const send = async (content) => {
     setError(null);
+    setNote("");
     setSending(content);
     const wanted = { agent, session_id: session, input: typeof content === "string" ? content : [{ role: "user", content }] };
     try {
-      const mayTake = open !== null && !isFinal(state.status) && !repeats("/v1/runs", wanted);
-      const added = mayTake ? await steered(steer, open, content) : null;
+      const isRepeated = lostStart(wanted) !== null;
+      const taking = open !== null && !isFinal(state.status) && !isRepeated ? `/v1/runs/${open}/messages` : null;
+      const path = lostSteer({ content }) ?? taking; // the run that may have got it, though it has ended since
+      const added = path && (await steered(steer, path, content));
       if (added) {
         setPosted((old) => ({ ...old, [added]: content }));
         return;
       }
-      setSent(await start("/v1/runs", wanted));
+      const run = await start("/v1/runs", wanted);
+      setSent(run);
       setIsKnown(true);
+      if (isRepeated && shown.has(run.id)) setNote("This message had come already. It was not sent again.");
     } catch (problem) {
       setError(problem.message);
       throw problem;
@@ -141,15 +148,16 @@ function Conversation({ session, agent: wanted }) {
       ${sending && html`<div class="said user"><pre class="text">${plain(sending)}</pre><p class="small soft">being sent</p></div>`}
       ${pending.map((each) => html`<${Decision} key=${each.id} interrupt=${each} />`)}
       ${error && html`<p class="note bad" role="alert">${error}</p>`}
+      <p class="small soft" role="status">${note}</p>
       <div ref=${end} class="end"></div>
     </section>
     <${Composer} session=${session} busy=${open !== null && !isFinal(state.status)} disabled=${!agent} onSend=${send} onStop=${() => post(`/v1/runs/${open}/cancel`).catch((problem) => setError(problem.message))} />`;
 }
 
 /** Send a message to a run under way by `steer`; return its id, or null if the run has ended meanwhile. */
-async function steered(steer, run, content) {
+async function steered(steer, path, content) {
   try {
-    return (await steer(`/v1/runs/${run}/messages`, { content })).message_id;
+    return (await steer(path, { content })).message_id;
   } catch (problem) {
     if (problem.code === "final") return null;
     throw problem;
@@ -198,9 +206,14 @@ function Coming({ state, root, said }) {
 /** What was typed and not sent, by session: it stays while another page is shown, or another key is entered. */
 const typed = new Map();
 
+function typedIn(session) {
+  if (!typed.has(session)) typed.set(session, signal(""));
+  return typed.get(session);
+}
+
 function Composer({ session, busy, disabled, onSend, onStop }) {
-  const [text, setText] = useState(typed.get(session) ?? "");
-  useEffect(() => void typed.set(session, text), [text]);
+  const kept = typedIn(session);
+  const text = kept.value;
   const chosen = useFiles(session);
   const chooser = useRef(null);
   const [isSending, setIsSending] = useState(false);
@@ -209,13 +222,13 @@ function Composer({ session, busy, disabled, onSend, onStop }) {
     event?.preventDefault();
     const said = text.trim();
     if (!isReady) return;
-    setText("");
+    kept.value = "";
     setIsSending(true);
     try {
       await onSend(chosen.ready.length ? partsOf(said, chosen.ready) : said);
       chosen.clear(chosen.files);
     } catch {
-      setText((now) => [said, now].filter(Boolean).join("\n")); // before what was typed meanwhile
+      kept.value = [said, kept.value].filter(Boolean).join("\n"); // before what was typed meanwhile
     }
     setIsSending(false);
   };
@@ -230,7 +243,7 @@ function Composer({ session, busy, disabled, onSend, onStop }) {
     <input type="file" multiple class="hidden" tabindex="-1" aria-hidden="true" ref=${chooser} onChange=${(e) => (chosen.add([...e.target.files]), (e.target.value = ""))} />
     <${Button} disabled=${disabled} onClick=${() => chooser.current.click()}>Add files<//>
     <label class="grow">Message <textarea rows="2" value=${text} disabled=${disabled} placeholder="Enter sends, Shift+Enter begins a line"
-      onInput=${(e) => setText(e.target.value)} onKeyDown=${onKeyDown} onPaste=${(e) => take(e, e.clipboardData?.files)}></textarea></label>
+      onInput=${(e) => (kept.value = e.target.value)} onKeyDown=${onKeyDown} onPaste=${(e) => take(e, e.clipboardData?.files)}></textarea></label>
     <button class="button primary" disabled=${!isReady}>Send</button>
     ${busy && html`<${Button} kind="danger" onClick=${onStop}>Stop<//>`}
   </form>`;
