@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from datetime import UTC, time
 from functools import partial
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -13,6 +14,8 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.connect import connect
 from bottega.db.engine import open_database
 from bottega.events.log import is_transient
+from bottega.files.store import FileStore
+from bottega.objects import Objects
 from bottega.settings import Settings
 from tests.service import running
 from tests.team import define
@@ -33,6 +36,17 @@ async def test_a_tenant_s_many_transactions_leave_connections_to_others(database
             async with database.begin(uuid4()), database.begin(uuid4()):
                 assert not entered.is_set()
         await waiting
+
+
+async def test_a_tenant_s_erasure_in_a_worker_does_not_hold_up_its_files(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with open_database(  # a worker's sizes
+        database_url, pool_size=3, engine_size=1, patience_s=0.1
+    ) as database:
+        files = FileStore(database, Objects(tmp_path.as_uri()))
+        async with database.begin(DEFAULT_TENANT):
+            assert await files.use(DEFAULT_TENANT, [uuid4()]) == {}
 
 
 async def test_waiting_for_a_connection_has_a_timeout(database_url: str) -> None:

@@ -220,7 +220,7 @@ async def open_database(
         url: of the server itself.
         pooler: URL of a pooler before it, which engine and pool use; see :class:`PooledSession`.
         pool_size: most connections of the pool.
-        engine_size: most connections of the engine; by default as many. A tenant may use half.
+        engine_size: most of the engine; by default as many. A tenant has half as turns, or two.
         idle_s: seconds after which connections that were not needed are closed.
         silence: time limits for a silent server.
 
@@ -253,7 +253,7 @@ async def open_database(
             connection_class=ListenSession,
         ) as pool:
             trust.pool = pool
-            each = max(1, of_engine // 2)
+            each = max(1, of_engine // 2, min(2, pool_size - 1))
             metrics.refreshers[engine] = partial(count_connections, engine, pool)
             yield Database(url, limits, engine, pool, each, patience_s, trust)
     finally:
