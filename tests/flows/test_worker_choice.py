@@ -51,7 +51,8 @@ async def test_a_full_worker_is_passed_over_at_once(
     more = {"BOTTEGA_WORKER_CONCURRENCY": "2", "BOTTEGA_TAKEOVER_S": "60"}
     with_model = environment(database_url, model, **more)
     gate = asyncio.Event()
-    gate_call(model, 1, gate)
+    for call in (1, 2):
+        gate_call(model, call, gate)
     async with (
         command("serve", "--no-worker", "--port", "0", **with_model) as api,
         client_of(api.port) as client,
@@ -60,12 +61,15 @@ async def test_a_full_worker_is_passed_over_at_once(
     ):
         first, second = await ids(owner, 2)
         await define(client)
-        held = await start(client)
-        await model.received()  # the other run's call must not be the first
+        held = []
+        for count in (1, 2):
+            held.append(await start(client))
+            await model.received(count)  # the last run's call must be none of these
         await until(lambda: owner.fetchval(BUSY, first))
-        assert await owner.fetchval(HOLDERS) == first
+        assert await owner.fetch(HOLDERS) == [(first,), (first,)]
         assert await owner.fetchval("SELECT free_worker()") == str(second)
         frames = await watch(api.port, await start(client))
         assert frames[-1]["type"] == "run.completed"
         gate.set()
-        assert (await watch(api.port, held))[-1]["type"] == "run.completed"
+        for run in held:
+            assert (await watch(api.port, run))[-1]["type"] == "run.completed"
