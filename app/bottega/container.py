@@ -105,7 +105,7 @@ async def open_service(
     """
     descriptors = raise_limit()
     descriptors.note(settings.max_connections)
-    sizes = {"pool_size": 4 * api + 3 * worker, "engine_size": 4 if api else 1}  # and two more
+    sizes = {"pool_size": 4 * api + 3 * worker, "engine_size": 4 if api else 1}  # + listener, lease
     async with open_database(
         url, pooler=settings.pooler_url, limits=settings.run_limits, silence=silence, **sizes
     ) as database:

@@ -18,7 +18,7 @@ from bottega.memory.episodes.episode import (
 from bottega.memory.text.signature import failure_signature
 from bottega.memory.text.summaries import summary_of
 
-_CLOCK_SKEW = timedelta(minutes=5)
+CLOCK_SKEW = timedelta(minutes=5)
 """Tolerance for a client's clock that runs ahead."""
 _TOKENS = LONGEST_SUMMARY // 4
 _STEPS_READ = 1000
@@ -36,7 +36,7 @@ def imported(body: NewEpisode, *, principal: str, now: datetime, pointer: str = 
     Raises:
         InvalidInputError: it ended in the future.
     """
-    if body.at is not None and body.at > now + _CLOCK_SKEW:
+    if body.at is not None and body.at > now + CLOCK_SKEW:
         raise InvalidInputError("this is in the future: say when it ended", pointer=pointer)
     given = body.model_dump()
     asked, output, error = body.task.original_input, body.result.output, body.result.error

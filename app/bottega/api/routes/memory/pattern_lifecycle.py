@@ -2,12 +2,13 @@
 
 import asyncio
 from dataclasses import asdict
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from fastapi import APIRouter, Response
 
 from bottega.api.errors import headers, problems
+from bottega.api.routes.memory.imports import CLOCK_SKEW
 from bottega.api.routes.memory.patterns import ETAG, PatternId, known_of, tagged
 from bottega.api.schemas.memory.patterns import Deprecation, NewApplication, PatternsToMerge
 from bottega.api.schemas.memory.patterns_out import (
@@ -30,8 +31,6 @@ from bottega.tenants import audit
 
 router = APIRouter(prefix="/v1/patterns", tags=["memory"])
 
-CLOCK_SKEW = timedelta(minutes=5)
-"""Tolerance for a client's clock that runs ahead."""
 _COUNTED = 500
 """Applications that a history counts: its time grows with their number."""
 
