@@ -5,7 +5,7 @@ import { connected, get } from "./api.js";
 
 /** Pauses before a read that failed is repeated; after the last one it is given up. */
 const PAUSES_MS = [1000, 2000, 4000, 8000, 15_000];
-/** True for what may go well another time: no connection, too many requests, a server's own error. */
+/** True for errors that may not come again: no connection, too many requests, an error of the server. */
 const mayPass = ({ status }) => status === 0 || status === 429 || status >= 500;
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 const never = () => false;

@@ -3,16 +3,17 @@ import { useRef } from "preact/hooks";
 
 import { newId, post } from "./api.js";
 
-/** True if the server may have done what it was asked for, though the answer is an error. */
+/** True if the server may have done the request although the answer is an error. */
 const isOpen = ({ status, code }) => status === undefined || status === 0 || status >= 500 || code === "in_flight";
 
-/** The last requests of places that may be left and shown again. */
+/** The last request of each page that keeps it while another page is shown. */
 const places = new Map();
 
 /**
- * `[postOnce, lost]`: send a POST; return the path of one with this body whose answer is not known,
- * or null. Until it is, the same request keeps its key, so that the server does it once; another
- * request has another. `place`: the key stays while another page is shown, as what was typed does.
+ * Return two functions. `postOnce(path, body)` sends a POST. If its answer is lost, the same request
+ * is sent with the same key the next time, so that the server does it once; another request has
+ * another key. `lost(body)` returns the path of the request with this body whose answer was lost, or null.
+ * `place`: a name under which the key is kept while another page is shown.
  */
 export function usePostOnce(place) {
   const own = useRef({ last: null });

@@ -191,7 +191,7 @@ function Said({ message }) {
     <p class="small soft">${message.discarded ? "of a run that did not complete · " : ""}<${Time} at=${message.at} /></p></div>`;
 }
 
-/** The answer that is being made, unless it was read already: its text, and what the agents do. */
+/** The text of the answer so far, and what the agents do; nothing once the answer was read. */
 function Coming({ state, root, said }) {
   const doing = [...state.tasks.values()].flatMap((task) => task.tools.filter((tool) => tool.status === "running").map((tool) => tool.name));
   const text = root?.live?.text || root?.output || state.output;

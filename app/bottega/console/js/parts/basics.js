@@ -31,7 +31,7 @@ export function Time({ at }) {
   return html`<time datetime=${at ?? ""} title=${exact(at)}>${ago(at)}</time>`;
 }
 
-/** `busy`: it is at work. Then it does nothing more, and keeps the focus, which a disabled button loses. */
+/** `busy`: the button ignores clicks, but keeps the focus, which a disabled button loses. */
 export const Button = ({ kind = "", busy = false, children, ...rest }) => html`
   <button type="button" class="button ${kind}" aria-disabled=${busy} aria-busy=${busy} ...${rest}>${children}</button>`;
 addEventListener("click", (event) => {
@@ -63,7 +63,7 @@ export const Failure = ({ error, again }) => html`
     ${again && html`<${Button} onClick=${again}>Try again<//>`}
   </div>`;
 
-/** That what is shown of `useData` is old, because it could not be read again; nothing else. */
+/** A note that the data shown are old, because they could not be read again. */
 export const Stale = ({ from, again = from.reload }) => from.error && (from.error.status !== 0 || connected.value) && html`
   <p class="note bad" role="alert">${from.error.message} ${from.retries ? "It is tried again." : html`<${Button} kind="small" onClick=${again}>Try again<//>`}</p>`;
 
