@@ -6,7 +6,7 @@ COPY requirements.lock requirements-embed.lock requirements-otel.lock ./
 RUN python -m venv /opt/bottega \
  && /opt/bottega/bin/pip install --no-cache-dir --require-hashes -r requirements.lock \
     -r requirements-embed.lock -r requirements-otel.lock
-COPY pyproject.toml README.md alembic.ini ./
+COPY pyproject.toml README.md LICENSE NOTICE alembic.ini ./
 COPY migrations ./migrations
 COPY app ./app
 RUN /opt/bottega/bin/pip install --no-cache-dir --no-deps .

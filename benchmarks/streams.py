@@ -28,15 +28,17 @@ import psutil
 from pydantic_core import from_json
 
 from benchmarks.harness import cpu_s, define, percentile, process, temporary_database
+from benchmarks.queue import REPORT, claim
 from bottega.cli.demo.scenarios import SOFTWARE
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import open_database
+from bottega.engine.claim import ClaimedRun, ClaimReader
 from bottega.events import log
 from bottega.events.steps import Step
 from bottega.events.types import EventType
-from bottega.events.wakeups import Notifier, background
-from bottega.execution.claim import ClaimedRun, Claims
+from bottega.events.wakeups import Notifier
 from bottega.llm.demo_process import demo_model
+from bottega.services import background
 
 EVENTS = 10_000
 EVENT_BYTES = 2_000
@@ -202,7 +204,9 @@ async def flood(url: str, api: tuple[Any, int], client: httpx2.AsyncClient, quie
     server, port = api
     run_id = await start(client)
     async with open_database(url) as database:
-        (claimed,), _ = await Claims(database.pool, uuid4(), 1200.0).take(1)
+        await database.pool.execute(REPORT, worker := uuid4())
+        rows = await claim(database, worker, 1)
+        (claimed,) = await ClaimReader(database.pool).read(rows)
         assert claimed.run_id == UUID(run_id)
         notifier = Notifier(database.pool)
         path = f"/v1/runs/{run_id}/ws"

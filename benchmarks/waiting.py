@@ -34,7 +34,6 @@ _AGENTS = (
 )
 _HELD = """
 SELECT (SELECT count(*) FROM runs WHERE status = 'waiting') AS waiting,
-       (SELECT count(*) FROM runs WHERE slot IS NOT NULL AND ended_at IS NULL) AS slots,
        (SELECT count(*) FROM run_queue) AS queue, (SELECT count(*) FROM run_heads) AS heads,
        (SELECT count(*) FROM pg_stat_activity WHERE application_name = 'bottega') AS connections
 """

@@ -1,5 +1,6 @@
 """Claims of runs for tests that have no worker."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -8,8 +9,8 @@ from uuid import UUID, uuid4
 import asyncpg
 
 from bottega.db.base import DEFAULT_TENANT
-from bottega.execution import queue
-from bottega.execution.claim import ClaimedRun
+from bottega.engine import queue
+from bottega.engine.claim import ClaimedRun, ClaimReader
 
 
 def claim_of(run_id: UUID, **changed: Any) -> ClaimedRun:
@@ -35,6 +36,7 @@ def claim_of(run_id: UUID, **changed: Any) -> ClaimedRun:
         pins=(),
         overrides={},
         output_schema=None,
+        demands={"goals": [], "constraints": [], "success_criteria": []},
         agents={"writer": {"subagents": None}},
         providers={},
         mcp_servers={},
@@ -59,6 +61,22 @@ def claim_of(run_id: UUID, **changed: Any) -> ClaimedRun:
     return replace(run, **changed)
 
 
+async def report(
+    pool: asyncpg.Pool | asyncpg.Connection,
+    worker: UUID,
+    runs: Sequence[tuple[UUID, UUID, int]] = (),
+    *,
+    lease_s: float = 600.0,
+    places: int = 50,
+) -> set[UUID]:
+    """Report as a worker with these runs (tenant, id, attempt); return those still its own."""
+    parts = [list(part) for part in zip(*runs, strict=True)] or [[], [], []]
+    about = '{"version": "1", "age_s": 0, "pool": {}, "tenants": {}}'
+    query = "SELECT report($1, $2, $3, $4, $5, $6, $7) AS id"
+    rows = await pool.fetch(query, worker, lease_s, places, *parts, about)
+    return {row["id"] for row in rows}
+
+
 async def claim(
     connection: asyncpg.Pool | asyncpg.Connection,
     run_id: UUID,
@@ -68,28 +86,83 @@ async def claim(
     worker: UUID | None = None,
 ) -> ClaimedRun | None:
     """Claim this run for a worker, as if it was the next in the queue; without definitions."""
+    if isinstance(connection, asyncpg.Pool):
+        async with connection.acquire() as one:
+            return await claim(one, run_id, tenant, lease_s=lease_s, worker=worker)
     worker = worker or uuid4()
-    await connection.execute("SELECT begin_lease($1, $2)", worker, lease_s)
-    query = "SELECT attempt, claim FROM claim_runs($1, $2, $3, $4, $5)"
-    row = await connection.fetchrow(query, tenant, [run_id], worker, uuid4(), lease_s)
-    return None if row is None else ClaimedRun.decoded(tenant, run_id, *row)
+    await report(connection, worker, lease_s=lease_s)
+    async with connection.transaction():
+        await connection.execute("SELECT set_config('bottega.tenant', $1, true)", str(tenant))
+        await connection.execute("SELECT begin_attempts($1, $2, $3)", worker, [tenant], [run_id])
+        held = "SELECT attempt FROM run_heads WHERE run_id = $1 AND worker_id = $2"
+        attempt = await connection.fetchval(held, run_id, worker)
+        described = await connection.fetchval("SELECT claimed_run($1, $2)", tenant, run_id)
+    return None if attempt is None else ClaimedRun.decoded(tenant, run_id, attempt, described)
+
+
+CLAIM_NEXT = """
+SELECT c.*, claimed_run(c.tenant, c.run) AS claim FROM claim($1, $2, 1000, '{}', '{}') AS c
+"""
+
+
+async def claim_next(
+    pool: asyncpg.Pool, most: int, worker: UUID | None = None, reader: ClaimReader | None = None
+) -> list[ClaimedRun]:
+    """Claim the next runs of the queue, as a worker does."""
+    await report(pool, worker := worker or uuid4())
+    rows = await pool.fetch(CLAIM_NEXT, worker, most)
+    return await (reader or ClaimReader(pool)).read([row for row in rows if row["run"]])
+
+
+async def hand_back(
+    pool: asyncpg.Pool | asyncpg.Connection,
+    tenant: UUID,
+    run_id: UUID,
+    cause: str = "drain",
+    pause_s: float = 0.0,
+    interrupts: Sequence[UUID] = (),
+    *,
+    attempt: int = 1,
+) -> None:
+    """Hand a run back, as its worker does."""
+    query = "SELECT hand_back($1, $2, $3, $4, $5, $6)"
+    await pool.execute(query, tenant, run_id, attempt, cause, pause_s, interrupts)
 
 
 async def end_leases(owner: asyncpg.Pool | asyncpg.Connection) -> None:
     """End the leases of all workers, as if they had died a while ago."""
-    await owner.execute("UPDATE worker_leases SET leased_until = now() - interval '1 s'")
+    await owner.execute("UPDATE workers SET leased_until = now() - interval '1 s'")
 
 
-async def sweep(pool: asyncpg.Pool, takeover_s: float = 0.0) -> int:
-    """Sweep as a process does; without ``takeover_s``, dead workers' runs are queued at once."""
-    return await queue.sweep(pool, takeover_s)
+async def sweep(pool: asyncpg.Pool, lease_s: float = 0.0) -> int:
+    """Sweep as a process does; without ``lease_s``, dead workers' runs are queued at once."""
+    return await queue.sweep(pool, lease_s)
 
 
 async def store_head(owner: asyncpg.Pool, run_id: UUID, tenant: UUID = DEFAULT_TENANT) -> None:
     """Make a run one that a worker has claimed once, without its other rows."""
     await owner.execute(
-        "INSERT INTO run_heads (tenant_id, run_id, attempt, last_seq, worker_id, claimed_at)"
-        " VALUES ($1, $2, 1, 2, $2, now())",
+        "INSERT INTO run_heads"
+        " (tenant_id, run_id, attempt, last_seq, worker_id, claimed_at, deadline, is_child)"
+        " VALUES ($1, $2, 1, 2, $2, now(), now() + interval '1 h', false)",
         tenant,
         run_id,
     )
+
+
+async def leased(
+    connection: asyncpg.Pool | asyncpg.Connection,
+    work: str,
+    *,
+    lease_s: float = 600,
+    most: int = 10,
+    each: int = 10,
+    busy: Sequence[UUID] = (),
+    out: Sequence[UUID] = (),
+) -> list[UUID]:
+    """Lease due rows of a kind of background work, as a worker does; return their tenants."""
+    rows = await connection.fetch(
+        "SELECT t FROM claim_due($1, '{tenant_id}', $2, $3, $4, $5, $6) AS (t uuid)",
+        *(work, lease_s, most, each, list(busy), list(out)),
+    )
+    return [row["t"] for row in rows]

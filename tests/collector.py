@@ -66,7 +66,13 @@ class Collector:
 
 
 def _values(attributes: Any) -> dict[str, Any]:
-    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
+    return {each.key: _value(each.value) for each in attributes}
+
+
+def _value(any_value: Any) -> Any:
+    found = getattr(any_value, any_value.WhichOneof("value"))
+    is_list = any_value.HasField("array_value")
+    return [_value(each) for each in found.values] if is_list else found
 
 
 def _sent(span: Any, resource: dict[str, Any]) -> SentSpan:

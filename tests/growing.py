@@ -8,7 +8,8 @@ from uuid import UUID
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
-from bottega.events.wakeups import Notifier, background
+from bottega.events.wakeups import Notifier
+from bottega.services import background
 from tests.claims import claim
 from tests.service import Running
 from tests.steps import append

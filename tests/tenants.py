@@ -36,6 +36,7 @@ async def holder(
     scope: Scope = "admin",
     *more: Scope,
     expires: datetime | timedelta | None = None,
+    require_user: bool = False,
 ) -> Holder:
     """Make a key of a tenant with a scope or several; create the tenant if it is missing.
 
@@ -43,6 +44,8 @@ async def holder(
         url: of the database. A running server needs a key from then on.
     """
     scopes = (scope, *more)
-    made = await operator.create_key(url, tenant, name="a test's", scopes=scopes, expires=expires)
+    made = await operator.create_key(
+        url, tenant, name="a test's", scopes=scopes, expires=expires, require_user=require_user
+    )
     row, key = made
     return Holder(row["tenant_id"], row["id"], row["prefix"], key)

@@ -25,3 +25,8 @@ def monotonic() -> float:
 def now_ns() -> int:
     """Return the wall-clock time in nanoseconds since 1970."""
     return time.time_ns()
+
+
+def cpu_s() -> float:
+    """Return the seconds of CPU that this thread has used."""
+    return time.thread_time()

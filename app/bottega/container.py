@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import gc
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,12 +16,13 @@ from bottega.db.engine import Database, open_database
 from bottega.db.migrate import require_current
 from bottega.db.sessions import Silence
 from bottega.descriptors import Descriptors, raise_limit, warn_when_exhausted
+from bottega.engine import queue
+from bottega.engine.budget import DayBudgets
 from bottega.events.listener import NotifyListener
 from bottega.events.run_streams import RunStreams
-from bottega.events.wakeups import Notifier, WakeupFeed, background
-from bottega.execution import queue
+from bottega.events.wakeups import Notifier, WakeupFeed
 from bottega.files.store import FileQuota, FileStore
-from bottega.leased_work import WorkLoop, wake_on_notify
+from bottega.leased_work import LeasedWork, WorkLoop, wake_on_notify
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory_services import MemoryServices, keeping, open_memory_services
@@ -29,12 +30,14 @@ from bottega.outgoing import Outgoing, open_outgoing
 from bottega.runs.pins import PinCache
 from bottega.scrape import Scraping, refresh_regularly
 from bottega.secrets.lookup import SecretLookup
+from bottega.services import Services
 from bottega.settings import Settings
 from bottega.tenants import erase
 from bottega.tenants.key_cache import KeyCache
 from bottega.tenants.storage import StorageSums
 from bottega.tracing.export import exporting
 from bottega.users.erasure import UserErasure
+from bottega.vocabulary import read_words
 
 GC_THRESHOLD = (50_000, 20, 20)
 """Python's default collects after every 700 new objects. A thousand agents have millions of objects
@@ -42,15 +45,14 @@ with hardly any cycles, and collections took a third of the CPU."""
 SWITCH_INTERVAL_S = 0.0005  # a computing thread delays the event loop by this; the default is 5 ms
 
 if TYPE_CHECKING:
-    from bottega.execution.async_tasks import SubagentRuntime
-    from bottega.execution.build_agents import AgentDependencies
-    from bottega.execution.executor import Executor
-    from bottega.execution.load.heartbeat import Snapshot
-    from bottega.execution.load.leases import Load
-    from bottega.execution.retrieval import MemorySources
+    from bottega.engine.async_tasks import SubagentRuntime
+    from bottega.engine.build_agents import AgentDependencies
+    from bottega.engine.executor import Executor
+    from bottega.engine.retrieval import MemorySources
+    from bottega.engine.workers import WorkerLease
     from bottega.memory.learning.reflection import Analyst
-    from bottega.memory.text.embeddings import Embedder
     from bottega.model_services import ModelServices
+    from bottega.runs.control import CancelWatch
     from bottega.tools.egress import Egress
 
 
@@ -69,6 +71,7 @@ class Service:
         pins: versions of agents and graphs that new runs pin.
         outgoing: what it sends requests with.
         scraping: what Prometheus gets.
+        services: in the background.
         working: whether this process executes runs too.
     """
 
@@ -84,6 +87,7 @@ class Service:
     descriptors: Descriptors
     outgoing: Outgoing
     scraping: Scraping
+    services: Services
     working: bool = False
     pins: PinCache = field(default_factory=PinCache)
     stop_working: asyncio.Event = field(default_factory=asyncio.Event)
@@ -96,13 +100,13 @@ async def open_service(
     """Open the database and all services around it; close them at the end.
 
     Args:
-        url: of a database that is up.
-        api, worker: serve subscribers (listen for wake-ups); execute runs.
+        url, api, worker: of a database; serve subscribers (listen for wake-ups); execute runs.
         silence: time limits for a silent server.
 
     Raises:
-        UnavailableError: the database is out of reach, or not migrated to this version.
+        UnavailableError: no database, one that is not migrated to this version, or no sources.
     """
+    await asyncio.to_thread(read_words)
     descriptors = raise_limit()
     descriptors.note(settings.max_connections)
     sizes = {"pool_size": 4 * api + 3 * worker, "engine_size": 4 if api else 1}  # + listener, lease
@@ -112,16 +116,13 @@ async def open_service(
         await require_current(database.pool)
         listener = NotifyListener(database.connect)
         wakeups = WakeupFeed(listener)
+        services = Services()
         key_cache = KeyCache(database.pool, listener, local=settings.on_loopback)
         async with (
-            open_memory_services(settings, database, listener) as memory_services,
-            background(
-                # In every process: waiting runs must time out even if no worker is up.
-                partial(queue.sweep_regularly, database.pool, settings.takeover_s),
-                lambda: warn_when_exhausted(descriptors),
-                _erasing(database, listener, memory_services).run,
-                *(memory_services.memory.accesses.run, listener.run, StorageSums(database.pool)),
-                partial(refresh_regularly, settings.operator_providers),
+            open_memory_services(settings, database, listener, services) as memory_services,
+            services.running(
+                descriptors=partial(warn_when_exhausted, descriptors),
+                **_of_every_process(settings, database, listener, memory_services),
             ),
             open_outgoing(settings, database, listener, key_cache.is_open, descriptors) as outgoing,
             contextlib.AsyncExitStack() as stack,
@@ -140,16 +141,33 @@ async def open_service(
                 descriptors,
                 outgoing,
                 Scraping(settings, database.pool, key_cache),
+                services,
                 working=worker,
-                pins=PinCache(settings.operator_providers, settings.default_model),
+                pins=_pins(settings),
             )
             if api:
                 await key_cache.is_open()
-                await stack.enter_async_context(background(service.streams.run, key_cache.run))
+                await stack.enter_async_context(
+                    services.running(streams=service.streams.run, keys=key_cache.run)
+                )
                 stack.callback(service.wakeups.close)
             if worker:
                 await stack.enter_async_context(_worker(service, memory_services))
             yield service
+
+
+def _of_every_process(
+    settings: Settings, database: Database, listener: NotifyListener, memory: MemoryServices
+) -> dict[str, Callable[[], Awaitable[None]]]:
+    return {
+        # Waiting runs must time out even if no worker is up.
+        "sweep": partial(queue.sweep_regularly, database.pool, settings.lease_s),
+        "erase": _erasing(database, listener, memory).run,
+        "accesses": memory.memory.accesses.run,
+        "notices": listener.run,
+        "storage": StorageSums(database.pool),
+        "metrics": partial(refresh_regularly, settings.operator_providers),
+    }
 
 
 def _files(
@@ -162,11 +180,11 @@ def _files(
     return files
 
 
-def _erasing(database: Database, listener: NotifyListener, services: MemoryServices) -> WorkLoop:
-    """Return the loop that erases end users: in every process, as it must not wait for a worker."""
-    loop = UserErasure(database, services.objects).loop()
-    wake_on_notify(listener, loop)
-    return loop
+def _erasing(database: Database, listener: NotifyListener, services: MemoryServices) -> LeasedWork:
+    """Return what erases end users: in every process, as it must not wait for a worker."""
+    work = UserErasure(database, services.objects).leased()
+    wake_on_notify(listener, work.loop)
+    return work
 
 
 def _forget(forget: Callable[[UUID | None], None], payload: str | None) -> None:
@@ -182,10 +200,10 @@ def settle() -> None:
 
 
 def _agent_dependencies(
-    models: "ModelServices", outgoing: Outgoing, embedder: "Callable[[], Embedder]"
+    models: "ModelServices", outgoing: Outgoing, memory_services: MemoryServices
 ) -> "AgentDependencies":
-    from bottega.execution.build_agents import AgentDependencies
-    from bottega.execution.plugins import configure_agent
+    from bottega.engine.build_agents import AgentDependencies
+    from bottega.engine.plugins import configure_agent
     from bottega.tools.builtin import ToolDeps
 
     return AgentDependencies(
@@ -193,31 +211,27 @@ def _agent_dependencies(
         tool_deps=ToolDeps(outgoing.egress),
         secrets=outgoing.secrets,
         mcp=outgoing.mcp,
-        embedder=embedder,
+        embedder=memory_services.embedders.paid_by,
         configure=configure_agent(),
     )
 
 
-async def _analyst(
-    settings: Settings, database: Database, models: "ModelServices"
-) -> "Analyst | None":
+async def _analyst(settings: Settings, models: "ModelServices") -> "Analyst | None":
     """Return the model that analyses goals and reflects on runs, if one is configured."""
     if settings.memory_model is None:
         return None
-    from bottega.execution.budget import count_beside
     from bottega.llm.structured_output import ANALYST_PATIENCE_S, ModelAnalyst
 
     patience_s = min(ANALYST_PATIENCE_S, settings.model_patience_s)
-    provider = await models.of_operator(settings.memory_model, patience_s)
-    count = partial(count_beside, database.pool)
-    return ModelAnalyst(provider, settings.memory_model, count=count)
+    provider_for = await models.of_operator(settings.memory_model, patience_s)
+    return ModelAnalyst(provider_for, settings.memory_model)
 
 
 def _subagent_runtime(service: Service, models: "ModelServices") -> "SubagentRuntime":
     """Return this process's shared state for asynchronous sub-agents."""
-    from bottega.execution.async_tasks import SubagentRuntime
-    from bottega.execution.linked.runs import LinkedRuns
-    from bottega.execution.plugins import subagent_plugins
+    from bottega.engine.async_tasks import SubagentRuntime
+    from bottega.engine.linked.runs import LinkedRuns
+    from bottega.engine.plugins import subagent_plugins
     from bottega.subagents.registry import SubagentRegistry
     from bottega.subagents.scheduler import SubagentScheduler
     from bottega.subagents.telemetry import Totals
@@ -231,16 +245,46 @@ def _subagent_runtime(service: Service, models: "ModelServices") -> "SubagentRun
     return SubagentRuntime(registry, subagent_plugins(), totals, linked)
 
 
+def _lease(
+    service: Service,
+    worker_id: UUID,
+    executor: "Executor",
+    runtime: "SubagentRuntime",
+    models: "ModelServices",
+    watch: "CancelWatch",
+) -> "tuple[WorkerLease, queue.RunClaimer]":
+    """Return what reports this worker's runs, and what claims them."""
+    from bottega.engine.claim import ClaimReader
+    from bottega.engine.workers import WorkerLease
+
+    settings, pool = service.settings, service.database.pool
+
+    def places() -> int:  # a run that awaits others needs none
+        return settings.worker_concurrency + runtime.linked.resting()
+
+    claimer = queue.RunClaimer(
+        pool, worker_id, ClaimReader(pool), executor.execute, places, watch.look_again
+    )
+    lease = WorkerLease(
+        worker_id,
+        executor,
+        settings.lease_s,
+        places=places,
+        load=lambda: runtime.load(len(executor.under_way())).with_models(models.calls()),
+        begin=lambda: claimer.notice(None),
+    )
+    return lease, claimer
+
+
 @asynccontextmanager
 async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIterator[None]:
     """Execute runs during the block; at its end, hand back unfinished ones."""
-    from bottega.execution.budget import DayBudgets
-    from bottega.execution.build_agents import Teams
-    from bottega.execution.executor import Executor
-    from bottega.execution.live_text import LiveText
-    from bottega.execution.load.leases import Load, leases
-    from bottega.execution.mcp.tools import McpSessions
-    from bottega.execution.step_writer import StepWriter
+    from bottega.engine.build_agents import Teams
+    from bottega.engine.executor import Executor
+    from bottega.engine.live_text import LiveText
+    from bottega.engine.mcp.tools import McpSessions
+    from bottega.engine.observed.gauges import measured
+    from bottega.engine.step_writer import StepWriter
     from bottega.runs.control import CancelWatch
 
     settings, database, worker_id = service.settings, service.database, uuid4()
@@ -248,12 +292,10 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     notifier = Notifier(database.pool)
     live_text = LiveText(database.pool, notifier.wrote)
     async with (
-        _models(service, worker_id, secrets) as models,
+        _models(service, worker_id, secrets, memory_services.budgets) as models,
         _keeping_memory(service, memory_services, models) as (sources, episode_stored),
     ):
-        day_budgets = DayBudgets(database.pool, settings.run_limits)
-        embedder = lambda: memory_services.embedders.current  # noqa: E731
-        dependencies = _agent_dependencies(models, service.outgoing, embedder)
+        dependencies = _agent_dependencies(models, service.outgoing, memory_services)
         checks = models.success_checks(database.pool)
         runtime = _subagent_runtime(service, models)
         executor = Executor(
@@ -263,63 +305,52 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             notifier=notifier,
             max_crashes=settings.max_crashes,
             live_text=live_text,
-            known=secrets.redactor,
+            secrets=secrets,
             runtime=runtime,
             sources=sources,
             left_work=checks.then(episode_stored),
             prompt_tokens=settings.memory_prompt_tokens,
             stopping=service.stop_working,
-            day_budgets=day_budgets,
+            day_budgets=memory_services.budgets,
             files=service.files,
-            mcp=McpSessions(egress, live_text),
+            mcp=McpSessions(database.pool, egress, live_text),
         )
         watch = CancelWatch(database.pool, service.listener, executor)
-        load = Load(settings.worker_concurrency, runtime.linked.resting)
+        lease, claimer = _lease(service, worker_id, executor, runtime, models, watch)
         async with (
-            _reporting(database, runtime, executor, models),
-            leases(database.connect, worker_id, executor, settings.takeover_s, load),
-            background(
-                *(notifier.run, live_text.run, runtime.linked.run, executor.hand_back_waiting),
-                *(watch.run, day_budgets.run, secrets.run, checks.loop.run),
+            measured(runtime, models),
+            lease.kept(database.connect, database.pool),
+            service.services.running(
+                **{"wake-ups": notifier.run, "live text": live_text.run},
+                **{"linked runs": runtime.linked.run, "suspending": executor.hand_back_waiting},
+                cancels=watch.run,
+                secrets=secrets.run,
+                **{work.name: work.run for work in checks.stages},
             ),
             runtime.registry,
             _by_the_clock(service, egress),
+            _claiming_runs(service, claimer, lease, notifier),
         ):
-            try:
-                async with _taking_runs(service, worker_id, executor.execute, load):
-                    yield
-            finally:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(1.0):
-                        await notifier.sent()
+            yield
 
 
-@asynccontextmanager
-async def _reporting(
-    database: Database, runtime: "SubagentRuntime", executor: "Executor", models: "ModelServices"
-) -> AsyncIterator[None]:
-    """Report this worker's load during the block, to other processes and as metrics."""
-    from bottega.execution.load.heartbeat import heartbeats
-    from bottega.execution.observed.gauges import measured
-
-    def snapshot() -> "Snapshot":
-        return runtime.snapshot(len(executor.under_way())).with_models(models.calls())
-
-    async with heartbeats(database.pool, snapshot), measured(runtime, models):
-        yield
+def _pins(settings: Settings) -> PinCache:
+    shared = settings.shared_memory
+    return PinCache(settings.operator_providers, settings.default_model, shared=shared)
 
 
 @asynccontextmanager
 async def _models(
-    service: Service, worker_id: UUID, secrets: SecretLookup
+    service: Service, worker_id: UUID, secrets: SecretLookup, budgets: DayBudgets
 ) -> "AsyncIterator[ModelServices]":
     from bottega.llm.traffic.gates import Traffic
     from bottega.model_services import open_models
 
     traffic = Traffic(service.database.pool, worker_id, service.listener)
     lookups = service.outgoing.egress.lookups
-    opening = open_models(service.settings, secrets, traffic, lookups)
-    async with background(traffic.run), opening as models:
+    opening = open_models(service.settings, budgets, secrets, traffic, lookups)
+    running = service.services.running(breakers=traffic.run, limits=traffic.shares.run)
+    async with running, opening as models:
         yield models
 
 
@@ -330,10 +361,10 @@ async def _keeping_memory(
     models: "ModelServices",
 ) -> "AsyncIterator[tuple[MemorySources, Callable[[], None]]]":
     """Run the background work of memory; yield the memory for runs, and what wakes that work."""
-    from bottega.execution.retrieval import MemorySources
+    from bottega.engine.retrieval import MemorySources
 
     settings = service.settings
-    analyst = await _analyst(settings, service.database, models)
+    analyst = await _analyst(settings, models)
     sources = MemorySources(
         service.memory,
         service.patterns,
@@ -342,35 +373,33 @@ async def _keeping_memory(
         shared=settings.shared_memory,
     )
     async with keeping(
-        settings, service.database, service.listener, memory_services, analyst
+        settings, service.database, service.listener, service.services, memory_services, analyst
     ) as episode_stored:
         yield sources, episode_stored
 
 
 @asynccontextmanager
-async def _taking_runs(
-    service: Service, worker_id: UUID, execute: queue.Execute, load: "Load"
+async def _claiming_runs(
+    service: Service, claimer: queue.RunClaimer, lease: "WorkerLease", notifier: Notifier
 ) -> AsyncIterator[None]:
-    """Take runs from the queue during the block; at its end, hand back unfinished ones."""
-    from bottega.execution.claim import Claims
+    """Claim runs during the block; at its end, hand back unfinished ones, and tell who watches."""
+    service.listener.subscribe(queue.CHANNEL, claimer.notice)
+    stop, database = service.stop_working, service.database
 
-    settings, database = service.settings, service.database
-    working = asyncio.ensure_future(
-        queue.work(
-            service.listener,
-            Claims(database.pool, worker_id, settings.takeover_s),
-            execute,
-            load,
-            poll_s=settings.takeover_s / 3,
-            grace_s=settings.drain_grace_s,
-            stop=service.stop_working,
-        )
-    )
+    async def work() -> None:
+        await claimer.run(stop)
+        await lease.leave(database.pool)
+        await claimer.finish(service.settings.drain_grace_s)
+
+    working = asyncio.ensure_future(work())
     try:
         yield
     finally:
-        service.stop_working.set()
+        stop.set()
         await working
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await notifier.sent()
 
 
 @asynccontextmanager
@@ -385,10 +414,15 @@ async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[Non
     limits = Limits(settings.run_timeout_s, settings.queue_timeout_s, settings.memory)
     first = settings.webhook_secret
     secret = None if first is None else first.get_secret_value()
-    workers = (Ticker(database, limits, service.pins), Webhooks(database.pool, egress, secret))
-    wake_on_notify(service.listener, *(worker.loop for worker in workers))
+    ticker, webhooks = (
+        Ticker(database, limits, service.pins),
+        Webhooks(database.pool, egress, secret),
+    )
+    wake_on_notify(service.listener, ticker.loop, webhooks.work.loop)
     retention = FileRetention(database.pool, timedelta(days=settings.files_days))
     expiry = WorkLoop("files", retention.delete_unused, poll_s=3600.0)
     pruning = Pruning(database, settings.retention_days).loop()
-    async with background(*(worker.run for worker in workers), expiry.run, pruning.run):
+    async with service.services.running(
+        schedules=ticker.run, webhooks=webhooks.work.run, files=expiry.run, pruning=pruning.run
+    ):
         yield

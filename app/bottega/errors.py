@@ -4,7 +4,8 @@
     ├── InvalidInputError     invalid       the request cannot be carried out as written
     │   ├── CycleError        conflict      an edge or a sub-agent would close a cycle
     │   ├── UnknownAgentError invalid       no agent of this name
-    │   ├── InvalidQueryError invalid       a query without exactly one human message
+    │   ├── UserRequiredError invalid       the key's requests name the end user they act for
+    │   ├── InvalidQueryError invalid       a query that ends without a question
     │   └── NoProviderError   invalid       an agent without a model
     ├── UnauthenticatedError  unauthenticated  no valid credentials
     ├── ForbiddenError        forbidden     the caller may not do this
@@ -20,6 +21,7 @@
     │   ├── SubagentQuotaExceededError  the parent's or tenant's quota is used up
     │   └── SubagentCircuitOpenError    tasks of this kind keep failing
     ├── UnavailableError      unavailable   a dependency is down; a retry may work
+    │   └── DatabaseAwayError unavailable   the database is away
     ├── UpstreamError        upstream      a server that a tenant named does not answer
     ├── ModelError            model         the model's side failed (see ``retryable``)
     ├── HookContractError     internal      a hook returned what its event does not allow
@@ -27,6 +29,7 @@
     ├── HistoryError          internal      a history that model APIs would refuse
     ├── IllegalTransition     internal      no such transition between states
     ├── BudgetExhaustedError  internal      the run's tokens are used up
+    │   └── BudgetBusyError   internal      the tenant's budget could not pay in time
     └── FencedError           internal      this worker lost its run to another
 
 Code branches on the *kind* (the API maps it to a status, the worker to retry or fail). Clients
@@ -99,6 +102,30 @@ class CycleError(InvalidInputError):
 
 class UnknownAgentError(InvalidInputError):
     code = "unknown_agent"
+
+
+class UnknownReferenceError(InvalidInputError):
+    """Definitions name others that do not exist; ``places`` has (JSON Pointer, detail) of each."""
+
+    code = "unknown_reference"
+
+    def __init__(self, places: Sequence[tuple[str, str]]) -> None:
+        self.places = tuple(places)
+        said = "; ".join(f"{pointer}: {detail}" for pointer, detail in self.places)
+        super().__init__(
+            f"{said}. Correct the names, or send `allow_missing` to store all the same"
+        )
+
+
+class UserRequiredError(InvalidInputError):
+    """A request names no end user, and its key must; ``pointer`` is the place of the name."""
+
+    code = "user_required"
+
+    def __init__(self, pointer: str | None) -> None:
+        super().__init__(
+            "this key must name the end user that it acts for: send 'user'", pointer=pointer
+        )
 
 
 class InvalidQueryError(InvalidInputError):
@@ -220,6 +247,10 @@ class UnavailableError(BottegaError):
     code = "unavailable"
 
 
+class DatabaseAwayError(UnavailableError):
+    code = "database_unavailable"
+
+
 class UpstreamError(BottegaError):
     """A server that a tenant named cannot be reached, or does not answer as it should."""
 
@@ -272,6 +303,10 @@ class IllegalTransition(BottegaError):  # noqa: N818 (a public name)
 
 class BudgetExhaustedError(BottegaError):
     code = "budget_exhausted"
+
+
+class BudgetBusyError(BudgetExhaustedError):
+    """A call waited too long for a budget: others hold it, or it cannot be read."""
 
 
 class FencedError(BottegaError):

@@ -4,22 +4,21 @@ A worker claims due rows by moving their time into the future: that is the lease
 without an open transaction, and stores the results. If it dies, another one claims them at that
 time.
 
+- :class:`LeasedWork` claims rows and does them, of all tenants at once. The SQL function
+  ``claim_due`` gives the tenants their turns: one has at most its share under way in a process, so
+  its own rows alone wait for what hangs.
 - :class:`WorkLoop` calls some work when a row may be due: at a NOTIFY, at the next due time, and
   after a slow poll for missed notifications. These are only hints: the rows and the database's
   clock decide.
-- :class:`LeasedWork` is the work: claim rows, do them per tenant, split a batch that fails, pause
-  while a service is down, return the seconds until the next row is due.
-
-Work without batches calls :func:`seconds_until_due` itself: webhooks keep several deliveries open
-between two claims, and a schedule's lock and start are one transaction.
 """
 
 import asyncio
 import contextlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -27,15 +26,19 @@ import asyncpg
 import structlog
 
 from bottega.clock import monotonic
+from bottega.db.failures import is_transient
 from bottega.events.listener import NotifyListener
-from bottega.events.log import is_transient
 
-_AGAIN_S = 1.0
-_APART_S = 1.0
+_APART_S = 0.5
 """Least time between two calls of :meth:`WorkLoop.wake_soon`, so that rows are done together."""
 _LEAST_S = 0.05  # due rows that cannot be claimed are another worker's
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
+_MOST = 64
+"""Rows of a claim, so that the first of them do not wait for the last ones to be claimed."""
+
+_CLAIM = "SELECT * FROM claim_due($1, $2, $3, $4, $5, $6, $7)"
+_NEXT = "SELECT next_due_s($1, $2)"
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +64,7 @@ class WorkLoop:
         self.channel = channel
         self._act = act
         self._poll_s = poll_s
-        self._first_s = first_s
+        self.first_s = first_s
         self._awake = asyncio.Event()
         self._woken_at = float("-inf")
         self._soon: asyncio.TimerHandle | None = None
@@ -86,19 +89,14 @@ class WorkLoop:
         self.wake()
 
     async def run(self) -> None:
-        """Run until cancelled. Errors of ``act`` are logged."""
-        pause = self._first_s
+        """Run until cancelled; if it is started again, it acts at once."""
+        pause, self.first_s = self.first_s, 0.0
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(pause, self._poll_s)):
                     await self._awake.wait()
             self._awake.clear()
-            pause = _AGAIN_S
-            try:
-                pause = max(_LEAST_S, await self._act())
-            except Exception as error:
-                if not is_transient(error):
-                    log.exception("alarm.failed", channel=self.channel)
+            pause = max(_LEAST_S, await self._act())
 
 
 def wake_on_notify(listener: NotifyListener, *loops: WorkLoop) -> None:
@@ -126,20 +124,21 @@ class Outage:
         """Return the seconds until the service is used again; 0 if it may be used now."""
         return max(0.0, self._until - self._clock())
 
-    def next_pause_s(self) -> float:
-        return min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
-
     def pause(self, error: Exception) -> float:
         """Begin the next pause; return its seconds."""
         if not self._pause_s:
             log.warning(self._event, error=str(error))
-        self._pause_s = self.next_pause_s()
+        self._pause_s = _next_pause_s(self._pause_s)
         self._until = self._clock() + self._pause_s
         return self._pause_s
 
     def end(self) -> None:
         """Note that the service works: the next pause is the shortest again."""
         self._pause_s = 0.0
+
+
+def _next_pause_s(last_s: float) -> float:
+    return min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * last_s))
 
 
 class Blame(Enum):
@@ -149,88 +148,147 @@ class Blame(Enum):
     SERVICE = "service"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+Rows = Sequence[asyncpg.Record]
+PutOff = Callable[[UUID, Rows, Exception, float | None], Awaitable[None]]
+"""Stores the failure of a row, or that a service failed and a tenant's rows pause for seconds."""
+
+
+@dataclass(slots=True, kw_only=True)
 class LeasedWork:
     """Rows of all tenants that are due, and the work on them.
 
     Any number of processes may do it concurrently.
 
     Attributes:
-        claim: query that leases due rows and returns them with their ``tenant_id``.
-        limits: its arguments: seconds of the lease, most rows, and the like.
-        next_s: query of the seconds until the next row is due.
-        do: does rows of one tenant, and stores the results.
-        blame: cause of an error of ``do``; ``None``: raise it, the lease ends by itself.
-        put_off: stores the failure of a single row, or of all rows if a service is down.
-        outage: the pauses of that service.
-        tenants_at_once: tenants whose rows are done concurrently.
-        longest_rest_s: longest pause after some work. It lasts as long as the work: half of the
-            time is left to others.
+        name: kind of work, as ``claim_due`` knows it.
+        columns: of the rows beside ``tenant_id``, with their types.
+        lease_s: longer than the work on a batch takes.
+        share: rows of a tenant that are under way in this process, at most.
+        places: rows of all tenants, at most. ``None``: only the share counts, for work that waits
+            for others' servers: a tenant's hanging ones then take nothing from the others.
+        batch: rows of a tenant done together.
+        do: does a batch, and stores the results.
+        blame: cause of an error of ``do``; ``None``: log it, the lease ends by itself.
+        put_off: stores what was blamed.
+        longest_rest_s: longest pause of a tenant after a batch. It lasts as long as the batch took:
+            half of the time is left to others.
+        channel, poll_s: as of :class:`WorkLoop`.
+        loop: wake it when a row may be due.
     """
 
     pool: asyncpg.Pool
-    claim: str
-    limits: tuple[float, ...]
-    next_s: str
+    name: str
+    columns: str
+    lease_s: float
+    share: int
+    places: int | None = None
+    batch: int = 1
     do: Callable[[UUID, Sequence[asyncpg.Record]], Awaitable[None]]
     blame: Callable[[Exception], Blame | None] = lambda _: None
-    put_off: Callable[[UUID, Sequence[asyncpg.Record], Exception], Awaitable[None]] | None = None
-    outage: Outage | None = None
-    tenants_at_once: int = 1
+    put_off: PutOff | None = None
     longest_rest_s: float = 0.0
+    channel: str = ""
+    poll_s: float = 30.0
     clock: Callable[[], float] = monotonic
-    _failed_at: dict[UUID, float] = field(default_factory=dict, init=False)
+    loop: WorkLoop = field(init=False)
+    _tasks: set["asyncio.Task[None]"] = field(default_factory=set, init=False)
+    _busy: Counter[UUID] = field(default_factory=Counter, init=False)
+    _pauses: dict[UUID, float] = field(default_factory=dict, init=False)
+    _until: dict[UUID, float] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.loop = WorkLoop(self.channel, self.start_due, poll_s=self.poll_s)
+
+    async def run(self) -> None:
+        """Do what is due until cancelled; then cancel what is under way: its leases end.
+
+        After an error that goes on, while this is started again.
+        """
+        try:
+            await self.loop.run()
+        except asyncio.CancelledError:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            raise
 
     async def do_due(self) -> float:
-        """Claim some due rows and do them; return the seconds until more are due."""
-        if self.outage is not None and (left_s := self.outage.left_s()):
-            return left_s
-        began = self.clock()
-        rows = await self.pool.fetch(self.claim, *self.limits)
-        if not rows:
-            return await seconds_until_due(self.pool, self.next_s)
-        error = await self._do_all(rows)
-        if error is None:
-            self._failed_at.clear()
-        if self.outage is not None:
-            if error is not None:
-                return self.outage.pause(error)
-            self.outage.end()
-        return min(self.longest_rest_s, self.clock() - began)
+        """Do some due rows to the end, also of tenants that rest.
 
-    async def _do_all(self, rows: Sequence[asyncpg.Record]) -> Exception | None:
-        """Do the rows of several tenants; return the first error of a tenant without success.
-
-        If the service fails for all tenants that are tried at once, it is down for the others. They
-        go first the next time.
+        Return the seconds until more may be due, with the next rest.
         """
+        self._until = {each: self._until[each] for each in self._pauses}
+        left_s = await self.start_due()
+        if not (self._tasks or self._until):
+            return left_s
+        await asyncio.gather(*self._tasks)
+        return self._rest_s()
+
+    async def start_due(self) -> float:
+        """Begin to do due rows while there is room; return the seconds until more may be due."""
+        room = _MOST if self.places is None else self.places - self._busy.total()
+        if room < 1:
+            return float("inf")  # the end of a batch wakes the loop
+        self._until = {each: at for each, at in self._until.items() if at > self.clock()}
+        typed = f"tenant_id uuid, {self.columns}"
+        rows = await self.pool.fetch(
+            f"{_CLAIM} AS ({typed})",
+            *(
+                self.name,
+                [each.split()[0] for each in typed.split(", ")],
+                self.lease_s,
+                room,
+                self.share,
+            ),
+            *([*self._busy.elements()], [*self._until]),
+        )
         of_tenant: dict[UUID, list[asyncpg.Record]] = defaultdict(list)
         for row in rows:
             of_tenant[row["tenant_id"]].append(row)
-        tenants = sorted(of_tenant, key=lambda each: self._failed_at.get(each, float("-inf")))
-        failed: Exception | None = None
-        down: Exception | None = None
-        for start in range(0, len(tenants), self.tenants_at_once):
-            some = tenants[start : start + self.tenants_at_once]
-            if down is not None:
-                for each in some:
-                    await self._put_off(each, of_tenant[each], down)
-                continue
-            errors = await asyncio.gather(
-                *(self._do_or_put_off(each, of_tenant[each]) for each in some)
-            )
-            for each, error in zip(some, errors, strict=True):
-                if error is not None:
-                    self._failed_at[each] = self.clock()
-                    failed = failed or error
-            if all(error and self.blame(error) is Blame.SERVICE for error in errors):
-                down = errors[0]
-        return failed
+        for tenant_id, due in of_tenant.items():
+            for start in range(0, len(due), self.batch):
+                self._begin(tenant_id, due[start : start + self.batch])
+        if len(rows) == room:
+            return 0.0
+        waiting = [*self._until, *(each for each, n in self._busy.items() if n >= self.share)]
+        left_s = await seconds_until_due(self.pool, _NEXT, self.name, waiting)
+        return min(left_s, self._rest_s() if self._until else left_s)
 
-    async def _do_or_put_off(
-        self, tenant_id: UUID, rows: Sequence[asyncpg.Record]
-    ) -> Exception | None:
-        """Do rows of a tenant; return the error if all of them fail."""
+    def _rest_s(self) -> float:
+        """Return the seconds until the first pause of a tenant ends; 0 if there is none."""
+        return max(0.0, min(self._until.values(), default=0.0) - self.clock())
+
+    def _begin(self, tenant_id: UUID, rows: Sequence[asyncpg.Record]) -> None:
+        self._busy[tenant_id] += len(rows)
+        task = asyncio.ensure_future(self._do_and_rest(tenant_id, rows))
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._ended, tenant_id, len(rows)))
+
+    def _ended(self, tenant_id: UUID, number: int, task: "asyncio.Task[None]") -> None:
+        is_full = self.places is not None and self._busy.total() >= self.places
+        if is_full or self._busy[tenant_id] >= self.share:
+            self.loop.wake()  # other rows may wait for this place
+        else:
+            self.loop.wake_soon()  # the batch may have set new times
+        self._busy -= Counter({tenant_id: number})
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not (isinstance(error, Exception) and is_transient(error)):
+            log.error("work.failed", work=self.name, exc_info=error)
+
+    async def _do_and_rest(self, tenant_id: UUID, rows: Sequence[asyncpg.Record]) -> None:
+        began = self.clock()
+        pause_s = await self._do_or_put_off(tenant_id, rows)
+        if pause_s is None:
+            self._pauses.pop(tenant_id, None)
+            pause_s = min(self.longest_rest_s, self.clock() - began)
+        else:
+            self._pauses[tenant_id] = pause_s
+        if pause_s:
+            self._until[tenant_id] = self.clock() + pause_s
+
+    async def _do_or_put_off(self, tenant_id: UUID, rows: Sequence[asyncpg.Record]) -> float | None:
+        """Do rows of a tenant; return the seconds for which it pauses, if the service failed."""
         try:
             await self.do(tenant_id, rows)
             return None
@@ -240,13 +298,13 @@ class LeasedWork:
                 raise
             error = caught
         if blame is Blame.ROW and len(rows) > 1:  # find the row that fails
-            errors = [await self._do_or_put_off(tenant_id, [row]) for row in rows]
-            return error if all(errors) else None
-        await self._put_off(tenant_id, rows, error)
-        return error
-
-    async def _put_off(
-        self, tenant_id: UUID, rows: Sequence[asyncpg.Record], error: Exception
-    ) -> None:
+            pauses = [await self._do_or_put_off(tenant_id, [row]) for row in rows]
+            return max(filter(None, pauses), default=None)
+        pause_s = None
+        if blame is Blame.SERVICE:
+            pause_s = _next_pause_s(self._pauses.get(tenant_id, 0.0))
+            if not self._pauses:
+                log.warning("work.paused", work=self.name, error=str(error))
         assert self.put_off is not None, "errors are blamed, but nothing stores the failure"
-        await self.put_off(tenant_id, rows, error)
+        await self.put_off(tenant_id, rows, error, pause_s)
+        return pause_s

@@ -2,24 +2,30 @@
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import structlog
+from structlog.typing import EventDict
 
-_cleaning: list[Callable[[str], str]] = []
+from bottega.redaction import Redactor
+
+_DEEPEST = 20
+
+_of_tenant: list[Callable[[str], Redactor | None]] = []
 
 
-def also_clean(clean: Callable[[str], str]) -> None:
-    """Redact each logged entry by a further function, from now on."""
-    _cleaning[:] = [clean]
+def clean_of_tenants(find: Callable[[str], Redactor | None]) -> None:
+    """Redact each entry that has a ``tenant`` by that tenant's redactor, from now on."""
+    _of_tenant[:] = [find]
 
 
-def configure_logging(level: str, clean: Callable[[str], str] = str) -> None:
+def configure_logging(level: str, known: Redactor = Redactor()) -> None:
     """Route structlog and the standard library's loggers to one handler. Call once, at start.
 
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
-        clean: redacts each logged entry.
+        known: redacts the texts of each entry.
     """
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -44,8 +50,8 @@ def configure_logging(level: str, clean: Callable[[str], str] = str) -> None:
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.format_exc_info,
+                lambda logger, method, entry: _clean(entry, known),
                 renderer,
-                lambda logger, method, rendered: _cleaned(str(rendered), clean, *_cleaning),
             ],
         )
     )
@@ -60,7 +66,21 @@ def configure_logging(level: str, clean: Callable[[str], str] = str) -> None:
             logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def _cleaned(text: str, *cleaning: Callable[[str], str]) -> str:
-    for clean in cleaning:
-        text = clean(text)
-    return text
+def _clean(entry: EventDict, known: Redactor) -> EventDict:
+    """Return an entry without secrets of the operator and of its tenant in its texts."""
+    tenant = entry.get("tenant")
+    found = _of_tenant[0](tenant) if _of_tenant and isinstance(tenant, str) else None
+    plain = {name: _plain(value) for name, value in entry.items()}
+    cleaned: EventDict = known.record(plain)
+    return cleaned if found is None else found.record(cleaned)
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Return a value as text, numbers, lists and dictionaries."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping) and depth < _DEEPEST:
+        return {str(key): _plain(each, depth + 1) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset) and depth < _DEEPEST:
+        return [_plain(each, depth + 1) for each in value]
+    return repr(value)

@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from fastapi_offline import FastAPIOffline
+from pydantic_core import to_json
 
 import bottega as package
 from bottega.api import errors
@@ -54,25 +54,26 @@ from bottega.api.routes.openai import completions, models, responses
 from bottega.api.routes.run_views import deliveries, diff, prompt
 from bottega.api.schemas.parts import LONGEST_DATA
 from bottega.api.server import http_protocol, mcp_errors, openai_errors
+from bottega.api.server.addresses import Addresses, KeylessRates, Networks
 from bottega.api.server.console import add_console
+from bottega.api.server.docs import add_docs
 from bottega.api.server.facade_errors import FacadeErrors
-from bottega.api.server.headers import ASSETS, SecurityHeaders, add_docs
-from bottega.api.server.http_protocol import Addresses, Bounds, HttpProtocol
+from bottega.api.server.headers import SecurityHeaders
+from bottega.api.server.http_protocol import Bounds, HttpProtocol
 from bottega.api.server.limits import LimitTenants
 from bottega.api.server.measured import MeasureRequests
 from bottega.api.server.middleware import Cors, LongBodies, OnlyFromHere, RefuseLongBody
+from bottega.api.server.repeated import RepeatRequests
 from bottega.api.server.route_index import RouteIndex
 from bottega.api.server.websocket_protocol import WebSocketProtocol
 from bottega.api.shared.drawings import Drawings
 from bottega.api.shared.dry_runs import DryRuns
+from bottega.api.shared.uploads import LONGEST_BODY
 from bottega.container import Service, open_service, settle
 from bottega.errors import InvalidInputError, UnavailableError
-from bottega.files.store import MOST_BYTES
 from bottega.settings import Settings
 from bottega.tenants import operator
 
-_AROUND_A_FILE = 64 * 1024
-"""Bytes of a multipart body beside its file."""
 _DESCRIPTION = """
 Teams of LLM agents on Postgres. Define agents and a graph of their dependencies, start runs, and
 watch every sub-agent live (`GET /v1/runs/{id}/events` as server-sent events, or the WebSocket
@@ -127,26 +128,24 @@ _FACADES = {each.FACADE: each.translated for each in (openai_errors, mcp_errors)
 
 def create_app(service: Service) -> FastAPI:
     """Return the ASGI application of an open service."""
-    # FastAPI's own /docs loads its scripts from the internet.
-    app = FastAPIOffline(
+    app = FastAPI(
         title="Bottega",
         version=package.__version__,
         description=_DESCRIPTION,
         redirect_slashes=False,
-        docs_url=None,
-        redoc_url=None,
-        static_url=ASSETS,
+        openapi_url=None,
     )
-    add_docs(app)
+    add_docs(app, lambda: to_json(app.openapi()))
     app.state.service = service
     app.state.drawings = Drawings()
     app.state.dry_runs = DryRuns()
     settings = service.settings
     # The middleware that is added last runs first.
     usual = settings.max_body_bytes
+    app.add_middleware(RepeatRequests)
     app.add_middleware(RefuseLongBody, max_bytes=usual, longer=_longer_bodies(usual))
     app.add_middleware(LimitTenants, per_s=settings.requests_per_s, streams=settings.max_streams)
-    app.add_middleware(Authenticate)
+    app.add_middleware(Authenticate, rates=KeylessRates(settings.keyless_per_s, _trusted(settings)))
     app.add_middleware(OnlyFromHere, host=settings.host, origins=settings.cors_origins)
     errors.install(app)
     for routes in _ROUTES:
@@ -161,7 +160,7 @@ def create_app(service: Service) -> FastAPI:
 
 def _longer_bodies(usual: int) -> dict[tuple[str, str], LongBodies]:
     """Return the requests that may be longer: files, and inputs with their data in base64."""
-    uploads = LongBodies(MOST_BYTES + _AROUND_A_FILE, each=8, all=64)
+    uploads = LongBodies(LONGEST_BODY, each=8, all=64)
     inputs = LongBodies(usual + LONGEST_DATA, each=2, all=4)
     return {
         http_protocol.UPLOADS: uploads,
@@ -172,6 +171,10 @@ def _longer_bodies(usual: int) -> dict[tuple[str, str], LongBodies]:
     }
 
 
+def _trusted(settings: Settings) -> Networks:
+    return [ip_network(entry) for entry in settings.trusted_proxies]
+
+
 def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
     """Return uvicorn's configuration for ``app``."""
     service: Service = app.state.service
@@ -180,9 +183,8 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
         patience_s=settings.request_timeout_s,
         slow_reader_s=settings.slow_reader_s,
         connections=service.descriptors.connections(settings.max_connections),
-        trusted=[ip_network(entry) for entry in settings.trusted_proxies],
     )
-    addresses = Addresses.of(bounds)
+    addresses = Addresses(max(1, bounds.connections // 4), _trusted(settings))
     answering = FacadeErrors(app, _FACADES)
     return uvicorn.Config(
         SecurityHeaders(
@@ -201,6 +203,8 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
         access_log=False,
         lifespan="off",
         server_header=False,
+        # It would trust any program of this machine; see KeylessRates.
+        proxy_headers=False,
         # Longer than clients and proxies keep idle connections: none sends on a closing one.
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,

@@ -18,15 +18,17 @@ from bottega.clock import utcnow
 from bottega.db.connect import connect
 from bottega.db.embedded import default_data_dir
 from bottega.db.engine import Database
+from bottega.engine.budget import DayBudgets
 from bottega.events.listener import NotifyListener
-from bottega.events.wakeups import background
 from bottega.llm.local import available
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.rows import CHANNEL
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
 from bottega.objects import Objects
+from bottega.services import Services
 from bottega.settings import Settings
+from bottega.settings.memory import BUILTIN
 
 if TYPE_CHECKING:
     from bottega.llm.local.builtin import BuiltinEmbedder
@@ -40,8 +42,6 @@ _APART_S = 0.1
 """Between the first looks of two loops: all at once would open a connection for each."""
 _NO_KEY = "none"
 _HOSTED = "openai:"
-BUILTIN = "builtin"
-"""Value of ``BOTTEGA_EMBEDDING_MODEL`` for the built-in embedder, whatever is installed."""
 
 log = structlog.get_logger(__name__)
 
@@ -54,19 +54,23 @@ class MemoryServices:
     patterns: PatternCache
     embedders: Embedders
     objects: Objects
+    budgets: DayBudgets
 
 
 @asynccontextmanager
 async def open_memory_services(
-    settings: Settings, database: Database, listener: NotifyListener
+    settings: Settings, database: Database, listener: NotifyListener, services: Services
 ) -> AsyncIterator[MemoryServices]:
     """Open the services of memory besides the database; connect to nothing yet.
 
     Raises:
         InvalidInputError: a setting cannot be used.
     """
-    async with contextlib.AsyncExitStack() as stack:
-        hosted = functools.cache(functools.partial(_hosted, settings, stack))
+    async with (
+        DayBudgets(database.pool, settings.run_limits).kept(services) as budgets,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        hosted = functools.cache(functools.partial(_hosted, settings, budgets, stack))
         local = functools.cache(functools.partial(_local, stack))
 
         def current() -> "Embedder":
@@ -106,7 +110,7 @@ async def open_memory_services(
         patterns = PatternCache(
             database.pool, listener, options=settings.learning_options, clock=utcnow
         )
-        yield MemoryServices(memory, patterns, embedders, objects)
+        yield MemoryServices(memory, patterns, embedders, objects, budgets)
 
 
 @asynccontextmanager
@@ -114,6 +118,7 @@ async def keeping(
     settings: Settings,
     database: Database,
     listener: NotifyListener,
+    services: Services,
     parts: MemoryServices,
     analyst: "Analyst | None" = None,
 ) -> AsyncIterator[Callable[[], None]]:
@@ -122,40 +127,38 @@ async def keeping(
     Yields a function to call after a run's episode was stored: it wakes that work.
     """
     from bottega.leased_work import WorkLoop, wake_on_notify
-    from bottega.memory.episodes import embedding_worker
+    from bottega.memory.episodes.embedding_worker import EmbeddingWorker
     from bottega.memory.episodes.upkeep import EpisodeUpkeep
     from bottega.memory.learning.reflection_worker import ReflectionWorker
 
-    vectors = embedding_worker.EmbeddingWorker(database.pool, parts.embedders)
+    vectors = EmbeddingWorker(database.pool, parts.embedders)
     upkeep = EpisodeUpkeep(database.pool, parts.objects)
     learning = ReflectionWorker(database.pool, parts.patterns, analyst=analyst)
     maintenance = _maintenance(settings, database, parts)
     one_by_one = itertools.count(_APART_S, _APART_S)
-    stored = [
-        WorkLoop(CHANNEL, each, poll_s=embedding_worker.POLL_S, first_s=next(one_by_one))
-        for each in (learning.learn_due, vectors.embed_due, upkeep.offload_due)
-    ]
-    ordered = WorkLoop(CHANNEL, maintenance.work, poll_s=60.0, first_s=next(one_by_one))
-    by_the_clock = [
-        WorkLoop(CHANNEL, each, poll_s=60.0, first_s=next(one_by_one))
-        for each in (
-            *(
-                vectors.change_over,
-                vectors.measure_daily,
-                upkeep.empty_trash,
-                upkeep.sample_words,
-            ),
-            maintenance.begin_nights,
+    leased = [learning.work, vectors.work, upkeep.work, maintenance.leased()]
+    for work in leased:
+        work.loop.first_s = next(one_by_one)
+    by_the_clock = {
+        name: WorkLoop(CHANNEL, act, poll_s=60.0, first_s=next(one_by_one))
+        for name, act in (
+            ("embedder", vectors.change_over),
+            ("relevance", vectors.measure_daily),
+            ("trash", upkeep.empty_trash),
+            ("words", upkeep.sample_words),
+            ("nights", maintenance.begin_nights),
         )
-    ]
+    }
 
     def episode_stored() -> None:
-        for loop in stored:
-            loop.wake_soon()
+        for work in (learning.work, vectors.work, upkeep.work):
+            work.loop.wake_soon()
 
-    wake_on_notify(listener, *stored, ordered)
+    wake_on_notify(listener, *(work.loop for work in leased))
     _load_model(settings, parts)
-    async with background(*(loop.run for loop in (*stored, ordered, *by_the_clock))):
+    runs = {work.name: work.run for work in leased}
+    runs |= {name: loop.run for name, loop in by_the_clock.items()}
+    async with services.running(**runs):
         yield episode_stored
 
 
@@ -217,7 +220,11 @@ def embedder_of(settings: Settings) -> str:
 
 
 def _hosted(
-    settings: Settings, stack: contextlib.AsyncExitStack, model: str, dimensions: int = 768
+    settings: Settings,
+    budgets: DayBudgets,
+    stack: contextlib.AsyncExitStack,
+    model: str,
+    dimensions: int = 768,
 ) -> "OpenAIEmbedder":
     from bottega.llm.openai_embedder import OpenAIEmbedder
 
@@ -226,6 +233,7 @@ def _hosted(
         key = settings.openai_api_key  # never sent to other servers
     made = OpenAIEmbedder(
         model,
+        budgets,
         api_key=key.get_secret_value() if key else _NO_KEY,
         base_url=settings.embedding_base_url or settings.openai_base_url,
         dimensions=dimensions,

@@ -113,6 +113,9 @@ episode_searches = _counter(
     "episode_searches", "Searches of episodes; mode: meaning, spelling, or words alone.", "mode"
 )
 cache_hits = _counter("cache_hits", "Reads that a cache of this process answered.", "cache")
+service_deaths = _counter(
+    "service_deaths", "Background services that died of a bug and were started again.", "service"
+)
 learning_jobs = _counter("learning_jobs", "Jobs of learning and maintenance of memory.", "outcome")
 
 for _mode in ("orchestrated", "dag"):

@@ -16,14 +16,16 @@ from bottega.background.checks import SuccessChecks
 from bottega.db.base import DEFAULT_TENANT
 from bottega.definitions.models import DEFAULT, listed, named_by
 from bottega.definitions.pinned import PinnedModels
+from bottega.engine.budget import DayBudgets
+from bottega.engine.plugins import success_checks
 from bottega.errors import InvalidInputError
-from bottega.execution.budget import count_beside
-from bottega.execution.plugins import success_checks
 from bottega.llm.environment import NO_KEY, with_openai
 from bottega.llm.fallback import FallbackProvider, ServedModel
 from bottega.llm.prices import TokenPrices
 from bottega.llm.server import ServerSpec
 from bottega.llm.servers import OpenServer, Servers, SpecSource
+from bottega.llm.structured_output import JUDGEMENT, ProviderFor, RunKey
+from bottega.llm.traffic.accounts import PermitsOnly
 from bottega.llm.traffic.gates import Traffic
 from bottega.llm.traffic.limits import ServerKey
 from bottega.llm.traffic.task_places import TaskPlaces
@@ -33,6 +35,9 @@ from bottega.settings import Settings
 from bottega.tools.addresses import AllowList
 from bottega.tools.guard import check_address
 from bottega.tools.secrets import DEFAULT as DEFAULT_NAME
+
+PROBE = "provider:test"
+"""Name of the calls that try a provider, in place of an agent's."""
 
 Provider = Mapping[str, Any]
 """The definition of a provider, as :class:`ProviderContent` dumps it."""
@@ -91,6 +96,7 @@ class ModelServices:
     """The model servers that this process calls.
 
     Args:
+        budgets: the accounts of tenants, which pay for the calls.
         default: the server of the settings ``OPENAI_*`` or the demo model; ``None``: there is none.
         secrets: those that providers send.
         traffic: limits of providers, and breakers; ``None``: all calls pass.
@@ -100,11 +106,13 @@ class ModelServices:
     def __init__(
         self,
         settings: Settings,
+        budgets: DayBudgets,
         default: ServerSpec | None,
         secrets: SecretLookup,
         traffic: Traffic | None = None,
         lookups: NameLookups | None = None,
     ) -> None:
+        self._budgets = budgets
         self._traffic = traffic
         self._lookups = lookups
         self._settings = settings
@@ -117,7 +125,7 @@ class ModelServices:
         }
 
     async def for_agent(self, run: PinnedModels, definition: Mapping[str, Any]) -> FallbackProvider:
-        """Return the models of an agent of a run, or of a judge of one.
+        """Return the models of an agent of a run, whose recorder reserves their calls.
 
         Raises:
             InvalidInputError: ``unknown_provider``, or as :meth:`SecretLookup.bound`.
@@ -126,15 +134,32 @@ class ModelServices:
         if patience_s is None:
             patience_s = self._settings.model_patience_s
         models = [await self._model(each, run) for each in listed(definition["model"])]
-        return FallbackProvider(models, patience_s)
+        return FallbackProvider(models, patience_s, PermitsOnly())
 
-    async def of_operator(self, model: str, patience_s: float) -> FallbackProvider:
-        """Return a model of one of the operator's providers.
+    async def for_judge(
+        self, run: PinnedModels, run_id: UUID, model: str | Sequence[str] | None
+    ) -> FallbackProvider:
+        """Return the models of a judge of a run that is over, without patience.
 
         Raises:
             InvalidInputError: as :meth:`for_agent`.
         """
-        return FallbackProvider([await self._model(model, None)], patience_s)
+        models = [await self._model(each, run) for each in listed(model)]
+        account = self._budgets.beside(run.tenant_id, run_id, JUDGEMENT)
+        return FallbackProvider(models, 0.0, account)
+
+    async def of_operator(self, model: str, patience_s: float) -> ProviderFor:
+        """Return what makes a model of one of the operator's providers for a run's tenant to pay.
+
+        Raises:
+            InvalidInputError: as :meth:`for_agent`.
+        """
+        served = await self._model(model, None)
+
+        def provider_for(run: RunKey, name: str) -> FallbackProvider:
+            return FallbackProvider([served], patience_s, self._budgets.beside(*run, name))
+
+        return provider_for
 
     async def named(
         self,
@@ -160,7 +185,8 @@ class ModelServices:
             source = self._of_tenant(tenant_id, tenant, name, own)
             server = await self._servers.get((tenant_id, name), 0, source)
         first = self._first(own or self._operators.get(name, {}))
-        return FallbackProvider([ServedModel(server, model or first)], 0.0)
+        account = self._budgets.beside(tenant_id or DEFAULT_TENANT, None, PROBE)
+        return FallbackProvider([ServedModel(server, model or first)], 0.0, account)
 
     def success_checks(self, pool: asyncpg.Pool) -> SuccessChecks:
         """Return what does the success checks of runs, which may ask these models.
@@ -170,10 +196,9 @@ class ModelServices:
         """
         return SuccessChecks(
             pool,
-            self.for_agent,
+            self.for_judge,
             success_checks(),
-            count=partial(count_beside, pool),
-            known=self._secrets.redactor,
+            known=self._secrets.known,
         )
 
     def calls(self) -> Mapping[UUID, Sequence[Mapping[str, Any]]]:
@@ -251,7 +276,8 @@ class ModelServices:
             if not allowed.has_name(host):
                 check_address(host, ip_address(address), allowed)
 
-        more: dict[str, Any] = {"timeout_s": self._settings.model_timeout_s, "guard": guard}
+        more: dict[str, Any] = {"is_own": True, "guard": guard}
+        more["timeout_s"] = self._settings.model_timeout_s
         if self._lookups is not None:
             more["look_up"] = partial(self._lookups.addresses, tenant)
         return Described(name, provider, self._secrets, tenant_id, tenant, more)
@@ -269,7 +295,7 @@ def spec_of(name: str, provider: Provider, secrets: Mapping[str, str], **more: A
 
     Args:
         secrets: values by name.
-        more: ``timeout_s``, which the definition may replace, and ``guard``.
+        more: ``timeout_s``, which the definition may replace, ``is_own`` and ``guard``.
     """
 
     def value(header: str | Mapping[str, str]) -> str:
@@ -299,6 +325,7 @@ def spec_of(name: str, provider: Provider, secrets: Mapping[str, str], **more: A
 @asynccontextmanager
 async def open_models(
     settings: Settings,
+    budgets: DayBudgets,
     secrets: SecretLookup,
     traffic: Traffic | None = None,
     lookups: NameLookups | None = None,
@@ -320,7 +347,7 @@ async def open_models(
             default = with_openai(
                 ServerSpec(base_url=base_url, api_key=key, timeout_s=settings.model_timeout_s)
             )
-        services = ModelServices(settings, default, secrets, traffic, lookups)
+        services = ModelServices(settings, budgets, default, secrets, traffic, lookups)
         stack.push_async_callback(services.aclose)
         await services.check()
         yield services

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from bottega.db.engine import Database
 from bottega.descriptors import Descriptors
 from bottega.events.listener import NotifyListener
-from bottega.logs import also_clean
+from bottega.logs import clean_of_tenants
 from bottega.secrets import rows as secret_rows
 from bottega.secrets.lookup import SecretLookup, SecretRules
-from bottega.settings import Settings, keyring, redactor, secrets
+from bottega.settings import Settings, keyring, secrets
 from bottega.tools.addresses import AllowList
 
 if TYPE_CHECKING:
-    from bottega.execution.mcp.servers import McpAccess
+    from bottega.engine.mcp.servers import McpAccess
     from bottega.tools.egress import Egress
 
 
@@ -42,15 +42,15 @@ async def open_outgoing(
     Args:
         is_open: returns true if the server has no keys.
     """
-    from bottega.execution.mcp.servers import McpAccess
+    from bottega.engine.mcp.servers import McpAccess
     from bottega.mcp.servers import StdioCommand
     from bottega.tools.egress import Egress
 
     lookup = SecretLookup(secret_rules(settings, is_open), partial(secret_rows.read, database.pool))
     lookup.watch(listener)
-    also_clean(lookup.sent.text)
+    clean_of_tenants(lookup.of_name)
     commands = {
-        key: StdioCommand(each.command, each.args, each.plain_env)
+        key: StdioCommand(each.command, each.args, each.plain_env, tuple(each.secrets))
         for key, each in settings.mcp_stdio.items()
     }
     egress = Egress(settings.egress_allow, each=descriptors.calls_of_tenant)
@@ -62,7 +62,7 @@ def secret_rules(settings: Settings, is_open: Callable[[], Awaitable[bool]]) -> 
     """Return what the operator has set about secrets.
 
     Raises:
-        InvalidInputError: as :func:`redactor`.
+        ValueError: the keys are none.
     """
     return SecretRules(
         keyring=keyring(settings),
@@ -70,5 +70,4 @@ def secret_rules(settings: Settings, is_open: Callable[[], Awaitable[bool]]) -> 
         hosts=settings.hosts_of_secret,
         allowed=AllowList.parse(settings.egress_allow),
         is_open=is_open,
-        redactor=redactor(settings),
     )

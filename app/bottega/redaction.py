@@ -1,19 +1,20 @@
-"""Removal of secrets from text, in case something external repeats them. Pure."""
+"""Removal of secrets from text, in case something external repeats them."""
 
 import base64
 import json
 import re
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from html import escape
 from typing import Any
 from urllib.parse import quote, quote_plus
 
+from bottega.vocabulary import is_word
+
 SHORTEST = 8
 """Least length of a secret; a shorter one is part of too many other texts."""
 LEFT_OUT = "[secret]"
-_MOST_LEARNED = 1000
 
 
 class Redactor:
@@ -24,38 +25,20 @@ class Redactor:
 
     Args:
         secrets: those shorter than :data:`SHORTEST` are ignored.
-        beside: removes its secrets, too.
-        most_learned: later ones that are kept.
+        beside: removes its secrets, too: the tenant's, beside those of a call.
     """
 
-    def __init__(
-        self,
-        secrets: Iterable[str],
-        *,
-        beside: "Redactor | None" = None,
-        most_learned: int = _MOST_LEARNED,
-    ) -> None:
+    def __init__(self, secrets: Iterable[str] = (), *, beside: "Redactor | None" = None) -> None:
         self._beside = beside
-        self._most_learned = most_learned
-        self._marks_of = {secret: _marks(secret) for secret in secrets}
-        self._learned: OrderedDict[str, None] = OrderedDict()
-        self._marks = _joined(self._marks_of)
+        self._marks_of: dict[str, tuple[str, ...]] = {}
+        self.keep(secrets)
 
-    def learn(self, secrets: Iterable[str]) -> None:
-        """Remove these, too, from now on. The ones that were learned first may be forgotten."""
-        is_new = False
-        for secret in secrets:
-            if secret in self._learned:
-                self._learned.move_to_end(secret)
-            elif secret not in self._marks_of:
-                self._learned[secret] = None
-                self._marks_of[secret] = _marks(secret)
-                is_new = True
-        if is_new:
-            while len(self._learned) > self._most_learned:
-                del self._marks_of[self._learned.popitem(last=False)[0]]
-            self._marks = _joined(self._marks_of)
-            self.__dict__.pop("_pattern", None)
+    def keep(self, secrets: Iterable[str]) -> None:
+        """Remove these secrets from now on, and no others."""
+        known = self._marks_of
+        self._marks_of = {each: known.get(each) or _marks(each) for each in secrets}
+        self._marks = _joined(self._marks_of)
+        self.__dict__.pop("_pattern", None)
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -77,14 +60,105 @@ class Redactor:
         return any(mark in text for mark in self._marks)
 
     def value(self, value: Any) -> Any:
-        """Return a JSON value without secrets. The caller must bound its depth."""
+        """Return JSON from outside without secrets, also in its keys: others chose them.
+
+        No entry is lost: keys that would be the same get numbers. The caller must bound its depth.
+
+        JSON in which no secret is found is returned itself: most is such, and it costs least.
+        """
+        return self._cleaned(value) if self.knows_any and self._is_in(value) else value
+
+    @property
+    def knows_any(self) -> bool:
+        """True if there is a secret to remove."""
+        return bool(self._marks) or (self._beside is not None and self._beside.knows_any)
+
+    def _cleaned(self, value: Any) -> Any:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
-            return {self.text(key): self.value(item) for key, item in value.items()}
+            keys = self._keys(value)
+            items = zip(keys, value.values(), strict=True)
+            return {key: self._cleaned(item) for key, item in items}
         if isinstance(value, list | tuple):
-            return [self.value(item) for item in value]
+            return [self._cleaned(item) for item in value]
         return value
+
+    def _keys(self, keys: Collection[str]) -> list[str]:
+        """Return keys without secrets; a number stands behind those that would be the same."""
+        clean = [key if not self.finds(key) or is_word(key) else self.text(key) for key in keys]
+        taken = {key for key, text in zip(keys, clean, strict=True) if key == text}
+        numbers: Counter[str] = Counter()
+        for at, (key, text) in enumerate(zip(keys, clean, strict=True)):
+            if key == text:
+                continue
+            while clean[at] in taken:
+                numbers[text] += 1
+                clean[at] = f"{text} ({numbers[text] + 1})"
+            taken.add(clean[at])
+        return clean
+
+    def record(self, record: Any) -> Any:
+        """Return a record of ours without secrets in its texts.
+
+        Keys, names, ids, times and our words stay. The caller must bound its depth.
+
+        A record in which no secret is found is returned itself: most are such, and it costs least.
+        """
+        return self._record(record, "") if self._is_in(record) else record
+
+    def _is_in(self, value: Any) -> bool:
+        return self.finds("\n".join(_texts(value)))
+
+    def _record(self, value: Any, name: str) -> Any:
+        """Return the value of a record's field of this name without secrets."""
+        if name in _FROM_OUTSIDE:
+            return self.value(value)
+        if isinstance(value, str):
+            return value if not self.finds(value) or _is_ours(name, value) else self.text(value)
+        if isinstance(value, dict):
+            return {key: self._record(item, key) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._record(item, name) for item in value]
+        return value
+
+
+_FROM_OUTSIDE = frozenset(
+    (
+        *("answer", "arguments", "content", "input", "metadata", "output", "output_json"),
+        *("prompt", "question", "result", "schema", "text"),
+    )
+)
+"""Fields of our records with text or JSON of others."""
+_NAMES = frozenset(
+    ("agent", "graph", "id", "logger", "model", "name", "provider", "tenant", "tool", "user")
+)
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts in JSON."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            waiting += item
+            waiting += item.values()
+        elif isinstance(item, list | tuple):
+            waiting += item
+
+
+def _is_ours(name: str, text: str) -> bool:
+    """Return whether a field's text is a name, an id, a time or one of our words."""
+    return name in _NAMES or name.endswith("_id") or bool(_UUID.fullmatch(text)) or is_word(text)
+
+
+def is_vocabulary(secret: str) -> bool:
+    """Return whether a secret is a word of this service, or a scheme and such a word."""
+    scheme, _, credential = secret.rpartition(" ")
+    return is_word(secret) or (len(scheme.split()) == 1 and is_word(credential))
 
 
 def _all_forms(secret: str) -> set[str]:
@@ -111,7 +185,8 @@ def _words(secret: str) -> set[str]:
     for word in tuple(words):
         if secret.lower().startswith("basic "):
             words |= _decoded(word)
-    return {word for word in words if len(word) >= SHORTEST}
+    long = {word for word in words if len(word) >= SHORTEST}
+    return {word for word in long if word == secret or not is_word(word)}
 
 
 def _decoded(word: str) -> set[str]:

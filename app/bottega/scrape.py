@@ -13,8 +13,8 @@ import structlog
 from prometheus_client.metrics_core import GaugeMetricFamily
 
 from bottega import metrics
+from bottega.db.failures import is_transient
 from bottega.errors import BottegaError, UnauthenticatedError, UnavailableError
-from bottega.events.log import is_transient
 from bottega.settings import Settings
 from bottega.tenants.key_cache import KeyCache
 
@@ -26,9 +26,9 @@ _AT_ONCE = 8
 _GAUGES = "SELECT queued, oldest_s, waiting, alive FROM service_gauges()"
 _TEXTS = {
     "bottega_queue_depth": "Queued runs of all tenants.",
-    "bottega_queue_oldest_seconds": "Time for which the first run in the queue could be taken.",
+    "bottega_queue_oldest_seconds": "Time for which the oldest run could have been claimed.",
     "bottega_runs_waiting": "Runs with a question to people.",
-    "bottega_workers": "Workers with a heartbeat in the last 30 seconds.",
+    "bottega_workers": "Workers that are alive.",
 }
 _REFUSAL = (
     "send the scrape token: 'Authorization: Bearer <BOTTEGA_METRICS_TOKEN>'; no API key opens this"
@@ -105,10 +105,7 @@ async def refresh_regularly(operators: Iterable[str]) -> None:
     """
     metrics.add_operators(operators)
     while True:
-        try:
-            metrics.refresh()
-        except Exception:
-            log.exception("metrics.not_refreshed")
+        metrics.refresh()
         await asyncio.sleep(_REFRESH_S)
 
 

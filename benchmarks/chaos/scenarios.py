@@ -47,13 +47,14 @@ class Options:
 
 
 async def killed_workers(options: Options) -> Report:
-    """Kill workers at random, and replace each (a)."""
-    report = Report(f"a. kill -9 of random workers, {options.workers} at a time")
+    """Kill workers that execute runs, at random times, and replace each (a)."""
+    report = Report(f"a. kill -9 of workers with runs, {options.workers} at a time")
     kills: list[float] = []
 
     async def kill(on: Stage) -> None:
-        kills.append(await on.kill(on.random.choice(on.workers)))
-        await on.add_worker()
+        with contextlib.suppress(LookupError):  # nobody asks at the moment
+            kills.append(await on.kill(asker(on, on.model.requests[-1])))
+            await on.add_worker()
 
     async with options.stage() as (on, _):
         async with happening(kill, on, every_s=(0.5, 2.0), at_most=options.runs // 10):

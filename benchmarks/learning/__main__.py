@@ -4,8 +4,10 @@
 
 A scripted team does tasks without being told the right way (benchmarks/learning/world.py). It
 follows memory with the probability --follows, and guesses otherwise. All arms have the same tasks
-and the same luck, in virtual time, without a database. The decisions are the service's own: goal
-analysis, matching, assignment, episodes from events, mining, validation, refinement, scoring.
+and the same luck, in virtual time, without a database. They are of several sessions and read the
+episodes of all: an agent of one purpose, with BOTTEGA_SHARED_MEMORY and memory_scope tenant. The
+decisions are the service's own: goal analysis, matching, assignment, episodes from events, mining,
+validation, refinement, scoring.
 
     no memory            nothing
     last k               the last 5 episodes

@@ -22,8 +22,8 @@ VERBS = (
     "disconnect", "read", "eat", "flush", "wait1", "wait", "inventory", "examine",
 )  # fmt: skip
 """Commands of the game; each is a tool of the agent."""
-_TASK = re.compile(r"^\s*Task: (.*)$", re.MULTILINE)
-_WHAT = re.compile(r'"what":"([^"…]*)')
+_TASK = re.compile(r"^\s*earlier run: Task: (.*)$", re.MULTILINE)
+_WHAT = re.compile(r'what="([^"…]*)')
 _FIRST_OF_SEVERAL = "0"
 
 

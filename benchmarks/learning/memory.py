@@ -13,7 +13,7 @@ from uuid import UUID
 import numpy as np
 
 from benchmarks.learning.world import START
-from bottega.execution.replay import EPISODE
+from bottega.engine.replay import EPISODE
 from bottega.llm.local.builtin import DIMENSION, BuiltinEmbedder
 from bottega.memory.episodes.embedding_worker import GROWN
 from bottega.memory.episodes.episode import Episode, Outcome
@@ -44,7 +44,7 @@ from bottega.memory.patterns.refinement import (
     tally_of,
 )
 from bottega.memory.patterns.validation import Tally
-from bottega.memory.text.embeddings import Background, Vectors, floor, measured_background
+from bottega.memory.text.embeddings import Background, Vectors, floor_of, measured_background
 
 AT_START = frozenset(Category) - ON_FAILURE
 LIVE = (PatternState.CANDIDATE, PatternState.VALIDATED)
@@ -91,8 +91,12 @@ class Episodes:
             for each in nearest
         ]
         best = score(found, ScoringOptions(), now, domain)[:k]
-        least = floor(self._embedder, vector, self._background)
-        return [Hit(by_id[candidate.episode_id], parts, least) for candidate, parts in best]
+        least = floor_of(self._embedder, vector, self._background).alone
+        return [
+            Hit(by_id[candidate.episode_id], parts, floor=least, relevant=cosine >= least)
+            for candidate, parts in best
+            if (cosine := parts.cosine) is not None
+        ]
 
     def touch(self, sources: Iterable[str]) -> None:
         """Count an access of each episode that a run was given."""

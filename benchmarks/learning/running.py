@@ -22,9 +22,7 @@ from benchmarks.learning.world import (
     World,
 )
 from bottega.agents.tokens import estimated_tokens
-from bottega.events.payloads import TOOL_ERROR
-from bottega.events.types import EventType, RunStatus
-from bottega.execution.retrieval import (
+from bottega.engine.retrieval import (
     MOST_EPISODES,
     Assignment,
     MemorySources,
@@ -32,6 +30,8 @@ from bottega.execution.retrieval import (
     patterns_for,
     render_episode,
 )
+from bottega.events.payloads import TOOL_ERROR
+from bottega.events.types import EventType, RunStatus
 from bottega.memory.episodes.episode import Episode, Outcome, State
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.learning.episode_recorder import EpisodeRecorder, RunFacts
@@ -45,11 +45,12 @@ PROMPT_TOKENS = 400
 """Tokens of a call without memory."""
 _ALIKE = 3
 _SECONDS = 2.0  # per call
-_USERS = 5  # patterns may depend on the user
+_SESSIONS = 5  # patterns may depend on the session
 _DEFINITIONS: Mapping[str, Mapping[str, Any]] = {
     LEAD: {
         "tools": [{"name": each, "type": "builtin"} for each in (*TOOLS, *RECOVERIES)],
         "subagents": {"names": list(AGENTS)},
+        "memory_scope": "tenant",
     },
     **{each: {"tools": []} for each in AGENTS},
 }
@@ -123,13 +124,12 @@ class _Run:
 async def play(task: Task, right: Right, giving: "Nothing") -> Played:
     about = RunFacts(
         run_id=task.run_id,
-        session_id=None,
+        session_id=f"session {task.run_id.int % _SESSIONS}",
         principal=None,
         input=task.text,
         first=LEAD,
         definitions=_DEFINITIONS,
         metadata={"domain": task.domain, "task_type": task.task_type},
-        user=f"user {task.run_id.int % _USERS}",
     )
     goals = analyse(
         about.question,

@@ -139,7 +139,7 @@ def uncut(given: Given, known: Sequence[Episode]) -> list[str]:
     for text, episode_id in zip(given.episodes, given.ids, strict=True):
         episode = next(each for each in known if each.id == episode_id)
         head, *rest = text.splitlines()
-        task = next((line for line in rest if line.startswith("  Task:")), "")
+        task = next((line for line in rest if line.startswith("  earlier run: Task:")), "")
         texts.append("\n".join([head, task, *told_steps(episode.trace or ())]))
     return texts
 

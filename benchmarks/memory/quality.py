@@ -22,6 +22,7 @@ from bottega.memory.episodes.episode import EpisodeFilter, Outcome, StorageState
 from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.scoring import Candidate, Normalisation, ScoringOptions, score
+from bottega.memory.text.content import content_words
 from bottega.memory.text.embeddings import Embedder, Vectors
 
 AGED_BEFORE = MemoryOptions().begins(StorageState.AGED, stage.NOW)
@@ -63,7 +64,7 @@ async def retrieve(
             candidates = await search.candidates(
                 connection,
                 EVERYTHING,
-                query.text if words else "",
+                content_words(query.text if words else ""),
                 None if vectors is None else vectors[place],
                 embedder=embedder,
                 aged_before=AGED_BEFORE,

@@ -36,6 +36,7 @@ from bottega.memory.episodes.episode import EpisodeFilter, Outcome
 from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory
+from bottega.memory.text.content import content_words
 from bottega.memory.text.embeddings import Vectors
 
 AGED_DAYS = MemoryOptions().mature_days
@@ -155,7 +156,7 @@ async def semantic(
             rows = await search.candidates(
                 connection,
                 EVERYTHING,
-                asked.texts[place],
+                content_words(asked.texts[place]),
                 asked.vectors[place],
                 embedder=loading.EMBEDDER,
                 aged_before=stage.NOW - timedelta(days=AGED_DAYS),

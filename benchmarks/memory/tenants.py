@@ -21,11 +21,12 @@ from pgvector.asyncpg import register_vector
 
 from benchmarks.memory.clusters import Clusters, Floats, Halves, cosines, nearest
 from bottega.db import embedded, migrate
-from bottega.db.connect import APP_ROLE
+from bottega.db.connect import connect, normalise_url
 from bottega.llm.local.builtin import DIMENSION
 from bottega.memory.episodes import search
 from bottega.memory.episodes.episode import EpisodeFilter
 from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.text.content import content_words
 
 EMBEDDER = "clusters-1"
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
@@ -159,8 +160,11 @@ _TABLES = (
 @asynccontextmanager
 async def connected(url: str, tenant: Tenant | None = None) -> AsyncIterator[asyncpg.Connection]:
     """Connect as the application's role for a tenant, or as the login without one."""
-    settings = {"role": APP_ROLE, "bottega.tenant": str(tenant.id)} if tenant else {}
-    connection = await asyncpg.connect(url, server_settings=settings)
+    if tenant is None:
+        connection = await asyncpg.connect(url)
+    else:
+        connection = await connect(normalise_url(url))
+        await connection.execute(f"SET bottega.tenant = '{tenant.id}'")
     try:
         yield connection
     finally:
@@ -291,7 +295,7 @@ async def _ask(
         candidates = await search.candidates(
             connection,
             EVERYTHING,
-            "",
+            content_words(""),
             question,
             embedder=EMBEDDER,
             aged_before=NOW - timedelta(days=180),

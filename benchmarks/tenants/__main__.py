@@ -5,7 +5,8 @@
 One API process, one worker, a database, a model that answers at once, two tenants with keys. One
 starts six runs per second, evenly, and watches each over a WebSocket. The other attacks, from a
 process of its own with low priority and bounded rate, since all share the machine's cores. Measured
-is the time from a POST /v1/runs to its answer, and to the run's final event. Each attack begins two
+is the time from a POST /v1/runs to its answer, and to the run's final event; and the longest time
+from a run's end to the decision of its check, of the type `contains`. Each attack begins two
 seconds earlier, and comes after the same time alone, in turns. Compare only figures of the same
 invocation.
 """
@@ -56,6 +57,7 @@ class Case:
     beside: list[Watched] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
+    check_s: float = 0.0
 
 
 async def measure(on: Stage, client: Client, name: str, seconds: float, case: Case) -> None:
@@ -71,7 +73,9 @@ async def measure(on: Stage, client: Client, name: str, seconds: float, case: Ca
     attacker.start()
     due = asyncio.ensure_future(on.let_schedules_fall_due()) if name == _DUE else None
     await asyncio.sleep(AHEAD_S)
+    began = await on.now()
     case.beside += await work(client, seconds, case.failures)
+    case.check_s = max(case.check_s, await on.check_s(began))
     if due is not None:
         due.cancel()
         await asyncio.wait([due])
@@ -84,7 +88,8 @@ def report(cases: dict[str, Case], seconds: float) -> None:
     """Print the table."""
     print("\nmilliseconds; ratio: p99 beside the attack ÷ p99 alone before it")
     print(f"{'':36}{'answer':>8}{'':>14}{'':>7}  {'final event':>12}")
-    print(f"{'attack':36}{'p50':>7}{'p99':>8}{'ratio':>7}{'p50':>9}{'p99':>8}{'ratio':>7}  seen")
+    heads = f"{'p50':>7}{'p99':>8}{'ratio':>7}{'p50':>9}{'p99':>8}{'ratio':>7}{'check':>7}"
+    print(f"{'attack':36}{heads}  seen")
     for name, case in cases.items():
         row = f"{name:36}"
         for attribute, gap in (("answered_s", 7), ("took_s", 9)):
@@ -93,6 +98,7 @@ def report(cases: dict[str, Case], seconds: float) -> None:
                 for times in (case.alone, case.beside)
             ]
             row += f"{beside[0]:{gap}.0f}{beside[1]:8.0f}{beside[1] / alone[1]:7.2f}"
+        row += f"{1000 * case.check_s:7.0f}"
         seen = ", ".join(f"{count} {what}" for what, count in case.seen.most_common(4))
         print(f"{row}  {seen}", *case.failures[:1], sep="; ")
     every = [each for case in cases.values() for each in case.alone]

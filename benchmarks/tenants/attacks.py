@@ -169,12 +169,59 @@ async def slow_readers(target: Target) -> None:
     await paced(LIMIT_PER_S, act, most=200)
 
 
+async def judges(target: Target) -> None:
+    """Start runs that ten judges check, none of which ever answers."""
+    body = to_json({"agent": "judged", "input": "x"})
+    await paced(LIMIT_PER_S, lambda: target.send("POST", "/v1/runs", body))
+
+
 async def uploads(target: Target) -> None:
     """Send files of ten megabytes."""
     part = b'--B\r\ncontent-disposition: form-data; name="file"; filename="a.bin"\r\n\r\n'
     body = part + b"x" * 10_000_000 + b"\r\n--B--\r\n"
     media = "multipart/form-data; boundary=B"
     await paced(2, lambda: target.send("POST", "/v1/files", body, media), most=8)
+
+
+async def line_feeds(target: Target) -> None:
+    """Start runs whose model sends 63 million line feeds, packed into 61 KB."""
+    body = to_json({"agent": "floods", "input": "x"})
+    await paced(LIMIT_PER_S, lambda: target.send("POST", "/v1/runs", body))
+
+
+async def _files(target: Target, content: bytes) -> None:
+    part = b'--B\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    body = part + content + b"\r\n--B--\r\n"
+    media = "multipart/form-data; boundary=B"
+    await paced(2, lambda: target.send("POST", "/v1/files", body, media), most=8)
+
+
+async def jpegs(target: Target) -> None:
+    """Send megabytes of segments that come before a picture's size."""
+    await _files(target, b"\xff\xd8" + b"\xff\xe0\x00\x02" * 262_144)
+
+
+async def pdfs(target: Target) -> None:
+    """Send megabytes of pages."""
+    await _files(target, b"%PDF-1.7" + b"/Type/Page " * 95_000)
+
+
+async def multiparts(target: Target) -> None:
+    """Send megabytes that look like boundaries."""
+    await _files(target, b"\r\n--B\r" * 150_000)
+
+
+async def documents(target: Target) -> None:
+    """Ask for public documents without a key, again and again."""
+    stranger = Target(target.port, "", target.seen)
+    each = itertools.cycle(("/openapi.json", "/asyncapi.json", "/docs", "/console/"))
+    await paced(200, lambda: stranger.send("GET", next(each)))
+
+
+async def questions(target: Target) -> None:
+    """Start runs whose tool asks people three hundred questions at each call."""
+    body = to_json({"agent": "asks", "input": "Call ask"})
+    await paced(LIMIT_PER_S, lambda: target.send("POST", "/v1/runs", body))
 
 
 async def schedules(target: Target) -> None:
@@ -196,7 +243,14 @@ ATTACKS: Mapping[str, Attack] = {
     "fan-outs of 20 tasks": fan_outs,
     "searches in memory": searches,
     "readers that stop reading": slow_readers,
+    "judges that never answer": judges,
     "uploads of 10 MB": uploads,
+    "a model's flood of line feeds": line_feeds,
+    "JPEGs of segments": jpegs,
+    "PDFs of pages": pdfs,
+    "multipart bodies of boundaries": multiparts,
+    "public documents without a key": documents,
+    "questions of an MCP server": questions,
 }
 
 

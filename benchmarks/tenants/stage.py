@@ -1,12 +1,15 @@
 """The server with its two tenants, their agents, and the model."""
 
 import asyncio
+import gzip
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,13 @@ SELECT id, 's' || n, '0 3 1 1 *', 'UTC', $2, now() + interval '1 year'
 FROM tenants CROSS JOIN generate_series(1, 1000) AS n WHERE name = $1
 """
 _DUE = "UPDATE schedules SET next_at = now()"
+_CHECKED = """
+SELECT CASE WHEN bool_and(c.status <> 'pending')
+    THEN extract(epoch FROM max(c.updated_at - r.ended_at))::double precision END
+FROM runs r JOIN tenants t ON t.id = r.tenant_id
+LEFT JOIN run_checks c ON c.tenant_id = r.tenant_id AND c.run_id = r.id
+WHERE t.name = $1 AND r.created_at > $2
+"""
 _CANCEL = """
 SELECT cancel_run(r.tenant_id, r.id) FROM runs r JOIN tenants t ON t.id = r.tenant_id
 WHERE t.name = $1 AND r.ended_at IS NULL
@@ -53,8 +63,24 @@ class ScriptedModel(ModelConnection):
         return 3600 if b"You hang." in body else 0
 
     def parts(self, body: bytes) -> Sequence[bytes]:
+        if b"You flood." in body:
+            return _flood()
         request = from_json(body)
         return chunked(_answer(request), request)
+
+    def _send(self, parts: Sequence[bytes]) -> None:
+        if parts is _flood():
+            self._write(parts[0])
+        else:
+            super()._send(parts)
+
+
+@cache
+def _flood() -> Sequence[bytes]:
+    """Return a whole answer: line feeds, a thousand of them in a byte."""
+    body = gzip.compress(b"\n" * 63_000_000)
+    head = "content-type: text/event-stream\r\ncontent-encoding: gzip"
+    return (f"HTTP/1.1 200 OK\r\n{head}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body,)
 
 
 def _answer(request: dict[str, Any]) -> Answer:
@@ -64,8 +90,9 @@ def _answer(request: dict[str, Any]) -> Answer:
     if "dispatch_subagents" in names:
         tasks = [{"prompt": f"task {number}"} for number in range(_FAN_OUT)]
         return Answer("", (DemoCall("dispatch_subagents", {"tasks": tasks}),))
-    if "look" in names:
-        return Answer("", (DemoCall("look", {}),))
+    for name in names:
+        if name == "look" or name.endswith("ask"):
+            return Answer("", (DemoCall(name, {}),))
     return Answer("an answer to x")
 
 
@@ -90,6 +117,20 @@ class Stage:
             await self.owner.execute(_DUE)
             await asyncio.sleep(3)
 
+    async def now(self) -> datetime:
+        """Return the database's time."""
+        found: datetime = await self.owner.fetchval("SELECT now()")
+        return found
+
+    async def check_s(self, since: datetime) -> float:
+        """Return the longest time to a check of the measured tenant's runs, once all are made."""
+        found: float | None = None
+        async with asyncio.timeout(180):
+            while found is None:
+                await asyncio.sleep(0.1)
+                found = await self.owner.fetchval(_CHECKED, "mine", since)
+        return found
+
     async def calm(self) -> None:
         """Cancel what the attacker's runs have left, and wait for their ends."""
         await self.owner.execute("UPDATE schedules SET next_at = now() + interval '1 year'")
@@ -109,13 +150,22 @@ async def stage(url: str) -> AsyncIterator[Stage]:
     mine, theirs = [_key(url, tenant) for tenant in ("mine", "theirs")]
     serving = process("serve", "--no-worker", "--port", "0", ready="listens on", **environment)
     working = process("worker", ready="is ready", **environment)
+    asking = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.tenants.questions", stdout=asyncio.subprocess.PIPE
+    )
+    assert asking.stdout is not None
+    questions = (await asking.stdout.readline()).decode().split()[-1]
+    _flood()  # now: it takes half a second
     async with serving as (_, line), working:
         port = int(line.rsplit(":", 1)[1].split()[0].rstrip("/"))
         await _define(port, mine, _agents(0)[:1])
         await _define(port, theirs, _agents(silent.getsockname()[1]))
+        await _connect(port, theirs, questions)
         run = to_json({"agent": "a", "input": "x"}).decode()
         await owner.execute(_SCHEDULES, "theirs", run)
         yield Stage(port, mine, theirs, owner)
+    asking.kill()
+    await asking.wait()
     model.close()
     silent.close()
     await owner.close()
@@ -141,13 +191,16 @@ def _agents(silent_port: int) -> list[dict[str, Any]]:
     """Return the agents of a tenant; the first does normal work."""
     look = {"type": "http", "name": "look", "description": "x", "timeout_s": 5}
     agent = {"description": "x", "system_message": "x"}
+    hangs = {"type": "judge", "criteria": "You hang."}
     return [
-        {**agent, "name": "a"},
+        {**agent, "name": "a", "success_check": [{"type": "contains", "value": "answer"}]},
+        {**agent, "name": "judged", "success_check": [hangs] * 10},
         {**agent, "name": "hangs", "system_message": "You hang."},
         {**agent, "name": "names", "tools": [{**look, "url": "https://tool.slow.test/"}]},
         {**agent, "name": "calls", "tools": [{**look, "url": f"http://127.0.0.1:{silent_port}/"}]},
         {**agent, "name": "fan", "subagents": {"mode": "async", "names": []}},
         {**agent, "name": "bombs"},
+        {**agent, "name": "floods", "system_message": "You flood."},
     ]
 
 
@@ -166,3 +219,16 @@ async def _define(port: int, key: str, agents: Sequence[dict[str, Any]]) -> None
             run = {"agent": "a", "input": f"{number} " + "x" * 50_000}
             await asyncio.sleep(1.2 / LIMIT_PER_S)
             (await client.post("/v1/runs", json=run)).raise_for_status()
+
+
+async def _connect(port: int, key: str, url: str) -> None:
+    """Let an agent of a tenant use the MCP server that asks."""
+    base, headers = f"http://127.0.0.1:{port}", {"authorization": f"Bearer {key}"}
+    agent = {"name": "asks", "description": "x", "system_message": "x"}
+    async with httpx2.AsyncClient(base_url=base, headers=headers, timeout=60) as client:
+        for path, body in (
+            ("/v1/mcp-servers", {"name": "asks", "url": url}),
+            ("/v1/mcp-servers/asks/refresh", None),
+            ("/v1/agents", {**agent, "tools": [{"type": "mcp", "server": "asks"}]}),
+        ):
+            (await client.post(path, json=body)).raise_for_status()

@@ -23,6 +23,11 @@ BEGIN
     IF NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'vector') THEN
         CREATE EXTENSION vector;
     END IF;
+    IF (SELECT extnamespace FROM pg_extension WHERE extname = 'vector')
+            <> 'public'::regnamespace THEN
+        RAISE EXCEPTION 'Bottega looks for pgvector in the schema public, where it is not: run '
+            'ALTER EXTENSION vector SET SCHEMA public in this database';
+    END IF;
 EXCEPTION
     WHEN insufficient_privilege OR undefined_file OR feature_not_supported THEN
         RAISE EXCEPTION 'Bottega keeps vectors with pgvector (0.8.4 or newer), and % may not '

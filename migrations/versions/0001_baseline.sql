@@ -1,8 +1,8 @@
 -- Tables, indexes and constraints. Functions, triggers, grants and policies are in
--- app/bottega/db/functions. No index on runs names a column that changes while a run goes on:
+-- app/bottega/db/sql. No index on runs names a column that changes while a run goes on:
 -- each step would write to it.
 
--- The SQL files in app/bottega/db/functions that are in this database, each with its hash.
+-- The SQL files in app/bottega/db/sql that are in this database, each with its hash.
 CREATE TABLE sql_files (
     name text NOT NULL,
     hash text NOT NULL,
@@ -28,6 +28,8 @@ CREATE TABLE api_keys (
     prefix text NOT NULL,
     key_hash bytea NOT NULL,
     scopes text[] NOT NULL,
+    -- Its requests name the end user that they act for.
+    require_user boolean NOT NULL DEFAULT false,
     created_at timestamptz NOT NULL DEFAULT now(),
     expires_at timestamptz,
     last_used_at timestamptz,
@@ -108,16 +110,17 @@ CREATE TABLE daily_spending (
     CONSTRAINT fk_daily_spending_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
 
--- Part of the day's budget that a worker has reserved for its runs, until it expires.
+-- Part of the day's budget that a process has reserved for its calls. When it expires, it counts as
+-- spent.
 CREATE UNLOGGED TABLE budget_slices (
     tenant_id uuid NOT NULL,
-    worker_id uuid NOT NULL,
+    account_id uuid NOT NULL,
     unit text NOT NULL,
     amount bigint NOT NULL,
-    -- All that the worker has reported of this tenant: a repeated report counts once.
+    -- All that is reported of the account: a repeated report counts once.
     spent bigint NOT NULL,
     expires_at timestamptz NOT NULL,
-    CONSTRAINT pk_budget_slices PRIMARY KEY (tenant_id, worker_id, unit),
+    CONSTRAINT pk_budget_slices PRIMARY KEY (tenant_id, account_id, unit),
     CONSTRAINT fk_budget_slices_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
 
@@ -388,7 +391,7 @@ CREATE TABLE user_erasures (
     CONSTRAINT pk_user_erasures PRIMARY KEY (tenant_id, user_id),
     CONSTRAINT fk_user_erasures_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
 );
-CREATE INDEX ix_user_erasures_next_at ON user_erasures (next_at);
+CREATE INDEX ix_user_erasures_due ON user_erasures (tenant_id, next_at);
 
 -- --- Runs and their log --------------------------------------------------------------------------
 
@@ -415,6 +418,8 @@ CREATE TABLE runs (
     mode text NOT NULL,
     -- Permitted use of memory: the strictest of the run's and its agents' settings.
     memory text NOT NULL DEFAULT 'off',
+    -- Whose earlier runs it may read, unless its memory is off.
+    memory_used text NOT NULL DEFAULT 'none (no user)',
     agent text,
     graph text,
     session_id text,
@@ -425,6 +430,10 @@ CREATE TABLE runs (
     -- Its starter: ``key:<prefix>``, ``local``, ``cli`` or ``schedule:<name>``.
     principal text,
     input jsonb NOT NULL,
+    -- Texts that the run's own agents read beside the input.
+    goals jsonb NOT NULL DEFAULT '[]',
+    constraints jsonb NOT NULL DEFAULT '[]',
+    success_criteria jsonb NOT NULL DEFAULT '[]',
     -- {"agents": {name: version}, "graph": {"name", "version"} | null, "providers": {name: version},
     -- "mcp_servers": {name: version}}
     pinned jsonb NOT NULL,
@@ -443,17 +452,11 @@ CREATE TABLE runs (
     -- Of a conversation. ``base``: the run of the turn before, fixed by the first claim. With the
     -- end of a completed run: its number, tokens, and what a prompt may hold of the turns before.
     turn jsonb,
-    -- When its wait for a slot began; null: it is blocked behind a run of its
-    -- conversation, or waits for people.
+    -- When it was queued; null: it is blocked behind a run of its conversation, or waits for people.
     queued_at timestamptz DEFAULT now(),
-    -- The tenant's slot that it holds until it ends; null: it waits for one; below zero: one of its
-    -- own, as linked runs have.
-    slot integer,
     status text NOT NULL DEFAULT 'queued',
     -- Number of claims: each increases it.
     attempt integer NOT NULL DEFAULT 0,
-    -- The claim of this attempt, so that a repeated claim succeeds.
-    claimed_by uuid,
     started_at timestamptz,
     deadline timestamptz,
     -- When it began to wait for people; its deadline moves by the time that it waits.
@@ -491,37 +494,45 @@ CREATE INDEX ix_runs_metadata ON runs USING gin (metadata jsonb_path_ops)
 CREATE INDEX ix_runs_session ON runs (tenant_id, session_id, id) WHERE session_id IS NOT NULL;
 CREATE INDEX ix_runs_user ON runs (tenant_id, user_id, id) WHERE user_id IS NOT NULL;
 CREATE INDEX ix_runs_ended ON runs (tenant_id, ended_at, id) WHERE ended_at IS NOT NULL;
-CREATE INDEX ix_runs_waiting ON runs (tenant_id, priority DESC, id)
-    WHERE ended_at IS NULL AND slot IS NULL AND queued_at IS NOT NULL;
-CREATE INDEX ix_runs_expiring ON runs
-    (((queued_at AT TIME ZONE 'UTC') + make_interval(secs => queue_timeout_s)))
-    WHERE ended_at IS NULL AND slot IS NULL AND queued_at IS NOT NULL;
 CREATE INDEX ix_runs_conversation ON runs (tenant_id, conversation_id, id)
     WHERE ended_at IS NULL AND conversation_id IS NOT NULL;
-CREATE INDEX ix_runs_blocked ON runs (tenant_id, id)
-    WHERE ended_at IS NULL AND queued_at IS NULL AND status = 'queued';
-CREATE INDEX ix_runs_suspended ON runs (deadline)
-    WHERE ended_at IS NULL AND slot IS NULL AND attempt > 0 AND status <> 'waiting';
-CREATE UNIQUE INDEX uq_runs_slot ON runs (tenant_id, slot)
-    WHERE ended_at IS NULL AND slot IS NOT NULL;
 CREATE INDEX ix_runs_parent ON runs (tenant_id, parent_run_id, id)
     WHERE parent_run_id IS NOT NULL;
 CREATE INDEX ix_runs_linked ON runs (tenant_id, parent_run_id)
     WHERE parent_run_id IS NOT NULL AND ended_at IS NULL;
 
--- The runs that a worker may take, by turn, then by number: those with a slot that none executes.
+-- The runs that no worker holds, but for those that wait for people.
 CREATE TABLE run_queue (
     tenant_id uuid NOT NULL,
     run_id uuid NOT NULL,
-    -- -1: it has started before, and goes before all others.
-    turn integer NOT NULL,
-    number bigint GENERATED ALWAYS AS IDENTITY,
-    -- The run's own: it counts among its tenant's runs. -1: a linked run.
-    priority smallint NOT NULL,
-    due_at timestamptz NOT NULL DEFAULT now(),
-    CONSTRAINT pk_run_queue PRIMARY KEY (tenant_id, run_id)
+    -- The order in its tenant: its time of acceptance, and 30 s for each priority below the first.
+    rank timestamptz NOT NULL,
+    -- A linked run: it counts in no limit of its tenant.
+    is_child boolean NOT NULL,
+    -- Whether a worker may claim it; if not, from due_at on. Infinity: when its conversation's turn
+    -- comes.
+    is_due boolean NOT NULL,
+    due_at timestamptz NOT NULL,
+    -- Then it ends without a worker.
+    expires_at timestamptz NOT NULL,
+    -- Nothing begins with the tenant but one index: no plan can read all of its rows by mistake.
+    CONSTRAINT pk_run_queue PRIMARY KEY (run_id, tenant_id)
 );
-CREATE INDEX ix_run_queue_turn ON run_queue (turn, number);
+CREATE INDEX ix_run_queue_next ON run_queue (is_due, tenant_id, is_child, rank, run_id);
+CREATE INDEX ix_run_queue_later ON run_queue (due_at) WHERE NOT is_due;
+CREATE INDEX ix_run_queue_expires_at ON run_queue (expires_at);
+
+-- A tenant's turn in the queue, its count of running runs, and the lock of a claim. No foreign key
+-- refers here, and this refers to nothing: one that is open would keep claims out.
+CREATE TABLE tenant_queues (
+    tenant_id uuid NOT NULL,
+    served_at timestamptz NOT NULL DEFAULT '-infinity',
+    -- Its runs that workers held when they were last counted, and those that were claimed since.
+    counted bigint NOT NULL DEFAULT 0,
+    claimed bigint NOT NULL DEFAULT 0,
+    CONSTRAINT pk_tenant_queues PRIMARY KEY (tenant_id)
+) WITH (fillfactor=10);  -- each claim updates its rows: leave room beside them
+INSERT INTO tenant_queues (tenant_id) SELECT id FROM tenants;
 
 -- The head of each running run's log: the fence.
 -- A claim writes the row; the end and the hand-back delete it. A step of a run changes it only
@@ -535,17 +546,11 @@ CREATE TABLE run_heads (
     -- The process that claimed it.
     worker_id uuid NOT NULL,
     claimed_at timestamptz NOT NULL,
+    -- The run's own.
+    deadline timestamptz NOT NULL,
+    is_child boolean NOT NULL,
     CONSTRAINT pk_run_heads PRIMARY KEY (tenant_id, run_id)
-) WITH (fillfactor=10);  -- every step updates the row: leave room beside it
-
--- A tenant's number of runs that wait for a slot: the sum over parts. Kept by triggers.
-CREATE TABLE waiting_runs (
-    tenant_id uuid NOT NULL,
-    part bigint GENERATED ALWAYS AS IDENTITY,
-    runs integer NOT NULL,
-    CONSTRAINT pk_waiting_runs PRIMARY KEY (tenant_id, part),
-    CONSTRAINT fk_waiting_runs_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES tenants (id)
-) WITH (fillfactor=10);  -- every change of a row fits beside it
+) WITH (fillfactor=40);  -- every step updates the row: leave room beside it
 
 CREATE TABLE tasks (
     tenant_id uuid NOT NULL,
@@ -600,6 +605,8 @@ CREATE TABLE interrupts (
     question text,
     schema jsonb,
     reason text,
+    -- The MCP server that asks; null: the agent.
+    server text,
     created_at timestamptz NOT NULL,
     expires_at timestamptz NOT NULL,
     resolved_at timestamptz,
@@ -736,44 +743,33 @@ CREATE INDEX ix_schedules_next_at ON schedules (next_at) WHERE NOT paused;
 
 -- --- Workers -------------------------------------------------------------------------------------
 
--- Sums over all tenants, visible to all of them.
+-- The processes that execute runs. A new process is another worker.
 CREATE UNLOGGED TABLE workers (
     id uuid NOT NULL,
     started_at timestamptz NOT NULL,
+    -- Its last report, and until when it is alive without another one.
     seen_at timestamptz NOT NULL,
-    pool jsonb NOT NULL,
-    CONSTRAINT pk_workers PRIMARY KEY (id)
-);
-
--- The right of a worker to its runs, for a time. A new process is another worker.
-CREATE UNLOGGED TABLE worker_leases (
-    worker_id uuid NOT NULL,
     leased_until timestamptz NOT NULL,
-    -- When it last named the runs that it executes, as '<run>:<attempt>'.
-    named_at timestamptz NOT NULL,
+    -- Places without a run, and those of them that a tenant with runs there may take.
+    free_places integer NOT NULL,
+    common_places integer NOT NULL,
+    -- The runs that it executes, as '<run>:<attempt>'.
     runs text[] NOT NULL,
-    -- Their number.
-    load integer NOT NULL DEFAULT 0,
-    -- Others get new runs, if they are not busy.
-    is_busy boolean NOT NULL DEFAULT false,
-    CONSTRAINT pk_worker_leases PRIMARY KEY (worker_id)
+    version text NOT NULL,
+    -- Its load: sums over all tenants, and by tenant.
+    pool jsonb NOT NULL,
+    tenants jsonb NOT NULL,
+    CONSTRAINT pk_workers PRIMARY KEY (id)
 );
 
 -- When a process last swept: one row.
 CREATE UNLOGGED TABLE last_sweep (
     one boolean NOT NULL DEFAULT true,
     at timestamptz NOT NULL,
+    -- From when on somebody has swept without a long pause.
+    since timestamptz NOT NULL,
     CONSTRAINT pk_last_sweep PRIMARY KEY (one),
     CONSTRAINT ck_last_sweep_one CHECK (one)
-);
-
--- A worker's load by one tenant. No foreign keys: a heartbeat must not wait for a lock.
-CREATE UNLOGGED TABLE worker_tenants (
-    tenant_id uuid NOT NULL,
-    worker_id uuid NOT NULL,
-    state jsonb NOT NULL,
-    seen_at timestamptz NOT NULL,
-    CONSTRAINT pk_worker_tenants PRIMARY KEY (tenant_id, worker_id)
 );
 
 -- --- Model servers -------------------------------------------------------------------------------
@@ -986,8 +982,6 @@ CREATE TABLE episode_search (
 );
 CREATE INDEX ix_episode_search_at ON episode_search (tenant_id, at, episode_id);
 CREATE INDEX ix_episode_search_domain ON episode_search (tenant_id, domain, at, episode_id);
-CREATE INDEX ix_episode_search_nobody ON episode_search (tenant_id, at, episode_id)
-    WHERE user_id IS NULL AND session_id IS NULL;
 CREATE INDEX ix_episode_search_outcome ON episode_search (tenant_id, outcome, at, episode_id);
 CREATE INDEX ix_episode_search_session ON episode_search (tenant_id, session_id, at, episode_id)
     WHERE session_id IS NOT NULL;
@@ -1194,7 +1188,7 @@ CREATE TABLE pattern_applications (
     good boolean,
     features jsonb NOT NULL DEFAULT '{}',
     duration_s double precision,
-    tokens integer,
+    tokens bigint,
     CONSTRAINT pk_pattern_applications PRIMARY KEY (tenant_id, id),
     CONSTRAINT fk_pattern_applications_tenant_id_pattern_id_patterns
         FOREIGN KEY (tenant_id, pattern_id) REFERENCES patterns (tenant_id, id) ON DELETE CASCADE,
@@ -1230,13 +1224,15 @@ CREATE TABLE run_learning (
 );
 CREATE INDEX ix_run_learning_due ON run_learning (tenant_id, next_at, run_id)
     WHERE status = 'pending';
-CREATE INDEX ix_run_learning_next ON run_learning (next_at) WHERE status = 'pending';
 
 -- The agent's success_check of a completed run, decided in the background.
 CREATE TABLE run_checks (
     tenant_id uuid NOT NULL,
     run_id uuid NOT NULL,
     status text NOT NULL DEFAULT 'pending',
+    -- Checks that are next: 0 those that we decide, 1 those of plugins, 2 those of models.
+    stage smallint NOT NULL DEFAULT 0,
+    -- Number of claims in this stage.
     tries integer NOT NULL DEFAULT 0,
     -- Due time; while a worker has it, the end of its lease.
     next_at timestamptz NOT NULL DEFAULT now(),
@@ -1244,16 +1240,18 @@ CREATE TABLE run_checks (
     passed boolean,
     -- [{"type", "passed", "reason"}], one for each check, in order.
     results jsonb NOT NULL DEFAULT '[]',
+    -- The budget that a judge waits for; for status unknown the word budget.
+    reason text,
     error text,
     updated_at timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT pk_run_checks PRIMARY KEY (tenant_id, run_id),
     CONSTRAINT fk_run_checks_tenant_id_run_id_runs
         FOREIGN KEY (tenant_id, run_id) REFERENCES runs (tenant_id, id) ON DELETE CASCADE,
-    CONSTRAINT ck_run_checks_status CHECK (status IN ('pending', 'done', 'failed'))
+    CONSTRAINT ck_run_checks_stage CHECK (stage BETWEEN 0 AND 2),
+    CONSTRAINT ck_run_checks_status CHECK (status IN ('pending', 'done', 'failed', 'unknown'))
 );
-CREATE INDEX ix_run_checks_due ON run_checks (tenant_id, next_at, run_id)
+CREATE INDEX ix_run_checks_due ON run_checks (stage, tenant_id, next_at, run_id)
     WHERE status = 'pending';
-CREATE INDEX ix_run_checks_next ON run_checks (next_at) WHERE status = 'pending';
 
 -- Maintenance jobs of a tenant's memory: nightly and on demand.
 CREATE TABLE memory_jobs (
@@ -1280,7 +1278,6 @@ CREATE TABLE memory_jobs (
     CONSTRAINT ck_memory_jobs_stage CHECK (stage BETWEEN 0 AND 6),
     CONSTRAINT ck_memory_jobs_status CHECK (status IN ('pending', 'running', 'done', 'failed'))
 );
-CREATE INDEX ix_memory_jobs_next ON memory_jobs (next_at) WHERE status IN ('pending', 'running');
 CREATE UNIQUE INDEX uq_memory_jobs_open ON memory_jobs (tenant_id)
     WHERE status IN ('pending', 'running');
 CREATE UNIQUE INDEX uq_memory_jobs_tick ON memory_jobs (tenant_id, tick) WHERE tick IS NOT NULL;

@@ -6,8 +6,8 @@ import httpx2
 import pytest
 
 from bottega.agents import BaseAgent
-from bottega.api.schemas.teams.subagents import TASK_TOOLS
 from bottega.db.base import DEFAULT_TENANT
+from bottega.definitions.agents import TASK_TOOLS
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.tools import use_async_subagents
@@ -24,6 +24,7 @@ LIMITS = {
     "max_timeout": 0.5,
     "max_steps_per_subagent": 4,
 }
+DEFAULT_LIMITS = SubagentLimits().of_agent({"mode": "async"}) or {}
 DEFAULTS = {"anonymous": True, "share_metadata": []}
 CALCULATOR = {"type": "builtin", "name": "calculator"}
 
@@ -47,6 +48,51 @@ async def test_sub_agent_names_are_optional(client: httpx2.AsyncClient) -> None:
     await create(client, orchestrator())
     stored = (await client.get("/v1/agents/boss")).json()["subagents"]
     assert stored == {"mode": "async", "names": [], "limits": None, **DEFAULTS}
+
+
+@pytest.mark.parametrize("name", sorted(DEFAULT_LIMITS))
+async def test_a_limit_above_the_operator_s_is_refused(
+    client: httpx2.AsyncClient, name: str
+) -> None:
+    most = DEFAULT_LIMITS[name]
+    too_high = most + 1 if name != "max_depth" else 20
+    body = orchestrator(limits={name: too_high})
+    for method, path, sent, at in (
+        ("POST", "/v1/agents", body, ""),
+        ("PUT", "/v1/agents/boss", {k: v for k, v in body.items() if k != "name"}, ""),
+        ("POST", "/v1/apply", {"agents": [agent("other"), body]}, "/agents/1"),
+    ):
+        answer = await client.request(method, path, json=sent)
+        assert answer.status_code == 422, (method, answer.text)
+        problem = answer.json()
+        assert problem["code"] == "limit_above_operator"
+        assert f"limit is {most:.15g}:" in problem["detail"]
+        assert problem["errors"][0]["pointer"] == f"{at}/subagents/limits/{name}"
+    await create(client, orchestrator(limits={name: most}))
+
+
+async def test_the_effective_limits_are_shown(client: httpx2.AsyncClient) -> None:
+    await create(client, orchestrator(limits={"max_queued": 3, "max_timeout": 100}))
+    await create(client, agent("plain"))
+    expected = DEFAULT_LIMITS | {"max_queued": 3, "max_timeout": 100, "default_timeout": 100}
+    for path in ("/v1/agents/boss", "/v1/agents/boss/versions/1"):
+        assert (await client.get(path)).json()["effective_limits"] == expected
+    body = orchestrator(limits={"max_queued": 3, "max_timeout": 100})
+    del body["name"]
+    replaced = await client.put("/v1/agents/boss", json=body)
+    assert replaced.json()["effective_limits"] == expected
+    assert (await client.get("/v1/agents/plain")).json()["effective_limits"] is None
+    graph = {"name": "two", "nodes": ["boss", "plain"], "edges": []}
+    assert (await client.post("/v1/graphs", json=graph)).status_code == 201
+    for start, limits in (
+        ({"agent": "boss"}, expected),
+        ({"agent": "plain"}, None),
+        ({"graph": "two", "mode": "dag"}, expected),
+    ):
+        made = await client.post("/v1/runs", json={"input": "hello", **start})
+        assert made.status_code == 202, made.text
+        run = (await client.get(f"/v1/runs/{made.json()['id']}")).json()
+        assert run["effective_limits"] == limits
 
 
 async def test_limits_are_stored_and_can_lower_the_operator_s(

@@ -230,6 +230,14 @@ async def test_unknown_paths_and_bad_queries_are_refused(
         ({"input": ""}, "invalid"),
         ({"input": []}, "invalid"),
         ({"input": [{"role": "assistant", "content": "x"}]}, "invalid"),
+        (
+            {"input": [{"role": r, "content": "x"} for r in ("user", "assistant")]},
+            "invalid",
+        ),
+        (
+            {"input": [{"role": r, "content": "x"} for r in ("user", "assistant", "system")]},
+            "invalid",
+        ),
         ({"input": [{"role": "user", "content": "x"}, {"role": "system"}]}, "invalid"),
         ({"input": [{"role": "tool", "content": "x"}]}, "invalid"),
         ({"priority": 11}, "invalid"),

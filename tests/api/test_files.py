@@ -30,12 +30,6 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "PIECE_BYTES", 1000)
 
 
-@pytest.fixture
-async def client(server_: Running) -> httpx2.AsyncClient:
-    """The client of a server of its own, since the tests count what is in its object store."""
-    return server_.client
-
-
 async def upload(
     client: httpx2.AsyncClient, data: bytes, name: str = "a.bin", **fields: str
 ) -> Any:
@@ -44,13 +38,16 @@ async def upload(
     return answer.json()
 
 
-def objects(settings: Settings) -> list[Path]:
+def objects(settings: Settings) -> set[Path]:
     assert settings.data_dir is not None
-    return [path for path in (settings.data_dir / "objects").rglob("*") if path.is_file()]
+    return {path for path in (settings.data_dir / "objects").rglob("*") if path.is_file()}
 
 
-async def test_an_uploaded_file_comes_back(client: httpx2.AsyncClient, settings: Settings) -> None:
+async def test_an_uploaded_file_comes_back(
+    client: httpx2.AsyncClient, module_settings: Settings
+) -> None:
     data = bytes(range(256)) * 20
+    before = objects(module_settings)
 
     file = await upload(client, data, "ü.bin", session_id="s1")
 
@@ -59,7 +56,7 @@ async def test_an_uploaded_file_comes_back(client: httpx2.AsyncClient, settings:
     assert file["media_type"] == "application/octet-stream"
     assert (file["name"], file["session_id"]) == ("ü.bin", "s1")
     assert (await client.get(f"/v1/files/{file['id']}")).json() == file
-    assert len(objects(settings)) == 6
+    assert len(objects(module_settings) - before) == 6
     found = await client.get(f"/v1/files/{file['id']}/content")
     assert found.content == data
     assert found.headers["content-disposition"] == "attachment; filename*=UTF-8''%C3%BC.bin"
@@ -155,7 +152,7 @@ async def test_files_are_listed_by_age_and_session(client: httpx2.AsyncClient) -
 
 
 async def test_a_deleted_file_is_gone_and_its_bytes_follow(
-    client: httpx2.AsyncClient, server_: Running
+    client: httpx2.AsyncClient, shared: Running
 ) -> None:
     file = await upload(client, bytes(2500))
 
@@ -165,7 +162,7 @@ async def test_a_deleted_file_is_gone_and_its_bytes_follow(
         assert (await client.get(f"/v1/files/{file['id']}{path}")).status_code == 404
     assert (await client.delete(f"/v1/files/{file['id']}")).status_code == 404
     due = "SELECT count(*) FROM deleted_objects WHERE object_key LIKE $1 AND at <= now()"
-    assert await server_.owner.fetchval(due, f"%{file['id']}%") == 3
+    assert await shared.owner.fetchval(due, f"%{file['id']}%") == 3
 
 
 @pytest.mark.parametrize(
@@ -196,14 +193,19 @@ async def test_a_deleted_file_is_gone_and_its_bytes_follow(
     ],
 )
 async def test_other_bodies_are_refused_and_leave_nothing(
-    client: httpx2.AsyncClient, settings: Settings, body: bytes, status: int, code: str | None
+    client: httpx2.AsyncClient,
+    module_settings: Settings,
+    body: bytes,
+    status: int,
+    code: str | None,
 ) -> None:
     headers = {"content-type": "multipart/form-data; boundary=B"}
+    before = objects(module_settings)
 
     answer = await client.post("/v1/files", content=body, headers=headers)
 
     assert (answer.status_code, answer.json().get("code")) == (status, code), answer.text
-    assert len(objects(settings)) == (status == 201)
+    assert len(objects(module_settings) - before) == (status == 201)
 
 
 @pytest.mark.parametrize(
@@ -222,13 +224,14 @@ async def test_a_body_without_parts_is_refused(
 
 
 async def test_a_longer_file_is_refused(
-    client: httpx2.AsyncClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    client: httpx2.AsyncClient, module_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = objects(module_settings)
     monkeypatch.setattr(store, "MOST_BYTES", 5000)
     answer = await client.post("/v1/files", files={"file": bytes(5001)})
 
     assert answer.json()["code"] == "file_too_large"
-    assert objects(settings) == []
+    assert objects(module_settings) == before
 
 
 async def test_a_declared_length_is_refused_at_once(refusing: Running) -> None:
@@ -272,12 +275,12 @@ async def test_concurrent_uploads_of_a_tenant_are_limited(
     await until(lambda: objects(settings), lambda found: len(found) == 1)
 
 
-async def test_a_tenant_sees_only_its_own_files(server_: Running, database_url: str) -> None:
-    ours = await holder(database_url, "ours")
-    theirs = await holder(database_url, "theirs")
+async def test_a_tenant_sees_only_its_own_files(shared: Running, shared_url: str) -> None:
+    ours = await holder(shared_url, "ours")
+    theirs = await holder(shared_url, "theirs")
     async with (
-        client_of(server_.port, headers=ours.headers) as client,
-        client_of(server_.port, headers=theirs.headers) as other,
+        client_of(shared.port, headers=ours.headers) as client,
+        client_of(shared.port, headers=theirs.headers) as other,
     ):
         file = await upload(client, b"secret")
 
@@ -329,7 +332,7 @@ async def test_a_silent_upload_is_cut_off_and_leaves_nothing(
     writer.close()
 
     assert answer.startswith(b"HTTP/1.1 408 "), answer
-    await until(lambda: objects(settings), lambda left: left == [])
+    await until(lambda: objects(settings), lambda left: not left)
     assert (await hasty.client.get("/v1/files")).json()["items"] == []
 
 
@@ -342,16 +345,14 @@ async def test_an_upload_whose_client_leaves_is_removed(
 
     writer.transport.abort()
 
-    await until(lambda: objects(settings), lambda left: left == [])
+    await until(lambda: objects(settings), lambda left: not left)
 
 
-async def test_a_store_that_is_away_is_a_503(
-    client: httpx2.AsyncClient, server_: Running, settings: Settings
-) -> None:
-    file = await upload(client, b"words")
+async def test_a_store_that_is_away_is_a_503(server_: Running, settings: Settings) -> None:
+    file = await upload(server_.client, b"words")
     assert settings.data_dir is not None
     (settings.data_dir / "objects").rename(settings.data_dir / "away")
 
-    answer = await client.get(f"/v1/files/{file['id']}/content")
+    answer = await server_.client.get(f"/v1/files/{file['id']}/content")
 
     assert (answer.status_code, answer.json()["code"]) == (503, "object_store")

@@ -19,12 +19,6 @@ DATA = b64encode(IMAGE).decode()
 AGENT = {"name": "painter", "system_message": "You see."}
 
 
-@pytest.fixture
-def client(server_: Running) -> httpx2.AsyncClient:
-    """The client of a server of its own, with a folder of its own."""
-    return server_.client
-
-
 @pytest.fixture(autouse=True)
 async def painter(client: httpx2.AsyncClient) -> None:
     assert (await client.post("/v1/agents", json=AGENT)).status_code == 201
@@ -67,7 +61,7 @@ async def test_a_file_is_shown_as_it_is_known(client: httpx2.AsyncClient) -> Non
     assert repeated.json()["input"] == run["input"]
 
 
-async def test_data_becomes_a_file(client: httpx2.AsyncClient, server_: Running) -> None:
+async def test_data_becomes_a_file(client: httpx2.AsyncClient, shared: Running) -> None:
     body = asking(
         {"type": "image", "data": DATA, "media_type": "image/png", "name": "b.png"},
         session_id="s",
@@ -81,12 +75,12 @@ async def test_data_becomes_a_file(client: httpx2.AsyncClient, server_: Running)
     assert (file["session_id"], file["media_type"]) == ("s", "image/png")
     content = await client.get(f"/v1/files/{file['id']}/content")
     assert content.content == IMAGE
-    log = await server_.owner.fetchval("SELECT string_agg(s::text, '') FROM run_steps s")
+    log = await shared.owner.fetchval("SELECT string_agg(s::text, '') FROM run_steps s")
     assert DATA[:40] not in log
 
 
 async def test_a_file_of_data_belongs_to_its_run(
-    client: httpx2.AsyncClient, server_: Running
+    client: httpx2.AsyncClient, shared: Running
 ) -> None:
     uploaded = await upload(client, IMAGE, "a.png")
     image = {"type": "image", "data": DATA, "media_type": "image/png"}
@@ -94,7 +88,8 @@ async def test_a_file_of_data_belongs_to_its_run(
     run = await start(client, image, {"type": "image", "file": uploaded["id"]})
 
     named = [part["file"] for part in run["input"][0]["content"][1:]]
-    rows = await server_.owner.fetch("SELECT id::text, run_id::text FROM files")
+    owned = "SELECT id::text, run_id::text FROM files WHERE id::text = ANY ($1)"
+    rows = await shared.owner.fetch(owned, named)
     assert {row["id"]: row["run_id"] for row in rows} == {named[0]: run["id"], named[1]: None}
 
 
@@ -174,11 +169,11 @@ async def test_other_parts_are_refused_at_their_place(
     assert await files(client) == []
 
 
-async def test_another_tenant_s_file_is_unknown(server_: Running, database_url: str) -> None:
-    ours, theirs = await holder(database_url, "ours"), await holder(database_url, "theirs")
+async def test_another_tenant_s_file_is_unknown(shared: Running, shared_url: str) -> None:
+    ours, theirs = await holder(shared_url, "ours"), await holder(shared_url, "theirs")
     async with (
-        client_of(server_.port, headers=ours.headers) as client,
-        client_of(server_.port, headers=theirs.headers) as other,
+        client_of(shared.port, headers=ours.headers) as client,
+        client_of(shared.port, headers=theirs.headers) as other,
     ):
         assert (await other.post("/v1/agents", json=AGENT)).status_code == 201
         file = await upload(client, IMAGE)
@@ -222,7 +217,7 @@ async def test_long_data_is_accepted_and_bounded(client: httpx2.AsyncClient) -> 
 
 
 async def test_a_schedule_stores_files_and_its_runs_use_them(
-    client: httpx2.AsyncClient, server_: Running
+    client: httpx2.AsyncClient, shared: Running
 ) -> None:
     part = {"type": "image", "data": DATA, "media_type": "image/png"}
     body = {"name": "nightly", "cron": "0 3 * * *", "run": asking(part)}
@@ -237,13 +232,13 @@ async def test_a_schedule_stores_files_and_its_runs_use_them(
     problem = (await client.post("/v1/schedules", json=wrong)).json()
     assert problem["errors"][0]["pointer"] == "/run/input/0/content/1"
 
-    await server_.owner.execute("UPDATE files SET used_at = now() - interval '29 days'")
-    await server_.owner.execute("UPDATE schedules SET next_at = now()")
-    settings = server_.service.settings
+    await shared.owner.execute("UPDATE files SET used_at = now() - interval '29 days'")
+    await shared.owner.execute("UPDATE schedules SET next_at = now()")
+    settings = shared.service.settings
     limits = schedules.Limits(settings.run_timeout_s, settings.queue_timeout_s, settings.memory)
-    service = server_.service
+    service = shared.service
     await schedules.Ticker(service.database, limits, service.pins)._start_due()
     (run,) = (await client.get("/v1/runs?view=full")).json()["items"]
     assert run["input"][0]["content"][1] == stored
-    unused = "SELECT now() - used_at < interval '1 hour' FROM files"
-    assert await server_.owner.fetchval(unused)
+    unused = "SELECT now() - used_at < interval '1 hour' FROM files WHERE id::text = $1"
+    assert await shared.owner.fetchval(unused, file["id"])

@@ -153,6 +153,18 @@ async def test_definitions_need_the_scope_define(refusing: Running) -> None:
     }
 
 
+async def test_a_key_shows_whether_it_must_name_a_user(closed: Running, admin: Holder) -> None:
+    async with admin.client(closed) as client:
+        for more, wanted in (({}, False), ({"require_user": True}, True)):
+            made = (await client.post("/v1/keys", json=NEW | more)).json()
+            found = (await client.get(f"/v1/keys/{made['id']}")).json()
+            assert (made["require_user"], found["require_user"]) == (wanted, wanted)
+        wrong = await client.post("/v1/keys", json=NEW | {"require_user": "yes"})
+        assert wrong.status_code == 422
+        noted = (await client.get("/v1/audit?action=key.create&order=desc&limit=1")).json()
+        assert noted["items"][0]["details"]["require_user"] is True
+
+
 async def test_a_key_has_each_of_its_scopes_once(closed: Running, admin: Holder) -> None:
     async with admin.client(closed) as client:
         body = NEW | {"scopes": ["run", "define", "run"]}

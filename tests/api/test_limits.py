@@ -68,7 +68,9 @@ async def test_too_many_requests_are_refused_with_a_time_to_retry() -> None:
     assert (await asked(app, Somebody(A)))[0] == 200
 
 
-@pytest.mark.parametrize(("size", "cost"), [(65_535, 1), (65_536, 2), (1_000_000, 16), (10**7, 17)])
+@pytest.mark.parametrize(
+    ("size", "cost"), [(65_535, 1), (65_536, 2), (1_000_000, 16), (10**7, 153)]
+)
 async def test_a_long_body_counts_as_several_requests(size: int, cost: int) -> None:
     pieces = [b"x" * min(50_000, size - at) for at in range(0, size, 50_000)]
 
@@ -89,6 +91,8 @@ async def test_a_long_body_counts_as_several_requests(size: int, cost: int) -> N
     _, headers, _ = await asked(app, Somebody(A))
     left = max(0, 20 - cost - 1)
     assert headers["ratelimit"].startswith(f'"requests";r={left};')
+    if cost > 20:
+        assert int(headers["retry-after"]) == (cost - 20 + 1) // 10 + 1
 
 
 async def test_a_long_answer_counts_as_several_requests() -> None:
@@ -246,3 +250,18 @@ async def test_cancel_frames_count_as_requests_but_waits_and_pings_do_not(
             server.service.wakeups.close()
             received += [str(frame) async for frame in socket]
         assert any("cancel.accepted" in frame for frame in received) == cancelled
+
+
+async def test_the_frames_of_chunks_count_too(settings: Settings, database_url: str) -> None:
+    somebody = await holder(database_url)
+    slow = settings.model_copy(update={"requests_per_s": 0.001})
+    async with running(slow, database_url) as server, somebody.client(server) as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        head = "POST /v1/agents HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
+        fields = "".join(f"{name}: {value}\r\n" for name, value in somebody.headers.items())
+        writer.write(f"{head}{fields}\r\n".encode() + b"1\r\n1\r\n" * 30_000 + b"0\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 4")
+        writer.close()
+        refused = await client.get("/v1/agents")
+        assert refused.status_code == 429
+        assert 2900 <= int(refused.headers["retry-after"]) <= 3000  # 180 KB are two more

@@ -90,19 +90,21 @@ async def test_only_an_administrator_sees_the_whole_tenant(
                 assert answer.status_code == expected, (way, scope)
 
 
-async def test_an_import_gets_its_session_s_user(client: httpx2.AsyncClient) -> None:
+async def test_an_import_names_its_session_s_user(client: httpx2.AsyncClient) -> None:
     await client.post("/v1/agents", json={"name": "a", "system_message": "x"})
     run = {"agent": "a", "input": "x", "session_id": "s", "user": "alice"}
     assert (await client.post("/v1/runs", json=run)).status_code == 202
-    assert (await remember(client, session_id="s"))["user"] == "alice"
+    assert (await remember(client, session_id="s", user="alice"))["user"] == "alice"
     body = {"outcome": "SUCCESS", "task": {"original_input": TASK}, "session_id": "s"}
-    for path, asked in (("episodes", body), ("memory/learn", {"episode": body})):
-        bobs = {"user": "bob", **body}
-        answer = await client.post(
-            f"/v1/{path}", json=bobs if path == "episodes" else {"episode": bobs}
-        )
-        assert (answer.status_code, answer.json()["code"]) == (409, "session_user")
-        assert (await client.post(f"/v1/{path}", json=asked)).is_success
+    for path in ("episodes", "memory/learn"):
+        for user in ("bob", None, "alice"):
+            episode = body if user is None else {"user": user, **body}
+            asked = episode if path == "episodes" else {"episode": episode}
+            answer = await client.post(f"/v1/{path}", json=asked)
+            if user == "alice":
+                assert answer.is_success
+            else:
+                assert (answer.status_code, answer.json()["code"]) == (409, "session_user")
     assert len((await client.get("/v1/episodes?user=alice")).json()["items"]) == 3
     assert (await client.get("/v1/episodes?user=bob")).json()["items"] == []
 

@@ -7,9 +7,11 @@ from uuid import uuid4
 
 import httpx2
 import pytest
+from pydantic_core import from_json, to_json
 
 from bottega.settings import Settings
 from bottega.settings.providers import OperatorProvider
+from tests.claims import report
 from tests.service import Running, running
 from tests.tenants import holder
 
@@ -132,10 +134,12 @@ async def test_a_provider_shows_breakers_and_calls_of_its_own_tenant_only(
     ):
         await server.owner.execute(row, tenant, of_operator, name, model, probing)
     state = '{"models": [{"provider": "%s", "is_operators": %s, "under_way": 2, "waiting": 3}]}'
-    beat = "SELECT worker_heartbeat($1, 0, '{}', $2, $3::text[]::jsonb[])"
-    tenants = [mine.tenant_id, other.tenant_id]
-    states = [state % ("vendor", "false"), state % ("house", "true")]
-    await server.owner.execute(beat, uuid4(), tenants, states)
+    await report(server.owner, uuid4())
+    loads = {
+        str(mine.tenant_id): from_json(state % ("vendor", "false")),
+        str(other.tenant_id): from_json(state % ("house", "true")),
+    }
+    await server.owner.execute("UPDATE workers SET tenants = $1", to_json(loads).decode())
     async with mine.client(server) as client:
         await client.post("/v1/providers", json=provider(models=["m", "p"]))
         shown = (await client.get("/v1/providers/vendor")).json()

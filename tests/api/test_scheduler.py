@@ -2,11 +2,13 @@
 
 from contextlib import AsyncExitStack
 from typing import Any
+from uuid import UUID, uuid4
 
-from bottega.execution.load.heartbeat import Snapshot, heartbeats
+from pydantic_core import to_json
+
 from bottega.settings import Settings
+from tests.claims import report
 from tests.service import Running, running
-from tests.stores.test_heartbeat import SILENT
 from tests.tenants import holder
 from tests.waiting import until
 
@@ -21,7 +23,13 @@ POOL: dict[str, Any] = {
 }
 POOL |= {"queue": {"1": 1, "5": 3}, "totals": {"subagent.dispatch.count": 12}}
 NOTHING = {"running": 0, "parked": 0, "queued": 0, "queue": {}, "breakers": []}
-OPEN = {"kind": "5f1c", "agent": "critic", "state": "open", "failures": 3, "retry_after_ms": 9000}
+OPEN = {
+    "run_id": "019c5f1c-0000-7000-8000-000000000000",
+    "agent": "critic",
+    "state": "open",
+    "failures": 3,
+    "retry_after_ms": 9000,
+}
 BUSY: dict[str, Any] = {**NOTHING, "running": 6, "queued": 1, "queue": {"5": 1}, "breakers": [OPEN]}
 FEW: dict[str, Any] = {**NOTHING, "parked": 2}
 
@@ -33,20 +41,30 @@ async def workers(server: Running, headers: dict[str, str] | None = None) -> lis
     return found
 
 
+async def store_load(server: Running, pool: dict[str, Any], tenants: dict[UUID, Any]) -> None:
+    """Let a worker be alive with this load."""
+    await report(server.owner, worker := uuid4())
+    await server.owner.execute(
+        "UPDATE workers SET pool = $2, tenants = $3, started_at = clock_timestamp() WHERE id = $1",
+        worker,
+        to_json(pool).decode(),
+        to_json(tenants).decode(),
+    )
+
+
 async def test_only_sums_are_shown_of_other_tenants(server_: Running, database_url: str) -> None:
     acme, other, third = [await holder(database_url, name) for name in ("acme", "other", "third")]
-    pool = server_.service.database.pool
-    first = Snapshot(POOL, {acme.tenant_id: BUSY, other.tenant_id: FEW})
-    second = Snapshot({"runs": 1}, {other.tenant_id: BUSY})
-    async with heartbeats(pool, lambda: first), heartbeats(pool, lambda: second):
-        for who, parts in ((acme, [BUSY, NOTHING]), (other, [FEW, BUSY]), (third, [NOTHING] * 2)):
-            found = await workers(server_, who.headers)
-            assert [worker["tenant"] for worker in found] == parts
-            assert [worker["pool"]["runs"] for worker in found] == [9, 1]
-            assert found[0]["pool"] == POOL
-            assert set(found[0]) == {"id", "started_at", "seen_at", "pool", "tenant"}
-        told = await server_.client.get("/v1/scheduler", headers=third.headers)
-        assert [who for who in (acme, other) if str(who.tenant_id) in told.text] == []
+    await store_load(server_, POOL, {acme.tenant_id: BUSY, other.tenant_id: FEW})
+    await store_load(server_, {"runs": 1}, {other.tenant_id: BUSY})
+    for who, parts in ((acme, [BUSY, NOTHING]), (other, [FEW, BUSY]), (third, [NOTHING] * 2)):
+        found = await workers(server_, who.headers)
+        assert [worker["tenant"] for worker in found] == parts
+        assert [worker["pool"]["runs"] for worker in found] == [9, 1]
+        assert found[0]["pool"] == POOL
+        assert set(found[0]) == {"id", "started_at", "seen_at", "version", "pool", "tenant"}
+    told = await server_.client.get("/v1/scheduler", headers=third.headers)
+    assert [who for who in (acme, other) if str(who.tenant_id) in told.text] == []
+    await server_.owner.execute("UPDATE workers SET leased_until = now()")
     assert await workers(server_, acme.headers) == []
 
 
@@ -76,7 +94,6 @@ async def test_readiness_names_the_place_of_a_worker(
         assert shown["pool"]["runs"] == 0
         assert shown["tenant"] == NOTHING
     assert await told() == (200, "none")  # the worker has stopped
-    async with heartbeats(server_.service.database.pool, lambda: Snapshot({}), 600):
-        await server_.owner.execute(SILENT.format("workers"))
-        assert await told() == (200, "none")
-        assert await workers(server_) == []
+    await report(server_.owner, uuid4(), lease_s=-1.0)
+    assert await told() == (200, "none")
+    assert await workers(server_) == []

@@ -10,8 +10,10 @@ import httpx2
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from bottega.errors import InvalidInputError
 from bottega.secrets import rows
 from bottega.settings import Settings
+from bottega.tools.secrets import TenantSecrets
 from tests.flows.test_secrets import everything
 from tests.service import Running, running
 from tests.tenants import holder
@@ -273,3 +275,24 @@ async def test_a_stored_secret_goes_before_the_operator_s(
         assert (await client.post("/v1/providers", json=own)).status_code == 201
         await client.delete("/v1/secrets/OPERATORS")
         assert (await client.put("/v1/providers/vendor", json=other)).status_code == 200
+
+
+WORDS = ("run.completed", "completed", "Completed", "timestamp", "tool_call_id", "Bearer completed")
+TIMES = ("2026-11-27", "20261127", "2026-11-27T10:00:00Z", "27 Nov 2026")
+
+
+@pytest.mark.parametrize("value", [*WORDS, *TIMES])
+async def test_a_word_of_the_service_is_refused_as_a_secret(
+    client: httpx2.AsyncClient, value: str
+) -> None:
+    refused = await put(client, value=value)
+    assert (refused.status_code, refused.json()["code"]) == (422, "secret_is_vocabulary")
+    assert value not in refused.text
+    with pytest.raises(InvalidInputError, match="BOTTEGA_SECRET_ACME__A is a word") as at_start:
+        TenantSecrets({"BOTTEGA_SECRET_ACME__A": value})
+    assert at_start.value.code == "secret_is_vocabulary"
+
+
+@pytest.mark.parametrize("value", ["completed-7f3a9c1e", "abcdefgh", "12345678", "Bearer abcdefgh"])
+async def test_a_secret_may_contain_such_a_word(client: httpx2.AsyncClient, value: str) -> None:
+    assert (await put(client, value=value)).status_code == 201

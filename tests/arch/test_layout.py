@@ -1,16 +1,10 @@
-"""Rules about the tree: sizes of folders, names of classes, files that the documentation names."""
+"""Rules about the tree: names of classes, files that the documentation names."""
 
 import ast
 import re
 from collections import defaultdict
 
 from tests.arch.sources import PACKAGE, ROOT, nodes
-
-
-def test_folder_has_at_most_20_modules() -> None:
-    folders = [PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir())]
-    counts = {f: len([m for m in f.glob("*.py") if m.name != "__init__.py"]) for f in folders}
-    assert not {str(f.relative_to(ROOT)): n for f, n in counts.items() if n > 20}
 
 
 def test_class_name_is_used_once() -> None:

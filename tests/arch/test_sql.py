@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted((ROOT / "app/bottega/db/functions").glob("*.sql"))
+FILES = sorted((ROOT / "app/bottega/db/sql").glob("*.sql"))
 FUNCTION = re.compile(
     r"(?P<comment>(?:^--[^\n]*\n)*)"
     r"^CREATE OR REPLACE FUNCTION (?P<name>\w+)(?P<body>.*?\$\$;)$",

@@ -86,11 +86,16 @@ async def passed(seconds: float) -> None:
     """Wait until virtual time reaches this moment."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
-    timer = loop.call_later(seconds, future.set_result, None)
+    timer = loop.call_later(seconds, _set, future)
     try:
         await future
     finally:
         timer.cancel()
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():  # cancelled at this moment
+        future.set_result(None)
 
 
 def after(seconds: float, answer: Any) -> Callable[..., Any]:

@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid5
 
+from bottega.engine.replay_tasks import TaskReplay, remember
 from bottega.events.types import Event, EventType
-from bottega.execution.replay_tasks import TaskReplay, remember
 from bottega.runs.retry import carry_over
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)

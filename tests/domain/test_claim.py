@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.definitions.pinned import Pin
-from bottega.execution.claim import ClaimedRun
+from bottega.engine.claim import ClaimedRun
 from tests.claims import claim_of
 
 RUN, TASK = UUID(int=7), UUID(int=8)
@@ -28,7 +28,7 @@ def test_a_claim_is_decoded_from_the_databases_json() -> None:
         session_base=[{"agent": "writer", "version": 1}],
     )
     pinned = {"agents": {"writer": 4}, "graph": {"name": "team", "version": 2}}
-    values = asdict(run) | {"new_in_a_later_version": 1, "pinned": pinned}
+    values = {**asdict(run), **run.demands, "new_in_a_later_version": 1, "pinned": pinned}
     found = ClaimedRun.decoded(DEFAULT_TENANT, RUN, 3, to_json(values).decode())
     writer, team = [Pin(DEFAULT_TENANT, *one) for one in PINNED]
     assert found == replace(run, pins=(writer, team), agents={})
@@ -37,7 +37,8 @@ def test_a_claim_is_decoded_from_the_databases_json() -> None:
 
 
 def test_a_claim_without_a_known_value_is_refused() -> None:
-    values = asdict(claim_of(RUN)) | {"pinned": {}}
+    run = claim_of(RUN)
+    values = {**asdict(run), **run.demands, "pinned": {}}
     del values["mode"]
     with pytest.raises(KeyError, match="mode"):
         ClaimedRun.decoded(DEFAULT_TENANT, RUN, 1, to_json(values).decode())

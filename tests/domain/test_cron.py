@@ -103,6 +103,17 @@ def test_hourly_schedule_runs_in_both_repeated_hours() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "hours",
+    ["*", "*/1", "0-23", "0-23/1", "0,1-23", "12-23,0-11", ",".join(map(str, range(24)))],
+)
+def test_every_hour_is_due_twice_however_it_is_written(hours: str) -> None:
+    cron = f"*/30 {hours} * * *"
+    assert ticks(cron, BERLIN, "2026-10-25T01:30", 5) == ticks(
+        "*/30 * * * *", BERLIN, "2026-10-25T01:30", 5
+    )
+
+
 @given(
     cron=st.sampled_from(["* * * * *", "7 * * * *", "*/15 * * * *", "59 23 * * *"]),
     zone=st.sampled_from([BERLIN, "America/New_York", "Australia/Lord_Howe", "UTC"]),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bottega.agents import AgentEvent, BaseAgent, HookDecision, SharedMemoryGraph
-from bottega.agents.endings import is_text
+from bottega.agents.endings import continued, is_text
 from bottega.agents.messages import AssistantMessage, AssistantResponse
 from bottega.errors import InvalidInputError
 from tests.domain.scripted import agent, call, model_of
@@ -44,6 +44,38 @@ async def test_answer_that_is_cut_off_twice_is_an_error() -> None:
         "model_length",
         "length",
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "whole"),
+    [
+        ("Once upon a", " time.", "Once upon a time."),
+        ("Once upon a", "Once upon a time.", "Once upon a time."),
+        ("Once upon a", "\nOnce upon a time.", "Once upon a time."),
+        ("Once upon a time there", "a time there was", "Once upon a time there was"),
+        ("The begin", "beginning, and the end.", "The beginning, and the end."),
+        ("Done.", "Done.", "Done."),
+        ("Done.", "\n\nDone.", "Done."),
+        ("Bana", "na", "Banana"),
+        ("It is very", " very good", "It is very very good"),
+        ("a third is 0.33333", "33333", "a third is 0.3333333333"),
+        ("no: ", "no", "no: no"),
+        ("很久很久以前有一个", "以前有一个国王", "很久很久以前有一个国王"),
+    ],
+)
+def test_continuation_drops_what_it_repeats(text: str, more: str, whole: str) -> None:
+    assert continued(text, more) == whole
+
+
+def test_search_for_an_overlap_is_bounded() -> None:
+    text = "word " * 200_000
+    assert len(continued(text, "other")) == len(text) + 5
+
+
+async def test_same_text_again_means_that_it_was_whole() -> None:
+    it = agent(cut("Done."), cut("Done."))
+    response = await it.execute_query_async("go")
+    assert (response.content, response.stop_reason) == ("Done.", "final_answer")
 
 
 @pytest.mark.parametrize(

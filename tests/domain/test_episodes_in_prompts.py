@@ -1,30 +1,23 @@
 """The text of an earlier run in a model's prompt."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
-from bottega.execution.retrieval import render_episode
+from bottega.engine.retrieval import render_episode
 from bottega.memory.episodes.episode import Episode, Outcome, State, Summary
 from bottega.memory.episodes.scoring import Parts
 from bottega.memory.episodes.store import Hit
 from bottega.memory.learning.call_trace import cure_in, told_steps
+from bottega.memory.text.identities import told_arguments
 from bottega.memory.text.summaries import summary_of
 
 
-def hit(
-    cosine: float | None = None,
-    lexical: float | None = None,
-    *,
-    words: Sequence[str] = (),
-    word_share: float = 0.0,
-    **summary: str,
-) -> Hit:
+def hit(**summary: str) -> Hit:
     when = datetime(2026, 11, 20, tzinfo=UTC)
     episode = Episode(at=when, outcome=Outcome.FAILURE, task={}, summary=Summary(**summary))
-    return Hit(episode, Parts(0.5, 0, 0, 0, 0, cosine, lexical, 0, 0, words, word_share))
+    return Hit(episode, Parts(0.5, 0, 0, 0, 0, None, None, 0, 0))
 
 
 def test_only_the_first_and_the_last_line_can_state_the_source() -> None:
@@ -66,18 +59,18 @@ TRACE[2] |= {"result": "it is open"}
 
 def test_steps_name_arguments_failures_and_the_cure() -> None:
     assert told_steps(TRACE) == [
-        '1. clerk: pay {"bill": 7} failed: the year is closed',
+        "1. clerk: pay bill=7 failed: the year is closed",
         "2. clerk: book failed: not yet",
-        '3. clerk: open {"year": 2} → it is open (worked after pay, book failed)',
+        "3. clerk: open year=2 → it is open (worked after pay, book failed)",
     ]
 
 
 def test_own_episode_shows_its_steps_without_the_words_for_searches() -> None:
     episode = replace(hit(task="pay", steps="finance clerk").episode, trust=3)
-    assert "Steps" not in render_episode(episode)
+    assert "finance" not in render_episode(episode)
     steps = replace(episode.summary, steps="finance clerk\n1. clerk: pay → paid")
     told_of = render_episode(replace(episode, summary=steps)).splitlines()
-    assert told_of[2:4] == ["  Steps:", "  1. clerk: pay → paid"]
+    assert told_of[2:3] == ["  earlier run: 1. clerk: pay → paid"]
 
 
 def test_cure_is_of_the_same_task() -> None:
@@ -93,7 +86,7 @@ def test_the_cure_of_a_tool_is_the_call_that_worked_after_it() -> None:
         {"step": 4, "agent": "a", "tool": "ask", "result": "more"},
     ]
     told = "\n".join(["finance", *told_steps(steps)])
-    assert cure_in(told, "pay") == cure_in(told, "look") == "ask {'n': 2} → yes: 3"
+    assert cure_in(told, "pay") == cure_in(told, "look") == "ask n=2"
     assert cure_in(told, "ask") == cure_in("", "pay") == ""
 
 
@@ -125,18 +118,9 @@ def test_a_long_cure_among_many_steps_stays_whole() -> None:
     trace += [{**failed, "step": 30}, {**cure, "step": 31}]
     trace += [{**other, "step": n} for n in range(32, 60)]
     stored = summary_of("\n".join(["accounts", *told_steps(trace)]), 480, whole_lines=True)
-    assert cure_in(stored, tool) == f"open_the_fiscal_year {arguments} → is open"
+    told = f"open_the_fiscal_year {told_arguments(arguments, 160)}"
+    assert told.endswith("year=2")
+    assert cure_in(stored, tool) == told
     told_of = render_episode(hit(task="close", steps=stored).episode)
-    assert f"open_the_fiscal_year {arguments} → is open (worked after" in told_of
+    assert f"{told} → is open (worked after" in told_of
     assert len(told_of.encode()) <= 2048
-
-
-def test_best_hit_may_still_be_irrelevant() -> None:
-    assert hit(lexical=0.1, words=["invoice"], word_share=0.5).relevant
-    assert not hit(lexical=0.1, words=["find"], word_share=0.2).relevant, "one word of five"
-    near, far = hit(cosine=0.6, lexical=0.0), hit(cosine=0.1, lexical=0.0)
-    assert replace(near, floor=0.5).relevant
-    assert not replace(near, floor=0.7).relevant
-    assert not replace(far, floor=0.5).relevant
-    assert not near.relevant, "no vectors were compared"
-    assert not hit().relevant

@@ -6,10 +6,9 @@ from benchmarks.learning.imitation import Player, changed, told
 
 TASK = "Your task is to move the plum to the blue box."
 EPISODE = """[SUCCESS, 2027-01-01, own run]
-  Task: Your task is to move the plum to the red box.
-  Steps: science agent
-  1. agent: pick_up {"what":"ripe plum"} → You have it.
-  2. agent: move {"what":"plum to red box"} → You move it.
+  earlier run: Task: Your task is to move the plum to the red box.
+  earlier run: 1. agent: pick_up what="ripe plum" → You have it.
+  earlier run: 2. agent: move what="plum to red box" → You move it.
 Ended: completed; outcome SUCCESS (-)"""
 
 

@@ -73,8 +73,10 @@ def test_same_seed_gives_the_same_course() -> None:
 
 def test_model_follows_patterns_before_episodes_and_otherwise_guesses() -> None:
     pattern = "[pattern, decomposition, validated]\n  it\n  Steps: call auditor → call writer"
-    steps = "\n".join(f"  {n}. lead: {name} → done" for n, name in enumerate(ORDERS[0], 1))
-    episode = f"[SUCCESS, 2027-01-01, own run]\n  Steps: lead\n{steps}"
+    steps = "\n".join(
+        f"  earlier run: {n}. lead: {name} → done" for n, name in enumerate(ORDERS[0], 1)
+    )
+    episode = f"[SUCCESS, 2027-01-01, own run]\n{steps}"
     failed = episode.replace("SUCCESS", "FAILURE")
     told = model.order([episode, pattern], True, 0.0)
     assert told.heeded

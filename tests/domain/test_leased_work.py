@@ -1,16 +1,13 @@
-"""Leased work of several tenants while a service fails for some of them, or for all."""
+"""Leased work of several tenants, some of whose rows hang or fail."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-import pytest
-
-from bottega.leased_work import Blame, LeasedWork, Outage, WorkLoop
+from bottega.leased_work import Blame, LeasedWork, WorkLoop
 from tests.waiting import until
-
-AT_ONCE = 4
 
 
 class ServiceError(Exception):
@@ -21,41 +18,48 @@ class RowError(Exception):
     """A failure that is blamed on the row."""
 
 
+Row = Mapping[str, Any]
+
+
 class Rows:
-    """A table in memory: each tenant has one due row until it is done."""
+    """A table in memory, in place of ``claim_due``: rows are due until they are done."""
 
-    def __init__(self, tenants: int, fails: Callable[[int], Exception | None]) -> None:
-        self.due = [*range(tenants)]
-        self.fails = fails
-        self.tried: list[int] = []
-        self.put_off: list[int] = []
+    def __init__(
+        self, of_tenants: Mapping[int, int], act: Callable[[Row], Awaitable[None]]
+    ) -> None:
+        self.due: list[dict[str, Any]] = [
+            {"tenant_id": UUID(int=tenant), "number": number}
+            for tenant, count in of_tenants.items()
+            for number in range(count)
+        ]
+        self.act = act
+        self.put_off: list[tuple[int, float | None]] = []
 
-    async def fetch(self, claim: str, *limits: float) -> list[Mapping[str, Any]]:
-        return [{"tenant_id": UUID(int=number)} for number in self.due]
+    async def fetch(self, claim: str, *limits: Any) -> list[Row]:
+        _, _, _, most, each, busy, out = limits
+        under_way, found = Counter(busy), list[Row]()
+        for row in list(self.due):
+            tenant = row["tenant_id"]
+            if tenant not in out and under_way[tenant] < each and len(found) < most:
+                under_way[tenant] += 1
+                found.append(row)
+                self.due.remove(row)
+        return found
 
-    async def do(self, tenant_id: UUID, rows: Collection[Any]) -> None:
-        self.tried.append(tenant_id.int)
-        if error := self.fails(tenant_id.int):
-            raise error
-        self.due.remove(tenant_id.int)
+    async def fetchval(self, query: str, *limits: Any) -> float | None:
+        return 0.0 if any(row["tenant_id"] not in limits[1] for row in self.due) else None
 
-    async def postpone(self, tenant_id: UUID, rows: Collection[Any], error: Exception) -> None:
-        self.put_off.append(tenant_id.int)
+    async def do(self, tenant_id: UUID, rows: Sequence[Row]) -> None:
+        for row in rows:
+            await self.act(row)
 
+    async def postpone(
+        self, tenant_id: UUID, rows: Sequence[Row], error: Exception, pause_s: float | None
+    ) -> None:
+        self.put_off += [(tenant_id.int, pause_s) for _ in rows]
 
-def working(rows: Rows, clock: Callable[[], float]) -> LeasedWork:
-    return LeasedWork(
-        pool=rows,
-        claim="",
-        limits=(),
-        next_s="",
-        do=rows.do,
-        blame=lambda error: Blame.ROW if isinstance(error, RowError) else Blame.SERVICE,
-        put_off=rows.postpone,
-        outage=Outage("service.unavailable", clock),
-        tenants_at_once=AT_ONCE,
-        clock=clock,
-    )
+    def left(self) -> Counter[int]:
+        return Counter(row["tenant_id"].int for row in self.due)
 
 
 class Clock:
@@ -66,57 +70,117 @@ class Clock:
         return self.now
 
 
-def failing_for(tenants: Collection[int]) -> Callable[[int], Exception | None]:
-    return lambda tenant: ServiceError() if tenant in tenants else None
+def working(rows: Rows, **more: Any) -> LeasedWork:
+    return LeasedWork(
+        **{
+            "pool": rows,
+            "name": "any",
+            "columns": "number integer",
+            "lease_s": 60,
+            "share": 4,
+            "do": rows.do,
+            "blame": lambda error: Blame.ROW if isinstance(error, RowError) else Blame.SERVICE,
+            "put_off": rows.postpone,
+            "clock": Clock(),
+            **more,
+        }
+    )
 
 
-async def test_a_service_that_is_down_is_not_used_for_each_tenant() -> None:
-    rows = Rows(10, failing_for(range(10)))
+async def test_tenants_whose_rows_hang_hold_their_own_places_alone() -> None:
+    gate, done = asyncio.Event(), Counter[int]()
 
-    assert await working(rows, Clock()).do_due() == 1
+    async def act(row: Row) -> None:
+        if row["tenant_id"].int < 100:
+            await gate.wait()
+        done[row["tenant_id"].int] += 1
 
-    assert rows.tried == [0, 1, 2, 3]
-    assert sorted(rows.put_off) == rows.due == [*range(10)]
-
-
-async def test_a_service_that_fails_for_one_tenant_is_used_for_the_others() -> None:
-    rows = Rows(10, failing_for({0}))
-
-    assert await working(rows, Clock()).do_due() == 1
-
-    assert rows.due == rows.put_off == [0]
-
-
-@pytest.mark.parametrize("first", [0, 2, 4, 8])
-async def test_tenants_for_whom_a_service_fails_do_not_keep_others_waiting(first: int) -> None:
-    failing = [*range(first, first + AT_ONCE)]
-    clock, rows = Clock(), Rows(12, failing_for(failing))
-    work = working(rows, clock)
-    for _ in range(2):
-        clock.now += await work.do_due()
-
-    assert rows.due == failing
+    rows = Rows({**dict.fromkeys(range(100), 10), 100: 10}, act)
+    running = asyncio.ensure_future((work := working(rows)).run())
+    await until(lambda: done[100], lambda count: count == 10)
+    assert rows.left() == Counter(dict.fromkeys(range(100), 6))
+    gate.set()
+    await until(lambda: done.total(), lambda count: count == 1010)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert not work._busy
 
 
-async def test_after_failures_the_tenants_take_turns() -> None:
-    clock, rows = Clock(), Rows(12, failing_for(range(12)))
-    work = working(rows, clock)
-    for _ in range(4):
-        clock.now += await work.do_due()
+async def test_work_with_places_begins_no_more_than_they_are() -> None:
+    most, now = 0, 0
 
-    assert rows.tried == [*range(12), 0, 1, 2, 3]
+    async def act(row: Row) -> None:
+        nonlocal most, now
+        most, now = max(most, now + 1), now + 1
+        await asyncio.sleep(0)
+        now -= 1
 
-
-async def test_a_row_that_fails_does_not_hide_that_the_service_is_down() -> None:
-    rows = Rows(16, lambda tenant: ServiceError() if tenant else RowError())
-
-    assert await working(rows, Clock()).do_due() == 1
-
-    assert rows.tried == [*range(2 * AT_ONCE)]
-    assert sorted(rows.put_off) == [*range(16)]
+    rows = Rows(dict.fromkeys(range(5), 10), act)
+    running = asyncio.ensure_future(working(rows, places=6).run())
+    await until(lambda: (len(rows.due), now), lambda left: left == (0, 0))
+    running.cancel()
+    assert most == 6
 
 
-async def test_what_comes_in_within_a_second_is_done_together() -> None:
+async def test_a_tenant_for_whom_a_service_fails_pauses_alone() -> None:
+    async def act(row: Row) -> None:
+        if row["tenant_id"].int == 0:
+            raise ServiceError
+
+    clock, rows = Clock(), Rows({0: 20, 1: 12}, act)
+    work = working(rows, clock=clock, batch=4)
+    for number, pause_s in enumerate((1, 2, 4)):
+        assert await work.do_due() == pause_s
+        assert rows.put_off == [(0, 2.0**each) for each in range(number + 1) for _ in range(4)]
+        clock.now += pause_s
+    assert rows.left() == {0: 8}
+
+
+async def test_a_success_makes_the_next_pause_the_shortest() -> None:
+    fails = iter((True, True, False, True))
+
+    async def act(row: Row) -> None:
+        if next(fails):
+            raise ServiceError
+
+    clock, rows = Clock(), Rows({0: 4}, act)
+    work = working(rows, clock=clock, share=1)
+    for pause_s in (1, 2, 0, 1):
+        assert await work.do_due() == pause_s
+        clock.now += pause_s
+
+
+async def test_a_row_that_fails_is_found_among_its_batch() -> None:
+    done: list[int] = []
+
+    async def act(row: Row) -> None:
+        if row["number"] == 2:
+            raise RowError
+        done.append(row["number"])
+
+    rows = Rows({0: 4}, act)
+    assert await working(rows, batch=4).do_due() == 0
+    assert rows.put_off == [(0, None)]
+    assert set(done) == {0, 1, 3}
+
+
+async def test_a_tenant_rests_as_long_as_its_batch_took() -> None:
+    clock = Clock()
+
+    async def act(row: Row) -> None:
+        clock.now += 3
+
+    rows = Rows({0: 2}, act)
+    work = working(rows, clock=clock, share=1, longest_rest_s=2.0)
+    assert await work.do_due() == 2
+    assert await work.start_due() == 2
+    assert rows.left() == {0: 1}
+    clock.now += 2
+    await work.start_due()
+    assert not rows.due
+
+
+async def test_what_comes_in_within_half_a_second_is_done_together() -> None:
     times: list[float] = []
 
     async def act() -> float:
@@ -131,5 +195,5 @@ async def test_what_comes_in_within_a_second_is_done_together() -> None:
     for _ in range(5):
         loop.wake_soon()
     await until(lambda: len(times), lambda count: count == 3)
-    assert times[2] - times[1] > 0.9
+    assert times[2] - times[1] > 0.4
     running.cancel()

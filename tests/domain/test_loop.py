@@ -10,15 +10,18 @@ from bottega.agents import (
     AgentStatus,
     AssistantMessage,
     BaseAgent,
+    Caller,
     HistoryError,
     HookDecision,
     HumanMessage,
     InvalidQueryError,
     ModelError,
     NoProviderError,
+    QueryAnswered,
     StandardMessage,
     SystemMessage,
     ToolCall,
+    ToolContext,
     ToolMessage,
     ToolRequirement,
     ToolResult,
@@ -105,9 +108,46 @@ async def test_stateful_agent_continues_its_history_and_adds_up_its_usage() -> N
 async def test_query_may_be_messages_with_one_human_among_them() -> None:
     it = agent("ok")
     await it.execute_query_async(
-        [SystemMessage(content="rules"), HumanMessage(content="hi"), AssistantMessage(content="p")]
+        [SystemMessage(content="rules"), HumanMessage(content="hi"), SystemMessage(content="p")]
     )
     assert model_of(it).last == ["system", "rules", "hi", "p"]
+
+
+async def test_a_query_of_several_turns_puts_the_earlier_ones_before_its_question() -> None:
+    seen: list[tuple[str, ...]] = []
+    it = agent("ok", "again", agent_name="it")
+    it.on(AgentEvent.QUERY_START).do(
+        lambda status: seen.append(tuple(texts(status.conversation_history)))
+    )
+    turns: list[StandardMessage] = [
+        HumanMessage(content="one"),
+        AssistantMessage(tool_calls=(call("add", a=1, b=2),)),
+        ToolMessage.answering(ToolResult(tool_call_id="add", tool_name="add", result=3)),
+        AssistantMessage(content="three"),
+        HumanMessage(content="two"),
+    ]
+    assert (await it.execute_query_async(turns)).content == "ok"
+    told = ["system", "one", "", "3", "three", "two"]
+    assert (model_of(it).last, seen) == (told, [tuple(told)])
+    assert model_of(it).options[0].asked == turns[-1]  # type: ignore[union-attr]
+    assert it.fresh_copy().conversation_history == it.conversation_history[:1]
+    await it.execute_query_async("three")
+    assert model_of(it).last == [*told, "ok", "three"]
+
+
+async def test_a_query_of_several_turns_may_end_with_tool_results() -> None:
+    it = agent("ok")
+    turns: list[StandardMessage] = [
+        HumanMessage(content="one"),
+        AssistantMessage(content="yes?"),
+        HumanMessage(content="two"),
+        AssistantMessage(tool_calls=(call("add"),)),
+        ToolMessage.answering(ToolResult(tool_call_id="add", tool_name="add", result=3)),
+    ]
+    events = [event async for event in it.stream(turns)]
+    assert isinstance(events[-1], QueryAnswered)
+    assert model_of(it).last == ["system", "one", "yes?", "two", "", "3"]
+    assert model_of(it).options[0].asked == turns[2]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +155,15 @@ async def test_query_may_be_messages_with_one_human_among_them() -> None:
     [
         ([], "empty list"),
         ([AssistantMessage(content="x")], "AssistantMessage"),
-        ([HumanMessage(content="a"), HumanMessage(content="b")], "HumanMessage, HumanMessage"),
+        (
+            [HumanMessage(content="a"), HumanMessage(content="b"), AssistantMessage(content="c")],
+            "must end with a HumanMessage or with tool results, not with AssistantMessage",
+        ),
+        (
+            [HumanMessage(content="a"), HumanMessage(content="b"), SystemMessage(content="c")],
+            "not with SystemMessage",
+        ),
+        ([HumanMessage(content="a"), AssistantMessage(content="b")], "not with AssistantMessage"),
         ([HumanMessage(content="a"), "text"], "str"),
         (7, "int"),
         ([HumanMessage(content="a"), AssistantMessage(tool_calls=(call("x"),))], "no answer"),
@@ -143,6 +191,15 @@ async def test_name_defaults_to_the_class() -> None:
 
     assert Analyst("x").agent_name == "Analyst"
     assert BaseAgent("x", agent_name="bob").agent_name == "bob"
+
+
+def test_sync_call_passes_its_caller_on() -> None:
+    @tool("who", "-")
+    def who(context: ToolContext) -> str | None:
+        return context.user
+
+    it = agent(call("who"), "done", tools=[who])
+    assert it.execute_query("hi", caller=Caller(user="ada")).tool_results[0].result == "ada"
 
 
 def test_sync_call_works_outside_a_loop() -> None:
@@ -395,6 +452,10 @@ class TestToolCalls:
         assert it.registered_tools == [add]
         with pytest.raises(InvalidInputError, match="'add' already"):
             it.register_tool(tool("add", "-")(lambda: None))
+        with pytest.raises(InvalidInputError, match="'add' already"):
+            it.register_agent(agent(), name="add", description="Adds.")
+        with pytest.raises(InvalidInputError, match="'add' already"):
+            agent(tools=[add, tool("add", "-")(lambda: None)])
 
 
 async def test_twenty_calls_in_a_row_leave_one_well_formed_history() -> None:

@@ -16,6 +16,7 @@ from bottega.memory.learning import mining
 from bottega.memory.learning.call_trace import Observed, TracedCall, observed
 from bottega.memory.learning.mining import mine
 from bottega.memory.patterns.pattern import Category, Pattern
+from bottega.memory.patterns.rendering import pattern_text
 from bottega.memory.text.signature import failure_signature
 from tests.examples import examples
 
@@ -139,6 +140,12 @@ def test_recovery_from_an_error_is_found() -> None:
     )
     assert found[0].content.affects == ("b", "c", "f")
     assert found[0].summary == "When f fails with “no f”: call b next."
+    # What a model reads says the cure once.
+    _, *told = pattern_text(found[0]).splitlines()
+    assert told == [
+        "  When f fails with “no f”: call b next.",
+        "  Where: failure_signature is no f",
+    ]
     # A task that failed is no reason: the run succeeded.
     partly = [episode(n, "Fb", outcome=Outcome.PARTIAL) for n in range(4)]
     assert uses(mine(partly + lost))[-1:] == ["b"]

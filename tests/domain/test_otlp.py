@@ -16,7 +16,8 @@ from bottega.tracing.spans import Ids
 PLACE = "00-{:032x}-{:016x}-01"
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
 times = st.integers(0, 2**64 - 1)
-about = st.dictionaries(texts, texts | st.integers(-(2**63), 2**63 - 1), max_size=6)
+lists = st.lists(texts, min_size=1, max_size=3).map(tuple)
+about = st.dictionaries(texts, texts | st.integers(-(2**63), 2**63 - 1) | lists, max_size=6)
 ids = st.builds(Ids, st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1))
 traces = st.builds(
     lambda ids, state, is_local: Trace(PLACE.format(*ids), state, is_local),
@@ -43,7 +44,13 @@ def decoded(bodies: list[bytes]) -> list[Span]:
 
 
 def values(attributes: Any) -> dict[str, Any]:
-    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
+    return {each.key: value_of(each.value) for each in attributes}
+
+
+def value_of(any_value: Any) -> Any:
+    found = getattr(any_value, any_value.WhichOneof("value"))
+    is_list = any_value.HasField("array_value")
+    return tuple(map(value_of, found.values)) if is_list else found
 
 
 @given(st.lists(recorded, min_size=1, max_size=4))

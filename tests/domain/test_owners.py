@@ -6,7 +6,7 @@ from bottega.memory.patterns.owners import OwnedFeatures, owner_of, public_featu
 def test_owner_of_an_episode() -> None:
     assert owner_of("alice", "s") == owner_of("alice", None)
     assert owner_of(None, "alice") != owner_of("alice", None)
-    assert owner_of(None, None) == owner_of(None, None)
+    assert owner_of(None, None) == owner_of(None, "resp-1") == owner_of(None, "resp-2")
 
 
 def test_texts_of_few_owners_are_removed_from_features() -> None:

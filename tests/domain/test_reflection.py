@@ -124,9 +124,7 @@ def test_model_analysis_of_a_task_overrides_the_rules() -> None:
     found = analyse("Add 1 and 2. You must not round.", domain="maths")
     said = {"goals": ["add", " add ", "", "x" * 999], "criteria": ["sum"], "complexity": 0.9}
     better = refined(found, said)
-    assert better.goals[0] == "add"
-    assert len(better.goals) == 2
-    assert len(better.goals[1]) == 300
+    assert better.goals == ("add",), "a text that is too long is left out, not cut"
     assert better.constraints == found.constraints
     assert better.criteria == ("sum",)
     assert better.complexity == better.features["complexity"] == 0.9

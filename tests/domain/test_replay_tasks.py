@@ -7,8 +7,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from bottega.agents.messages import AgentUsage
+from bottega.engine.replay_tasks import linked_runs, remember
 from bottega.events.types import Event, EventType
-from bottega.execution.replay_tasks import linked_runs, remember
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.conditions import named
-from bottega.execution.retrieval import Assignment, choose
+from bottega.engine.retrieval import Assignment, choose
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns.matcher import Match
 from bottega.memory.patterns.pattern import (

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from bottega.engine.task_rows import CANCELLED, row_change
 from bottega.events.types import EventType
-from bottega.execution.task_rows import CANCELLED, row_change
 
 BROKEN = {"code": "agent_failed", "message": "no"}
 USAGE = {"model_calls": 1}
@@ -67,7 +67,16 @@ DISPATCHED: dict[str, Any] = {
             {"error": BROKEN, "duration_ms": 5, "token_usage": {}},
             {"status": "timeout", "error": BROKEN, "duration_ms": 5},
         ),
-        (EventType.SUBAGENT_DEQUEUED, {"timeout_ms": 5}, {}),
+        (
+            EventType.SUBAGENT_DEQUEUED,
+            {"attempt": 1, "waited_ms": 2, "timeout_ms": 5},
+            {"status": "queued", "attempt": 1, "timeout_ms": 5},
+        ),
+        (
+            EventType.SUBAGENT_DEQUEUED,
+            {"attempt": 2, "waited_ms": 2, "timeout_ms": 3},
+            {"status": "queued", "attempt": 2},
+        ),
         (EventType.LLM_COMPLETED, {"call": 1}, {}),
         (EventType.WARNING, {"code": "a", "message": "b"}, {}),
     ],

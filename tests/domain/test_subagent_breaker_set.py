@@ -46,8 +46,8 @@ def test_refused_dispatch_gives_the_reason_and_the_time_to_retry() -> None:
                 ],
                 await_all,
                 [
-                    dispatch("again", agent="helper"),
-                    dispatch("another", agent="helper", instructions="Otherwise."),
+                    dispatch("again", agent="helper", instructions="Otherwise."),
+                    dispatch("another"),
                 ],
                 "stopped",
             ],
@@ -110,9 +110,9 @@ def test_fifty_queued_tasks_wait_and_one_probe_runs() -> None:
             assert [status(handle) for handle in held] == [S.RUNNING] + [S.QUEUED] * 49
             await passed(200)
             assert [status(handle) for handle in held[1:]] == [S.QUEUED] * 49
-            other = put(where, parent, "other kind", instructions="Otherwise.")
+            other = put(where, parent, "of another agent", agent="another")
             await settled()
-            assert status(other) == S.RUNNING  # of all waiting tasks, only this kind is held
+            assert status(other) == S.RUNNING  # of all waiting tasks, only this agent's are held
             await job(held[0]).finish()
             assert [status(handle) for handle in held[1:4]] == [S.RUNNING, S.RUNNING, S.QUEUED]
             for handle in held[1:]:
@@ -172,16 +172,14 @@ def test_without_waiting_tasks_the_next_dispatch_is_the_probe() -> None:
     run_virtual(run())
 
 
-def test_failures_of_one_kind_or_tenant_do_not_block_another() -> None:
+def test_failures_of_one_agent_or_run_do_not_block_another() -> None:
     async def run() -> None:
         async with registry(WIDE, min_workers=3, max_workers=3) as where:
             parent, _ = await opened(where, Heard(), 0)
-            other = by_hand(where, tenant_id=parent.parent_id)
-            for theirs, about in (
-                (parent, {"agent": "another"}),
-                (parent, {"instructions": "Otherwise."}),
-                (other, {}),
-            ):
+            below = by_hand(where, run_id=parent.run_id)
+            with pytest.raises(SubagentCircuitOpenError):
+                put(where, below, "elsewhere in the run", instructions="Otherwise.")
+            for theirs, about in ((parent, {"agent": "another"}), (by_hand(where), {})):
                 handle = put(where, theirs, f"fine{about}", **about)
                 await settled()
                 assert status(handle) == S.RUNNING
@@ -190,11 +188,13 @@ def test_failures_of_one_kind_or_tenant_do_not_block_another() -> None:
     run_virtual(run())
 
 
-NOT_COUNTED = ("budget_exhausted", "max_iterations", "model_rate_limited", "model_bad_request")
+REFUSED = ("model_bad_request", "model_unauthorized", "model_not_found", "model_context_too_long")
 
 
-@pytest.mark.parametrize("how", [*NOT_COUNTED, "cancel"])
-def test_ends_that_neither_agent_nor_model_caused_do_not_count(how: str) -> None:
+@pytest.mark.parametrize(
+    "how", ["budget_exhausted", "model_rate_limited", "was_limited", "cancel", *REFUSED]
+)
+def test_ends_that_are_no_fault_of_the_task_do_not_count(how: str) -> None:
     async def run() -> None:
         async with registry(WIDE, min_workers=3, max_workers=3) as where:
             parent = by_hand(where, heard := Heard())
@@ -203,74 +203,28 @@ def test_ends_that_neither_agent_nor_model_caused_do_not_count(how: str) -> None
                 await settled()
                 if how == "cancel":
                     where.cancel(handle.task_id, "enough")
-                else:
-                    await job(handle).fail(how)
+                    continue
+                handle.was_limited = how == "was_limited"
+                await job(handle).fail("model_unavailable" if handle.was_limited else how)
             assert heard.of("circuit_opened") == []
 
     run_virtual(run())
 
 
-@pytest.mark.parametrize(("code", "of_model"), [("task_failed", False), ("model_timeout", True)])
-def test_only_model_failures_open_the_breaker_for_other_runs(code: str, of_model: bool) -> None:
+OWN = ("max_iterations", "model_empty", "model_refused", "model_filtered", "output_invalid")
+
+
+@pytest.mark.parametrize("code", ["task_failed", "model_unavailable", "model_timeout", *OWN])
+def test_every_failure_of_the_task_itself_counts(code: str) -> None:
     async def run() -> None:
         async with registry(WIDE, min_workers=3, max_workers=3) as where:
-            tenant = by_hand(where).run_id
-            parent = by_hand(where, heard := Heard(), tenant_id=tenant)
+            parent = by_hand(where, heard := Heard())
             for n in range(3):
-                handle = put(where, parent, str(n), model="one")
+                handle = put(where, parent, str(n))
                 await settled()
                 await job(handle).fail(code)
             assert heard.of("circuit_opened") == ["2"]
-            other = by_hand(where, tenant_id=tenant)
-            put(where, other, "another model", model="two")
-            put(where, other, "anonymous", named=False, model="one")
-            if of_model:
-                put(where, parent, "another model", model="two")
-                with pytest.raises(SubagentCircuitOpenError):
-                    put(where, other, "the same", model="one")
-            else:
-                put(where, other, "the same", model="one")
-                with pytest.raises(SubagentCircuitOpenError):
-                    put(where, parent, "another model", model="two")
-
-    run_virtual(run())
-
-
-@pytest.mark.parametrize("end", ["completed", "failed", "cancelled"])
-def test_probe_of_one_breaker_waits_for_the_probe_of_the_other(end: str) -> None:
-    async def run() -> None:
-        async with registry(WIDE, min_workers=9, max_workers=9, failure_threshold=1) as where:
-            tenant, one_slot = by_hand(where).run_id, SubagentLimits(max_concurrent=1)
-            other, parent = [by_hand(where, tenant_id=tenant, limits=one_slot) for _ in range(2)]
-            first, theirs = [put(where, other, name, model="one") for name in ("0", "theirs")]
-            failing, mine, last = [put(where, parent, str(n), model="one") for n in range(3)]
-            await settled()
-            await job(failing).fail("task_failed")  # the breaker of its run opens
-            await passed(10)
-            await job(first).fail("model_timeout")  # the breaker of the model opens
-
-            def running() -> list[Any]:
-                return [handle for handle in where.handles() if handle.status is S.RUNNING]
-
-            await passed(25)
-            assert running() == []  # mine is the probe of its run, and waits for the model
-            assert len(mine.held_by) == 1
-            await passed(6)
-            assert running() == [theirs]
-            if end == "completed":
-                await job(theirs).finish()
-            elif end == "cancelled":
-                where.cancel(theirs.task_id, "enough")
-                await settled()
-            else:
-                await job(theirs).fail("model_timeout")
-                assert running() == []
-                await passed(31)
-            assert running() == [mine]
-            await job(mine).finish()
-            assert running() == [last]
-            await job(last).finish()
-            assert where.scheduler.circuits.open() == []
+            put(where, parent, "anonymous", named=False)
 
     run_virtual(run())
 

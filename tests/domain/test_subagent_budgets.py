@@ -174,8 +174,8 @@ class TestReserving:
             order = []
 
             async def spend(name: str, sent: int, seconds: float) -> None:
-                async with reserved([account], sent) as most:
-                    order.append((name, most))
+                async with reserved([account], sent) as permit:
+                    order.append((name, permit.most))
                     await passed(seconds)
                 account.spent += 100
 
@@ -246,11 +246,11 @@ class TestReserving:
                 sent, seconds, output = calls[index]
                 paying = [own[index], account]
                 while True:
-                    async with reserved(paying, sent) as most:
+                    async with reserved(paying, sent) as permit:
                         assert account.spent + account.reserved <= limit
                         await passed(seconds)
                     for each in paying:
-                        each.spent += sent + min(output, MAX_OUTPUT if most is None else most)
+                        each.spent += sent + min(output, permit.most or MAX_OUTPUT)
 
             tasks = [asyncio.create_task(task(index)) for index in range(len(calls))]
             ends = await asyncio.gather(*tasks, return_exceptions=True)
@@ -317,8 +317,8 @@ def test_concurrent_calls_cannot_spend_the_same_money() -> None:
         both = asyncio.Barrier(2)
 
         async def one(name: str) -> None:
-            async with reserved([account], 1_000, model) as most:
-                order.append((name, most))
+            async with reserved([account], 1_000, model) as permit:
+                order.append((name, permit.most))
                 await both.wait()
                 account.spend(priced(1_000, 1_000))
 

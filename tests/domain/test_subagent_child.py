@@ -441,6 +441,9 @@ class TestSettingUp:
             with pytest.raises(InvalidInputError, match="needs a description") as refused:
                 use_async_subagents(lead, where, [agent(agent_name="nobody")])
             assert refused.value.code == "missing_description"
+            twins = [agent(agent_name="twin", description="one of two") for _ in range(2)]
+            with pytest.raises(InvalidInputError, match="'twin'"):
+                use_async_subagents(lead, where, twins)
             use_async_subagents(lead, where)
             with pytest.raises(InvalidInputError) as refused:
                 use_async_subagents(lead, where)

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.agents import BaseAgent
+from bottega.engine.plugins import configure_agent, subagent_plugins
 from bottega.errors import InvalidInputError
-from bottega.execution.plugins import configure_agent, subagent_plugins
 from bottega.subagents.plugins import (
     MAX_METADATA,
     DispatchRequest,

@@ -277,20 +277,22 @@ class TestFairness:
 
         run_virtual(run())
 
-    def test_the_first_estimate_needs_data(self) -> None:
+    def test_the_first_estimates_need_data(self) -> None:
         async def run() -> None:
             async with registry(WIDE, min_workers=1, max_workers=1) as where:
-                parent = by_hand(where)
-                first = put(where, parent, "first")
-                assert where.scheduler.estimated_start_ms(0) is None
-                await passed(4)
-                await job(first).finish()
-                second = put(where, parent, "second")
-                assert where.scheduler.estimated_start_ms(where.scheduler.position(second)) == 0
-                await settled()
-                third = put(where, parent, "third")
-                assert where.scheduler.position(third) == 0
-                assert where.scheduler.estimated_start_ms(0) == 4000
+                parent, estimate = by_hand(where), where.scheduler.estimated_start_ms
+                for name in ("first", "second", "third"):
+                    known = put(where, parent, name)
+                    assert estimate(known) is None
+                    await passed(4)
+                    await job(known).finish()
+                fourth = put(where, parent, "fourth")
+                assert estimate(fourth) == 0
+                await passed(1)
+                fifth, sixth = put(where, parent, "fifth"), put(where, parent, "sixth")
+                assert [estimate(each) for each in (fourth, fifth, sixth)] == [None, 3000, 7000]
+                await passed(4)  # the fourth takes longer than those before
+                assert estimate(sixth) is None
 
         run_virtual(run())
 

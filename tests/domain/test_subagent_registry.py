@@ -206,7 +206,7 @@ class TestCommonMistakes:
                 for n in range(20):
                     parent = by_hand(where)
                     for name in "abc":
-                        put(where, parent, name, instructions=f"kind {n}")
+                        put(where, parent, name, agent=f"agent {n}")
                     await settled()
                     for child in list(parent.children.values()):
                         await job(child).fail()

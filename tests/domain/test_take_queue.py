@@ -91,13 +91,13 @@ class Naive:
         return best
 
     def ahead(self, waiting: QueueEntry, now: float) -> int:
-        """Count its tenant's ready entries that the turns of runs put before an entry."""
+        """Count its siblings, and its tenant's ready entries, that go before an entry."""
         ready = Counter(one.run for one in self.ready(waiting.tenant))
         own = self.rank(waiting, now)
-        better = sum(
-            one.run == waiting.run and self.rank(one, now) < own
-            for one in self.ready(waiting.tenant)
-        )
+        siblings = [one for one in self.entries if one.parent == waiting.parent]
+        mine = {*siblings, *(one for one in self.ready(waiting.tenant) if one.run == waiting.run)}
+        better = sum(self.rank(one, now) < own for one in mine)
+        ready[waiting.run] = len(mine)
         taken: list[Hashable] = []
         turns = [run for run in self.turns_of[waiting.tenant] if run != waiting.run]
         place = self.turns_of[waiting.tenant]

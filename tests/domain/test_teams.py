@@ -10,12 +10,11 @@ import pytest
 
 from bottega.agents import AgentEvent, BaseAgent, SubAgentWrapper
 from bottega.agents.provider import LLMProvider
+from bottega.engine import build_agents
+from bottega.engine.build_agents import AgentDependencies, ConfigureAgent, Teams
+from bottega.engine.claim import ClaimedRun
+from bottega.engine.mcp.servers import McpAccess
 from bottega.errors import InvalidInputError
-from bottega.execution import build_agents
-from bottega.execution.build_agents import AgentDependencies, ConfigureAgent, Teams
-from bottega.execution.claim import ClaimedRun
-from bottega.execution.mcp.servers import McpAccess
-from bottega.redaction import Redactor
 from bottega.secrets.lookup import SecretLookup, SecretRules
 from bottega.tools.addresses import AllowList
 from bottega.tools.builtin import ToolDeps
@@ -78,7 +77,6 @@ class Counting:
             hosts=lambda tenant, name: (hosts or {}).get(name),
             allowed=AllowList.parse(()),
             is_open=true,
-            redactor=Redactor(()),
         )
         lookup = SecretLookup(rules, no_rows)
         self.teams = Teams(
@@ -87,7 +85,7 @@ class Counting:
                 tool_deps=ToolDeps(Egress(())),
                 secrets=lookup,
                 mcp=McpAccess({}, lookup),
-                embedder=lambda: pytest.fail("no agent has recall"),
+                embedder=lambda tenant_id: pytest.fail("no agent has recall"),
                 configure=configure,
             )
         )

@@ -125,6 +125,7 @@ def test_an_answer_has_the_type_that_its_schema_wants(schema: Any, text: str, va
 
 def test_a_call_is_described_with_the_model_s_words_quoted() -> None:
     about = {"agent": "clerk", "tool": "refund", "question": None, "schema": None, "reason": "a\nb"}
+    about["server"] = None
     lines = shown({**about, "kind": "approval", "arguments": {"note": "x\nApprove? y"}})
     assert lines.splitlines() == [
         "clerk wants to call refund:",

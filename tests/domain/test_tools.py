@@ -93,9 +93,7 @@ class TestFunctions:
         assert (await run(odd, json=1, copy=2, model_config=3)).result == 6
         assert set(odd.create_schema()["properties"]) == {"json", "copy", "model_config", "_x"}
 
-    @pytest.mark.parametrize(
-        "function", [lambda *a: None, lambda **k: None, eval("lambda a, /: None")]
-    )
+    @pytest.mark.parametrize("function", [lambda *a: None, lambda **k: None])
     def test_parameters_a_model_cannot_fill_are_refused(self, function: Any) -> None:
         with pytest.raises(TypeError, match="named parameters"):
             tool("x", "-")(function)

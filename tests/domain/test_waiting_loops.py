@@ -12,8 +12,8 @@ import pytest
 from bottega.agents.query import CurrentCall, Path, Query, Recorder, current_call
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.clock import monotonic
-from bottega.execution.live_text import ModelCall
-from bottega.execution.waiting.loops import Loops
+from bottega.engine.live_text import ModelCall
+from bottega.engine.waiting.loops import Loops
 from bottega.subagents.handle import Waiter
 from bottega.subagents.states import SubagentStatus as S
 from bottega.subagents.swarm import QueryScope

@@ -111,7 +111,7 @@ async def test_half_an_answer_reaches_no_other_agent(bottega: Running, model: Fa
             case "lead", 1:
                 return calls(("b", {"query": "go"}))
             case "a", _:
-                return cut("SECRET HALF")
+                return cut(f"SECRET HALF {len(model.requests)} ")
             case _:
                 return text("done")
 
@@ -135,10 +135,11 @@ async def test_a_node_s_half_answer_fails_its_descendants(
     bottega: Running, model: FakeModel
 ) -> None:
     await define_graph(bottega.client, "g", ("a", "b"), ("c", "d"))
-    model.decide = lambda request: cut("half") if named(request) == "a" else text("whole")
+    halves = iter(["half ", "of it"])
+    model.decide = lambda request: cut(next(halves)) if named(request) == "a" else text("whole")
     run = await ask(bottega, mode="dag", graph="g", input="go")
     assert (run["status"], run["stop_reason"]) == ("failed", "length")
-    assert run["output"] == {"a": "halfhalf", "c": "whole", "d": "whole"}
+    assert run["output"] == {"a": "half of it", "c": "whole", "d": "whole"}
     assert "a (the model's answer was cut off" in run["error"]["message"]
     assert "b" not in map(named, model.requests)
 
@@ -149,7 +150,7 @@ async def test_an_asynchronous_task_with_an_unusable_answer_fails(
     model.decide = swarm.plays(
         {
             "root": [swarm.dispatches("a", "b", "c"), swarm.awaits(), text("done")],
-            "a": [lambda request: cut("half ")],
+            "a": [lambda request: cut("half "), lambda request: cut("of it")],
             "b": [lambda request: cut("", "stop")],
             "c": [lambda request: sse(chunk(refusal="No."), chunk(finish_reason="stop"))],
         }

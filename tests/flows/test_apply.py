@@ -89,17 +89,33 @@ async def test_one_that_is_refused_leaves_all_as_it_was(bottega: Running) -> Non
         assert (await bottega.client.get(f"/v1/{path}")).json()["items"] == []
 
 
-async def test_names_that_do_not_exist_are_warned_of(bottega: Running) -> None:
+async def test_names_that_do_not_exist_are_refused_unless_they_may_be_missing(
+    bottega: Running,
+) -> None:
     (schedule,) = TEAM["schedules"]
+    late = {**schedule, "name": "late", "run": {"graph": "teem", "mode": "dag", "input": "x"}}
     lead = TEAM["agents"][0] | {"tools": [{"type": "mcp", "server": "docs"}]}
-    body = {"graphs": TEAM["graphs"], "schedules": [schedule], "agents": [lead]}
+    loose = {"name": "loose", "edges": [{"source": "lead", "target": "leed"}]}
+    listed = {"name": "listed", "nodes": ["lead"], "edges": [{"source": "leed", "target": "lead"}]}
+    graphs = [*TEAM["graphs"], loose, listed]
+    body = {"graphs": graphs, "schedules": [schedule, late], "agents": [lead]}
+    absent = [
+        ("/agents/0/subagents/names/0", "there is no agent 'writer'"),
+        ("/agents/0/tools/0/server", "there is no MCP server 'docs'"),
+        ("/graphs/0/nodes/1/agent", "there is no agent 'writer'"),
+        ("/graphs/1/edges/0/target", "there is no agent 'leed': did you mean 'lead'?"),
+        ("/schedules/1/run/graph", "there is no graph 'teem': did you mean 'team'?"),
+        ("/graphs/2/edges/0/source", "'leed' is none of the graph's nodes: did you mean 'lead'?"),
+    ]
     for dry_run in (True, False):
         answer = await bottega.client.post("/v1/apply", json=body | {"dry_run": dry_run})
-        assert [(each["pointer"], each["detail"]) for each in answer.json()["warnings"]] == [
-            ("/agents/0", "there is no agent 'writer'"),
-            ("/agents/0", "there is no MCP server 'docs'"),
-            ("/graphs/0", "there is no agent 'writer'"),
-        ]
+        refused = problem(answer, 422)
+        assert refused["code"] == "unknown_reference"
+        assert [(each["pointer"], each["detail"]) for each in refused["errors"]] == absent
+    assert (await bottega.client.get("/v1/graphs")).json()["items"] == []
+    answer = await bottega.client.post("/v1/apply", json=body | {"allow_missing": True})
+    assert [(each["pointer"], each["detail"]) for each in answer.json()["warnings"]] == absent
+    assert len((await bottega.client.get("/v1/graphs")).json()["items"]) == 3
     rest = await bottega.client.post("/v1/apply", json=TEAM)
     assert rest.json()["warnings"] == []
 
@@ -156,9 +172,11 @@ async def test_a_webhook_s_hidden_query_is_kept(bottega: Running) -> None:
     await bottega.client.post("/v1/webhook-secret")
     url = "https://example.com/hook-of-apply"
     run = {**schedule["run"], "webhook_url": f"{url}?secret=1"}
-    (made,) = await apply(bottega, schedules=[{**schedule, "run": run}])
+    whole = {"allow_missing": True}
+    (made,) = await apply(bottega, schedules=[{**schedule, "run": run}], **whole)
     assert made["after"]["run"]["webhook_url"] == url
-    (again,) = await apply(bottega, schedules=[{**schedule, "run": {**run, "webhook_url": url}}])
+    run |= {"webhook_url": url}
+    (again,) = await apply(bottega, schedules=[{**schedule, "run": run}], **whole)
     assert again["action"] == "unchanged"
     kept = "SELECT count(*) FROM schedules WHERE run->>'webhook_url' = $1"
     assert await bottega.owner.fetchval(kept, f"{url}?secret=1") == 1

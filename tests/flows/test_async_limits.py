@@ -9,10 +9,13 @@ import pytest
 from bottega.agents import Usage
 from bottega.settings import Settings
 from tests import swarm
+from tests.domain.subagents import passed
 from tests.fake_model import FakeModel, calls, http_error, text
 from tests.service import Running, running, watch
 from tests.tenants import holder
 from tests.waiting import until
+
+DEQUEUED = "subagent.dequeued"
 
 
 @pytest.fixture
@@ -147,10 +150,15 @@ async def test_an_agent_lowers_what_the_operator_allows(
         "root": [swarm.dispatches("a", "b", "c", "d", "e"), swarm.awaits(), swarm.reports],
         **{leaf: [swarm.held(gate, text(leaf))] for leaf in "abcd"},
     }
-    allowed = configured(subagent_max_concurrent=3, subagent_max_queued=2)
-    async with running(allowed, database_url, worker=True) as bottega:
+    before = configured(subagent_max_queued=50)
+    async with running(before, database_url) as bottega:
         limits = {"max_concurrent": 2, "max_queued": 50}
         await swarm.coordinator(bottega.client, subagents={"limits": limits})
+    allowed = configured(subagent_max_concurrent=3, subagent_max_queued=2)
+    async with running(allowed, database_url, worker=True) as bottega:
+        shown = (await bottega.client.get("/v1/agents/boss")).json()
+        assert shown["subagents"]["limits"]["max_queued"] == 50
+        assert shown["effective_limits"]["max_queued"] == 2, "the operator has lowered it"
         model.decide = swarm.plays(script)
         run_id = await swarm.start(bottega.client)
         await model.received(4)  # two of the root, and those of a and b
@@ -215,7 +223,7 @@ async def test_a_dispatch_with_retries_survives_failures_of_its_model(
     assert row["status"] == "completed"
 
 
-async def test_the_third_failure_of_an_agent_opens_its_breaker(
+async def test_the_fifth_failure_of_an_agent_opens_its_breaker_in_that_run(
     configured: Callable[..., Settings], database_url: str, model: FakeModel
 ) -> None:
     gate = asyncio.Event()
@@ -229,7 +237,7 @@ async def test_the_third_failure_of_an_agent_opens_its_breaker(
             ),
             swarm.held(gate, text("done")),
         ],
-        **{leaf: [lambda request: http_error(500)] for leaf in "vwxyz"},
+        **{leaf: [calls(("write_file", {"path": "x", "content": "y"}))] for leaf in "vwxyz"},
     }
     mine, other = [await holder(database_url, name) for name in ("mine", "other")]
     async with (
@@ -237,7 +245,7 @@ async def test_the_third_failure_of_an_agent_opens_its_breaker(
         mine.client(bottega) as client,
         other.client(bottega) as stranger,
     ):
-        await swarm.agent(client, "weak")
+        await swarm.agent(client, "weak", max_iterations=1)
         await swarm.coordinator(client, subagents={"names": ["weak"]})
         model.decide = swarm.plays(script)
         await swarm.start(client)
@@ -266,3 +274,53 @@ async def test_the_third_failure_of_an_agent_opens_its_breaker(
     (breaker,) = ours["workers"][0]["tenant"]["breakers"]
     assert (breaker["state"], breaker["failures"], breaker["agent"]) == ("open", 5, "weak")
     assert theirs["workers"][0]["tenant"]["breakers"] == []
+
+
+async def test_estimates_and_sums_are_so_in_a_run(bottega: Running, model: FakeModel) -> None:
+    await swarm.coordinator(bottega.client)
+    script: dict[str, list[swarm.Step]] = {
+        "root": [
+            swarm.dispatches(*(f"leaf {n}" for n in range(4))),
+            swarm.awaits(),
+            swarm.dispatches(*(f"leaf {n}" for n in range(10, 22))),
+            calls(("poll_subagent", {})),
+            swarm.awaits(),
+            text("done"),
+        ]
+    }
+    script |= {f"leaf {n}": [swarm.after(lambda: passed(1.2), text("found"))] for n in range(22)}
+    frames = await play(bottega, model, script)
+    swarm.assert_whole(frames)
+    answers = {each["task_id"]: each for each in last_of(model, "root") if "task_id" in each}
+    assert len(answers) == 16
+    waits = {f["task_id"]: f["data"]["waited_ms"] for f in frames if f["type"] == DEQUEUED}
+    for task_id, answer in answers.items():
+        wait, estimate = waits[task_id], answer["estimated_start_ms"]
+        assert answer["status"] == "queued"
+        if estimate is not None and wait > 800:
+            assert wait / 3 <= estimate <= 4 * wait, (wait, estimate)
+        if estimate is not None and wait > 1000:
+            assert estimate >= 0.4 * wait, (wait, estimate)
+    assert any(each["estimated_start_ms"] for each in answers.values())
+    polled = next(each for each in last_of(model, "root") if "summary" in each)
+    statuses = [task["status"] for task in polled["tasks"]]
+    assert polled["summary"]["total"] == len(statuses) == 16
+    assert all(polled["summary"][each] == statuses.count(each) for each in {*statuses})
+    assert statuses.count("queued") == 7, "five of twelve run"
+    assert "note" not in polled
+
+
+async def test_a_task_shows_the_time_that_it_has(bottega: Running, model: FakeModel) -> None:
+    await swarm.coordinator(bottega.client, subagents={"limits": {"max_concurrent": 1}})
+    asked = [("dispatch_subagent", {"prompt": name, "timeout_ms": 60_000}) for name in "ab"]
+    script: dict[str, list[swarm.Step]] = {
+        "root": [calls(*asked, ("dispatch_subagent", {"prompt": "c"})), swarm.awaits(), text("x")],
+        "a": [swarm.after(lambda: passed(1.0), text("found"))],
+    }
+    frames = await play(bottega, model, script, timeout_s=20)
+    ids = swarm.dispatched(frames)
+    left = {f["task_id"]: f["data"]["timeout_ms"] for f in frames if f["type"] == DEQUEUED}
+    tasks = {task["id"]: task for task in await swarm.tasks_of(bottega.client, frames[0]["run_id"])}
+    for name in "abc":
+        assert tasks[ids[name]]["timeout_ms"] == left[ids[name]] <= 20_000
+    assert left[ids["b"]] <= left[ids["a"]] - 1000, "the run's time had gone on"

@@ -251,7 +251,8 @@ async def test_a_tree_in_all_states_goes_on_elsewhere(
     answers = [f["data"]["usage"] for f in frames if f["type"] == "llm.completed"]
     counted = ("input", "output", "cached", "reasoning")
     of_all = {key: sum(usage[key] for usage in answers) for key in counted}
-    assert of_all.items() <= run["usage"].items()
+    # So do those that a task took whose call was cut off: they are an estimate.
+    assert all(of_all[key] <= run["usage"][key] for key in counted)
     assert run["usage"]["model_calls"] == len(answers)
 
 

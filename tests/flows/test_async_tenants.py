@@ -55,7 +55,7 @@ def with_two_slots(settings: Settings, model: FakeModel) -> Settings:
 
 async def completed(client: Any, run_id: str) -> None:
     answer = await until(
-        lambda: client.get(f"/v1/runs/{run_id}?wait=30"),
+        lambda: client.get(f"/v1/runs/{run_id}"),
         lambda answer: answer.json()["status"] in swarm.FINAL,
     )
     assert answer.json()["status"] == "completed"

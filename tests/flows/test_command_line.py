@@ -6,11 +6,15 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from bottega import __version__
+from bottega.cli.commands import cli
 from tests import forks
 from tests.waiting import until_now
 
@@ -147,3 +151,12 @@ def test_the_address_is_in_a_log_file_while_the_service_runs(
         )
         assert process.poll() is None, log.read_text()
         process.terminate()
+
+
+def test_no_option_has_a_second_form_that_says_the_default() -> None:
+    def options(command: Any, path: str) -> Iterator[tuple[str, str]]:
+        yield from ((path, second) for each in command.params for second in each.secondary_opts)
+        for name, part in getattr(command, "commands", {}).items():
+            yield from options(part, f"{path} {name}")
+
+    assert list(options(get_command(cli), "bottega")) == []

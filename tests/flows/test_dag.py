@@ -159,13 +159,20 @@ async def test_a_sink_without_iterations_left_ends_like_any_run(
     model.decide = says(b=calls(("current_time", {}), content=said))
     run = await run_dag(bottega)
     alone = await bottega.client.post("/v1/runs?wait=30", json={"agent": "b", "input": "x"})
+    tasks = (await bottega.client.get(f"/v1/runs/{run['id']}/tasks")).json()["items"]
     for found in (run, alone.json()):
         assert found["stop_reason"] == "max_iterations"
+        end = "agent.completed" if said else "agent.failed"
+        path = f"/v1/runs/{found['id']}/events"
+        log = (await bottega.client.get(path)).json()["items"]
+        ends = ("agent.completed", "agent.failed")
+        assert [e["type"] for e in log if e["type"] in ends and e["agent"] == "b"] == [end]
         if said:
             assert (found["status"], found["output"]) == ("completed", "so far")
             assert found["error"] is None
         else:
             assert found["status"] == "failed"
+    assert {each["agent"]: each["status"] for each in tasks}["b"] == run["status"]
 
 
 async def test_an_unfinished_text_is_not_published(bottega: Running, model: FakeModel) -> None:

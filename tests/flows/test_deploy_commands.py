@@ -53,8 +53,12 @@ async def test_files_are_applied_once_and_shown(bottega: Running, tmp_path: Path
     changed = (await ended(bottega, "apply", str(team))).stdout.splitlines()
     assert changed[0] == "~ agent writer"
     more.write_text("schedules:\n- {name: odd, cron: 0 3 * * *, run: {agent: nobody, input: x}}\n")
-    warned = await ended(bottega, "apply", str(team), str(more))
-    assert f"warning: {more}, schedules[0]: there is no agent 'nobody'" in warned.stderr
+    refused = await ended(bottega, "apply", str(team), str(more))
+    said = f"{more}, schedules[0] at run/agent: there is no agent 'nobody'"
+    assert refused.returncode == 5
+    assert said in refused.stderr
+    warned = await ended(bottega, "apply", str(team), str(more), "--allow-missing")
+    assert f"warning: {said}" in warned.stderr
     assert [each.strip() for each in changed if each.strip()[:2] in ("-s", "+s")] == [
         "-system_message: y",
         "+system_message: z",

@@ -25,7 +25,7 @@ from bottega.tenants import erase
 from tests.fake_model import FakeModel, calls, gated, gated_within, text
 from tests.flows.test_dag import says
 from tests.service import Running, running, watch
-from tests.team import define, define_graph, start
+from tests.team import RUN, define, define_graph, start
 from tests.waiting import until
 
 
@@ -213,6 +213,7 @@ async def cut_off(bottega: Running, model: FakeModel, database_url: str) -> None
                 "graph": "software",
                 "input": "x",
                 "session_id": "s",
+                "user": RUN["user"],
                 "conversation": "none",
             },
         )
@@ -258,7 +259,7 @@ async def test_a_run_accepted_at_the_same_time_is_deleted(
     database = bottega.service.database
     new = NewRun.of(
         {"mode": "orchestrated", "agent": "coordinator", "session_id": "s", "input": "secret"}
-        | {"priority": 5, "metadata": {}},
+        | {"priority": 5, "metadata": {}, "user": RUN["user"]},
         timeout_s=60,
         queue_timeout_s=60,
         memory="full",

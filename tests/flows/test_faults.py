@@ -20,8 +20,8 @@ from benchmarks.chaos.stage import Server
 from benchmarks.chaos.watch import Watcher
 from bottega.db import migrate
 from bottega.db.engine import open_database
+from bottega.db.failures import is_transient
 from bottega.errors import UnavailableError
-from bottega.events.log import is_transient
 from tests.claims import end_leases
 from tests.fake_model import FakeModel, Reply, gated
 from tests.flows.test_processes import environment, gate_call
@@ -134,7 +134,7 @@ async def test_a_run_goes_on_when_its_database_is_back(folder: Path, model: Fake
     assert len(model.requests) == CALLS
 
 
-_SINCE_START_S = "extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())"
+_SWEPT = "UPDATE last_sweep SET at = now() - interval '0.4 s', since = now() - $1 * interval '1 s'"
 
 
 async def test_a_lease_survives_an_outage_of_the_database(
@@ -148,9 +148,9 @@ async def test_a_lease_survives_an_outage_of_the_database(
     connection = await asyncpg.connect(database_url)
     async with connection.transaction():
         await end_leases(connection)
-        query = f"SELECT count(*) FROM abandoned_runs({_SINCE_START_S} + 30)"
-        assert await connection.fetchval(query) == 0
-        assert await connection.fetchval("SELECT count(*) FROM abandoned_runs(0)") == 1
+        for since, found in ((0.5, 0), (2.0, 1)):
+            await connection.execute(_SWEPT, since)
+            assert await connection.fetchval("SELECT sweep(1.0)") == found
     await connection.close()
 
 
@@ -168,7 +168,8 @@ async def test_runs_that_crash_together_are_resumed_separately(
         await end_leases(connection)
         died = """UPDATE runs SET attempts = attempts || '[{"number": 2, "cause": "crash"}]'"""
         await connection.execute(died)
-        await connection.execute(f"SELECT requeue_lost(0.9 * {_SINCE_START_S})")
+        await connection.execute(_SWEPT, 2.0)
+        assert await connection.fetchval("SELECT sweep(1.0)") == 8
         later = await connection.fetch("SELECT due_at FROM run_queue")
     await connection.close()
     assert len(set(later)) == len(later) == 8

@@ -11,7 +11,7 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
 from bottega.errors import InvalidInputError
 from bottega.files.retention import FileRetention
-from bottega.files.store import FileOrigin, FileStore
+from bottega.files.store import FileOrigin, FileStore, Owner
 from bottega.objects import Objects
 from tests.processes import command
 from tests.service import client_of
@@ -79,7 +79,7 @@ async def test_files_that_nobody_uses_expire_and_those_of_sessions_stay(
     await owner.execute(
         "UPDATE files SET used_at = now() - interval '31 days' WHERE id = $1", stored["used"]["id"]
     )
-    await files.use(DEFAULT_TENANT, [stored["used"]["id"]])
+    await files.use(DEFAULT_TENANT, [stored["used"]["id"]], Owner(None, None))
 
     await FileRetention(database.pool, timedelta(days=30)).delete_unused()
 

@@ -47,23 +47,23 @@ async def test_a_fork_goes_its_own_way_from_a_turn(bottega: Running, model: Fake
     about = {"id": "s", "user": "ada", "metadata": {"plan": "pro"}}
     await bottega.client.post("/v1/sessions", json=about)
     model.script(*map(text, "abcdef"))
-    first, second, _ = [await ask(bottega, asked) for asked in ("one", "two", "three")]
+    first, second, _ = [await ask(bottega, asked, user="ada") for asked in ("one", "two", "three")]
     whole = await fork(bottega, "s")
     made = await fork(bottega, "s", second["id"])
     assert made["id"] not in ("s", whole["id"])
     assert (made["user"], made["metadata"]) == ("ada", {"plan": "pro"})
     assert await told(bottega, whole["id"]) == ["one", "a", "two", "b", "three", "c"]
     assert await told(bottega, made["id"]) == ["one", "a", "two", "b"]
-    run = await ask(bottega, "other", made["id"])
+    run = await ask(bottega, "other", made["id"], user="ada")
     assert run["user"] == "ada"
     before = [("user", "one"), ("assistant", "a"), ("user", "two"), ("assistant", "b")]
     assert said(model.requests[-1]) == [*before, ("user", "other")]
-    await ask(bottega, "four")
+    await ask(bottega, "four", user="ada")
     assert ("user", "three") in said(model.requests[-1])
     assert ("user", "other") not in said(model.requests[-1])
     again = await fork(bottega, made["id"], first["id"])
     assert await told(bottega, again["id"]) == ["one", "a"]
-    await ask(bottega, "last", again["id"])
+    await ask(bottega, "last", again["id"], user="ada")
     assert said(model.requests[-1]) == [*before[:2], ("user", "last")]
     listed = await told(bottega, made["id"])
     assert listed == ["one", "a", "two", "b", "other", "d"]
@@ -235,7 +235,7 @@ async def test_erasing_the_user_erases_all_forks(bottega: Running, model: FakeMo
     model.script(*map(text, "ab"))
     run = await ask(bottega, "one", user="ada")
     made = await fork(bottega, "s")
-    await ask(bottega, "two", made["id"])
+    await ask(bottega, "two", made["id"], user="ada")
     client = bottega.client
     assert (await client.delete("/v1/users/ada")).status_code == 202
 

@@ -27,10 +27,7 @@ PACKAGE = "generated_client"
 async def generate(document: dict[str, Any], folder: Path) -> None:
     """Write the client into `folder`; anything that the generator leaves out is an error."""
     (folder / "openapi.json").write_text(json.dumps(document))
-    # The generator knows lines of JSON only as a file.
-    types = {"application/x-ndjson": "application/octet-stream"}
-    config = {"post_hooks": [], "content_type_overrides": types}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({"post_hooks": []}))
     generator = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "openapi_python_client", "generate", "--fail-on-warning"),
         *("--path", folder / "openapi.json", "--config", folder / "config.json"),

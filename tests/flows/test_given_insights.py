@@ -122,7 +122,7 @@ async def test_a_withheld_insight_is_counted_and_in_no_prompt(
         await define(bottega.client)
         first = await done(bottega, input=TASK, session_id="s")
         await learned(bottega, first["id"], "done")
-        second = await done(bottega, input=TASK, session_id="s")
+        second = await done(bottega, input=TASK, session_id="s", conversation="new")
         (one,) = await given(bottega, second)
         assert (one["arm"], one["content"]) == ("withheld", "")
         assert SENTENCE not in str([r for r in model.requests if r["model"] != THINKER])

@@ -306,7 +306,7 @@ async def test_a_failed_call_adds_advice_and_similar_failures(
     assert given["tool_call_id"] == failure["data"]["tool_call_id"]
     error, _, helped = model.requests[before + 2]["messages"][-1]["content"].partition("\n\n")
     assert error == f"Error: {failed[0]['error']['message']}"
-    assert helped.startswith("Worked after this failure: requirements\n"), helped
+    assert helped.startswith("Worked after this failure in an earlier run: requirements\n"), helped
     assert "Ask the requirements first." in helped
     assert "Draw a bridge." in helped, "who failed alike"
     assert "Ask the requirements first." not in str(model.requests[before]["messages"])
@@ -336,8 +336,9 @@ async def test_the_cure_stands_behind_the_error_also_in_a_resumed_run(
     asked = model.requests[-1]["messages"]
     error, _, helped = asked[-1]["content"].partition("\n\n")
     assert (asked[-1]["role"], error[:6]) == ("tool", "Error:")
-    cure = 'Worked after this failure: requirements {"query":"loads"}\n'
+    cure = 'Worked after this failure in an earlier run: requirements query="loads"\n'
     assert helped.startswith(cure), helped
+    assert helped.count("loads") == 1, "the cure is said once"
     assert "Draw a tunnel." in helped
     assert "Draw a bridge." not in helped, "it has no cure"
     async with running(configured, database_url) as bottega:
@@ -345,7 +346,10 @@ async def test_the_cure_stands_behind_the_error_also_in_a_resumed_run(
     model.script(text("Done."))
     async with running(configured, database_url, worker=True) as bottega:
         frames = await ended(bottega, run_id)
+        path = f"/v1/runs/{run_id}/messages"
+        messages = (await bottega.client.get(path)).json()["items"]
     assert model.requests[-1]["messages"] == asked
+    assert [m["content"] for m in messages if m["role"] == "tool"] == [asked[-1]["content"]]
     (failed,) = [frame["data"] for frame in frames if frame["type"] == "tool.failed"]
     assert "Worked after" not in str(failed)
 

@@ -30,6 +30,21 @@ def configure_agent(agent, definition):
 """
 
 
+ADVISER = """
+ASKED = []
+
+def before_dispatch(ctx, params):
+    ASKED.append((params.agent, params.prompt, ctx.agent, ctx.depth))
+    match params.prompt:
+        case "rough":
+            return {"prompt": "polished", "priority": 1, "metadata": {"no": "effect"}}
+        case "known":
+            return {"skip": True, "result": "from memory"}
+        case "broken":
+            raise ValueError("oops")
+"""
+
+
 async def output_of(bottega: Running, agent: str) -> str:
     body = {"agent": agent, "input": "root"}
     run = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
@@ -85,3 +100,32 @@ async def test_an_installed_guard_sees_synchronous_calls_and_helpers(
     plugin: Any = sys.modules["watching_plugin"]
     assert {"sync", "clerk", "async", None} <= set(plugin.CONFIGURED)
     assert {"sync", "clerk", "async", None} == set(plugin.ENDED)
+
+
+async def test_a_plugin_that_is_no_guard_sees_synchronous_calls(
+    settings: Settings,
+    database_url: str,
+    model: FakeModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(tmp_path, "advising", ADVISER)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "advising_plugin", raising=False)
+    configured = settings.model_copy(update={"openai_base_url": model.base_url})
+    words = ("rough", "known", "broken")
+
+    def decide(request: dict[str, Any]) -> Any:
+        if (prompt := swarm.prompt_of(request)) != "root":
+            return text(prompt)
+        if request["messages"][-1]["role"] == "user":
+            return calls(*(("clerk", {"query": word}) for word in words))
+        return text(" ".join(m["content"] for m in request["messages"] if m["role"] == "tool"))
+
+    model.decide = decide
+    async with running(configured, database_url, worker=True) as bottega:
+        await swarm.agent(bottega.client, "clerk")
+        await swarm.agent(bottega.client, "sync", subagents={"names": ["clerk"]})
+        assert await output_of(bottega, "sync") == "polished from memory broken"
+    plugin: Any = sys.modules["advising_plugin"]
+    assert sorted(plugin.ASKED) == sorted(("clerk", word, "sync", 0) for word in words)

@@ -15,8 +15,20 @@ from tests.flows.test_dag import named
 from tests.service import Running, running
 from tests.tools.raw_server import RawServer, answer
 
+
+@pytest.fixture
+def bottega(guest: Running) -> Running:
+    return guest
+
+
+@pytest.fixture
+def model(guest_model: FakeModel) -> FakeModel:
+    return guest_model
+
+
 STORABLE = [each.replace("\x00", "").replace("\ud800", "") for each in HOSTILE]
 ALL = "\n".join(STORABLE)
+ASKED = "Which warehouse ships orders of the website in Turin"
 
 
 @pytest.fixture
@@ -61,7 +73,7 @@ async def test_hostile_words_stay_where_they_belong_in_every_request(
     look = {"type": "http", "name": "look", "description": ALL, "url": web.url()}
     reader = {"type": "builtin", "name": "read_shared_memory"}
     alone = {"session_id": "s", "conversation": "none"}
-    run = {"mode": "dag", "graph": "g", "input": "go", **alone}
+    run = {"mode": "dag", "graph": "g", "input": ASKED, **alone}
     async with running(settings.model_copy(update=update), database_url, worker=True) as bottega:
         await create(bottega, "a", tools=[look])
         await create(bottega, "b")
@@ -77,7 +89,7 @@ async def test_hostile_words_stay_where_they_belong_in_every_request(
             assert ended["status"] == "completed", ended
         # The agent reads only memory of earlier runs of the session. The second time that includes
         # an episode; episodes in which a tool gave orders are not found.
-        reads = {"agent": "b", "graph": "g", "input": "go", **alone}
+        reads = {"agent": "b", "graph": "g", "input": ASKED, **alone}
         for _ in range(2):
             ended = (await bottega.client.post("/v1/runs?wait=30", json=reads)).json()
             assert ended["status"] == "completed", ended
@@ -94,7 +106,7 @@ async def test_hostile_words_stay_where_they_belong_in_every_request(
     mark = re.search("<working-memory-([0-9a-f]+)>\n", remembered)
     assert mark is not None
     assert remembered.count(f"</working-memory-{mark[1]}>") == 1
-    assert remembered.endswith(f"\n</working-memory-{mark[1]}>\n\ngo")
+    assert remembered.endswith(f"\n</working-memory-{mark[1]}>\n\n{ASKED}")
     for request in by_agent["b"]:
         assert shape(request) == ["system", "user"]
         assert shared_with(request)["a"].startswith(f"{ALL}\n\nConversation:\n")
@@ -106,8 +118,8 @@ async def test_hostile_words_stay_where_they_belong_in_every_request(
             each for each in request["messages"] if each["role"] in ("system", "user")
         ]
         assert own["content"] == f"You are {named(request)}."
-        assert read(request).asked == "go"
-        assert asked["content"].endswith("go")
+        assert read(request).asked == ASKED
+        assert asked["content"].endswith(ASKED)
         assert [each["function"]["name"] for each in request.get("tools", ())] in (
             ["look"],
             ["read_shared_memory"],

@@ -91,6 +91,12 @@ def test_a_key_may_have_several_scopes(bottega: Any) -> None:
     assert "run, define" in bottega("keys", "list").stdout
 
 
+def test_a_key_may_have_to_name_a_user(bottega: Any, database_url: str) -> None:
+    for more, said in (((), False), (("--require-user",), True)):
+        made = bottega("keys", "create", "--tenant", "acme", "--scope", "run", *more)
+        assert ("for the user that a request names" in made.stderr) is said
+
+
 async def test_a_key_may_be_revoked_by_its_id(bottega: Any, database_url: str) -> None:
     held = await holder(database_url)
     assert bottega("keys", "revoke", str(held.key_id).upper()).returncode == 0

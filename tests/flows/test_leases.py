@@ -10,13 +10,12 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
-from pydantic_core import from_json
 from structlog.testing import capture_logs
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.errors import FencedError
 from bottega.settings import Settings
-from tests.claims import claim
+from tests.claims import claim, hand_back, report
 from tests.fake_model import FakeModel, gated, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_processes import environment
@@ -98,7 +97,7 @@ async def test_a_run_beyond_its_deadline_ends_with_or_without_a_worker(
         body = {"agent": "solo", "input": "x"}
         run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
         assert await claim(bottega.owner, UUID(run_id)) is not None
-        await bottega.owner.execute("UPDATE runs SET deadline = now() - interval '61 s'")
+        await bottega.owner.execute("UPDATE run_heads SET deadline = now() - interval '61 s'")
         async with running(quick, database_url):  # no worker runs, but each process sweeps
             run = await final(bottega, run_id)
     assert (run["status"], run["error"]["code"]) == ("timeout", "timeout")
@@ -114,9 +113,7 @@ async def test_a_returned_run_with_a_cancellation_ends(quick: Settings, database
         assert await claim(bottega.owner, UUID(run_id)) is not None
         asked = await bottega.client.post(f"/v1/runs/{run_id}/cancel")
         assert (asked.status_code, asked.json()["status"]) == (202, "running")
-        await bottega.owner.execute(
-            "SELECT hand_back(tenant_id, id, attempt) FROM runs WHERE id = $1", run_id
-        )
+        await hand_back(bottega.owner, DEFAULT_TENANT, UUID(run_id))
         run = await final(bottega, run_id)
     assert run["status"] == "cancelled"
     assert run["attempts"][0]["ended_at"] is not None
@@ -133,26 +130,6 @@ async def test_the_queue_is_empty_in_the_end(
     assert rows == 0
 
 
-async def test_a_claim_whose_answer_was_lost_may_be_made_again(
-    quick: Settings, database_url: str
-) -> None:
-    async with running(quick, database_url) as bottega:
-        await create(bottega, "solo")
-        body = {"agent": "solo", "input": "x"}
-        run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
-        query = "SELECT attempt, claim FROM take_runs($1, $2, 10, 1000, $3)"
-        pool, mine = bottega.service.database.pool, (uuid4(), uuid4())
-        ((attempt, first),) = await pool.fetch(query, *mine, False)
-        ((_, again),) = await pool.fetch(query, *mine, True)
-        assert await pool.fetch(query, mine[0], uuid4(), True) == []
-        run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
-    claims = from_json(first), from_json(again)
-    assert claims[0].pop("remaining_s") >= claims[1].pop("remaining_s")
-    assert claims[0].pop("quiet_s") <= claims[1].pop("quiet_s")
-    assert claims[0] == claims[1]
-    assert len(run["attempts"]) == attempt == 1
-
-
 async def test_a_run_taken_over_by_another_worker_is_dropped_at_once(
     quick: Settings, database_url: str, model: FakeModel
 ) -> None:
@@ -163,7 +140,7 @@ async def test_a_run_taken_over_by_another_worker_is_dropped_at_once(
         body = {"agent": "solo", "input": "x"}
         run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
         await model.received(1)
-        await bottega.owner.execute("SELECT begin_lease($1, 3600)", other := uuid4())
+        await report(bottega.owner, other := uuid4())
         await bottega.owner.execute(
             "UPDATE run_heads SET attempt = attempt + 1, worker_id = $1", other
         )
@@ -194,7 +171,7 @@ class _HeldEnd:
         at = await until(lambda: looker.fetchval(ended, self._run_id))
         renewed = """
             SELECT FROM pg_stat_activity
-            WHERE query LIKE '%renew_lease%' AND pid <> pg_backend_pid()
+            WHERE query LIKE '%report(%' AND pid <> pg_backend_pid()
               AND query_start > $1 AND state = 'idle'
         """
         await until(lambda: looker.fetchrow(renewed, at), lambda seen: seen is not None)

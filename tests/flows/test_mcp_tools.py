@@ -1,5 +1,6 @@
 """Tools of MCP servers in runs: pinned, called, down, slow, asking, over HTTP and stdio."""
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -273,12 +274,42 @@ async def test_a_killed_worker_s_calls_are_not_repeated(
 
 
 @pytest.mark.parametrize("era", ERAS)
+async def test_changed_tools_are_stale_until_the_next_refresh(
+    guest: Running, guest_model: FakeModel, era: str
+) -> None:
+    await define(guest.client, {"command": f"of-{era[:4]}"}, tools=["change"])
+    fresh = (await guest.client.get("/v1/mcp-servers/s")).json()
+    assert fresh["stale"] is False
+
+    async def is_stale() -> bool:
+        await run(guest, guest_model, ("s__change", {}))
+        shown = (await guest.client.get("/v1/mcp-servers/s")).json()
+        assert shown["version"] == fresh["version"]
+        told = [each for each in shown["warnings"] if each not in fresh["warnings"]]
+        assert bool(told) == shown["stale"]
+        return bool(shown["stale"])
+
+    await until(is_stale)
+    listed = (await guest.client.get("/v1/mcp-servers")).json()["items"]
+    assert [each["stale"] for each in listed] == [True]
+    refreshed = (await guest.client.post("/v1/mcp-servers/s/refresh")).json()
+    assert refreshed["version"] == fresh["version"]
+    assert any("'no_schema'" in each for each in refreshed["warnings"])
+    assert (await guest.client.get("/v1/mcp-servers/s")).json() == fresh
+    await until(is_stale)
+    other = ERAS[1 - ERAS.index(era)]
+    moved = await guest.client.put("/v1/mcp-servers/s", json={"command": f"of-{other[:4]}"})
+    assert moved.json()["stale"] is False
+
+
+@pytest.mark.parametrize("era", ERAS)
 async def test_a_server_asks_people(guest: Running, guest_model: FakeModel, era: str) -> None:
     await define(guest.client, {"command": f"of-{era[:4]}"})
     guest_model.script(calls(("s__ask", {})), text("done"))
     run_id = await start(guest.client)
     (asked,) = await pending(guest.client, run_id)
     assert (asked["kind"], asked["question"]) == ("question", "Your name?")
+    assert asked["server"] == "s"
     assert asked["schema"]["required"] == ["name"]
     status, problem = await decide(guest.client, asked, answer={"name": 3})
     assert status == 422, problem
@@ -287,6 +318,41 @@ async def test_a_server_asks_people(guest: Running, guest_model: FakeModel, era:
     events = await guest.watch(run_id)
     (ended,) = [each for each in events if each["type"] == "tool.completed"]
     assert ended["data"]["result"] == "Hello Ada."
+
+
+@pytest.mark.parametrize("era", [pytest.param(ERAS[0], marks=pytest.mark.deep), ERAS[1]])
+async def test_a_server_s_questions_are_bounded(
+    guest: Running, guest_model: FakeModel, era: str
+) -> None:
+    await define(guest.client, {"command": f"of-{era[:4]}"})
+    many = [calls(("s__ask_often", {"questions": 12})) for _ in range(6)]
+    guest_model.script(*many, text("done"))
+    run_id = await start(guest.client)
+
+    async def answer() -> None:
+        while True:
+            (asked,) = await pending(guest.client, run_id)
+            await decide(guest.client, asked, answer={"name": "Ada"})
+
+    answering = asyncio.create_task(answer())
+    events = await guest.watch(run_id)
+    answering.cancel()
+    said = [each["data"]["result"] for each in events if each["type"] == "tool.completed"]
+    assert said == ["10 accepted, 2 declined"] * 5 + ["0 accepted, 12 declined"]
+    asked = [each["data"] for each in events if each["type"] == "interrupt.created"]
+    assert len({each["interrupt_id"] for each in asked}) == 50
+    assert {each["server"] for each in asked} == {"s"}
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_question_that_nobody_can_be_asked_counts(
+    guest: Running, guest_model: FakeModel, era: str
+) -> None:
+    await define(guest.client, {"command": f"of-{era[:4]}"})
+    guest_model.script(calls(("s__ask_often", {"questions": 12, "unfit": 10})), text("done"))
+    events = await guest.watch(await start(guest.client))
+    (ended,) = [each for each in events if each["type"] == "tool.completed"]
+    assert ended["data"]["result"] == "0 accepted, 12 declined"
 
 
 async def test_a_dry_run_calls_no_server(guest: Running, tools: ToolServer) -> None:

@@ -92,6 +92,8 @@ def allowed(reader: Who, scope: str | None, left: Who, *, shared: bool) -> bool:
         return False
     if scope == "tenant" and shared and left.user is None:
         return True
+    if reader.user is None and reader.session is None:
+        return False
     if left.user != reader.user:
         return False
     if scope == "agent" and left.agent != "clerk":
@@ -140,14 +142,14 @@ async def test_a_session_has_one_user(bottega: Running, model: FakeModel) -> Non
     assert (await client.get("/v1/sessions/s")).json()["user"] == "alice"
     listed = (await client.get("/v1/sessions")).json()["items"]
     assert [each["user"] for each in listed] == ["alice"]
-    assert (await run(client, "clerk", "x", session_id="s"))["user"] == "alice"
     again = await client.post(f"/v1/runs/{first['id']}/retry", json={"from": "start"})
     assert (again.status_code, again.json()["user"]) == (202, "alice")
     body = {"agent": "clerk", "input": "x", "session_id": "s", "user": "bob"}
-    refused = await client.post("/v1/runs", json=body)
-    assert (refused.status_code, refused.json()["code"]) == (409, "session_user")
+    for other in ("bob", None):
+        refused = await client.post("/v1/runs", json=body | {"user": other})
+        assert (refused.status_code, refused.json()["code"]) == (409, "session_user")
     found = (await client.get("/v1/runs", params={"user": "alice"})).json()["items"]
-    assert len(found) == 3
+    assert len(found) == 2
     assert (await client.get("/v1/runs?user=bob")).json()["items"] == []
     by_metadata = {"user": "alice", "metadata": "a:b"}
     assert (await client.get("/v1/runs", params=by_metadata)).json()["items"] == []
@@ -172,7 +174,7 @@ async def test_of_two_concurrent_first_runs_one_user_gets_the_session(
         )
         owner = (await client.get(f"/v1/sessions/s{number}")).json()["user"]
         for user, answer in zip(users, answers, strict=True):
-            if user in (None, owner):
+            if user == owner:
                 assert (answer.status_code, answer.json()["user"]) == (202, owner)
             else:
                 assert (answer.status_code, answer.json()["code"]) == (409, "session_user")

@@ -50,6 +50,7 @@ PINNED = {
     "bottega_episodes_stored": set(),
     "bottega_episode_searches": {"mode"},
     "bottega_cache_hits": {"cache"},
+    "bottega_service_deaths": {"service"},
     "bottega_learning_jobs": {"outcome"},
     "bottega_workers": set(),
 }

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bottega.execution import live_text
+from bottega.engine import live_text
 from bottega.llm import fallback
 from bottega.llm.traffic import breakers, gates
-from bottega.llm.traffic.breakers import FAILURES
+from bottega.llm.traffic.breakers import LEAST_CALLS
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, http_error, response, text
 from tests.flows.test_model_servers import log_of
@@ -122,7 +122,7 @@ async def test_eight_worker_processes_keep_to_a_provider_s_limit(
     assert (gauge.most, len(model.requests)) == (4, 80)
 
 
-async def test_a_run_that_only_waits_for_a_limit_leaves_its_slot(
+async def test_a_run_that_only_waits_for_a_limit_leaves_its_place(
     bottega: Running, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_text, "SUSPENDED_AFTER_S", 0.1)
@@ -131,7 +131,7 @@ async def test_a_run_that_only_waits_for_a_limit_leaves_its_slot(
     model.decide = gauge.reply
     await prepare(bottega, model, max_concurrent=1)
     runs = await start(bottega, 2)
-    waiting = "SELECT id FROM runs WHERE status = 'queued' AND attempt > 0 AND slot IS NULL"
+    waiting = "SELECT id FROM runs WHERE status = 'queued' AND attempt > 0"
     suspended = await until(lambda: bottega.owner.fetchval(waiting))
     gauge.gate.set()
     for run_id in runs:
@@ -170,8 +170,8 @@ async def test_many_runs_do_not_hammer_a_dead_server(
     await prepare(bottega, model)
     runs = await start(bottega, count)
     failures = "SELECT failures FROM model_breakers"
-    await until(lambda: bottega.owner.fetchval(failures), lambda now: (now or 0) > FAILURES + 3)
-    probes = await bottega.owner.fetchval(failures) - FAILURES
+    await until(lambda: bottega.owner.fetchval(failures), lambda now: (now or 0) > LEAST_CALLS + 3)
+    probes = await bottega.owner.fetchval(failures) - LEAST_CALLS
     # Some were under way when it opened; from then on one call at a time tries.
     assert len(model.requests) <= count + probes + 1
     is_up = True

@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.fake_model import FakeModel, calls, gated, gated_within, http_error, text
 from tests.flows.test_conversations import define
@@ -22,6 +23,10 @@ LOCATE: Any = {
     },
 }
 ASKED: Any = [{"role": "user", "content": "Where is Ada?"}]
+
+
+class City(BaseModel):
+    city: str
 
 
 @pytest.fixture
@@ -172,6 +177,7 @@ async def test_errors_are_those_that_clients_know(
     with pytest.raises(openai.NotFoundError) as unknown:
         await create(model="nobody", messages=ASKED)
     assert unknown.value.code == "model_not_found"
+    assert unknown.value.message.count("/") == 0, "no field of another API"
     with pytest.raises(openai.NotFoundError):
         await create(model="graph:none", messages=ASKED)
     with pytest.raises(openai.BadRequestError) as several:
@@ -190,6 +196,31 @@ async def test_errors_are_those_that_clients_know(
     with pytest.raises(openai.APIError):
         async for _ in await create(model="clerk", messages=ASKED, stream=True):
             pass
+
+
+async def test_errors_name_the_field_that_was_sent(
+    client: openai.AsyncOpenAI, bottega: Running
+) -> None:
+    await define(bottega)
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "nothing"}}}
+    tool = {"type": "function", "function": LOCATE["function"] | {"name": "no name"}}
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"response_format": schema}, "response_format"),
+        ({"tools": [LOCATE, tool]}, "tools.1.function.name"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"logprobs": True}, "logprobs"),
+        ({"extra_body": {"colour": "red"}}, "colour"),
+    ]
+    for more, param in wrong:
+        asked: Any = {"model": "clerk", "messages": ASKED, **more}
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(**asked)
+        assert refused.value.param == param
+        said: Any = refused.value.body
+        assert said["message"].startswith(f"{param}: "), "many clients show the text alone"
+        assert said["message"].count(param) == 1
 
 
 async def test_a_failed_run_is_not_repeated_by_the_client(
@@ -249,6 +280,30 @@ async def completion(
     return final.message.model_dump(exclude_none=True, exclude={"parsed"}), final.finish_reason
 
 
+async def test_the_client_without_asyncio(bottega: Running, model: FakeModel) -> None:
+    await define(bottega)
+    model.script(text("In Rome."), text("In Rome."), text('{"city": "Rome"}'), text("In Rome."))
+    key = bottega.headers["Authorization"].removeprefix("Bearer ")
+    url = f"http://127.0.0.1:{bottega.port}/openai/v1"
+
+    def talk() -> list[Any]:
+        with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client:
+            made = client.chat.completions.create(model="clerk", messages=ASKED)
+            chunks = client.chat.completions.create(model="clerk", messages=ASKED, stream=True)
+            said = "".join(each.choices[0].delta.content or "" for each in chunks)
+            parsed = client.chat.completions.parse(
+                model="clerk", messages=ASKED, response_format=City
+            )
+            response = client.responses.create(model="clerk", input="Where is Ada?")
+            found = client.responses.retrieve(response.id)
+            message = parsed.choices[0].message
+            whole = made.choices[0].message.content
+            return [whole, said, message.parsed, response.output_text, found.output_text]
+
+    got = await asyncio.to_thread(talk)
+    assert got == ["In Rome.", "In Rome.", City(city="Rome"), "In Rome.", "In Rome."]
+
+
 async def test_a_model_may_be_a_version(
     client: openai.AsyncOpenAI, bottega: Running, model: FakeModel
 ) -> None:
@@ -303,6 +358,8 @@ async def test_an_agent_that_is_not_exposed_is_no_model(
     model.script(text("Hello."))
     run = await bottega.client.post("/v1/runs", json={"agent": "hidden", "input": "?"})
     assert run.status_code == 202
-    wanted = {"name": "early", "system_message": "x", "expose": ["a2a"]}
+    wanted = {"name": "early", "system_message": "x", "expose": ["another"]}
     refused_by_us = await bottega.client.post("/v1/agents", json=wanted)
-    assert (refused_by_us.status_code, refused_by_us.json()["code"]) == (422, "not_built")
+    assert refused_by_us.status_code == 422
+    (error,) = refused_by_us.json()["errors"]
+    assert error["pointer"] == "/expose/0"

@@ -1,6 +1,6 @@
-"""OpenAI's official client for JavaScript talks to agents: whole, streamed, tools, schemas, errors.
+"""Clients in JavaScript talk to agents: OpenAI's official one, and the AI SDK in both forms.
 
-It runs in Node.js: `npm ci --prefix tests/contract/node` installs it. Without it the test is
+They run in Node.js: `npm ci --prefix tests/contract/node` installs them. Without it the tests are
 skipped, unless `JUDGES=required`.
 """
 
@@ -10,6 +10,7 @@ import os
 import shutil
 from asyncio.subprocess import PIPE
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,47 @@ from tests.service import Running
 NODE = Path(__file__).parents[1] / "contract" / "node"
 
 
-async def test_the_javascript_client(guest: Running, guest_model: FakeModel) -> None:
-    if not (shutil.which("node") and (NODE / "node_modules" / "openai").exists()):
+async def run_in_node(program: str, package: str, bottega: Running) -> Any:
+    """Run a program with our address and key; return the JSON that it prints."""
+    if not (shutil.which("node") and (NODE / "node_modules" / package).exists()):
         if os.environ.get("JUDGES") == "required":
             pytest.fail("install the judges: npm ci --prefix tests/contract/node")
-        pytest.skip("there is no Node.js with openai: npm ci --prefix tests/contract/node")
+        pytest.skip(f"there is no Node.js with {package}: npm ci --prefix tests/contract/node")
+    url = f"http://127.0.0.1:{bottega.port}/openai/v1"
+    key = bottega.headers["Authorization"].removeprefix("Bearer ")
+    client = await asyncio.create_subprocess_exec(
+        "node", NODE / program, url, key, stdout=PIPE, stderr=PIPE
+    )
+    output, errors = await client.communicate()
+    assert client.returncode == 0, errors.decode()
+    return json.loads(output)
+
+
+async def test_the_ai_sdk(guest: Running, guest_model: FakeModel) -> None:
+    await define(guest)
+    locate = calls(("locate", {"user": "ada"}), content="Let me look.")
+    turns = (
+        *(text("Hello Ada."), text("You are Ada."), locate, text("In Rome.")),
+        *(locate, text("Sure, in Rome."), text('```json\n{"city": "Rome"}\n```')),
+    )
+    guest_model.script(*turns, *turns)
+    got = await run_in_node("ai_sdk.mjs", "ai", guest)
+    for form in ("chat", "responses"):
+        assert got[form] == {
+            "first": "Hello Ada.",
+            "second": "You are Ada.",
+            "tools": [2, "Let me look.", "In Rome."],
+            "streamedTools": "Let me look.Sure, in Rome.",
+            "usage": True,
+            "object": {"city": "Rome"},
+        }
+    runs = (await guest.client.get("/v1/runs?agent=clerk&limit=50")).json()["items"]
+    assert [run["status"] for run in runs] == ["completed"] * 10
+    told = [each["content"] for each in guest_model.requests[-2]["messages"]]
+    assert told[1:5] == ["I am Ada.", "Hello Ada.", "Who am I?", "You are Ada."]
+
+
+async def test_the_javascript_client(guest: Running, guest_model: FakeModel) -> None:
     await define(guest)
     guest_model.script(
         text("In Rome."),
@@ -32,17 +69,13 @@ async def test_the_javascript_client(guest: Running, guest_model: FakeModel) -> 
         calls(("locate", {"user": "ada"})),
         text("She is in Rome."),
         text('{"city": "Rome"}'),
+        text('```json\n{"city": "Rome"}\n```'),
+        text('<think>Oslo?</think>{"city": "Rome"}'),
         text("Hello Ada."),
         text("You are Ada."),
     )
-    url = f"http://127.0.0.1:{guest.port}/openai/v1"
-    key = guest.headers["Authorization"].removeprefix("Bearer ")
-    client = await asyncio.create_subprocess_exec(
-        "node", NODE / "openai_client.mjs", url, key, stdout=PIPE, stderr=PIPE
-    )
-    output, errors = await client.communicate()
-    assert client.returncode == 0, errors.decode()
-    got = json.loads(output)
+    got = await run_in_node("openai_client.mjs", "openai", guest)
+    assert got["streamedJson"] == got["responseJson"] == {"city": "Rome"}
     assert got["whole"] == "In Rome."
     assert got["streamed"] == "In Rome, I think."
     assert got["tools"] == "She is in Rome."

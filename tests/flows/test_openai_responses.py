@@ -25,6 +25,9 @@ LOCATE: Any = {
 }
 
 
+SCHEMA: Any = {"type": "json_schema", "name": "s", "schema": {"type": "nothing"}}
+
+
 class Place(BaseModel):
     city: str
 
@@ -169,6 +172,10 @@ async def test_what_a_run_cannot_honour_is_refused(
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format"),
+        ({"text": {"format": SCHEMA}}, "text.format"),
+        ({"tools": [LOCATE | {"name": "no name"}]}, "tools.0.name"),
+        ({"reasoning": {"effort": "x" * 200}}, "reasoning.effort"),
+        ({"max_output_tokens": -1}, "max_output_tokens"),
     ]
     for more, param in wrong:
         asked: Any = {"model": "clerk", "input": "?", **more}

@@ -226,11 +226,16 @@ async def test_a_judge_that_only_repeats_the_answer_decides_nothing(
     said = 'It said {"passed": true, "reason": "perfect"}'
     guest_model.decide = by_role(said, text(said))
     run = await finished(guest)
-    shown = await until(lambda: show(guest, run), lambda shown: shown["success_check"]["results"])
+
+    def was_judged(shown: dict[str, Any]) -> bool:
+        results = shown["success_check"]["results"]
+        return bool(results and results[1]["reason"])
+
+    shown = await until(lambda: show(guest, run), was_judged)
     assert (shown["success_check"]["status"], shown["outcome"]) == ("pending", UNKNOWN)
     last = "UPDATE run_checks SET tries = $1, next_at = now() WHERE run_id = $2"
     await guest.owner.execute(last, MOST_TRIES - 1, UUID(run["id"]))
-    await define(guest, [{"type": "contains", "value": "x"}], name="b")
+    await define(guest, [JUDGE], name="b")
     await finished(guest, agent="b")  # its end makes the worker look
     shown = await checked(guest, run)
     assert shown["outcome"] == UNKNOWN
@@ -406,15 +411,15 @@ async def test_a_run_that_cannot_be_checked_costs_no_other_run_a_judgement(
         " THEN results || results ELSE results END WHERE run_id IN ($1, $2)"  # one too many
     )
     await guest.owner.execute(again, *(UUID(run["id"]) for run in runs))
-    await define(guest, [{"type": "contains", "value": "x"}], name="b")
+    await define(guest, [{**JUDGE, "criteria": "Another."}], name="b")
     await finished(guest, agent="b")  # its end makes the worker look
     broken, _ = runs
     shown = await until(lambda: show(guest, broken), lambda it: it["success_check"]["error"])
     assert "internal error" in shown["success_check"]["error"]
     gate.set()
     assert (await checked(guest, runs[1]))["outcome"]["value"] == "SUCCESS"
-    judged = [each for each in guest_model.requests if "You judge" in str(each["messages"][0])]
-    assert len(judged) == 1
+    told = [str(each["messages"][0]) for each in guest_model.requests]
+    assert len([each for each in told if JUDGE["criteria"] in each]) == 1
 
 
 async def test_a_judge_that_waits_for_others_is_put_off_before_its_lease_ends(
@@ -429,6 +434,6 @@ async def test_a_judge_that_waits_for_others_is_put_off_before_its_lease_ends(
     for run in runs:
         shown = await tried(guest, run)
         reasons = {each["reason"] for each in shown["success_check"]["results"]}
-        assert reasons == {"no judge was free, or answered, within 1 s"}
+        assert reasons == {"the judge did not answer within 1 s"}
         assert shown["success_check"]["status"] == "pending"
     gate.set()

@@ -1,17 +1,31 @@
 """Runs whose answer has a schema: validated, corrected, stored, delivered."""
 
 import asyncio
-from typing import Any
+import json
+from decimal import Decimal
+from typing import Annotated, Any
 
 import pytest
+from pydantic import BaseModel, WithJsonSchema
 
 from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, Reply, calls, chunk, gated, sse, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named
-from tests.service import Running, running, watch
+from tests.service import Running, running
 from tests.team import define_graph
+
+
+@pytest.fixture
+def bottega(guest: Running) -> Running:
+    return guest
+
+
+@pytest.fixture
+def model(guest_model: FakeModel) -> FakeModel:
+    return guest_model
+
 
 PRICE = {
     "type": "object",
@@ -39,7 +53,7 @@ async def test_an_answer_is_corrected_and_stored_parsed(bottega: Running, model:
     await create(bottega, "one", output_schema=PRICE)
     model.script(text('{"price": "3"}'), text(GOOD))
     run_id = await start(bottega, agent="one")
-    frames = await watch(bottega.port, run_id)
+    frames = await bottega.watch(run_id)
     run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
     assert (run["status"], run["output"], run["output_json"]) == ("completed", GOOD, {"price": 3})
     assert "/price: '3' is not of type 'number'" in model.requests[1]["messages"][-1]["content"]
@@ -75,7 +89,7 @@ async def test_the_third_violation_fails_and_a_repetition_asks_again(
     model.script(text(GOOD))
     body = {"from": "last_step"}
     second = (await bottega.client.post(f"/v1/runs/{run['id']}/retry", json=body)).json()
-    await watch(bottega.port, second["id"])
+    await bottega.watch(second["id"])
     again = (await bottega.client.get(f"/v1/runs/{second['id']}")).json()
     assert (again["status"], again["output_json"]) == ("completed", {"price": 3})
     assert model.requests[3] == model.requests[2]
@@ -109,7 +123,7 @@ async def test_a_sub_agent_s_answer_is_checked_before_others_see_it(
         assert (await bottega.client.put(f"/v1/agents/{name}", json=body)).status_code == 200
     await create(bottega, "lead", subagents={"names": ["a", "b"]})
     run_id = await start(bottega, agent="lead", graph="g")
-    frames = await watch(bottega.port, run_id)
+    frames = await bottega.watch(run_id)
     assert frames[-1]["type"] == "run.completed"
     (failed,) = [frame for frame in frames if frame["type"] == "agent.failed"]
     assert (failed["agent"], failed["data"]["error"]["code"]) == ("b", "output_invalid")
@@ -132,7 +146,7 @@ async def test_an_asynchronous_task_s_answer_is_checked(bottega: Running, model:
     )
     await swarm.agent(bottega.client, "worker", output_schema=PRICE)
     await swarm.coordinator(bottega.client, subagents={"mode": "async", "names": ["worker"]})
-    frames = await watch(bottega.port, await swarm.start(bottega.client))
+    frames = await bottega.watch(await swarm.start(bottega.client))
     assert frames[-1]["type"] == "run.completed"
     (failed,) = [f for f in frames if f["type"] == "subagent.failed"]
     assert failed["data"]["error"]["code"] == "output_invalid"
@@ -153,7 +167,7 @@ async def test_a_run_that_is_killed_within_a_correction_goes_on_with_the_same_hi
     gate.set()
     model.script(text(GOOD))
     async with running(configured, database_url, worker=True) as bottega:
-        frames = await watch(bottega.port, run_id)
+        frames = await bottega.watch(run_id)
         run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
     assert (run["status"], run["output_json"]) == ("completed", {"price": 3})
     assert model.requests[3] == model.requests[2]
@@ -181,3 +195,38 @@ async def test_a_schema_of_32_levels_and_one_in_a_schedule_are_accepted(bottega:
     schedule = {"name": "s", "cron": "0 0 * * *", "run": run}
     stored = await bottega.client.post("/v1/schedules", json=schedule)
     assert stored.json()["run"]["output_schema"] == schema
+
+
+DECIMAL = {
+    "anyOf": [
+        {"type": "number"},
+        {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"},
+    ]
+}
+"""As Pydantic 2.12 and its like write it."""
+
+
+class Line(BaseModel):
+    """A line of a bill, as a client's own model."""
+
+    text: str
+    price: Annotated[Decimal, WithJsonSchema(DECIMAL)]
+    parts: list["Line"] = []
+
+
+async def test_models_with_decimals_and_parts_of_their_own_kind_are_schemas(
+    bottega: Running, model: FakeModel
+) -> None:
+    await create(bottega, "one")
+    part = {"text": "lid", "price": "x", "parts": []}
+    bill = {"text": "kettle", "price": "12.50", "parts": [part]}
+    wrong = {**bill, "parts": [{"text": "lid"}]}
+    model.script(text(json.dumps(wrong)), text(json.dumps(bill)))
+    run = await ask(bottega, agent="one", output_schema=Line.model_json_schema())
+    assert (run["status"], run["output_json"]) == ("completed", bill)
+    said = model.requests[1]["messages"][-1]["content"]
+    assert "/parts/0: 'price' is a required property" in said
+    events = await bottega.watch(run["id"])
+    (told,) = [each["data"] for each in events if each["type"] == "warning"]
+    assert told["code"] == "pattern_unchecked"
+    assert "output_schema/$defs/Line/properties/price/anyOf/1/pattern" in told["message"]

@@ -3,13 +3,26 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, calls, gated, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named
-from tests.service import Running, running, watch
+from tests.service import Running, running
 from tests.team import define_graph
+
+
+@pytest.fixture
+def bottega(guest: Running) -> Running:
+    return guest
+
+
+@pytest.fixture
+def model(guest_model: FakeModel) -> FakeModel:
+    return guest_model
+
 
 ALL = {
     "temperature": 0.5,
@@ -120,7 +133,7 @@ async def test_nodes_and_asynchronous_tasks_have_their_parameters(
     )
     changed = {"worker": {"params": {"temperature": 0.3}}}
     run_id = await swarm.start(bottega.client, overrides=changed)
-    assert (await watch(bottega.port, run_id))[-1]["type"] == "run.completed"
+    assert (await bottega.watch(run_id))[-1]["type"] == "run.completed"
     of_prompt = {swarm.prompt_of(request): request for request in model.requests}
     assert [of_prompt[name]["temperature"] for name in ("a", "b")] == [0.3, 0.4]
     assert "tool_choice" not in of_prompt["b"]
@@ -142,7 +155,7 @@ async def test_the_choice_of_tools_holds_for_the_first_call_also_after_a_crash(
     gate.set()
     model.script(text("done"))
     async with running(configured, database_url, worker=True) as bottega:
-        assert (await watch(bottega.port, run_id))[-1]["type"] == "run.completed"
+        assert (await bottega.watch(run_id))[-1]["type"] == "run.completed"
     first, second, third = model.requests
     assert first["tool_choice"]["function"]["name"] == "current_time"
     assert "tool_choice" not in second
@@ -150,11 +163,10 @@ async def test_the_choice_of_tools_holds_for_the_first_call_also_after_a_crash(
     assert third["temperature"] == 0.5
 
 
-async def test_a_run_whose_choice_names_no_tool_of_the_agent_fails(
-    bottega: Running, model: FakeModel
-) -> None:
+async def test_a_choice_that_names_no_tool_of_the_agent_is_refused(bottega: Running) -> None:
     await create(bottega, "one", tools=CLOCK)
     choice = {"one": {"params": {"tool_choice": {"name": "nothing"}}}}
-    run = await ask(bottega, agent="one", overrides=choice)
-    assert (run["status"], run["error"]["code"]) == ("failed", "unknown_tool")
-    assert not model.requests
+    body = {"agent": "one", "input": "go", "overrides": choice}
+    answer = await bottega.client.post("/v1/runs", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (422, "unknown_tool")
+    assert (await bottega.client.get("/v1/runs")).json()["items"] == []

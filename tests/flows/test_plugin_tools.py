@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from bottega.execution.plugins import subagent_plugins
+from bottega.engine.plugins import subagent_plugins
 from bottega.settings import Settings
 from bottega.subagents.plugins import DispatchRequest, PluginContext, Refused, before_dispatch
 from tests.fake_model import FakeModel, Reply, calls, gated, text

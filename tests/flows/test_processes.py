@@ -129,24 +129,6 @@ async def test_a_run_that_kills_its_workers_ends_as_failed(
     assert len(model.requests) == 1
 
 
-async def test_the_sweep_requeues_a_run_without_a_queue_row(
-    database_url: str, model: FakeModel
-) -> None:
-    with_model = environment(database_url, model)
-    async with (
-        command("serve", "--no-worker", "--port", "0", **with_model) as api,
-        client_of(api.port) as client,
-    ):
-        await define(client)
-        run_id = await start(client)
-        connection = await asyncpg.connect(database_url)
-        await connection.execute("DELETE FROM run_queue")
-        await connection.close()
-        async with command("worker", **with_model):
-            frames = await watch(api.port, run_id)
-    assert frames[-1]["type"] == "run.completed"
-
-
 def gate_call(model: FakeModel, number: int, gate: asyncio.Event) -> None:
     """Let the fake model hold back its answer to its ``number``-th request."""
     decide = model.decide

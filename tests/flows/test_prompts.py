@@ -71,7 +71,7 @@ async def test_memory_and_a_dispatched_task_s_instructions_are_in_prompts(
     subagents = {"names": [], "mode": "async"}
     lead = {"name": "lead", "system_message": "You lead.", "subagents": subagents}
     assert (await guest.client.post("/v1/agents", json=lead)).status_code == 201
-    body = {"agent": "lead", "input": "Inspect the red barn."}
+    body = {"agent": "lead", "input": "Inspect the wooden barn near Bologna.", "user": "ada"}
     guest_model.script(text("It is red."))
     await guest.client.post("/v1/runs?wait=30", json=body)
     asked = {"prompt": "Look.", "instructions": "You look at things."}

@@ -14,9 +14,9 @@ from websockets import connect as connect_to
 
 from bottega.db import migrate
 from bottega.db.connect import connect, url_of_each
+from bottega.db.failures import is_transient
 from bottega.db.sessions import Silence, Trust
 from bottega.errors import InvalidInputError, UnavailableError
-from bottega.events.log import is_transient
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, gated, text
 from tests.flows.test_processes import environment
@@ -98,6 +98,10 @@ async def test_a_standby_alone_is_refused(primary: Server, standby: Server) -> N
         await reading.execute("INSERT INTO sessions DEFAULT VALUES")
     assert is_transient(refused.value)
     await reading.close()
+    pooled = await connect(standby.url, pooled=True)  # as if a pooler still led to it
+    with pytest.raises(asyncpg.ReadOnlySQLTransactionError) as refused:
+        await pooled.fetchval("SELECT 1")
+    assert is_transient(refused.value)
 
 
 async def test_the_server_that_accepted_the_last_connection_is_asked_first(

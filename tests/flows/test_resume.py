@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bottega.execution import step_writer
+from bottega.engine import step_writer
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, calls, chunk, gated, sse, text
 from tests.flows.test_agent_data import create

@@ -272,6 +272,29 @@ async def test_two_that_prune_at_once_share_the_work(shared: Running, shared_url
     assert found["runs"] == found["run_steps"] == found["tasks"] == 0
 
 
+async def test_tenants_take_turns_of_a_page(
+    shared: Running, shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large, small = [await holder(shared_url, name) for name in ("a-large", "b-small")]
+    await many(shared.owner, large, 30)
+    await many(shared.owner, small, 3)
+    monkeypatch.setattr(retention, "RUNS_AT_ONCE", 3)
+    pages: list[str] = []
+    remove_page = retention._runs
+
+    async def record(tx: Any, what: retention.Due, *more: Any) -> Any:
+        pages.append(what.tenant)
+        return await remove_page(tx, what, *more)
+
+    monkeypatch.setattr(retention, "_runs", record)
+    await retention.Pruning(shared.service.database, MONTH).prune()
+    order = [name for name in pages if name in ("a-large", "b-small")]
+    assert order[:4] == ["a-large", "b-small"] * 2
+    assert order.count("a-large") > 10
+    for name in ("a-large", "b-small"):
+        assert (await counts(shared_url, name))["runs"] == 0
+
+
 async def test_a_killed_prune_leaves_whole_runs_and_can_be_repeated(
     shared: Running, shared_url: str
 ) -> None:

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from bottega.db.base import DEFAULT_TENANT
-from bottega.execution.load.fair_queue import FairQueue
+from bottega.engine.fair_queue import FairQueue
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, calls, chunk, gated, sse, text
 from tests.service import Running, frames, running
@@ -59,13 +59,13 @@ async def test_model_calls_begin_and_go_on_at_their_tenant_s_turn(
     assert turns == [DEFAULT_TENANT] * 4
 
 
-async def test_a_tenant_that_fills_a_worker_leaves_each_other_one_a_place(
+async def test_the_last_fifth_of_a_worker_is_for_tenants_without_a_run_in_it(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     gate = asyncio.Event()
     model.decide = lambda request: text("done")
-    model.script(*[gated(gate, text("done"))] * 2)
-    limited = configured(settings, model, worker_concurrency=2)
+    model.script(*[gated(gate, text("done"))] * 4)
+    limited = configured(settings, model, worker_concurrency=5)
     one, other, third = [await holder(database_url, name) for name in ("one", "other", "third")]
     async with (
         running(limited, database_url, worker=True) as server,
@@ -75,14 +75,13 @@ async def test_a_tenant_that_fills_a_worker_leaves_each_other_one_a_place(
     ):
         for client in (full, free, late):
             await client.post("/v1/agents", json=AGENT)
-        ids = await begin(full, 2)
-        await model.received(2)
-        ids += await begin(full, 3)
+        ids = await begin(full, 7)
+        await model.received(4)
         for client in (free, late, free):
             run = {"agent": "a", "input": "x"}
             assert (await client.post("/v1/runs?wait=30", json=run)).json()["status"] == "completed"
         states = [(await full.get(f"/v1/runs/{each}")).json()["status"] for each in ids]
-        assert states == ["running"] * 2 + ["queued"] * 3
+        assert states == ["running"] * 4 + ["queued"] * 3
         gate.set()
         for each in ids:
             events = await frames(server.port, f"/v1/runs/{each}/ws", one.headers)
@@ -227,21 +226,15 @@ async def test_concurrent_runs_share_the_remaining_tokens(
     assert 6000 <= spent == used <= 10_000 + 100  # the underestimate of the inputs
 
 
-@pytest.mark.parametrize("slots", [2, 4])
-async def test_a_flood_delays_another_tenant_s_first_run_by_one_run_per_slot(
-    settings: Settings, database_url: str, model: FakeModel, slots: int
+async def test_a_flood_delays_no_other_tenant_s_first_run(
+    settings: Settings, database_url: str, model: FakeModel
 ) -> None:
-    """Check that the delay is the runs already taken, however many wait."""
-    gates = [asyncio.Event() for _ in range(100)]
-    asked: list[str] = []
-
-    def decide(request: dict[str, Any]) -> Reply:
-        asked.append(request["messages"][-1]["content"])
-        return gated(gates[len(asked) - 1], text("done"))
-
-    model.decide = decide
+    gate = asyncio.Event()
+    model.decide = lambda request: (
+        gated(gate, text("late")) if request["messages"][-1]["content"] == "flood" else text("now")
+    )
     one, other = [await holder(database_url, name) for name in ("one", "other")]
-    limited = configured(settings, model, worker_concurrency=slots, concurrent_runs=20)
+    limited = configured(settings, model, worker_concurrency=5, concurrent_runs=20)
     async with (
         running(limited, database_url, worker=True) as bottega,
         one.client(bottega) as flooding,
@@ -250,12 +243,9 @@ async def test_a_flood_delays_another_tenant_s_first_run_by_one_run_per_slot(
         for client in (flooding, waiting):
             await client.post("/v1/agents", json=AGENT)
         await begin(flooding, 50, input="flood")
-        await model.received(slots)
-        await begin(waiting, input="mine")
-        for number in range(slots + 1):
-            gates[number].set()
-            await model.received(slots + number + 1)
-        # One run may have come before it.
-        assert "mine" in asked[slots : slots + 2], asked
-        for gate in gates:
-            gate.set()
+        await model.received(4)
+        for _ in range(3):
+            body = {"agent": "a", "input": "mine"}
+            assert (await waiting.post("/v1/runs?wait=30", json=body)).json()["output"] == "now"
+        assert len(model.requests) == 4 + 3
+        gate.set()

@@ -229,7 +229,7 @@ async def test_operators_choose_how_episodes_are_scored(
         await ended(bottega, run_id := await start(bottega.client))
         good = {"outcome": "SUCCESS"}
         await bottega.client.post(f"/v1/runs/{run_id}/feedback", json=good)
-        asked = {"query": "todo app", "explain": True}
+        asked = {"query": "todo app", "explain": True, "user": "me"}
         (hit,) = (await bottega.client.post("/v1/episodes/search", json=asked)).json()["items"]
     assert hit["parts"]["success"] == 1.0
 

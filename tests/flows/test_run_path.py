@@ -6,12 +6,23 @@ the graph → every step is journalled → a WebSocket shows it.
 """
 
 import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
+import pytest
+
 from bottega.cli.demo.scenarios import SOFTWARE
+from bottega.clock import monotonic
+from tests.arch.sources import PACKAGE
+from tests.arch.test_budgets import BUDGETS
 from tests.fake_model import FakeModel
 from tests.service import Running
 from tests.team import CALLS, asked_of, define, start, systems
+from tests.waiting import until
 
 AWARENESS = """You are coordinating sub-agents with dependencies.
 
@@ -122,3 +133,49 @@ async def test_a_run_without_a_graph_has_no_awareness_and_no_sharing(
     graph = await bottega.client.get(f"/v1/runs/{answer.json()['id']}/graph")
     assert graph.status_code == 404
     assert graph.json()["code"] == "no_graph"
+
+
+IDLE_S = 3.0
+
+
+@contextmanager
+def modules_run() -> Iterator[set[str]]:
+    """Collect the modules of the package with a function that runs during the block."""
+    run: set[str] = set()
+    folder = f"{PACKAGE}/"
+
+    def observe(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(folder):
+            run.add(frame.f_code.co_filename.removeprefix(folder))
+
+    threading.setprofile(observe)
+    sys.setprofile(observe)
+    try:
+        yield run
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+@pytest.mark.parametrize("memory", ["off", "full"])
+async def test_few_modules_run_between_a_post_and_the_first_model_call(
+    bottega: Running, model: FakeModel, memory: str
+) -> None:
+    """Count those that each of some runs needs, without those of an idle service."""
+    await define(bottega.client)
+    body = {"agent": "designer", "input": "Draw the harbour warehouse.", "memory": memory}
+    for _ in range(2):  # the later ones recall an episode
+        done = await bottega.client.post("/v1/runs?wait=30", json=body | {"user": "ada"})
+        assert done.json()["status"] == "completed"
+    with modules_run() as idle:
+        ends_at = monotonic() + IDLE_S
+        await until(lambda: monotonic() > ends_at)
+    ways = []
+    for _ in range(6):
+        calls = len(model.requests)
+        with modules_run() as way:
+            run = await bottega.client.post("/v1/runs", json=body | {"user": "ada"})
+            await model.received(calls + 1)
+        ways.append(way - idle)
+        await bottega.watch(run.json()["id"])
+    assert len(set.intersection(*ways)) <= BUDGETS["ways"][f"post_to_model_memory_{memory}"]

@@ -12,8 +12,8 @@ import pytest
 
 from bottega.background.schedules import Limits, Ticker
 from bottega.container import Service
-from bottega.events.wakeups import background
 from bottega.leased_work import wake_on_notify
+from bottega.services import background
 from bottega.settings import Settings
 from tests.api.test_bad_input import problem
 from tests.fake_model import FakeModel

@@ -18,7 +18,8 @@ async def test_search_by_words_works_while_the_embedder_hangs(
     async with running(settings.model_copy(update=update), database_url, worker=True) as bottega:
         client = bottega.client
         await client.post("/v1/agents", json={"name": "clerk", "system_message": "x"})
-        body = {"agent": "clerk", "input": "Repair the coffee machine in the hall."}
+        asked = "Repair the espresso grinder in the canteen."
+        body = {"agent": "clerk", "input": asked, "user": "ada"}
         await client.post("/v1/runs?wait=30", json=body)
         await model.asked_for_vectors()
         run = (await client.post("/v1/runs?wait=30", json=body)).json()
@@ -27,15 +28,19 @@ async def test_search_by_words_works_while_the_embedder_hangs(
         assert "context.recalled" in [event["type"] for event in events]
         # Three queries at most wait for the vector; then none does.
         for _ in range(3):
-            found = await client.post("/v1/episodes/search", json={"query": "coffee machine"})
+            found = await client.post(
+                "/v1/episodes/search", json={"query": "espresso grinder", "user": "ada"}
+            )
             assert found.json()["by_meaning"] is False
             assert len(found.json()["items"]) == 2
         began = time.monotonic()
-        asked = len(model.embedded)
+        embedded = len(model.embedded)
         for _ in range(10):
-            found = await client.post("/v1/memory/context", json={"task": "coffee machine"})
+            found = await client.post(
+                "/v1/memory/context", json={"task": "espresso grinder", "user": "ada"}
+            )
             assert found.json()["by_meaning"] is False
             assert len(found.json()["episodes"]) == 2
         took = time.monotonic() - began
-        assert len(model.embedded) - asked <= 1 + took // 10, "a probe at most every 10 s"
+        assert len(model.embedded) - embedded <= 1 + took // 10, "a probe at most every 10 s"
         never.set()

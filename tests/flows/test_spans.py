@@ -140,6 +140,8 @@ def check_calls(spans: list[SentSpan]) -> None:
     assert len(answered) == 2
     assert all(each.about["gen_ai.usage.input_tokens"] > 0 for each in answered)
     assert all(each.about["gen_ai.usage.output_tokens"] > 0 for each in answered)
+    reasons = [each.about["gen_ai.response.finish_reasons"] for each in answered]
+    assert sorted(reasons) == [["stop"], ["tool_calls"]]
 
 
 async def test_sampling_texts_and_a_collector_that_does_not_answer(
@@ -192,7 +194,7 @@ def test_the_variables_that_switch_it_on(given: dict[str, str], wanted: bool) ->
 def test_opentelemetry_is_not_imported_unless_wanted() -> None:
     # The web framework imports the API, which does nothing by itself.
     program = (
-        "import sys, bottega.main, bottega.execution.executor\n"
+        "import sys, bottega.main, bottega.engine.executor\n"
         "from bottega.tracing.export import exporting\n"
         "with exporting(): pass\n"
         "assert not sys.modules.keys() & {'opentelemetry.sdk', 'opentelemetry.exporter'}"

@@ -113,9 +113,10 @@ async def test_a_subscriber_sees_a_step_while_the_run_goes_on(
         ("/v1/runs", 404),
     ],
 )
-async def test_a_refusal_comes_before_the_upgrade(bottega: Running, path: str, status: int) -> None:
+async def test_a_refusal_comes_before_the_upgrade(guest: Running, path: str, status: int) -> None:
+    url = f"ws://127.0.0.1:{guest.port}{path}"
     with pytest.raises(websockets.InvalidStatus) as refused:
-        async with websockets.connect(f"ws://127.0.0.1:{bottega.port}{path}"):
+        async with websockets.connect(url, additional_headers=guest.headers):
             pass
     assert refused.value.response.status_code == status
     assert from_json(refused.value.response.body or b"")["code"]
@@ -174,3 +175,35 @@ async def test_the_listening_connection_may_be_lost(bottega: Running, model: Fak
     frames = await watching
     assert [frame["seq"] for frame in frames] == list(range(1, len(frames) + 1))
     assert frames[-1]["type"] == "run.completed"
+
+
+BREAKS = "a\u2028b\u2029c\u0085d"
+
+
+async def test_a_line_of_a_stream_ends_with_a_line_feed_alone(
+    bottega: Running, model: FakeModel
+) -> None:
+    agent = {"name": "one", "system_message": "x", "expose": ["openai", "mcp"]}
+    assert (await bottega.client.post("/v1/agents", json=agent)).status_code == 201
+    model.decide = lambda _: text(BREAKS)
+    body = {"agent": "one", "input": BREAKS}
+    run_id = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()["id"]
+    stream = {"accept": "application/json, text/event-stream"}
+    chat = {"model": "one", "stream": True, "messages": [{"role": "user", "content": BREAKS}]}
+    answer = {"model": "one", "stream": True, "input": BREAKS}
+    params = {"name": "one", "arguments": {"input": BREAKS}, "_meta": {"progressToken": 1}}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    only = {"accept": "text/event-stream"}
+    for method, path, sent in (
+        ("GET", f"/v1/runs/{run_id}/events", None),
+        ("POST", "/openai/v1/chat/completions", chat),
+        ("POST", "/openai/v1/responses", answer),
+        ("POST", "/mcp", call),
+    ):
+        accept = only if method == "GET" else stream
+        found = await bottega.client.request(method, path, json=sent, headers=accept)
+        assert found.status_code == 200, found.text
+        assert found.headers["content-type"].startswith("text/event-stream")
+        said = found.content.decode()
+        assert said.splitlines() == said.replace("\r\n", "\n").split("\n")[:-1], path
+        assert "a\\u2028b\\u2029c\\u0085d" in said

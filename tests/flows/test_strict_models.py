@@ -41,6 +41,9 @@ async def ended(bottega: Running, **body: Any) -> dict[str, Any]:
     return run
 
 
+ASKED = "How many parcels are 1723 * 4421 for the warehouse in Turin, and what time is it?"
+
+
 async def test_a_plain_agent_runs_twice_with_default_settings(
     bottega: Running, model: StrictModel
 ) -> None:
@@ -48,14 +51,14 @@ async def test_a_plain_agent_runs_twice_with_default_settings(
     agent = {"name": "one", "system_message": "You are one.", "tools": TOOLS}
     assert (await bottega.client.post("/v1/agents", json=agent)).status_code == 201
     for _ in range(2):
-        run = await ended(bottega, agent="one", input="What is 17 * 23, and what time is it?")
+        run = await ended(bottega, agent="one", input=ASKED, user="ada")
         assert run["status"] == "completed", (run, model.refusals)
     first, second = model.requests[0], model.requests[2]
     assert len(model.requests) == 4
     assert systems(first) == ["You are one."]
     own, known = systems(second)
     assert own == "You are one."
-    assert "17 * 23" in known
+    assert "1723 * 4421" in known
     prefix = second["messages"]
     assert model.requests[3]["messages"][: len(prefix)] == prefix
 

@@ -1,4 +1,4 @@
-"""Runs that wait long for a model: suspended without a slot, and taken up again."""
+"""Runs that wait long for a model: suspended without a worker, and claimed again."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from bottega.execution import live_text
+from bottega.engine import live_text
 from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, calls, gated, http_error, text
@@ -23,7 +23,7 @@ BUSY = http_error(503, {"retry-after": "0.5"})
 async def bottega(
     settings: Settings, database_url: str, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Running]:
-    """A server that suspends runs at once, with one slot for each tenant."""
+    """A server that suspends runs at once, with one run at a time of each tenant."""
     monkeypatch.setattr(live_text, "SUSPENDED_AFTER_S", 0.1)
     configured = settings.model_copy(
         update={
@@ -38,19 +38,19 @@ async def bottega(
 
 
 async def row(bottega: Running, run_id: str) -> Any:
-    query = "SELECT status, slot, attempt, attempts FROM runs WHERE id = $1"
+    query = "SELECT status, attempt, attempts FROM runs WHERE id = $1"
     return await bottega.owner.fetchrow(query, UUID(run_id))
 
 
 async def until_suspended(bottega: Running, run_id: str) -> None:
     async def is_suspended() -> bool:
         found = await row(bottega, run_id)
-        return bool(found["status"] == "queued" and found["attempt"] and found["slot"] is None)
+        return bool(found["status"] == "queued" and found["attempt"])
 
     await until(is_suspended)
 
 
-async def test_a_run_that_waits_long_leaves_its_slot_and_is_taken_up_again(
+async def test_a_run_that_waits_long_leaves_its_place_and_is_claimed_again(
     bottega: Running, model: FakeModel
 ) -> None:
     tools = [{"type": "builtin", "name": "calculator"}]
@@ -103,7 +103,7 @@ async def test_a_suspended_run_can_be_cancelled(bottega: Running, model: FakeMod
     assert left == 0
 
 
-async def test_suspended_runs_take_turns_for_one_slot(bottega: Running, model: FakeModel) -> None:
+async def test_suspended_runs_take_turns_for_one_place(bottega: Running, model: FakeModel) -> None:
     model.decide = lambda request: BUSY
     first = await start(bottega)
     more = [
@@ -115,8 +115,6 @@ async def test_suspended_runs_take_turns_for_one_slot(bottega: Running, model: F
     async with asyncio.timeout(60):
         for run_id in (first, *(each["id"] for each in more)):
             assert (await ended(bottega, run_id))["status"] == "completed"
-    slots = await bottega.owner.fetch("SELECT slot FROM runs")
-    assert {each["slot"] for each in slots} == {1}
 
 
 async def test_a_suspended_run_comes_before_newer_runs_that_wait(
@@ -132,8 +130,8 @@ async def test_a_suspended_run_comes_before_newer_runs_that_wait(
         (await bottega.client.post("/v1/runs", json={"agent": "agent-0", "input": "y"})).json()
         for _ in range(3)
     ]
-    queued = "SELECT count(*) FROM run_queue WHERE run_id = $1"
-    await until(lambda: bottega.owner.fetchval(queued, UUID(suspended)), lambda count: count == 0)
+    queued = "SELECT is_due FROM run_queue WHERE run_id = $1"
+    await until(lambda: bottega.owner.fetchval(queued, UUID(suspended)))
     model.decide = lambda request: gated(gate, text("at last"))
     gate.set()
     last = await ended(bottega, new[-1]["id"])

@@ -103,7 +103,6 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         "applied_definitions (tenant_id, kind, name, source) SELECT tenant_id, 'agent', 'a', 's'",
         "mcp_servers (tenant_id, name, version) SELECT tenant_id, 'm', 1",
         "mcp_server_versions (tenant_id, name, version, definition) SELECT tenant_id, 'm', 1, '{}'",
-        "waiting_runs (tenant_id, runs) SELECT tenant_id, 0",
         (
             "model_shares (tenant_id, is_operators, provider, worker_id, limits, granted, gone,"
             " used, waiting, tokens, since, seen_at) SELECT tenant_id, false, 'p', id, '{}',"
@@ -155,19 +154,16 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         tenant,
     )
     await owner.execute(
-        "INSERT INTO budget_slices (tenant_id, worker_id, unit, amount, spent, expires_at)"
+        "INSERT INTO budget_slices (tenant_id, account_id, unit, amount, spent, expires_at)"
         " SELECT id, gen_random_uuid(), 'tokens', 1, 0, now() + interval '1 hour' FROM tenants"
         " WHERE name = $1",
         tenant,
     )
     await owner.execute(
-        "SELECT worker_heartbeat(gen_random_uuid(), 0, '{}', ARRAY[id], ARRAY[jsonb '{}'])"
-        " FROM tenants WHERE name = $1",
-        tenant,
-    )
-    await owner.execute(
-        "INSERT INTO run_heads (tenant_id, run_id, attempt, last_seq, worker_id, claimed_at)"
-        " SELECT tenant_id, id, 1, 1, gen_random_uuid(), now() FROM runs WHERE id = $1",
+        "INSERT INTO run_heads"
+        " (tenant_id, run_id, attempt, last_seq, worker_id, claimed_at, deadline, is_child)"
+        " SELECT tenant_id, id, 1, 1, gen_random_uuid(), now(), now(), false FROM runs"
+        " WHERE id = $1",
         run["id"],
     )
     await owner.execute(
@@ -183,8 +179,9 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         run["id"],
     )
     await owner.execute(
-        "INSERT INTO run_queue (tenant_id, run_id, turn, priority, due_at)"
-        " SELECT tenant_id, id, 0, 5, now() + interval '1 day' FROM runs WHERE id = $1",
+        "INSERT INTO run_queue (tenant_id, run_id, rank, is_child, is_due, due_at, expires_at)"
+        " SELECT tenant_id, id, now(), false, false, 'infinity', 'infinity' FROM runs"
+        " WHERE id = $1",
         run["id"],
     )
     await owner.close()
@@ -296,7 +293,7 @@ async def test_the_default_tenant_is_emptied_but_kept(
     left = await counts(database_url, "default")
     assert {table: count for table, count in left.items() if count} == {
         "audit_log": 2,
-        "waiting_runs": 1,
+        "tenant_queues": 1,
     }
     assert "default" in [row["name"] for row in await operator.list_tenants(database_url)]
     # A key is required now, though none exists.

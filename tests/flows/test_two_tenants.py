@@ -142,7 +142,7 @@ async def staged(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             assert (await mine.post("/v1/schedules", json=SCHEDULE)).status_code == 201
             await server.owner.execute(ASKED, victim.tenant_id, INTERRUPT, run_id)
             tasks = (await mine.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
-            done = EPISODE | {"session_id": SESSION}
+            done = EPISODE | {"session_id": SESSION, "user": USER}
             episode = (await mine.post("/v1/episodes", json=done)).json()
             report = (await mine.post("/v1/memory/maintenance")).json()
             await until(
@@ -303,8 +303,8 @@ async def fingerprint(owner: asyncpg.Pool, holder: Holder) -> dict[str, str]:
         """
         SELECT DISTINCT table_name AS name FROM information_schema.columns
         WHERE column_name = 'tenant_id' AND table_schema = 'public'
-          -- what a worker says of itself, every two seconds, and when it looked after whom
-          AND table_name NOT IN ('worker_tenants', 'tenant_memory') AND table_name <> ALL($1)
+          -- when a worker looked after whom
+          AND table_name <> 'tenant_memory' AND table_name <> ALL($1)
     """,
         IN_BACKGROUND,
     )

@@ -10,6 +10,16 @@ from tests.stores.test_significant_words import LANGUAGES
 from tests.waiting import until
 
 
+@pytest.fixture
+def bottega(guest: Running) -> Running:
+    return guest
+
+
+@pytest.fixture
+def model(guest_model: FakeModel) -> FakeModel:
+    return guest_model
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 async def test_only_related_episodes_are_given(
     bottega: Running, model: FakeModel, language: str
@@ -19,7 +29,7 @@ async def test_only_related_episodes_are_given(
     model.decide = lambda request: text("done")
     await client.post("/v1/agents", json={"name": "clerk", "system_message": "x"})
     for task in tasks:
-        body = {"outcome": "SUCCESS", "task": {"original_input": task}}
+        body = {"outcome": "SUCCESS", "user": "ada", "task": {"original_input": task}}
         assert (await client.post("/v1/episodes", json=body)).status_code == 201
     async with asyncio.timeout(30):  # until all of them have vectors
         await until(
@@ -27,7 +37,7 @@ async def test_only_related_episodes_are_given(
             lambda seen: seen >= len(tasks),
         )
     for question, given in ((unrelated, 0), (related, 1)):
-        body = {"agent": "clerk", "input": question, "memory": "read"}
+        body = {"agent": "clerk", "input": question, "user": "ada", "memory": "read"}
         run = (await client.post("/v1/runs?wait=30", json=body)).json()
         events = (await client.get(f"/v1/runs/{run['id']}/events")).json()["items"]
         found = [event for event in events if event["type"] == "context.recalled"]

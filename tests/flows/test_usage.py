@@ -47,7 +47,7 @@ async def test_sums_by_each_property_agree_with_the_runs(
         "agent": ["coordinator", "requirements"],
         "model": [MODEL],
         "session": ["s", "t"],
-        "user": [None, "u"],
+        "user": ["me", "u"],
         "key": ["local"],
         "day": [runs[0]["created_at"][:10]],
     }

@@ -143,12 +143,12 @@ async def fill(bottega: Running, owner: asyncpg.Pool, user: str) -> None:
             " jsonb_build_object('said', $2::text), 'unknown', 0.5, 0"
         ),
         (
-            "run_heads (tenant_id, run_id, attempt, last_seq, worker_id, claimed_at)"
-            " SELECT tenant_id, run_id, 1, 1, gen_random_uuid(), now()"
+            "run_heads (tenant_id, run_id, attempt, last_seq, worker_id, claimed_at, deadline,"
+            " is_child) SELECT tenant_id, run_id, 1, 1, gen_random_uuid(), now(), now(), false"
         ),
         (
-            "run_queue (tenant_id, run_id, turn, priority, due_at)"
-            " SELECT tenant_id, run_id, 0, 5, now() + interval '1 day'"
+            "run_queue (tenant_id, run_id, rank, is_child, is_due, due_at, expires_at)"
+            " SELECT tenant_id, run_id, now(), false, false, 'infinity', 'infinity'"
         ),
         (
             "interrupts (tenant_id, id, run_id, agent, kind, call, tool, tool_call_id, arguments,"
@@ -235,6 +235,18 @@ async def lines_of(client: httpx2.AsyncClient, user: str) -> list[dict[str, Any]
     return [from_json(line) for line in answer.text.splitlines()]
 
 
+async def test_an_export_as_one_array_has_the_same_lines(bottega: Running) -> None:
+    for number in range(3):
+        body = {"id": f"array{number}", "user": "array"}
+        assert (await bottega.client.post("/v1/sessions", json=body)).status_code == 201
+    array = await bottega.client.get(
+        f"{path_of('array')}/export", headers={"accept": "application/json"}
+    )
+    assert array.headers["content-type"] == "application/json"
+    assert array.json() == await lines_of(bottega.client, "array")
+    assert array.json()[-1]["type"] == "end"
+
+
 async def test_no_table_keeps_anything_of_an_erased_user(
     bottega: Running, model: FakeModel
 ) -> None:
@@ -290,10 +302,10 @@ async def test_no_table_keeps_anything_of_an_erased_user(
 
 
 async def test_an_erased_users_schedules_leave_no_stored_answer(bottega: Running) -> None:
-    """Include schedules that name only a session of the user's."""
+    """Include schedules that name a session of the user's."""
     session = {"id": "of-leaver", "user": "leaver"}
     assert (await bottega.client.post("/v1/sessions", json=session)).status_code == 201
-    run = {"agent": "a", "input": mark("leaver"), "session_id": "of-leaver"}
+    run = {"agent": "a", "input": mark("leaver"), "session_id": "of-leaver", "user": "leaver"}
     new = {"name": "s", "cron": "0 8 * * *", "timezone": "UTC", "run": run}
     headers = {"idempotency-key": "of-schedule"}
     answer = await bottega.client.post("/v1/schedules", json=new, headers=headers)

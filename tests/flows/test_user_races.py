@@ -45,13 +45,13 @@ async def test_nothing_new_is_accepted_while_a_user_is_erased(
     for path, body in (
         ("runs", said),
         ("runs", said | {"session_id": "new"}),
-        ("runs", {"agent": "solo", "input": "x", "session_id": "s"}),
+        ("runs", said | {"session_id": "s"}),
         (f"runs/{first['id']}/retry", {"from": "start"}),
         ("sessions", {"id": "new", "user": "ada.l"}),
         ("schedules", schedule | {"name": "late", "run": said}),
-        ("schedules", schedule | {"name": "late", "run": said | {"user": None, "session_id": "s"}}),
+        ("schedules", schedule | {"name": "late", "run": said | {"session_id": "s"}}),
         ("episodes", episode | {"user": "ada.l"}),
-        ("episodes", episode | {"session_id": "s"}),
+        ("episodes", episode | {"session_id": "s", "user": "ada.l"}),
         ("memory/learn", {"episode": episode | {"user": "ada.l"}}),
     ):
         answer = await client.post(f"/v1/{path}", json=body)

@@ -12,7 +12,8 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, open_database
 from bottega.db.sessions import Silence
 from bottega.events.listener import NotifyListener
-from bottega.events.wakeups import Notifier, WakeupFeed, background
+from bottega.events.wakeups import Notifier, WakeupFeed
+from bottega.services import background
 from bottega.settings import Settings
 from tests.fake_model import FakeModel
 from tests.flows.test_faults import before

@@ -63,7 +63,7 @@ async def test_a_run_waits_for_its_tasks_and_goes_on(
     run_id = await swarm.start(guest.client)
     (interrupt,) = await pending(guest, run_id)
     row = await guest.owner.fetchrow("SELECT * FROM runs WHERE id = $1", UUID(run_id))
-    assert (row["slot"], row["status"]) == (None, "waiting")
+    assert row["status"] == "waiting"
     assert await statuses(guest, run_id) == ["waiting", "completed"]
     await resolve(guest, interrupt, decision="approve")
     run = await ended(guest, run_id)

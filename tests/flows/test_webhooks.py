@@ -13,10 +13,11 @@ from structlog.testing import capture_logs
 
 from bottega.background.webhooks import RETRIES_S, Webhooks, outcome
 from bottega.container import Service
-from bottega.events.wakeups import background
 from bottega.leased_work import wake_on_notify
+from bottega.services import background
 from bottega.settings import Settings
 from bottega.tools.egress import Egress
+from tests.claims import leased
 from tests.fake_model import FakeModel, calls, http_error, text
 from tests.flows.test_processes import environment
 from tests.processes import command
@@ -87,8 +88,8 @@ async def api(signing: Settings, database_url: str) -> AsyncIterator[Running]:
 async def delivering(service: Service, **options: Any) -> AsyncIterator[Webhooks]:
     async with aclosing(Egress(["127.0.0.1"])) as egress:
         webhooks = Webhooks(service.database.pool, egress, SECRET, jitter=lambda: 1.0, **options)
-        wake_on_notify(service.listener, webhooks.loop)
-        async with background(webhooks.run):
+        wake_on_notify(service.listener, webhooks.work.loop)
+        async with background(webhooks.work.run):
             yield webhooks
 
 
@@ -331,7 +332,7 @@ async def test_an_attempt_that_outlived_its_lease_changes_nothing(
             await arrived(receiver)
             async with delivering(api.service) as second:
                 await api.owner.execute("UPDATE webhooks SET next_at = now()")
-                second.loop.wake()
+                second.work.loop.wake()
                 delivered = await settled(api.client, run_id)
             gate.set()
             await until(lambda: any(entry["event"] == "webhook.failed" for entry in logs))
@@ -355,7 +356,7 @@ async def test_an_attempt_that_outlived_its_lease_does_not_end_the_next_one(
             run_id = await ended(api.client, receiver.url())
             await arrived(receiver)
             await api.owner.execute("UPDATE webhooks SET next_at = now()")
-            await api.owner.execute("SELECT claim_due_webhooks(600, 1, 1, '{}')")  # the next one
+            assert len(await leased(api.owner, "webhook")) == 1  # the next one has it
             gate.set()
             await until(lambda: any(entry["event"] == "webhook.failed" for entry in logs))
     webhook = await webhook_of(api.client, run_id)

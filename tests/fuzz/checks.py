@@ -39,7 +39,6 @@ CODES = {
     "unsupported_param": "which parameters a model's API has is no matter of a request's form",
     "unsupported_part": "which parts a model's API has is no matter of a request's form",
     "reserved_field": "which fields a model's API reserves is no matter of a request's form",
-    "not_built": "an enum says which facades there will be",
     "unknown_command": "which programs there are is a setting",
     "egress_refused": "which addresses are public is more than a pattern can say",
 }

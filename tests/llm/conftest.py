@@ -39,6 +39,7 @@ class Asking:
         slept: seconds, one entry per wait.
         failed: the failed tries that were reported.
         deltas: text as it came.
+        warnings: code and text of each warning.
     """
 
     def __init__(self, base_url: str, **options: Any) -> None:
@@ -46,6 +47,7 @@ class Asking:
         self.slept: list[float] = []
         self.failed: list[FailedTry] = []
         self.deltas: list[str] = []
+        self.warnings: list[tuple[str, str]] = []
         options.setdefault("random_unit", lambda: 0.5)
         options.setdefault("patience_s", 600.0)
         options.setdefault("sleep", self._sleep)
@@ -64,7 +66,11 @@ class Asking:
         return await self.provider.invoke(
             [_message(item) for item in messages or ("hi",)],
             tools,
-            options=ModelOptions(model=model, on_failed_try=self.failed.append),
+            options=ModelOptions(
+                model=model,
+                on_failed_try=self.failed.append,
+                on_warning=lambda code, text: self.warnings.append((code, text)),
+            ),
             on_delta=self.deltas.append,
         )
 

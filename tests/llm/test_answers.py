@@ -21,7 +21,7 @@ from bottega.agents.messages import (
 from bottega.agents.parts import FileContent, Part
 from bottega.agents.provider import ModelOptions, ToolSchema
 from bottega.clock import monotonic
-from bottega.errors import HistoryError
+from bottega.errors import HistoryError, ModelError
 from bottega.llm.dialects.opaque import origin_of
 from bottega.llm.dialects.turns import Piece
 from tests.fake_model import FakeModel, calls, chunk, gated_within, http_reply, sse, text
@@ -43,6 +43,141 @@ def piece(index: int | None, id_: str | None, name: str | None, arguments: Any) 
 def called(*pieces: dict[str, Any]) -> Any:
     """Stream one chunk for each piece."""
     return sse(*(chunk(tool_calls=[item]) for item in pieces), chunk(finish_reason="tool_calls"))
+
+
+@pytest.mark.parametrize(
+    ("raw", "arguments"),
+    [
+        ('{}{"expression": "6*7"}', {"expression": "6*7"}),
+        ('{"a": 1}{"a": 1}', {"a": 1}),
+        ('{"a": 1}\n{"a": 1}{}', {"a": 1}),
+        ('"{\\"a\\": 1}"', {"a": 1}),
+        ('{"a": 1}}', {"a": 1}),
+        ('{{"a": 1}', {"a": 1}),
+        ('{{"a": 1}}', {"a": 1}),
+        ('```json\n{"a": 1}\n```', {"a": 1}),
+        ('[{"a": 1}]', {"a": 1}),
+        ('{"a": "line\nfeed"}', {"a": "line\nfeed"}),
+        ("{}{}", {}),
+        ('"{}"', {}),
+        ('{"a": {"b": 1}', None),
+        ('"x": {"b": 1}', None),
+        ('{"a": 1}{"b": 2}', None),
+        ('{"a": 1}{"a": ', None),
+        ('[{"a": 1}, {"b": 2}]', None),
+        ('{"a": 1e400}', None),
+        ('{"a": 1e400}}', None),
+        ("{'a': 1}", None),
+        ("true", None),
+        ('"text"', None),
+        ("{" * 50_000, None),
+        *(('{"a":' * depth + "1" + "}" * depth, None) for depth in (300, 800, 5000)),
+    ],
+)
+async def test_whole_object_within_broken_arguments_is_taken(
+    model: FakeModel, asking: Asking, raw: str, arguments: dict[str, Any] | None
+) -> None:
+    model.script(called(piece(0, "a", "f", raw)))
+    (call,) = (await asking("hi")).tool_calls
+    if arguments is None:
+        assert (call.arguments, call.malformed) == ({}, raw)
+    else:
+        assert (call.arguments, call.malformed) == (arguments, None)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [piece(0, "a", "f", '{"x'), piece(0, "b", None, '": 1}')],
+        [piece(0, "a", "f", '{"x'), piece(0, "b", "", '": 1}')],
+        [piece(0, "a", "f", '{"x'), piece(0, "b", "f", '": 1}')],
+        [piece(0, "a", "f", '{"x'), piece(None, "b", None, '": 1}')],
+        [piece(0, "a", "f", '{"x'), piece(1, None, None, '": 1}')],
+        [piece(0, "a", "f", ""), piece(0, "b", None, '{"x": 1}')],
+        [piece(0, "a", "f", '{"x": 1}'), piece(0, "b", None, "}")],
+    ],
+)
+async def test_pieces_without_a_name_of_their_own_are_one_call(
+    model: FakeModel, asking: Asking, pieces: list[dict[str, Any]]
+) -> None:
+    model.script(called(*pieces))
+    (call,) = (await asking("hi")).tool_calls
+    assert (call.name, call.arguments, call.id) == ("f", {"x": 1}, "a")
+
+
+async def test_two_choices_are_joined(model: FakeModel, asking: Asking) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said = {"index": 0, "message": {"content": "I look."}, "finish_reason": "stop"}
+    called = {"index": 1, "message": {"tool_calls": [call]}, "finish_reason": "tool_calls"}
+    body = json.dumps({"choices": [said, called]}).encode()
+    model.script(http_reply(body, media_type="application/json"))
+    answer = await asking("hi")
+    assert (answer.content, [each.name for each in answer.tool_calls]) == ("I look.", ["f"])
+    assert answer.metadata["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    "junk",
+    ["{oops", "[1]", {"choices": "none"}, {"error": "late"}, chunk("more"), "<html>", "\ufeff"],
+)
+async def test_what_follows_the_finish_reason_is_ignored(
+    model: FakeModel, asking: Asking, junk: Any
+) -> None:
+    usage = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}}
+    model.script(sse(chunk("All"), chunk(finish_reason="stop"), junk, usage))
+    answer = await asking("hi")
+    assert (answer.content, answer.usage.output, len(model.requests)) == ("All", 7, 1)
+    assert "".join(asking.deltas) == "All"
+
+
+@pytest.mark.parametrize("beat", ["", "ping", "null", '"keepalive"', "[HEARTBEAT]", "{}"])
+async def test_an_event_that_says_nothing_is_passed_over(
+    model: FakeModel, asking: Asking, beat: str
+) -> None:
+    model.script(sse(beat, chunk("Al"), beat, chunk("l"), chunk(finish_reason="stop")))
+    assert ((await asking("hi")).content, len(model.requests)) == ("All", 1)
+
+
+@pytest.mark.parametrize("before", [b"\xef\xbb\xbf", b"\r\n\n", b": hello\n\n", b"retry: 5\n\n"])
+@pytest.mark.parametrize("media_type", ["text/event-stream", "application/json", "text/plain"])
+async def test_nothing_of_the_first_event_is_lost(
+    model: FakeModel, asking: Asking, before: bytes, media_type: str
+) -> None:
+    events = [chunk("All"), chunk(finish_reason="stop")]
+    body = before + b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in events)
+    model.script(http_reply(body, media_type=media_type))
+    assert (await asking("hi")).content == "All"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"choices": [{"message": {"content": "All"}}]}',
+        b'\xef\xbb\xbf\n {"choices": [{"message": {"content": "All"}, "finish_reason": null}]}',
+        b'{"choices": [{"message": {"content": "All"}}]}\n\njunk }',
+    ],
+)
+async def test_whole_body_without_a_finish_reason_is_whole(
+    model: FakeModel, asking: Asking, body: bytes
+) -> None:
+    for media_type in ("application/json", "text/event-stream"):
+        model.script(http_reply(body, media_type=media_type))
+        answer = await asking("hi")
+        assert (answer.content, answer.metadata["finish_reason"]) == ("All", "stop")
+    assert len(model.requests) == 2
+
+
+@pytest.mark.parametrize("depth", [300, 800])
+async def test_field_that_is_nested_too_deeply_is_a_bad_response(
+    model: FakeModel, asking: Asking, depth: int
+) -> None:
+    body = json.dumps(chunk("x", finish_reason="stop")).replace(
+        '"content"', '"odd": %s, "content"' % ('{"a":' * depth + "1" + "}" * depth)
+    )
+    model.script(sse(body))
+    with pytest.raises(ModelError) as caught:
+        await asking("hi")
+    assert caught.value.code == "model_bad_response"
 
 
 async def test_text_streams_and_adds_up(model: FakeModel, asking: Asking) -> None:
@@ -303,7 +438,7 @@ async def test_usage_with_its_details(model: FakeModel, asking: Asking) -> None:
     assert answer.usage == Usage(input=100, output=20, cached=64, reasoning=12)
 
 
-@pytest.mark.parametrize("usage", [None, {}, [], {"prompt_tokens": "many"}, {"prompt_tokens": 0}])
+@pytest.mark.parametrize("usage", [None, {}, [], {"prompt_tokens": "many"}, ["odd"]])
 async def test_missing_or_odd_usage_is_estimated_from_the_texts(
     model: FakeModel, asking: Asking, usage: Any
 ) -> None:

@@ -59,6 +59,32 @@ async def test_usage_that_was_reported_before_is_told(model: FakeModel, asking: 
     assert lost == [Usage(input=9, output=100, estimated=True)], "at least what has arrived"
 
 
+@pytest.mark.parametrize("events", [0, 2])
+async def test_a_cancelled_request_counts_by_estimates(
+    model: FakeModel, asking: Asking, events: int
+) -> None:
+    never, heard, lost = asyncio.Event(), asyncio.Event(), list[Usage]()
+    answer = text("x" * 400)
+    model.script(gated_within(never, answer, events=events) if events else gated(never, answer))
+    task = asyncio.ensure_future(
+        asking.provider.invoke(
+            [HumanMessage(content="y" * 1000)],
+            options=ModelOptions(on_lost=lost.append),
+            on_delta=lambda piece: heard.set(),
+        )
+    )
+    await (heard.wait() if events else model.received())
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    (usage,) = lost
+    assert (250 < usage.input < 1000, usage.output > 0, usage.estimated) == (
+        True,
+        events > 0,
+        True,
+    )
+
+
 async def test_cancelling_within_a_delta(model: FakeModel, asking: Asking) -> None:
     model.script(gated_within(asyncio.Event(), ANSWER, events=2))
     heard = asyncio.Event()

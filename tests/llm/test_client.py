@@ -1,6 +1,8 @@
 """Requests on their way: through a proxy, after a redirect, with headers that cannot be sent."""
 
 import asyncio
+import sys
+from asyncio.subprocess import PIPE, STDOUT
 from base64 import b64encode
 
 import pytest
@@ -13,6 +15,7 @@ from bottega.llm.environment import NO_KEY
 from bottega.llm.openai_provider import OpenAIProvider
 from bottega.llm.provider import open_provider
 from bottega.llm.server import ServerSpec
+from tests.fake_model import FakeModel
 from tests.llm.conftest import KEY
 from tests.llm.test_errors import server_of_heads
 
@@ -143,3 +146,69 @@ async def test_long_error_is_read_as_far_as_it_came() -> None:
     async with server_of_heads(head + said + b'"}}') as (port, _):
         error = await _failure(f"http://127.0.0.1:{port}/v1")
     assert error.code == "model_context_too_long"
+
+
+BOTH_FORMS = """
+import asyncio, sys
+from bottega.agents import BaseAgent, set_default_provider
+from bottega.llm.openai_provider import OpenAIProvider
+
+provider = OpenAIProvider("m", api_key="k", base_url=sys.argv[1])
+set_default_provider(lambda: provider)
+it = BaseAgent("You are brief.")
+
+
+async def streamed():
+    async for event in it.stream("hi"):
+        pass
+
+
+for _ in range(2):
+    assert it.execute_query("hi").error is None
+    assert asyncio.run(it.execute_query_async("hi")).error is None
+    asyncio.run(streamed())
+print(len(provider._client._sessions))
+"""
+
+
+async def test_both_forms_of_a_query_in_one_program_leave_no_session_open() -> None:
+    async with FakeModel() as model:
+        command = (sys.executable, "-X", "dev", "-c", BOTH_FORMS, model.base_url)
+        process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT)
+        output, _ = await process.communicate()
+        assert len(model.requests) == 6
+    assert (process.returncode, output) == (0, b"0\n")
+
+
+async def test_a_closed_provider_opens_a_new_session() -> None:
+    async with FakeModel() as model:
+        provider = OpenAIProvider("m", api_key=KEY, base_url=model.base_url)
+        for _ in range(2):
+            asked = [provider.invoke([HumanMessage(content="hi")]) for _ in range(3)]
+            await asyncio.gather(*asked)
+            await provider.aclose()
+            await provider.aclose()
+            assert not provider._client._sessions
+
+
+async def test_a_broken_chunk_ends_a_call_at_once() -> None:
+    is_read = asyncio.Event()
+    event = b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n'
+
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(b"%x\r\n%b\r\n" % (len(event), event))
+        await is_read.wait()
+        writer.write(b"zz\r\n")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(break_off, "127.0.0.1", 0)
+    async with server, asyncio.timeout(30):
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        provider = OpenAIProvider("m", api_key=KEY, base_url=url, patience_s=0)
+        with pytest.raises(ModelError) as caught:
+            await provider.invoke([HumanMessage(content="hi")], on_delta=lambda _: is_read.set())
+        await provider.aclose()
+    assert caught.value.code == "model_stream_broken"

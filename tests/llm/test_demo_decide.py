@@ -18,13 +18,15 @@ NAMES = ("implementer", "designer", "requirements")
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 
 
-def ask(*messages: tuple[str, str] | dict[str, Any], tools: Any = ()) -> Answer:
+def ask(*messages: tuple[str, str] | dict[str, Any], tools: Any = (), choice: Any = None) -> Answer:
     """Return the answer to messages, given as (role, text) or in wire form."""
     wire = [
         {"role": item[0], "content": item[1]} if isinstance(item, tuple) else item
         for item in messages
     ]
     request = {"model": "demo", "messages": wire, "tools": list(tools)}
+    if choice is not None:
+        request["tool_choice"] = choice
     assert problem(request) is None
     return decide(request)
 
@@ -269,6 +271,34 @@ class TestToolbox:
         answer = self.answer("Who are you?", ("assistant", "me"), ("user", reason))
         assert [made.name for made in answer.calls] == ["calculator"]
 
+    @pytest.mark.parametrize(
+        ("choice", "asked", "names"),
+        [
+            ("auto", "Who are you?", []),
+            ("none", "2+2?", []),
+            ("required", "Who are you?", ["calculator"]),
+            ("required", "What time is it?", ["current_time"]),
+            ({"type": "function", "function": {"name": "current_time"}}, "2+2?", ["current_time"]),
+        ],
+    )
+    def test_choice_of_tools_is_obeyed(self, choice: Any, asked: str, names: list[str]) -> None:
+        answer = ask(("user", asked), tools=[self.calculator, self.time], choice=choice)
+        assert [made.name for made in answer.calls] == names
+
+    def test_arguments_follow_references_to_objects(self) -> None:
+        line = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+        properties = {"first": {"$ref": "#/$defs/Line"}, "note": {"type": "string"}}
+        basket = {"type": "object", "properties": properties, "required": ["first"]}
+        parameters = {
+            "type": "object",
+            "properties": {"basket": {"$ref": "#/$defs/Basket"}},
+            "required": ["basket"],
+            "$defs": {"Line": line, "Basket": basket},
+        }
+        answer = ask(("user", "Please quote 7."), tools=[tool("quote", parameters)])
+        (made,) = answer.calls
+        assert made.arguments == {"basket": {"first": {"n": 7}}}
+
     def test_arguments_fit_the_schema(self) -> None:
         properties = {
             "city": {"type": "string"},
@@ -303,6 +333,9 @@ class TestToolbox:
         assert arithmetic(text) == expression
 
 
+ASKED = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+
+
 @pytest.mark.parametrize(
     ("request_", "param"),
     [
@@ -317,6 +350,9 @@ class TestToolbox:
         ({"model": "m", "messages": [call("x"), {"role": "user", "content": "y"}]}, "messages"),
         ({"model": "m", "messages": [call("x")]}, "messages"),
         ({"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [1]}, "tools"),
+        ({**ASKED, "tool_choice": "any"}, "tool_choice"),
+        ({**ASKED, "tool_choice": "required"}, "tool_choice"),
+        ({**ASKED, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
     ],
 )
 def test_invalid_requests_are_refused(request_: Any, param: str | None) -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
+from uuid import UUID, uuid4
 
 import numpy as np
 import pytest
@@ -13,13 +15,17 @@ from bottega.llm.demo_model import embeddings
 from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.llm.openai_embedder import OpenAIEmbedder
 from bottega.memory.text.embeddings import Embedder
-from tests.fake_model import FakeModel, Reply, gated, hang_up, http_error, http_reply
+from tests.accounts import Purse
+from tests.fake_model import FakeModel, Reply, free_port, gated, hang_up, http_error, http_reply
 from tests.llm.conftest import KEY
+from tests.waiting import until
 
 
 @pytest.fixture
 async def embedder(model: FakeModel) -> AsyncIterator[OpenAIEmbedder]:
-    embedder = OpenAIEmbedder("vectors-1", api_key=KEY, base_url=model.base_url, sleep=_no_sleep)
+    embedder = OpenAIEmbedder(
+        "vectors-1", Purse(), api_key=KEY, base_url=model.base_url, sleep=_no_sleep
+    )
     yield embedder
     await embedder.aclose()
 
@@ -119,6 +125,76 @@ async def test_invalid_answer_is_an_error_and_not_cached(
     assert caught.value.code == "model_bad_response"
     assert not caught.value.retryable
     assert (await embedder.embed(["a", "b"])).shape == (2, 768)
+
+
+@pytest.mark.parametrize(
+    ("reply", "paid"),
+    [
+        (http_reply(b"[" * 10_000), [250]),  # nested too deeply to be read
+        (http_reply(b"<html>", media_type="text/html"), [250]),
+        (hang_up(), [250]),
+        (gated(asyncio.Event(), items()), [250]),
+        (http_error(500), []),
+    ],
+    ids=["unreadable", "no JSON", "hung up", "timeout", "refused"],
+)
+async def test_a_request_that_was_sent_and_not_refused_is_paid(
+    model: FakeModel, reply: Reply, paid: list[int]
+) -> None:
+    model.script_vectors(reply)
+    assert await paid_by(model.base_url) == paid
+
+
+async def test_a_request_that_was_not_sent_costs_nothing() -> None:
+    assert await paid_by(f"http://127.0.0.1:{free_port()}/v1") == []
+
+
+async def paid_by(base_url: str) -> list[int]:
+    """Return the input tokens of each payment of a call that fails, all of them estimates."""
+    purse = Purse()
+    embedder = OpenAIEmbedder(
+        "m", purse, api_key=KEY, base_url=base_url, timeout_s=0.5, max_tries=1
+    )
+    with pytest.raises(ModelError):
+        await embedder.embed(["x" * 1000])
+    await embedder.aclose()
+    assert all(usage.estimated for _, usage in purse.paid)
+    return [usage.input for _, usage in purse.paid]
+
+
+class Spent(Purse):
+    """The accounts of tenants of whom one waits for its budget for ever."""
+
+    def __init__(self, tenant_id: UUID) -> None:
+        super().__init__()
+        self.tenant_id = tenant_id
+        self.waiting = 0
+
+    def of(self, tenant_id: UUID) -> Purse:
+        return self if tenant_id == self.tenant_id else Purse()
+
+    @asynccontextmanager
+    async def call(
+        self, sent: int, provider: object | None, longest: int | None
+    ) -> AsyncIterator["Spent"]:
+        self.waiting += 1
+        await asyncio.Event().wait()
+        yield self
+
+
+async def test_a_tenant_that_waits_for_its_budget_holds_up_nobody(model: FakeModel) -> None:
+    spent = Spent(uuid4())
+    embedder = OpenAIEmbedder("m", spent, api_key=KEY, base_url=model.base_url)
+    poor = embedder.paid_by(spent.tenant_id)
+    waiting = [asyncio.ensure_future(poor.embed([f"text {n}"])) for n in range(4)]
+    await until(lambda: spent.waiting == 4)
+
+    async with asyncio.timeout(10):
+        assert (await embedder.paid_by(uuid4()).embed(["a"])).shape == (1, 768)
+
+    for each in waiting:
+        each.cancel()
+    await embedder.aclose()
 
 
 async def test_too_many_dimensions_error_says_how_to_mend_it(
@@ -236,7 +312,7 @@ async def test_number_of_texts_that_wait_for_a_hanging_server_is_bounded(
 
 
 async def test_number_of_cached_vectors_is_bounded(model: FakeModel) -> None:
-    embedder = OpenAIEmbedder("m", api_key=KEY, base_url=model.base_url, cached=2)
+    embedder = OpenAIEmbedder("m", Purse(), api_key=KEY, base_url=model.base_url, cached=2)
     for text in ("a", "b", "a", "c", "a", "b"):
         await embedder.embed([text])
     await embedder.aclose()
@@ -252,7 +328,7 @@ async def test_temporary_failure_is_retried(model: FakeModel) -> None:
 
     model.script_vectors(http_error(429, {"retry-after": "7"}), hang_up(), None)
     embedder = OpenAIEmbedder(
-        "m", api_key=KEY, base_url=model.base_url, sleep=sleep, random_unit=lambda: 0.5
+        "m", Purse(), api_key=KEY, base_url=model.base_url, sleep=sleep, random_unit=lambda: 0.5
     )
 
     assert (await embedder.embed(["a"])).shape == (1, 768)
@@ -280,4 +356,4 @@ async def test_failures_say_how_to_mend_them_and_never_show_the_key(
 def test_invalid_arguments_are_refused() -> None:
     for options in ({"dimensions": 4001}, {"timeout_s": 0.0}, {"max_tries": 0}):
         with pytest.raises(InvalidInputError):
-            OpenAIEmbedder("m", api_key=KEY, base_url="http://127.0.0.1:1/v1", **options)
+            OpenAIEmbedder("m", Purse(), api_key=KEY, base_url="http://127.0.0.1:1/v1", **options)

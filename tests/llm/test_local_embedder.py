@@ -83,11 +83,11 @@ async def test_a_process_that_died_is_replaced(local: LocalEmbedder) -> None:
 async def test_queries_do_not_wait_for_the_model_to_load(local: LocalEmbedder) -> None:
     patience = Patience(local, time.monotonic)
     with pytest.raises(UnavailableError, match="starting"):
-        await patience.embed("a", 30.0)
+        await patience.embed(local, "a", 30.0)
     await until(local.is_ready)
-    assert (await patience.embed("a", 30.0)).shape == (1, 384)
+    assert (await patience.embed(local, "a", 30.0)).shape == (1, 384)
     with pytest.raises(UnavailableError, match="process failed"):
-        await patience.embed("die", 30.0)
+        await patience.embed(local, "die", 30.0)
     assert not local.is_ready()
     await until(local.is_ready)
 

@@ -120,6 +120,34 @@ def test_pieces_without_an_index_continue_the_last_one() -> None:
     }
 
 
+def test_items_go_on_by_type_and_index() -> None:
+    fields: dict[str, Any] = {}
+    pieces = [
+        [{"type": "a", "index": 0, "text": "so"}, {"type": "a", "index": 1, "text": "x"}],
+        [{"type": "b", "index": 0, "text": "other"}],
+        [{"type": "a", "index": 0, "text": " it"}],
+        [{"type": {}, "index": []}],  # of no known form
+        [{"type": "a", "index": 1, "text": "y"}, {"type": "a", "index": 0, "text": " is"}],
+    ]
+    for piece in pieces:
+        take(fields, {"details": piece}, frozenset())
+    assert state_of("o", fields, {})["message"]["details"] == [
+        {"type": "a", "index": 0, "text": "so it is"},
+        {"type": "a", "index": 1, "text": "xy"},
+        {"type": "b", "index": 0, "text": "other"},
+        {"type": {}, "index": []},
+    ]
+
+
+def test_a_long_list_is_appended_as_it_is() -> None:
+    fields: dict[str, Any] = {}
+    items = [{"text": str(number)} for number in range(100)]
+    for _ in range(2):
+        take(fields, {"odd": [dict(item) for item in items]}, frozenset())
+    take(fields, {"odd": [{"text": "!"}]}, frozenset())
+    assert state_of("o", fields, {})["message"]["odd"] == [*items, *items[:-1], {"text": "99!"}]
+
+
 def test_long_text_in_small_pieces_takes_linear_time() -> None:
     """Add each piece once: joining all earlier pieces each time would take minutes."""
     fields: dict[str, Any] = {}

@@ -164,7 +164,7 @@ async def test_usage_with_its_details(model: FakeResponses, asking: Asking) -> N
     assert (await asking("hi")).usage == expected
 
 
-@pytest.mark.parametrize("usage", [None, {}, [], {"input_tokens": "many"}, {"input_tokens": 0}])
+@pytest.mark.parametrize("usage", [None, {}, [], {"input_tokens": "many"}, ["odd"]])
 async def test_missing_or_odd_usage_is_estimated_from_the_texts(
     model: FakeResponses, asking: Asking, usage: Any
 ) -> None:

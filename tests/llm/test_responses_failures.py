@@ -57,17 +57,30 @@ BROKEN_STREAMS = {
 }
 
 
-@pytest.mark.parametrize("reply", BROKEN_STREAMS.values(), ids=BROKEN_STREAMS.keys())
+UNREADABLE = frozenset(
+    (
+        "no JSON",
+        "no object",
+        "no delta",
+        "an odd delta",
+        "an odd item",
+        "an odd end",
+    )
+)
+
+
+@pytest.mark.parametrize("name", BROKEN_STREAMS)
 async def test_broken_stream_is_tried_again(
-    model: FakeResponses, asking: Asking, reply: Reply
+    model: FakeResponses, asking: Asking, name: str
 ) -> None:
-    model.script(reply, GOOD)
+    model.script(BROKEN_STREAMS[name], GOOD)
 
     found = await asking("hi")
 
     assert found.content == "one two three"
     (broken,) = asking.failed
-    assert broken.error.code == "model_stream_broken"
+    code = "model_bad_response" if name in UNREADABLE else "model_stream_broken"
+    assert broken.error.code == code
     assert asking.slept == [broken.delay_s]
     assert model.requests[0] == model.requests[1]
 

@@ -23,7 +23,7 @@ async def model() -> AsyncIterator[FakeModel]:
 @pytest.fixture
 async def analyst(model: FakeModel) -> AsyncIterator[ModelAnalyst]:
     provider = OpenAIProvider("any", api_key="test-key", base_url=model.base_url, patience_s=0)
-    yield ModelAnalyst(provider, "thinker")
+    yield ModelAnalyst(lambda run, name: provider, "thinker")
     await provider.aclose()
 
 
@@ -78,7 +78,7 @@ async def test_analysis_has_a_time_limit(model: FakeModel) -> None:
     model.script(gated(goes_on, text("{}")))
     provider = OpenAIProvider("any", api_key="test-key", base_url=model.base_url)
     with pytest.raises(ModelError) as caught:
-        await ModelAnalyst(provider, "thinker", timeout_s=0.1).reflect(RUN, {})
+        await ModelAnalyst(lambda run, name: provider, "thinker", timeout_s=0.1).reflect(RUN, {})
     assert (caught.value.code, caught.value.retryable) == ("model_timeout", True)
     goes_on.set()
     await provider.aclose()

@@ -30,7 +30,7 @@ def answer() -> ChatAnswer:
 
 
 def said(builder: ChatAnswer) -> str:
-    return builder.finish(utcnow(), lambda: "id").content
+    return builder.finish(utcnow(), lambda: "id", lambda: 0).content
 
 
 @given(
@@ -91,7 +91,7 @@ def test_a_reason_to_stop_is_seen_behind_a_text() -> None:
     ]
     builder = answer()
     builder.add_events([json.dumps(event).encode() for event in events])
-    message = builder.finish(utcnow(), lambda: "id")
+    message = builder.finish(utcnow(), lambda: "id", lambda: 0)
     assert (message.content, message.metadata) == ("onetwo!", {"finish_reason": "length"})
 
 
@@ -105,6 +105,6 @@ def test_tool_calls_between_texts_are_kept() -> None:
     builder = answer()
     builder.add_events([json.dumps(chunk(delta)).encode() for delta in deltas])
     builder.add_events([json.dumps(chunk({}, "tool_calls")).encode()])
-    message = builder.finish(utcnow(), lambda: "id")
+    message = builder.finish(utcnow(), lambda: "id", lambda: 0)
     assert message.content == "wordword"
     assert [each.arguments for each in message.tool_calls] == [{"content": "word"}]

@@ -86,18 +86,22 @@ async def test_the_end_of_an_answer_is_told(
 
 
 @pytest.mark.parametrize(
-    ("vendor", "reply"),
+    ("vendor", "reply", "code"),
     [
-        (Anthropic, anthropic(spoken("Half"), reason=None)),
-        (Anthropic, sse({"type": "content_block_delta", "index": 3, "delta": {}}, done=False)),
-        (Gemini, gemini({"text": "Half"}, reason=None)),
-        (Gemini, gemini(reason="MALFORMED_FUNCTION_CALL")),
-        (Gemini, sse({"candidates": "none"}, done=False)),
+        (Anthropic, anthropic(spoken("Half"), reason=None), "model_stream_broken"),
+        (
+            Anthropic,
+            sse({"type": "content_block_delta", "index": 3, "delta": {}}, done=False),
+            "model_bad_response",
+        ),
+        (Gemini, gemini({"text": "Half"}, reason=None), "model_stream_broken"),
+        (Gemini, gemini(reason="MALFORMED_FUNCTION_CALL"), "model_stream_broken"),
+        (Gemini, sse({"candidates": "none"}, done=False), "model_bad_response"),
     ],
 )
-async def test_a_broken_answer_is_no_answer(vendor: type[Vendor], reply: Reply) -> None:
+async def test_a_broken_answer_is_no_answer(vendor: type[Vendor], reply: Reply, code: str) -> None:
     error = await failure(vendor, reply)
-    assert (error.code, error.retryable) == ("model_stream_broken", True)
+    assert (error.code, error.retryable) == (code, True)
 
 
 def refused(status: int, error: Any, headers: dict[str, str] | None = None) -> Reply:

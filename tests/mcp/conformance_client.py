@@ -7,7 +7,10 @@ import asyncio
 import json
 import os
 import sys
+from functools import cached_property
 from typing import Any
+
+import httpx2
 
 from bottega.mcp.client import McpConnections, list_tools
 from bottega.mcp.servers import McpError, McpServer
@@ -37,8 +40,23 @@ async def accept(message: str, schema: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+class InOrder(Egress):
+    """Sends a request after the answer to the one before has begun.
+
+    The suite takes the standing GET that a call has overtaken for a return of the client.
+    """
+
+    async def stream(self, *request: Any) -> httpx2.Response:
+        async with self._lock:
+            return await super().stream(*request)
+
+    @cached_property
+    def _lock(self) -> asyncio.Lock:
+        return asyncio.Lock()
+
+
 async def main() -> None:
-    egress = Egress(["127.0.0.1", "localhost", "::1"])
+    egress = InOrder(["127.0.0.1", "localhost", "::1"])
     server = McpServer("judge", url=sys.argv[1], timeout_s=10)
     tools, warnings = await list_tools(server, egress)
     print(f"{len(tools)} tools", warnings)

@@ -3,8 +3,8 @@
 import asyncio
 import gzip
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Annotated, Any
 
 import pytest
@@ -12,8 +12,10 @@ import uvicorn
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from pydantic import Field
+from pydantic_core import from_json, to_json
 
 from bottega.mcp.client import McpConnections, list_tools
+from bottega.mcp.connection import McpUnansweredError
 from bottega.mcp.servers import Headers, McpError, McpServer
 from bottega.tools.egress import Egress
 from tests.tools.conftest import egress, web
@@ -134,8 +136,9 @@ async def test_an_argument_is_sent_in_a_header_if_the_schema_wants_it(egress: Eg
 
 async def test_an_address_inside_is_refused() -> None:
     server = McpServer("inside", url="http://127.0.0.1:1/mcp")
-    with pytest.raises(McpError, match="not a public address") as caught:
-        await list_tools(server, Egress())
+    async with aclosing(Egress()) as guarded:
+        with pytest.raises(McpError, match="not a public address") as caught:
+            await list_tools(server, guarded)
     assert caught.value.code == "egress_forbidden"
 
 
@@ -192,13 +195,13 @@ async def silent(writer: Writer) -> None:
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (endless, "longer than"),
-        (endless_event, "longer than|SSE|closed"),
-        (endless_events, "longer than"),
+        (endless, "sent "),
+        (endless_event, "sent |SSE|closed"),
+        (endless_events, "sent "),
         (silent, "did not answer within 2 s"),
         (answer(gzip.compress(b"{}" * 9999), headers=("content-encoding: gzip",)), "compressed"),
         (answer("{", content_type="application/json"), "answered|failed"),
-        (answer("[" * 100_000, content_type="application/json"), "answered|failed"),
+        (answer("[" * 100_000, content_type="application/json"), "a list of messages"),
         (answer("hello"), "answered|failed"),
         (answer("no", status=401), "answered 401"),
         (answer("no", status=500), "answered 500"),
@@ -212,3 +215,88 @@ async def test_a_hostile_server_fails_with_a_reason(
     server = McpServer("hostile", url=web.url("/mcp"), timeout_s=2, max_bytes=300_000)
     with pytest.raises(McpError, match=words):
         await list_tools(server, egress)
+
+
+def of_hand(web: RawServer, to_call: Callable[[str, Any], Awaitable[bytes]]) -> None:
+    """Let a server speak the older era, and answer calls of tools by the tool's name and id."""
+    about = {"protocolVersion": "2025-11-25", "serverInfo": {"name": "s", "version": "1"}}
+    result = about | {"capabilities": {"tools": {"listChanged": True}}}
+
+    async def reply(writer: Writer) -> None:
+        message = from_json(web.requests[-1].body or b"{}")
+        match message.get("method"):
+            case "initialize":
+                said = in_json({"id": message["id"], "result": result})
+            case "tools/call":
+                said = await to_call(message["params"]["name"], message["id"])
+            case "notifications/initialized":
+                said = answer(status=202)
+            case _:
+                said = answer(status=405)
+        writer.write(said)
+        await writer.drain()
+
+    web.reply = reply
+
+
+def in_json(message: Any, status: int = 200) -> bytes:
+    body = to_json({"jsonrpc": "2.0", **message})
+    return answer(body, status=status, content_type="application/json")
+
+
+def refusal(number: Any) -> dict[str, Any]:
+    return {"id": number, "error": {"code": -32603, "message": "no luck"}}
+
+
+@pytest.mark.parametrize(
+    ("reply", "is_unanswered"),
+    [
+        (lambda number: answer("<h1>Bad gateway</h1>", status=502, content_type="text/html"), True),
+        (lambda number: answer('{"a": 1}', status=504, content_type="application/json"), True),
+        (lambda number: answer("done", status=200), True),
+        (lambda number: answer("{}", status=200, content_type="application/json"), True),
+        (lambda number: in_json(refusal(number), 500), False),
+        (lambda number: in_json(refusal(number)), False),
+        (lambda number: answer("no", status=403), False),
+    ],
+)
+async def test_an_answer_that_is_not_the_server_s_leaves_open_what_it_did(
+    web: RawServer, egress: Egress, reply: Callable[[Any], bytes], is_unanswered: bool
+) -> None:
+    async def to_call(tool: str, number: Any) -> bytes:
+        return reply(number)
+
+    of_hand(web, to_call)
+    connections = McpConnections(egress)
+    with pytest.raises(McpError) as caught:
+        await connections.call(McpServer("s", url=web.url("/mcp")), "pay", {})
+    assert isinstance(caught.value, McpUnansweredError) == is_unanswered, caught.value.detail
+    await connections.aclose()
+
+
+async def test_a_call_s_failure_is_its_own(web: RawServer, egress: Egress) -> None:
+    """Check it with calls at the same time, of which one gets no answer and the others do."""
+    goes_on = asyncio.Event()
+
+    async def to_call(tool: str, number: Any) -> bytes:
+        if tool == "lost":
+            return answer("gone", status=502)
+        if tool == "forbidden":
+            return answer("no", status=403)
+        await goes_on.wait()
+        return in_json(refusal(number))
+
+    of_hand(web, to_call)
+    connections, server = McpConnections(egress), McpServer("s", url=web.url("/mcp"))
+    slow = asyncio.create_task(connections.call(server, "slow", {}))
+    await until(lambda: any(b'"slow"' in each.body for each in web.requests))
+    with pytest.raises(McpUnansweredError, match="answered 502"):
+        await connections.call(server, "lost", {})
+    with pytest.raises(McpError, match="answered 403"):
+        await connections.call(server, "forbidden", {})
+    goes_on.set()
+    with pytest.raises(McpError) as caught:
+        await slow
+    assert not isinstance(caught.value, McpUnansweredError)
+    assert caught.value.detail == "the MCP server 's' answered: no luck"
+    await connections.aclose()

@@ -28,6 +28,40 @@ def test_a_property_named_pattern_stays() -> None:
     }
     assert tool_schema("find", "", schema, Patterns()).input_schema == schema | {"type": "object"}
 
+    example: dict[str, Any] = {"properties": {"a": {"default": HUGE, "examples": [HUGE]}}}
+    assert tool_schema("find", "", example, Patterns()).warnings == ()
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+OF_ALL_DRAFTS: list[dict[str, Any]] = [
+    {"$id": "https://example.com/a", "$schema": "http://json-schema.org/draft-04/schema#"},
+    {"properties": {"a": {"type": "string", "nullable": True, "example": "x"}}},
+    {"properties": {"a": {"markdownDescription": "*x*", "enumDescriptions": ["x"]}}},
+    {"properties": {"a": {"type": "array", "items": [{}, {}], "additionalItems": False}}},
+    {"properties": {"a": {"exclusiveMinimum": True, "minimum": 0}}},
+    {"patternProperties": {"^x-": {"type": "string"}}, "unevaluatedProperties": False},
+    {"dependencies": {"a": ["b"]}, "$recursiveAnchor": True},
+    {"properties": {"a": {"$ref": "#"}}},
+    {"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"$ref": "#/$defs/b"}}},
+    {"properties": {"a": {"$ref": "https://example.com/b"}, "b": {"type": "strng"}}},
+    {"properties": {str(each): {} for each in range(1001)}},
+    {"properties": {"a": nested(40)}},
+    {"properties": {"a": {"pattern": "^(?=x)"}, "b": {"pattern": 7}}, "required": "a"},
+]
+
+
+@pytest.mark.parametrize("schema", OF_ALL_DRAFTS)
+def test_a_schema_that_others_apply_stays_as_it_is(schema: dict[str, Any]) -> None:
+    found = tool_schema("a", "", schema, Patterns())
+    assert found.warnings == ()
+    assert found.input_schema == {"properties": {}, **schema, "type": "object"}
+
 
 @pytest.mark.parametrize(
     ("name", "schema"),
@@ -36,8 +70,8 @@ def test_a_property_named_pattern_stays() -> None:
         ("x" * 129, {}),
         ("a", {"type": "array"}),
         ("a", {"properties": {"b": {"description": "x" * 70_000}}}),
-        ("a", {"properties": {"b": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"$ref": "#/$defs/b"}}}),
-        ("a", {"properties": {str(each): {} for each in range(1001)}}),
+        ("a", {"properties": {"b": nested(64)}}),
+        ("a", {"properties": {"b": {"description": "half of a character: \ud800"}}}),
     ],
 )
 def test_a_tool_that_cannot_be_used_is_refused(name: str, schema: Any) -> None:

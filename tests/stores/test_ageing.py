@@ -120,7 +120,7 @@ async def trash(owner: asyncpg.Pool) -> set[str]:
     return {row["object_key"] for row in await owner.fetch("SELECT * FROM deleted_objects")}
 
 
-@pytest.mark.parametrize("what", ["raise", "die"])
+@pytest.mark.parametrize("what", ["raise", pytest.param("die", marks=pytest.mark.deep)])
 @pytest.mark.parametrize(
     ("today", "table", "event"),
     [

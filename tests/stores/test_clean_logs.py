@@ -18,7 +18,7 @@ from bottega.redaction import Redactor
 from bottega.logs import configure_logging
 
 KEY = {KEY!r}
-configure_logging("debug", Redactor([KEY]).text)
+configure_logging("debug", Redactor([KEY]))
 structlog.get_logger("a").warning("said", key=KEY, more={{"deep": [KEY]}}, raw=KEY.encode())
 logging.getLogger("another's").error("the key %s", KEY)
 try:
@@ -33,7 +33,7 @@ async def test_a_run_s_log_holds_no_known_secret(
     settings: Settings, database_url: str, database: Database
 ) -> None:
     async with running(settings, database_url) as server, growing(server) as run:
-        event = {"type": "warning", "agent": "coordinator", "data": {"code": KEY, KEY: [KEY]}}
+        event = {"type": "warning", "agent": "coordinator", "data": {"code": KEY, "other": [KEY]}}
         blank = dict.fromkeys(("task_id", "parent_task_id", "depth"))
         outcome = {"status": "completed", "output": f"it is {KEY}", "usage": None}
         final = {**blank, "type": "run.completed", "agent": None, "data": {"error": KEY}}
@@ -49,7 +49,7 @@ async def test_a_run_s_log_holds_no_known_secret(
         )
         events = (await server.client.get(f"{run.path}/events")).json()["items"]
         stored = (await server.client.get(run.path)).json()
-    assert events[-2]["data"] == {"code": "[secret]", "[secret]": ["[secret]"]}
+    assert events[-2]["data"] == {"code": "[secret]", "other": ["[secret]"]}
     assert stored["output"] == "it is [secret]"
     assert "1234567890" not in str(events) + str(stored)
 

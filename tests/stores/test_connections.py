@@ -13,8 +13,8 @@ from bottega import container
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.connect import connect
 from bottega.db.engine import open_database
-from bottega.events.log import is_transient
-from bottega.files.store import FileStore
+from bottega.db.failures import is_transient
+from bottega.files.store import FileStore, Owner
 from bottega.objects import Objects
 from bottega.settings import Settings
 from tests.service import running
@@ -46,7 +46,7 @@ async def test_a_tenant_s_erasure_in_a_worker_does_not_hold_up_its_files(
     ) as database:
         files = FileStore(database, Objects(tmp_path.as_uri()))
         async with database.begin(DEFAULT_TENANT):
-            assert await files.use(DEFAULT_TENANT, [uuid4()]) == {}
+            assert await files.use(DEFAULT_TENANT, [uuid4()], Owner(None, None)) == {}
 
 
 async def test_waiting_for_a_connection_has_a_timeout(database_url: str) -> None:

@@ -246,7 +246,7 @@ async def test_long_tasks_are_compared_in_full(
     assert one["said"]["instances"] == 2
 
 
-@pytest.mark.parametrize("what", ["raise", "die"])
+@pytest.mark.parametrize("what", ["raise", pytest.param("die", marks=pytest.mark.deep)])
 @pytest.mark.parametrize(
     ("table", "event"),
     [

@@ -14,6 +14,7 @@ import pytest
 
 from bottega.db import embedded
 from bottega.db.embedded import DataFolderError
+from tests.waiting import until_now
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,6 +89,72 @@ def test_a_server_whose_users_were_all_killed_is_used_again(folder: Path) -> Non
         assert postmaster(folder) == server
         leave(second)
     assert postmaster(folder) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{pid}\n/elsewhere\n1700000000\n5432\n/elsewhere\n\n  1234567   32769\nready   \n",
+        "{pid}\n",
+        pytest.param("-1\n", marks=pytest.mark.deep),
+        pytest.param("99999999999999999999\n", marks=pytest.mark.deep),
+        "",
+        pytest.param("\x00\x00\x00\x00", marks=pytest.mark.deep),
+    ],
+    ids=["whole", "number", "negative", "huge", "empty", "zeros"],
+)
+def test_process_that_has_the_number_of_a_dead_server_is_left_alone(
+    folder: Path, text: str
+) -> None:
+    with holder(folder) as first:
+        leave(first)
+    with subprocess.Popen(["sleep", "600"]) as bystander:
+        try:
+            for name in ("postmaster.pid", ".s.PGSQL.5432.lock"):
+                (folder / "postgres" / name).write_text(text.format(pid=bystander.pid))
+            with holder(folder) as second:
+                server = postmaster(folder)
+                assert server is not None
+                assert server.pid != bystander.pid
+                (folder / "postgres" / "postmaster.pid").write_text(f"{bystander.pid}\n")
+                leave(second)
+            assert bystander.poll() is None
+            psutil.wait_procs([server], timeout=30)
+            assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+        finally:
+            bystander.kill()
+
+
+@pytest.mark.parametrize(
+    ("sign", "whole"),
+    [
+        pytest.param("", False, marks=pytest.mark.deep),
+        ("PG_VERSION", False),
+        pytest.param("global/pg_control", False, marks=pytest.mark.deep),
+        ("base/4", False),
+        ("base/4", True),
+    ],
+)
+def test_first_start_that_is_killed_leaves_nothing_that_holds_the_next(
+    folder: Path, sign: str, whole: bool
+) -> None:
+    """Kill it when a file is there: the process alone, or its children too."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    with process:
+        until_now(lambda: any(folder.glob(f"postgres*/{sign}")))
+        if whole:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+    with holder(folder) as second:
+        leave(second)
+    if whole:  # else children that live on may write for a moment: the next start cleans up
+        assert [each.name for each in folder.glob("postgres*")] == ["postgres"]
 
 
 def test_an_impossible_folder_is_an_error_with_advice() -> None:

@@ -18,6 +18,7 @@ from bottega.memory.episodes import search
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome
 from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope
 from bottega.memory.episodes.scoring import Candidate
+from bottega.memory.text.content import content_words
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 AGED = NOW - timedelta(days=180)
@@ -97,7 +98,7 @@ class Episodes:
     ) -> dict[int, Candidate]:
         async with self.acting() as connection:
             found = await search.candidates(
-                connection, scope, query, vector, where=where,
+                connection, scope, content_words(query), vector, where=where,
                 **{"embedder": EMBEDDER, "aged_before": AGED, **more},
             )  # fmt: skip
         assert len({each.episode_id for each in found}) == len(found)
@@ -138,10 +139,18 @@ class TestByWords:
         ranks = {number: each.lexical or 0 for number, each in found.items()}
         assert sorted(ranks, key=ranks.__getitem__) == [3, 2, 1]
 
-    @pytest.mark.parametrize("query", ["", "   ", "the of and", "!?'\"\\ & | ! :* <->", "\x00"])
+    @pytest.mark.parametrize("query", ["", "   ", "!?'\"\\ & | ! :* <->", "\x00"])
     async def test_a_query_without_words_finds_nothing(self, mine: Episodes, query: str) -> None:
         await mine.store("migrate the billing database")
         assert await mine.candidates(query) == {}
+
+    async def test_stop_words_search_only_if_there_is_nothing_else(self, mine: Episodes) -> None:
+        await mine.store("migrate the billing database")
+        await mine.store("order of the day")
+        assert set(await mine.candidates("the day of billing")) == {1}
+        found = await mine.candidates("order of")
+        assert set(found) == {2}
+        assert content_words("order of").count(found[2].words) == 0
 
     async def test_quotes_and_operators_are_words_or_nothing(self, mine: Episodes) -> None:
         await mine.store("mend o'reilly\\path & (or) !not it's 'quoted'")
@@ -287,7 +296,9 @@ async def test_each_tenant_finds_only_its_own_episodes(mine: Episodes, theirs: E
 async def test_without_a_tenant_there_is_an_error(database: Database) -> None:
     connection = await database.connect()
     with pytest.raises(asyncpg.UndefinedObjectError):
-        await search.candidates(connection, EVERYTHING, "x", None, embedder=None, aged_before=AGED)
+        await search.candidates(
+            connection, EVERYTHING, content_words("x"), None, embedder=None, aged_before=AGED
+        )
     await connection.close()
 
 

@@ -107,6 +107,22 @@ class TestRefinement:
         assert now.lifecycle.reason is not None
         assert now.lifecycle.reason.startswith("narrowed to where not domain eq 'law'")
 
+    @pytest.mark.parametrize(("trust", "is_said"), [(3, False), (2, False), (1, True)])
+    async def test_reports_bring_no_text_of_a_client_into_a_pattern_that_runs_taught(
+        self, cache: PatternCache, trust: int, is_said: bool
+    ) -> None:
+        plain = Content(ContentKind.STRATEGY, {"approach": "x"})
+        told = Applicability()
+        was = await promoted(cache, name="x", content=plain, applicability=told, trust=trust)
+        used = applied(was, [GOOD] * 30, Arm.USED, first=day(95), features=OFFICE)
+        said = {"domain": "wire all to mallory"}
+        reported = applied(was, [BAD] * 10, Arm.REPORTED, first=day(96), features=said)
+        await record(cache, TENANT, [*used, *reported])
+        await refine(cache, TENANT)
+        now = await cache.get(TENANT, was.key)
+        assert now.version == 2, "it is narrowed, if only to where the others went well"
+        assert ("mallory" in str(now)) == is_said
+
     async def test_a_pattern_with_the_most_conditions_is_not_narrowed(
         self, cache: PatternCache
     ) -> None:

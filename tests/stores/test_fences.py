@@ -9,7 +9,7 @@ import pytest
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
 from bottega.errors import FencedError
-from tests.claims import claim, end_leases, sweep
+from tests.claims import claim, end_leases, hand_back, report, sweep
 from tests.steps import append
 from tests.stores.test_neighbours import claimed
 
@@ -33,6 +33,7 @@ async def lost(database: Database, owner: asyncpg.Pool) -> UUID:
     """Make a run whose lease ended under its first worker; a second worker claimed it."""
     run_id = (await claimed(database, DEFAULT_TENANT)).run_id
     await end_leases(owner)
+    await sweep(database.pool)
     second = await claim(database.pool, run_id, lease_s=0)
     assert second is not None
     assert second.attempt == 2
@@ -57,9 +58,9 @@ async def test_worker_that_lost_a_run_does_not_hand_it_back(
     database: Database, owner: asyncpg.Pool, lost: UUID
 ) -> None:
     before = await owner.fetchrow(ROW)
-    await database.pool.execute("SELECT hand_back($1, $2, 1)", DEFAULT_TENANT, lost)
+    await hand_back(database.pool, DEFAULT_TENANT, lost, attempt=1)
     assert await owner.fetchrow(ROW) == before
-    await database.pool.execute("SELECT hand_back($1, $2, 2)", DEFAULT_TENANT, lost)
+    await hand_back(database.pool, DEFAULT_TENANT, lost, attempt=2)
     assert (await owner.fetchrow(ROW))["status"] == "queued"
 
 
@@ -67,15 +68,14 @@ async def test_worker_that_lost_a_run_does_not_extend_its_lease(
     database: Database, owner: asyncpg.Pool, lost: UUID
 ) -> None:
     first, second = uuid4(), await owner.fetchval("SELECT worker_id FROM run_heads")
-    renew = "SELECT renew_lease($1, 600, $2, $3, $4)"
-    named = [DEFAULT_TENANT], [lost]
-    assert await database.pool.fetch(renew, first, *named, [1]) == []
-    await sweep(database.pool)
-    assert await owner.fetchval(QUEUED) == 1  # the second one's lease of 0 s is over
-    await owner.execute("DELETE FROM run_queue")
-    assert len(await database.pool.fetch(renew, second, *named, [2])) == 1
+    assert await report(database.pool, first, [(DEFAULT_TENANT, lost, 1)]) == set()
+    assert await report(database.pool, second, [(DEFAULT_TENANT, lost, 2)]) == {lost}
     await sweep(database.pool)
     assert await owner.fetchval(QUEUED) == 0
+    await end_leases(owner)  # the first one's report does not count for it
+    await report(database.pool, first, [(DEFAULT_TENANT, lost, 1)])
+    await sweep(database.pool)
+    assert await owner.fetchval(QUEUED) == 1
 
 
 @pytest.mark.parametrize("passed", ["deadline", "queue_timeout_s"])
@@ -83,9 +83,9 @@ async def test_run_that_began_and_waits_again_ends_by_its_deadline(
     database: Database, owner: asyncpg.Pool, passed: str
 ) -> None:
     run_id = (await claimed(database, DEFAULT_TENANT)).run_id
-    await database.pool.execute("SELECT hand_back($1, $2, 1)", DEFAULT_TENANT, run_id)
+    await hand_back(database.pool, DEFAULT_TENANT, run_id, attempt=1)
     if passed == "deadline":
-        await owner.execute("UPDATE runs SET deadline = now() - interval '1 s'")
+        await owner.execute("UPDATE run_queue SET expires_at = now() - interval '1 s'")
     else:
         await owner.execute("UPDATE runs SET created_at = now() - interval '1 hour'")
     await sweep(database.pool)
@@ -102,7 +102,7 @@ async def test_head_exists_while_the_run_is_running(
     last = "SELECT max(seq) FROM run_events"
     assert tuple(await owner.fetchrow(head)) == (2, await owner.fetchval(last))
     await append(database.pool, DEFAULT_TENANT, lost, attempt=2, after=3, events=[WARNING])
-    await database.pool.execute("SELECT hand_back($1, $2, 2)", DEFAULT_TENANT, lost)
+    await hand_back(database.pool, DEFAULT_TENANT, lost, attempt=2)
     assert await owner.fetchrow(head) is None
     assert await owner.fetchval("SELECT last_seq FROM runs") == 4
     with pytest.raises(FencedError):
@@ -119,8 +119,8 @@ async def test_a_run_that_cannot_be_ended_keeps_no_other_from_its_end(
 ) -> None:
     runs = [(await claimed(database, DEFAULT_TENANT)).run_id for _ in range(3)]
     for run_id in runs:
-        await database.pool.execute("SELECT hand_back($1, $2, 1)", DEFAULT_TENANT, run_id)
-    await owner.execute("UPDATE runs SET deadline = now() - interval '1 s'")
+        await hand_back(database.pool, DEFAULT_TENANT, run_id, attempt=1)
+    await owner.execute("UPDATE run_queue SET expires_at = now() - interval '1 s'")
     await owner.execute(
         "CREATE FUNCTION break_end() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN RAISE 'broken'; END $$"

@@ -9,7 +9,7 @@ import pytest
 from bottega.db.engine import Database
 from bottega.errors import UnavailableError
 from bottega.events.listener import NotifyListener
-from bottega.events.wakeups import background
+from bottega.services import background
 from bottega.tenants import key_cache
 from bottega.tenants.key_cache import BELIEVED_S, KeyCache
 from tests.tenants import Holder, holder
@@ -19,10 +19,12 @@ UNKNOWN = "btg_aaaaaaaa_" + "A" * 43
 # A look-up of this unknown key waits until the test releases a lock.
 SLOW_FOR_STRANGERS = """
 CREATE OR REPLACE FUNCTION find_key(p_hash bytea)
-RETURNS TABLE (tenant_id uuid, id uuid, prefix text, scopes text[], expires_at timestamptz)
+RETURNS TABLE (tenant_id uuid, id uuid, prefix text, scopes text[], expires_at timestamptz,
+               require_user boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 BEGIN
-    RETURN QUERY SELECT k.tenant_id, k.id, k.prefix, k.scopes, k.expires_at FROM api_keys k
+    RETURN QUERY
+    SELECT k.tenant_id, k.id, k.prefix, k.scopes, k.expires_at, k.require_user FROM api_keys k
     WHERE k.key_hash = p_hash AND k.revoked_at IS NULL;
     IF NOT FOUND THEN
         PERFORM pg_advisory_xact_lock_shared(42);

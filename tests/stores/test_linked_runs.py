@@ -10,9 +10,9 @@ from pydantic_core import to_json
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
+from bottega.engine.linked.runs import LinkedRuns, Linking
 from bottega.errors import FencedError
 from bottega.events.listener import NotifyListener
-from bottega.execution.linked.runs import LinkedRuns, Linking
 from bottega.subagents.states import SubagentStatus
 from tests.claims import sweep
 from tests.stores.test_neighbours import claimed

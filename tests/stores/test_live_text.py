@@ -7,10 +7,10 @@ from uuid import UUID, uuid4
 import asyncpg
 
 from bottega.db.engine import Database
-from bottega.events.wakeups import background
-from bottega.execution.journal import Journal
-from bottega.execution.live_text import CallText, LiveText
-from bottega.execution.step_writer import StepWriter
+from bottega.engine.journal import Journal
+from bottega.engine.live_text import CallText, LiveText
+from bottega.engine.step_writer import StepWriter
+from bottega.services import background
 from tests.claims import claim_of, store_head
 from tests.waiting import until
 

@@ -19,6 +19,7 @@ from bottega.db.indexes import maintain_indexes
 from bottega.errors import NotFoundError, UnavailableError
 from bottega.memory.learning import maintenance as jobs
 from bottega.memory.learning.maintenance import Job, Maintenance, Nights, Stages
+from tests.claims import leased
 from tests.memories import day, make_episode, remember
 from tests.waiting import until
 
@@ -236,7 +237,7 @@ async def test_worker_whose_job_another_one_claimed_writes_nothing(
 
     async def stall(_: Job) -> None:
         await owner.execute("UPDATE memory_jobs SET next_at = now()")
-        await owner.execute("SELECT claim_due_memory_jobs(60, 1)")
+        assert len(await leased(owner, "maintain")) == 1
 
     done.before["mining"] = stall
     await maintenance.work()

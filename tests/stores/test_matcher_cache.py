@@ -13,12 +13,12 @@ from bottega.clock import utcnow
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as, open_database
 from bottega.events.listener import NotifyListener
-from bottega.events.wakeups import background
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns import rows
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import Category, Content, ContentKind, Pattern, PatternState
 from bottega.memory.patterns.store import PatternStore
+from bottega.services import background
 from tests.waiting import until
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

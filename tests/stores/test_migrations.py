@@ -92,6 +92,27 @@ def test_two_processes_may_migrate_at_once(empty_url: str, database_url: str) ->
     assert asyncio.run(catalogue(empty_url)) == asyncio.run(catalogue(database_url))
 
 
+def test_the_schema_is_public_whatever_the_default_of_the_database(
+    empty_url: str, database_url: str
+) -> None:
+    name = empty_url.split("?")[0].rsplit("/", 1)[1]
+    path = (
+        "CREATE SCHEMA elsewhere",
+        f"ALTER DATABASE {name} SET search_path = elsewhere, public",
+    )
+    asyncio.run(execute(empty_url, *path))
+    assert asyncio.run(migrate_at_once(empty_url, 1)) == [0]
+    asyncio.run(execute(empty_url, "DROP SCHEMA elsewhere", f"ALTER DATABASE {name} RESET ALL"))
+    assert asyncio.run(catalogue(empty_url)) == asyncio.run(catalogue(database_url))
+
+
+def test_pgvector_in_another_schema_is_refused_in_a_sentence(empty_url: str) -> None:
+    apart = ("CREATE SCHEMA extensions", "CREATE EXTENSION vector SCHEMA extensions")
+    asyncio.run(execute(empty_url, *apart))
+    with pytest.raises(Exception, match="ALTER EXTENSION vector SET SCHEMA public"):
+        migrate.upgrade(empty_url)
+
+
 # keys_required belongs to bottega_system, and its file has a trigger.
 OLDER = """
 CREATE OR REPLACE FUNCTION bottega_limit(p_name text, p_default bigint) RETURNS bigint
@@ -236,7 +257,7 @@ async def test_the_tenant_leads_every_key(database: Database) -> None:
         JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = c.conkey[1]
         WHERE c.contype IN ('p', 'f') AND c.connamespace = 'public'::regnamespace
           AND c.conrelid::regclass::text NOT IN (
-            'tenants', 'first_key', 'workers', 'worker_leases', 'alembic_version', 'sql_files',
+            'tenants', 'first_key', 'workers', 'run_queue', 'alembic_version', 'sql_files',
             'deleted_objects', 'index_maintenance', 'last_sweep', 'last_sum')
     """)
     assert len(rows) >= 18

@@ -11,10 +11,11 @@ from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
 from bottega.errors import ModelError
 from bottega.events.listener import NotifyListener
-from bottega.events.wakeups import background
-from bottega.llm.traffic.breakers import FAILURES, PROBE_S, ModelBreakers, ModelKey
+from bottega.llm.traffic import breakers
+from bottega.llm.traffic.breakers import LEAST_CALLS, PROBE_S, WINDOW_S, ModelBreakers, ModelKey
 from bottega.llm.traffic.gates import Traffic
 from bottega.llm.traffic.limits import ServerKey
+from bottega.services import background
 from tests.waiting import until
 
 KEY = ModelKey(ServerKey(DEFAULT_TENANT, False, "vendor"), "m")
@@ -36,7 +37,7 @@ def listening(database: Database, workers: list[Traffic]) -> Callable[[], Awaita
 
 
 async def break_down(worker: ModelBreakers, key: ModelKey = KEY) -> None:
-    for _ in range(FAILURES):
+    for _ in range(LEAST_CALLS):
         await worker.failed(key, DOWN, was_probe=False)
 
 
@@ -45,11 +46,10 @@ async def test_repeated_failures_open_a_breaker_for_all_workers(
 ) -> None:
     one, other, third = (each.breakers for each in workers)
     async with background(listening(database, workers), *(each.run for each in workers)):
-        for _ in range(FAILURES - 1):
+        for _ in range(LEAST_CALLS - 1):
             await one.failed(KEY, DOWN, was_probe=False)
         assert await one.admit(KEY) is None
-        await one.succeeded(KEY)
-        await break_down(one)
+        await one.failed(KEY, DOWN, was_probe=False)
         assert (await one.admit(KEY) or 0) > 1
         await until(lambda: other.is_open(KEY) and third.is_open(KEY))
         elsewhere = KEY._replace(model="another")
@@ -59,6 +59,24 @@ async def test_repeated_failures_open_a_breaker_for_all_workers(
         await third.succeeded(KEY)
         await until(lambda: not one.is_open(KEY) and not other.is_open(KEY))
         assert await owner.fetchval("SELECT count(*) FROM model_breakers") == 0
+
+
+@pytest.mark.parametrize(("well", "opens"), [(3, True), (4, False)])
+async def test_half_of_the_recent_calls_open_a_breaker(
+    workers: list[Traffic], monkeypatch: pytest.MonkeyPatch, well: int, opens: bool
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(breakers, "monotonic", lambda: now)
+    worker = workers[0].breakers
+    await worker.failed(KEY, DOWN, was_probe=False)  # long ago
+    now += WINDOW_S + 1
+    for _ in range(well):
+        await worker.succeeded(KEY)
+    for _ in range(2):
+        await worker.failed(KEY, DOWN, was_probe=False)
+    assert not worker.is_open(KEY)
+    await worker.failed(KEY, DOWN, was_probe=False)
+    assert worker.is_open(KEY) is opens
 
 
 async def test_one_call_of_all_workers_probes_an_open_breaker(
@@ -78,7 +96,7 @@ async def test_one_call_of_all_workers_probes_an_open_breaker(
 
     await probing.failed(KEY, DOWN, was_probe=True)
     row = await owner.fetchrow(held)
-    assert (row["failures"], row["due"], row["probe_until"]) == (FAILURES + 1, False, None)
+    assert (row["failures"], row["due"], row["probe_until"]) == (LEAST_CALLS + 1, False, None)
 
     await owner.execute("UPDATE model_breakers SET retry_at = now()")
     await probing.read()
@@ -98,7 +116,7 @@ async def test_a_wait_that_the_server_asks_for_opens_its_breaker_at_once(
     assert 19 < (await worker.admit(KEY) or 0) < 21
     quick = KEY._replace(model="quick")
     for code in ("model_rate_limited", "model_bad_request", "model_unauthorized"):
-        for _ in range(FAILURES + 1):
+        for _ in range(LEAST_CALLS + 1):
             await worker.failed(quick, ModelError("no", code=code), was_probe=False)
     assert await worker.admit(quick) is None
 

@@ -15,14 +15,13 @@ from bottega.clock import monotonic
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
 from bottega.events.listener import NotifyListener
-from bottega.events.wakeups import background
 from bottega.llm.traffic.gates import Traffic
 from bottega.llm.traffic.limits import ServerKey, ServerLimits
-from tests.claims import sweep
+from bottega.services import background
+from tests.claims import report, sweep
 from tests.waiting import until
 
 KEY = ServerKey(DEFAULT_TENANT, False, "vendor")
-LEASE = "SELECT renew_lease($1, $2, '{}', '{}', '{}')"
 
 
 class Crew:
@@ -58,9 +57,10 @@ async def crew(database: Database, listener: NotifyListener, size: int) -> Async
         workers = []
         for _ in range(size):
             worker_id = uuid4()
-            await database.pool.execute(LEASE, worker_id, 60.0)
+            await report(database.pool, worker_id)
             workers.append(Traffic(database.pool, worker_id, listener))
-        await stack.enter_async_context(background(listener.run, *(each.run for each in workers)))
+        shares = (each.shares.run for each in workers)
+        await stack.enter_async_context(background(listener.run, *shares))
         yield Crew(workers)
 
 
@@ -115,9 +115,7 @@ async def test_the_share_of_a_dead_worker_comes_back(
         waits = "SELECT count(*) FROM model_shares WHERE waiting = 1"
         await until(lambda: owner.fetchval(waits), lambda rows: rows == 1)
         assert not waiting.done()
-        await owner.execute(
-            "UPDATE worker_leases SET leased_until = now() WHERE worker_id = $1", dead.worker_id
-        )
+        await owner.execute("UPDATE workers SET leased_until = now() WHERE id = $1", dead.worker_id)
         await waiting
 
 
@@ -185,7 +183,7 @@ async def test_tenants_take_turns_on_an_operator_s_limits(
 
 async def test_a_repeated_report_counts_once(database: Database, owner: asyncpg.Pool) -> None:
     worker = uuid4()
-    await owner.execute(LEASE, worker, 60.0)
+    await report(owner, worker)
     news = {
         "tenant": DEFAULT_TENANT,
         "is_operators": False,

@@ -7,9 +7,9 @@ import asyncpg
 from pydantic_core import to_json
 
 from bottega.db.engine import Database, acting_as
-from bottega.execution.claim import ClaimedRun
-from tests.claims import claim, end_leases, store_head
-from tests.stores.test_turns import NEW, accept, tenants
+from bottega.engine.claim import ClaimedRun
+from tests.claims import claim, end_leases, leased, report, store_head
+from tests.stores.test_queue import NEW, accept, take, tenants
 
 
 async def impatient(database: Database) -> asyncpg.Connection:
@@ -35,19 +35,17 @@ async def test_a_lease_is_renewed_though_a_run_is_being_deleted(
     runs = [(await claimed(database, tenant, worker)).run_id for tenant in names]
     await end_leases(owner)
     renewing = await impatient(database)
-    query = "SELECT renew_lease($1, 60, $2, $3, $4) AS id"
     async with acting_as(database.pool, names[0]) as deleting:
         await deleting.execute("SELECT FROM runs WHERE id = $1 FOR UPDATE", runs[0])
         await deleting.execute("SELECT FROM run_heads WHERE run_id = $1 FOR UPDATE", runs[0])
-        rows = await renewing.fetch(query, worker, names, runs, [1, 1])
-    assert {row["id"] for row in rows} == set(runs)  # this worker still has both
-    assert await owner.fetchval("SELECT leased_until > now() FROM worker_leases")
-    rows = await renewing.fetch(query, worker, names, runs, [1, 2])
-    assert [row["id"] for row in rows] == [runs[0]]
+        own = await report(renewing, worker, list(zip(names, runs, (1, 1), strict=True)))
+    assert own == set(runs)  # this worker still has both
+    assert await owner.fetchval("SELECT leased_until > now() FROM workers")
+    assert await report(renewing, worker, list(zip(names, runs, (1, 2), strict=True))) == {runs[0]}
     await renewing.close()
 
 
-async def test_runs_are_taken_though_one_of_them_is_being_deleted(
+async def test_runs_are_claimed_though_one_of_them_is_being_deleted(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     runs = []
@@ -55,11 +53,10 @@ async def test_runs_are_taken_though_one_of_them_is_being_deleted(
         async with acting_as(database.pool, tenant) as connection:
             runs.append(await accept(connection, tenant))
     taking = await impatient(database)
-    query = "SELECT run FROM take_runs($1, $2, 10, 60, false)"
     async with acting_as(database.pool, names[0]) as deleting:
         await deleting.execute("SELECT FROM runs WHERE id = $1 FOR UPDATE", runs[0])
-        assert [row["run"] for row in await taking.fetch(query, uuid4(), uuid4())] == runs[1:]
-    assert [row["run"] for row in await taking.fetch(query, uuid4(), uuid4())] == runs[:1]
+        assert await take(taking, 10) == runs[1:]
+    assert await take(taking, 10) == runs[:1]
     await taking.close()
 
 
@@ -82,10 +79,10 @@ async def test_live_text_is_cleared_though_another_tenant_s_is_being_deleted(
     await clearing.close()
 
 
-async def test_webhooks_of_many_tenants_leave_room_for_one_more(
+async def test_background_work_gives_each_tenant_its_turn(
     database: Database, owner: asyncpg.Pool
 ) -> None:
-    """Fill every delivery place with one tenant's webhooks, with more always waiting."""
+    """Claim webhooks of four tenants with many, and of one with a single webhook."""
     names = [UUID(int=number) for number in range(1, 6)]
     new = to_json({**NEW, "priority": 5, "webhook_url": "http://example.com/"}).decode()
     for name, count in zip(names, (50, 50, 50, 50, 1), strict=True):
@@ -96,13 +93,17 @@ async def test_webhooks_of_many_tenants_leave_room_for_one_more(
                 run_id = await connection.fetchval(accepted, name, new)
                 ended = "SELECT end_unclaimed($1, $2, 'cancelled', NULL)"
                 await connection.execute(ended, name, run_id)
-    sending: list[UUID] = []
-    for _ in range(150):
-        room = 16 - len(sending)
-        busy = [name for name, number in Counter(sending).items() if number > 4]
-        due = "SELECT tenant_id FROM claim_due_webhooks(60, $1, $2, $3)"
-        sending += [row[0] for row in await database.pool.fetch(due, room, min(room, 4), busy)]
-        if names[-1] in sending:
-            break
-        del sending[0]
-    assert names[-1] in sending
+    many, one = names[:-1], names[-1]
+    assert Counter(await leased(database.pool, "webhook", most=5, each=4)) == Counter(names)
+    rest = await leased(database.pool, "webhook", most=16, each=4, busy=names)
+    assert Counter(rest) == Counter(many * 3)
+    # Those whose places are taken, or that pause, leave them to the others.
+    first, second, *others = many
+    full, paused = [first] * 4, [second]
+    rest = await leased(database.pool, "webhook", most=3, each=4, busy=full, out=paused)
+    assert set(rest) == set(others)
+    busy = [*[each for each in others for _ in range(3)], first, first]
+    assert await leased(database.pool, "webhook", most=1, each=4, busy=busy) == [second]
+    due = "SELECT next_due_s('webhook', $1)"
+    assert await database.pool.fetchval(due, many) > 0  # the lease of the only one
+    assert await database.pool.fetchval(due, [one]) <= 0

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.driver import driver_of
-from bottega.db.engine import Database
+from bottega.db.engine import open_database
 from bottega.db.pages import PageItems
 from bottega.files import rows as files
 from bottega.runs import deliveries, interrupts, read, sessions
@@ -37,14 +37,20 @@ _LISTS: dict[str, tuple[Read, str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture
-async def long_lists(owner: asyncpg.Pool) -> None:
-    await fill(owner, DEFAULT_TENANT, _MANY)
+@pytest.fixture(scope="module")
+async def owner(module_database_url: str) -> AsyncIterator[asyncpg.Pool]:
+    """The owner of a database with long lists, which the tests only read."""
+    async with asyncpg.create_pool(module_database_url, min_size=0) as pool:
+        await fill(pool, DEFAULT_TENANT, _MANY)
+        yield pool
 
 
 @pytest.fixture
-async def tx(database: Database, long_lists: None) -> AsyncIterator[AsyncConnection]:
-    async with database.begin(DEFAULT_TENANT) as tx:
+async def tx(owner: asyncpg.Pool, module_database_url: str) -> AsyncIterator[AsyncConnection]:
+    async with (
+        open_database(module_database_url) as database,
+        database.begin(DEFAULT_TENANT) as tx,
+    ):
         yield tx
 
 
@@ -78,6 +84,7 @@ async def test_a_page_in_the_middle_reads_its_own_rows(
         (interrupts.page, {"filters": {"session_id": "7"}}),
         (deliveries.page, {"filters": {"status": "pending"}}),
         (files.page, {"session_id": "7"}),
+        (files.page, {"session_id": None, "user": "7"}),
         (sessions.page, {"user": "7", "metadata": ()}),
     ],
 )

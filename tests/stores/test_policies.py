@@ -16,7 +16,7 @@ from bottega.db.connect import APP_ROLE, SYSTEM_ROLE, connect
 from bottega.db.engine import acting_as, open_database
 from bottega.errors import UnavailableError
 from bottega.settings import Settings
-from tests.claims import claim
+from tests.claims import claim, report
 from tests.conftest import at
 from tests.fake_model import FakeModel
 from tests.service import Running, running
@@ -24,7 +24,7 @@ from tests.team import define, start
 from tests.tenants import holder
 
 NEVER_FILLED = {  # by a run that is over
-    *("run_heads", "run_queue", "live_text", "worker_tenants", "waiting_runs", "budget_slices"),
+    *("run_heads", "run_queue", "live_text", "budget_slices"),
     *("model_shares", "model_uses", "model_breakers", "retention"),
     *("storage_changes", "tenant_storage"),
     *("episodes", "episode_bodies", "episode_reflections", "episode_feedback", "episode_tags"),
@@ -32,6 +32,7 @@ NEVER_FILLED = {  # by a run that is over
     *("episode_state", "episode_search", "episode_vectors", "episode_work", "tenant_memory"),
     *("patterns", "pattern_sources", "pattern_applications", "run_learning", "memory_jobs"),
 }
+OWN = {"tenants", "tenant_queues"}  # each tenant has a row
 TABLES = """
 SELECT c.relname AS name, c.relrowsecurity AND c.relforcerowsecurity AS secured,
        (SELECT count(*) FROM pg_policy p WHERE p.polrelid = c.oid) AS policies
@@ -159,7 +160,7 @@ async def test_functions_across_tenants_are_closed_to_other_roles(owner: asyncpg
         """,
         APP_ROLE,
     )
-    assert {"sweep", "claim_due_webhooks", "due_schedules"} <= {row["name"] for row in rows}
+    assert {"sweep", "claim_due", "due_schedules"} <= {row["name"] for row in rows}
     for row in rows:
         # Only a table's owner may create or drop its indexes; those functions read nothing.
         of_owner = row["name"] in ("ensure_vector_index", "drop_broken_indexes")
@@ -209,7 +210,7 @@ async def test_a_tenant_sees_its_own_rows_and_no_others(filled: Running) -> None
         async with acting_as(pool, DEFAULT_TENANT) as mine:
             assert await mine.fetchval(query) > 0, table
         async with acting_as(pool, other) as theirs:
-            assert await theirs.fetchval(query) == (1 if table == "tenants" else 0), table
+            assert await theirs.fetchval(query) == (1 if table in OWN else 0), table
 
 
 async def test_without_a_tenant_there_is_an_error(filled: Running) -> None:
@@ -231,7 +232,7 @@ async def test_without_a_tenant_there_is_an_error(filled: Running) -> None:
 
 async def test_nothing_is_written_for_another_tenant(filled: Running) -> None:
     other, pool = await other_tenant(filled.owner), filled.service.database.pool
-    for table in set(await tables(filled.owner)) - NEVER_FILLED - {"tenants"}:
+    for table in set(await tables(filled.owner)) - NEVER_FILLED - OWN:
         row = await filled.owner.fetchval(f"SELECT to_jsonb(t)::text FROM {table} t LIMIT 1")
         columns = await filled.owner.fetchval(
             "SELECT string_agg(quote_ident(attname), ', ') FROM pg_attribute "
@@ -260,9 +261,6 @@ async def test_the_audit_log_only_grows(filled: Running) -> None:
                 await mine.execute(change)
 
 
-RENEW = "SELECT renew_lease($1, 60, $2, $3, $4)"
-
-
 async def test_functions_act_as_the_tenant_in_their_argument(filled: Running) -> None:
     """Check that they find nothing if the run is another tenant's."""
     other, pool = await other_tenant(filled.owner), filled.service.database.pool
@@ -274,7 +272,7 @@ async def test_functions_act_as_the_tenant_in_their_argument(filled: Running) ->
     )
     assert [row["events"] for row in found] == [None]
     assert await pool.fetch("SELECT * FROM run_cursor($1, $2)", other, run_id) == []
-    assert await pool.fetch(RENEW, uuid4(), [other], [run_id], [1]) == []
+    assert await report(pool, uuid4(), [(other, run_id, 1)]) == set()
 
 
 # --- Plans -------------------------------------------------------------------------------------

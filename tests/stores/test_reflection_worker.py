@@ -23,6 +23,7 @@ from bottega.memory.learning.reflection_worker import MOST_TRIES, ReflectionWork
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import Category, Content, ContentKind, Evidence, Pattern
 from bottega.runs.learning import give_feedback, learnt
+from tests.claims import leased
 from tests.fake_model import FakeModel, calls, gated, http_error
 from tests.memories import make_episode, remember
 from tests.pattern_changes import add, merge
@@ -60,7 +61,7 @@ async def thinking(
 ) -> AsyncIterator[ReflectionWorker]:
     """Learning by a model."""
     provider = OpenAIProvider("any", api_key="test-key", base_url=model.base_url, patience_s=0)
-    analyst = ModelAnalyst(provider, "thinker")
+    analyst = ModelAnalyst(lambda run, name: provider, "thinker")
     yield ReflectionWorker(database.pool, cache, analyst=analyst)
     await provider.aclose()
 
@@ -319,7 +320,7 @@ async def test_another_worker_continues_after_one_died(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     await ended(owner)
-    await owner.execute("SELECT claim_due_learning(300, 10, 10)")  # claimed by a worker that dies
+    assert len(await leased(owner, "learn", lease_s=300)) == 1  # by a worker that dies
     learning = ReflectionWorker(database.pool, cache)
     assert 0 < await learning.learn_due() <= 300
     assert await state(owner) == [("pending", 1, None)]

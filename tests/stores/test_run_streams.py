@@ -35,8 +35,8 @@ from bottega.events.wakeups import (
     QUIET_S,
     Notifier,
     WakeupFeed,
-    background,
 )
+from bottega.services import background
 from bottega.settings import Settings
 from tests.growing import Growing, growing
 from tests.service import running

@@ -33,8 +33,6 @@ SCOPES = (
         for user, session in itertools.product(USERS, SESSIONS[1:])
     ),
     Scope(Reach.SESSION, session_id="s1", any_user=True),
-    Scope(Reach.NOBODY),
-    Scope(Reach.NOBODY, agent="clerk"),
     Scope(Reach.UNNAMED),
     Scope(Reach.UNNAMED, "alice"),
     Scope(Reach.RUN),
@@ -49,7 +47,6 @@ def holds(scope: Scope, episode: Episode) -> bool:
         Reach.RUN: False,
         Reach.SESSION: same_user and episode.session_id == scope.session_id,
         Reach.USER: episode.user_id is not None and same_user,
-        Reach.NOBODY: episode.user_id is None and episode.session_id is None,
         Reach.UNNAMED: episode.user_id in (None, scope.user),
         Reach.EVERYTHING: True,
     }[scope.reach]
@@ -123,8 +120,8 @@ async def test_search_by_words_stays_within_the_scope(
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
         for scope in SCOPES[:-2]:
             rows = await connection.fetch(
-                "SELECT episode_id FROM episode_candidates($1::jsonb, 'invoice card', NULL, NULL,"
-                " 'task', '{}', $2, 0.8, 99)",
+                "SELECT episode_id FROM episode_candidates($1::jsonb, '{invoice,card}', NULL,"
+                " NULL, 'task', '{}', $2, 0.8, 99)",
                 scope.document,
                 day(-1),
             )
@@ -175,7 +172,7 @@ async def test_a_user_s_name_is_only_a_value(
         for scope in (
             Scope(Reach.USER, name),
             Scope(Reach.SESSION, None, name),
-            Scope(Reach.NOBODY, agent=name),
+            Scope(Reach.UNNAMED, agent=name),
         ):
             assert await memory.recent(DEFAULT_TENANT, scope, 9) == []
             assert not (await memory.semantic_search(DEFAULT_TENANT, scope, "invoice")).hits
@@ -204,7 +201,6 @@ async def test_a_user_s_episodes_are_looked_up_by_an_index(
     await owner.execute("ANALYZE")
     for scope, index in (
         (Scope(Reach.USER, "u7"), "ix_episode_search_user"),
-        (Scope(Reach.NOBODY), "ix_episode_search_nobody"),
         (Scope(Reach.UNNAMED), "ix_episode_search_unnamed"),
     ):
         async with acting_as(database.pool, DEFAULT_TENANT) as connection:
@@ -239,7 +235,9 @@ def test_only_an_operator_can_widen_a_run_s_scope_beyond_its_user(
     elsewhere = make_episode("x", utcnow(), user_id=user, session_id="elsewhere", agent="clerk")
     if user is None and holds(scope, elsewhere):
         assert (wanted, shared) == ("tenant", True)
-    if wanted == "agent":
+    if user is None and session is None and (wanted, shared) != ("tenant", True):
+        assert scope.reach is Reach.RUN, "nobody's run reads nothing"
+    elif wanted == "agent":
         assert scope.agent == "clerk"
 
 

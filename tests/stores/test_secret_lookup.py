@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
 from bottega.events.listener import NotifyListener
-from bottega.redaction import Redactor
+from bottega.secrets import lookup as lookup_module
 from bottega.secrets import rows
 from bottega.secrets.lookup import BELIEVED_S, SecretLookup, SecretRules
 from bottega.secrets.sealing import CannotOpenError, Keyring, Place
@@ -47,7 +49,6 @@ def lookup(read: Read, ticks: Ticks | None = None) -> SecretLookup:
         hosts=lambda tenant, name: None,
         allowed=AllowList.parse(()),
         is_open=is_open,
-        redactor=Redactor(()),
     )
     return SecretLookup(rules, read, ticks or Ticks())
 
@@ -62,19 +63,85 @@ async def value_of(secrets: SecretLookup) -> str:
     return await secrets.bound(DEFAULT_TENANT, "default", "https://a.example/x")("KEY")
 
 
-async def test_a_change_is_read_and_redacted_without_a_use(database: Database) -> None:
+async def test_a_change_is_read_and_redacted_without_a_use(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup_module, "_LOOK_S", 600.0)
     secrets = lookup(partial(rows.read, database.pool))
+    async with watched(database, secrets):
+        await put(database, FIRST)
+        assert await value_of(secrets) == FIRST
+        redactor = secrets.redactor(DEFAULT_TENANT)
+        await put(database, SECOND)
+        await until(lambda: redactor.finds(SECOND))
+        assert redactor.text(f"{FIRST} {SECOND}") == "[secret] [secret]"
+        assert await value_of(secrets) == SECOND
+
+
+async def test_a_replaced_or_deleted_value_is_forgotten_within_a_minute(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup_module, "_LOOK_S", 0.01)
+    ticks = Ticks()
+    secrets = lookup(partial(rows.read, database.pool), ticks)
+    async with watched(database, secrets):
+        await put(database, FIRST)
+        redactor = await secrets.known(DEFAULT_TENANT, "default")
+        assert redactor.finds(FIRST)
+        await put(database, SECOND)
+        await until(lambda: redactor.finds(SECOND))
+        ticks.now += 50
+        await until(lambda: not redactor.finds(FIRST))
+        assert redactor.finds(SECOND)
+        async with database.begin(DEFAULT_TENANT) as tx:
+            await rows.delete(tx, DEFAULT_TENANT, "test", "KEY", None)
+        await until(lambda: secrets.stored(DEFAULT_TENANT), lambda found: not found)
+        ticks.now += 50
+        await until(lambda: not redactor.finds(SECOND))
+
+
+async def test_a_run_redacts_all_values_however_many_tenants_come_after_its_own(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup_module, "_MOST_TENANTS", 1)
+    monkeypatch.setattr(lookup_module, "_LOOK_S", 600.0)
+    others = [uuid4() for _ in range(2)]
+    secrets = lookup(partial(rows.read, database.pool))
+    await put(database, FIRST)
+    of_run = secrets.redactor(DEFAULT_TENANT)  # as a run does, before it reads the values
+    of_others = [secrets.redactor(each) for each in others]
+    assert await secrets.known(DEFAULT_TENANT, "default") is of_run
+    assert of_run.finds(FIRST)
+    assert [secrets.redactor(each) for each in others] == of_others
+    assert secrets.of_name("default") is of_run
+    async with watched(database, secrets):
+        await put(database, SECOND)
+        await until(lambda: of_run.finds(SECOND))
+
+
+async def test_tenants_without_a_run_are_forgotten_beyond_a_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def read(tenant_id: UUID) -> Sequence[Mapping[str, Any]]:
+        return []
+
+    monkeypatch.setattr(lookup_module, "_MOST_TENANTS", 1)
+    secrets = lookup(read)
+    await secrets.known(DEFAULT_TENANT, "default")
+    await secrets.known(uuid4(), "other")
+    gc.collect()
+    assert secrets.of_name("default") is None
+    assert secrets.of_name("other") is not None
+
+
+@asynccontextmanager
+async def watched(database: Database, secrets: SecretLookup) -> AsyncIterator[None]:
+    """Let it hear of changes during the block."""
     listener = NotifyListener(database.connect)
     secrets.watch(listener)
     tasks = [asyncio.ensure_future(each) for each in (listener.run(), secrets.run())]
     await until(lambda: listener.hears(rows.CHANNEL))
-    await put(database, FIRST)
-    assert await value_of(secrets) == FIRST
-    redactor = secrets.redactor(DEFAULT_TENANT)
-    await put(database, SECOND)
-    await until(lambda: redactor.finds(SECOND))
-    assert redactor.text(f"{FIRST} {SECOND}") == "[secret] [secret]"
-    assert await value_of(secrets) == SECOND
+    yield
     for task in tasks:
         task.cancel()
 
@@ -106,7 +173,7 @@ async def test_a_lost_notification_costs_seconds(database: Database) -> None:
 
 async def test_while_the_database_is_away_known_values_stay(database: Database) -> None:
     ticks = Ticks()
-    failures: list[Exception] = [OSError("away"), asyncpg.InterfaceError("away")]
+    failures: list[Exception] = [OSError("away"), asyncpg.ConnectionDoesNotExistError("away")]
 
     async def read(tenant_id: UUID) -> Sequence[Mapping[str, Any]]:
         if failures:

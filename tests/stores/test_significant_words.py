@@ -4,8 +4,9 @@ import pytest
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
-from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope
 from bottega.memory.episodes.search import candidates, refresh_common
+from bottega.memory.text.content import content_words
 from tests.memories import day, make_episode, remember
 
 # Five unrelated tasks, a question about none of them that shares their small words, and a question
@@ -52,20 +53,25 @@ CHINESE = (
         "请支付清洁公司的发票",
     ),
     "蒙古国与哪些邻邦接壤",
-    "会议的报告在哪里",
+    "会议的报告准备好了吗",
 )
 LANGUAGES = {"Italian": ITALIAN, "German": GERMAN, "English": ENGLISH, "Chinese": CHINESE}
 
 
-async def find_tasks(database: Database, query: str) -> set[str]:
-    """Return the tasks that share a word with a query, if that word is informative."""
+async def find_tasks(database: Database, query: str, *, least: int = 0) -> set[str]:
+    """Return the tasks that share content words with a query; those that count at least so much."""
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        words = content_words(query)
         found = await candidates(
-            connection, EVERYTHING, query, None, embedder=None, aged_before=day(-99)
+            connection, EVERYTHING, words, None, embedder=None, aged_before=day(-99)
         )
-        ids = [each.episode_id for each in found if each.words]
+        ids = [
+            each.episode_id
+            for each in found
+            if words.some(each.words) and words.count(each.words) >= least
+        ]
         rows = await connection.fetch("SELECT summary FROM episodes WHERE id = ANY ($1)", ids)
-    assert all((each.lexical or 0) > 0 for each in found if each.words)
+    assert all((each.lexical or 0) > 0 for each in found)
     return {row["summary"] for row in rows}
 
 
@@ -78,6 +84,27 @@ async def test_no_word_finds_unrelated_tasks(database: Database, language: str) 
     assert await find_tasks(database, unrelated) == set()
     (found,) = await find_tasks(database, related)
     assert tasks[0] in found
+
+
+async def test_a_word_counts_that_is_rare_in_the_tenant(database: Database) -> None:
+    """Look within the scope of a user who has only tasks with this word."""
+    invoices = [
+        make_episode(f"Pay the invoice of Rossi {n}", day(1), user_id="ann") for n in range(20)
+    ]
+    others = [make_episode(f"chair{n} lamp{n}", day(2), user_id="bo") for n in range(200)]
+    await remember(database.pool, *invoices, *others, embedded=False)
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        await refresh_common(connection, DEFAULT_TENANT)
+        scope = Scope(Reach.USER, user="ann")
+        found = await candidates(
+            connection,
+            scope,
+            content_words("invoice Rossi"),
+            None,
+            embedder=None,
+            aged_before=day(-99),
+        )
+    assert {each.words for each in found} == {frozenset({0, 1})}
 
 
 async def test_an_informative_word_finds_even_a_single_episode(database: Database) -> None:
@@ -117,23 +144,34 @@ async def test_rare_words_are_informative_and_common_words_are_not(
     assert len(await find_tasks(database, "the invoice number250")) == 1
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
         found = await candidates(
-            connection, EVERYTHING, "invoice", None, embedder=None, aged_before=day(-99)
+            connection,
+            EVERYTHING,
+            content_words("invoice"),
+            None,
+            embedder=None,
+            aged_before=day(-99),
         )
         assert len(found) == 20, "a search still finds as many as it is asked for"
         both = await candidates(
-            connection, EVERYTHING, "invoice number7", None, embedder=None, aged_before=day(-99)
+            connection,
+            EVERYTHING,
+            content_words("invoice number7"),
+            None,
+            embedder=None,
+            aged_before=day(-99),
         )
     best = max(both, key=lambda each: each.lexical or 0)
-    assert best.words == ["number7"]
+    assert best.words == {1}
     assert sum(bool(each.words) for each in both) == 1
 
 
 async def test_a_memory_of_one_kind_of_task_knows_that_kind(database: Database) -> None:
-    """Check it with words that all episodes have, so that none of them is rare."""
+    """Check it with words that all of fewer than 200 episodes have."""
     one_kind = [make_episode(f"Export the invoices of customer{n}", day(1 + n)) for n in range(30)]
     await remember(database.pool, *one_kind, embedded=False)
-    assert await find_tasks(database, "Export the invoices of customer77")
-    assert not await find_tasks(database, "Write a poem about invoices, rivers and old bridges")
+    assert await find_tasks(database, "Export the invoices of customer77", least=2)
+    poem = "Write a poem about invoices, rivers and old bridges"
+    assert not await find_tasks(database, poem, least=2)
 
 
 @pytest.mark.parametrize("query", ["", "la della", "!?", "'", "\\", "a'b\\c & | ! ( ) :*", "=x"])

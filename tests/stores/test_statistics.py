@@ -12,12 +12,14 @@ import pytest
 from pydantic_core import to_json
 
 from bottega.db.base import DEFAULT_TENANT
+from bottega.db.connect import connect, normalise_url
 from bottega.db.engine import Database
 from bottega.memory.episodes import embedding_worker, maintenance
 from bottega.memory.patterns import application_rows
+from tests.claims import leased
 from tests.stores.test_linked_runs import LINK, new
 from tests.stores.test_neighbours import claimed
-from tests.stores.test_turns import tenants
+from tests.stores.test_queue import tenants
 
 _READ = """
 SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables WHERE relname = $1
@@ -53,7 +55,7 @@ SELECT id FROM one
 @pytest.fixture
 async def acting(database_url: str) -> Any:
     """A new session of the service, in a transaction of the default tenant."""
-    connection = await asyncpg.connect(database_url, server_settings={"role": "bottega_app"})
+    connection = await connect(normalise_url(database_url))
     async with connection.transaction():
         query = "SELECT set_config('bottega.tenant', $1, true)"
         await connection.execute(query, str(DEFAULT_TENANT))
@@ -114,18 +116,18 @@ async def test_statistics_of_another_tenant_make_no_statement_slow(
 
 
 @pytest.mark.parametrize(
-    ("table", "rows", "claim"),
+    ("table", "rows", "work"),
     [
-        ("run_checks", "run_id, status) SELECT $1, id, 'pending'", "checks("),
+        ("run_checks", "run_id, status) SELECT $1, id, 'pending'", "check"),
         (
             "run_learning",
             "run_id, episode_id, status) SELECT $1, id, uuidv7(), 'pending'",
-            "learning(",
+            "learn",
         ),
     ],
 )
 async def test_a_claim_of_work_compares_no_row_with_all(
-    owner: asyncpg.Pool, acting: asyncpg.Connection, table: str, rows: str, claim: str
+    owner: asyncpg.Pool, acting: asyncpg.Connection, table: str, rows: str, work: str
 ) -> None:
     """Check a backlog that began after the last ANALYZE, which saw that nothing was due."""
     runs = await filled(owner, _RUNS, _MANY)
@@ -134,8 +136,7 @@ async def test_a_claim_of_work_compares_no_row_with_all(
     await owner.execute(f"UPDATE {table} SET status = 'done'")
     await owner.execute("ANALYZE")
     await owner.execute(f"UPDATE {table} SET status = 'pending', next_at = '-infinity'")
-    found = await acting.fetch(f"SELECT * FROM claim_due_{claim}60, 20, 20)")
-    assert len(found) == 20
+    assert len(await leased(acting, work, most=20, each=20)) == 20
     assert await read(acting, table) <= 4.5 * _MANY  # to find tenants and their first ones
 
 
@@ -288,3 +289,23 @@ async def test_the_first_try_is_found_by_key(
     first = await acting.fetchval("SELECT first_try($1, $2)", DEFAULT_TENANT, runs[3])
     assert first == runs[0]
     assert await read(acting, "runs") <= 20
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT status FROM runs WHERE tenant_id = $1 AND id = $2",
+        "SELECT unfinished_in($1, $2)",
+        "SELECT * FROM linked_ends(ARRAY[$1::uuid], ARRAY[$2::uuid])",
+        "SELECT cancel_linked_of($1, $2)",
+    ],
+)
+async def test_plans_made_while_tables_were_empty_read_no_table_that_has_grown(
+    owner: asyncpg.Pool, acting: asyncpg.Connection, query: str
+) -> None:
+    await owner.execute("ANALYZE")
+    for _ in range(10):  # from the sixth time on it keeps the plan
+        await acting.fetch(query, DEFAULT_TENANT, uuid4())
+    runs = await filled(owner, _RUNS, _MANY)
+    await acting.fetch(query, DEFAULT_TENANT, runs[0])
+    assert await read(acting, "runs") <= 10

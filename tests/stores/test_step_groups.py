@@ -11,16 +11,16 @@ import pytest
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as, open_database
+from bottega.engine.claim import ClaimedRun
+from bottega.engine.journal import End, Journal
+from bottega.engine.step_writer import StepWriter
 from bottega.errors import FencedError
 from bottega.events import log
 from bottega.events.steps import Step
 from bottega.events.types import EventType, RunStatus
-from bottega.execution.claim import ClaimedRun
-from bottega.execution.journal import End, Journal
-from bottega.execution.step_writer import StepWriter
-from tests.claims import claim, end_leases
+from tests.claims import claim, end_leases, report, sweep
 from tests.stores.test_neighbours import claimed
-from tests.stores.test_turns import accept, tenants
+from tests.stores.test_queue import accept, tenants
 from tests.waiting import until
 
 NOBODY = dict.fromkeys(("task_id", "parent_task_id", "agent", "depth"))
@@ -76,8 +76,10 @@ async def test_a_refused_step_harms_no_other_of_its_group(
 ) -> None:
     """Name the last event of the lost attempt, or that of the new one."""
     first, lost, third = runs
-    await end_leases(owner)
-    assert await claim(database.pool, lost.run_id, lease_s=0)
+    worker = await owner.fetchval("SELECT worker_id FROM run_heads WHERE run_id = $1", lost.run_id)
+    await report(database.pool, worker, lease_s=-1.0)
+    await sweep(database.pool)
+    assert await claim(database.pool, lost.run_id)
     pool = CountingPool(database.pool)
     writer = StepWriter(pool)
     steps = step(first, "a"), step(lost, "a", after=lost.last_seq + ahead), step(third, "a")
@@ -270,7 +272,7 @@ import asyncio, sys
 from uuid import UUID
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import open_database
-from bottega.execution.step_writer import StepWriter
+from bottega.engine.step_writer import StepWriter
 from tests.stores.test_step_groups import Step, warnings
 
 async def write(writer, run):
@@ -318,6 +320,7 @@ async def test_a_worker_killed_within_a_group_loses_nothing_that_was_confirmed(
         str(row[0]): row[1] for row in await owner.fetch("SELECT run_id, last_seq FROM run_heads")
     }
     await end_leases(owner)
+    await sweep(database.pool)
     for run in runs:
         events = await log_of(owner, run)
         assert len(events) == heads[str(run.run_id)]

@@ -10,13 +10,13 @@ from pydantic_core import from_json, to_json
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
+from bottega.engine.claim import ClaimedRun
+from bottega.engine.journal import End, Journal
+from bottega.engine.step_writer import StepWriter
 from bottega.events.log import append_steps
 from bottega.events.steps import Step
 from bottega.events.types import EventType, RunStatus
-from bottega.execution.claim import ClaimedRun
-from bottega.execution.journal import End, Journal
-from bottega.execution.step_writer import StepWriter
-from tests.claims import claim, end_leases
+from tests.claims import claim, end_leases, hand_back
 from tests.stores.test_neighbours import claimed
 
 Row = Mapping[str, Any]
@@ -179,7 +179,7 @@ async def test_every_unfinished_state_can_be_cancelled(
     assert marked == {root, below["queued"], below["streaming"], below["waiting"]}
     wishes = await database.pool.fetch("SELECT * FROM run_wishes($1, $2)", [run[0]], [run[1]])
     assert {found["task_id"] for found in wishes} == marked
-    await database.pool.execute("SELECT hand_back($1, $2, 1)", *run)
+    await hand_back(database.pool, *run)
     again = await claim(database.pool, steps.journal.run_id)
     assert again is not None
     assert again.cancelled_tasks == marked

@@ -1,17 +1,19 @@
 """Token counts of tenants, however their runs end."""
 
 import asyncio
-from uuid import uuid4
+from typing import Any, cast
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
 
 from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
-from bottega.errors import BudgetExhaustedError
-from bottega.execution.budget import DayAccount
+from bottega.engine.budget import DayAccount, DayBudgets
+from bottega.errors import BudgetBusyError, BudgetExhaustedError
+from bottega.services import Services
 from bottega.subagents.budget import reserved
-from tests.claims import claim, sweep
+from tests.claims import claim, hand_back, sweep
 from tests.steps import append
 from tests.stores.test_neighbours import claimed
 
@@ -36,10 +38,10 @@ async def test_tokens_of_earlier_attempts_count(
     run = (pool, DEFAULT_TENANT, run_id)
     await append(*run, attempt=1, after=seq, events=[ANSWERED])
     if end == "abandoned":
-        await owner.execute("UPDATE runs SET deadline = now() - interval '2 min'")
+        await owner.execute("UPDATE run_heads SET deadline = now() - interval '2 min'")
         await sweep(pool)
     else:
-        await pool.execute("SELECT hand_back($1, $2, 1)", DEFAULT_TENANT, run_id)
+        await hand_back(pool, DEFAULT_TENANT, run_id)
     if end == "cancelled while it waits":
         async with acting_as(pool, DEFAULT_TENANT) as connection:
             await connection.execute("SELECT cancel_run($1, $2)", DEFAULT_TENANT, run_id)
@@ -83,13 +85,21 @@ async def test_workers_never_hold_more_than_the_day_has(
     assert await owner.fetchval("SELECT sum(amount) FROM budget_slices") == 450
 
 
-async def test_the_slice_of_a_dead_worker_expires(database: Database) -> None:
+async def test_the_slice_of_a_dead_process_counts_as_spent(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    spent = "SELECT amount FROM daily_spending WHERE unit = 'tokens'"
     dead, other = Drawing(database.pool), Drawing(database.pool)
-    await dead(900, lapses_s=0.0)
-    assert await other(900) == (900, 0)
-    assert await dead(0, spent=100) == (0, 900)
-    assert await other(900) == (900, 0)
-    assert await dead(900, spent=200, reported=100) == (0, 900)
+    await dead(500, spent=100, lapses_s=0.0)
+    assert await other(900) == (400, 0)
+    assert await owner.fetchval(spent) == 600
+    # It is alive after all: what it spends of that slice is counted already.
+    assert await dead(900, spent=300, reported=100) == (0, 400)
+    assert await dead(900, spent=650, reported=300) == (0, 400)
+    assert await owner.fetchval(spent) == 650
+    assert await other(900) == (350, 0)
+    assert await dead(900, spent=700, reported=650) == (0, 350)
+    assert await owner.fetchval(spent) == 700
 
 
 async def test_a_model_call_rarely_queries_the_database() -> None:
@@ -101,12 +111,31 @@ async def test_a_model_call_rarely_queries_the_database() -> None:
 
     account = DayAccount(draw, 100_000)
     for _ in range(100):
-        async with reserved([account], 500) as most:
-            assert most is None
+        async with reserved([account], 500) as permit:
+            assert permit.most is None
             account.spent += 1000
     assert len(draws) == 2
     await account.report()
     assert (draws[-1], account.held) == (0, 0)
+
+
+async def test_an_account_that_could_not_report_is_kept() -> None:
+    is_away = True
+
+    async def draw(spent: int, reported: int, wanted: int) -> tuple[int, int]:
+        if is_away:
+            raise asyncpg.UndefinedFunctionError("away")
+        return wanted, 0
+
+    account = DayAccount(draw, 100)
+    account.spent = 500
+    for report in (account.report, account.tend):
+        with pytest.raises(asyncpg.UndefinedFunctionError):
+            await report()
+        assert not account.is_idle
+    is_away = False
+    await account.tend()
+    assert account.is_idle
 
 
 def account_of(draw: Drawing) -> DayAccount:
@@ -136,3 +165,36 @@ async def test_two_workers_never_wait_for_each_others_slices(database: Database)
     async with asyncio.timeout(15):
         ends = await asyncio.gather(*map(call, accounts))
     assert sorted(ends) == ["made", "refused"]
+
+
+async def test_the_end_reports_every_account_while_a_call_opens_another() -> None:
+    drawn: list[UUID] = []
+
+    class Pool:
+        async def fetchrow(self, query: str, tenant_id: UUID, *about: object) -> dict[str, int]:
+            drawn.append(tenant_id)
+            budgets.open(uuid4())
+            return {"held": 0, "others": 0}
+
+    budgets = DayBudgets(cast(asyncpg.Pool, Pool()), {"tokens_per_day": 1_000})
+    tenants = [uuid4(), uuid4()]
+    async with budgets.kept(Services()):
+        for tenant in tenants:
+            (account,) = budgets.open(tenant)
+            account.spent = 10
+    assert drawn == tenants
+
+
+async def test_an_embedding_does_not_wait_long_for_a_budget_that_another_call_holds() -> None:
+    class Pool:
+        async def fetchrow(self, query: str, *about: Any) -> dict[str, int]:
+            return {"held": min(1_000, about[5]), "others": 0}
+
+    account = DayBudgets(cast(asyncpg.Pool, Pool()), {"tokens_per_day": 1_000}).of(uuid4())
+    async with account.call(900, None, 0):
+        async with asyncio.timeout(10):
+            with pytest.raises(BudgetBusyError, match="could not pay within 1 s"):
+                async with account.call(900, None, 0):
+                    pass
+    async with account.call(900, None, 0):
+        pass

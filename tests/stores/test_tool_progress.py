@@ -8,13 +8,13 @@ from pydantic_core import from_json
 
 from bottega.clock import monotonic
 from bottega.db.engine import Database
+from bottega.engine.journal import Journal
+from bottega.engine.live_text import LiveText
+from bottega.engine.mcp.progress import LONGEST_MESSAGE, CallProgress
+from bottega.engine.step_writer import StepWriter
 from bottega.events.frames import Filter, Frame
 from bottega.events.stream import Subscriber
-from bottega.events.wakeups import background
-from bottega.execution.journal import Journal
-from bottega.execution.live_text import LiveText
-from bottega.execution.mcp.progress import LONGEST_MESSAGE, CallProgress
-from bottega.execution.step_writer import StepWriter
+from bottega.services import background
 from bottega.settings import Settings
 from tests.claims import claim_of
 from tests.growing import growing

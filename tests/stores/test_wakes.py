@@ -1,56 +1,70 @@
-"""Wake-ups of workers: each queued run has one; the other workers look a little later."""
+"""Wake-ups of workers: each queued run wakes one at most, and none is needed."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+import operator
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from functools import partial
 from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
 
 from bottega.db.base import DEFAULT_TENANT
-from bottega.db.engine import Database, acting_as, open_database
+from bottega.db.engine import Database, open_database
+from bottega.engine import queue
+from bottega.engine.claim import ClaimedRun, ClaimReader
 from bottega.events.listener import NotifyListener
-from bottega.events.wakeups import background
-from bottega.execution import queue
-from bottega.execution.claim import ClaimedRun, Claims
-from bottega.execution.load.leases import Load
-from tests.claims import sweep
-from tests.stores.test_claims import TAKEOVER_S, wait_in_line
-from tests.stores.test_turns import tenants
+from bottega.runs import control
+from bottega.services import background
+from tests.claims import hand_back, report, sweep
+from tests.stores.test_queue import accept_all, take, tenants
 from tests.waiting import until
 
 NEVER_S = 3600.0
-HEARD = "SELECT pg_notify('bottega_queue', $1)"
-REQUEUE = "SELECT requeue_run($1, $2, clock_timestamp() + $3::interval)"
-PASS = "UPDATE run_queue SET due_at = now() - interval '1 s'"
-HAND_BACK = "SELECT hand_back(tenant_id, id, attempt) FROM runs WHERE id = $1"
-FREE = "SELECT free_worker()"
 
 
-class Worker(Claims):
-    """A worker that counts its looks into the queue; its runs last until it stops."""
+class Counting(ClaimReader):
+    """A reader that counts the claims that it reads."""
 
-    def __init__(self, database: Database) -> None:
-        super().__init__(database.pool, uuid4(), TAKEOVER_S)
-        self.looks = 0
+    claims = 0
+    gate: asyncio.Event | None = None
+
+    async def read(self, rows: Sequence[asyncpg.Record]) -> list[ClaimedRun]:
+        self.claims += 1
+        if self.gate is not None and rows:
+            await self.gate.wait()
+        return await super().read(rows)
+
+
+class Worker:
+    """A worker whose runs last until the test ends them.
+
+    Attributes:
+        runs: those that it began.
+        fails: number of executions that fail.
+    """
+
+    def __init__(self, database: Database, places: int = 100) -> None:
+        self.id = uuid4()
+        self.places = places
         self.runs: list[UUID] = []
-
-    async def take(
-        self,
-        most: int,
-        spare: int = 20,
-        instead: str | None = None,
-        but: Collection[UUID] | None = None,
-    ) -> tuple[list[ClaimedRun], bool]:
-        taken = await super().take(most, spare, instead, but)
-        self.looks += 1
-        return taken
+        self.fails = 0
+        self.begun: Callable[[float], object] = str
+        self.gates: dict[UUID, asyncio.Event] = {}
+        self.reader = Counting(database.pool)
+        self.claimer = queue.RunClaimer(
+            *(database.pool, self.id, self.reader, self.execute, lambda: places),
+            lambda since: self.begun(since),
+        )
 
     async def execute(self, run: ClaimedRun) -> None:
         self.runs.append(run.run_id)
-        await asyncio.Event().wait()
+        if self.fails:
+            self.fails -= 1
+            raise ValueError("a bug")
+        gate = self.gates[run.run_id] = asyncio.Event()
+        await gate.wait()
 
 
 @pytest.fixture
@@ -60,203 +74,252 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 
 @asynccontextmanager
-async def working(database: Database, *workers: Worker, room: int = 100) -> AsyncIterator[None]:
-    """Let workers take runs that notices announce, and never poll."""
+async def working(database: Database, *workers: Worker) -> AsyncIterator[None]:
+    """Let workers claim runs."""
     listener, stop = NotifyListener(database.connect), asyncio.Event()
+    for worker in workers:
+        await report(database.pool, worker.id, places=worker.places)
+        listener.subscribe(queue.CHANNEL, worker.claimer.notice)
 
-    def work(worker: Worker) -> asyncio.Task[None]:
-        parts = listener, worker, worker.execute, Load(room)
-        return asyncio.create_task(queue.work(*parts, poll_s=NEVER_S, grace_s=0.0, stop=stop))
+    async def work(worker: Worker) -> None:
+        await worker.claimer.run(stop)
+        await worker.claimer.finish(0.0)
 
     async with background(listener.run):
-        tasks = [work(worker) for worker in workers]
+        tasks = [asyncio.create_task(work(worker)) for worker in workers]
         try:
-            await until(lambda: listener.hears(queue.CHANNEL) and all(w.looks for w in workers))
+            await until(lambda: listener.hears(queue.CHANNEL))
             yield
         finally:
             stop.set()
             await asyncio.gather(*tasks)
 
 
-async def lease(database: Database, *workers: UUID, load: int = 0) -> None:
-    """Let workers be alive."""
-    for worker in workers:
-        runs = [DEFAULT_TENANT] * load, [uuid4() for _ in range(load)], [1] * load
-        await database.pool.fetch("SELECT renew_lease($1, 600, $2, $3, $4)", worker, *runs)
+def counts(number: int, runs: list[UUID]) -> bool:
+    return len(runs) == number
 
 
-async def test_a_run_that_was_meant_for_a_dead_worker_is_taken_by_another(
-    database: Database,
-) -> None:
+@pytest.fixture
+def never_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "POLL_S", NEVER_S)
+
+
+@pytest.mark.usefixtures("never_polls")
+async def test_a_notice_wakes_a_worker(database: Database) -> None:
     worker = Worker(database)
-    await lease(database, uuid4())
     async with working(database, worker):
-        runs = await wait_in_line(database, 1)
-        await until(lambda: worker.runs == runs)
+        for number in range(1, 4):
+            await accept_all(database, DEFAULT_TENANT, 1)
+            await until(lambda: worker.runs, partial(counts, number))
 
 
-async def test_runs_that_come_while_a_worker_waits_for_a_dead_one_are_taken(
-    database: Database,
+async def test_a_run_whose_notice_named_a_dead_worker_is_claimed(
+    database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Look again: a look for what the dead one left passes over newer runs."""
+    monkeypatch.setattr(queue, "POLL_S", 0.2)
+    await report(database.pool, UUID(int=0))
     worker = Worker(database)
-    await lease(database, UUID(int=0))
     async with working(database, worker):
-        runs = [run for _ in range(20) for run in await wait_in_line(database, 1)]
+        runs = await accept_all(database, DEFAULT_TENANT, 5)
         await until(lambda: sorted(worker.runs) == sorted(runs))
 
 
-async def test_a_run_that_was_meant_for_a_full_worker_is_taken_by_another(
-    database: Database,
-) -> None:
-    full, other = Worker(database), Worker(database)
-    await lease(database, full.worker_id)
-    async with working(database, full, room=1):
-        runs = await wait_in_line(database, 1)
-        await until(lambda: full.runs == runs)
-        async with working(database, other):
-            looks = full.looks
-            runs = await wait_in_line(database, 1)
-            await until(lambda: other.runs == runs)
-            assert full.looks <= looks + 1  # for runs of other tenants
-
-
-class Ending(Worker):
-    """A worker whose runs of other tenants than the default one end when the test says so."""
-
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
-        self.gate = asyncio.Event()
-
-    async def execute(self, run: ClaimedRun) -> None:
-        self.runs.append(run.run_id)
-        gate = asyncio.Event() if run.tenant_id == DEFAULT_TENANT else self.gate
-        await gate.wait()
-
-
-async def test_a_full_worker_executes_runs_of_other_tenants_one_after_another(
-    database: Database, owner: asyncpg.Pool
-) -> None:
-    """Check that each end leads to a look: nothing else would, as notices are over."""
-    worker = Ending(database)
-    await lease(database, worker.worker_id)
-    async with working(database, worker, room=3):
-        held = await wait_in_line(database, 5)
-        await until(lambda: worker.runs == held[:3])
-        runs = [await wait_in_line(database, 3, tenant) for tenant in await tenants(owner, 3)]
-        # The reserve of two: one run of each of two tenants, and none of the third.
-        await until(lambda: len(worker.runs) == 5)
-        begun = [sum(run in worker.runs for run in each) for each in runs]
-        assert sorted(begun) == [0, 1, 1]
-        worker.gate.set()
-        await until(lambda: len(worker.runs) == 12)
-    assert sorted(worker.runs) == sorted(held[:3] + [run for each in runs for run in each])
-
-
-async def test_a_burst_is_spread_over_the_workers(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queue, "_TURN_S", 1.0)  # others come first, however slow the machine
-    workers = [Worker(database) for _ in range(8)]
-    await lease(database, *(worker.worker_id for worker in workers))
+@pytest.mark.usefixtures("never_polls")
+async def test_runs_that_one_worker_has_no_place_for_go_to_the_others(database: Database) -> None:
+    """Check that the claim that fills a worker wakes the next one, if runs are left."""
+    workers = [Worker(database, places=4) for _ in range(5)]
+    runs = await accept_all(database, DEFAULT_TENANT, 20)
     async with working(database, *workers):
-        runs = await wait_in_line(database, 40)
-        await until(lambda: sum(len(worker.runs) for worker in workers) == 40)
+        await until(lambda: sum(len(worker.runs) for worker in workers) == len(runs))
     assert sorted(run for worker in workers for run in worker.runs) == sorted(runs)
-    assert max(len(worker.runs) for worker in workers) < len(runs)
+    assert {len(worker.runs) for worker in workers} == {4}
 
 
-async def named(database: Database) -> list[str]:
-    query = "SELECT worker_for(n) FROM generate_series(30, 89) AS n"
-    return [row["worker_for"] for row in await database.pool.fetch(query)]
+async def end(owner: asyncpg.Pool, run_id: UUID) -> None:
+    """End a run in the database."""
+    query = """
+        SELECT end_unclaimed($1, $2, 'cancelled', NULL)
+        FROM set_config('bottega.tenant', $1::uuid::text, true)
+    """
+    await owner.execute(query, DEFAULT_TENANT, run_id)
 
 
-async def test_runs_wake_the_first_worker_that_is_not_busy(
+@pytest.mark.usefixtures("never_polls")
+async def test_the_end_of_a_run_leads_to_a_claim(database: Database, owner: asyncpg.Pool) -> None:
+    worker = Worker(database, places=2)
+    runs = await accept_all(database, DEFAULT_TENANT, 6)
+    async with working(database, worker):
+        for number in range(2, 7):
+            await until(lambda: worker.runs, partial(counts, number))
+            ended = worker.runs[number - 2]
+            await end(owner, ended)
+            worker.gates[ended].set()
+    assert worker.runs == runs
+
+
+@asynccontextmanager
+async def hearing(url: str) -> AsyncIterator[list[str]]:
+    """Collect whom notices of queued runs name."""
+    heard: list[str] = []
+    connection = await asyncpg.connect(url)
+    await connection.add_listener(queue.CHANNEL, lambda *notice: heard.append(notice[3]))
+    yield heard
+    await connection.close()
+
+
+@pytest.mark.usefixtures("never_polls")
+async def test_a_run_that_comes_after_the_end_of_its_tenant_s_only_one_is_claimed_at_once(
+    database_url: str, owner: asyncpg.Pool
+) -> None:
+    """Let the claim after the end find nothing: the next one must count the tenant's runs again."""
+    async with open_database(
+        database_url, pool_size=8, limits={"concurrent_runs": 1, "queued_runs": 10}
+    ) as database:
+        worker = Worker(database)
+        async with working(database, worker):
+            for number in (1, 2):
+                (run,) = await accept_all(database, DEFAULT_TENANT, 1)
+                await until(lambda: worker.runs, partial(counts, number))
+                await end(owner, run)
+                worker.gates[run].set()
+                await until(
+                    lambda: worker.reader.claims, partial(operator.lt, worker.reader.claims)
+                )
+
+
+@pytest.mark.usefixtures("never_polls")
+async def test_a_run_whose_execution_fails_is_left_to_the_next_attempt(
     database: Database, owner: asyncpg.Pool
 ) -> None:
-    first, *others = workers = sorted(uuid4() for _ in range(3))
-    full = uuid4()
-    await lease(database, *workers, full)
-    for one in (full, first):
-        await database.pool.execute("SELECT set_busy($1, true)", str(one))
-    assert set(await named(database)) == {str(others[0])}
-    await lease(database, first)
-    assert set(await named(database)) == {str(first)}
-    await lease(database, full, load=50)
-    await owner.execute("UPDATE worker_leases SET is_busy = true")
-    # All are: they take turns, but for one that has far more runs.
-    assert await named(database) == [str(each) for each in workers * 2 for _ in range(10)]
-    await owner.execute("UPDATE worker_leases SET leased_until = now()")
-    assert await database.pool.fetchval("SELECT worker_for(3)") == ""
+    worker = Worker(database)
+    worker.fails = 2
+    async with working(database, worker):
+        (run,) = await accept_all(database, DEFAULT_TENANT, 1)
+        await until(lambda: worker.runs, partial(counts, 3))
+    causes = "SELECT jsonb_path_query_array(attempts, '$[*].cause')::text FROM runs WHERE id = $1"
+    assert await owner.fetchval(causes, run) == '["start", "crash", "crash"]'
 
 
-async def test_a_worker_that_stops_is_passed_over(database: Database) -> None:
-    workers = sorted((Worker(database), Worker(database)), key=lambda each: each.worker_id)
-    first, other = (each.worker_id for each in workers)
-    await lease(database, first, other)
-    async with working(database, workers[0]):
-        assert await database.pool.fetchval(FREE) == str(first)
-    assert await database.pool.fetchval(FREE) == str(other)
+class Here:
+    """The runs of a worker, and those that were cancelled there."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.cancelled: list[UUID] = []
+
+    def under_way(self) -> list[tuple[UUID, UUID]]:
+        return [(DEFAULT_TENANT, run) for run in self.worker.runs]
+
+    def cancel(self, run_id: UUID, task_id: UUID | None = None) -> None:
+        self.cancelled.append(run_id)
+
+    async def take_decisions(self) -> None:
+        pass
+
+    async def take_messages(self, sent: Mapping[UUID, int]) -> None:
+        pass
 
 
-async def test_a_run_that_a_worker_hands_back_wakes_another(database: Database) -> None:
-    first, other = sorted(uuid4() for _ in range(2))
-    await lease(database, first, other)
-    await wait_in_line(database, 1)
-    ((run,), _) = await Claims(database.pool, first, TAKEOVER_S).take(1)
-    assert await database.pool.fetchval(FREE) == str(first)
-    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
-        await connection.execute(HAND_BACK, run.run_id)
-    assert await database.pool.fetchval(FREE) == str(other)
-
-
-@pytest.mark.parametrize(("pause", "late"), [(0, True), (1, False)])
-@pytest.mark.parametrize("instead", [False, True])
-async def test_a_run_that_was_to_wait_makes_nobody_busy(
-    database: Database, owner: asyncpg.Pool, pause: int, late: bool, instead: bool
+@pytest.mark.usefixtures("never_polls")
+async def test_a_cancellation_between_a_claim_and_the_run_s_begin_is_not_missed(
+    database: Database, owner: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, other = sorted(uuid4() for _ in range(2))
-    await lease(database, first, other)
-    (run,) = await wait_in_line(database, 1)
-    await owner.execute("DELETE FROM run_queue")
-    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
-        await connection.execute(REQUEUE, DEFAULT_TENANT, run, timedelta(hours=pause))
-    await owner.execute(PASS)
-    taker = Claims(database.pool, other if instead else first, TAKEOVER_S)
-    taken, _ = await taker.take(20, instead=str(first) if instead else None)
-    assert [each.run_id for each in taken] == [run]
-    assert await database.pool.fetchval(FREE) == str(other if late else first)
+    monkeypatch.setattr(control, "_SLOW_POLL_S", NEVER_S)
+    worker = Worker(database)
+    gate = worker.reader.gate = asyncio.Event()
+    listener = NotifyListener(database.connect)
+    watch = control.CancelWatch(database.pool, listener, here := Here(worker))
+    worker.begun = watch.look_again
+    async with background(listener.run, watch.run), working(database, worker):
+        await until(lambda: listener.hears(control.CHANNEL))
+        (run,) = await accept_all(database, DEFAULT_TENANT, 1)
+        await until(lambda: owner.fetchval("SELECT count(*) FROM run_heads"))
+        noticed: list[object] = []
+        listener.subscribe(control.CHANNEL, noticed.append)
+        noticed.clear()
+        await database.pool.execute("SELECT cancel_run($1, $2)", DEFAULT_TENANT, run)
+        await until(lambda: noticed)
+        gate.set()
+        await until(lambda: here.cancelled)
+    assert set(here.cancelled) == {run}
 
 
-async def test_notices_for_other_workers_cost_few_looks(database: Database) -> None:
-    workers = [Worker(database) for _ in range(8)]
-    loop = asyncio.get_running_loop()
-    async with working(database, *workers):
-        for worker in workers:
-            worker.looks = 0
-        began = loop.time()
-        for _ in range(100):
-            await database.pool.execute(HEARD, str(uuid4()))
-        await until(lambda: all(worker.looks for worker in workers))
-        most = 1 + (loop.time() - began) / 0.2
-    assert max(worker.looks for worker in workers) <= most
+async def awake(url: str, database: Database) -> list[str]:
+    """Return whom a due run would wake."""
+    async with hearing(url) as heard:
+        await database.pool.execute("SELECT wake_worker()")
+        await database.pool.execute("SELECT pg_notify($1, 'end')", queue.CHANNEL)
+        await until(lambda: "end" in heard)
+    return heard[:-1]
 
 
-async def test_a_look_that_finds_nothing_writes_nothing(database: Database) -> None:
+async def test_runs_wake_the_first_worker_with_a_place(
+    database_url: str, database: Database, owner: asyncpg.Pool
+) -> None:
+    (tenant,) = await tenants(owner, 1)
+    first, second, third = sorted(uuid4() for _ in range(3))
+    for worker in (first, second, third):
+        await report(database.pool, worker)
+    assert await awake(database_url, database) == [str(first)]
+    full = [(tenant, uuid4(), 1) for _ in range(8)]
+    await report(database.pool, first, full, places=8)
+    assert await awake(database_url, database) == [str(second)]
+    await report(database.pool, second, full, places=10)  # two places, for other tenants alone
+    assert await awake(database_url, database) == [str(third)]
+    await owner.execute("UPDATE workers SET leased_until = now() WHERE id = $1", third)
+    assert await awake(database_url, database) == [str(second)]
+    await report(database.pool, second, places=0)
+    assert await awake(database_url, database) == []
+
+
+async def test_a_claim_stores_that_its_worker_is_full(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    worker = uuid4()
+    await accept_all(database, DEFAULT_TENANT, 3)
+    assert len(await take(database.pool, 9, places=2, worker=worker)) == 2
+    assert await owner.fetchval("SELECT free_places FROM workers") == 0
+    await database.pool.fetch("SELECT claim($1, 9, 2, $2, '{}')", worker, [DEFAULT_TENANT])
+    assert await owner.fetchval("SELECT free_places FROM workers") == 0
+
+
+async def test_a_claim_that_finds_nothing_writes_nothing(database: Database) -> None:
+    worker = uuid4()
+    await report(database.pool, worker)
     async with database.pool.acquire() as connection, connection.transaction():
-        look = "SELECT * FROM take_runs($1, $2, 20, 60, false)"
-        assert await connection.fetch(look, uuid4(), uuid4()) == []
+        assert await connection.fetch("SELECT * FROM claim($1, 20, 50, '{}', '{}')", worker) == []
         assert await connection.fetchval("SELECT pg_current_xact_id_if_assigned()") is None
 
 
 async def test_processes_share_one_sweep(database: Database, owner: asyncpg.Pool) -> None:
-    await wait_in_line(database, 1)
-    assert await sweep(database.pool, NEVER_S) == 0
-    await owner.execute("DELETE FROM run_queue")
-    assert await sweep(database.pool, NEVER_S) == 0  # another process has just swept
-    later = f"UPDATE last_sweep SET at = now() - interval '{NEVER_S / 8 + 1} s'"
-    await owner.execute(later)
+    async def lose() -> None:
+        await accept_all(database, DEFAULT_TENANT, 1)
+        await take(database.pool, worker=(worker := uuid4()))
+        await owner.execute("UPDATE run_heads SET claimed_at = now() - interval '6 s'")
+        await report(database.pool, worker)
+
+    await lose()
     assert await sweep(database.pool, NEVER_S) == 1
     await owner.execute("DELETE FROM run_queue")
+    await lose()
+    assert await sweep(database.pool, NEVER_S) == 0  # another process has just swept
+    await owner.execute(f"UPDATE last_sweep SET at = now() - interval '{NEVER_S / 4 + 1} s'")
+    assert await sweep(database.pool, NEVER_S) == 1
+    await owner.execute("DELETE FROM run_queue")
+    await lose()
     await owner.execute("UPDATE last_sweep SET at = now() + interval '1 h'")  # its clock was wrong
     assert await sweep(database.pool, NEVER_S) == 1
+
+
+async def test_a_run_that_a_stopping_worker_hands_back_wakes_another(
+    database_url: str, database: Database
+) -> None:
+    first, other = sorted(uuid4() for _ in range(2))
+    (run,) = await accept_all(database, DEFAULT_TENANT, 1)
+    assert await take(database.pool, worker=first) == [run]
+    await report(database.pool, other)
+    await report(database.pool, first, [(DEFAULT_TENANT, run, 1)], places=0)  # it stops
+    async with hearing(database_url) as heard:
+        await hand_back(database.pool, DEFAULT_TENANT, run)
+        await until(lambda: heard)
+    assert heard == [str(other)]

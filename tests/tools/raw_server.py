@@ -77,6 +77,11 @@ class RawServer:
     def url(self, path: str = "/", host: str | None = None) -> str:
         return f"{'https' if self.tls else 'http'}://{host or self.host}:{self.port}{path}"
 
+    @property
+    def open(self) -> int:
+        """Return the number of open connections."""
+        return sum(not writer.transport.is_closing() for writer in self._writers)
+
     def hang_up(self) -> None:
         """Close the open connections."""
         for writer in self._writers:

@@ -1,5 +1,6 @@
 """Built-in tools as a model sees them."""
 
+from contextlib import aclosing
 from datetime import UTC, datetime
 
 import pytest
@@ -165,9 +166,10 @@ async def test_redirect_is_reported_and_its_address_checked(web: RawServer, egre
 
 
 async def test_internal_addresses_are_an_error_the_model_can_read() -> None:
-    tool = made("http_get")
-    assert "not a public address (loopback)" in await error_of(tool, url="http://127.0.0.1/")
-    assert "must have the form" in await error_of(tool, url="file:///etc/passwd")
+    async with aclosing(Egress()) as egress:
+        tool = made("http_get", egress)
+        assert "not a public address (loopback)" in await error_of(tool, url="http://127.0.0.1/")
+        assert "must have the form" in await error_of(tool, url="file:///etc/passwd")
 
 
 # read_shared_memory

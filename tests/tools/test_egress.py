@@ -8,18 +8,23 @@ import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 
+import httpx2
 import pytest
 import trustme
 
 from bottega.errors import InvalidInputError
 from bottega.lookups import Resolver
+from bottega.outside import BoundedReader
 from bottega.tools.egress import Egress, EgressError, EgressRefusedError, Reply, checked_url
+from tests.hostile import chunks
 from tests.tools.helpers import Names
 from tests.tools.raw_server import RawServer, Writer, answer
 from tests.tools.test_addresses import INSIDE
+from tests.waiting import until
 
 LIMITS = {"timeout_s": 5.0, "max_bytes": 1000}
 LOOPBACK = ["127.0.0.1"]
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 async def get(egress: Egress, url: str, *, max_bytes: int = 1000, timeout_s: float = 5) -> Reply:
@@ -52,6 +57,32 @@ async def test_an_allowed_address_is_reached(web: RawServer, egress: Egress) -> 
         "user-agent": "bottega",
         "accept": "*/*",
         "accept-encoding": "gzip, deflate",
+    }
+
+
+@pytest.mark.parametrize(
+    "target", ["/%7e%2F%2e%2e/x?%zz=%&&;", "/a//b?q=a+b%20c?d", "/:@!$&'()*+,;=?|{}^`[]"]
+)
+async def test_the_target_is_sent_as_it_is_written(
+    web: RawServer, egress: Egress, target: str
+) -> None:
+    await get(egress, web.url(target))
+    assert web.requests[0].target == target
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+async def test_a_body_adds_its_length_alone(web: RawServer, egress: Egress, method: str) -> None:
+    url, headers = web.url(), {"X-Case": "a"}
+    await egress.request(method, url, content=b"abc", headers=headers, timeout_s=5, max_bytes=9)
+    (request,) = web.requests
+    assert request.body == b"abc"
+    assert request.headers == {
+        "host": f"127.0.0.1:{web.port}",
+        "user-agent": "bottega",
+        "accept": "*/*",
+        "accept-encoding": "gzip, deflate",
+        "x-case": "a",
+        "content-length": "3",
     }
 
 
@@ -360,6 +391,73 @@ async def test_endless_header_and_truncated_body_are_errors(web: RawServer, egre
     assert (await failure(egress, web.url())).code == "egress_bad_answer"
     web.reply = b"I am no HTTP server\r\n\r\n"
     assert (await failure(egress, web.url())).code == "egress_bad_answer"
+
+
+async def test_a_broken_chunk_is_an_error_at_once(web: RawServer, egress: Egress) -> None:
+    is_read = asyncio.Event()
+
+    async def breaking(writer: Writer) -> None:
+        writer.write(CHUNKED + b"3\r\nabc\r\n")
+        await is_read.wait()
+        writer.write(b"zz\r\n")
+        await asyncio.Event().wait()
+
+    web.reply = breaking
+    answer = await egress.stream(httpx2.Request("GET", web.url()), "", BoundedReader(1000))
+    pieces = answer.aiter_raw()
+    assert await anext(pieces) == b"abc"
+    is_read.set()
+    with pytest.raises(EgressError, match="is not valid HTTP"):
+        await anext(pieces)
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 10_000, "is not valid HTTP"),
+        (CHUNKED + chunks(bytes(50_000), 1), "sent chunks of a few bytes"),
+    ],
+)
+async def test_framing_that_is_costly_is_an_error(
+    web: RawServer, egress: Egress, reply: bytes, said: str
+) -> None:
+    web.reply = reply
+    with pytest.raises(EgressError, match=said) as caught:
+        await get(egress, web.url(), max_bytes=100_000)
+    assert caught.value.code == "egress_bad_answer"
+
+
+async def test_an_answer_in_short_chunks_is_read(web: RawServer, egress: Egress) -> None:
+    for size, length in ((1, 10_000), (5, 200_000)):
+        web.reply = CHUNKED + chunks(bytes(length), size)
+        assert len((await get(egress, web.url(), max_bytes=length)).body) == length
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "POST"])
+async def test_a_request_is_sent_once_also_if_a_kept_connection_breaks_off(
+    web: RawServer, egress: Egress, method: str
+) -> None:
+    await get(egress, web.url())
+
+    async def hang_up(writer: Writer) -> None:
+        raise ConnectionError
+
+    web.reply = hang_up
+    with pytest.raises(EgressError):
+        await egress.request(method, web.url(), timeout_s=5, max_bytes=1000)
+    assert (len(web.requests), web.connections) == (2, 1)
+
+
+async def test_few_connections_are_kept(web: RawServer, egress: Egress) -> None:
+    everybody = asyncio.Barrier(25)
+
+    async def together(writer: Writer) -> None:
+        await everybody.wait()
+        writer.write(answer("hello"))
+
+    web.reply = together
+    await asyncio.gather(*(get(egress, web.url()) for _ in range(25)))
+    await until(lambda: web.open, lambda number: number == 20)
 
 
 async def test_cancelled_request_disconnects(web: RawServer, egress: Egress) -> None:

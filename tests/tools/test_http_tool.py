@@ -2,6 +2,7 @@
 
 import json
 import logging
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -276,8 +277,9 @@ async def test_too_large_too_slow_and_unreachable_have_different_errors(
     web.reply = silent
     slow = made(egress, web.url("/{id}"), timeout_s=0.05)
     assert await error_of(slow, id="1") == "no complete answer from 127.0.0.1 within 0.05 s"
-    inside = made(Egress(resolve=Names(["10.0.0.1"])), "http://db.example/{id}")
-    assert "db.example is not a public address (private)" in await error_of(inside, id="1")
+    async with aclosing(Egress(resolve=Names(["10.0.0.1"]))) as guarded:
+        inside = made(guarded, "http://db.example/{id}")
+        assert "db.example is not a public address (private)" in await error_of(inside, id="1")
     tls = made(egress, web.url("/{id}").replace("http:", "https:"), timeout_s=5)
     web.greeting = b"HTTP/1.1 400 Speak HTTP\r\n\r\n"
     web.hang_up()
@@ -388,6 +390,8 @@ async def test_line_end_after_a_secret_is_ignored(web: RawServer, egress: Egress
         ({"headers": {"Authorization": "Bearer sk-1"}}, "PUT /v1/secrets/NAME"),
         ({"headers": {"X-API-Key": "sk-1"}}, "PUT /v1/secrets/NAME"),
         ({"headers": {"Cookie": "sk-1"}}, "PUT /v1/secrets/NAME"),
+        ({"url": "https://a.example/{id}?API_Key=sk-1"}, "API_Key in the URL's query is a secret"),
+        ({"url": "https://a.example/{id}?token=sk-1-{id}"}, "token in the URL's query is a secret"),
         ({"headers": {"X-A": {"secret": "lower"}}}, "pattern"),
         ({"headers": {"X-A": {"secret": "A", "value": "b"}}}, "not permitted"),
         ({"headers": {"Content-Type": "text/xml"}}, "leave content-type out"),
@@ -401,6 +405,11 @@ def test_invalid_definition_is_refused(fields: dict[str, Any], reason: str) -> N
         defined(**{"url": "https://a.example/{id}"} | fields)
     assert reason in str(caught.value)
     assert "sk-1" not in str(caught.value)
+
+
+def test_argument_may_be_a_credential_and_other_keys_are_none() -> None:
+    url = "https://a.example/{id}?token={id}&keywords=tea&author=ada&next_token"
+    assert defined(url).url == url
 
 
 def test_definition_survives_storage() -> None:

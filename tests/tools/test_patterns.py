@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import InvalidInputError
-from bottega.json_schema.patterns import MOST_CACHED_BYTES, check_patterns, compiled, size_of
+from bottega.json_schema.patterns import (
+    MOST_CACHED_BYTES,
+    check_patterns,
+    compiled,
+    is_supported,
+    size_of,
+)
 from bottega.json_schema.sized_cache import sized_cache
 
 UUID = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
@@ -57,7 +63,16 @@ def test_pattern_that_grows_too_large_is_refused(pattern: str) -> None:
     assert (caught.value.code, caught.value.pointer) == ("pattern_too_large", "/1/1")
 
 
-@pytest.mark.parametrize("pattern", ["(?=a)", r"(a)\1", "(", "[", "{3}", "a{,", "(?x) a", "\\"])
+@pytest.mark.parametrize(
+    "pattern", ["(?=a)", "(?<!a)b", r"(a)\1", r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"]
+)
+def test_a_pattern_of_other_engines_is_passed_over(pattern: str) -> None:
+    check([pattern])
+    assert not is_supported(pattern)
+    assert is_supported(r"a\\1(?:b)(?P<c>d)")
+
+
+@pytest.mark.parametrize("pattern", ["(", "[", "{3}", "a{,", "(?x) a", "\\"])
 def test_unsupported_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(InvalidInputError, match="not supported") as caught:
         check([pattern])

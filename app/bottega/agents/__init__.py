@@ -3,6 +3,9 @@
 Independent of HTTP, SQL and settings.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from bottega.agents.agent import BaseAgent
 from bottega.agents.callers.context import Caller, CancelScope, ToolContext
 from bottega.agents.factory import AgentFactory
@@ -22,6 +25,8 @@ from bottega.agents.messages import (
 )
 from bottega.agents.params import ModelParams, NamedTool
 from bottega.agents.parts import FileContent, FileLoader, Part
+from bottega.agents.people.approval import Approval
+from bottega.agents.people.interrupts import Interrupt, Resolution
 from bottega.agents.policy import ToolRequirement
 from bottega.agents.provider import LLMProvider, ModelOptions, ToolSchema, set_default_provider
 from bottega.agents.query import PromptMemory, Query, Recorder
@@ -56,6 +61,29 @@ from bottega.graph.shared_memory import (
 )
 from bottega.graph.svg import draw_svg
 
+if TYPE_CHECKING:
+    from bottega.subagents.limits import SchedulerOptions, SubagentLimits
+    from bottega.subagents.registry import SubagentRegistry
+    from bottega.subagents.scheduler import SubagentScheduler
+    from bottega.subagents.tools import use_async_subagents
+
+_ABOVE = {
+    "SchedulerOptions": "limits",
+    "SubagentLimits": "limits",
+    "SubagentRegistry": "registry",
+    "SubagentScheduler": "scheduler",
+    "use_async_subagents": "tools",
+}
+"""Modules of ``bottega.subagents``, which is built on this package, by the name in them."""
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name of the layer above with its first use."""
+    if (module := _ABOVE.get(name)) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"bottega.subagents.{module}"), name)
+
+
 __all__ = [
     "AgentBusyError",
     "AgentEvent",
@@ -63,6 +91,7 @@ __all__ = [
     "AgentStatus",
     "AgentUsage",
     "AncestorRecall",
+    "Approval",
     "AssistantMessage",
     "AssistantResponse",
     "BaseAgent",
@@ -77,6 +106,7 @@ __all__ = [
     "HookContractError",
     "HookDecision",
     "HumanMessage",
+    "Interrupt",
     "InvalidQueryError",
     "LLMProvider",
     "MemoryItem",
@@ -95,11 +125,16 @@ __all__ = [
     "Recall",
     "RecallEmbedder",
     "Recorder",
+    "Resolution",
+    "SchedulerOptions",
     "SharedMemoryGraph",
     "StandardMessage",
     "SubAgentEnded",
     "SubAgentStarted",
     "SubAgentWrapper",
+    "SubagentLimits",
+    "SubagentRegistry",
+    "SubagentScheduler",
     "SystemMessage",
     "TextDelta",
     "TextRestarted",
@@ -118,4 +153,5 @@ __all__ = [
     "draw_svg",
     "set_default_provider",
     "tool",
+    "use_async_subagents",
 ]

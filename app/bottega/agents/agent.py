@@ -9,19 +9,20 @@ from typing import Any, Self, get_args
 
 from bottega.agents.callers.context import Caller
 from bottega.agents.endings import OnLength
-from bottega.agents.history import QueryInput, query_messages
+from bottega.agents.history import QueryInput, query_messages, split_turns
 from bottega.agents.hooks import AgentEvent, Hook
 from bottega.agents.loop import QueryLoop
 from bottega.agents.messages import AgentUsage, AssistantResponse, StandardMessage, SystemMessage
 from bottega.agents.output import answer_schema
 from bottega.agents.params import ModelParams, ToolChoiceScope
 from bottega.agents.policy import ToolRequirement
-from bottega.agents.provider import LLMProvider, collecting_providers, default_provider, using
+from bottega.agents.provider import LLMProvider, default_provider
 from bottega.agents.query import PromptMemory, Query, RecallPort, Recorder, take_next_query
 from bottega.agents.streaming.events import QueryEvent
 from bottega.agents.streaming.stream import events_of
 from bottega.agents.subagent import FreshCopies, SubAgentWrapper
 from bottega.agents.tools import ToolBase
+from bottega.agents.wrong_parts import refuse_no_tool, refuse_wrong_parts
 from bottega.errors import AgentBusyError, CycleError, InvalidInputError
 from bottega.graph.shared_memory import SharedMemoryGraph
 
@@ -52,6 +53,10 @@ class BaseAgent:
         output_schema: JSON Schema of its answers. An answer that does not fit goes back to the
             model, twice at most; then the query fails with ``output_invalid``.
 
+    Raises:
+        TypeError: an argument is no part of an agent.
+        InvalidInputError: a number, name or schema is not valid.
+
     Attributes:
         conversation_history: the live history; starts with the system message.
         first_history: the history before the first query; ``None`` before that query.
@@ -79,6 +84,15 @@ class BaseAgent:
         tool_choice_scope: ToolChoiceScope = "first",
         output_schema: Mapping[str, Any] | None = None,
     ) -> None:
+        refuse_wrong_parts(
+            system_message=system_message,
+            provider=provider,
+            tools=tools,
+            tool_policy=tool_policy,
+            exit_on_success=exit_on_success,
+            params=params,
+            output_schema=output_schema,
+        )
         if max_iterations < 1:
             raise InvalidInputError(f"max_iterations must be at least 1, not {max_iterations}")
         if on_length not in get_args(OnLength):
@@ -131,10 +145,15 @@ class BaseAgent:
         """Add a tool; a class is instantiated without arguments.
 
         Raises:
-            InvalidInputError: ``duplicate_tool``: the agent has another tool of that name.
+            InvalidInputError: it has no name, or ``duplicate_tool``: the agent has another tool or
+                sub-agent of that name.
+            TypeError: it is no tool.
         """
+        refuse_no_tool(tool)
         if isinstance(tool, type):
             tool = tool()
+        if not tool.name.strip():
+            raise InvalidInputError("a tool needs a name: models call it by that name")
         for known in self.registered_tools:
             if known is tool:
                 return
@@ -217,23 +236,11 @@ class BaseAgent:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run(self._in_a_loop_of_its_own(query, recorder))
+            return asyncio.run(self.execute_query_async(query, recorder=recorder, caller=caller))
         raise RuntimeError(
             "execute_query() cannot run inside an event loop; there, "
             "`await agent.execute_query_async(...)`"
         )
-
-    async def _in_a_loop_of_its_own(
-        self, query: QueryInput, recorder: Recorder | None
-    ) -> AssistantResponse:
-        """Run a query, and close the providers' connections before the event loop ends."""
-        with collecting_providers() as used:
-            try:
-                return await self.execute_query_async(query, recorder=recorder)
-            finally:
-                for provider in used:
-                    if (close := getattr(provider, "aclose", None)) is not None:
-                        await close()
 
     async def execute_query_async(
         self,
@@ -245,30 +252,32 @@ class BaseAgent:
         """Answer a query. An agent runs one query at a time; its copies run side by side.
 
         Args:
-            query: a text, or messages with exactly one ``HumanMessage``.
+            query: a text, or messages of one or several turns. These end with a ``HumanMessage``,
+                or with the results of the tool calls after it.
             recorder: observes the query; a sub-agent uses its parent's.
             caller: for whom it runs; tools read it in their :class:`ToolContext`. ``None``: as the
                 recorder says.
 
         Raises:
             AgentBusyError: another query of this agent is not over.
-            InvalidQueryError: the query is neither.
+            InvalidQueryError: the query is none of these.
             NoProviderError: the agent has no model and there is no default.
             HookContractError, HistoryError: a bug in code around the agent.
             Exception: any error of the recorder, except ``ModelError``.
         """
-        messages = query_messages(query)
+        given, messages = split_turns(query_messages(query))
         with self._claimed():
             if self.first_history is None:
                 self.first_history = tuple(self.conversation_history)
-            provider = using(default_provider() if self.provider is None else self.provider)
+            provider = default_provider() if self.provider is None else self.provider
             state = take_next_query(self)
             if state is None:
                 recorder = recorder or Recorder()
                 recorder.caller = caller or recorder.caller
-                state = Query(agent=self, messages=messages, recorder=recorder)
+                state = Query(agent=self, messages=tuple(messages), recorder=recorder)
             else:
-                state.messages = messages
+                state.messages = tuple(messages)
+            self.conversation_history += given
             return await QueryLoop(state, provider).run()
 
     def stream(

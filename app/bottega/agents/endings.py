@@ -4,8 +4,10 @@ Providers report them in a message's metadata: ``finish_reason`` (``length``: cu
 ``content_filter``) and ``refusal``. Any other answer that is not empty is complete.
 """
 
+import re
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import reduce
 from json import JSONDecoder
 from typing import Literal, NamedTuple
 
@@ -77,6 +79,11 @@ _NUDGES = {
 }
 _DECODER = JSONDecoder()
 _CUT_OFF = frozenset(("length", "max_tokens", "incomplete"))
+_OVERLAP_LETTERS = 5
+_LONGEST_OVERLAP = 4_000  # characters: the search takes some milliseconds
+_LETTER = re.compile(r"[^\W\d_]")
+_WORD = re.compile(r"(?<!\w)\S|[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]")
+"""Places where an overlap may begin: at a word, or anywhere in scripts without spaces."""
 
 
 def ending_of(message: AssistantMessage) -> Ending | None:
@@ -127,12 +134,36 @@ class PendingAnswer:
         self.kept += added
         return added
 
+    def repeats(self, message: AssistantMessage) -> bool:
+        """Return true if a continuation says nothing new: the text was whole already."""
+        said = self.joined(self._parts[-1]) if self._parts else None
+        return said is not None and self.joined(message).content.strip() == said.content.strip()
+
     def joined(self, message: AssistantMessage) -> AssistantMessage:
         """Return the whole answer; ``message`` is its last part."""
         if not self._parts:
             return message
-        text = "".join(part.content for part in (*self._parts, message))
+        text = reduce(continued, [part.content for part in (*self._parts, message)])
         return message.model_copy(update={"content": text, "state": {}})
+
+
+def continued(text: str, more: str) -> str:
+    """Join a cut-off text and its continuation, which may repeat some or all of what was said.
+
+    An overlap counts if it is the whole text, or has five letters and begins with a word: shorter
+    ones occur by chance (``Bana`` and ``na``).
+    """
+    begun, said = more.lstrip(), text.strip()
+    if begun.startswith(said):
+        margin = text[: len(text) - len(text.lstrip())]
+        return margin + begun if len(begun.rstrip()) > len(said) else text
+    if said.startswith(begun.rstrip()) and len(_LETTER.findall(begun)) >= _OVERLAP_LETTERS:
+        return text
+    for start in _WORD.finditer(text, max(0, len(text) - _LONGEST_OVERLAP)):
+        rest = text[start.start() :]
+        if begun.startswith(rest) and len(_LETTER.findall(rest)) >= _OVERLAP_LETTERS:
+            return text[: start.start()] + begun
+    return text + more
 
 
 def is_text(message: AssistantMessage) -> bool:

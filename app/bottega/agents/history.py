@@ -1,9 +1,10 @@
 """Messages of queries, read from JSON, and checks that a model's API takes a history."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from bottega.agents.messages import (
+    DEMANDS,
     AssistantMessage,
     HumanMessage,
     Message,
@@ -17,34 +18,68 @@ from bottega.agents.parts import Part, content_text
 from bottega.errors import HistoryError, InvalidQueryError
 
 QueryInput = str | Sequence[StandardMessage]
-"""A query: a text, or messages with exactly one :class:`HumanMessage`."""
+"""A query: a text, or messages of one or several turns, the last one being the question."""
 
 
 def query_messages(query: QueryInput) -> tuple[StandardMessage, ...]:
-    """Return the messages that a query adds to the history.
+    """Return the messages of a query.
 
     Raises:
-        InvalidQueryError: not exactly one human message, or not a query at all.
+        InvalidQueryError: there is no human message, the messages do not end with one or with tool
+            results, or it is not a query at all.
     """
     if isinstance(query, str):
         return (HumanMessage(content=query),)
-    if not isinstance(query, Iterable):
+    if not isinstance(query, Collection):
         raise InvalidQueryError(f"a query is a text or a list of messages, not {_kind(query)}")
     messages = tuple(query)
     for message in messages:
         if not isinstance(message, Message):
             raise InvalidQueryError(f"a query's list must have only messages, not {_kind(message)}")
     humans = sum(isinstance(message, HumanMessage) for message in messages)
-    if humans != 1:
+    if humans == 0:
         found = ", ".join(map(_kind, messages)) or "an empty list"
-        raise InvalidQueryError(
-            f"a query must have exactly one HumanMessage; found {humans} in: {found}"
-        )
+        raise InvalidQueryError(f"a query needs a HumanMessage; found: {found}")
     try:
         check_history(messages)
     except HistoryError as error:
         raise InvalidQueryError(f"a model's API refuses these messages: {error.detail}") from error
+    asking = [message for message in messages if not isinstance(message, SystemMessage)]
+    last = messages[-1] if humans > 1 else asking[-1]
+    if not isinstance(last, HumanMessage | ToolMessage):
+        raise InvalidQueryError(
+            f"a query must end with a HumanMessage or with tool results, not with {_kind(last)}"
+        )
     return messages
+
+
+def split_turns(
+    messages: Sequence[StandardMessage],
+) -> tuple[Sequence[StandardMessage], Sequence[StandardMessage]]:
+    """Return the turns before the question of a query's messages, and the question.
+
+    Messages with one user message are the question as a whole. Of more, the last is the question,
+    with the demands before it, and the tool calls and their answers that follow it.
+    """
+    first = _question_at(messages)
+    while first and DEMANDS in messages[first - 1].metadata:
+        first -= 1
+    return messages[:first], messages[first:]
+
+
+def _question_at(messages: Sequence[StandardMessage]) -> int:
+    users = [place for place, each in enumerate(messages) if isinstance(each, HumanMessage)]
+    return users[-1] if len(users) > 1 else 0
+
+
+def with_demands(
+    messages: Sequence[StandardMessage], demands: SystemMessage | None
+) -> Sequence[StandardMessage]:
+    """Return a query's messages with what its request says beside the input: with its question."""
+    if demands is None:
+        return messages
+    place = _question_at(messages)
+    return [*messages[:place], demands, *messages[place:]]
 
 
 def check_history(history: Sequence[StandardMessage], start: int = 0) -> None:
@@ -109,6 +144,13 @@ def _kind(value: object) -> str:
 Content = str | Sequence[Mapping[str, Any]]
 """A text, or parts as JSON."""
 
+DEMAND_TITLES = {
+    "goals": "Goals:",
+    "constraints": "Constraints:",
+    "success_criteria": "Success criteria:",
+}
+"""Titles in prompts of the fields of a request that say what its input leaves open."""
+
 _ROLES: dict[str, type[SystemMessage | HumanMessage | AssistantMessage]] = {
     "system": SystemMessage,
     "user": HumanMessage,
@@ -137,6 +179,22 @@ def query_of(value: str | Sequence[Mapping[str, Any]]) -> str | list[StandardMes
 def user_message(content: Content) -> StandardMessage:
     """Return a user's message."""
     return _message(HumanMessage, content)
+
+
+def demands_message(request: Mapping[str, Any]) -> SystemMessage | None:
+    """Return what a request says beside its input, word for word; ``None``: nothing.
+
+    Args:
+        request: may have lists of texts: ``goals``, ``constraints``, ``success_criteria``.
+    """
+    blocks = [
+        "\n".join([title, *(f"- {text}" for text in texts)])
+        for name, title in DEMAND_TITLES.items()
+        if (texts := request.get(name))
+    ]
+    if not blocks:
+        return None
+    return SystemMessage(content="\n\n".join(blocks), metadata={DEMANDS: True})
 
 
 def _answer(call_id: str, tool: str, content: Content) -> ToolMessage:

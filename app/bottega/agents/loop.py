@@ -27,7 +27,7 @@ from bottega.agents.messages import (
 )
 from bottega.agents.output import OUTPUT_INVALID, Objection, OutputCheck
 from bottega.agents.policy import unmet
-from bottega.agents.provider import LLMProvider, ToolSchema, answer_from
+from bottega.agents.provider import LLMProvider, Permit, ToolSchema, answer_from
 from bottega.agents.query import Query, delta_listener, fire, options_of
 from bottega.agents.shared_memory import inject_shared_memory, publish_answer
 from bottega.agents.tool_calls import after_tools, answer_calls
@@ -255,14 +255,14 @@ class QueryLoop:
         check_history(history, len(good) if history[: len(good)] == good else 0)
         self._good = list(history)
 
-    async def _invoke(self, most: int | None) -> AssistantMessage:
+    async def _invoke(self, permit: Permit | None) -> AssistantMessage:
         options = self._options
         if failing := self.query.recorder.failing(self.query):
             options = replace(options, failing=failing)
         if options.params is not None and not self._keeps_tool_choice():
             options = replace(options, params=options.params.without_tool_choice())
-        if most is not None:
-            options = replace(options, max_output_tokens=most)
+        if permit is not None:
+            options = replace(options, permit=permit, max_output_tokens=permit.most)
         on_delta = delta_listener(self.query)
         return await answer_from(self.provider, self._messages, self._schemas, options, on_delta)
 
@@ -319,6 +319,8 @@ class QueryLoop:
             QueryFailed: the answer is refused.
         """
         history, on_length = self.agent.conversation_history, self.agent.on_length
+        if ending is Ending.LENGTH and self._pending.repeats(message):
+            return await self._settle(FinalAnswer(self._whole(message), FINAL_ANSWER, deferred))
         if self._output.schema is not None:  # half of a JSON value cannot be continued
             accepts = on_length == "accept" and await self._output.accepts(message.content)
             on_length = "accept" if accepts else "fail"
@@ -359,7 +361,7 @@ class QueryLoop:
         message, reason, deferred = answer
         if (objection := await self._output.objection(message.content)) is not None:
             raise QueryFailed(objection.error, OUTPUT_INVALID, OUTPUT_INVALID, message.content)
-        message = without_calls(message)
+        message = self._output.json_in(without_calls(message))
         history = self.agent.conversation_history
         if reason in _SAID:
             history.append(message)

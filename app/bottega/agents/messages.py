@@ -20,7 +20,8 @@ T = TypeVar("T")
 
 SHARED_MEMORY = "shared_memory"
 WORKING_MEMORY = "working_memory"
-_CONTEXT = (SHARED_MEMORY, WORKING_MEMORY)
+DEMANDS = "demands"
+_CONTEXT = (SHARED_MEMORY, WORKING_MEMORY, DEMANDS)
 
 
 class ToolStatus(StrEnum):
@@ -45,6 +46,7 @@ class Usage:
         cost: in US dollars; ``None``: no price is known for any of the tokens.
         part_unpriced: true if ``cost`` lacks tokens without a known price.
         written: input tokens that the server put into its cache; only of one call, for its price.
+        is_own: true if the model server is a tenant's own; only of one call.
     """
 
     input: int = 0
@@ -55,6 +57,7 @@ class Usage:
     cost: Decimal | None = None
     part_unpriced: bool = False
     written: int = field(default=0, compare=False, repr=False, kw_only=True)
+    is_own: bool = field(default=False, compare=False, repr=False, kw_only=True)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -250,7 +253,7 @@ class SystemMessage(Message):
 
     @property
     def is_context(self) -> bool:
-        """True for data from shared or working memory, false for instructions."""
+        """True for what belongs to one query: shared and working memory, a request's demands."""
         return not self.metadata.keys().isdisjoint(_CONTEXT)
 
 

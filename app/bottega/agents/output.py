@@ -1,9 +1,10 @@
 """Validation of a query's answer against its agent's schema."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from bottega.agents.messages import AssistantMessage
 from bottega.agents.threads import run_in_thread
 
 OUTPUT_INVALID = "output_invalid"
@@ -31,11 +32,18 @@ class AnswerSchema(Protocol):
 
     schema: dict[str, Any]
 
+    @property
+    def unchecked(self) -> Sequence[str]:
+        """The places of patterns that are not checked."""
+
     def is_quick(self, length: int) -> bool:
         """Return true if :meth:`read` takes few milliseconds for a text this long."""
 
     def read(self, text: str) -> tuple[Any, list[Any]]:
         """Parse an answer; return it with its violations."""
+
+    def json_in(self, text: str) -> str:
+        """Return the part of an answer that :meth:`read` parses."""
 
 
 class Objection(NamedTuple):
@@ -79,6 +87,13 @@ class OutputCheck:
         self.value: Any = None
         self._valid: str | None = None
         self._rejected = 0
+
+    def json_in(self, message: AssistantMessage) -> AssistantMessage:
+        """Return an answer with nothing but its JSON, if there is a schema."""
+        text = message.content if self.schema is None else self.schema.json_in(message.content)
+        if text == message.content:
+            return message
+        return message.model_copy(update={"content": text, "state": {}})
 
     async def accepts(self, text: str) -> bool:
         """Check a text without rejecting it."""

@@ -123,6 +123,8 @@ _TOKENS_PER_PAGE = 2000
 _BYTES_PER_PAGE = 50_000
 _BYTES_PER_AUDIO_TOKEN = 500
 _BYTES_PER_VIDEO_TOKEN = 1000
+MOST_FILE_TOKENS = 10_000_000
+"""More than any prompt takes; a file's own numbers, such as its pages, may say more."""
 
 
 def content_tokens(
@@ -137,7 +139,13 @@ def content_tokens(
     - audio: 32 tokens per second (Gemini), at 16 KB per second;
     - video: 263 tokens per second (Gemini), at 256 KB per second;
     - others: as text, at 4 bytes per token.
+
+    At most :data:`MOST_FILE_TOKENS`.
     """
+    return min(MOST_FILE_TOKENS, _content_tokens(media_type, size, pixels, pages))
+
+
+def _content_tokens(media_type: str, size: int, pixels: int | None, pages: int | None) -> int:
     kind = media_type.partition("/")[0]
     if kind == "image":
         if pixels is None:

@@ -1,8 +1,6 @@
 """Port to a model. ``bottega.llm`` implements it."""
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NamedTuple, Protocol
@@ -54,6 +52,19 @@ class Failing(NamedTuple):
     since_s: float
 
 
+@dataclass(slots=True, eq=False)
+class Permit:
+    """Reservation of one model call in the accounts that pay for it.
+
+    Attributes:
+        most: tokens that the call may produce; ``None``: no bound.
+        is_open: false once the reservation is returned.
+    """
+
+    most: int | None = None
+    is_open: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """Per-call options.
@@ -62,7 +73,7 @@ class ModelOptions:
         model: name of the model; ``None``: the provider's default.
         on_try: called before each try of a provider that has several models.
         on_failed_try: called after each failed try, before the next one.
-        on_lost: called with the usage that the server had reported of an answer that broke off or
+        on_lost: called with the usage of a request that was sent, and whose answer broke off or
             was cancelled.
         failing: earlier tries of this call, whose patience goes on.
         on_warning: called with a code and a text about what the call loses.
@@ -74,6 +85,7 @@ class ModelOptions:
         asked: the user message that began the query; ``None``: the newest one. Context of the query
             goes into that message's turn, so the start of the prompt stays the same in each call.
         files: loads the parts that are stored files; ``None``: there are none.
+        permit: the caller's reservation; ``None``: the provider's own account pays, if it has one.
     """
 
     model: str | None = None
@@ -87,6 +99,7 @@ class ModelOptions:
     output_schema: Mapping[str, Any] | None = field(default=None, hash=False)
     asked: StandardMessage | None = None
     files: FileLoader | None = None
+    permit: Permit | None = None
 
 
 class ModelPrices(Protocol):
@@ -115,7 +128,7 @@ class LLMProvider(Protocol):
     ) -> AssistantMessage: ...
 
 
-async def prices_of(provider: LLMProvider | None) -> ModelPrices | None:
+async def prices_of(provider: object | None) -> ModelPrices | None:
     """Return the prices of a provider's default model; ``None``: none are known."""
     find = getattr(provider, "prices", None)
     return None if find is None else await find()
@@ -170,25 +183,3 @@ def default_provider() -> LLMProvider:
             "provider = OpenAIProvider('…'); bottega.agents.set_default_provider(lambda: provider)"
         )
     return _default_provider()
-
-
-_collected: ContextVar[list[LLMProvider] | None] = ContextVar("collected", default=None)
-
-
-def using(provider: LLMProvider) -> LLMProvider:
-    """Register a query's provider with :func:`collecting_providers`, if active; return it."""
-    collected = _collected.get()
-    if collected is not None and not any(known is provider for known in collected):
-        collected.append(provider)
-    return provider
-
-
-@contextmanager
-def collecting_providers() -> Iterator[list[LLMProvider]]:
-    """Collect the providers that queries use within the block, sub-agents' included."""
-    collected: list[LLMProvider] = []
-    token = _collected.set(collected)
-    try:
-        yield collected
-    finally:
-        _collected.reset(token)

@@ -38,6 +38,7 @@ from bottega.agents.provider import (
     ModelOptions,
     ModelTarget,
     OnDelta,
+    Permit,
     ToolSchema,
 )
 from bottega.agents.tools import AgentState, ToolBase
@@ -57,10 +58,8 @@ def task_id_at(root: UUID, path: Path) -> UUID:
 class BackgroundTask(Protocol):
     """The asynchronous task that a query works for."""
 
-    def model_call(self, query: "Query") -> AbstractAsyncContextManager[int | None]:
+    def model_call(self, query: "Query") -> AbstractAsyncContextManager[Permit]:
         """Wait for the task's slot and reserve tokens during a model call; not used in a replay.
-
-        Yields the tokens that the model may produce; ``None``: no bound.
 
         Raises:
             BudgetExhaustedError: too few tokens are left.
@@ -185,13 +184,13 @@ class Query:
         """0 for the root, 1 for its sub-agents, and so on."""
         return len(self.path)
 
-    def admission(self) -> AbstractAsyncContextManager[int | None]:
+    def admission(self) -> AbstractAsyncContextManager[Permit | None]:
         """Return the context in which a recorder makes a model call; see ``BackgroundTask``."""
         return nullcontext() if self.task is None else self.task.model_call(self)
 
 
-Invoke = Callable[[int | None], Awaitable[AssistantMessage]]
-"""Function that makes a model call with a limit of output tokens (``None``: no bound)."""
+Invoke = Callable[[Permit | None], Awaitable[AssistantMessage]]
+"""Function that makes a model call with its reservation; ``None``: nothing is reserved."""
 
 
 def options_of(query: Query) -> ModelOptions:
@@ -250,10 +249,10 @@ class Recorder:
     async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
         """Make or replay the model call with the number ``query.model_calls``.
 
-        To make it, ``await invoke(most)`` within ``async with query.admission() as most``.
+        To make it, ``await invoke(permit)`` within ``async with query.admission() as permit``.
         """
-        async with query.admission() as most:
-            return await invoke(most)
+        async with query.admission() as permit:
+            return await invoke(permit)
 
     def delta_listener(self, query: Query) -> OnDelta | None:
         """Return a listener for the text deltas of the next model call, if any."""

@@ -26,7 +26,7 @@ from bottega.agents.query import (
     fire,
 )
 from bottega.agents.subagent import SubAgentWrapper
-from bottega.agents.tools import ToolBase, error_result, raised
+from bottega.agents.tools import ToolBase, error_result, in_json, raised
 from bottega.errors import FencedError, HistoryError, HookContractError
 
 Toolbox = Mapping[str, ToolBase]
@@ -227,6 +227,8 @@ async def execute_tool(tool: ToolBase | None, call: ToolCall, tools: Toolbox) ->
     try:
         own = isinstance(tool, SubAgentWrapper) or tool.local
         result = await (tool.execute(call) if own else abandonable(tool, call))
+        if isinstance(result, ToolResult):
+            return in_json(result)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -236,8 +238,6 @@ async def execute_tool(tool: ToolBase | None, call: ToolCall, tools: Toolbox) ->
         if must_escape(tool, error):
             raise
         return raised(call, error)
-    if isinstance(result, ToolResult):
-        return result
     return error_result(call, f"the tool returned {type(result).__name__}, not a ToolResult")
 
 

@@ -2,18 +2,29 @@
 
 import dataclasses
 import inspect
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property, partial
-from types import UnionType
-from typing import Any, ClassVar, Protocol, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Protocol
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
-from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import to_jsonable_python
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from bottega.agents.callers.context import ToolContext, current_context
+from bottega.agents.callables.arguments import (
+    CallableArguments,
+    Names,
+    ToolArguments,
+    context_for,
+    fields_of,
+    instances_of,
+    is_context,
+    names_near,
+    refuse_arguments,
+    schema_of,
+    valid_of,
+)
+from bottega.agents.callables.values import as_json, listed, listed_async
 from bottega.agents.messages import (
     AgentUsage,
     StandardMessage,
@@ -146,22 +157,22 @@ def success_result(call: ToolCall, value: Any, parts: Sequence[Part] = ()) -> To
         parts: images and other content beside it.
 
     Raises:
+        TypeError: a part of ``value`` has no form in JSON.
         ValueError: ``value`` contains itself.
     """
-    if type(value) not in (str, bool, int, type(None)):
-        value = to_jsonable_python(value, fallback=str, inf_nan_mode="null", bytes_mode="base64")
-    return ToolResult(tool_call_id=call.id, tool_name=call.name, result=value, parts=tuple(parts))
+    return ToolResult(
+        tool_call_id=call.id, tool_name=call.name, result=as_json(value), parts=tuple(parts)
+    )
 
 
-class _Schema(GenerateJsonSchema):
-    """Schema generator without titles of fields, which only cost tokens."""
+def in_json(result: ToolResult) -> ToolResult:
+    """Return a tool's own result with a value of JSON's types.
 
-    def field_title_should_be_set(self, schema: Any) -> bool:
-        return False
-
-
-def _parameters(schema: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in schema.items() if key != "title"}
+    Raises:
+        TypeError, ValueError: as :func:`success_result`.
+    """
+    value = as_json(result.result)
+    return result if value is result.result else result.model_copy(update={"result": value})
 
 
 def explain(error: ValidationError) -> str:
@@ -175,11 +186,15 @@ def explain(error: ValidationError) -> str:
 
 async def _answer(call: ToolCall, function: Callable[[], Any], *, is_async: bool) -> ToolResult:
     """Call an async function here, any other in a thread; return its value as the answer."""
-    value = function() if is_async else await run_in_thread(function)
+    value = function() if is_async else await run_in_thread(partial(listed, function))
     if inspect.isawaitable(value):
         value = await value
     if isinstance(value, ToolResult):
         return value
+    if isinstance(value, AsyncIterator):
+        value = await listed_async(value)
+    elif isinstance(value, Iterator):
+        value = await run_in_thread(partial(listed, lambda: value))
     return _answering(call, value)
 
 
@@ -198,7 +213,11 @@ def _answering(call: ToolCall, value: Any) -> ToolResult:
 
 
 class FunctionTool(ToolBase):
-    """A function as a tool; calling it calls the function."""
+    """A function, or another callable, as a tool; calling it calls the function.
+
+    Args:
+        known: names for types that are written as text.
+    """
 
     def __init__(
         self,
@@ -208,6 +227,7 @@ class FunctionTool(ToolBase):
         description: str,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
         idempotent: bool = False,
+        known: Names | None = None,
     ) -> None:
         self.name = name
         self.description = description
@@ -215,23 +235,20 @@ class FunctionTool(ToolBase):
         self.idempotent = idempotent
         self._function = function
         self._is_async = inspect.iscoroutinefunction(function)
-        self._names, self._model = _arguments_of(function)
-        self._takes = _context_parameters(function)
+        self._arguments = CallableArguments(f"the tool '{name}'", function, known or {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
 
     def create_schema(self) -> dict[str, Any]:
-        return _parameters(self._model.model_json_schema(schema_generator=_Schema))
+        return self._arguments.schema
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
         try:
-            valid = self._model.model_validate(tool_call.arguments)
+            function = self._arguments.call(tool_call.arguments)
         except ValidationError as error:
             return refused_arguments(tool_call, error)
-        values = {name: getattr(valid, field) for field, name in self._names.items()}
-        values |= _context_for(self._takes)
-        return await _answer(tool_call, partial(self._function, **values), is_async=self._is_async)
+        return await _answer(tool_call, function, is_async=self._is_async)
 
 
 class ClassTool(ToolBase):
@@ -242,33 +259,33 @@ class ClassTool(ToolBase):
     """
 
     _target: ClassVar[type[Any]]
+    _takes: ClassVar[Sequence[str]]
+    _fields: ClassVar[ToolArguments | TypeAdapter[Any]]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        target = self._target
-        self._is_async = inspect.iscoroutinefunction(target.execute)
-        self._takes = _context_parameters(target.execute)
-        self._names: dict[str, str] | None = None
-        if dataclasses.is_dataclass(target) or issubclass(target, BaseModel):
-            self._adapter: TypeAdapter[Any] = TypeAdapter(target)
-        else:
-            self._prototype = target(*args, **kwargs)
-            self._names, model = _model_of(target.__name__, _fields_of(target))
-            self._adapter = TypeAdapter(model)
+        self._is_async = inspect.iscoroutinefunction(self._target.execute)
+        if isinstance(self._fields, ToolArguments):
+            self._prototype = self._target(*args, **kwargs)
 
     def create_schema(self) -> dict[str, Any]:
-        return _parameters(self._adapter.json_schema(schema_generator=_Schema))
+        fields = self._fields
+        return fields.schema if isinstance(fields, ToolArguments) else schema_of(fields)
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
         try:
-            valid = self._adapter.validate_python(tool_call.arguments)
+            instance = self._instance(tool_call.arguments)
         except ValidationError as error:
             return refused_arguments(tool_call, error)
-        if self._names is not None:
-            fields, valid = valid, copy(self._prototype)
-            for field, name in self._names.items():
-                setattr(valid, name, getattr(fields, field))
-        execute = partial(valid.execute, **_context_for(self._takes))
+        execute = partial(instance.execute, **context_for(self._takes))
         return await _answer(tool_call, execute, is_async=self._is_async)
+
+    def _instance(self, arguments: Mapping[str, Any]) -> Any:
+        if not isinstance(self._fields, ToolArguments):
+            return valid_of(self._fields, arguments)
+        instance = copy(self._prototype)
+        for name, value in self._fields.values(arguments).items():
+            setattr(instance, name, value)
+        return instance
 
 
 def tool(
@@ -287,10 +304,13 @@ def tool(
         A :class:`FunctionTool` for a function, a :class:`ToolBase` subclass for a class.
 
     Raises:
-        TypeError: positional-only or variadic parameters, or a class without ``execute``.
+        TypeError: a parameter has no type, or one that has no JSON Schema; a callable does not say
+            its parameters or takes any number of them; a class has no ``execute``. The text names
+            what is wrong.
     """
 
     def decorate(target: Any) -> Any:
+        known = names_near(target, sys._getframe(1))
         if not inspect.isclass(target):
             return FunctionTool(
                 target,
@@ -298,13 +318,7 @@ def tool(
                 description=description,
                 timeout_s=timeout_s,
                 idempotent=idempotent,
-            )
-        if not callable(getattr(target, "execute", None)):
-            raise TypeError(f"{target.__name__} needs a method execute(self) to be a tool")
-        if any(map(_is_context, get_type_hints(target).values())):
-            raise TypeError(
-                f"{target.__name__} cannot have a field of type ToolContext: let execute take it, "
-                "as in execute(self, context: ToolContext)"
+                known=known,
             )
         about = {
             "name": name,
@@ -316,75 +330,24 @@ def tool(
             "__module__": target.__module__,
             "__qualname__": target.__qualname__,
         }
+        about |= _class_arguments(name, target, known)
         return type(target.__name__, (ClassTool,), about)
 
     return decorate
 
 
-_UNFILLABLE = (
-    inspect.Parameter.VAR_POSITIONAL,
-    inspect.Parameter.VAR_KEYWORD,
-    inspect.Parameter.POSITIONAL_ONLY,
-)
-
-Fields = dict[str, tuple[Any, Any]]
-"""Type and default (``...``: none) by argument."""
-
-
-def _arguments_of(function: Callable[..., Any]) -> tuple[dict[str, str], type[BaseModel]]:
-    hints = get_type_hints(function, include_extras=True)
-    fields: Fields = {}
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind in _UNFILLABLE:
-            raise TypeError(f"a tool takes named parameters only, not {parameter}")
-        if _is_context(hints.get(parameter.name)):
-            continue
-        default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (hints.get(parameter.name, Any), default)
-    return _model_of(getattr(function, "__name__", "tool"), fields)
-
-
-def _is_context(hint: Any) -> bool:
-    """Return true for the type :class:`ToolContext`, optional or not."""
-    if get_origin(hint) in (Union, UnionType):
-        return any(map(_is_context, get_args(hint)))
-    return hint is ToolContext
-
-
-def _context_parameters(function: Callable[..., Any]) -> list[str]:
-    hints = get_type_hints(function)
-    return [name for name, hint in hints.items() if name != "return" and _is_context(hint)]
-
-
-def _context_for(parameters: Sequence[str]) -> dict[str, ToolContext]:
-    """Return the arguments for a function's parameters that take the context."""
-    if not parameters:
-        return {}
-    context = current_context.get() or ToolContext()  # called outside of a query
-    return dict.fromkeys(parameters, context)
-
-
-def _fields_of(cls: type[Any]) -> Fields:
-    hints = get_type_hints(cls, include_extras=True)
-    return {
-        name: (hint, getattr(cls, name, ...))
-        for name, hint in hints.items()
-        if not name.startswith("_") and getattr(hint, "__origin__", hint) is not ClassVar
-    }
-
-
-def _model_of(title: str, fields: Fields) -> tuple[dict[str, str], type[BaseModel]]:
-    """Return the argument names by field name, and a Pydantic model of the arguments.
-
-    The fields have neutral names, so an argument may have the name of a Pydantic method, such as
-    ``json`` or ``copy``.
-    """
-    names = {f"argument_{index}": name for index, name in enumerate(fields)}
-    config = ConfigDict(
-        extra="forbid",
-        alias_generator=names.__getitem__,
-        arbitrary_types_allowed=True,
-        validate_default=False,
-    )
-    definitions: dict[str, Any] = dict(zip(names, fields.values(), strict=True))
-    return names, create_model(title, __config__=config, **definitions)
+def _class_arguments(name: str, target: type[Any], known: Names) -> dict[str, Any]:
+    """Return the arguments of a class for :class:`ClassTool`, checked."""
+    what = f"the tool '{name}'"
+    if not callable(getattr(target, "execute", None)):
+        raise TypeError(f"{what}: {target.__name__} needs a method execute(self) to be a tool")
+    takes = refuse_arguments(what, target.execute, known)
+    fields = fields_of(what, target, known)
+    if any(is_context(hint) for hint, _ in fields.values()):
+        raise TypeError(
+            f"{target.__name__} cannot have a field of type ToolContext: let execute take it, "
+            "as in execute(self, context: ToolContext)"
+        )
+    if dataclasses.is_dataclass(target) or issubclass(target, BaseModel):
+        return {"_takes": takes, "_fields": instances_of(what, target, known)}
+    return {"_takes": takes, "_fields": ToolArguments(what, fields, known)}

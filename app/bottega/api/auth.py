@@ -10,13 +10,23 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.api.errors import database_unavailable, for_error, problem_response
+from bottega.api.server.addresses import KeylessRates
 from bottega.api.server.headers import sent
+from bottega.api.server.limits import limited
 from bottega.api.server.middleware import refuse
 from bottega.db.base import DEFAULT_TENANT
-from bottega.errors import BottegaError, ForbiddenError, UnauthenticatedError
-from bottega.events.log import is_transient
+from bottega.db.failures import is_transient
+from bottega.errors import (
+    BottegaError,
+    ConflictError,
+    ForbiddenError,
+    UnauthenticatedError,
+    UserRequiredError,
+)
 from bottega.tenants import keys
 from bottega.tenants.key_cache import Identity, KeyCache
+from bottega.tenants.ratelimit import Decision
+from bottega.users.names import names_nobody
 
 SHORTEST, LONGEST = 32, 256
 """Lengths of a key, in characters. Generated keys have 56, an operator's own may differ."""
@@ -27,6 +37,9 @@ _PUBLIC = frozenset(
         "/metrics",  # asks for a token of its own
     )
 )
+_UNCOUNTED = frozenset(("/healthz", "/readyz", "/metrics"))
+"""Public paths for monitoring: each costs little, or asks for a token."""
+_NOBODY, _LIMITED = 401, 429
 _PAGES = ("/docs-assets/", "/console/")
 _BEARER = re.compile(rf"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{{{SHORTEST},{LONGEST}}}) *".encode())
 _NO_SOCKET = "there is no WebSocket at this path: a run's is /v1/runs/{id}/ws"
@@ -47,12 +60,14 @@ class Principal:
     Attributes:
         actor: name in the audit log: ``key:<prefix>``, or ``local`` while there are no keys.
         key_id: ``None`` while there are no keys.
+        require_user: its requests name the end user that they act for.
     """
 
     tenant_id: UUID
     scopes: Sequence[keys.Scope]
     actor: str
     key_id: UUID | None
+    require_user: bool = False
 
     @property
     def identity(self) -> Identity:
@@ -78,6 +93,51 @@ class Principal:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Acting:
+    """A caller, and the end user that its request acts for.
+
+    Attributes:
+        user: ``None``: nobody. A key may still read and control all of its tenant, but its run
+            reads nothing of others.
+    """
+
+    principal: Principal
+    user: str | None
+
+    @property
+    def tenant_id(self) -> UUID:
+        return self.principal.tenant_id
+
+    def refuse_other(self, owner: str | None, what: str) -> None:
+        """Check that the user whom a request names, if it names one, owns what it changes.
+
+        Raises:
+            ConflictError: ``session_user``.
+        """
+        if self.user not in (None, owner):
+            raise ConflictError(
+                f"{what} belongs to another user, or to none: send its own, or omit the user",
+                code="session_user",
+            )
+
+
+def acts_for(principal: Principal, named: str | None, pointer: str | None = "/user") -> Acting:
+    """Return for whom a request acts that may name an end user: the only place that decides it.
+
+    Args:
+        named: the user by the request; empty or blank: nobody.
+        pointer: the place of the name in the request's body; ``None``: it is not in the body.
+
+    Raises:
+        UserRequiredError: the key must name one.
+    """
+    user = None if named is None or names_nobody(named) else named
+    if user is None and principal.require_user:
+        raise UserRequiredError(pointer)
+    return Acting(principal, user)
+
+
 LOCAL = Principal(DEFAULT_TENANT, ("admin",), "local", None)
 """Caller while there are no keys; only this machine has access then."""
 
@@ -88,23 +148,61 @@ def is_public(path: str) -> bool:
 
 
 class Authenticate:
-    """Middleware that puts the :class:`Principal` into ``scope["state"]``, or refuses."""
+    """Middleware that puts the :class:`Principal` into ``scope["state"]``, or refuses.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+        rates: of requests without a valid key, while there are keys.
+    """
+
+    def __init__(self, app: ASGIApp, rates: KeylessRates) -> None:
         self.app = app
+        self.rates = rates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket" and is_public(scope["path"]):
-            await refuse(problem_response(404, "not_found", _NO_SOCKET), scope, receive, send)
+        kind = scope["type"]
+        if kind == "lifespan" or (kind == "http" and scope["path"] in _UNCOUNTED):
+            await self.app(scope, receive, send)
             return
-        if scope["type"] in ("http", "websocket") and not is_public(scope["path"]):
-            key_cache: KeyCache = scope["app"].state.service.keys
-            found = await _principal_or_refusal(scope, key_cache)
-            if isinstance(found, Response):
-                await refuse(found, scope, receive, send)
-                return
+        key_cache: KeyCache = scope["app"].state.service.keys
+        above_the_rate = self._refusal_of_unknown(scope, key_cache)
+        found = above_the_rate or await _principal_or_refusal(scope, key_cache)
+        refusal = found if isinstance(found, Response) else None
+        if refusal is not None and refusal.status_code == _NOBODY and not _is_preflight(scope):
+            refusal = self._refusal(self.rates.take(scope)) or refusal
+        if is_public(scope["path"]) and (refusal is None or refusal.status_code != _LIMITED):
+            is_socket = kind == "websocket"
+            refusal = problem_response(404, "not_found", _NO_SOCKET) if is_socket else None
+        if refusal is not None:
+            await refuse(refusal, scope, receive, send)
+            return
+        if isinstance(found, Principal):
             scope.setdefault("state", {})["principal"] = found
         await self.app(scope, receive, send)
+
+    def _refusal_of_unknown(self, scope: Scope, key_cache: KeyCache) -> Response | None:
+        """Return the refusal of a key that the database would have to look up, above the rate."""
+        key = _key(sent(scope, b"authorization"))
+        if key is None or key_cache.may_be_open or key_cache.has(key) or _ticket(scope) is not None:
+            return None
+        return self._refusal(self.rates.look(scope))
+
+    def _refusal(self, decision: Decision) -> Response | None:
+        rate = self.rates.rate
+        if decision.allowed:
+            return None
+        detail = (
+            f"without a valid key an address may make {rate.per_s:g} requests per second here, "
+            f"{rate.burst} at once: send a key, or try again after Retry-After"
+        )
+        return limited("rate_limited", detail, decision.retry_after_s)
+
+
+def _is_preflight(scope: Scope) -> bool:
+    """Return true for a browser's question about another request: it cannot carry a key."""
+    if scope["type"] != "http" or scope["method"] != "OPTIONS":
+        return False
+    asks = sent(scope, b"origin") and sent(scope, b"access-control-request-method")
+    return bool(asks) and not sent(scope, b"authorization")
 
 
 async def _principal_or_refusal(scope: Scope, key_cache: KeyCache) -> Principal | Response:
@@ -135,13 +233,19 @@ async def _by_key(key_cache: KeyCache, keys_sent: list[bytes]) -> Principal:
             f"this API key expired at {key.expires_at:%Y-%m-%dT%H:%M:%SZ}: ask for a new one",
             code="key_expired",
         )
-    return Principal(key.tenant_id, key.scopes, f"key:{key.prefix}", key.id)
+    actor = f"key:{key.prefix}"
+    return Principal(key.tenant_id, key.scopes, actor, key.id, key.require_user)
 
 
 async def _find(key_cache: KeyCache, keys_sent: list[bytes]) -> keys.Key | None:
     """Look up the key that a request sends, if it sends one."""
+    key = _key(keys_sent)
+    return None if key is None else await key_cache.find(key)
+
+
+def _key(keys_sent: list[bytes]) -> str | None:
     match = _BEARER.fullmatch(keys_sent[0]) if len(keys_sent) == 1 else None
-    return await key_cache.find(match[1].decode()) if match else None
+    return match[1].decode() if match else None
 
 
 def _ticket(scope: Scope) -> str | None:
@@ -167,4 +271,4 @@ async def _by_ticket(key_cache: KeyCache, ticket: str, scope: Scope) -> Principa
             code="bad_ticket",
         )
     actor = LOCAL.actor if row["key_id"] is None else f"key:{row['prefix']}"
-    return Principal(row["tenant_id"], row["scopes"], actor, row["key_id"])
+    return Principal(row["tenant_id"], row["scopes"], actor, row["key_id"], row["require_user"])

@@ -5,6 +5,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any
+from uuid import uuid4
 
 import asyncpg
 import sqlalchemy.exc
@@ -14,10 +15,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
-from starlette.routing import compile_path
+from starlette.routing import Route
 
-from bottega.errors import BottegaError, BusyError, ErrorKind, LimitedError
-from bottega.events.log import is_storage_full, is_transient
+from bottega.db.failures import is_storage_full, is_transient
+from bottega.errors import (
+    BottegaError,
+    BusyError,
+    ErrorKind,
+    LimitedError,
+    UnknownReferenceError,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -46,6 +53,8 @@ _HEADERS = {
     ErrorKind.UNAUTHENTICATED: {"WWW-Authenticate": "Bearer"},
     ErrorKind.UNAVAILABLE: {"Retry-After": "1"},
 }
+FAILURE = "database_failure"
+"""Key in the request's state of the error that passes and made its answer a 503."""
 _CODES = {
     400: "bad_request",
     403: "forbidden",
@@ -57,7 +66,7 @@ _CODES = {
     429: "limited",
     503: "unavailable",
 }
-_SPOKEN = frozenset(("secret_in_clear", "not_built"))
+_SPOKEN = frozenset(("secret_in_clear",))
 """Types of invalid fields that have a code of their own."""
 
 
@@ -142,9 +151,10 @@ def problem_response(
 
 def for_error(error: BottegaError) -> Response:
     """Return the problem for an error of Bottega's own."""
-    pointed = (
-        [] if error.pointer is None else [FieldProblem(detail=error.detail, pointer=error.pointer)]
-    )
+    places = [] if error.pointer is None else [(error.pointer, error.detail)]
+    if isinstance(error, UnknownReferenceError):
+        places = list(error.places)
+    pointed = [FieldProblem(detail=detail, pointer=pointer) for pointer, detail in places]
     headers = _HEADERS.get(error.kind)
     if isinstance(error, LimitedError):
         headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
@@ -199,7 +209,12 @@ async def _on_invalid(request: Request, error: RequestValidationError) -> Respon
     if found[0]["loc"] == ("body",) and not re.match(r"application/([\w.+-]+\+)?json\b", sent):
         detail = f"the body's content-type is '{sent[:60]}': send it as application/json"
         return problem_response(415, "unsupported_media_type", detail)
-    errors = [field_problem(item, error.body) for item in found[:20]]
+    return invalid(found, error.body)
+
+
+def invalid(found: Sequence[Any], body: Any = None) -> Response:
+    """Return the problem for errors of validation; see :func:`field_problem`."""
+    errors = [field_problem(item, body) for item in found[:20]]
     first = errors[0]
     where = first.pointer if first.pointer is not None else first.parameter
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
@@ -229,16 +244,14 @@ async def _on_http(request: Request, error: HTTPException) -> Response:
 
 
 def allowed_methods(request: Request) -> list[str]:
-    """Return the methods that the API documents for the request's path."""
-    paths, asked = request.app.openapi()["paths"], request.url.path
-    methods: set[str] = {method.upper() for method in paths.get(asked, ())}
-    if methods:  # an exact path goes before a template
-        return sorted(methods)
-    for template, operations in paths.items():
-        pattern, *_ = compile_path(template)
-        if pattern.match(asked):
-            methods |= {method.upper() for method in operations}
-    return sorted(methods) or ["GET"]
+    """Return the methods that the API has for the request's path."""
+    asked = request.url.path
+    known = [route for route in request.app.routes if isinstance(route, Route)]
+    # An exact path goes before a template.
+    found = [route for route in known if route.path == asked] or [
+        route for route in known if route.path_regex.match(asked)
+    ]
+    return sorted({method for route in found for method in route.methods or ()}) or ["GET"]
 
 
 async def _on_own(request: Request, error: BottegaError) -> Response:
@@ -262,13 +275,16 @@ async def _on_database(request: Request, error: Exception) -> Response:
         return storage_full()
     if is_transient(error):
         log.warning("api.database_unavailable", error=str(error))
+        request.scope.setdefault("state", {})[FAILURE] = error
         return database_unavailable()
     return await _on_bug(request, error)
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
-    log.error("api.error", path=request.url.path, exc_info=error)
-    return problem_response(500, "internal", "an internal error; the server's log says more")
+    number = uuid4().hex[:12]
+    log.error("api.error", path=request.url.path, number=number, exc_info=error)
+    detail = f"an internal error; the server's log says more under the number {number}"
+    return problem_response(500, "internal", detail)
 
 
 Handler = Callable[[Request, Any], Awaitable[Response]]

@@ -2,15 +2,21 @@
 
 The statement that ends a run with checks orders them, by a row in ``run_checks``. A worker leases
 due rows, decides the checks without a transaction, stores the verdicts and labels the run's
-episode. If it dies, another one does them when the lease is over. What cannot be decided, such as a
-judge that is down, is tried again with growing pauses.
+episode. If it dies, another one does them when the lease is over.
+
+A round has three stages, each with places of its own: the checks that we decide ourselves, those
+of plugins, those of models. So no check waits for one of a later stage. If some cannot be decided,
+such as a judge that is down, the next round tries them again, after growing pauses. A check that
+fails decides at once: nobody is asked about the later ones. If only judges are left that the
+tenant's day cannot pay, they are asked on the next day, for a week.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -28,49 +34,56 @@ from bottega.background.verdicts import (
     passed,
 )
 from bottega.db.engine import acting_as
+from bottega.db.failures import is_transient
 from bottega.definitions.pinned import Pin, PinnedDefinitions, PinnedModels, pins_of
-from bottega.errors import ModelError, PluginError
-from bottega.events.log import is_transient
-from bottega.leased_work import LeasedWork, WorkLoop
-from bottega.llm.structured_output import Count, Judge
+from bottega.errors import BudgetBusyError, BudgetExhaustedError, ModelError, PluginError
+from bottega.leased_work import LeasedWork
+from bottega.llm.structured_output import Judge
 from bottega.redaction import Redactor
 from bottega.subagents.plugins import bounded
 
 MOST_TRIES = 6
 
 _LEASE_S = 180.0
-"""Longer than the checks of a claim take: they begin at once, each with a time limit."""
+"""Longer than the checks of a stage take: they begin at once, each with a time limit."""
 JUDGED_WITHIN_S = 150.0
-"""For each judge, its wait for others included."""
-_MOST = 64
-_EACH = 16
+"""For each judge, its wait for the provider's limits included."""
+_OURS, _PLUGINS, _JUDGES = range(3)
+_STAGE_OF = {"python": _PLUGINS, "judge": _JUDGES}
+_PLACES = 64
+_SHARE = 8
 _FIRST_PAUSE_S = 5.0
 _LONGEST_PAUSE_S = 600.0
 _GROWTH = 4.0
-_POLL_S = 30.0
+_UNPAID_FOR = timedelta(days=7)
+"""So long after a run's end its judges wait for a day that pays them."""
+UNPAID = "budget"
+"""Reason of checks that no day could pay."""
 _CHANNEL = "run_checks"
 
-_CLAIM = "SELECT tenant_id, tenant, run_id, tries FROM claim_due_checks($1, $2, $3)"
-_NEXT = "SELECT next_check_s()"
 _READ = """
-SELECT r.agent, r.pinned, r.input, r.output, c.results
+SELECT t.name AS tenant, r.agent, r.pinned, r.input, r.output, c.results,
+       r.ended_at < now() - $3::interval AS is_old
 FROM runs r JOIN run_checks c ON c.tenant_id = r.tenant_id AND c.run_id = r.id
+JOIN tenants t ON t.id = r.tenant_id
 WHERE r.tenant_id = $1 AND r.id = $2
 """
 _STORE = """
-UPDATE run_checks SET status = $4, passed = $5, results = coalesce($6, results), error = $7,
-    updated_at = clock_timestamp(), next_at = clock_timestamp() + make_interval(secs => $8)
-WHERE tenant_id = $1 AND run_id = $2 AND tries = $3 AND status = 'pending'
+UPDATE run_checks SET stage = $5, tries = $6, status = $7, passed = $8,
+    results = coalesce($9, results), error = $10, reason = $11, updated_at = clock_timestamp(),
+    next_at = coalesce(
+        clock_timestamp() + make_interval(secs => $12),
+        (date_trunc('day', now() AT TIME ZONE 'UTC') + interval '1 day') AT TIME ZONE 'UTC')
+WHERE tenant_id = $1 AND run_id = $2 AND stage = $3 AND tries = $4 AND status = 'pending'
 """
 
 _HOLD = "SELECT hold_episode_of($1, $2)"
 _LABEL = "SELECT label_episode_of($1, $2)"
 
 PLUGIN_TIMEOUT_S = 30.0
-MODELS_AT_ONCE = 16
 
-ModelsFor = Callable[[PinnedModels, Mapping[str, Any]], Awaitable[LLMProvider]]
-"""Function (run, part of a definition with ``model``) → its models."""
+ModelsFor = Callable[[PinnedModels, UUID, Any], Awaitable[LLMProvider]]
+"""Function (run, its id, ``model`` as in a definition) → models that the run's tenant pays for."""
 PluginCheck = Callable[[Mapping[str, Any]], Any]
 """A plugin's ``check_success``; ``docs/operating.md`` says what it gets and returns."""
 
@@ -79,7 +92,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _EndedRun:
-    """A run to check; see :class:`PinnedModels`."""
+    """A run to check; see :class:`PinnedModels`.
+
+    Attributes:
+        unpaid: the error of each judge that could not be paid.
+    """
 
     tenant_id: UUID
     tenant: str
@@ -90,6 +107,22 @@ class _EndedRun:
     providers: Mapping[str, Mapping[str, Any]]
     operators: frozenset[str]
     result: EndResult
+    unpaid: list[BudgetExhaustedError] = field(default_factory=list)
+
+
+class _Unpaid(NamedTuple):
+    """Judges that could not be paid.
+
+    Attributes:
+        is_all: no other check is undecided.
+        is_busy: the budget may pay soon.
+        is_old: no day will pay them.
+    """
+
+    reason: str
+    is_all: bool
+    is_busy: bool
+    is_old: bool
 
 
 class SuccessChecks:
@@ -98,11 +131,10 @@ class SuccessChecks:
     Args:
         models_for: the models of judges.
         plugins: by name.
-        count: counts the calls of judges.
         known: returns what removes a tenant's secrets from reasons.
 
     Attributes:
-        loop: wake it when a check was ordered.
+        stages: the work of each stage.
     """
 
     def __init__(
@@ -111,25 +143,26 @@ class SuccessChecks:
         models_for: ModelsFor,
         plugins: Mapping[str, PluginCheck],
         *,
-        count: Count,
-        known: Callable[[UUID], Redactor],
+        known: Callable[[UUID, str], Awaitable[Redactor]],
     ) -> None:
         self._pool = pool
         self._models_for = models_for
         self._plugins = plugins
-        self._count = count
         self._known = known
         self._definitions = PinnedDefinitions(pool)
-        self._asking = asyncio.Semaphore(MODELS_AT_ONCE)
-        work = LeasedWork(
-            pool=pool,
-            claim=_CLAIM,
-            limits=(_LEASE_S, _MOST, _EACH),
-            next_s=_NEXT,
-            do=self._check,
-            tenants_at_once=_MOST,
-        )
-        self.loop = WorkLoop(_CHANNEL, work.do_due, poll_s=_POLL_S)
+        self.stages = [
+            LeasedWork(
+                pool=pool,
+                name=name,
+                columns="run_id uuid, stage smallint, tries integer",
+                lease_s=_LEASE_S,
+                share=_SHARE,
+                places=places,
+                do=self._check,
+                channel=_CHANNEL,
+            )
+            for name, places in (("check", _PLACES), ("plugin", None), ("judge", None))
+        ]
 
     def then(self, episode_stored: Callable[[], None]) -> Callable[[bool, bool], None]:
         """Return a function to call after a run's end with (it stored an episode, it has checks).
@@ -141,15 +174,13 @@ class SuccessChecks:
             if episode:
                 episode_stored()
             if checks:
-                self.loop.wake_soon()
+                self.stages[_OURS].loop.wake_soon()
 
         return left_work
 
-    async def _check(self, tenant_id: UUID, claimed: Sequence[asyncpg.Record]) -> None:
-        await asyncio.gather(*(self._check_or_put_off(row) for row in claimed))
-
-    async def _check_or_put_off(self, claimed: asyncpg.Record) -> None:
-        """Check a run; store why that failed, so that the others of its claim go on."""
+    async def _check(self, tenant_id: UUID, rows: Sequence[asyncpg.Record]) -> None:
+        """Do a stage of a run's checks, or store why that failed."""
+        (claimed,) = rows
         try:
             await self._check_run(claimed)
         except Exception as error:
@@ -157,12 +188,12 @@ class SuccessChecks:
                 raise
             log.error("run.not_checked", run_id=str(claimed["run_id"]), exc_info=error)
             why = f"an internal error ({type(error).__name__}); see the worker's log"
-            await self._store(claimed, [], why)
+            await self._store(claimed, [], error=why)
 
     async def _check_run(self, claimed: asyncpg.Record) -> None:
-        tenant_id, run_id = claimed["tenant_id"], claimed["run_id"]
+        tenant_id, run_id, stage = claimed["tenant_id"], claimed["run_id"], claimed["stage"]
         async with acting_as(self._pool, tenant_id) as connection:
-            row = await connection.fetchrow(_READ, tenant_id, run_id)
+            row = await connection.fetchrow(_READ, tenant_id, run_id, _UNPAID_FOR)
         if row is None:  # deleted
             return
         run = await self._ended(claimed, row)
@@ -173,15 +204,25 @@ class SuccessChecks:
             "judge": partial(self._judge, run),
             "python": partial(self._call, run),
         }
-        each_with_known = list(zip(asked, known, strict=True))
+        stages = [_STAGE_OF.get(each["type"], _OURS) for each in asked]
+        each = list(zip(asked, known, stages, strict=True))
         verdicts = await asyncio.gather(
             *(
-                decide(check, run.result, outside) if before.passed is None else _same(before)
-                for check, before in each_with_known
+                decide(check, run.result, outside)
+                if before.passed is None and of == stage
+                else _same(before)
+                for check, before, of in each
             )
         )
-        clean = self._known(tenant_id).text
-        await self._store(claimed, [each.clean(clean) for each in verdicts])
+        clean = (await self._known(tenant_id, run.tenant)).text
+        verdicts = [each.clean(clean) for each in verdicts]
+        undecided = [of for of, each in zip(stages, verdicts, strict=True) if each.passed is None]
+        left, unpaid = set(undecided), None
+        if run.unpaid:
+            is_busy = any(isinstance(each, BudgetBusyError) for each in run.unpaid)
+            is_all = len(run.unpaid) == len(undecided)
+            unpaid = _Unpaid(run.unpaid[0].detail, is_all, is_busy, row["is_old"])
+        await self._store(claimed, verdicts, left, unpaid=unpaid)
 
     async def _ended(self, claimed: asyncpg.Record, row: asyncpg.Record) -> _EndedRun:
         """Return the run, with the definitions that it was pinned to."""
@@ -197,7 +238,7 @@ class SuccessChecks:
         definitions = {(pin.kind, pin.name): each for pin, each in found.items()}
         return _EndedRun(
             tenant_id=tenant_id,
-            tenant=claimed["tenant"],
+            tenant=row["tenant"],
             run_id=claimed["run_id"],
             agent=agent,
             definition=definitions.get(("agent", agent), {}),
@@ -212,12 +253,15 @@ class SuccessChecks:
         task = result.task if isinstance(result.task, str) else to_json(result.task).decode()
         told = {"task": task[:LONGEST_JUDGED], "result": result.text[:LONGEST_JUDGED]}
         try:
-            async with asyncio.timeout(JUDGED_WITHIN_S), self._asking:
-                provider = await self._models_for(run, {"model": model, "model_patience_s": 0.0})
-                judge = Judge(provider, None, count=self._count)
+            async with asyncio.timeout(JUDGED_WITHIN_S):
+                provider = await self._models_for(run, run.run_id, model)
+                judge = Judge(lambda run, name: provider, None)
                 return await judge.judge((run.tenant_id, run.run_id), check["criteria"], told)
+        except BudgetExhaustedError as error:
+            run.unpaid.append(error)
+            raise
         except TimeoutError:
-            why = f"no judge was free, or answered, within {JUDGED_WITHIN_S:g} s"
+            why = f"the judge did not answer within {JUDGED_WITHIN_S:g} s"
             raise ModelError(why, code="model_timeout", retryable=True) from None
 
     async def _call(self, run: _EndedRun, check: Check, result: EndResult) -> tuple[bool, str]:
@@ -246,21 +290,49 @@ class SuccessChecks:
         raise PluginError(f"the plugin '{name}' returned neither true nor false")
 
     async def _store(
-        self, claimed: asyncpg.Record, verdicts: Sequence[CheckVerdict], error: str | None = None
+        self,
+        claimed: asyncpg.Record,
+        verdicts: Sequence[CheckVerdict],
+        left: Collection[int] = (),
+        error: str | None = None,
+        *,
+        unpaid: _Unpaid | None = None,
     ) -> None:
-        """Store verdicts; none: only the error."""
-        good, tries = passed(verdicts) if verdicts else None, claimed["tries"]
-        status, pause_s = "done", 0.0
+        """Store the verdicts of a stage; none: only the error.
+
+        Args:
+            left: stages of checks that are not decided. A later one is next; if there is none, or
+                a check failed, the round is over.
+            unpaid: as soon as only they are left, or no tries, the row waits for their budget.
+        """
+        stage, tries = claimed["stage"], claimed["tries"]
+        good, later = passed(verdicts) if verdicts else None, None
         if good is None:
+            later = min((each for each in left if each > stage), default=None)
+        status, reason, then = "done", None, (min(left, default=stage), tries)
+        pause_s: float | None = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * _GROWTH ** (tries - 1))
+        if later is not None:
+            status, then, pause_s = "pending", (later, tries - 1), 0.0
+        elif good is None and unpaid is not None and (unpaid.is_all or tries >= MOST_TRIES):
+            status, reason, then = "pending", unpaid.reason, (then[0], tries - 1)
+            if not unpaid.is_busy:
+                pause_s = None  # until the next day of UTC
+                if unpaid.is_old:
+                    status, reason = "unknown", UNPAID
+        elif good is None:
             status = "pending" if tries < MOST_TRIES else "failed"
-            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * _GROWTH ** (tries - 1))
-        key = claimed["tenant_id"], claimed["run_id"], tries
-        results = to_json([asdict(each) for each in verdicts]).decode() if verdicts else None
+            reason = None if unpaid is None else unpaid.reason
+        key = claimed["tenant_id"], claimed["run_id"]
+        known = any(each.reason or each.passed is not None for each in verdicts)
+        results = to_json([asdict(each) for each in verdicts]).decode() if known else None
+        changes = (*then, status, good, results, error, reason, pause_s)
         async with acting_as(self._pool, claimed["tenant_id"]) as connection:
-            await connection.execute(_HOLD, *key[:2])
-            stored = await connection.execute(_STORE, *key, status, good, results, error, pause_s)
+            await connection.execute(_HOLD, *key)
+            stored = await connection.execute(_STORE, *key, stage, tries, *changes)
             if good is not None and stored == "UPDATE 1":  # not if another worker has decided
-                await connection.execute(_LABEL, *key[:2])
+                await connection.execute(_LABEL, *key)
+        if later is not None:
+            self.stages[later].loop.wake()
 
 
 async def _same(verdict: CheckVerdict) -> CheckVerdict:

@@ -1,6 +1,7 @@
 """Due times of cron expressions in a time zone. Pure."""
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from zoneinfo import ZoneInfo, available_timezones
@@ -12,6 +13,7 @@ from bottega.errors import InvalidInputError
 _NAMES = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|sun|mon|tue|wed|thu|fri|sat"
 _FIELD = rf"(?:[0-9*,/-]|{_NAMES}){{1,100}}"
 _CRON = re.compile(rf"{_FIELD}(?: {_FIELD}){{4}}", re.IGNORECASE)
+_ALL_HOURS = range(24)
 _MOST_YEARS = 8  # from one 29 February to the next
 _CHANGE = timedelta(hours=3)  # more than any change of clocks
 
@@ -60,7 +62,7 @@ def next_tick(cron: str, zone: str, after: datetime) -> datetime:
     if len(offsets) == 1 and _shown(tick) == local:
         return tick.astimezone(UTC)
     # The clocks change about now: check all local times nearby, each as often as it occurs.
-    every_hour = cron.split(" ")[1] == "*"
+    every_hour = set(_ALL_HOURS) <= set(_hours(cron))
     times = _local_times(cron, here - _CHANGE)
     found: list[datetime] = []
     while not found or local < _shown(min(found).astimezone(clocks)) + _CHANGE:
@@ -77,6 +79,12 @@ def previous_tick(cron: str, until: datetime) -> datetime:
     second = until.astimezone(UTC).replace(microsecond=0) + timedelta(seconds=1)
     local: datetime = _local_times(cron, second).get_prev(datetime)
     return local.replace(tzinfo=UTC)
+
+
+def _hours(cron: str) -> Sequence[int | str]:
+    """Return the hours of an expression, however it says them."""
+    hours = croniter.expand(cron)[0][1]
+    return _ALL_HOURS if hours == ["*"] else hours
 
 
 def _local_times(cron: str, after: datetime) -> croniter:

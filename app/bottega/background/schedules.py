@@ -29,17 +29,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from bottega.background.cron import next_tick
 from bottega.db.driver import driver_of
 from bottega.db.engine import Database, act_as
+from bottega.db.failures import is_transient
 from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.quota import GREW, require_room
 from bottega.db.tables import schedules
 from bottega.definitions.sources import forget_source
 from bottega.errors import BottegaError, ConflictError, NotFoundError
-from bottega.events.log import is_transient
 from bottega.files.inputs import files_of
 from bottega.files.rows import touch
 from bottega.leased_work import WorkLoop, seconds_until_due
 from bottega.runs.pins import PinCache
-from bottega.runs.sessions import user_of
+from bottega.runs.sessions import hold_owner
 from bottega.runs.submit import NewRun, submit
 
 CHANNEL = "bottega_schedules"
@@ -132,10 +132,9 @@ async def _values(
     connection: AsyncConnection, tenant_id: UUID, new: Mapping[str, Any]
 ) -> dict[str, Any]:
     run = new["run"]
-    user = await user_of(connection, tenant_id, run.get("session_id"), run.get("user"))
+    await hold_owner(connection, tenant_id, run.get("session_id"), run.get("user"))
     next_at = next_tick(new["cron"], new["timezone"], await _now(connection))
-    # It names a session's user itself, so that the user's erasure finds it without the session.
-    return {**new, "run": {**run, "user": user}, "tenant_id": tenant_id, "next_at": next_at}
+    return {**new, "tenant_id": tenant_id, "next_at": next_at}
 
 
 async def _refuse_excess(connection: AsyncConnection, tenant_id: UUID) -> None:
@@ -168,16 +167,23 @@ async def page(
     connection: AsyncConnection,
     tenant_id: UUID,
     *,
+    user: str | None = None,
     after: str | None,
     descending: bool,
     limit: int,
     full: bool,
 ) -> PageItems[dict[str, Any]]:
-    """List schedules by name: the page after ``after``; ``full``: with their runs' inputs."""
+    """List schedules by name: the page after ``after``; ``full``: with their runs' inputs.
+
+    Args:
+        user: only those whose runs name this user.
+    """
     column = _columns.name
     run = _columns.run if full else _columns.run.op("-", return_type=JSONB())("input").label("run")
     columns = [each for each in _columns if each.name != "run"]
     query = select(*columns, run).where(_columns.tenant_id == tenant_id)
+    if user is not None:
+        query = query.where(_columns.run["user"].astext == user)
     query = paged(query, column, after=after, descending=descending)
     rows = await fetch_page(connection, query, limit)
     return PageItems(map(dict, rows), more=rows.more)

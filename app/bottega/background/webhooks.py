@@ -1,13 +1,11 @@
 """Webhooks about runs that ended or wait for people (Standard Webhooks).
 
-The transaction that ends the run, or lets it wait, queues the delivery. A worker takes it by moving
-the time of the next try into the future. It sends without an open transaction and stores the
-result. If the worker dies, the next one sends again at that time, under the same id.
+The transaction that ends the run, or lets it wait, queues the delivery. A worker leases it, see
+:mod:`bottega.leased_work`: if the worker dies, the next one sends again, under the same id.
 """
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,8 +19,7 @@ from standardwebhooks import Webhook
 
 from bottega.db.engine import acting_as
 from bottega.errors import BottegaError, ConflictError
-from bottega.events.log import is_transient
-from bottega.leased_work import WorkLoop, seconds_until_due
+from bottega.leased_work import LeasedWork
 from bottega.tenants import webhook_secrets
 from bottega.tools.egress import Egress, EgressRefusedError
 from bottega.trace_context import Trace, headers_of
@@ -33,7 +30,6 @@ RETRIES_S = (5.0, 60.0, 300.0, 1800.0, 7200.0, 21_600.0, 43_200.0)
 
 _TIMEOUT_S = 15.0
 _LEASE_S = 60.0
-_AT_ONCE = 16
 _OF_ONE_TENANT = 8
 _MAX_REPLY = 4096
 _MAX_OUTPUT = 102_400
@@ -41,10 +37,8 @@ _GONE = 410
 
 log = structlog.get_logger(__name__)
 
-_CLAIM = "SELECT tenant_id, run_id, seq, tries, at FROM claim_due_webhooks($1, $2, $3, $4)"
-_NEXT = "SELECT next_webhook_s($1)"
 _TO = """
-SELECT w.url, t.name AS tenant FROM webhooks w JOIN tenants t ON t.id = w.tenant_id
+SELECT w.url, t.name AS tenant, now() AS at FROM webhooks w JOIN tenants t ON t.id = w.tenant_id
 WHERE w.tenant_id = $1 AND w.run_id = $2 AND w.seq = $3
 """
 _RUN = f"""
@@ -146,7 +140,7 @@ def signed(secrets: Sequence[str], message_id: str, at: datetime, body: bytes) -
 
 
 class Webhooks:
-    """The worker's sender of due deliveries, a few at a time.
+    """The worker's sender of due deliveries, a few of each tenant at a time.
 
     Args:
         secret: the first secret of the tenant ``default``.
@@ -167,61 +161,25 @@ class Webhooks:
         lease_s: float = _LEASE_S,
         jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2),  # noqa: S311
     ) -> None:
-        self.loop = WorkLoop(CHANNEL, self._send_due)
+        self.work = LeasedWork(
+            pool=pool,
+            name="webhook",
+            columns="run_id uuid, seq bigint, tries integer",
+            lease_s=lease_s,
+            share=_OF_ONE_TENANT,
+            do=self._send,
+            channel=CHANNEL,
+        )
         self._pool = pool
         self._egress = egress
         self._secret = secret
         self._retries_s = retries_s
         self._timeout_s = timeout_s
-        self._lease_s = lease_s
         self._jitter = jitter
-        self._sending: dict[asyncio.Task[None], UUID] = {}
 
-    async def run(self) -> None:
-        """Deliver until cancelled. A try that is cancelled is made again after its lease."""
-        try:
-            await self.loop.run()
-        finally:
-            sending = list(self._sending)
-            for task in sending:
-                task.cancel()
-            await asyncio.gather(*sending, return_exceptions=True)
-
-    async def _send_due(self) -> float:
-        """Start due tries while there is room; return the seconds until more may be due."""
-        room = _AT_ONCE - len(self._sending)
-        if not room:
-            return float("inf")  # the end of a try wakes this loop
-        due = await self._pool.fetch(
-            _CLAIM, self._lease_s, room, min(room, _OF_ONE_TENANT // 2), self._busy()
-        )
-        for row in due:
-            task = asyncio.ensure_future(self._send(*row))
-            self._sending[task] = row["tenant_id"]
-            task.add_done_callback(self._ended)
-        if len(due) == room:
-            return float("inf")
-        return await seconds_until_due(self._pool, _NEXT, self._busy())
-
-    def _busy(self) -> list[UUID]:
-        """Return the tenants with so many tries under way that others go first."""
-        sending = Counter(self._sending.values())
-        return [tenant for tenant, number in sending.items() if number > _OF_ONE_TENANT // 2]
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._sending[task]
-        self.loop.wake()
-        if not task.cancelled() and (error := task.exception()):
-            # Nothing is lost: the message is sent again after the lease.
-            if isinstance(error, Exception) and is_transient(error):
-                log.warning("webhook.not_stored", error=str(error))
-            else:
-                log.error("webhook.broken", exc_info=error)
-
-    async def _send(
-        self, tenant_id: UUID, run_id: UUID, seq: int, tries: int, at: datetime
-    ) -> None:
+    async def _send(self, tenant_id: UUID, claimed: Sequence[asyncpg.Record]) -> None:
         """Make one try and store its result."""
+        ((_, run_id, seq, tries),) = claimed
         message_id = f"{run_id}-{seq}" if seq else str(run_id)
         async with asyncio.timeout(self._timeout_s), acting_as(self._pool, tenant_id) as connection:
             to = await connection.fetchrow(_TO, tenant_id, run_id, seq)
@@ -235,7 +193,7 @@ class Webhooks:
         answer, failure = None, None
         try:
             trace = Trace.of(run["traceparent"], run["tracestate"])
-            answer = await self._post(to, message_id, at, body, secrets, trace)
+            answer = await self._post(to, message_id, body, secrets, trace)
         except BottegaError as error:
             failure = error
         what = outcome(answer, failure, tries, self._retries_s)
@@ -250,7 +208,6 @@ class Webhooks:
         self,
         to: Mapping[str, Any],
         message_id: str,
-        at: datetime,
         body: bytes,
         secrets: Sequence[str],
         trace: Trace | None,
@@ -268,7 +225,7 @@ class Webhooks:
         reply = await self._egress.request(
             "POST",
             to["url"],
-            headers=signed(secrets, message_id, at, body) | headers_of(trace),
+            headers=signed(secrets, message_id, to["at"], body) | headers_of(trace),
             content=body,
             timeout_s=self._timeout_s,
             max_bytes=_MAX_REPLY,

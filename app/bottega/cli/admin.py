@@ -83,6 +83,9 @@ def create_key(
     expires: Annotated[
         str | None, typer.Option(help="End of its validity: 90d, 12h, 30m, or an ISO date.")
     ] = None,
+    require_user: Annotated[
+        bool, typer.Option("--require-user", help="Its requests must name the user they act for.")
+    ] = False,
 ) -> None:
     """Make a key and print it once; only its hash is stored."""
     until = _expires(expires)
@@ -91,12 +94,18 @@ def create_key(
 
     with database(settings) as url:
         made = operator.create_key(
-            url, tenant, name=name, scopes=[each.value for each in scope], expires=until
+            url,
+            tenant,
+            name=name,
+            scopes=[each.value for each in scope],
+            expires=until,
+            require_user=require_user,
         )
         row, key = run(made)
     end = "until it is revoked" if row["expires_at"] is None else f"until {_at(row['expires_at'])}"
     may = ", ".join(row["scopes"])
-    console.print(f"A key of {tenant} that may {may}, valid {end}:", highlight=False)
+    whose = ", for the user that a request names" if require_user else ""
+    console.print(f"A key of {tenant} that may {may}{whose}, valid {end}:", highlight=False)
     print(key)  # noqa: T201 (a script reads it)
 
 

@@ -3,6 +3,7 @@
 import socket
 import sys
 from dataclasses import replace
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,7 +85,7 @@ _Descriptor = Annotated[int | None, typer.Option(hidden=True)]
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks one.")] = None,
-    no_worker: Annotated[bool, typer.Option(help="Serve the API only.")] = False,
+    no_worker: Annotated[bool, typer.Option("--no-worker", help="Serve the API only.")] = False,
     workers: Annotated[
         int | None, typer.Option(min=0, max=256, help="Worker processes; also starts --api.")
     ] = None,
@@ -184,13 +185,15 @@ def migrate() -> None:
 
 @cli.command()
 def demo(
-    keep: Annotated[bool, typer.Option(help="Leave the server up afterwards.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the server up afterwards.")] = False,
     port: Annotated[int, typer.Option(help="Port of the API; 0 picks one.")] = 0,
     scenario: Annotated[ScenarioName, typer.Option(help="The team to run.")] = "software",
     task: Annotated[
         str | None, typer.Option(help="Task of the team, instead of the scenario's own.")
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the last chat of support.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the last chat of support.")
+    ] = False,
 ) -> None:
     """Run a team and watch it live.
 
@@ -244,6 +247,17 @@ def show_settings() -> None:
     Console().print(table)
 
 
+def _odd_line(path: Path) -> int | None:
+    """Return the number of the first line of a file that is not UTF-8, if there is one."""
+    try:
+        path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        return error.object.count(b"\n", 0, error.start) + 1
+    except OSError:
+        return None
+    return None
+
+
 def main() -> None:
     """Run the command; print an expected error as one line, not as a traceback."""
     try:
@@ -252,6 +266,12 @@ def main() -> None:
         for problem in error.errors():
             name = ".".join(str(part) for part in problem["loc"]) or "settings"
             console.print(f"error: {name}: {problem['msg']}", style="red", markup=False)
+        sys.exit(2)
+    except UnicodeDecodeError:
+        if (line := _odd_line(Path(".env"))) is None:
+            raise
+        said = f"error: .env: line {line} is not UTF-8: save the file as UTF-8"
+        console.print(said, style="red", markup=False, highlight=False)
         sys.exit(2)
     except BottegaError as error:
         console.print(f"error: {error.detail}", style="red", markup=False, highlight=False)

@@ -120,10 +120,10 @@ def chat(agent: _Agent, session: _Session = None, user: _User = None) -> None:
 
     with connected() as server:
         server.agent(agent)
-        opened = open_session(server, session, user)
+        opened, whose = open_session(server, session, user)
         people = People(server, console, asks=sys.stdin.isatty())
         again = command_of(agent, opened)
-        talk = Chat(server, console, people, agent, opened, again)
+        talk = Chat(server, console, people, agent, opened, whose, again)
         if session is None:
             console.print(f"Session {opened}. Ctrl-D leaves.", style="dim", highlight=False)
         else:

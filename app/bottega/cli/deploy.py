@@ -36,12 +36,18 @@ def apply(
     source: Annotated[
         str | None, typer.Option(help="Name of what the files are from, such as a repository.")
     ] = None,
+    allow_missing: Annotated[
+        bool,
+        typer.Option("--allow-missing", help="Store names of what does not exist, with warnings."),
+    ] = False,
 ) -> None:
     """Store the definitions of files, all or none, and show what changed.
 
     A file has lists of providers, mcp_servers, agents, graphs and schedules. Exit status: 0 done,
     5 the server refused or is away.
     """
+    from bottega.cli.remote.server import placed
+
     if prune and source is None:
         raise typer.BadParameter("--prune needs --source, the name that it compares")
     sections: dict[str, list[Any]] = {}
@@ -52,6 +58,7 @@ def apply(
             origins[f"/{section}/{len(listed)}"] = f"{path}, {section}[{number}]"
             listed.append(definition)
     body = {**sections, "dry_run": dry_run, "prune": prune, "source": source}
+    body |= {"allow_missing": True} if allow_missing else {}
     with connected() as server:
         result = server.apply(body, origins)
     console, counts = Console(highlight=False, soft_wrap=True), dict.fromkeys(_SIGNS, 0)
@@ -60,7 +67,8 @@ def apply(
         if item["action"] != "unchanged":
             _show(console, item)
     for warning in result["warnings"]:
-        text = safe(f"warning: {origins[warning['pointer']]}: {warning['detail']}")
+        (said,) = placed({"errors": [warning]}, origins)
+        text = safe(f"warning: {said}")
         Console(stderr=True, soft_wrap=True).print(Text(text, style="yellow"))
     said = ", ".join(f"{number} {action}" for action, number in counts.items() if number)
     console.print(f"{said or 'nothing to do'}{' (dry run: nothing was stored)' * dry_run}")

@@ -41,11 +41,13 @@ def test_provider(
 async def _show(settings: "Settings", url: str, tenant: str, name: str, model: str | None) -> bool:
     """Print what works; return true if all does."""
     from bottega.db.engine import open_database
+    from bottega.engine.budget import DayBudgets
     from bottega.llm.probe import probes
     from bottega.model_services import open_models
     from bottega.outgoing import secret_rules
     from bottega.secrets import rows
     from bottega.secrets.lookup import SecretLookup
+    from bottega.services import Services
     from bottega.tenants import operator
 
     async def is_open() -> bool:
@@ -56,9 +58,12 @@ async def _show(settings: "Settings", url: str, tenant: str, name: str, model: s
         raise NotFoundError(f"there is no provider '{name}'")
     table = Table("call", "works", "seconds", "problem")
     works = True
-    async with open_database(url) as db:
+    async with open_database(url, limits=settings.run_limits) as db:
         secrets = SecretLookup(secret_rules(settings, is_open), partial(rows.read, db.pool))
-        async with open_models(settings, secrets) as models:
+        async with (
+            DayBudgets(db.pool, settings.run_limits).kept(Services()) as budgets,
+            open_models(settings, budgets, secrets) as models,
+        ):
             provider = await models.named(name, own, tenant_id, tenant, model)
             async for probed in probes(provider):
                 works &= probed.problem is None

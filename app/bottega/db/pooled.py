@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import asyncpg
+
 from bottega.db.sessions import ListenSession
 
 
@@ -26,6 +28,9 @@ class PooledSession(ListenSession):
                 return await super().execute(query, *args, timeout=timeout)
         try:
             return await super().execute(query + self.set_up, timeout=timeout)
+        except asyncpg.FeatureNotSupportedError as error:  # the server became a standby
+            self.terminate()
+            raise asyncpg.ReadOnlySQLTransactionError(str(error)) from error
         except BaseException:
             self.terminate()  # it would begin later, once the pooler has a session for it
             raise

@@ -1,4 +1,4 @@
-"""The SQL functions, triggers and policies: files in ``functions/`` that ``migrate`` applies.
+"""The SQL functions, triggers and policies: files in ``sql/`` that ``migrate`` applies.
 
 Each file is safe to apply again. A file's hash is stored when it is applied, so that ``migrate``
 applies the changed ones and a start compares them all.
@@ -14,7 +14,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-_FOLDER = Path(__file__).with_name("functions")
+_FOLDER = Path(__file__).with_name("sql")
 _CLOSED_FUNCTION = re.compile(
     r"^-- owner: (?P<owner>\w+), execute: (?P<users>\w+(?:, \w+)*)\n"
     r"(?P<create>CREATE OR REPLACE FUNCTION (?P<name>\w+).*?\$\$;)$",

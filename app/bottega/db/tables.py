@@ -149,20 +149,20 @@ user_erasures = _table(
 )
 runs = _table(
     "runs",
-    uuid="tenant_id id retry_of task_root parent_run_id claimed_by conversation_id",
-    text="status mode agent graph session_id user_id stop_reason webhook_url memory principal "
-    "traceparent tracestate",
-    json="session_base turn input pinned cost_budget overrides output_schema output output_json "
-    "error usage spent spent_beside metadata attempts link",
+    uuid="tenant_id id retry_of task_root parent_run_id conversation_id",
+    text="status mode agent graph session_id user_id stop_reason webhook_url memory memory_used "
+    "principal traceparent tracestate",
+    json="session_base turn input goals constraints success_criteria pinned cost_budget overrides "
+    "output_schema output output_json error usage spent spent_beside metadata attempts link",
     flag="links",
-    number="priority token_budget carried_seq attempt last_seq slot messages",
+    number="priority token_budget carried_seq attempt last_seq messages",
     real="timeout_s queue_timeout_s",
     time="created_at queued_at cancel_requested_at started_at deadline waiting_since ended_at",
 )
 interrupts = _table(
     "interrupts",
     uuid="tenant_id id run_id task_id",
-    text="agent kind status tool tool_call_id question reason",
+    text="agent kind status tool tool_call_id question reason server",
     number="call",
     json="arguments schema resolved_by resolution",
     time="created_at expires_at resolved_at",
@@ -209,8 +209,8 @@ schedules = _table(
 run_checks = _table(
     "run_checks",
     uuid="tenant_id run_id",
-    text="status error",
-    number="tries",
+    text="status reason error",
+    number="stage tries",
     flag="passed",
     time="next_at updated_at",
     json="results",
@@ -238,18 +238,6 @@ episodes = _table(
     number="trust",
     json="origin task execution result metadata summary",
 )
-workers = _table(
-    "workers",
-    uuid="id",
-    time="started_at seen_at",
-    json="pool",
-)
-worker_tenants = _table(
-    "worker_tenants",
-    uuid="tenant_id worker_id",
-    json="state",
-    time="seen_at",
-)
 tenants = _table(
     "tenants",
     uuid="id salt",
@@ -261,6 +249,7 @@ api_keys = _table(
     uuid="tenant_id id",
     text="name prefix",
     texts="scopes",
+    flag="require_user",
     binary="key_hash",
     time="created_at expires_at last_used_at revoked_at",
 )
@@ -317,5 +306,6 @@ run_heads = _table(
     "run_heads",
     uuid="tenant_id run_id worker_id",
     number="attempt last_seq",
-    time="claimed_at",
+    time="claimed_at deadline",
+    flag="is_child",
 )

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.definitions import store
@@ -15,7 +15,7 @@ from bottega.errors import ConflictError
 
 _ADDRESS = ("url", "command")
 _ASKED = (*_ADDRESS, "headers")
-_READ = ("tools", "warnings", "tools_at")
+_READ = ("tools", "warnings", "tools_at", "stale")
 
 
 def with_tools_of(content: dict[str, Any], earlier: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -24,8 +24,8 @@ def with_tools_of(content: dict[str, Any], earlier: Mapping[str, Any] | None) ->
     A server at another address has other tools: they must be read first.
     """
     if earlier is not None and all(content[each] == earlier[each] for each in _ADDRESS):
-        return content | {each: earlier[each] for each in _READ}
-    return content | {"tools": None, "warnings": [], "tools_at": None}
+        return content | {each: earlier[each] for each in _READ if each in earlier}
+    return content | {"tools": None, "warnings": [], "tools_at": None, "stale": False}
 
 
 async def store_tools(
@@ -52,7 +52,23 @@ async def store_tools(
         )
     found = {"tools": list(tools), "warnings": list(warnings)}
     if all(current.content[each] == found[each] for each in found):
+        await _set_fresh(connection, tenant_id, current)
         return current, False
     now: datetime = (await connection.execute(select(func.now()))).scalar_one()
-    content = current.content | found | {"tools_at": now.isoformat()}
+    content = current.content | found | {"tools_at": now.isoformat(), "stale": False}
     return await store.replace(connection, MCP_SERVERS, tenant_id, asked.name, content), True
+
+
+async def _set_fresh(connection: AsyncConnection, tenant_id: UUID, current: Definition) -> None:
+    """Take the mark from stored tools that the server has confirmed: no version of their own."""
+    if current.content.get("stale"):
+        table = MCP_SERVERS.versions
+        await connection.execute(
+            update(table)
+            .where(
+                table.c.tenant_id == tenant_id,
+                table.c.name == current.name,
+                table.c.version == current.version,
+            )
+            .values(definition=current.content | {"stale": False})
+        )

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from bottega.db.failures import is_transient
 from bottega.db.sessions import ListenSession
-from bottega.events.log import is_transient
 
 _RECONNECT_MAX_S = 5.0
 

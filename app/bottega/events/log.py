@@ -1,25 +1,20 @@
 """The log of a run in the database: written by the worker that owns the run, read by all."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import TypeVar
 from uuid import UUID
 
 import asyncpg
-import sqlalchemy.exc
-import stamina
 from pydantic_core import from_json
 
 from bottega.db.engine import acting_as
+from bottega.db.failures import persist
 from bottega.db.pages import PageItems, fetch_rows
-from bottega.errors import FencedError, UnavailableError, UnreadMessagesError
+from bottega.errors import FencedError, UnreadMessagesError
 from bottega.events.frames import Filter
 from bottega.events.steps import STEP_EVENTS, Step, events_of
 from bottega.events.types import FINAL_EVENT_TYPES, Event
 
-T = TypeVar("T")
-
-_RETRY_FOR_S = 60.0
 _EVENTS_AT_ONCE = 400
 
 # Without a limit of rows: the planner expects few of a run, and would sort all that are left.
@@ -96,63 +91,6 @@ async def read_all(
 
     await persist(read_on)
     return events
-
-
-async def persist(ask: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of ``ask``; repeat it for a minute while the database is away.
-
-    ``ask`` must be idempotent: it is unknown whether a failed call had an effect.
-    """
-    try:
-        return await ask()  # the usual case
-    except Exception as error:
-        if not is_transient(error):
-            raise
-    return await stamina.AsyncRetryingCaller(
-        attempts=None, timeout=_RETRY_FOR_S, wait_initial=0.05, wait_max=2.0
-    )(is_transient, ask)
-
-
-def is_transient(error: Exception) -> bool:
-    """Check if the same statement may work later, or on a new connection.
-
-    asyncpg raises ``InternalClientError`` for a statement on a session that the server is ending.
-    A transaction is read-only where a pooler still leads to a server that became a standby.
-    """
-    if isinstance(error, sqlalchemy.exc.DBAPIError):
-        driver_error = _driver_error(error)
-        return isinstance(driver_error, Exception) and is_transient(driver_error)
-    if isinstance(error, asyncpg.DataError):
-        return False
-    return isinstance(
-        error,
-        UnavailableError
-        | sqlalchemy.exc.TimeoutError
-        | OSError
-        | TimeoutError
-        | asyncpg.InterfaceError
-        | asyncpg.InternalClientError
-        | asyncpg.PostgresConnectionError
-        | asyncpg.CannotConnectNowError
-        | asyncpg.AdminShutdownError
-        | asyncpg.CrashShutdownError
-        | asyncpg.TooManyConnectionsError
-        | asyncpg.DiskFullError
-        | asyncpg.DeadlockDetectedError
-        | asyncpg.LockNotAvailableError
-        | asyncpg.ReadOnlySQLTransactionError,
-    )
-
-
-def is_storage_full(error: Exception) -> bool:
-    """Check if the database could not write because its disk is full."""
-    if isinstance(error, sqlalchemy.exc.DBAPIError):
-        return isinstance(_driver_error(error), asyncpg.DiskFullError)
-    return isinstance(error, asyncpg.DiskFullError)
-
-
-def _driver_error(error: sqlalchemy.exc.DBAPIError) -> BaseException | None:
-    return error.orig and error.orig.__cause__
 
 
 async def append_steps(pool: asyncpg.Pool, steps: Sequence[Step]) -> list[str]:

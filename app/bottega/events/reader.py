@@ -9,9 +9,9 @@ from uuid import UUID
 
 import asyncpg
 
+from bottega.db.failures import is_transient
 from bottega.errors import NotFoundError
 from bottega.events.answers import LogRow, fill, fill_from
-from bottega.events.log import is_transient
 from bottega.events.steps import split_step
 
 PAGE = 500

@@ -16,8 +16,8 @@ import structlog
 
 from bottega import metrics
 from bottega.clock import Clock, monotonic, utcnow
+from bottega.db.failures import is_transient
 from bottega.events.listener import happens
-from bottega.events.log import is_transient
 from bottega.events.reader import LogReader, RunCursor
 from bottega.events.stream import RunStream
 from bottega.events.wakeups import AWAKE_S, WakeupFeed
@@ -28,7 +28,6 @@ TEXT_S, QUIET_TEXT_S = 0.05, 0.08
 """Shortest time between two reads of a run's live text, after one with text and one without."""
 _LEAST_S, _MOST_S, _QUIET_S, _TEXT_PAUSE_S = 0.002, 0.1, 0.05, 0.2
 _PER_WOKEN_S, _PER_QUIET_S, _TEXT_PER_WATCHER_S = 0.00005, 0.0008, 0.0002
-_RETRY_S = 0.2
 _AT_ONCE = 1000
 
 log = structlog.get_logger(__name__)
@@ -125,18 +124,12 @@ class RunStreams:
         self._news.set()
 
     async def run(self) -> None:
-        """Read until cancelled."""
-        took_s = 0.0
+        """Read until cancelled; if it is started again, it reads all."""
+        took_s = self._all_at = 0.0
         while True:
             await self._rest(took_s)
             began = monotonic()
-            try:
-                await self._read(self._due(began))
-            except Exception as error:
-                if not is_transient(error):
-                    log.exception("events.not_read")
-                self._all_at = 0.0
-                await asyncio.sleep(_RETRY_S)
+            await self._read(self._due(began))
             took_s = monotonic() - began
 
     async def _rest(self, took_s: float) -> None:

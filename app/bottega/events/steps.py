@@ -134,14 +134,25 @@ def encoded(value: Any, known: Redactor) -> str:
     refuses them in users' input. Here they can only come from a model or a tool, and must not fail
     the run.
     """
+    encoded = _storable_json(value) or _json(storable(value))
+    text = encoded.decode()
+    return _json(known.record(from_json(text))).decode() if known.finds(text) else text
+
+
+def as_stored(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the data of an event as it is stored; the same object if nothing is replaced."""
+    if _storable_json({"data": data}) is not None:
+        return data
+    return {name: storable(value, 2) for name, value in data.items()}
+
+
+def _storable_json(value: Any) -> bytes | None:
+    """Encode a value; ``None``: it cannot be stored as it is."""
     try:
         encoded = _json(value)
     except (UnicodeEncodeError, ValueError):
-        encoded = _json(storable(value))
-    if b"\\u0000" in encoded or not _readable(encoded):
-        encoded = _json(storable(value))
-    text = encoded.decode()
-    return _json(known.value(from_json(text))).decode() if known.finds(text) else text
+        return None
+    return None if b"\\u0000" in encoded or not _readable(encoded) else encoded
 
 
 def _json(value: Any) -> bytes:

@@ -7,8 +7,7 @@ for many runs at a time, and never inside a step's transaction.
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from itertools import islice
 from uuid import UUID
 
@@ -17,7 +16,6 @@ import structlog
 
 from bottega.clock import monotonic
 from bottega.events.listener import NotifyListener
-from bottega.events.log import is_transient
 
 CHANNEL = "bottega_events"
 """Channel for ids of runs that began, or have news after a silence."""
@@ -29,7 +27,6 @@ QUIET_S = 0.8
 It is shorter than ``AWAKE_S`` by more than the time until a worker knows that its step is stored.
 """
 _RUNS_PER_NOTICE = 200  # 200 ids of 36 characters and commas fit into NOTIFY's 8,000 bytes
-_RETRY_S = 0.2
 _PATIENCE_S = 3.0
 _PAUSE_S = 0.01
 """Pause after a notice, to batch wake-ups, since each makes every listening process read."""
@@ -81,17 +78,12 @@ class Notifier:
     async def run(self) -> None:
         """Send until cancelled; a failed notice goes with the next."""
         while True:
-            await self._notified.wait()
+            if not self._pending:
+                await self._notified.wait()
             self._notified.clear()
-            try:
-                while self._pending:
-                    await self._send()
-                self._sent.set()
-            except Exception as error:
-                self._notified.set()
-                if not is_transient(error):
-                    log.exception("events.not_notified")
-                await asyncio.sleep(_RETRY_S)
+            while self._pending:
+                await self._send()
+            self._sent.set()
             now = self._clock()
             self._awake = {run: until for run, until in self._awake.items() if until > now}
             await asyncio.sleep(_PAUSE_S)
@@ -156,22 +148,3 @@ class WakeupFeed:
     def _wake(self, run_id: UUID) -> None:
         for notify in self._watchers.get(run_id, ()):
             notify()
-
-
-@asynccontextmanager
-async def background(*services: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Run services during the block; cancel and await them at its end."""
-    tasks = [asyncio.ensure_future(service()) for service in services]
-    for task in tasks:
-        task.add_done_callback(_report)
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _report(task: asyncio.Future[None]) -> None:
-    if not task.cancelled() and (error := task.exception()):
-        log.error("background.died", exc_info=error)

@@ -15,6 +15,7 @@ from bottega.files.store import (
     LARGEST_IN_PROMPT,
     FileOrigin,
     FileStore,
+    Owner,
     check_size,
     unknown_file,
 )
@@ -48,7 +49,7 @@ async def stored_input(
     files: FileStore,
     tenant_id: UUID,
     asked: RunInput,
-    session_id: str | None,
+    owner: Owner,
     pointer: str = "/input",
 ) -> AsyncIterator[StoredInput]:
     """Yield a checked input with files in place of data, for the request that accepts it.
@@ -56,7 +57,7 @@ async def stored_input(
     Files made of data are removed if the request is refused.
 
     Args:
-        session_id: the session with which those files are deleted.
+        owner: of the run, whose files it may name; those made of data are the session's.
         pointer: the input's place in the request.
 
     Raises:
@@ -69,7 +70,7 @@ async def stored_input(
         return
     stored = StoredInput(asked)
     try:
-        stored.input = await _Storing(files, tenant_id, session_id, pointer, stored.made).all(asked)
+        stored.input = await _Storing(files, tenant_id, owner, pointer, stored.made).all(asked)
         yield stored
     except BottegaError:
         await files.discard(tenant_id, stored.made)
@@ -99,7 +100,7 @@ def files_of(asked: RunInput) -> list[UUID]:
 class _Storing:
     files: FileStore
     tenant_id: UUID
-    session_id: str | None
+    owner: Owner
     pointer: str
     made: set[UUID]
 
@@ -119,7 +120,9 @@ class _Storing:
         for at, part in parts_of(asked):
             if at in data:
                 origin = FileOrigin(
-                    session_id=self.session_id, name=part["name"], media_type=part["media_type"]
+                    session_id=self.owner.session_id,
+                    name=part["name"],
+                    media_type=part["media_type"],
                 )
                 known[at] = row = await self.files.add(self.tenant_id, data.pop(at), origin)
                 self.made.add(row["id"])
@@ -133,7 +136,7 @@ class _Storing:
         named = {at: UUID(str(part["file"])) for at, part in parts_of(asked) if part.get("file")}
         if not named:
             return {}
-        rows = await self.files.use(self.tenant_id, list(named.values()))
+        rows = await self.files.use(self.tenant_id, list(named.values()), self.owner)
         for at, file_id in named.items():
             if file_id not in rows:
                 raise unknown_file(str(file_id), self.pointer + at)

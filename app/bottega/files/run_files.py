@@ -1,13 +1,23 @@
 """The files of one run: those that its models read, and those that its tools return."""
 
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 from uuid import UUID
+
+import structlog
 
 from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.parts import FileContent, Part
 from bottega.agents.tools import error_result
-from bottega.errors import InvalidInputError, LimitedError, UnavailableError
+from bottega.db.failures import is_transient, persist
+from bottega.errors import DatabaseAwayError, InvalidInputError, LimitedError, UnavailableError
 from bottega.files.store import FileOrigin, FileStore
+
+NOT_STORED = "result_not_stored"
+"""Code of a tool whose answer could not be stored for a reason that is not the tool's."""
+
+logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +34,33 @@ class RunFiles:
         return await self.store.load(self.tenant_id, file)
 
     async def stored(self, call: ToolCall, result: ToolResult) -> ToolResult:
-        """Return a result with files in place of its data, or the error of storing them."""
+        """Return a result with files in place of its data, or the error of storing them.
+
+        Raises:
+            Exception: the database was away for a minute.
+        """
         try:
             parts = [await self._part(part) for part in result.parts]
+        except DatabaseAwayError:  # no model can mend it
+            raise
         except (InvalidInputError, LimitedError, UnavailableError) as error:
             text = f"its answer could not be stored: {error.detail}"
             return error_result(call, text, error.code)
+        except Exception as error:  # also of the database: a tool's answer must not end the run
+            if is_transient(error):
+                raise
+            logger.exception("tool.result_not_stored", tool=call.name)
+            return error_result(call, "its answer could not be stored", NOT_STORED)
         return result.model_copy(update={"parts": tuple(parts)})
 
     async def _part(self, part: Part) -> Part:
         if part.data is None:
             return part
         origin = FileOrigin(self.session_id, self.run_id, part.name, part.media_type)
-        row = await self.store.add(self.tenant_id, part.data, origin)
+        # A file whose answer was lost stays without use, and is deleted with its run.
+        row = await persist(partial(self._add, part.data, origin))
+        if isinstance(row, UnavailableError):
+            raise row
         return replace(
             part,
             data=None,
@@ -44,3 +68,12 @@ class RunFiles:
             media_type=row["media_type"],
             size_tokens=row["tokens"],
         )
+
+    async def _add(self, data: bytes, origin: FileOrigin) -> dict[str, Any] | UnavailableError:
+        """Store a file; return its row, or that the object store is away."""
+        try:
+            return await self.store.add(self.tenant_id, data, origin)
+        except DatabaseAwayError:
+            raise
+        except UnavailableError as error:
+            return error

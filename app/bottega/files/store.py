@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -26,7 +26,9 @@ from bottega.errors import (
     UnavailableError,
     UserErasingError,
 )
+from bottega.events.steps import storable
 from bottega.objects import Objects, new_key
+from bottega.outside import BoundedReader
 from bottega.tools.media import HEAD_BYTES, PageCount, media_type_of, pixels_of
 
 MOST_BYTES = 100_000_000
@@ -42,7 +44,8 @@ _LEVEL = 1
 _COLUMNS = "id, session_id, name, media_type, size, sha256, tokens, created_at"
 _FIND = f"SELECT {_COLUMNS}, object_keys, piece_bytes FROM files WHERE tenant_id = $1 AND id = $2"  # noqa: S608
 _USE = f"""
-UPDATE files SET used_at = now() WHERE tenant_id = $1 AND id = ANY ($2) RETURNING {_COLUMNS}
+UPDATE files f SET used_at = now()
+WHERE f.tenant_id = $1 AND f.id = ANY ($2) AND file_serves(f, $3, $4, $5) RETURNING {_COLUMNS}
 """  # noqa: S608
 _BEGIN = "SELECT uuidv7() AS id, storage_exceeded($1) IS NOT NULL AS full"
 _DISCARD = "DELETE FROM files WHERE tenant_id = $1 AND id = ANY ($2)"
@@ -72,6 +75,18 @@ class FileOrigin:
     run_id: UUID | None = None
     name: str | None = None
     media_type: str | None = None
+
+
+class Owner(NamedTuple):
+    """The user and the session of a run, whose files it may use; ``None``: nobody, none.
+
+    Attributes:
+        run_id: ``None``: of a new run.
+    """
+
+    user: str | None
+    session_id: str | None
+    run_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +144,12 @@ class FileStore:
         async with self._acting(tenant_id) as connection:
             await connection.execute(_DISCARD, tenant_id, list(ids))
 
-    async def use(self, tenant_id: UUID, ids: list[UUID]) -> dict[UUID, Mapping[str, Any]]:
-        """Note that a run uses some files; return the rows of those that exist, by id."""
+    async def use(
+        self, tenant_id: UUID, ids: list[UUID], owner: Owner
+    ) -> dict[UUID, Mapping[str, Any]]:
+        """Note that a run uses some files; return the rows of those that are its owner's, by id."""
         async with self._acting(tenant_id) as connection:
-            rows = await connection.fetch(_USE, tenant_id, sorted(set(ids)))
+            rows = await connection.fetch(_USE, tenant_id, sorted(set(ids)), *owner)
         return {row["id"]: dict(row) for row in rows}
 
     async def read(
@@ -214,6 +231,7 @@ class FileWriter:
         self._head = b""
         self._pixels: int | None = None
         self._pages = PageCount()
+        self._reader = BoundedReader(MOST_BYTES)
         self._hash = sha256()
 
     async def write(self, data: bytes) -> None:
@@ -228,12 +246,20 @@ class FileWriter:
             raise InvalidInputError(
                 f"the file is larger than {MOST_BYTES // 10**6} MB", code="file_too_large"
             )
-        self._hash.update(data)
-        self._waiting += data
-        while len(self._waiting) >= PIECE_BYTES:
-            piece = bytes(self._waiting[:PIECE_BYTES])
-            del self._waiting[:PIECE_BYTES]
-            await self._put(piece)
+        async for step in self._reader.steps(data):
+            self._look_at(step)
+            while len(self._waiting) >= PIECE_BYTES:
+                piece = bytes(self._waiting[:PIECE_BYTES])
+                del self._waiting[:PIECE_BYTES]
+                await self._put(piece)
+
+    def _look_at(self, step: bytes) -> None:
+        self._hash.update(step)
+        self._waiting += step
+        if len(self._head) < HEAD_BYTES:
+            self._head += step[: HEAD_BYTES - len(self._head)]
+        if self._head.startswith(b"%PDF-"):
+            self._pages.feed(step)
 
     async def finish(self, origin: FileOrigin) -> dict[str, Any]:
         """Store the file's row, and return it.
@@ -251,7 +277,7 @@ class FileWriter:
             "id": self._id,
             "session_id": origin.session_id,
             "run_id": origin.run_id,
-            "name": origin.name,
+            "name": storable(origin.name),
             "media_type": media_type,
             "size": self.size,
             "sha256": self._hash.hexdigest(),
@@ -279,10 +305,7 @@ class FileWriter:
 
     async def _put(self, piece: bytes) -> None:
         if not self._written:
-            self._head = piece[:HEAD_BYTES]
             self._pixels = pixels_of(piece)
-        if self._head.startswith(b"%PDF-"):
-            self._pages.feed(piece)
         if self._written == len(self.keys):
             await self._claim()
         await self._store.objects.put(self.keys[self._written], piece, level=_LEVEL)
@@ -307,7 +330,7 @@ def _over(limit: str, quota: FileQuota) -> LimitedError:
 
 
 def unknown_file(file: str, pointer: str | None = None) -> InvalidInputError:
-    """Return the error for a file that does not exist, or is another tenant's."""
+    """Return the error for a file that does not exist, or is another tenant's or user's."""
     return InvalidInputError(f"there is no file {file}", code="unknown_file", pointer=pointer)
 
 

@@ -1,7 +1,7 @@
 """Validation of a tool's arguments with a user's JSON Schema. Pure."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bottega.errors import InvalidInputError
@@ -39,6 +39,16 @@ class ArgumentSchema:
     @property
     def required(self) -> frozenset[str]:
         return frozenset(self.schema.get("required", ()))
+
+    @property
+    def is_flat(self) -> bool:
+        """True if a check of few arguments is quick."""
+        return self._checked.is_flat
+
+    @property
+    def unchecked(self) -> Sequence[str]:
+        """The places of patterns that are not checked: only other engines know them."""
+        return self._checked.unchecked
 
     def check(self, arguments: Mapping[str, Any]) -> None:
         """Check a call's arguments; see :meth:`CheckedSchema.problems` for the time it takes.

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic_core import from_json, to_json
@@ -10,6 +10,7 @@ from pydantic_core import from_json, to_json
 from bottega.errors import InvalidInputError
 from bottega.json_schema.schema import SCHEMA_BYTES, Bounds, CheckedSchema, Problem
 from bottega.json_schema.sized_cache import sized_cache
+from bottega.json_schema.values import is_finite
 
 MAX_BYTES = 65_536
 """Bytes of a schema as JSON."""
@@ -19,7 +20,8 @@ MAX_ANSWER = 1_000_000
 _QUICK_CHARACTERS = 4_000
 _QUICK_SIZE = 200
 _MOST_CACHED_BYTES = 64_000_000
-_FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
+_THOUGHT = re.compile(r"<(think|thinking|thought|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*+(?:[A-Za-z][\w+.-]*+)?+")
 
 
 class OutputSchema:
@@ -39,25 +41,40 @@ class OutputSchema:
         self._checked = CheckedSchema(self.schema, BOUNDS)
         self.patterns = self._checked.patterns
 
+    @property
+    def unchecked(self) -> Sequence[str]:
+        """The places of patterns that are not checked: only other engines know them."""
+        return self._checked.unchecked
+
     def is_quick(self, length: int) -> bool:
         """Return true if a check of a text this long takes few milliseconds."""
-        if self.patterns or self._checked.size > _QUICK_SIZE:
-            return False
-        return length <= _QUICK_CHARACTERS
+        is_small = self._checked.size <= _QUICK_SIZE and length <= _QUICK_CHARACTERS
+        return is_small and self._checked.is_flat
 
     def problems(self, value: Any) -> list[Problem]:
         """Return the first violations of a parsed answer; ``[]``: it is valid."""
         return self._checked.problems(value)
 
+    def json_in(self, text: str) -> str:
+        """Return the JSON of an answer: without a byte order mark, thoughts before it, a fence."""
+        text = text.strip("\ufeff \t\r\n")
+        if thought := _THOUGHT.match(text):
+            text = text[thought.end() :].strip()
+        fence = _FENCE.match(text)
+        if fence and len(text) >= fence.end() + len(fence[1]) and text.endswith(fence[1]):
+            return text[fence.end() : -len(fence[1])].strip()
+        return text
+
     def read(self, text: str) -> tuple[Any, list[Problem]]:
-        """Parse an answer, which may stand in a Markdown fence; return it with its violations."""
+        """Parse an answer, see :meth:`json_in`; return it with its violations."""
         if len(text) > MAX_ANSWER:
             return None, [Problem((), f"it is longer than {MAX_ANSWER} characters")]
-        fenced = _FENCED.fullmatch(text.strip())
         try:
-            value = from_json(fenced[1] if fenced else text, allow_inf_nan=False)
+            value = from_json(self.json_in(text), allow_inf_nan=False)
         except ValueError as error:
             return None, [Problem((), f"it is not JSON: {error}")]
+        if not is_finite(value):
+            return None, [Problem((), "it has a number that is too large for JSON")]
         return value, self._checked.problems(value)
 
 
@@ -79,7 +96,7 @@ def check_length(schema: Mapping[str, Any]) -> None:
 def output_schema(schema: Mapping[str, Any]) -> OutputSchema:
     """Check a schema; cached, since runs build their agents repeatedly.
 
-    A large schema takes up to half a second: call it in a thread first.
+    A large schema takes up to 50 ms, and waits for others': call it in a thread first.
 
     Raises:
         InvalidInputError: it is not a valid schema, or exceeds a bound.

@@ -7,7 +7,7 @@ a Unicode class such as ``\\w`` takes some 40 KB of automaton.
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
@@ -35,9 +35,14 @@ _OVERHEAD = 100_000
 _CHARACTER = 400
 _DIGITS = 5_000
 _UNICODE = 40_000
+_OTHER_ENGINES = re.compile(r"\(\?<?[=!]|\\[1-9]")
 _REPEAT = re.compile(r"\{\s*([0-9]+)\s*(?:,\s*([0-9]*)\s*)?\}")
 _GROUP = re.compile(r"\(\?(P?<|([a-zA-Z-]*)[:)])")
 _ESCAPE = re.compile(r"\\(?:[pPxuU]\{[^}]*\}|b\{[a-z-]+\}|[pP].|.)", re.DOTALL)
+
+
+class UnsupportedPatternError(InvalidInputError):
+    """A pattern that only other engines know: with look-around, or back-references."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +118,28 @@ def measure_patterns(patterns: Mapping[str, Mapping[str, str]]) -> int:
 def compile_patterns(patterns: Mapping[str, Mapping[str, str]]) -> None:
     """Compile measured patterns: some 12 ms for each million bytes, in which no thread runs.
 
+    Patterns that only other engines know are passed over.
+
     Raises:
-        InvalidInputError: ``pattern_too_large``, or a pattern is not supported; with its pointer.
+        InvalidInputError: ``pattern_too_large``, or a pattern is wrong; with its pointer.
     """
     for of_tool in patterns.values():
         for pointer, pattern in of_tool.items():
-            with _pointing(pointer):
+            with _pointing(pointer), suppress(UnsupportedPatternError):
                 compiled(pattern)
+
+
+def is_supported(pattern: str) -> bool:
+    """Return false for a pattern with look-around or back-references."""
+    if not _OTHER_ENGINES.search(pattern):
+        return True
+    try:
+        compiled(pattern)
+    except UnsupportedPatternError:
+        return False
+    except InvalidInputError:
+        return True
+    return True
 
 
 @contextmanager
@@ -181,10 +201,10 @@ def compiled(pattern: str) -> Compiled:
     except SchemaError as error:
         if "size limit" in str(error):
             raise InvalidInputError(_TOO_MUCH, code=_CODE) from None
-        raise InvalidInputError(
-            f"the pattern {pattern[:100]!r} is not supported: it must be a regular expression "
-            "without look-around and back-references"
-        ) from None
+        shown = f"the pattern {pattern[:100]!r} is not supported"
+        if "not supported" in str(error):  # of look-around and back-references
+            raise UnsupportedPatternError(f"{shown}: it has look-around or references") from None
+        raise InvalidInputError(f"{shown}: it must be a regular expression") from None
 
 
 class _Measure:

@@ -1,15 +1,19 @@
-"""Users' JSON Schemas (2020-12): checked, and applied to values. Pure.
+"""Users' JSON Schemas: checked, and applied to values. Pure.
 
-A schema must not cost the service much: its size is bounded, ``$ref`` stays within it and must not
-form a cycle, :mod:`bottega.json_schema.patterns` bounds patterns, and unsupported keywords are
-refused.
+Schemas of older drafts become such of 2020-12; keywords that only describe are left out, and those
+that we cannot apply are refused. A schema must not cost the service much: its size is bounded,
+``$ref`` stays within it, :mod:`bottega.json_schema.patterns` bounds patterns, and a check has a
+number of steps. So a ``$ref`` may lead to itself: it is followed as far as the value goes.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import wraps
+from functools import cached_property, wraps
+from graphlib import CycleError, TopologicalSorter
 from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -17,7 +21,7 @@ from urllib.parse import unquote
 import jsonschema
 
 from bottega.errors import InvalidInputError
-from bottega.json_schema.patterns import compiled
+from bottega.json_schema.patterns import UnsupportedPatternError, compiled, is_supported
 from bottega.json_schema.values import count_values, depth_of
 
 MAX_MATCHING = 4_000_000
@@ -27,6 +31,9 @@ MAX_STEPS = 100_000
 SCHEMA_BYTES = 20
 """Bytes of a checked schema per character of its text."""
 
+_CHEAP = 50
+"""Values, of a keyword or of what it is applied to, that cost as much as one step."""
+_CHEAP_CHARACTERS = 1000
 _LONGEST_PROBLEM = 300
 _MOST_PROBLEMS = 5
 
@@ -36,26 +43,52 @@ _ONE = frozenset(
 _MANY = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _NAMED = frozenset({"dependentSchemas", "properties"})
 _DEFINITIONS = frozenset({"$defs", "definitions"})
-_ABOUT = frozenset(
-    {"$comment", "$schema", "default", "deprecated", "description", "examples", "title"}
-    | {"contentEncoding", "contentMediaType", "format", "readOnly", "writeOnly"}
-    | {"discriminator"}  # of OpenAPI, from Pydantic; beside a oneOf that says the same
+_IN_PLACE = frozenset({"allOf", "anyOf", "oneOf", "dependentSchemas", "else", "if", "not", "then"})
+"""Keywords whose schemas are for the same value, and not for a part of it."""
+_UNSUPPORTED = frozenset(
+    {"$dynamicRef", "$recursiveRef", "patternProperties", "propertyDependencies"}
+    | {"unevaluatedItems", "unevaluatedProperties"}
+    | {"disallow", "divisibleBy", "extends"}
+    | {"formatExclusiveMaximum", "formatExclusiveMinimum", "formatMaximum", "formatMinimum"}
+    | {"anyRequired", "instanceof", "oneRequired", "patternRequired", "prohibited", "regexp"}
+    | {"bsonType", "uniqueItemProperties"}
 )
-_RULES = frozenset(
-    {"const", "enum", "type", "pattern", "minLength", "maxLength", "multipleOf"}
-    | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
-    | {"minItems", "maxItems", "uniqueItems", "minContains", "maxContains"}
-    | {"minProperties", "maxProperties", "required", "dependentRequired"}
-)
+"""Keywords of any draft or dialect that restrict, and that we do not apply."""
+_INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
 
 Schema = dict[str, Any] | bool
+_KIND: Schema = {"enum": [*("array", "boolean", "integer", "null", "number", "object", "string")]}
+_KINDS: Schema = {"type": "array", "items": _KIND, "minItems": 1, "uniqueItems": True}
+_NUMBER: dict[str, Any] = {"type": "number"}
+_LENGTH: Schema = {"type": "integer", "minimum": 0}
+_NAMES: Schema = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+_FORMS = {
+    keyword: jsonschema.Draft202012Validator(form)
+    for keyword, form in {
+        "enum": {"type": "array"},
+        "type": {"if": {"type": "array"}, "then": _KINDS, "else": _KIND},
+        "pattern": {"type": "string"},
+        "required": _NAMES,
+        "dependentRequired": {"type": "object", "additionalProperties": _NAMES},
+        "uniqueItems": {"type": "boolean"},
+        "multipleOf": _NUMBER | {"exclusiveMinimum": 0},
+        **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _NUMBER),
+        **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), _LENGTH),
+        **dict.fromkeys(("minContains", "maxContains"), _LENGTH),
+        **dict.fromkeys(("minProperties", "maxProperties"), _LENGTH),
+    }.items()
+}
+"""Values that the keywords that compare may have; "const": anything."""
+_RULES = frozenset({"const", *_FORMS})
+
 _Keyword = Callable[[Any, Any, Any, Any], Iterable[jsonschema.ValidationError] | None]
 
 
 @dataclass(slots=True)
 class _Allowance:
-    """Work that one check may still do."""
+    """Work that one check may still do, and the targets of its schema's references."""
 
+    targets: Mapping[str, "Schema"]
     matching: int = MAX_MATCHING
     steps: int = MAX_STEPS
 
@@ -69,7 +102,7 @@ class Bounds:
 
     Attributes:
         depth: levels of its nesting.
-        values: values in it, with every ``$ref`` replaced by its target.
+        values: values in it.
         work: values of the schema times values of what it checks.
     """
 
@@ -100,7 +133,8 @@ class CheckedSchema:
     Attributes:
         patterns: its patterns by JSON Pointer, not yet checked: see
             :func:`bottega.json_schema.patterns.check_patterns`.
-        size: number of its values, with every ``$ref`` replaced by its target.
+        size: number of its values.
+        is_flat: it has neither patterns nor references: a check of a small value is quick.
 
     Raises:
         InvalidInputError: it is not a valid schema, or exceeds a bound.
@@ -109,14 +143,20 @@ class CheckedSchema:
     def __init__(self, schema: dict[str, Any], bounds: Bounds) -> None:
         if depth_of(schema) > bounds.depth:
             raise InvalidInputError(f"the schema is nested deeper than {bounds.depth} levels")
-        if count_values(schema) > bounds.values:
+        self.size = count_values(schema)
+        if self.size > bounds.values:
             raise InvalidInputError(f"the schema holds more than {bounds.values} values")
-        _check_form(schema)
-        inlining = _Inlined(schema, bounds)
-        self.patterns: Mapping[str, str] = inlining.patterns
-        self.size = count_values(inlining.schema)
+        modern = _Modern(schema)
+        self.patterns: Mapping[str, str] = modern.patterns
+        self.is_flat = not (modern.patterns or modern.targets)
+        self._targets = modern.targets
         self._work = bounds.work
-        self._validator = _Validator(inlining.schema)
+        self._validator = _Validator(modern.schema)
+
+    @cached_property
+    def unchecked(self) -> Sequence[str]:
+        """The places of patterns that a check leaves out; see :func:`is_supported`."""
+        return [place for place, each in self.patterns.items() if not is_supported(each)]
 
     def problems(self, value: Any) -> list[Problem]:
         """Return the first violations; ``[]``: the value is valid.
@@ -124,7 +164,7 @@ class CheckedSchema:
         This may take seconds for large values. With patterns it takes up to 0.2 s more, and longer
         the first time, when it compiles them.
         """
-        _left.set(_Allowance())
+        _left.set(_Allowance(self._targets))
         if count_values(value) * self.size > self._work:
             return [Problem((), "too many values")]
         try:
@@ -136,95 +176,198 @@ class CheckedSchema:
             return [Problem((), error.detail)]
 
 
-def _check_form(schema: Any) -> None:
-    try:
-        _Validator.check_schema(schema, format_checker=jsonschema.FormatChecker(()))
-    except jsonschema.SchemaError as error:
-        raise InvalidInputError(f"this is not a valid JSON Schema: {_problem(error)}") from None
+def _problem(error: jsonschema.ValidationError) -> Problem:
+    return Problem(tuple(error.absolute_path), _cut(error.message))
 
 
-def _problem(error: jsonschema.ValidationError | jsonschema.SchemaError) -> Problem:
-    message = error.message
-    if len(message) > _LONGEST_PROBLEM:
-        message = f"{message[:_LONGEST_PROBLEM]}…"
-    return Problem(tuple(error.absolute_path), message)
+def _cut(message: str) -> str:
+    too_long = len(message) > _LONGEST_PROBLEM
+    return f"{message[:_LONGEST_PROBLEM]}…" if too_long else message
 
 
-class _Inlined:
-    """A schema with every ``$ref`` replaced by its target, so that its size is its cost."""
+class _Modern:
+    """A schema of any draft as one of 2020-12, with nothing but what is applied to values.
 
-    def __init__(self, root: dict[str, Any], bounds: Bounds) -> None:
+    Each part becomes modern once, however many references lead to it and however they spell it.
+
+    Attributes:
+        targets: schemas by the references that lead to them, and that a check may follow.
+        patterns: by their places in the original; not those of definitions that nobody refers to.
+    """
+
+    def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
-        self._left = bounds.values
-        self._depth = bounds.depth
-        self._open: list[tuple[str, ...]] = []
-        self._known: dict[tuple[str, ...], Schema] = {}
+        self._parts: dict[str, Schema] = {}
+        self._places: dict[int, str] = {}
         self.patterns: dict[str, str] = {}
+        self.targets: dict[str, Schema] = {}
         self.schema = self._of(root, "")
+        self._use()
 
-    def _of(self, schema: Schema, place: str) -> Schema:
-        self._spend(1)
+    def _of(self, schema: Any, place: str) -> Schema:
         if isinstance(schema, bool):
             return schema
-        inlined: dict[str, Any] = {}
+        if not isinstance(schema, dict):
+            raise _not_valid(place, f"{schema!r} is not of type 'object', 'boolean'")
+        if place not in self._parts:
+            modern = self._keywords(schema, place)
+            _modernise_rules(modern)
+            for keyword in filter(_FORMS.__contains__, modern):
+                for error in _FORMS[keyword].iter_errors(modern[keyword]):
+                    raise _not_valid(f"{place}/{keyword}", error.message, error.absolute_path)
+            self._parts[place] = _nullable(modern) if schema.get("nullable") is True else modern
+            self._places[id(self._parts[place])] = place
+        return self._parts[place]
+
+    def _keywords(self, schema: dict[str, Any], place: str) -> dict[str, Any]:
+        _refuse_mixed(schema)
+        modern: dict[str, Any] = {}
         for keyword, value in schema.items():
-            if keyword in _ONE:
-                inlined[keyword] = self._of(value, f"{place}/{keyword}")
-            elif keyword in _MANY:
-                inlined[keyword] = [
-                    self._of(item, f"{place}/{keyword}/{index}") for index, item in enumerate(value)
-                ]
-            elif keyword in _NAMED:
-                inlined[keyword] = {
-                    name: self._of(item, f"{place}/{keyword}/{escaped(name)}")
-                    for name, item in value.items()
-                }
+            at = f"{place}/{keyword}"
+            if keyword in _UNSUPPORTED:
+                raise InvalidInputError(f"the schema keyword '{keyword}' is not supported")
+            if keyword == "items" and isinstance(value, list):
+                modern["prefixItems"] = self._many(value, at)
+            elif keyword == "dependencies":
+                self._split(value, at, modern)
+            elif keyword in _DEFINITIONS:
+                self._named(value, at)  # for their form; references bring those that count
             elif keyword in _RULES:
-                self._spend(count_values(value))
-                inlined[keyword] = value
-            elif (
-                keyword != "$ref"
-                and keyword not in _DEFINITIONS
-                and keyword not in _ABOUT
-                and not keyword.startswith("x-")
-            ):
-                raise InvalidInputError(f"the schema keyword '{keyword[:60]}' is not supported")
-        if "pattern" in inlined:
-            self.patterns[f"{place}/pattern"] = inlined["pattern"]
-        if "$ref" in schema:
-            target = self._target(schema["$ref"])
-            inlined["allOf"] = [*inlined.get("allOf", ()), target]
-        return inlined
+                modern[keyword] = value
+            elif keyword in _MANY:
+                modern[keyword] = self._many(value, at)
+            elif keyword in _NAMED:
+                modern[keyword] = self._named(value, at)
+            elif keyword in _ONE:
+                modern[keyword] = self._of(value, at)
+            elif keyword == "$ref":
+                modern[keyword] = _within(value)
+        if isinstance(schema.get("items"), list) and "additionalItems" in schema:
+            modern["items"] = self._of(schema["additionalItems"], f"{place}/additionalItems")
+        return modern
 
-    def _spend(self, values: int) -> None:
-        self._left -= values
-        if self._left < 0 or len(self._open) > self._depth:
-            raise InvalidInputError("the schema is too large with its $refs resolved")
+    def _many(self, schemas: Any, place: str) -> list[Schema]:
+        if not isinstance(schemas, list) or not schemas:
+            raise _not_valid(place, f"{schemas!r} is not a list of schemas")
+        return [self._of(each, f"{place}/{index}") for index, each in enumerate(schemas)]
 
-    def _target(self, reference: str) -> Schema:
-        if not reference.startswith("#/"):
-            raise InvalidInputError(f"$ref '{reference[:100]}' must look like #/$defs/name")
-        steps = unquote(reference[2:]).split("/")
-        path = tuple(step.replace("~1", "/").replace("~0", "~") for step in steps)
-        if path in self._open:
-            raise InvalidInputError(f"$ref '{reference[:100]}' refers to itself")
-        if path not in self._known:
-            self._known[path] = self._found(path)
-        self._open.append(path)
+    def _named(self, schemas: Any, place: str) -> dict[str, Schema]:
+        if not isinstance(schemas, dict):
+            raise _not_valid(place, f"{schemas!r} is not of type 'object'")
+        return {name: self._of(each, f"{place}/{escaped(name)}") for name, each in schemas.items()}
+
+    def _split(self, dependencies: Any, place: str, modern: dict[str, Any]) -> None:
+        """Add ``dependencies``, which older drafts have in place of two keywords."""
+        if not isinstance(dependencies, dict):
+            raise _not_valid(place, f"{dependencies!r} is not of type 'object'")
+        schemas = {name: each for name, each in dependencies.items() if not isinstance(each, list)}
+        names = {name: each for name, each in dependencies.items() if isinstance(each, list)}
+        modern["dependentSchemas"] = self._named(schemas, place)
+        modern["dependentRequired"] = names
+
+    def _use(self) -> None:
+        """Collect the patterns and the targets that a check may come to.
+
+        Raises:
+            InvalidInputError: a reference leads nowhere, or to itself for the same value: a check
+                would not end.
+        """
+        leads_to: dict[str, list[str]] = {}
+        waiting: deque[tuple[Schema, str]] = deque([(self.schema, "")])
+        used: set[int] = set()
+        while waiting:
+            part, place = waiting.popleft()
+            if isinstance(part, bool) or id(part) in used:
+                continue
+            used.add(id(part))
+            same = leads_to.setdefault(place, [])
+            if "pattern" in part:
+                self.patterns[f"{place}/pattern"] = part["pattern"]
+            if "$ref" in part:
+                target, at = self._target(part["$ref"])
+                part["$ref"] = f"#{at}"
+                self.targets[f"#{at}"] = target
+                waiting.append((target, at))
+                same.append(at)
+            for keyword, inner in _inner(part):
+                at = self._places.get(id(inner), place)
+                waiting.append((inner, at))
+                if keyword in _IN_PLACE and at != place:
+                    same.append(at)
         try:
-            return self._of(self._known[path], "".join(f"/{escaped(name)}" for name in path))
-        finally:
-            self._open.pop()
+            TopologicalSorter(leads_to).prepare()
+        except CycleError as error:
+            named = next(f"#{place}" for place in error.args[1] if f"#{place}" in self.targets)
+            raise InvalidInputError(
+                f"$ref '{named[:100]}' refers to itself for the same value"
+            ) from None
 
-    def _found(self, path: tuple[str, ...]) -> Schema:
-        place: Any = self._root
-        for name in path:
-            place = place.get(name) if isinstance(place, dict) else None
-        if not isinstance(place, dict | bool):
-            raise InvalidInputError(f"$ref '#/{'/'.join(path)[:100]}' does not point to a schema")
-        if len(path) != 2 or path[0] not in _DEFINITIONS:  # those are checked with the whole
-            _check_form(place)
-        return place
+    def _target(self, reference: str) -> tuple[Schema, str]:
+        """Return the schema to which a reference leads, and its place."""
+        found: Any = self._root
+        place = ""
+        for step in reference.split("/")[1:]:
+            name = _unescaped(step)
+            if isinstance(found, list) and _INDEX.fullmatch(name) and int(name) < len(found):
+                found = found[int(name)]
+            else:
+                found = found.get(name) if isinstance(found, dict) else None
+            place += f"/{escaped(name)}"
+        if not isinstance(found, dict | bool):
+            raise InvalidInputError(f"$ref '{reference[:100]}' does not point to a schema")
+        return self._of(found, place), place
+
+
+def _refuse_mixed(schema: dict[str, Any]) -> None:
+    """Refuse keywords beside those that they replaced: one of them would have no effect."""
+    newer = ["prefixItems"] if isinstance(schema.get("items"), list) else []
+    if "dependencies" in schema:
+        newer += ["dependentRequired", "dependentSchemas"]
+    if keyword := next((each for each in newer if each in schema), None):
+        raise InvalidInputError(f"'{keyword}' stands beside the keyword of an older draft for it")
+
+
+def _not_valid(place: str, message: str, within: Iterable[str | int] = ()) -> InvalidInputError:
+    said = Problem((*map(_unescaped, place.split("/")[1:]), *within), _cut(message))
+    return InvalidInputError(f"this is not a valid JSON Schema: {said}")
+
+
+def _inner(schema: dict[str, Any]) -> Iterator[tuple[str, Schema]]:
+    """Yield the schemas in a modern one, with the keywords that apply them."""
+    for keyword, value in schema.items():
+        if keyword in _ONE:
+            yield keyword, value
+        elif keyword in _MANY:
+            yield from ((keyword, each) for each in value)
+        elif keyword in _NAMED:
+            yield from ((keyword, each) for each in value.values())
+
+
+def _within(reference: Any) -> str:
+    """Return a reference within the schema, without the escapes of URLs."""
+    if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
+        raise InvalidInputError(f"$ref '{str(reference)[:100]}' must look like #/$defs/name")
+    return "#" + unquote(reference[1:])
+
+
+def _modernise_rules(schema: dict[str, Any]) -> None:
+    """Change rules that older drafts write in another way."""
+    for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if isinstance(is_exclusive := schema.get(exclusive), bool):
+            del schema[exclusive]
+            if is_exclusive and bound in schema:
+                schema[exclusive] = schema.pop(bound)
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return what also accepts null; OpenAPI writes it so."""
+    if "type" not in schema or schema.keys() & (_IN_PLACE | {"$ref", "const"}):
+        return {"anyOf": [schema, {"type": "null"}]}
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    schema["type"] = kinds if "null" in kinds else [*kinds, "null"]
+    if isinstance(values := schema.get("enum"), list) and None not in values:
+        schema["enum"] = [*values, None]
+    return schema
 
 
 def escaped(name: str) -> str:
@@ -232,12 +375,19 @@ def escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
+def _unescaped(step: str) -> str:
+    return step.replace("~1", "/").replace("~0", "~")
+
+
 def _matches(
     validator: Any, pattern: str, instance: Any, schema: Any
 ) -> Iterator[jsonschema.ValidationError]:
     if not isinstance(instance, str):
         return
-    wanted = compiled(pattern)
+    try:
+        wanted = compiled(pattern)
+    except UnsupportedPatternError:  # the run has a warning
+        return
     left = _left.get()
     left.matching -= wanted.size.states * len(instance.encode(errors="replace"))
     if left.matching < 0:
@@ -268,6 +418,12 @@ def _canonical(value: Any) -> Any:
     return value
 
 
+def _follow(
+    validator: Any, reference: str, instance: Any, schema: Any
+) -> Iterator[jsonschema.ValidationError]:
+    yield from validator.descend(instance, _left.get().targets[reference])
+
+
 def _spend(steps: int) -> None:
     left = _left.get()
     left.steps -= steps
@@ -276,19 +432,26 @@ def _spend(steps: int) -> None:
 
 
 def _counted(keyword: _Keyword) -> _Keyword:
-    """Count each use of a keyword."""
+    """Count each use of a keyword, by the sizes of its own value and of what it is applied to."""
 
     @wraps(keyword)
     def apply(
         validator: Any, wanted: Any, instance: Any, schema: Any
     ) -> Iterable[jsonschema.ValidationError] | None:
-        _spend(1)
+        _spend(1 + _cost(wanted) + _cost(instance))
         return keyword(validator, wanted, instance, schema)
 
     return apply
 
 
-_OWN: dict[str, _Keyword] = {"pattern": _matches, "uniqueItems": _unique}
+def _cost(value: Any) -> int:
+    """Return the steps that it may take to compare or show a value."""
+    if isinstance(value, dict | list):
+        return count_values(value) // _CHEAP if value else 0
+    return len(value) // _CHEAP_CHARACTERS if isinstance(value, str) else 0
+
+
+_OWN: dict[str, _Keyword] = {"pattern": _matches, "uniqueItems": _unique, "$ref": _follow}
 _KEYWORDS = {**jsonschema.Draft202012Validator.VALIDATORS, **_OWN}
 _Validator = jsonschema.validators.extend(  # type: ignore[no-untyped-call]
     jsonschema.Draft202012Validator, {name: _counted(one) for name, one in _KEYWORDS.items()}

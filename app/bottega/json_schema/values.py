@@ -1,5 +1,6 @@
 """Size and depth of decoded JSON, measured without recursion; parsing of whole numbers. Pure."""
 
+import math
 from typing import Any
 
 from pydantic import BeforeValidator
@@ -12,6 +13,18 @@ def _whole(value: Any) -> Any:
 
 WHOLE = BeforeValidator(_whole)
 """Accepts whole numbers such as 5.0 for an integer. Goes after the field's bounds."""
+
+
+def is_finite(value: Any) -> bool:
+    """Return true if JSON can hold all numbers in ``value``: 1e999 decodes to infinity."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, float) and not math.isfinite(item):
+            return False
+        if isinstance(item, dict | list):
+            waiting += item.values() if isinstance(item, dict) else item
+    return True
 
 
 def depth_of(value: Any) -> int:

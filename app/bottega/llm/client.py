@@ -2,11 +2,10 @@
 
 import asyncio
 import re
-import socket
-import ssl
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Callable, Mapping
-from functools import cache
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
@@ -15,25 +14,23 @@ from weakref import WeakKeyDictionary
 
 import aiohttp
 import httpx2
-from aiohttp.abc import AbstractResolver, ResolveResult
 from pydantic_core import from_json
 from yarl import URL
 
 from bottega.clock import Clock
-from bottega.errors import BottegaError, InvalidInputError, ModelError
-from bottega.llm.errors import AddressRefusedError, ErrorMapper, places_of
+from bottega.errors import InvalidInputError, ModelError
+from bottega.llm.errors import ErrorMapper, places_of
 from bottega.llm.params import ANTHROPIC_VERSION, VERSION_HEADER
 from bottega.llm.prices import LOOPBACK
 from bottega.llm.server import VENDORS, ServerSpec
-from bottega.lookups import Resolver
+from bottega.network import NETWORK_ERRORS, body_of, open_session, reader_of
+from bottega.outside import OutsideError
 from bottega.trace_context import with_trace
 
 T = TypeVar("T")
 
 MOST_MODELS = 1000
 """Models of one server for which something is kept. Users may name any."""
-NETWORK_ERRORS = (aiohttp.ClientError, ssl.SSLError, OSError, TimeoutError)
-"""Errors of sending a request and reading its answer."""
 
 _KEY_HEADERS: Mapping[str, tuple[str, str]] = {
     "chat": ("Authorization", "Bearer {}"),
@@ -59,8 +56,21 @@ _LONGEST_ERROR = 65_536
 _LONGEST_ERROR_S = 10.0
 
 
+@dataclass(slots=True)
+class Request:
+    """A request of one try.
+
+    Attributes:
+        is_owed: it was written, and has neither been refused nor paid.
+    """
+
+    is_owed: bool = False
+
+
 class ModelClient:
     """Sends requests to one server, with one pool of connections per event loop.
+
+    A pool closes at the latest when its event loop shuts down, as at the end of ``asyncio.run``.
 
     Attributes:
         address: the server's URL without credentials.
@@ -95,11 +105,14 @@ class ModelClient:
         self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
             WeakKeyDictionary()
         )
+        self._opened: WeakKeyDictionary[
+            asyncio.AbstractEventLoop, AsyncGenerator[aiohttp.ClientSession, None]
+        ] = WeakKeyDictionary()
 
-    async def post(self, path: str, body: bytes) -> aiohttp.ClientResponse:
+    async def post(self, path: str, body: bytes, request: Request) -> aiohttp.ClientResponse:
         """Send a request; return when the status is known, before the body is read.
 
-        The caller closes the response.
+        The caller closes the response. ``request`` is owed from when its body is written.
 
         Raises:
             NETWORK_ERRORS: there is no answer.
@@ -111,12 +124,13 @@ class ModelClient:
             keep(self._urls, path, url)
         try:
             # Not the session's headers: aiohttp sends those, with the key, to a proxy too.
-            return await self._session().post(
+            return await (await self._session()).post(
                 url,
                 data=body,
                 headers=with_trace(self._headers),
                 proxy=self._proxy,
                 allow_redirects=self._follows,
+                trace_request_ctx=request,
             )
         except ValueError as error:
             if self._follows or isinstance(error, aiohttp.ClientError):  # a host of a redirect
@@ -127,36 +141,45 @@ class ModelClient:
         """Make the error of a response whose status is not a success, from the body's start."""
         body = bytearray()
         try:
-            async with asyncio.timeout(_LONGEST_ERROR_S):
-                async for piece in pieces_of(response):
+            async with (
+                asyncio.timeout(_LONGEST_ERROR_S),
+                aclosing(body_of(response, reader_of(response, _LONGEST_ERROR))) as pieces,
+            ):
+                async for piece in pieces:
                     body += piece
-                    if len(body) >= _LONGEST_ERROR:
-                        break
-        except NETWORK_ERRORS:
+        except (*NETWORK_ERRORS, OutsideError):
             pass  # the status is known
         return self.report.refused(response.status, _decoded(body), response.headers, clock())
 
     async def aclose(self) -> None:
-        session = self._sessions.pop(asyncio.get_running_loop(), None)
-        if session is not None:
-            await session.close()
+        opened = self._opened.get(asyncio.get_running_loop())
+        if opened is not None:
+            await opened.aclose()
 
-    def _session(self) -> aiohttp.ClientSession:
+    async def _session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
-        session = self._sessions.get(loop)
-        if session is None:
-            session = self._sessions[loop] = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    limit=_MOST_CONNECTIONS,
-                    keepalive_timeout=_KEPT_S,
-                    ssl=certificates(),
-                    resolver=_Resolver(self._look_up) if self._look_up else None,
-                    socket_factory=_guarded(self._guard) if self._guard else None,
-                ),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=self._timeout,
-            )
+        if (session := self._sessions.get(loop)) is None:
+            self._opened[loop] = opened = self._open(loop)
+            session = self._sessions[loop] = await anext(opened)
         return session
+
+    async def _open(
+        self, loop: asyncio.AbstractEventLoop
+    ) -> AsyncGenerator[aiohttp.ClientSession, None]:
+        """Yield a session; close it with the generator, as an event loop does that shuts down."""
+        session = open_session(
+            self._timeout,
+            most=_MOST_CONNECTIONS,
+            kept_s=_KEPT_S,
+            look_up=self._look_up,
+            guard=self._guard,
+            traces=[_written()],
+        )
+        try:
+            async with session:
+                yield session
+        finally:
+            del self._sessions[loop], self._opened[loop]
 
 
 def keep(kept: dict[str, T], key: str, value: T) -> T:
@@ -169,12 +192,6 @@ def keep(kept: dict[str, T], key: str, value: T) -> T:
 
 def is_success(response: aiohttp.ClientResponse) -> bool:
     return 200 <= response.status < 300
-
-
-async def pieces_of(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes of an answer as they arrive."""
-    async for piece in response.content.iter_any():
-        yield piece
 
 
 def _base(spec: ServerSpec) -> httpx2.URL:
@@ -195,6 +212,7 @@ def _headers(spec: ServerSpec, login: bytes) -> dict[str, str]:
             cannot be sent.
     """
     own = {"Accept": "application/json", "Content-Type": "application/json"}
+    own["Accept-Encoding"] = "identity"  # a compressed answer can be a thousand times larger
     if spec.dialect == "anthropic":
         own[VERSION_HEADER] = ANTHROPIC_VERSION
     if spec.api_key is not None:
@@ -217,43 +235,15 @@ def _headers(spec: ServerSpec, login: bytes) -> dict[str, str]:
     return found
 
 
-class _Resolver(AbstractResolver):
-    """Replaces aiohttp's resolver, whose few threads are also used for everything else."""
+def _written() -> aiohttp.TraceConfig:
+    """Return what notes that a request is owed, when its body is written."""
 
-    def __init__(self, look_up: Resolver) -> None:
-        self._look_up = look_up
+    async def write(session: Any, context: Any, chunk: Any) -> None:
+        context.trace_request_ctx.is_owed = True
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        return [
-            ResolveResult(
-                hostname=host,
-                host=address,
-                port=port,
-                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
-                proto=socket.IPPROTO_TCP,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for address in await self._look_up(host, port)
-        ]
-
-    async def close(self) -> None:
-        """Do nothing: others use the look-ups, too."""
-
-
-def _guarded(guard: Callable[[str], None]) -> Callable[[Any], socket.socket]:
-    """Return a maker of sockets that checks the address just before the connection is opened."""
-
-    def connect(found: Any) -> socket.socket:
-        family, kind, proto, _, address = found
-        try:
-            guard(str(address[0]))
-        except BottegaError as error:
-            raise AddressRefusedError(error.detail) from None
-        return socket.socket(family=family, type=kind, proto=proto)
-
-    return connect
+    trace = aiohttp.TraceConfig()
+    trace.on_request_chunk_sent.append(write)
+    return trace
 
 
 def _proxy(url: httpx2.URL) -> str | None:
@@ -284,12 +274,6 @@ def _decoded(body: bytes | bytearray) -> object:
         return from_json(body, allow_partial="trailing-strings")
     except ValueError:
         return body.decode("utf-8", "replace").strip()
-
-
-@cache
-def certificates() -> ssl.SSLContext:
-    """Load the trusted certificates once for all clients: it takes 20 ms."""
-    return httpx2.create_ssl_context()
 
 
 def _address(url: httpx2.URL) -> str:

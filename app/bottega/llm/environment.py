@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import httpx2
 
 from bottega.errors import InvalidInputError
-from bottega.llm.client import certificates
 from bottega.llm.provider import ModelProvider
 from bottega.llm.server import DialectName, ServerSpec
+from bottega.network import certificates
 
 NO_KEY = "none"
 """Placeholder key for a server that needs none; it is not a secret."""

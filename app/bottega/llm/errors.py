@@ -14,56 +14,14 @@ from typing import Any, NamedTuple
 
 from bottega.errors import ModelError
 from bottega.llm.server import DEFAULT, ServerSpec
+from bottega.llm.vendor_words import ERROR_CODES, error_code
+from bottega.network import AddressRefusedError
 from bottega.redaction import Redactor
 
 _LONGEST_QUOTE = 300
 
 _RETRYABLE_CODES = frozenset(
     {"model_rate_limited", "model_timeout", "model_unavailable", "model_stream_broken"}
-)
-
-# Error codes from ``code`` or ``type`` of the body, where the status is not specific enough.
-_BY_WORD = {
-    "insufficient_quota": "model_quota_exhausted",
-    "billing_hard_limit_reached": "model_quota_exhausted",
-    "rate_limit_exceeded": "model_rate_limited",
-    "rate_limit_error": "model_rate_limited",
-    "context_length_exceeded": "model_context_too_long",
-    "content_filter": "model_filtered",
-    "content_policy_violation": "model_filtered",
-    "invalid_prompt": "model_filtered",
-    "bio_policy": "model_filtered",
-    "misalignment_policy_violation": "model_filtered",
-    "model_not_found": "model_not_found",
-    "invalid_api_key": "model_unauthorized",
-    "authentication_error": "model_unauthorized",
-    "invalid_request_error": "model_bad_request",
-    "badrequesterror": "model_bad_request",
-    # Anthropic (platform.claude.com/docs/en/api/errors)
-    "billing_error": "model_quota_exhausted",
-    "permission_error": "model_forbidden",
-    "not_found_error": "model_not_found",
-    "request_too_large": "model_context_too_long",
-    "timeout_error": "model_timeout",
-    "api_error": "model_unavailable",
-    "overloaded_error": "model_unavailable",
-    # Gemini (ai.google.dev/gemini-api/docs/troubleshooting): ``status``, or a detail's ``reason``
-    "api_key_invalid": "model_unauthorized",
-    "resource_exhausted": "model_rate_limited",
-    "permission_denied": "model_forbidden",
-    "deadline_exceeded": "model_timeout",
-    "internal": "model_unavailable",
-    "unavailable": "model_unavailable",
-    # llama.cpp (tools/server/README.md)
-    "exceed_context_size_error": "model_context_too_long",
-    "unavailable_error": "model_unavailable",
-}
-
-# vLLM, Anthropic, Gemini, Mistral and Ollama say it in words only.
-_TOO_LONG = re.compile(
-    r"prompt is too long|maximum context length|context length|context (window|size)"
-    r"|too many tokens|input token count.*exceeds|exceeds? the (available )?context",
-    re.IGNORECASE,
 )
 
 _BY_STATUS = {
@@ -73,6 +31,7 @@ _BY_STATUS = {
     404: "model_not_found",
     408: "model_timeout",
     409: "model_unavailable",
+    413: "model_context_too_long",
     429: "model_rate_limited",
     504: "model_timeout",
 }
@@ -103,12 +62,11 @@ _ADVICE = {
 }
 
 
-STREAM_BROKEN = "model_stream_broken"
-"""Code of an answer that broke off or is not readable."""
-
-
-class AddressRefusedError(OSError):
-    """The guard refused the address of a connection; its text says why."""
+STREAM_BROKEN, BAD_RESPONSE = "model_stream_broken", "model_bad_response"
+BROKEN_ANSWERS = frozenset((STREAM_BROKEN, BAD_RESPONSE))
+"""Codes of an answer that broke off, and of one that is not readable: each may have been paid."""
+MOST_BROKEN = 5
+"""Most broken answers of one call: each may cost as much as a complete one."""
 
 
 class Places(NamedTuple):
@@ -165,11 +123,7 @@ class ErrorMapper:
         self, status: int, body: object, headers: Mapping[str, str], now: datetime
     ) -> ModelError:
         """Make the error of a response whose status is not a success."""
-        code = _BY_STATUS.get(status) or _code_of_other_status(status)
-        if (word := _code_by_word(body)) in _REFINING:
-            code = word or code
-        if code == "model_bad_request" and _TOO_LONG.search(_said(body)):
-            code = "model_context_too_long"
+        code = _refined(_BY_STATUS.get(status) or _code_of_other_status(status), body)
         wait_s = retry_after_s(headers, now)
         return self._error(
             code, f"HTTP {status}", body, _retry_delay_s(body) if wait_s is None else wait_s
@@ -181,7 +135,7 @@ class ErrorMapper:
         code = _code_by_word(body)
         if code is None and status is not None:
             code = _BY_STATUS.get(status) or _code_of_other_status(status)
-        return self._error(code or "model_unavailable", "error in its stream", body)
+        return self._error(_refined(code or "model_unavailable", body), "error in its stream", body)
 
     def unreachable(self, error: BaseException) -> ModelError:
         """Make the error of a connection that failed before the answer began."""
@@ -198,10 +152,18 @@ class ErrorMapper:
         )
 
     def broken(self, what: str) -> ModelError:
-        """Make the error of a stream that ended, or became unreadable, before it was complete."""
+        """Make the error of a stream that ended before it was complete."""
         return ModelError(
             f"the answer of the model's API at {self._address} broke off: {what}",
             code=STREAM_BROKEN,
+            retryable=True,
+        )
+
+    def unreadable(self, what: str) -> ModelError:
+        """Make the error of an answer in another form than the API's: no sign of an outage."""
+        return ModelError(
+            f"the answer of the model's API at {self._address} cannot be read: {what}",
+            code=BAD_RESPONSE,
             retryable=True,
         )
 
@@ -273,6 +235,16 @@ def _number(value: str | None) -> float | None:
     return number if 0 <= number < float("inf") else None
 
 
+def _refined(code: str, body: object) -> str:
+    """Return a more specific code, if the server's words give one."""
+    word = _code_by_word(body)
+    if word in _REFINING:
+        return word
+    if code == "model_unauthorized" or word == "model_rate_limited":
+        return code
+    return error_code(_said(body)) or code
+
+
 def _code_of_other_status(status: int) -> str:
     if status >= 500:
         return "model_unavailable"
@@ -324,8 +296,11 @@ def _code_by_word(body: object) -> str | None:
     if not isinstance(error, dict):
         return None
     words = [error.get(field) for field in ("code", "type")]
+    inner = error.get("innererror") or error.get("inner_error")  # Azure
+    words += [inner.get("code")] if isinstance(inner, dict) else []
     words += [each.get("reason") for each in _details(error)] + [error.get("status")]
-    return next((code for word in words if (code := _BY_WORD.get(str(word).lower()))), None)
+    found = [code for word in words if (code := ERROR_CODES.get(str(word).lower()))]
+    return next((code for code in found if code in _REFINING), found[0] if found else None)
 
 
 def _status_of(body: object) -> int | None:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -16,15 +16,15 @@ from bottega.agents.provider import (
     OnDelta,
     ToolSchema,
 )
+from bottega.agents.sent_tokens import tokens_sent
 from bottega.clock import monotonic
 from bottega.errors import BottegaError, ErrorKind, ModelError
 from bottega.llm.backoff import next_delay_s, out_of_patience
-from bottega.llm.errors import STREAM_BROKEN
+from bottega.llm.errors import BROKEN_ANSWERS, MOST_BROKEN
 from bottega.llm.servers import OpenServer
+from bottega.llm.traffic.accounts import Charge, ModelAccount
 from bottega.llm.traffic.gates import AT_ONCE_S, LIMITED, HeldBackError, ModelGate, Passage
 
-MOST_BROKEN = 5
-"""Most broken answers of one call: each may cost as much as a complete one."""
 _CONTENT = frozenset({"model_filtered", "model_refused"})
 """Codes of answers that another server would not give either."""
 _DEFAULTS = ModelOptions()
@@ -85,6 +85,7 @@ class FallbackProvider:
     and one of them may answer later.
 
     Args:
+        account: pays for each call that has no open permit.
         models: in order; at least one.
         patience_s: seconds from the first time that all models have failed; 0: no repetition.
         now, sleep, random_unit: time and randomness; see :class:`ModelProvider`.
@@ -94,6 +95,7 @@ class FallbackProvider:
         self,
         models: Sequence[ServedModel],
         patience_s: float,
+        account: ModelAccount,
         *,
         now: Callable[[], float] = monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -101,6 +103,7 @@ class FallbackProvider:
     ) -> None:
         self.models = tuple(models)
         self.patience_s = patience_s
+        self._account = account
         self._now = now
         self._sleep = sleep
         self._random_unit = random_unit
@@ -109,6 +112,11 @@ class FallbackProvider:
     def target(self) -> ModelTarget:
         """The model that the next call tries first."""
         return self.models[0].target
+
+    @property
+    def is_own(self) -> bool:
+        """True if all models are on a tenant's own servers, which the operator does not pay."""
+        return all(each.server.is_own for each in self.models)
 
     async def prices(self) -> ModelPrices | None:
         """Return the highest prices of the models; ``None``: those of one are not known."""
@@ -131,12 +139,25 @@ class FallbackProvider:
         Raises:
             ModelError: no model answered.
             HistoryError: a message cannot be sent.
+            BudgetExhaustedError: too little is left in the account.
         """
-        left = list(self.models)
+        if options.permit is not None and options.permit.is_open:
+            return await self._answer(_Call(messages, tools, options, on_delta))
+        longest = options.max_output_tokens
+        if longest is None and options.params is not None:
+            longest = options.params.max_output_tokens
+        sent = tokens_sent(messages, len(tools))
+        async with self._account.call(sent, self, longest) as charge:
+            paid = _paid_options(options, charge, self.target)
+            answer = await self._answer(_Call(messages, tools, paid, on_delta))
+            charge.pay(answer.metadata["model"], answer.usage)
+            return answer
+
+    async def _answer(self, call: _Call) -> AssistantMessage:
+        left, options = list(self.models), call.options
         number, broken, failed_at = 0, 0, None
         if options.failing is not None:
             number, failed_at = options.failing.tries, self._now() - options.failing.since_s
-        call = _Call(messages, tools, options, on_delta)
         began, ready = self._now() if failed_at is None else failed_at, None
         while True:
             failed: list[_Failed] = []
@@ -150,7 +171,7 @@ class FallbackProvider:
                 if isinstance(answer, AssistantMessage):
                     return answer
                 failed.append(_Failed(served, answer))
-                broken += answer.code == STREAM_BROKEN
+                broken += answer.code in BROKEN_ANSWERS
                 if answer.code in _CONTENT or broken == MOST_BROKEN:
                     raise answer
                 if not answer.retryable:
@@ -224,6 +245,31 @@ class FallbackProvider:
         finally:
             await gate.leave(entry, answer)
         return answer
+
+
+def _paid_options(options: ModelOptions, charge: Charge, first: ModelTarget) -> ModelOptions:
+    """Return options of a call that a charge pays for."""
+    target = first
+
+    def tries(now: ModelTarget) -> None:
+        nonlocal target
+        target = now
+        if options.on_try is not None:
+            options.on_try(now)
+
+    def lost(usage: Usage) -> None:
+        charge.pay(target.model, usage)
+        if options.on_lost is not None:
+            options.on_lost(usage)
+
+    most = charge.permit.most
+    return replace(
+        options,
+        permit=charge.permit,
+        max_output_tokens=options.max_output_tokens if most is None else most,
+        on_try=tries,
+        on_lost=lost,
+    )
 
 
 def _in_order(

@@ -6,21 +6,30 @@ import re
 from base64 import b64decode
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
+from uuid import UUID
 
 import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import from_json, to_json
 
+from bottega.agents.messages import Usage
+from bottega.agents.tokens import size_of, tokens_in
 from bottega.clock import Clock, utcnow
+from bottega.db.base import DEFAULT_TENANT
 from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.backoff import delay_s
-from bottega.llm.client import NETWORK_ERRORS, ModelClient, is_success, pieces_of
+from bottega.llm.client import ModelClient, Request, is_success
 from bottega.llm.environment import with_openai
 from bottega.llm.server import ServerSpec
+from bottega.llm.traffic.accounts import Charge, ModelAccount, TenantAccounts
+from bottega.llm.usage import Counts, Reported
+from bottega.network import NETWORK_ERRORS, body_of, reader_of
+from bottega.outside import OutsideError, check_json
 
 Vectors = NDArray[np.float32]
 
@@ -48,6 +57,7 @@ class OpenAIEmbedder:
 
     Args:
         model: name of the model; part of the embedder's name.
+        accounts: pay for the calls; the default tenant's, unless :meth:`paid_by` names another.
         api_key: ``None`` takes ``OPENAI_API_KEY``.
         base_url: ``None`` takes ``OPENAI_BASE_URL``, then OpenAI's own.
         dimensions: requested dimension. A model that has only another one keeps its own.
@@ -63,6 +73,7 @@ class OpenAIEmbedder:
     def __init__(
         self,
         model: str,
+        accounts: TenantAccounts,
         *,
         api_key: str | None = None,
         base_url: str | None = None,
@@ -79,6 +90,7 @@ class OpenAIEmbedder:
         if not 1 <= dimensions <= LARGEST_DIMENSION:
             raise InvalidInputError(f"dimensions must be between 1 and {LARGEST_DIMENSION}")
         self.model = model
+        self._accounts = accounts
         self._asked_dimensions: int | None = dimensions
         self._dimension = dimensions
         self._learned = False
@@ -89,7 +101,10 @@ class OpenAIEmbedder:
         self._sleep = sleep
         self._random_unit = random_unit
         self._known: OrderedDict[bytes, Vectors] = OrderedDict()
-        self._under_way: dict[bytes, asyncio.Task[Mapping[bytes, Vectors]]] = {}
+        # By account too: one that is spent must not refuse the texts of others.
+        self._under_way: dict[
+            tuple[ModelAccount, bytes], asyncio.Task[Mapping[bytes, Vectors]]
+        ] = {}
         self._slots = asyncio.Semaphore(_CALLS_AT_ONCE)
         self._client = ModelClient(
             with_openai(ServerSpec(api_key=api_key, base_url=base_url, timeout_s=timeout_s))
@@ -117,14 +132,23 @@ class OpenAIEmbedder:
         await asyncio.gather(*calls, return_exceptions=True)
         await self._client.aclose()
 
+    def paid_by(self, tenant_id: UUID) -> "PaidEmbedder":
+        """Return this embedder, with calls that a tenant pays."""
+        return PaidEmbedder(self, self._accounts.of(tenant_id))
+
     async def embed(self, texts: Sequence[str]) -> Vectors:
+        """Return the vectors of ``texts``; see :meth:`embed_for`."""
+        return await self.embed_for(self._accounts.of(DEFAULT_TENANT), texts)
+
+    async def embed_for(self, account: ModelAccount, texts: Sequence[str]) -> Vectors:
         """Return the vectors of ``texts``, each of length 1; shape (n, d).
 
         Only the first 32,768 characters of a text count, or fewer if the model takes fewer.
-        Concurrent requests for the same text share one call.
+        Concurrent requests of an account for the same text share one call.
 
         Raises:
             ModelError: the call failed for good; then none of these texts has a vector.
+            BudgetExhaustedError: too little is left in the account.
         """
         asked = {_digest(text): text for text in map(_prepared, texts)}
         found: dict[bytes, Vectors] = {}
@@ -134,7 +158,7 @@ class OpenAIEmbedder:
             if (vector := self._known.get(key)) is not None:
                 self._known.move_to_end(key)
                 found[key] = vector
-            elif call := self._under_way.get(key):
+            elif call := self._under_way.get((account, key)):
                 calls.add(call)
             else:
                 unknown[key] = text
@@ -145,7 +169,7 @@ class OpenAIEmbedder:
                 code="model_unavailable",
                 retryable=True,
             )
-        calls |= {self._begin(batch) for batch in _batches(unknown)}
+        calls |= {self._begin(account, batch) for batch in _batches(unknown)}
         for call in calls:
             # Shielded: other callers may wait for this call, and its vectors are cached anyway.
             found |= await asyncio.shield(call)
@@ -153,12 +177,15 @@ class OpenAIEmbedder:
             return np.empty((0, self._dimension), np.float32)
         return np.stack([found[_digest(_prepared(text))] for text in texts])
 
-    def _begin(self, batch: Mapping[bytes, str]) -> "asyncio.Task[Mapping[bytes, Vectors]]":
-        call = asyncio.ensure_future(self._call(batch))
-        self._under_way |= dict.fromkeys(batch, call)
+    def _begin(
+        self, account: ModelAccount, batch: Mapping[bytes, str]
+    ) -> "asyncio.Task[Mapping[bytes, Vectors]]":
+        call = asyncio.ensure_future(self._call(account, batch))
+        keys = [(account, key) for key in batch]
+        self._under_way |= dict.fromkeys(keys, call)
 
         def end(done: "asyncio.Task[Mapping[bytes, Vectors]]") -> None:
-            for key in batch:
+            for key in keys:
                 del self._under_way[key]
             if not done.cancelled() and done.exception() is None:
                 self._keep(done.result())
@@ -171,38 +198,45 @@ class OpenAIEmbedder:
         while len(self._known) > self._cached:
             self._known.popitem(last=False)
 
-    async def _call(self, batch: Mapping[bytes, str]) -> Mapping[bytes, Vectors]:
-        async with self._slots:
-            vectors = await self._vectors(list(batch.values()), _MAX_CHARACTERS)
+    async def _call(
+        self, account: ModelAccount, batch: Mapping[bytes, str]
+    ) -> Mapping[bytes, Vectors]:
+        vectors = await self._vectors(account, list(batch.values()), _MAX_CHARACTERS)
         # Copies, so that a cached row does not keep its whole batch in memory.
         return {key: row.copy() for key, row in zip(batch, vectors, strict=True)}
 
-    async def _vectors(self, texts: Sequence[str], characters: int) -> Vectors:
+    async def _vectors(
+        self, account: ModelAccount, texts: Sequence[str], characters: int
+    ) -> Vectors:
         """Return the vectors of texts, cut to what the model accepts."""
-        answer = await self._tried([text[:characters] for text in texts])
+        cut = [text[:characters] for text in texts]
+        # A place only once it is paid: calls of other accounts must not wait for this budget.
+        async with account.call(_tokens_in(cut), None, 0) as charge, self._slots:
+            answer = await self._tried(charge, cut)
         if not isinstance(answer, ModelError):
             return answer
         if answer.code not in _REFUSED:
             raise answer
         if self._asked_dimensions is not None and _DIMENSIONS.search(answer.detail):
             self._asked_dimensions = None  # the model's dimension is fixed
-            return await self._vectors(texts, characters)
+            return await self._vectors(account, texts, characters)
         if not _TOO_LONG.search(answer.detail):
             raise answer
         if len(texts) > 1:
-            return np.concatenate([await self._vectors([text], characters) for text in texts])
+            alone = [await self._vectors(account, [text], characters) for text in texts]
+            return np.concatenate(alone)
         if characters <= _LEAST_CHARACTERS:
             raise answer
-        return await self._vectors(texts, min(characters, len(texts[0])) // 2)
+        return await self._vectors(account, texts, min(characters, len(texts[0])) // 2)
 
-    async def _tried(self, texts: Sequence[str]) -> Vectors | ModelError:
+    async def _tried(self, charge: Charge, texts: Sequence[str]) -> Vectors | ModelError:
         body: dict[str, Any] = {"model": self.model, "input": texts, "encoding_format": "base64"}
         if self._asked_dimensions is not None:
             body["dimensions"] = self._asked_dimensions
-        request = to_json(body)
+        sent = to_json(body)
         number = 1
         while True:
-            answer = await self._try(request, len(texts))
+            answer = await self._try(sent, texts, charge)
             if not isinstance(answer, ModelError):
                 return answer
             if not answer.retryable or number >= self._max_tries:
@@ -210,15 +244,20 @@ class OpenAIEmbedder:
             await self._sleep(min(_LONGEST_PAUSE_S, delay_s(number, answer, self._random_unit())))
             number += 1
 
-    async def _try(self, request: bytes, count: int) -> Vectors | ModelError:
-        """Make one try. Return errors, as :class:`.openai_provider.OpenAIProvider` does."""
-        response = None
+    async def _try(self, body: bytes, texts: Sequence[str], charge: Charge) -> Vectors | ModelError:
+        """Make one try, and pay it. Return errors, as :class:`.ModelProvider` does."""
+        response, answer, request = None, None, Request()
         try:
             async with asyncio.timeout(self._timeout_s):
-                response = await self._client.post("/embeddings", request)
+                response = await self._client.post("/embeddings", body, request)
                 if not is_success(response):
+                    request.is_owed = False
                     return await self._client.refusal(response, self._clock)
-                body = await _whole(response)
+                whole = await _whole(response)
+            with suppress(ValueError):
+                answer = from_json(whole)
+        except OutsideError as error:
+            return self._report.no_completion(error.detail)
         except NETWORK_ERRORS as error:
             if response is None:
                 return self._report.unreachable(error)
@@ -226,8 +265,10 @@ class OpenAIEmbedder:
         finally:
             if response is not None:
                 response.close()
+            if request.is_owed:
+                charge.pay(self.model, _usage_of(answer, texts))
         try:
-            vectors = read_vectors(body, count)
+            vectors = read_vectors(answer, len(texts))
         except ValueError as error:
             return self._report.no_completion(str(error))
         return self._checked(vectors)
@@ -249,16 +290,48 @@ class OpenAIEmbedder:
         return vectors
 
 
-def read_vectors(body: bytes, count: int) -> Vectors:
-    """Parse vectors from an answer, in the order of its texts, scaled to length 1. Pure.
+@dataclass(frozen=True, slots=True)
+class PaidEmbedder:
+    """An embedder whose calls one account pays; see :class:`OpenAIEmbedder`."""
+
+    shared: OpenAIEmbedder
+    account: ModelAccount
+
+    @property
+    def name(self) -> str:
+        return self.shared.name
+
+    @property
+    def dimension(self) -> int:
+        return self.shared.dimension
+
+    async def embed(self, texts: Sequence[str]) -> Vectors:
+        """Return the vectors of ``texts``; see :meth:`OpenAIEmbedder.embed_for`."""
+        return await self.shared.embed_for(self.account, texts)
+
+
+def _tokens_in(texts: Sequence[str]) -> int:
+    return tokens_in(sum(map(size_of, texts)))
+
+
+def _usage_of(answer: Any, texts: Sequence[str]) -> Usage:
+    """Return the tokens of a call: those that the server reports, or an estimate."""
+    counts = Counts(answer.get("usage") if isinstance(answer, dict) else None)
+    report = Reported(counts.total("prompt_tokens"), 0, is_odd=counts.is_odd)
+    return report.usage(lambda: sum(map(size_of, texts)), 0, 0)
+
+
+def read_vectors(answer: Any, count: int) -> Vectors:
+    """Read vectors from an answer, in the order of its texts, scaled to length 1. Pure.
+
+    Args:
+        answer: its JSON; ``None``: it is none.
 
     Raises:
         ValueError: the answer has not one vector for each of ``count`` texts.
     """
-    try:
-        answer = from_json(body)
-    except ValueError:
-        raise ValueError("no JSON") from None
+    if answer is None:
+        raise ValueError("no JSON")
     data = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(data, list) or not all(isinstance(item, dict) for item in data):
         raise ValueError("no list of vectors")
@@ -294,11 +367,10 @@ def _numbers(embedding: Any) -> NDArray[np.float64]:
 
 async def _whole(response: aiohttp.ClientResponse) -> bytes:
     body = bytearray()
-    async with aclosing(pieces_of(response)) as pieces:
+    async with aclosing(body_of(response, reader_of(response, _LONGEST_ANSWER))) as pieces:
         async for piece in pieces:
             body += piece
-            if len(body) > _LONGEST_ANSWER:
-                break  # a truncated answer is not valid JSON
+    check_json(body)
     return bytes(body)
 
 

@@ -14,7 +14,7 @@ from bottega.agents.provider import FailedTry, ModelOptions, OnDelta, ToolSchema
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.backoff import next_delay_s, out_of_patience
-from bottega.llm.client import NETWORK_ERRORS, ModelClient, is_success, keep
+from bottega.llm.client import ModelClient, Request, is_success, keep
 from bottega.llm.dialects.answer import AnswerBuilder
 from bottega.llm.dialects.anthropic import anthropic
 from bottega.llm.dialects.chat import chat
@@ -23,11 +23,13 @@ from bottega.llm.dialects.gemini import gemini
 from bottega.llm.dialects.opaque import dropped_for
 from bottega.llm.dialects.parts import NO_FILES, MissingFilesError, load_files, size_as_text
 from bottega.llm.dialects.responses import responses
-from bottega.llm.errors import STREAM_BROKEN
+from bottega.llm.errors import BROKEN_ANSWERS, MOST_BROKEN
 from bottega.llm.prices import ModelPrices, prices_of
 from bottega.llm.reading import read
 from bottega.llm.server import DialectName, ServerSpec
-from bottega.llm.usage import with_usage
+from bottega.llm.vendor_words import is_known
+from bottega.network import NETWORK_ERRORS
+from bottega.redaction import Redactor, is_vocabulary
 
 _DIALECTS: Mapping[DialectName, NewDialect] = {
     "chat": chat,
@@ -35,9 +37,8 @@ _DIALECTS: Mapping[DialectName, NewDialect] = {
     "anthropic": anthropic,
     "gemini": gemini,
 }
-STATE_DROPPED = "model_state_dropped"
-_MOST_BROKEN = 5
-"""Most broken answers of one call: each may cost as much as a complete one."""
+STATE_DROPPED, UNKNOWN_REASON = "model_state_dropped", "unknown_finish_reason"
+"""Codes of warnings."""
 
 _DEFAULTS = ModelOptions()
 
@@ -87,6 +88,8 @@ class ModelProvider:
         self._prices: dict[str, ModelPrices | None] = {}
         self._client = ModelClient(spec)
         self._report = self._client.report
+        sent = (spec.api_key or "", *spec.hidden)
+        self._secrets = Redactor(each for each in sent if not is_vocabulary(each))
         self._dialect(model)  # now: wrong fields fail at the start
 
     def __repr__(self) -> str:
@@ -156,45 +159,66 @@ class ModelProvider:
             answer = await self._counted(model, ask)
             if isinstance(answer, AssistantMessage):
                 answer.metadata["model"] = model
+                answer = _without(self._secrets, answer)
                 pay(answer.usage)
-                self._say_loss(dialect, messages, model, options)
+                self._warn(dialect, messages, answer, options)
                 return answer if output is None else output.read(answer, after_results)
-            broken += answer.code == STREAM_BROKEN
-            if not answer.retryable or patience_s == 0 or broken == _MOST_BROKEN:
+            broken += answer.code in BROKEN_ANSWERS
+            if not answer.retryable or patience_s == 0 or broken == MOST_BROKEN:
                 raise answer
-            now = self._now()
-            failed_at = now if failed_at is None else failed_at
-            left_s = failed_at + patience_s - now
-            pause_s = next_delay_s(number, answer, self._random_unit(), left_s)
-            if pause_s is None:
-                raise out_of_patience(number, answer, patience_s)
-            if options.on_failed_try is not None:
-                options.on_failed_try(FailedTry(number, answer, pause_s))
-            await self._sleep(pause_s)
+            failed_at = self._now() if failed_at is None else failed_at
+            await self._pause(number, answer, failed_at + patience_s, options)
             number += 1
 
+    async def _pause(
+        self, number: int, error: ModelError, until: float, options: ModelOptions
+    ) -> None:
+        """Wait before the next try.
+
+        Args:
+            number: tries so far.
+            until: end of the patience, by the provider's clock.
+
+        Raises:
+            ModelError: there is none left.
+        """
+        left_s = until - self._now()
+        pause_s = next_delay_s(number, error, self._random_unit(), left_s)
+        if pause_s is None:
+            raise out_of_patience(number, error, self.spec.patience_s)
+        if options.on_failed_try is not None:
+            options.on_failed_try(FailedTry(number, error, pause_s))
+        await self._sleep(pause_s)
+
     def _pay(self, model: str, prices: ModelPrices | None, usage: Usage) -> None:
-        """Set the cost of a call, and count it."""
+        """Set the cost of a call and who pays for it, and count it."""
+        usage.is_own = self.spec.is_own
         usage.cost = None if prices is None else prices.cost(usage)
         metrics.paid(self.spec.name, model, usage)
 
-    def _say_loss(
+    def _warn(
         self,
         dialect: Dialect,
         messages: Sequence[StandardMessage],
-        model: str,
+        answer: AssistantMessage,
         options: ModelOptions,
     ) -> None:
-        """Report that this model has answered without the state of another one's answers."""
-        name = self.spec.name
+        """Report lost state of another model's answers, and an unknown reason for the end.
+
+        An answer whose reason is in no table counts as whole.
+        """
         if options.on_warning is None:
             return
+        name, model = self.spec.name, str(answer.metadata["model"])
         if (other := dropped_for(dialect.origin, messages, name, model)) is not None:
             text = (
                 f"'{name}/{model}' went on without the reasoning and other state that '{other}' "
                 "sent with earlier answers"
             )
             options.on_warning(STATE_DROPPED, text)
+        if not is_known(reason := str(answer.metadata.get("finish_reason"))):
+            text = f"the model's server ended its answer with an unknown reason: {reason[:100]!r}"
+            options.on_warning(UNKNOWN_REASON, text)
 
     def _dialect(self, model: str) -> Dialect:
         dialect = self._dialects.get(model)
@@ -247,44 +271,63 @@ class ModelProvider:
         sent: Callable[[], int],
         begin: Callable[[], AnswerBuilder],
         on_delta: OnDelta | None,
-        lost: Callable[[AnswerBuilder], None],
+        lost: Callable[[Usage], None],
         begins: Callable[[], None],
     ) -> AssistantMessage | ModelError:
         """Make one try and return its error instead of raising it.
 
-        ``begins`` is called with the first piece of the answer.
+        ``begins`` is called with the first piece of the answer, ``lost`` with the usage of a
+        request that was sent, not refused, and not answered whole.
 
         An error raised while the transport's is handled would carry it as context, and that may
         quote the request with the key.
         """
         asked_at = asyncio.get_running_loop().time()
+        builder, response, request = begin(), None, Request()
         try:
-            response = await self._client.post(path, body)
-        except NETWORK_ERRORS as error:
-            return self._report.unreachable(error)
-        try:
-            if not is_success(response):
-                return await self._client.refusal(response, self._clock)
-            builder = begin()
             try:
-                await read(response, builder, self._report, asked_at, on_delta, begins)
-                message = builder.finish(self._clock(), self._new_id)
-            except BaseException:
-                lost(builder)
-                raise
-            return with_usage(message, sent, builder.hidden_size)
+                response = await self._client.post(path, body, request)
+            except NETWORK_ERRORS as error:
+                return self._report.unreachable(error)
+            if not is_success(response):
+                request.is_owed = False
+                return await self._client.refusal(response, self._clock)
+            await read(response, builder, self._report, asked_at, on_delta, begins)
+            answer = builder.finish(self._clock(), self._new_id, sent)
+            request.is_owed = False
+            return answer
         except ModelError as error:
             return error
         finally:
-            response.close()  # closes the connection of an unread stream
+            if response is not None:
+                response.close()  # closes the connection of an unread stream
+            if request.is_owed:
+                lost(builder.usage_so_far(sent))
 
 
-def _tell_lost(options: ModelOptions, pay: Callable[[Usage], None], broken: AnswerBuilder) -> None:
-    """Report what an answer took that broke off, or was cancelled, if the server has said so."""
-    if (usage := broken.reported()) is not None:
-        pay(usage)
-        if options.on_lost is not None:
-            options.on_lost(usage)
+def _tell_lost(options: ModelOptions, pay: Callable[[Usage], None], usage: Usage) -> None:
+    """Report what a request took whose answer broke off, or was cancelled."""
+    pay(usage)
+    if options.on_lost is not None:
+        options.on_lost(usage)
+
+
+def _without(secrets: Redactor, answer: AssistantMessage) -> AssistantMessage:
+    """Return an answer without the secrets that were sent to its server, which may repeat them."""
+    calls = tuple(
+        call.model_copy(
+            update={
+                "name": secrets.text(call.name),
+                "arguments": secrets.value(call.arguments),
+                "malformed": call.malformed and secrets.text(call.malformed),
+            }
+        )
+        for call in answer.tool_calls
+    )
+    content = secrets.text(answer.content)
+    if content == answer.content and calls == answer.tool_calls:
+        return answer
+    return answer.model_copy(update={"content": content, "tool_calls": calls})
 
 
 def open_provider(spec: ServerSpec, model: str) -> ModelProvider:

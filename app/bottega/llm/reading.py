@@ -1,21 +1,27 @@
 """Reading an answer from the socket, piece by piece, into its builder."""
 
 import asyncio
+from codecs import BOM_UTF8
 from collections.abc import Callable
 
 import aiohttp
 
 from bottega.agents.provider import OnDelta
 from bottega.errors import ModelError
-from bottega.llm.client import NETWORK_ERRORS
 from bottega.llm.dialects.answer import AnswerBuilder
-from bottega.llm.errors import ErrorMapper
+from bottega.llm.errors import BAD_RESPONSE, ErrorMapper
 from bottega.llm.sse import SSESplitter
+from bottega.network import NETWORK_ERRORS, charging, reader_of
+from bottega.outside import BoundedReader, OutsideError
 
 _COLLECT_S = 0.05
 _TURNS = 5
 _DRAIN_S = 0.1
+_LONGEST_DRAIN = 256 * 1024
 _LONGEST_ANSWER = 64 * 1024 * 1024
+_MOST_LINES = 500_000
+_SHORTEST_EVENT, _FREE_EVENTS = 32, 2000
+"""Least bytes of an event on average, beyond the first ones: each costs some microseconds."""
 
 
 async def read(
@@ -39,23 +45,41 @@ async def read(
     content_type = response.headers.get("content-type", "").lower()
     if "html" in content_type:
         raise report.no_completion(content_type)
-    reader = _Whole(builder) if "json" in content_type else _Events(builder)
+    try:
+        await _read_all(response, builder, report, asked_at, on_delta, begins)
+    except OutsideError as error:
+        raise report.no_completion(error.detail) from None
+
+
+async def _read_all(
+    response: aiohttp.ClientResponse,
+    builder: AnswerBuilder,
+    report: ErrorMapper,
+    asked_at: float,
+    on_delta: OnDelta | None,
+    begins: Callable[[], None],
+) -> None:
+    outside = reader_of(response, _LONGEST_ANSWER, _MOST_LINES)
+    charge = charging(response, outside)
+    reader = _Answer(builder, report)
     failure: ModelError | None = None
-    length = 0
+    begun = False
     while not builder.complete:
         try:
             piece = await response.content.readany()
         except NETWORK_ERRORS as error:
             failure = report.interrupted(error)
             break
-        if piece and not length:
-            begins()
-        length += len(piece)
-        if length > _LONGEST_ANSWER:
-            failure = report.no_completion(f"more than {_LONGEST_ANSWER >> 20} MB")
-        if failure is not None or not piece:
+        if not piece:
             break
-        await _notify(on_delta, reader.feed(piece))
+        if not begun:
+            begun = True
+            begins()
+        charge()
+        async for step in outside.steps(piece):
+            with outside:
+                text = reader.feed(step, outside)
+            await _notify(on_delta, text)
         if not builder.finished:
             _collect(response, asked_at)
     if failure is not None and not builder.finished:
@@ -63,7 +87,9 @@ async def read(
     if failure is None:
         await _drain(response)
     if not builder.finished:
-        await _notify(on_delta, reader.finish())
+        with outside:
+            text = reader.finish()
+        await _notify(on_delta, text)
 
 
 def _collect(response: aiohttp.ClientResponse, asked_at: float) -> None:
@@ -108,13 +134,50 @@ async def _drain(response: aiohttp.ClientResponse) -> None:
         return
     # The end is near. This costs a tenth of asyncio.timeout.
     limit = asyncio.get_running_loop().call_later(_DRAIN_S, response.close)
+    left = _LONGEST_DRAIN
     try:
-        while await response.content.readany():
-            pass
+        while left > 0 and (piece := await response.content.readany()):
+            left -= len(piece)
     except NETWORK_ERRORS:
         pass  # the answer is complete
     finally:
         limit.cancel()
+
+
+class _Answer:
+    """Reads an answer in the form that its first letter shows.
+
+    Content types are no help: some servers send a stream as JSON, and JSON as a stream.
+    """
+
+    def __init__(self, builder: AnswerBuilder, report: ErrorMapper) -> None:
+        self._builder = builder
+        self._report = report
+        self._head = b""
+        self._reader: _Events | _Whole | None = None
+
+    def feed(self, piece: bytes, outside: BoundedReader) -> str:
+        """Take a piece of the answer; return the text in it."""
+        if self._reader is None:
+            outside.count(piece.count(b"\n") + piece.count(b"\r"))
+            piece = (self._head + piece).removeprefix(BOM_UTF8).lstrip()
+            self._head = piece
+            if not piece or BOM_UTF8.startswith(piece):
+                return ""
+            is_json = piece.startswith((b"{", b"["))
+            self._reader = _Whole(self._builder) if is_json else _Events(self._builder)
+        return self._reader.feed(piece, outside)
+
+    def finish(self) -> str:
+        """Take the end of the answer; return the text that it completes."""
+        if self._reader is None:
+            return ""
+        try:
+            return self._reader.finish()
+        except ModelError as error:
+            if error.code == BAD_RESPONSE and error.retryable and type(self._reader) is _Events:
+                raise self._report.broken("it ended within an event") from None
+            raise
 
 
 class _Events:
@@ -123,10 +186,16 @@ class _Events:
     def __init__(self, builder: AnswerBuilder) -> None:
         self._builder = builder
         self._splitter = SSESplitter()
+        self._room = _FREE_EVENTS
 
-    def feed(self, piece: bytes) -> str:
+    def feed(self, piece: bytes, outside: BoundedReader) -> str:
         """Take a piece of the stream; return the text in it."""
-        return self._builder.add_events(self._splitter.feed(piece))
+        outside.count(piece.count(b"\n") + piece.count(b"\r"))
+        events = self._splitter.feed(piece)
+        self._room += len(piece) // _SHORTEST_EVENT - len(events)
+        if self._room < 0:
+            raise OutsideError(f"events of less than {_SHORTEST_EVENT} bytes")
+        return self._builder.add_events(events)
 
     def finish(self) -> str:
         """Take the end of the stream; return the text that it completes."""
@@ -134,18 +203,18 @@ class _Events:
 
 
 class _Whole:
-    """Reads the answer of a server that ignored the request to stream; see :class:`_Events`."""
+    """Reads the answer of a server that ignored the request to stream."""
 
     def __init__(self, builder: AnswerBuilder) -> None:
         self._builder = builder
         self._body = bytearray()
 
-    def feed(self, piece: bytes) -> str:
+    def feed(self, piece: bytes, outside: BoundedReader) -> str:
         self._body += piece
         return ""
 
     def finish(self) -> str:
-        return self._builder.add_event(bytes(self._body))
+        return self._builder.add_whole(bytes(self._body))
 
 
 async def _notify(on_delta: OnDelta | None, text: str) -> None:

@@ -40,6 +40,7 @@ class ServerSpec:
             instruction.
         max_tokens_field: the field of Chat Completions that limits output tokens.
         extra_body: extra fields of every request.
+        is_own: true if it is a tenant's, not the operator's.
         prices: the server's own, by model; they replace public ones.
         guard: checks the address of each connection, as text, and raises to refuse it. With a guard
             no proxy is used and no redirect followed.
@@ -57,6 +58,7 @@ class ServerSpec:
     structured_output: StructuredOutput = "native"
     max_tokens_field: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
     extra_body: Mapping[str, Any] = field(default_factory=dict)
+    is_own: bool = False
     prices: OwnPrices = field(default_factory=dict)
     guard: Callable[[str], None] | None = field(default=None, repr=False, compare=False)
     look_up: Resolver | None = field(default=None, repr=False, compare=False)

@@ -100,6 +100,11 @@ class OpenServer:
     def name(self) -> str:
         return self._client.spec.name
 
+    @property
+    def is_own(self) -> bool:
+        """True if it is a tenant's, not the operator's."""
+        return self._client.spec.is_own
+
     async def invoke(
         self,
         model: str,

@@ -1,7 +1,7 @@
 """Model clients that answer in a form: of tasks, of episodes, of runs' results."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
@@ -13,7 +13,6 @@ from bottega.agents.messages import (
     HumanMessage,
     StandardMessage,
     SystemMessage,
-    Usage,
 )
 from bottega.agents.provider import LLMProvider, ModelOptions, ToolSchema
 from bottega.errors import ModelError
@@ -60,8 +59,8 @@ T = TypeVar("T", bound=BaseModel)
 
 RunKey = tuple[UUID, UUID]
 """A tenant, and its run that a model call is for."""
-Count = Callable[[RunKey, str, str, Usage], Awaitable[None]]
-"""Counts what a model call took, from (run, name in place of an agent's, model, usage)."""
+ProviderFor = Callable[[RunKey, str], LLMProvider]
+"""Function (run, name in place of an agent's) → a model whose calls the run's tenant pays."""
 
 ANALYSIS, REFLECTION = "memory:analysis", "memory:reflection"
 JUDGEMENT = "success_check:judge"
@@ -83,7 +82,6 @@ class _StructuredModel:
 
     Args:
         model: its name; ``None``: the provider's own.
-        count: called for each answer, usable or not; ``None``: nothing is counted.
         timeout_s: seconds for one question, repetitions included.
     """
 
@@ -92,15 +90,13 @@ class _StructuredModel:
 
     def __init__(
         self,
-        provider: LLMProvider,
+        provider_for: ProviderFor,
         model: str | None,
         *,
-        count: Count | None = None,
         timeout_s: float = _TIMEOUT_S,
     ) -> None:
-        self._provider = provider
+        self._provider_for = provider_for
         self._model = model or ""
-        self._count = count
         self._timeout_s = timeout_s
 
     async def _ask(self, run: RunKey, name: str, system: str, text: str, form: type[T]) -> T:
@@ -109,27 +105,22 @@ class _StructuredModel:
             SystemMessage(content=f"{system} Answer by one call of the tool `answer`."),
             HumanMessage(content=text),
         ]
-        taken: list[Usage] = []
         asked = [self._model]
         options = ModelOptions(
             model=self._model or None,
             max_output_tokens=_MOST_TOKENS,
-            on_lost=taken.append,
             on_try=lambda target: asked.append(target.model),
         )
+        provider = self._provider_for(run, name)
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await self._provider.invoke(messages, [tool], options=options)
-            taken.append(answer.usage)
+                answer = await provider.invoke(messages, [tool], options=options)
         except TimeoutError:
             raise ModelError(
                 f"the model {asked[-1]} took more than {self._timeout_s:g} s to answer",
                 code="model_timeout",
                 retryable=True,
             ) from None
-        finally:
-            if taken and self._count is not None:
-                await self._count(run, name, asked[-1], sum(taken[1:], taken[0]))
         return self._read(answer, form, asked[-1])
 
     def _read(self, answer: AssistantMessage, form: type[T], model: str) -> T:

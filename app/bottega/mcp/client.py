@@ -1,47 +1,20 @@
 """Calls of MCP servers: the list of a server's tools, and calls of them in a run."""
 
 import asyncio
-import base64
-import binascii
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
-from pydantic import JsonValue, TypeAdapter
+from pydantic import JsonValue
 
-from bottega.agents.parts import Part, PartType
-from bottega.errors import InvalidInputError
+from bottega.mcp.answers import McpResult, result_of, usable
 from bottega.mcp.connection import Connection, McpForgottenError, OnProgress, OnQuestion
-from bottega.mcp.schemas import MOST_BYTES_OF_TOOLS, MOST_TOOLS, Patterns, tool_schema
+from bottega.mcp.schemas import MOST_TOOLS
 from bottega.mcp.servers import McpServer, McpToolSchema
 from bottega.tools.egress import Egress
-from bottega.tools.media import HEAD_BYTES, is_text, media_type_of
 from bottega.trace_context import current, headers_of
 
 _MOST_PAGES = 50
-_KINDS: dict[str, PartType] = {
-    "image": "image",
-    "audio": "audio",
-    "application/pdf": "document",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class McpResult:
-    """The result of a call.
-
-    Attributes:
-        parts: texts, images and other content, in the server's order.
-        structured: the same as JSON, if the server sends it so.
-        secrets: values that were sent to the server and must not be shown.
-    """
-
-    parts: tuple[Part, ...]
-    is_error: bool = False
-    structured: JsonValue = None
-    secrets: tuple[str, ...] = ()
 
 
 async def list_tools(server: McpServer, egress: Egress) -> tuple[list[McpToolSchema], list[str]]:
@@ -53,61 +26,42 @@ async def list_tools(server: McpServer, egress: Egress) -> tuple[list[McpToolSch
     connection = Connection(server, egress)
     await connection.open()
     try:
-        return await asyncio.to_thread(_usable, [each async for each in _listed(connection)])
+        return await asyncio.to_thread(usable, [each async for each in _listed(connection)])
     finally:
         await connection.close()
 
 
-async def _listed(connection: Connection) -> Any:
-    from mcp_types import ListToolsRequest, ListToolsResult, PaginatedRequestParams
+async def _listed(connection: Connection) -> AsyncIterator[Any]:
+    """Yield the items of all pages, as the server sent them."""
+    from mcp_types import ListToolsRequest, PaginatedRequestParams
 
     cursor, number = None, 0
     for _ in range(_MOST_PAGES):
-        params = PaginatedRequestParams(cursor=cursor)
-        request = ListToolsRequest(params=params)
-        page = await connection.request(lambda *_, request=request: (request, ListToolsResult))
-        for each in page.tools:
+        request = ListToolsRequest(params=PaginatedRequestParams(cursor=cursor))
+        page = await connection.request(lambda *_, request=request: request)
+        tools = page.get("tools")
+        if not isinstance(tools, list):
+            raise connection.unreadable()
+        for each in tools:
             yield each
-        number += len(page.tools)
-        cursor = page.next_cursor
-        if cursor is None or number > MOST_TOOLS:
+        number += len(tools)
+        cursor = page.get("nextCursor")
+        if not isinstance(cursor, str) or number > MOST_TOOLS:
             return
 
 
-def _usable(tools: Iterable[Any]) -> tuple[list[McpToolSchema], list[str]]:
-    from mcp.shared.inbound import find_invalid_x_mcp_header
-
-    found: dict[str, McpToolSchema] = {}
-    warnings = []
-    left, patterns = MOST_BYTES_OF_TOOLS, Patterns()
-    for number, each in enumerate(tools):
-        if number == MOST_TOOLS:
-            warnings.append(f"only the first {MOST_TOOLS} tools are used")
-            break
-        try:
-            if (fault := find_invalid_x_mcp_header(each.input_schema)) is not None:
-                raise InvalidInputError(fault)
-            tool = tool_schema(each.name, each.description or "", each.input_schema, patterns)
-        except InvalidInputError as error:
-            warnings.append(f"the tool {each.name[:100]!r} was left out: {error.detail}")
-            continue
-        left -= len(tool.description) + len(json.dumps(tool.input_schema))
-        if left < 0:
-            warnings.append(
-                f"the tool {tool.name!r} and those after it were left out: the server's tools have"
-                f" more than {MOST_BYTES_OF_TOOLS} bytes"
-            )
-            break
-        warnings += [f"the tool {tool.name!r}: {warning}" for warning in tool.warnings]
-        found.setdefault(tool.name, tool)
-    return list(found.values()), warnings
-
-
 class McpConnections:
-    """The connections of a run to MCP servers: one for each, opened at its first call."""
+    """The connections of a run to MCP servers: one for each, opened at its first call.
 
-    def __init__(self, egress: Egress) -> None:
+    Args:
+        on_changed: learns that a server says its tools have changed.
+    """
+
+    def __init__(
+        self, egress: Egress, on_changed: Callable[[McpServer], Awaitable[None]] | None = None
+    ) -> None:
         self._egress = egress
+        self._on_changed = on_changed
         self._open: dict[str, Connection] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -132,7 +86,7 @@ class McpConnections:
         connection = await self._connection(server)
         from mcp_types import CallToolRequest, CallToolRequestParams
 
-        def make(answers: Any, state: str | None) -> tuple[Any, Any]:
+        def make(answers: Any, state: str | None) -> Any:
             params = CallToolRequestParams(
                 name=tool,
                 arguments=arguments,
@@ -140,7 +94,7 @@ class McpConnections:
                 request_state=state,
                 _meta=headers_of(current.get()) or None,  # as the protocol names it, without HTTP
             )
-            return CallToolRequest(params=params), _call_result()
+            return CallToolRequest(params=params)
 
         async def asked() -> Any:
             if schema is not None:
@@ -152,12 +106,7 @@ class McpConnections:
         except McpForgottenError:
             connection = await self._connection(server)
             result = await asked()
-        return McpResult(
-            tuple(_parts(result.content)),
-            is_error=bool(result.is_error),
-            structured=result.structured_content,
-            secrets=connection.secrets,
-        )
+        return result_of(result, connection.secrets)
 
     async def _connection(self, server: McpServer) -> Connection:
         async with self._locks.setdefault(server.name, asyncio.Lock()):
@@ -166,7 +115,8 @@ class McpConnections:
                 return known
             if known is not None:
                 await known.close()
-            made = self._open[server.name] = Connection(server, self._egress)
+            told = self._on_changed and partial(self._on_changed, server)
+            made = self._open[server.name] = Connection(server, self._egress, told)
             await made.open()
             return made
 
@@ -175,41 +125,3 @@ class McpConnections:
         opened = list(self._open.values())
         self._open.clear()
         await asyncio.gather(*(each.close() for each in opened))
-
-
-@cache
-def _call_result() -> TypeAdapter[Any]:
-    from mcp_types import CallToolResult, InputRequiredResult
-
-    return TypeAdapter(CallToolResult | InputRequiredResult)
-
-
-def _parts(content: Iterable[Any]) -> Iterator[Part]:
-    """Yield a result's content as parts of a message."""
-    for each in content:
-        if each.type == "text":
-            yield Part("text", text=each.text)
-        elif each.type in ("image", "audio"):
-            yield _media(each.data, each.mime_type)
-        elif each.type == "resource_link":
-            yield Part("text", text=f"{each.name}: {each.uri}")
-        elif each.type == "resource":
-            held = each.resource
-            text = getattr(held, "text", None)
-            if text is None:
-                yield _media(held.blob, held.mime_type)
-            else:
-                yield Part("text", text=text)
-
-
-def _media(encoded: str, declared: str | None) -> Part:
-    """Return base64 as a part, of the type that its bytes have."""
-    try:
-        data = base64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError):
-        return Part("text", text="[content that is not valid base64]")
-    media_type = media_type_of(data[:HEAD_BYTES], declared)
-    if is_text(media_type):
-        return Part("text", text=data.decode(errors="replace"))
-    kind = _KINDS.get(media_type) or _KINDS.get(media_type.partition("/")[0], "file")
-    return Part(kind, data=data, media_type=media_type)

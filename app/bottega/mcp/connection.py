@@ -2,20 +2,21 @@
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 from pydantic import JsonValue
 
 from bottega.errors import InvalidInputError, UnavailableError
-from bottega.mcp.http import McpTransport
+from bottega.mcp.http import McpTransport, SentRequest, sent_request
 from bottega.mcp.servers import McpError, McpServer
 from bottega.mcp.stdio import program
 from bottega.tools.egress import Egress, EgressRefusedError
 
+_T = TypeVar("_T")
 OnProgress = Callable[[float, float | None, str | None], None]
 """Takes what is done, the total (None: unknown), and words of the server."""
 OnQuestion = Callable[[str, dict[str, JsonValue]], Awaitable[dict[str, Any] | None]]
@@ -23,8 +24,11 @@ OnQuestion = Callable[[str, dict[str, JsonValue]], Awaitable[dict[str, Any] | No
 
 QUESTION_S = 600.0
 """Time that people have to answer; the server waits with them."""
-_MOST_QUESTIONS = 10
 _CLOSE_S = 5.0
+
+
+class McpUnansweredError(McpError):
+    """The server got what was asked, and gave no answer that can be read: it may have done it."""
 
 
 class McpForgottenError(McpError):
@@ -45,7 +49,8 @@ class _Call:
 
         if self.ask is None or params.mode != "form":
             return ElicitResult(action="decline")
-        schema = params.requested_schema
+        schema, due = params.requested_schema, self.limit.when()
+        left = self.timeout_s if due is None else due - _now()
         self.limit.reschedule(None)
         try:
             async with asyncio.timeout(QUESTION_S):
@@ -53,10 +58,18 @@ class _Call:
         except TimeoutError:
             said = None
         finally:
-            self.limit.reschedule(_now() + self.timeout_s)
+            self.limit.reschedule(_now() + left)
         if said is None:
             return ElicitResult(action="decline")
+        self.limit.reschedule(_now() + self.timeout_s)
         return ElicitResult(action="accept", content=said)
+
+
+def _task(work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+    """Return a task whose error is nobody's if its owner does not look."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
 
 
 def _now() -> float:
@@ -66,14 +79,23 @@ def _now() -> float:
 class Connection:
     """A connection that a task of its own keeps open.
 
+    Args:
+        on_changed: learns once that the server says its tools have changed; ``None``: nobody asks.
+
     Attributes:
         is_open: false once it broke off, or was closed.
         secrets: values that were sent to the server and must not be shown.
     """
 
-    def __init__(self, server: McpServer, egress: Egress) -> None:
+    def __init__(
+        self,
+        server: McpServer,
+        egress: Egress,
+        on_changed: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._server = server
         self._egress = egress
+        self._on_changed = on_changed
         self._transport: McpTransport | None = None
         self._calls: list[_Call] = []
         self._closing = asyncio.Event()
@@ -93,18 +115,19 @@ class Connection:
         """
         # It loads 50 MB in a second: only where MCP is used, and beside the event loop.
         await asyncio.to_thread(importlib.import_module, "mcp")
-        self._task = asyncio.create_task(self._hold())
+        self._task = _task(self._hold())
         try:
             async with asyncio.timeout(self._server.timeout_s):
                 await asyncio.wait((self._ready, self._task), return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             await self.close()
-            raise self._failed(f"did not answer within {self._server.timeout_s:g} s") from None
+            words = f"did not answer within {self._server.timeout_s:g} s"
+            raise self._failed(self._own(), words) from None
         except asyncio.CancelledError:
             await self.close()
             raise
         if not self._ready.done():
-            raise self._failed(_words(self._task))
+            raise self._failed(self._own(), _words(self._task))
 
     def mirror(self, tool: str, schema: Mapping[str, JsonValue]) -> None:
         """See :meth:`McpTransport.mirror`."""
@@ -124,29 +147,31 @@ class Connection:
 
     async def request(
         self,
-        make: Callable[[Any, Any], tuple[Any, Any]],
+        make: Callable[[Any, Any], Any],
         *,
         on_progress: OnProgress | None = None,
         on_question: OnQuestion | None = None,
-    ) -> Any:
+    ) -> dict[str, Any]:
         """Send a request and wait for its result, through the server's questions.
 
         Args:
-            make: returns request and type of the result from the answers to the server's
-                questions and the state that it gave with them; both are None at first.
+            make: returns the request from the answers to the server's questions and the state
+                that it gave with them; both are None at first.
+
+        Returns:
+            The result as the server sent it.
 
         Raises:
             McpError: there is no answer in time, or an error.
         """
         session, task = self._ready.result(), self._task
         assert task is not None
-        if self._transport is not None:
-            self._transport.failure = None
-        asking = asyncio.create_task(self._rounds(session, make, on_progress, on_question))
+        sent = SentRequest()
+        asking = _task(self._rounds(session, make, sent, on_progress, on_question))
         try:
             await asyncio.wait((asking, task), return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
-                raise self._failed(_words(task))
+                raise self._unanswered(sent, _words(task))
             return asking.result()
         finally:
             if not asking.done():
@@ -156,14 +181,15 @@ class Connection:
     async def _rounds(
         self,
         session: Any,
-        make: Callable[[Any, Any], tuple[Any, Any]],
+        make: Callable[[Any, Any], Any],
+        sent: SentRequest,
         on_progress: OnProgress | None,
         on_question: OnQuestion | None,
-    ) -> Any:
+    ) -> dict[str, Any]:
         from mcp.shared.exceptions import MCPError
-        from mcp_types import CONNECTION_CLOSED, InputRequiredResult
-        from pydantic import ValidationError
+        from mcp_types import CONNECTION_CLOSED
 
+        sent_request.set(sent)
         timeout_s = self._server.timeout_s
         told = None if on_progress is None else _telling(on_progress)
         answers = state = None
@@ -172,31 +198,28 @@ class Connection:
                 call = _Call(limit, timeout_s, on_question)
                 self._calls.append(call)
                 try:
-                    for _ in range(_MOST_QUESTIONS + 1):
-                        request, result_type = make(answers, state)
+                    while True:
                         async with self._turn():
-                            result = await session.send_request(
-                                request, result_type, progress_callback=told
-                            )
-                        if not isinstance(result, InputRequiredResult):
+                            result = await _sent(session, make(answers, state), told)
+                        if result.get("resultType") != "input_required":
                             return result
-                        answers, state = await _answered(result, call), result.request_state
+                        answers = await _answered(result, call)
+                        state = _text(result.get("requestState"))
                 finally:
                     self._calls.remove(call)
         except TimeoutError:
-            raise self._failed(f"did not answer within {timeout_s:g} s") from None
+            raise self._unanswered(sent, f"did not answer within {timeout_s:g} s") from None
         except MCPError as error:
-            if self._transport is not None and self._transport.is_forgotten:
+            if sent.is_forgotten:
                 self._closing.set()
                 name = self._server.name
                 raise McpForgottenError(f"the MCP server '{name}' ended the session") from None
             if error.error.code == CONNECTION_CLOSED:
                 self._closing.set()
-                raise self._failed("closed the connection") from None
-            raise self._refused(error.error.message[:500]) from None
-        except (ValidationError, ValueError):
-            raise self._failed("sent an answer that the protocol does not allow") from None
-        raise self._failed(f"asked more than {_MOST_QUESTIONS} times")
+                raise self._unanswered(sent, "closed the connection") from None
+            raise self._refused(sent, error.error.message[:500]) from None
+        except ValueError:
+            raise self.unreadable() from None
 
     def _turn(self) -> AbstractAsyncContextManager[Any]:
         """Return what a call over HTTP holds: its tenant has a number of them."""
@@ -211,11 +234,43 @@ class Connection:
         async with (
             self._streams() as transport,
             Client(
-                transport, cache=None, elicitation_callback=self._elicit, client_info=_myself()
+                transport,
+                cache=None,
+                elicitation_callback=self._elicit,
+                message_handler=self._heard,
+                client_info=_myself(),
             ) as client,
         ):
             self._ready.set_result(client.session)
-            await self._closing.wait()
+            listening = _task(self._listen(client))
+            try:
+                await self._closing.wait()
+            finally:
+                listening.cancel()
+                await asyncio.wait((listening,))
+
+    async def _listen(self, client: Any) -> None:
+        """Ask a server of the newer era to say when its tools change."""
+        offered = client.server_capabilities.tools
+        if self._on_changed is None or offered is None or not offered.list_changed:
+            return
+        async with client.listen(tools_list_changed=True) as changes:
+            async for _ in changes:
+                await self._tell()
+                return
+
+    async def _heard(self, message: Any) -> None:
+        """Take a notification of a server of the older era."""
+        from mcp_types import ToolListChangedNotification
+
+        if isinstance(message, ToolListChangedNotification):
+            await self._tell()
+
+    async def _tell(self) -> None:
+        """Tell that the tools have changed; a server may say so any number of times."""
+        tell, self._on_changed = self._on_changed, None
+        if tell is not None:
+            await tell()
 
     @asynccontextmanager
     async def _streams(self) -> AsyncIterator[Any]:
@@ -246,16 +301,30 @@ class Connection:
             return ElicitResult(action="decline")
         return await self._calls[-1].asked(params)
 
-    def _refused(self, message: str) -> McpError:
-        """Return the error of a request that the server answered with an error."""
-        failure = None if self._transport is None else self._transport.failure
-        told = "" if failure is None else f" ({failure.detail})"
+    def unreadable(self) -> McpError:
+        """Return the error of an answer that is none."""
+        return self._unanswered(SentRequest(), "sent an answer that the protocol does not allow")
+
+    def _own(self) -> SentRequest:
+        return SentRequest() if self._transport is None else self._transport.own
+
+    def _unanswered(self, sent: SentRequest, words: str) -> McpError:
+        """Return the error of a request that the server got, unless it could not be sent."""
+        error = self._failed(sent, words)
+        if sent.failure is None or sent.failure.code == "egress_bad_answer":
+            return McpUnansweredError(error.detail, code=error.code)
+        return error
+
+    def _refused(self, sent: SentRequest, message: str) -> McpError:
+        """Return the error of a request that was answered with an error, maybe a gateway's."""
+        if sent.failure is not None and sent.failure.code == "egress_bad_answer":
+            return self._unanswered(sent, message)
+        told = "" if sent.failure is None else f" ({sent.failure.detail})"
         return McpError(f"the MCP server '{self._server.name}' answered: {message}{told}")
 
-    def _failed(self, words: str) -> McpError:
+    def _failed(self, sent: SentRequest, words: str) -> McpError:
         """Return the error of a request that failed, with the transport's reason if it has one."""
-        name = self._server.name
-        failure = None if self._transport is None else self._transport.failure
+        name, failure = self._server.name, sent.failure
         if isinstance(failure, EgressRefusedError):
             return McpError(f"the MCP server '{name}': {failure.detail}", code="egress_forbidden")
         if failure is not None:
@@ -270,19 +339,41 @@ def _telling(on_progress: OnProgress) -> Callable[..., Awaitable[None]]:
     return told
 
 
-async def _answered(result: Any, call: _Call) -> dict[str, Any] | None:
+async def _sent(session: Any, request: Any, told: Callable[..., Any] | None) -> dict[str, Any]:
+    """Send a request; return its result unchecked, as the SDK does for its own subscriptions.
+
+    ``session.send_request`` refuses a whole result for one piece that it does not know.
+    """
+    data = request.model_dump(by_alias=True, mode="json", exclude_none=True)
+    options: dict[str, Any] = {} if told is None else {"on_progress": told}
+    session._stamp(data, options)
+    result = await session._dispatcher.send_raw_request(data["method"], data["params"], options)
+    if not isinstance(result, dict):
+        raise ValueError("the result is not an object")
+    return result
+
+
+async def _answered(result: Mapping[str, Any], call: _Call) -> dict[str, Any] | None:
     """Answer the questions of a server of the newer era; other requests are declined."""
     from mcp_types import ElicitRequest, ElicitResult
+    from pydantic import ValidationError
 
     answers: dict[str, Any] = {}
-    for name, asked in (result.input_requests or {}).items():
-        is_question = isinstance(asked, ElicitRequest)
-        answers[name] = (
-            await call.asked(asked.params) if is_question else ElicitResult(action="decline")
-        )
+    requests = result.get("inputRequests")
+    for name, asked in requests.items() if isinstance(requests, dict) else ():
+        try:
+            question = ElicitRequest.model_validate(asked, by_name=False)
+        except ValidationError:
+            answers[name] = ElicitResult(action="decline")
+        else:
+            answers[name] = await call.asked(question.params)
     if not answers:
         await asyncio.sleep(0.1)  # the server only asks to come back
     return answers or None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _myself() -> Any:

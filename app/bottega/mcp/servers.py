@@ -21,11 +21,13 @@ class StdioCommand:
 
     Attributes:
         env: its environment, beside PATH, HOME and LANG of this process.
+        secrets: values in it that texts must not show.
     """
 
     command: str
     args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
 class Headers(NamedTuple):

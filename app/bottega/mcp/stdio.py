@@ -12,11 +12,16 @@ from typing import Any
 import structlog
 
 from bottega.mcp.servers import McpError, McpServer
+from bottega.outside import STEP_BYTES, OutsideError, check_json
 
 _INHERITED = ("PATH", "HOME", "LANG")
 _EXIT_S = 1.0
 """Time that a program has to end after its input was closed."""
 _LONGEST_LINE = 500
+_MOST_LOGGED = 50
+"""Lines of 64 KB that are logged."""
+_MOST_NONSENSE = 1000
+"""Lines that are no messages; some programs write a greeting."""
 
 # On Linux the program dies with this process, even by SIGKILL.
 _START = """
@@ -85,7 +90,6 @@ async def _started(server: McpServer) -> asyncio.subprocess.Process:
             stderr=pipe,
             env=environment_of(command.env),
             start_new_session=True,
-            limit=server.max_bytes,
         )
     except OSError as error:
         failure = f"the command of the MCP server '{server.name}' does not start: {error.strerror}"
@@ -93,30 +97,52 @@ async def _started(server: McpServer) -> asyncio.subprocess.Process:
 
 
 async def _read(server: McpServer, process: asyncio.subprocess.Process, into: Any) -> None:
-    """Pass on the program's messages; a line that is too long ends the connection."""
+    """Pass on the program's messages; what costs too much to read ends the connection."""
     import anyio
     from mcp.shared.message import SessionMessage
     from mcp_types import jsonrpc_message_adapter
 
     assert process.stdout is not None
+    left = _MOST_NONSENSE
     async with into:
-        while True:
-            try:
-                line = await process.stdout.readline()
-            except ValueError:
-                log.warning("mcp.line_too_long", server=server.name, most=server.max_bytes)
-                return
-            if not line:
-                return
-            try:
-                message = SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
-            except ValueError:
-                log.debug("mcp.not_a_message", server=server.name)
-                continue
-            try:
-                await into.send(message)
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                return
+        try:
+            async for line in _lines(process.stdout, server.max_bytes):
+                check_json(line)
+                try:
+                    message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+                except ValueError:
+                    log.debug("mcp.not_a_message", server=server.name)
+                    left -= 1
+                    if not left:
+                        raise OutsideError(f"{_MOST_NONSENSE} lines that are no messages") from None
+                    continue
+                await into.send(SessionMessage(message))
+        except OutsideError as error:
+            log.warning("mcp.refused", server=server.name, sent=error.detail)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            return
+
+
+async def _lines(stream: asyncio.StreamReader, longest: int) -> AsyncIterator[bytes]:
+    """Yield lines, without blank ones; the event loop goes on after each 64 KB.
+
+    Raises:
+        OutsideError: a line is too long.
+    """
+    begun: list[bytes] = []
+    size = 0
+    while piece := await stream.read(STEP_BYTES):
+        first, *others = piece.split(b"\n")
+        begun.append(first)
+        size += len(first)
+        if size > longest:
+            raise OutsideError(f"a line of more than {longest} bytes")
+        if others:
+            for line in (b"".join(begun), *others[:-1]):
+                if line and not line.isspace():
+                    yield line
+            begun, size = [others[-1]], len(others[-1])
+        await asyncio.sleep(0)
 
 
 async def _write(process: asyncio.subprocess.Process, out_of: Any) -> None:
@@ -130,17 +156,13 @@ async def _write(process: asyncio.subprocess.Process, out_of: Any) -> None:
 
 
 async def _log(server: McpServer, process: asyncio.subprocess.Process) -> None:
-    """Log the lines that the program writes about itself, shortened."""
+    """Log lines that the program writes about itself, shortened; of many only some."""
     assert process.stderr is not None
-    while True:
-        try:
-            line = await process.stderr.readline()
-        except ValueError:  # longer than the limit: the rest follows
-            continue
-        if not line:
-            return
-        text = line[:_LONGEST_LINE].decode(errors="replace").rstrip()
-        log.debug("mcp.stderr", server=server.name, text=text)
+    while piece := await process.stderr.read(STEP_BYTES):
+        for line in piece.splitlines()[:_MOST_LOGGED]:
+            if text := line[:_LONGEST_LINE].decode(errors="replace").rstrip():
+                log.debug("mcp.stderr", server=server.name, text=text)
+        await asyncio.sleep(0)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -155,4 +177,6 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         # Also when the program itself has ended: it may have left others behind.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
+        # A pipe that is full, or that a lost child holds, does not close by itself.
+        process._transport.close()  # type: ignore[attr-defined]
     await process.wait()

@@ -3,14 +3,15 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pydantic_core import to_json
+
 from bottega.agents.messages import ToolCall, ToolResult
-from bottega.agents.parts import text_of
 from bottega.agents.people.approval import Approval
 from bottega.agents.people.interrupts import EXPIRES_S
 from bottega.agents.tools import ToolBase, error_result, success_result
 from bottega.errors import InvalidInputError, UnavailableError
 from bottega.mcp.client import McpConnections
-from bottega.mcp.connection import OnProgress, OnQuestion
+from bottega.mcp.connection import McpUnansweredError, OnProgress, OnQuestion
 from bottega.mcp.servers import McpServer, McpToolSchema
 from bottega.redaction import Redactor
 
@@ -78,13 +79,16 @@ class McpTool(ToolBase):
                 schema=self._schema.input_schema,
             )
         except (InvalidInputError, UnavailableError) as error:
-            return error_result(tool_call, self._clean(error.detail, ()), error.code)
-        text = text_of(result.parts)
+            said = error.detail
+            if isinstance(error, McpUnansweredError):
+                said += "; the call may have had its effect: look before you repeat it"
+            return error_result(tool_call, self._clean(said, ()), error.code)
+        value = self._clean(result.value, result.secrets)
         if result.is_error:
-            return error_result(tool_call, self._clean(text or "the tool failed", result.secrets))
-        value = text if text or result.structured is None else result.structured
+            text = value if isinstance(value, str) else to_json(value).decode()
+            return error_result(tool_call, text or "the tool failed")
         shown = [part for part in result.parts if part.text is None]
-        return success_result(tool_call, self._clean(value, result.secrets), shown)
+        return success_result(tool_call, value, shown)
 
     def _clean(self, value: Any, secrets: Sequence[str]) -> Any:
-        return self._known.value(Redactor(secrets).value(value))
+        return Redactor(secrets, beside=self._known).value(value)

@@ -7,10 +7,12 @@ from uuid import UUID
 import asyncpg
 from sqlalchemy import text
 
+from bottega.clock import monotonic
 from bottega.db.engine import Database
+from bottega.db.failures import repeated
 from bottega.errors import NotFoundError
 from bottega.events.listener import NotifyListener
-from bottega.leased_work import WorkLoop, wake_on_notify
+from bottega.leased_work import WorkLoop
 from bottega.tenants import audit
 
 CHANNEL = "bottega_cancel"
@@ -19,17 +21,33 @@ _PATIENCE_S = 3.0
 _WISHES = "SELECT run_id, task_id, messages FROM run_wishes($1, $2)"
 
 
+_LOCK = text("SELECT FROM runs WHERE tenant_id = :tenant AND id = :run FOR UPDATE")
+_WAITS = text("""
+SELECT EXISTS (SELECT FROM interrupts
+    WHERE tenant_id = :tenant AND run_id = :run AND id = ANY(:calls) AND status = 'pending')
+""")
 _CANCEL = text("SELECT cancel_run(:tenant, :run)")
 _CANCEL_TASK = text("SELECT id, was_over FROM cancel_task(:tenant, :run, :task)")
 
 
-async def request_cancel(database: Database, tenant_id: UUID, run_id: UUID, actor: str) -> bool:
+@repeated
+async def request_cancel(
+    database: Database, tenant_id: UUID, run_id: UUID, actor: str, *, calls: Sequence[UUID] = ()
+) -> bool:
     """Store a request to cancel a run; return true if it was over already.
+
+    Args:
+        calls: do nothing unless one of these interrupts waits; empty: cancel it anyway.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
     """
     async with database.begin(tenant_id) as tx:
+        if calls:
+            wish = {"tenant": tenant_id, "run": run_id}
+            await tx.execute(_LOCK, wish)
+            if not await tx.scalar(_WAITS, wish | {"calls": calls}):
+                return False
         answer = await tx.scalar(_CANCEL, {"tenant": tenant_id, "run": run_id})
         if answer is None:
             raise NotFoundError(f"there is no run {run_id}")
@@ -38,6 +56,7 @@ async def request_cancel(database: Database, tenant_id: UUID, run_id: UUID, acto
     return bool(answer == "final")
 
 
+@repeated
 async def request_task_cancel(
     database: Database, tenant_id: UUID, run_id: UUID, task_id: UUID, actor: str
 ) -> dict[UUID, bool]:
@@ -80,11 +99,20 @@ class CancelWatch:
     """
 
     def __init__(self, pool: asyncpg.Pool, listener: NotifyListener, runs: RunsHere) -> None:
-        self._pool = pool
-        self._runs = runs
-        loop = WorkLoop(CHANNEL, self._cancel_wished, poll_s=_SLOW_POLL_S)
-        wake_on_notify(listener, loop)
-        self.run = loop.run
+        self._pool, self._runs = pool, runs
+        self._noticed_at = float("-inf")
+        self._loop = WorkLoop(CHANNEL, self._cancel_wished, poll_s=_SLOW_POLL_S)
+        self.run = self._loop.run
+        listener.subscribe(CHANNEL, self._notice)
+
+    def _notice(self, payload: str | None) -> None:
+        self._noticed_at = monotonic()
+        self._loop.wake()
+
+    def look_again(self, since: float) -> None:
+        """Look for wishes about runs that have just begun here, if any came since their claim."""
+        if self._noticed_at >= since:
+            self._loop.wake()
 
     async def _cancel_wished(self) -> float:
         if runs := self._runs.under_way():

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from pydantic_core import to_json
-from sqlalchemy import and_, select, text, true
+from sqlalchemy import ColumnElement, and_, or_, select, text, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
@@ -22,7 +22,7 @@ from bottega.tenants import audit
 
 Place = tuple[datetime, UUID]
 """Time and id of an interrupt, by which they are listed."""
-_OF_FEW = ("run_id", "session_id")
+_OF_FEW = ("run_id", "session_id", "user_id")
 """Filters that have an index, of another order."""
 
 _RESOLVE = text(
@@ -36,11 +36,14 @@ _FIELDS = {
 }
 _now = interrupts.c
 _OF_RUN = ("agent", "graph", "principal", "user_id", "last_seq")
+_OF_CALL = ("id", "run_id", "tool", "tool_call_id", "arguments", "status")
 _same_run = and_(runs.c.tenant_id == _now.tenant_id, runs.c.id == _now.run_id)
 _run = beside(runs, _same_run, "session_id", *_OF_RUN)
-_SHOWN = select(interrupts, _run.c.session_id).join(_run, true())
-_of_session = beside(interrupts, _same_run, *_now.keys())
-_SHOWN_OF_SESSION = select(_of_session, runs.c.session_id).join_from(runs, _of_session, true())
+_SHOWN = select(interrupts, _run.c.session_id, _run.c.user_id.label("user")).join(_run, true())
+_of_runs = beside(interrupts, _same_run, *_now.keys())
+_SHOWN_OF_RUNS = select(_of_runs, runs.c.session_id, runs.c.user_id.label("user")).join_from(
+    runs, _of_runs, true()
+)
 
 
 async def page(
@@ -55,12 +58,12 @@ async def page(
     """List a page of interrupts by time; ``filters`` are values by column, ``None``: any."""
     wanted = {name: value for name, value in filters.items() if value is not None}
     few = wanted.get("status") == "pending" or not wanted.keys().isdisjoint(_OF_FEW)
-    session = wanted.pop("session_id", None)
-    shown: ReadOnlyColumnCollection[str, Any] = _now if session is None else _of_session.c
+    of_runs = {name: wanted.pop(name) for name in _OF_FEW[1:] if name in wanted}
+    shown: ReadOnlyColumnCollection[str, Any] = _of_runs.c if of_runs else _now
     query = _SHOWN.where(_now.tenant_id == tenant_id)
-    if session is not None:
-        own = runs.c.tenant_id == tenant_id, runs.c.session_id == session
-        query = _SHOWN_OF_SESSION.where(*own)
+    if of_runs:
+        own = (runs.c[name] == value for name, value in of_runs.items())
+        query = _SHOWN_OF_RUNS.where(runs.c.tenant_id == tenant_id, *own)
     query = query.where(*(shown[name] == value for name, value in wanted.items()))
     query = paged(query, shown.created_at, shown.id, after=after, descending=descending)
     return await fetch_page(tx, query, limit, by_index=not few)
@@ -80,36 +83,48 @@ async def get(tx: AsyncConnection, tenant_id: UUID, interrupt_id: UUID) -> dict[
 
 
 async def of_client(
-    tx: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID]
+    tx: AsyncConnection,
+    tenant_id: UUID,
+    *,
+    ids: Sequence[UUID] = (),
+    run_id: UUID | None = None,
+    session_id: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Return those calls of clients' tools that wait, each with what its run was started with.
+    """Return calls of clients' tools in their order, each with what its run was started with.
+
+    Args:
+        ids: some of these calls; ``run_id``: or all of a run; ``session_id``: or those of a
+            session's that wait.
 
     Returns:
-        ``id``, ``run_id``, and of the run ``agent``, ``graph``, ``principal``, ``user_id`` and
-        ``last_seq``.
+        ``id``, ``run_id``, ``tool``, ``tool_call_id``, ``arguments`` and ``status``, and of the run
+        ``agent``, ``graph``, ``principal``, ``user_id`` and ``last_seq``.
     """
+    wanted: list[ColumnElement[bool]] = [_now.id.in_(ids)]
+    wanted += [] if run_id is None else [_now.run_id == run_id]
+    if session_id is not None:
+        wanted.append(and_(_run.c.session_id == session_id, _now.status == "pending"))
     query = (
-        select(_now.id, _now.run_id, *(_run.c[name] for name in _OF_RUN))
+        select(*(_now[name] for name in _OF_CALL), *(_run.c[name] for name in _OF_RUN))
         .join(_run, true())
         .where(
             _now.tenant_id == tenant_id,
-            _now.id.in_(ids),
+            or_(*wanted),
             _now.kind == "client_tool",
-            _now.status == "pending",
         )
+        .order_by(_now.created_at, _now.id)
     )
     return [dict(row) for row in (await tx.execute(query)).mappings()]
 
 
 async def started_with(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID
-) -> tuple[str | None, str | None] | None:
-    """Return a run's agent and who started it; ``None``: unknown, or another tenant's."""
-    query = select(runs.c.agent, runs.c.principal).where(
-        runs.c.tenant_id == tenant_id, runs.c.id == run_id
-    )
-    row = (await connection.execute(query)).one_or_none()
-    return None if row is None else (row.agent, row.principal)
+) -> Mapping[str, Any]:
+    """Return a run's ``agent``, ``principal``, ``user`` and ``metadata``; empty: unknown."""
+    shown = runs.c.agent, runs.c.principal, runs.c.user_id.label("user"), runs.c.metadata
+    query = select(*shown).where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
+    row = (await connection.execute(query)).mappings().one_or_none()
+    return {} if row is None else dict(row)
 
 
 async def resolve(
@@ -173,8 +188,11 @@ async def _check_approval(schema: Any, said: Mapping[str, Any]) -> None:
     if said["decision"] == "deny":
         raise InvalidInputError("a denied call takes no arguments", pointer="/arguments")
     try:
-        check = argument_schema(json.dumps(schema)).check
-        await asyncio.to_thread(check, said["arguments"])
+        known = await asyncio.to_thread(argument_schema, json.dumps(schema))
+    except InvalidInputError:
+        return  # the schema of an MCP server or a client, which checks the arguments itself
+    try:
+        await asyncio.to_thread(known.check, said["arguments"])
     except InvalidInputError as error:
         raise InvalidInputError(error.detail, pointer="/arguments") from None
 

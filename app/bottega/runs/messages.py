@@ -10,15 +10,18 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, and_, or_, select, true
+from pydantic_core import from_json
+from sqlalchemy import ColumnElement, Select, and_, case, or_, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.agents.messages import AssistantMessage, ToolMessage
+from bottega.agents.history import demands_message
+from bottega.agents.messages import AssistantMessage, ToolMessage, ToolResult
 from bottega.agents.parts import Part, text_of
 from bottega.agents.query import task_id_at
 from bottega.agents.subagent import question_of
 from bottega.db.pages import PAGE_BYTES, PageItems, fetch_page
 from bottega.db.tables import run_events, tasks
+from bottega.engine.replay import result_of
 from bottega.errors import NotFoundError
 from bottega.events.payloads import (
     ContextReceived,
@@ -28,8 +31,8 @@ from bottega.events.payloads import (
     ToolEnded,
 )
 from bottega.events.steps import STEP_EVENTS
-from bottega.events.types import EventType
-from bottega.execution.replay import result_of
+from bottega.events.types import FINAL_EVENT, EventType
+from bottega.llm.dialects.wire import tool_outputs
 from bottega.runs import read
 from bottega.subagents.child import first_message
 
@@ -40,6 +43,7 @@ SAID = (
     EventType.MESSAGE_DELIVERED,
 )
 """Types of events about what the agent and others said."""
+_ENDS = (EventType.AGENT_COMPLETED, EventType.AGENT_FAILED, *FINAL_EVENT.values())
 GIVEN = (EventType.MEMORY_INJECTED, EventType.CONTEXT_RECALLED)
 """Types of events about shared context and memory."""
 _TOLD = (*SAID, *GIVEN)
@@ -47,13 +51,19 @@ _TOLD = (*SAID, *GIVEN)
 
 @dataclass(frozen=True, slots=True)
 class MessageEntry:
-    """An event of a conversation; ``text`` is that of the answer event in ``answer_seq``."""
+    """An event of a conversation.
+
+    Attributes:
+        text: that of the answer event in ``answer_seq``.
+        heard: of a tool's answer what the model read, if the event does not say it.
+    """
 
     seq: int
     type: str
     at: datetime
     data: Mapping[str, Any]
     text: str | None = None
+    heard: str | None = None
 
 
 def messages_of(entry: MessageEntry, question: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -73,7 +83,8 @@ def messages_of(entry: MessageEntry, question: Sequence[Mapping[str, Any]]) -> l
         case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED:
             result = result_of(ToolEnded.of(data), entry.text)
             about = {"tool_call_id": result.tool_call_id, "name": result.tool_name}
-            said = {"content": result.text, "parts": _parts_of(ToolMessage.answering(result))}
+            heard = _read_as(result, entry.heard)
+            said = {"content": tool_outputs(heard)[0].text, "parts": _parts_of(heard)}
             found = [{"role": "tool", "status": result.status, **said, **about}]
         case EventType.MEMORY_INJECTED | EventType.CONTEXT_RECALLED:
             context = ContextReceived.of(data)
@@ -207,7 +218,9 @@ async def _page(
         begins = any(row["type"] == first for row in rows)
         question = await asked() if begins else ()
         for row in rows:
-            entry = MessageEntry(row["seq"], row["type"], row["at"], row["data"], row["output"])
+            data = from_json(row["body"])  # not as jsonb, which sorts the keys
+            about = row["seq"], row["type"], row["at"]
+            entry = MessageEntry(*about, data, row["output"], row["heard"])
             messages = messages_of(entry, question)
             for message in reversed(messages) if descending else messages:
                 place = (message["seq"], message["part"])
@@ -250,12 +263,38 @@ def _conversation(
 ) -> Select[Any]:
     """Select some of a run's events, each with the text of the answer that it refers to."""
     events = run_events.c
-    return read.with_answers(events.seq, events.type, events.agent, events.at, events.data).where(
+    columns = events.seq, events.type, events.agent, events.at, events.body
+    return read.with_answers(*columns, _heard().label("heard")).where(
         events.tenant_id == run["tenant_id"],
         events.run_id == run["id"],
         which,
         events.type.in_(types),
     )
+
+
+def _heard() -> ColumnElement[Any]:
+    """Return what a model read of a tool's answer, by the next event about calls of its task.
+
+    NULL: as the answer's own event says, or the model read nothing.
+    """
+    own, later = run_events.c, run_events.alias("later").c
+    told = later.data["results"].op("->>")(own.data["tool_call_id"].astext)
+    following = (
+        select(case((later.type == EventType.LLM_STARTED, told)))
+        .where(
+            later.tenant_id == own.tenant_id,
+            later.run_id == own.run_id,
+            later.step >= own.step,
+            later.seq > own.seq,
+            later.task_id.is_not_distinct_from(own.task_id),
+            later.type.in_((EventType.LLM_STARTED, *_ENDS)),
+        )
+        .order_by(later.step, later.seq)
+        .limit(1)
+        .correlate(run_events)
+        .scalar_subquery()
+    )
+    return case((own.type.in_((EventType.TOOL_COMPLETED, EventType.TOOL_FAILED)), following))
 
 
 def events_of(
@@ -284,15 +323,26 @@ async def _parent_of(
 
 
 def _input(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    asked = run["input"]
+    asked, demands = run["input"], demands_message(run)
+    said = [] if demands is None else [{"role": "system", "content": demands.content}]
     if isinstance(asked, str):
-        return [{"role": "user", "content": asked}]
+        return [*said, {"role": "user", "content": asked}]
     called = {
         call["id"]: call["name"] for message in asked for call in message.get("tool_calls", ())
     }
     return [
-        {**_shown(message), "name": called.get(message.get("tool_call_id"))} for message in asked
+        *said,
+        *({**_shown(each), "name": called.get(each.get("tool_call_id"))} for each in asked),
     ]
+
+
+def _read_as(result: ToolResult, heard: str | None) -> ToolMessage:
+    """Return the message with a result that the model read."""
+    if heard is None:
+        return ToolMessage.answering(result)
+    if not result.parts:
+        return ToolMessage(content=heard, tool_results=(result,))
+    return ToolMessage.of(Part("text", text=heard), *result.parts, tool_results=(result,))
 
 
 def _parts_of(message: ToolMessage) -> list[dict[str, Any]]:

@@ -51,4 +51,4 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"outcome": outcome._asdict(), "success_check": check}
 
 
-OF_CHECK = ("status", "passed", "results", "error", "tries", "updated_at")
+OF_CHECK = ("status", "passed", "results", "reason", "error", "tries", "updated_at")

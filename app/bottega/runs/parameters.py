@@ -60,17 +60,20 @@ def refuse_unsupported(
 def refuse_overrides(
     overrides: Mapping[str, Mapping[str, Any]],
     own: Mapping[str, Mapping[str, Any] | None],
+    tools: Mapping[str, Collection[str]],
     dialects: Mapping[str, Dialects],
 ) -> None:
     """Check a run's overrides.
 
     Args:
         own: the parameters of each of the run's agents.
+        tools: the names of each agent's tools.
         dialects: of each agent's models.
 
     Raises:
         UnknownAgentError: an agent is not in the run.
-        InvalidInputError: see :func:`refuse_unsupported`.
+        InvalidInputError: see :func:`refuse_unsupported`; ``duplicate_tool``: a tool is named like
+            one of the agent; ``unknown_tool``: its ``tool_choice`` names one.
     """
     for name, change in overrides.items():
         if name not in own:
@@ -81,6 +84,21 @@ def refuse_overrides(
         given = merged(own[name], change.get("params"))
         place = f"/overrides/{name}/params"
         refuse_unsupported(given, dialects.get(name, {}), place, whose=name)
+        names = [tool["name"] for tool in change.get("tools") or ()]
+        for number, tool in enumerate(names):
+            if tool in tools[name]:
+                raise InvalidInputError(
+                    f"the agent '{name}' has a tool '{tool}' of its own: give yours another name",
+                    code="duplicate_tool",
+                    pointer=f"/overrides/{name}/tools/{number}/name",
+                )
+        choice = given.get("tool_choice")
+        if isinstance(choice, Mapping) and choice["name"] not in {*names, *tools[name]}:
+            raise InvalidInputError(
+                f"neither the request nor the agent '{name}' has a tool '{choice['name']}'",
+                code="unknown_tool",
+                pointer=f"{place}/tool_choice",
+            )
 
 
 def refuse_parts(asked: RunInput, dialects: Iterable[DialectName]) -> None:

@@ -1,7 +1,7 @@
 """Versions of agents and graphs that a new run pins, cached by each process."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -12,12 +12,13 @@ from pydantic_core import from_json
 
 from bottega import metrics
 from bottega.definitions import store
-from bottega.definitions.agents import Reached, refuse_stateful
+from bottega.definitions.agents import TASK_TOOLS, Reached, refuse_stateful
 from bottega.definitions.models import DEFAULT, KnownProvider, ModelName, checked, listed
 from bottega.errors import InvalidInputError, UnknownAgentError
+from bottega.memory.episodes.scope import MemoryScope
 from bottega.runs.model_prices import UsedModel
 from bottega.runs.parameters import Dialects, dialects_of, refuse_unsupported
-from bottega.tools.mcp import refuse_unfit
+from bottega.tools.mcp import model_name, refuse_unfit
 
 _MAX_CHAIN = 20
 _MODES = ("off", "read", "full")
@@ -44,7 +45,9 @@ class Pins:
             tenant's own providers that its agents use, and those of the operator.
         first: the agents that the run starts with; each gets its input.
         memory: the strictest mode of these.
+        memory_scope: of the agent that it starts with; None: that agent names none, or it is a DAG.
         params: the parameters of each agent.
+        tools: names of the tools of each agent, its sub-agents among them.
         dialects: of each agent's models.
         models: of each agent, with their providers.
         expose: the façades that the agent which it starts with is shown by; None: all.
@@ -54,7 +57,9 @@ class Pins:
     pinned: dict[str, Any]
     first: Sequence[str]
     memory: str
+    memory_scope: MemoryScope | None
     params: Mapping[str, Mapping[str, Any] | None]
+    tools: Mapping[str, frozenset[str]]
     dialects: Mapping[str, Dialects]
     models: Mapping[str, Sequence[UsedModel]]
     expose: frozenset[str] | None = None
@@ -66,11 +71,17 @@ class PinCache:
     Args:
         operators: the operator's providers, which the tenants' own replace.
         default_model: of providers that list none.
+        shared: the operator lets agents read the memory of all sessions.
     """
 
     def __init__(
-        self, operators: Mapping[str, KnownProvider] = _ANY, default_model: str = ""
+        self,
+        operators: Mapping[str, KnownProvider] = _ANY,
+        default_model: str = "",
+        *,
+        shared: bool = False,
     ) -> None:
+        self.shared = shared
         self._operators = operators
         self._default_model = default_model
         self._known: OrderedDict[_Key, Pins] = OrderedDict()
@@ -158,6 +169,7 @@ def _pins(
         "mcp_servers": {name: each["version"] for name, each in servers.items()},
     }
     params = {name: each["params"] for name, each in found["agents"].items()}
+    tools = {name: frozenset(_tools(each, servers)) for name, each in found["agents"].items()}
     dialects = {
         agent: dialects_of(
             (known[each.provider].dialect, known[each.provider].headers) for each in of_agent
@@ -172,7 +184,10 @@ def _pins(
     }
     ways = None if agent is None else found["agents"][agent]["expose"]
     expose = None if ways is None else frozenset(ways)
-    return Pins(UUID(found["epoch"]), pinned, first, memory, params, dialects, used, expose)
+    scope = None if agent is None else found["agents"][agent]["memory_scope"]
+    return Pins(
+        UUID(found["epoch"]), pinned, first, memory, scope, params, tools, dialects, used, expose
+    )
 
 
 def _refuse_unknown_version(
@@ -223,11 +238,22 @@ def _refuse_unfit_tools(
         InvalidInputError: as :func:`bottega.tools.mcp.refuse_unfit`.
     """
     for name, agent in agents.items():
-        if agent["tools"]:
+        if any(tool["type"] == "mcp" for tool in agent["tools"]):
             try:
                 refuse_unfit(name, agent["tools"], agent["children"], servers)
             except InvalidInputError as error:
                 raise InvalidInputError(error.detail, code=error.code, pointer=pointer) from None
+
+
+def _tools(agent: Mapping[str, Any], servers: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the names of an agent's tools, as its model sees them."""
+    yield from TASK_TOOLS if agent["beside"] else agent["children"]
+    for tool in agent["tools"]:
+        if tool["type"] == "mcp":
+            known = tool["tools"] or servers[tool["server"]]["tools"]
+            yield from (model_name(tool["server"], each) for each in known)
+        else:
+            yield tool["name"]
 
 
 def _judges(
@@ -257,7 +283,8 @@ def _refuse_unknown(named_by: dict[str, str], agents: Mapping[str, Reached]) -> 
     """Refuse names without an agent.
 
     Args:
-        named_by: the names in the request, each with its place there.
+        named_by: the names in the request, each with the pointer to its field of a run. The
+            error's text leaves the pointer out: other APIs have other names for the field.
         agents: existing ones, with their sub-agents.
     """
     for name, agent in agents.items():
@@ -265,10 +292,14 @@ def _refuse_unknown(named_by: dict[str, str], agents: Mapping[str, Reached]) -> 
             child: f"sub-agent of {name}" for child in agent.children if child not in named_by
         }
     if unknown := store.missing(list(named_by), list(agents)):
-        listed = ", ".join(f"'{name}' ({named_by[name]})" for name in unknown)
+        places = {name: named_by[name] for name in unknown}
+        listed = ", ".join(
+            f"'{name}'" if place[0] == "/" else f"'{name}' ({place})"
+            for name, place in places.items()
+        )
         raise UnknownAgentError(
             f"no such agent: {listed}. Create it, or correct the name",
-            pointer=next((place for name in unknown if (place := named_by[name])[0] == "/"), None),
+            pointer=next((place for place in places.values() if place[0] == "/"), None),
         )
 
 

@@ -12,9 +12,9 @@ from bottega.agents.shared_memory import awareness_message, shared_message
 from bottega.db.tables import run_events
 from bottega.definitions import kinds
 from bottega.definitions.graphs import to_graph
+from bottega.engine.replay import ANALYSIS, TAUGHT
 from bottega.errors import NotFoundError
 from bottega.events.types import EventType
-from bottega.execution.replay import ANALYSIS, TAUGHT
 from bottega.graph.publication import MemoryItem, PropagationPolicy
 from bottega.runs import messages, read
 from bottega.subagents.child import DEFAULT_INSTRUCTIONS
@@ -67,6 +67,7 @@ async def prompt(
     definition = definitions.get(agent, {})
     changed = run["overrides"].get(agent) or {}
     own = _own(definition, await _instructions(connection, run, task_id))
+    own = "\n\n".join(filter(None, (own, changed.get("instructions"))))
     order = await _order(connection, run, _subagents(definition))
     return {
         "task_id": task_id,

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -27,7 +28,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.pages import MOST_SKEW, PageItems, beside, fetch_page, first_id, paged
+from bottega.agents.history import DEMAND_TITLES
+from bottega.db.pages import MOST_SKEW, PageItems, beside, fetch_page, first_id, measured, paged
 from bottega.db.tables import (
     episode_feedback,
     run_checks,
@@ -41,16 +43,15 @@ from bottega.definitions import kinds
 from bottega.errors import NotFoundError
 from bottega.events.payloads import ContextReceived
 from bottega.events.types import EventType, RunStatus
+from bottega.memory.episodes.scope import OFF
 from bottega.runs import outcomes
 
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
-_BODIES = ("input", "output", "output_json", "output_schema", "overrides")
+_BODIES = ("input", *DEMAND_TITLES, "output", "output_json", "output_schema", "overrides")
 _HIDDEN = ("pinned", "session_base", "spent", "spent_beside", "turn", "link")
 """Columns that lists leave out; some are large."""
 _ABOVE = UUID(int=4 << 120)
 """Above all ids of runs until the year 2109, but for most of linked runs (UUIDv5)."""
-
-
 _BLOCKED_BY = func.blocked_by(
     runs.c.tenant_id, func.unfinished_in(runs.c.tenant_id, runs.c.conversation_id), type_=JSONB
 )
@@ -83,6 +84,19 @@ def _runs(*but: str) -> Select[Any]:
 def _of_run(table: Table) -> ColumnElement[bool]:
     return and_(table.c.tenant_id == runs.c.tenant_id, table.c.run_id == runs.c.id)
 
+
+# Statements of frequent requests are made once: that costs more than the rest of such a request.
+_RUN = _runs("spent", "link").where(
+    runs.c.tenant_id == bindparam("tenant"), runs.c.id == bindparam("run")
+)
+_EXISTS = select(runs.c.id).where(
+    runs.c.tenant_id == bindparam("tenant"), runs.c.id == bindparam("run")
+)
+_GRAPH = select(kinds.GRAPHS.versions.c.definition).where(
+    kinds.GRAPHS.versions.c.tenant_id == bindparam("tenant"),
+    kinds.GRAPHS.versions.c.name == bindparam("name"),
+    kinds.GRAPHS.versions.c.version == bindparam("version"),
+)
 
 _BY_METADATA = text("""
 SELECT runs_by_metadata(CAST(CAST(:conditions AS text[]) AS jsonb[]), :status, :agent, :session,
@@ -122,8 +136,8 @@ async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dic
     Raises:
         NotFoundError: unknown, or another tenant's.
     """
-    query = _runs("spent", "link").where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
-    row = (await connection.execute(query)).mappings().one_or_none()
+    found = await connection.execute(_RUN, {"tenant": tenant_id, "run": run_id})
+    row = found.mappings().one_or_none()
     if row is None:
         raise NotFoundError(f"there is no run {run_id}")
     return to_response(dict(row))
@@ -132,9 +146,9 @@ async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dic
 def to_response(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's row in the form of the API."""
     webhook = None
-    if row["webhook_url"] is not None:
+    if (url := row["webhook_url"]) is not None:
         webhook = {name: row.get(f"webhook_{name}") for name in _OF_WEBHOOK}
-        webhook["url"] = row["webhook_url"].split("?")[0]
+        webhook["url"] = url.split("?")[0]
         if webhook["status"] is None:  # a trigger queues it when the run ends
             webhook |= {"status": "pending", "tries": 0}
     return {
@@ -143,6 +157,7 @@ def to_response(row: Mapping[str, Any]) -> dict[str, Any]:
         **row,
         **outcomes.shown(row),
         "user": row["user_id"],
+        "memory_used": OFF if row["memory"] == "off" else row["memory_used"],
         "webhook": webhook,
     }
 
@@ -258,6 +273,19 @@ async def tasks_page(
         status: ``None``: of all statuses.
     """
     await require(connection, tenant_id, run_id)
+    values: dict[str, object] = {"tenant": tenant_id, "run": run_id}
+    if status is not None:
+        values["of_status"] = status
+    if after is not None:
+        values |= zip(("after_at", "after_id"), after, strict=True)
+    query = _tasks(by_status=status is not None, on=after is not None, descending=descending)
+    rows = await fetch_page(connection, query, limit, values=values)
+    return PageItems(map(dict, rows), more=rows.more)
+
+
+@cache
+def _tasks(*, by_status: bool, on: bool, descending: bool) -> Select[Any]:
+    """Select a run's tasks; ``on``: those after a place."""
     data = event_data(tasks, tasks.c.answer_seq).label("data")
     answer = select(data).correlate(tasks).lateral().c
     is_whole = tasks.c.status == RunStatus.COMPLETED
@@ -266,19 +294,24 @@ async def tasks_page(
     query = (
         select(*kept, usage, answer_in(tasks, answer.data).label("output"))
         .join_from(tasks, answer.data.table, true())
-        .where(tasks.c.tenant_id == tenant_id, tasks.c.run_id == run_id)
+        .where(tasks.c.tenant_id == bindparam("tenant"), tasks.c.run_id == bindparam("run"))
     )
-    if status is not None:
-        query = query.where(tasks.c.status == status)
-    query = paged(query, tasks.c.created_at, tasks.c.id, after=after, descending=descending)
-    rows = await fetch_page(connection, query, limit)
-    return PageItems(map(dict, rows), more=rows.more)
+    if by_status:
+        query = query.where(tasks.c.status == bindparam("of_status"))
+    place = bindparam("after_at", type_=tasks.c.created_at.type), bindparam("after_id", type_=Uuid)
+    return measured(
+        paged(
+            query,
+            *(tasks.c.created_at, tasks.c.id),
+            after=place if on else None,
+            descending=descending,
+        )
+    )
 
 
 async def require(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> None:
     """Raise ``NotFoundError`` unless the tenant has this run."""
-    query = select(runs.c.id).where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
-    if await connection.scalar(query) is None:
+    if await connection.scalar(_EXISTS, {"tenant": tenant_id, "run": run_id}) is None:
         raise NotFoundError(f"there is no run {run_id}")
 
 
@@ -292,33 +325,26 @@ async def graph(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> d
     pinned = run["pinned"]["graph"]
     if pinned is None:
         raise NotFoundError(f"run {run_id} has no graph", code="no_graph")
-    definition = (
-        await connection.execute(
-            select(kinds.GRAPHS.versions.c.definition).where(
-                kinds.GRAPHS.versions.c.tenant_id == tenant_id,
-                kinds.GRAPHS.versions.c.name == pinned["name"],
-                kinds.GRAPHS.versions.c.version == pinned["version"],
-            )
-        )
-    ).scalar_one()
+    definition = (await connection.execute(_GRAPH, {"tenant": tenant_id, **pinned})).scalar_one()
     rows: dict[str, Any] = {
         item["agent"]: {**item, "task_id": None, "metadata": item["details"].get("metadata") or {}}
         for item in run["session_base"] or ()
     }
-    published = await connection.execute(_published(tenant_id, run_id))
+    published = await connection.execute(_published(), {"tenant": tenant_id, "run": run_id})
     rows |= {row["agent"]: row for row in published.mappings()}
     nodes = [{**node, "published": rows.get(node["agent"])} for node in definition["nodes"]]
     return {**pinned, "nodes": nodes, "edges": definition["edges"]}
 
 
-def _published(tenant_id: UUID, run_id: UUID) -> Select[Any]:
+@cache
+def _published() -> Select[Any]:
     """Select the last publication of each agent of a run's graph, from its log."""
     version = run_events.c.data["version"].as_integer()
     last = (
         select(run_events, version.label("version"))
         .where(
-            run_events.c.tenant_id == tenant_id,
-            run_events.c.run_id == run_id,
+            run_events.c.tenant_id == bindparam("tenant"),
+            run_events.c.run_id == bindparam("run"),
             run_events.c.type == EventType.MEMORY_PUBLISHED,
         )
         .ext(distinct_on(run_events.c.agent))

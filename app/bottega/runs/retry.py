@@ -9,11 +9,16 @@ from sqlalchemy import and_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.endings import ending_of
+from bottega.agents.history import DEMAND_TITLES
 from bottega.agents.messages import ToolCall
 from bottega.agents.output import OUTPUT_INVALID
 from bottega.agents.query import task_id_at
 from bottega.db.driver import driver_of
 from bottega.db.tables import runs
+from bottega.engine.journal import EPISODE_NOT_STORED
+from bottega.engine.replay import answer_of
+from bottega.engine.replay_tasks import ENDS
+from bottega.engine.task_rows import CANCELLED, row_change
 from bottega.errors import ConflictError
 from bottega.events import log
 from bottega.events.payloads import (
@@ -26,10 +31,6 @@ from bottega.events.payloads import (
     tool_name_of,
 )
 from bottega.events.types import UNFINISHED, Event, EventType, RunStatus
-from bottega.execution.journal import EPISODE_NOT_STORED
-from bottega.execution.replay import answer_of
-from bottega.execution.replay_tasks import ENDS
-from bottega.execution.task_rows import CANCELLED, row_change
 from bottega.files.inputs import files_of
 from bottega.files.rows import touch
 from bottega.runs import read
@@ -62,8 +63,10 @@ _KEPT = (
     "webhook_url",
     "overrides",
     "output_schema",
+    *DEMAND_TITLES,
     "metadata",
     "memory",
+    "memory_used",
 )
 
 

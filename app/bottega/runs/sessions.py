@@ -45,8 +45,8 @@ SELECT sessions_by_metadata(
 def session_user(session_id: str) -> ConflictError:
     """Return the error for a user who is not the session's."""
     return ConflictError(
-        f"session '{session_id}' belongs to another user, or to none: a session keeps the user of "
-        "its first run. Use a session of this user, or omit the user",
+        f"session '{session_id}' belongs to another user, or to none: name the user that it has "
+        "had from its beginning, or use another session",
         code="session_user",
     )
 
@@ -109,23 +109,26 @@ _REFUSALS: Mapping[str, Callable[[str, UUID | None], BottegaError]] = {
 
 
 async def fork(
-    connection: AsyncConnection, tenant_id: UUID, session_id: str, run_id: UUID | None
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    session_id: str,
+    run_id: UUID | None,
+    *,
+    new_id: str | None = None,
 ) -> dict[str, Any]:
     """Begin a session with the conversations, user, metadata and memory of another one.
 
     Args:
         run_id: the last turn that it takes over; ``None``: all turns so far.
+        new_id: of the new session; ``None``: a new one.
 
     Raises:
         NotFoundError: an unknown session.
         InvalidInputError: ``unknown_run``.
         ConflictError: ``not_final`` or ``not_completed``.
     """
-    own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
-    source = (await connection.execute(_SESSIONS.where(own))).mappings().one_or_none()
-    if source is None:
-        raise unknown_session(session_id)
-    new = await create(connection, tenant_id, {**source, "id": None})
+    source = await shown(connection, tenant_id, session_id)
+    new = await create(connection, tenant_id, {**source, "id": new_id})
     query = select(func.fork_session(tenant_id, session_id, run_id, new["id"]))
     if (refused := await connection.scalar(query)) is not None:
         raise _REFUSALS[refused](session_id, run_id)
@@ -182,33 +185,21 @@ async def hold_user(connection: AsyncConnection, tenant_id: UUID, user: str | No
         raise UserErasingError
 
 
-async def user_of(
-    connection: AsyncConnection, tenant_id: UUID, session_id: str | None, named: str | None
-) -> str | None:
-    """Return the user of a session, or ``named`` if there is no such session yet; hold the user.
+async def hold_owner(
+    connection: AsyncConnection, tenant_id: UUID, session_id: str | None, user: str | None
+) -> None:
+    """Check that a session, if there is one, is of this user or of nobody; hold the user.
 
     Raises:
         ConflictError: ``session_user``.
         UserErasingError: the user is being erased.
     """
-    user = await _user_of(connection, tenant_id, session_id, named)
+    if session_id is not None:
+        own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
+        found = (await connection.execute(select(sessions.c.user_id).where(own))).one_or_none()
+        if found is not None and found.user_id != user:
+            raise session_user(session_id)
     await hold_user(connection, tenant_id, user)
-    return user
-
-
-async def _user_of(
-    connection: AsyncConnection, tenant_id: UUID, session_id: str | None, named: str | None
-) -> str | None:
-    if session_id is None:
-        return named
-    own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
-    found = (await connection.execute(select(sessions.c.user_id).where(own))).one_or_none()
-    if found is None:
-        return named
-    user: str | None = found.user_id
-    if named not in (None, user):
-        raise session_user(session_id)
-    return user
 
 
 async def page(
@@ -246,8 +237,8 @@ async def page(
     return await fetch_page(connection, query, limit)
 
 
-async def get(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> dict[str, Any]:
-    """Return a session with the latest publications of its agents.
+async def shown(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> dict[str, Any]:
+    """Return a session without its publications.
 
     Raises:
         NotFoundError: unknown, or another tenant's.
@@ -256,6 +247,16 @@ async def get(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> 
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
         raise unknown_session(session_id)
+    return dict(row)
+
+
+async def get(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> dict[str, Any]:
+    """Return a session with the latest publications of its agents.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+    """
+    row = await shown(connection, tenant_id, session_id)
     metadata = func.coalesce(session_memory.c.details["metadata"], text("'{}'::jsonb"))
     memory = (
         select(session_memory, metadata.label("metadata"))

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from bottega import trace_context
 from bottega.db.quota import STORAGE_FULL, STORAGE_QUOTA
 from bottega.errors import BottegaError, LimitedError, UnknownAgentError, UserErasingError
+from bottega.memory.episodes.scope import memory_used, scope_of_run
 from bottega.runs.inbox import REFUSED_MESSAGES, refused_message
 from bottega.runs.model_prices import refuse_unpriced
 from bottega.runs.once import REFUSED_KEYS, OnceKey, first_answer, refused_key
@@ -50,7 +51,7 @@ class NewRun:
         conversation: ``continue``, ``new`` or ``none``.
         if_busy: while another run of its conversation is not over: ``queue``, ``reject``,
             ``interrupt`` it, or ``steer``: the input is a message for that one.
-        user: the integrator's name for its end user; ``None``: the session's user, if it has one.
+        user: the integrator's name for its end user; a session's runs have the session's user.
         timeout_s: wall time from the first start on.
         queue_timeout_s: longest wait for that start.
         token_budget: input and output tokens of all model calls; ``None``: no limit.
@@ -58,6 +59,7 @@ class NewRun:
         webhook_url: called when the run has ended.
         overrides: ``{agent: {"params": {…}}}``, merged with the agents' own parameters.
         output_schema: JSON Schema of the answer, in place of the agent's own.
+        goals, constraints, success_criteria: texts that its agents read beside the input.
         memory: ``off``, ``read`` or ``full``; the run's agents may make it stricter.
         principal: who starts it.
         traceparent, tracestate: of the request; ``None``: it belongs to no trace.
@@ -80,6 +82,9 @@ class NewRun:
     webhook_url: str | None
     overrides: dict[str, Any] | None
     output_schema: dict[str, Any] | None
+    goals: list[str] | None
+    constraints: list[str] | None
+    success_criteria: list[str] | None
     metadata: dict[str, Any]
     memory: str
     principal: str | None
@@ -192,14 +197,22 @@ async def _checked(
             f"no such agent: '{new.agent}' (its `expose` does not name {new.way})",
             pointer="/agent",
         )
-    refuse_overrides(new.overrides or {}, found.params, found.dialects)
+    refuse_overrides(new.overrides or {}, found.params, found.tools, found.dialects)
     for agent in found.first:
         refuse_parts(new.input, found.dialects[agent])
     if new.cost_budget is not None:
         await refuse_unpriced(found.models)
     memory = stricter(new.memory, found.memory)
     values = {name: getattr(new, name) for name in _FIELDS}
-    return values | {"pinned": found.pinned, "memory": memory}, found.epoch
+    scope = scope_of_run(
+        found.memory_scope,
+        user=new.user,
+        session_id=new.session_id,
+        agent=new.agent,
+        shared=pins.shared,
+    )
+    used = memory_used(new.mode, scope, user=new.user, session_id=new.session_id)
+    return values | {"pinned": found.pinned, "memory": memory, "memory_used": used}, found.epoch
 
 
 async def accept(

@@ -19,11 +19,10 @@ from bottega.agents.messages import AssistantMessage, ToolCall
 from bottega.agents.parts import content_text
 from bottega.agents.tokens import tokens_in
 from bottega.definitions import kinds
+from bottega.engine.replay import EPISODE
 from bottega.events.types import EventType
-from bottega.execution.replay import EPISODE
 from bottega.memory.learning.insights import INSIGHT
 from bottega.memory.patterns.adherence import SOURCE
-from bottega.memory.patterns.task_analysis import analyse
 from bottega.memory.text.summaries import summary_of
 from bottega.memory.working.prompts import RECALL
 from bottega.memory.working.sections import Area, Budgets
@@ -182,10 +181,11 @@ def _filled(
     system = definition["system_message"] if definition else ""
     names = ", ".join(_tool_names(definition)) if definition else ""
     memory.initialize(f"{system}\nTools: {names}" if names else system)
-    question = question_of(run["input"])
-    goals = analyse(question)
     memory.load_task_context(
-        question, goals=goals.goals, criteria=goals.criteria, constraints=goals.constraints
+        question_of(run["input"]),
+        goals=run["goals"],
+        criteria=run["success_criteria"],
+        constraints=run["constraints"],
     )
     for name in ("agent", "session_id"):
         if run[name] is not None:

@@ -1,6 +1,7 @@
 """Values of secrets in a worker: of tenants' stored ones first, then of the environment."""
 
 import asyncio
+import contextlib
 import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,9 +15,9 @@ import structlog
 from pydantic_core import from_json
 
 from bottega.clock import monotonic
+from bottega.db.failures import is_transient
 from bottega.errors import InvalidInputError
 from bottega.events.listener import NotifyListener
-from bottega.events.log import is_transient
 from bottega.redaction import Redactor
 from bottega.secrets.hosts import refuse_environment, refuse_stored
 from bottega.secrets.rows import CHANNEL
@@ -29,7 +30,10 @@ BELIEVED_S = 4.0
 """Seconds for which what was read is valid, if no notification says otherwise."""
 _PAUSE_S = 0.2
 _MOST_TENANTS = 500
-_MOST_SENT = 200
+"""Tenants whose secrets stay known although no run holds them: those used last."""
+_LOOK_S = 10.0
+_REMEMBERED_S = 30.0
+"""Seconds for which a replaced or deleted value is still removed from texts: servers repeat it."""
 
 log = structlog.get_logger(__name__)
 
@@ -51,13 +55,22 @@ Stored = Mapping[str, StoredSecret]
 """A tenant's stored secrets by name; the same object as long as none has changed."""
 
 
-@dataclass(slots=True)
-class _Known:
-    redactor: Redactor
-    stored: Stored | None = None
-    read_at: float = -math.inf
-    changes: int = 0
-    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+class _Known(Redactor):
+    """Redactor of a tenant's secrets, with what is known of them.
+
+    Attributes:
+        until: the values that it removes, with the time of each until which it does.
+        tenant: its name, once a use has told it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.until: dict[str, float] = {}
+        self.tenant: str | None = None
+        self.stored: Stored | None = None
+        self.read_at = -math.inf
+        self.changes = 0
+        self.reading = asyncio.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +84,6 @@ class SecretRules:
         allowed: hosts and networks that may be reached although they are not public.
         is_open: whether the server has no keys, so that an operator's secret without hosts may go
             anywhere.
-        redactor: of the secrets of this process.
     """
 
     keyring: Keyring | None
@@ -79,7 +91,6 @@ class SecretRules:
     hosts: Callable[[str, str], Sequence[str] | None]
     allowed: AllowList
     is_open: Callable[[], Awaitable[bool]]
-    redactor: Redactor
 
 
 class SecretLookup:
@@ -87,9 +98,6 @@ class SecretLookup:
 
     Args:
         read: returns the rows of a tenant's stored secrets.
-
-    Attributes:
-        sent: removes the values that were handed out last, of any tenant.
     """
 
     def __init__(
@@ -101,23 +109,30 @@ class SecretLookup:
         self._rules = rules
         self._read = read
         self._ticks = ticks
-        self._known: OrderedDict[UUID, _Known] = OrderedDict()
-        self._redactors: WeakValueDictionary[UUID, Redactor] = WeakValueDictionary()
+        # A run may hold a redactor for hours: as long as one does, no other may take its place.
+        self._known: WeakValueDictionary[UUID, _Known] = WeakValueDictionary()
+        self._of_names: WeakValueDictionary[str, _Known] = WeakValueDictionary()
+        self._lately: OrderedDict[UUID, _Known] = OrderedDict()
         self._notified = asyncio.Event()
         self._from_environment: TenantSecrets | None = None
         self._environment_read_at = -math.inf
-        self.sent = Redactor((), most_learned=_MOST_SENT)
 
     def watch(self, listener: NotifyListener) -> None:
         """Have what changes be read again by :meth:`run`, as soon as the database says so."""
         listener.subscribe(CHANNEL, self._forget)
 
     async def run(self) -> None:
-        """Read what has changed, until cancelled: what others send must be redacted here, too."""
+        """Read what has changed, until cancelled: what others send must be redacted here, too.
+
+        Forget the values that were replaced or deleted.
+        """
         while True:
-            await self._notified.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._notified.wait()
             self._notified.clear()
             for tenant_id, known in list(self._known.items()):
+                self._tell(known)
                 if known.read_at == -math.inf:
                     try:
                         await self.stored(tenant_id)
@@ -125,11 +140,54 @@ class SecretLookup:
                         log.exception("secrets.read_failed")
 
     def redactor(self, tenant_id: UUID) -> Redactor:
-        """Return what removes the secrets of a tenant and of this process, later ones too."""
-        redactor = self._redactors.get(tenant_id)
-        if redactor is None:
-            redactor = self._redactors[tenant_id] = Redactor((), beside=self._rules.redactor)
-        return redactor
+        """Return what removes the secrets of a tenant, as far as this process has read them.
+
+        It learns of changes as long as somebody holds it, and knows no secret of others.
+        """
+        return self._of(tenant_id)
+
+    async def known(self, tenant_id: UUID, tenant: str) -> Redactor:
+        """Return :meth:`redactor`, once it knows all secrets of the tenant.
+
+        Args:
+            tenant: its name.
+        """
+        await self.stored(tenant_id)
+        return self._named(tenant_id, tenant)
+
+    def of_name(self, tenant: str) -> Redactor | None:
+        """Return the redactor of the tenant of a name, if there is one."""
+        return self._of_names.get(tenant)
+
+    def _named(self, tenant_id: UUID, tenant: str) -> _Known:
+        known = self._of(tenant_id)
+        if known.tenant is None:
+            known.tenant = tenant
+            self._of_names[tenant] = known
+        self._tell(known)
+        return known
+
+    def _of(self, tenant_id: UUID) -> _Known:
+        known = self._known.get(tenant_id)
+        if known is None:
+            known = self._known[tenant_id] = _Known()
+        self._lately[tenant_id] = known
+        self._lately.move_to_end(tenant_id)
+        while len(self._lately) > _MOST_TENANTS:
+            self._lately.popitem(last=False)
+        return known
+
+    def _tell(self, known: _Known) -> None:
+        """Tell a redactor which values to remove: the present ones, and those of lately."""
+        now = self._ticks()
+        present = set() if known.stored is None else set(_values(known.stored))
+        if known.tenant is not None:
+            present |= set(self._environment().values(known.tenant))
+        until = {each: at for each, at in known.until.items() if at > now or each in present}
+        until |= dict.fromkeys(present, now + _REMEMBERED_S)
+        if until.keys() != known.until.keys():
+            known.keep(until)
+        known.until = until
 
     async def state(self, tenant_id: UUID | None, *, fresh: bool = False) -> object:
         """Return a value that is another one when a secret of a tenant, or of all, has changed.
@@ -152,12 +210,7 @@ class SecretLookup:
         Args:
             fresh: read them now, even if no change is known.
         """
-        known = self._known.get(tenant_id)
-        if known is None:
-            known = self._known[tenant_id] = _Known(self.redactor(tenant_id))
-        self._known.move_to_end(tenant_id)
-        while len(self._known) > _MOST_TENANTS:
-            self._known.popitem(last=False)
+        known = self._of(tenant_id)
         asked_at = self._ticks()
         if fresh or self._is_old(known):
             async with known.reading:
@@ -185,8 +238,7 @@ class SecretLookup:
                 hosts = self._rules.hosts(tenant, name)
                 is_open = hosts is None and await self._rules.is_open()
                 refuse_environment(name, hosts, url, may_be_unset=is_open)
-            self.redactor(tenant_id).learn((value,))
-            self.sent.learn((value,))
+            self._named(tenant_id, tenant)
             return value
 
         return secret
@@ -198,8 +250,6 @@ class SecretLookup:
             value = self._of_operator(DEFAULT, name)
             hosts = self._rules.hosts(DEFAULT, name)
             refuse_environment(name, hosts, url, may_be_unset=True)
-            self._rules.redactor.learn((value,))
-            self.sent.learn((value,))
             return value
 
         return secret
@@ -244,7 +294,7 @@ class SecretLookup:
         if known.stored is None or _versions(known.stored) != versions:
             opened = {row["name"]: self._opened(tenant_id, row) for row in rows}
             known.stored = MappingProxyType(opened)
-            known.redactor.learn(_values(opened))
+            self._tell(known)
 
     def _opened(self, tenant_id: UUID, row: Mapping[str, Any]) -> StoredSecret:
         value = None
@@ -258,7 +308,7 @@ class SecretLookup:
 
     def _forget(self, tenant: str | None) -> None:
         """Have one tenant's secrets read again at the next use; ``None``: those of all."""
-        changed = self._known.values() if tenant is None else [self._known.get(UUID(tenant))]
+        changed = [*self._known.values()] if tenant is None else [self._known.get(UUID(tenant))]
         for known in changed:
             if known is not None:
                 known.changes += 1

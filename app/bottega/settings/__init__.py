@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Self
 from urllib.parse import unquote
 
 from dotenv import dotenv_values
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, StringConstraints, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from bottega.errors import InvalidInputError
 from bottega.redaction import Redactor
+from bottega.settings.clients import RateSettings
 from bottega.settings.database import DatabaseSettings
 from bottega.settings.episodes import EpisodeSettings
 from bottega.settings.files import FileSettings
 from bottega.settings.learning import LearningSettings
 from bottega.settings.mcp import McpSettings
-from bottega.settings.memory import MemorySettings
+from bottega.settings.memory import BUILTIN, MemorySettings
 from bottega.settings.models import ModelSettings
 from bottega.settings.observing import ObservingSettings
 from bottega.settings.retention import RetentionSettings
@@ -53,6 +54,7 @@ class Settings(
     SubagentSettings,
     RetentionSettings,
     ObservingSettings,
+    RateSettings,
 ):
     """Environment variables with the prefix ``BOTTEGA_`` (and a ``.env`` file).
 
@@ -84,8 +86,8 @@ class Settings(
             ge=2,
             le=1000,
             description=(
-                "Concurrent runs of one worker process. Once it is full, each tenant without a run "
-                "in it may begin one more, up to half as many."
+                "Concurrent runs of one worker process. The last fifth of these places is for "
+                "tenants without a run in it, unless there is only one tenant."
             ),
         ),
     ] = 50
@@ -96,7 +98,7 @@ class Settings(
             le=300,
             description="Seconds until another worker takes over a dead worker's runs.",
         ),
-    ] = 15.0
+    ] = 7.5
     drain_grace_s: Annotated[
         float,
         Field(ge=0, le=600, description="Seconds for runs to end when their worker stops."),
@@ -145,7 +147,7 @@ class Settings(
     ] = 10.0
     concurrent_runs: Annotated[
         int,
-        Field(ge=1, le=10_000, description="Concurrent runs of a tenant; others wait."),
+        Field(ge=1, le=1_000_000, description="Concurrent runs of a tenant; others wait."),
     ] = 100
     queued_runs: Annotated[
         int,
@@ -191,31 +193,25 @@ class Settings(
         NoDecode,
         Field(
             default_factory=list,
-            description="Addresses and CIDRs that may have more than a quarter of the connections.",
+            description="Addresses and CIDRs of proxies: they may have more than a quarter of the "
+            "connections, and name their clients' addresses in X-Forwarded-For.",
         ),
     ]
-    requests_per_s: Annotated[
-        float,
-        Field(
-            gt=0,
-            description="Requests per second of a tenant with keys, to each API process. A burst "
-            "may have two seconds' worth.",
-        ),
-    ] = 100.0
-    max_streams: Annotated[
-        int,
-        Field(
-            ge=1,
-            description="Concurrent streams and requests that wait for a run, of a tenant with "
-            "keys, in each API process.",
-        ),
-    ] = 1000
     cors_origins: Annotated[
         list[str],
         NoDecode,
         Field(
             default_factory=list,
             description="Origins whose web pages may use the API, such as https://app.example.com",
+        ),
+    ]
+    user_headers: Annotated[
+        list[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9-]{1,100}$")]],
+        NoDecode,
+        Field(
+            default_factory=lambda: ["X-OpenWebUI-User-Id", "X-User-Id"],
+            description="Headers by which chat products name the end user to OpenAI's API, the "
+            "first that is there counts. Empty: only a request's body names a user.",
         ),
     ]
     egress_allow: Annotated[
@@ -228,7 +224,9 @@ class Settings(
         ),
     ]
 
-    @field_validator("egress_allow", "cors_origins", "trusted_proxies", mode="before")
+    @field_validator(
+        "egress_allow", "cors_origins", "trusted_proxies", "user_headers", mode="before"
+    )
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
@@ -318,7 +316,8 @@ class Settings(
     @model_validator(mode="after")
     def _somebody_embeds(self) -> Self:
         own = self.embedding_base_url is not None or self.embedding_api_key is not None
-        if self.embedding_model is not None and self.uses_demo_model and not own:
+        hosted = self.embedding_model not in (None, BUILTIN)
+        if hosted and self.uses_demo_model and not own:
             raise ValueError(
                 "BOTTEGA_EMBEDDING_MODEL needs a server: set OPENAI_API_KEY, OPENAI_BASE_URL or "
                 "BOTTEGA_EMBEDDING_BASE_URL"
@@ -328,6 +327,11 @@ class Settings(
     @property
     def on_loopback(self) -> bool:
         return ipaddress.ip_address(self.host).is_loopback
+
+    @property
+    def lease_s(self) -> float:
+        """Seconds that a worker's lease lasts after a report; the sweep needs the rest."""
+        return self.takeover_s / 1.5
 
     @property
     def run_limits(self) -> dict[str, int | None]:
@@ -357,7 +361,7 @@ def secrets() -> TenantSecrets:
 
 
 def redactor(settings: Settings) -> Redactor:
-    """Make a redactor of all secrets of this process: those of tenants and of its settings.
+    """Make a redactor of all secrets of this process, for its own log.
 
     Raises:
         InvalidInputError: as :class:`TenantSecrets`.

@@ -2,8 +2,13 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field
 from pydantic_settings import BaseSettings
+
+from bottega.settings.texts import ApiKey, BaseUrl
+
+BUILTIN = "builtin"
+"""Value of ``embedding_model`` for the built-in embedder, whatever is installed."""
 
 
 class MemorySettings(BaseSettings):
@@ -58,10 +63,10 @@ class MemorySettings(BaseSettings):
         ),
     ] = None
     embedding_base_url: Annotated[
-        str | None,
+        BaseUrl | None,
         Field(description="Base URL of that model's API. Unset: OPENAI_BASE_URL."),
     ] = None
     embedding_api_key: Annotated[
-        SecretStr | None,
+        ApiKey | None,
         Field(description="Key for that API. Unset: OPENAI_API_KEY, if the base URL is unset too."),
     ] = None

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings
 
 from bottega.definitions.models import DEFAULT, KnownProvider
 from bottega.settings.providers import OperatorProvider
+from bottega.settings.texts import ApiKey, BaseUrl
 from bottega.tools.secrets import of_tenant
 
 DEMO_MODEL_NAME = "demo"
@@ -19,11 +20,11 @@ class ModelSettings(BaseSettings):
     """A group of :class:`bottega.settings.Settings`."""
 
     openai_api_key: Annotated[
-        SecretStr | None,
+        ApiKey | None,
         Field(validation_alias="OPENAI_API_KEY", description="Key for the model's API."),
     ] = None
     openai_base_url: Annotated[
-        str | None,
+        BaseUrl | None,
         Field(validation_alias="OPENAI_BASE_URL", description="Base URL of the model's API."),
     ] = None
     providers: Annotated[

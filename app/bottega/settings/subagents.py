@@ -89,8 +89,8 @@ class SubagentSettings(BaseSettings):
     subagent_failure_threshold: Annotated[
         _Count,
         Field(
-            description="Ended tasks of a kind from which its circuit breaker opens if at least "
-            "half of them failed."
+            description="Ended tasks of an agent in a run from which its circuit breaker opens if "
+            "at least half of them failed."
         ),
     ] = 5
     subagent_monitor_window: Annotated[

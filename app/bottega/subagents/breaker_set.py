@@ -1,7 +1,7 @@
 """Connection between the circuit breakers and the scheduler."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 from uuid import UUID
 
@@ -14,54 +14,45 @@ from bottega.subagents.telemetry import Telemetry
 
 Move = Callable[[SubagentHandle], None]
 
-_OF_MODEL = frozenset(
+_NOT_ITS_OWN = frozenset(
     {
-        *("model_unavailable", "model_timeout", "model_stream_broken", "model_bad_response"),
-        *("model_error", "provider_failed"),
+        *("budget_exhausted", "egress_forbidden", "model_bad_request", "model_context_too_long"),
+        *("model_forbidden", "model_not_found", "model_quota_exhausted", "model_rate_limited"),
+        "model_unauthorized",
     }
 )
-"""Codes of failures of a model's server; other codes are the caller's fault or about content."""
-_NEVER = frozenset({"budget_exhausted", "max_iterations"})
+"""Codes of failures that a budget, or a request which the model's server refuses, caused."""
 
 
-def breaker_keys(parent: Parent, params: DispatchParams) -> tuple[BreakerKey, ...]:
-    """Return the keys of a task's two breakers: for failures of its model, and for all others.
+def breaker_key(parent: Parent, params: DispatchParams) -> BreakerKey | None:
+    """Return the key of a task's breaker.
 
-    Anonymous tasks have no breakers: they have nothing in common.
+    Anonymous tasks have no breaker: they have nothing in common.
     """
     if not params.named:
-        return ()
-    kind, tenant = params.kind, parent.tenant_id
-    return (tenant, f"model {params.model}", kind), (tenant, f"run {parent.run_id}", kind)
-
-
-def blamed(handle: SubagentHandle) -> BreakerKey | None:
-    """Return the key of the breaker that counts a task's end as a failure; ``None``: no breaker.
-
-    Cancellations, timeouts, budgets, ``max_iterations``, rate limits and a model's refusals do not
-    count.
-    """
-    code = handle.error_code or ""
-    if not handle.breakers or handle.suspended or handle.status is not SubagentStatus.FAILED:
         return None
-    of_model, of_run = handle.breakers
-    if code in _OF_MODEL:
-        return None if handle.rate_limited else of_model
-    return None if code in _NEVER or code.startswith("model_") else of_run
+    return BreakerKey(parent.tenant_id, parent.run_id, params.agent)
 
 
-def may_pass(code: str | None) -> bool:
-    """Return true if a failure with this code may not happen again: another try makes sense."""
-    if code is None or code in _OF_MODEL or code == "model_rate_limited":
-        return True
-    return code not in _NEVER and not code.startswith("model_")
+def is_own_fault(handle: SubagentHandle) -> bool:
+    """Check if the end of a task is a failure of its own.
+
+    Cancellations, timeouts, budgets, limits of the model's server and requests that it refuses are
+    none; all other failures are, ``max_iterations`` and refused content too.
+    """
+    return (
+        handle.status is SubagentStatus.FAILED
+        and not handle.suspended
+        and not handle.was_limited
+        and handle.error_code not in _NOT_ITS_OWN
+    )
 
 
 class BreakerSet:
     """Reports tasks' ends to the breakers, and released tasks to the scheduler.
 
     Args:
-        counts: of all tasks; they know the queued tasks of a kind.
+        counts: of all tasks; they know the queued tasks of an agent in a run.
         hold: takes a queued task out of the queue.
         release: queues a task again.
     """
@@ -82,45 +73,38 @@ class BreakerSet:
         self._telemetry = telemetry
         self._hold = hold
         self._release = release
-        self._agents: dict[BreakerKey, str] = {}
 
-    def refusal(self, keys: Sequence[BreakerKey]) -> float | None:
-        """Return the seconds until these breakers let a dispatch through; ``None``: now."""
-        now = _now()
-        waits = [self.breakers.refusal(key, now) for key in keys]
-        return max((wait for wait in waits if wait is not None), default=None)
+    def refusal(self, key: BreakerKey | None) -> float | None:
+        """Return the seconds until the breaker lets a dispatch through; ``None``: now."""
+        return self.breakers.refusal(key, _now())
 
     def enqueued(self, handle: SubagentHandle) -> None:
-        """Ask the breakers about a newly queued task; they may hold it back."""
-        now = _now()
-        for key in handle.breakers:
-            if not self.breakers.admit(key, handle, now):
-                handle.held_by.add(key)
-        self._keep_time()
+        """Ask the breaker about a newly queued task; it may hold the task back."""
+        if handle.breaker is not None:
+            handle.is_held = not self.breakers.admit(handle.breaker, handle, _now())
+            self._keep_time()
 
     def ended(self, handle: SubagentHandle) -> None:
-        """Report a finished or suspended task to its breakers, and start the tasks they release."""
-        now, failed = _now(), blamed(handle)
-        for key in handle.breakers:
-            if handle.status is SubagentStatus.COMPLETED:
-                held = self.breakers.held(key)
-                if self.breakers.succeeded(key, handle, now):
-                    self._let_go(key, held)
-            elif key != failed:
-                if (probe := self.breakers.dropped(key, handle)) is not None:
-                    self._let_go(key, [probe])
-            elif self.breakers.failed(key, handle, now):
-                self._opened(key, handle)
+        """Report a finished or suspended task to its breaker, and start the tasks it releases."""
+        if (key := handle.breaker) is None:
+            return
+        if handle.status is SubagentStatus.COMPLETED:
+            self._let_go(self.breakers.succeeded(key, handle, _now()))
+        elif not is_own_fault(handle):
+            if (probe := self.breakers.dropped(key, handle)) is not None:
+                self._let_go([probe])
+        elif self.breakers.failed(key, handle, _now()):
+            self._opened(key, handle)
         self._keep_time()
 
     def open(self) -> list[tuple[UUID | None, dict[str, Any]]]:
         """Return the breakers that are not closed, as (tenant, JSON description)."""
         return [
             (
-                breaker.key[0],
+                breaker.key.tenant_id,
                 {
-                    "kind": breaker.key[2],
-                    "agent": self._agents.get(breaker.key),
+                    "run_id": str(breaker.key.run_id),
+                    "agent": breaker.key.agent,
                     "state": breaker.state,
                     "failures": breaker.failures,
                     "retry_after_ms": round(breaker.retry_after * 1000),
@@ -130,14 +114,11 @@ class BreakerSet:
         ]
 
     def forget(self) -> None:
-        """Forget breakers that are closed and without recent ends, or idle."""
-        now = _now()
-        self.breakers.forget(now)
-        kept = {breaker.key for breaker in self.breakers.open(now)}
-        self._agents = {key: agent for key, agent in self._agents.items() if key in kept}
+        """Forget idle breakers and old ends."""
+        self.breakers.forget(_now())
 
     def _opened(self, key: BreakerKey, handle: SubagentHandle) -> None:
-        """Hold back the queued tasks of the kind; they stay in the state ``queued``."""
+        """Hold back the agent's queued tasks; they stay in the state ``queued``."""
         data = {
             "attempt": handle.attempt,
             "failures": self.breakers.failures(key),
@@ -145,15 +126,14 @@ class BreakerSet:
         }
         self._telemetry.count("subagent.circuit_breaker.open")
         handle.parent.listener.on_event(handle, "circuit_opened", data)
-        self._agents[key] = handle.agent
-        for other in self._counts.queued_of_kind((handle.tenant_id, handle.kind)):
-            if key in other.breakers and not self.breakers.admit(key, other, _now()):
-                other.held_by.add(key)
+        for other in self._counts.queued_of(key):
+            if not self.breakers.admit(key, other, _now()):
+                other.is_held = True
                 self._hold(other)
 
-    def _let_go(self, key: BreakerKey, handles: Iterable[Any]) -> None:
+    def _let_go(self, handles: Iterable[Any]) -> None:
         for handle in handles:
-            handle.held_by.discard(key)
+            handle.is_held = False
             self._release(handle)
 
     def _keep_time(self) -> None:
@@ -169,8 +149,7 @@ class BreakerSet:
 
     def _due(self) -> None:
         self.timer = None
-        for key, probe in self.breakers.due(_now()):
-            self._let_go(key, [probe])
+        self._let_go(probe for _, probe in self.breakers.due(_now()))
         self._keep_time()
 
 

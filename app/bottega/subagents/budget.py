@@ -8,24 +8,21 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
 
-from bottega.agents.messages import AssistantMessage, Usage, decimal_text
-from bottega.agents.parts import parts_tokens
-from bottega.agents.provider import LLMProvider, ModelPrices, prices_of
+from bottega.agents.messages import Usage, decimal_text
+from bottega.agents.provider import ModelPrices, Permit, prices_of
 from bottega.agents.query import Query
+from bottega.agents.sent_tokens import tokens_sent
 from bottega.errors import BudgetExhaustedError, ModelError
 
 MAX_OUTPUT = 4096
-"""Expected maximum of tokens in an answer."""
+"""Expected maximum of tokens in an answer of a model that has no limit of its own."""
 MIN_OUTPUT = 16
 _BILLION = Decimal(10**9)
-_CHARACTERS_PER_TOKEN = 3
-_PER_MESSAGE = 4
-_PER_TOOL = 100
 
 
 class _Tokens:
@@ -83,6 +80,7 @@ class Account:
     Attributes:
         name: used in error texts.
         reserved: by running model calls.
+        is_operators: calls of a tenant's own model servers are free here.
         needs_price: refuse calls of models without a known price, instead of counting them as free.
     """
 
@@ -91,6 +89,7 @@ class Account:
     spent: int = 0
     reserved: int = 0
     unit: Unit = TOKENS
+    is_operators: bool = False
     needs_price: bool = False
     _waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
@@ -106,7 +105,8 @@ class Account:
 
     def spend(self, usage: Usage) -> None:
         """Count the usage of a model call."""
-        self.spent += self.unit.amount(usage)
+        if not (self.is_operators and usage.is_own):
+            self.spent += self.unit.amount(usage)
 
     @property
     def state(self) -> str:
@@ -149,80 +149,76 @@ def estimate(query: Query) -> int:
     """Estimate the tokens that the next model call of a query sends."""
     if query.composed is not None:
         return query.composed["tokens"]
-    history = query.agent.conversation_history
-    text = sum(len(message.content) for message in history) + sum(
-        len(str(call.arguments))  # large if a tool call wrote a file
-        for message in history
-        if isinstance(message, AssistantMessage)
-        for call in message.tool_calls
-    )
-    return (
-        text // _CHARACTERS_PER_TOKEN
-        + sum(parts_tokens(message.parts) for message in history if message.parts)
-        + _PER_MESSAGE * len(history)
-        + _PER_TOOL * len(query.agent.registered_tools)
-    )
+    agent = query.agent
+    return tokens_sent(agent.conversation_history, len(agent.registered_tools))
 
 
 def grant(
-    accounts: Sequence[Account], sent: int, prices: ModelPrices | None = None
+    accounts: Sequence[Account],
+    sent: int,
+    prices: ModelPrices | None = None,
+    longest: int = MAX_OUTPUT,
 ) -> int | Account:
     """Return the tokens that a call may produce, or the account to wait for. Pure.
+
+    Args:
+        longest: tokens of the longest answer to expect.
 
     Raises:
         BudgetExhaustedError: an account would not have enough even without reservations.
     """
     tightest: Account | None = None
-    free = MAX_OUTPUT
+    free, least = longest, min(longest, MIN_OUTPUT)
     for account in accounts:
         if account.limit is None:
             continue
         base, each = account.unit.price(sent, prices)
         left = account.limit - account.spent - base
-        if left < MIN_OUTPUT * each and not account.may_grow:
+        if left < least * each and not account.may_grow:
             raise BudgetExhaustedError(account.used_up(base))
         left -= account.reserved
-        room = left // each if each else MAX_OUTPUT
+        room = left // each if each else longest
         if room < free:
             free, tightest = room, account
-    if tightest is not None and free < MIN_OUTPUT:
+    if tightest is not None and free < least:
         return tightest
     return free
 
 
 @asynccontextmanager
 async def reserved(
-    accounts: Sequence[Account], sent: int, provider: LLMProvider | None = None
-) -> AsyncIterator[int | None]:
-    """Reserve a model call's tokens and cost; yield the tokens that it may produce.
+    accounts: Sequence[Account],
+    sent: int,
+    provider: object | None = None,
+    longest: int | None = None,
+) -> AsyncIterator[Permit]:
+    """Reserve a model call's tokens and cost. Its permit has no bound if the longest answer fits.
 
-    ``None``: there is no bound, since an answer of ``MAX_OUTPUT`` fits. Waits while only other
-    calls' reservations leave too little.
+    Waits while only other calls' reservations leave too little.
 
     Args:
         sent: tokens of the input.
-        provider: of the model, for its prices.
+        provider: of the model, for its prices, and for whose server it is.
+        longest: limit of the answer's tokens that the call has anyway; ``None``: it has none, and
+            :data:`MAX_OUTPUT` is expected.
 
     Raises:
         BudgetExhaustedError: as :func:`grant`.
         ModelError: ``unpriced_model``.
     """
-    limited = [account for account in accounts if account.limit is not None]
-    prices = None
-    if any(account.unit is DOLLARS for account in limited):
-        prices = await prices_of(provider)
-        unpriced = None if prices else next((one for one in limited if one.needs_price), None)
-        if unpriced is not None:
-            raise ModelError(
-                f"{unpriced.name} cannot be kept: the model has no known price. Give its provider "
-                "prices, or leave the budget out",
-                code="unpriced_model",
-            )
+    longest = MAX_OUTPUT if longest is None else longest
+    is_own = getattr(provider, "is_own", False)
+    limited = [
+        account
+        for account in accounts
+        if account.limit is not None and not (account.is_operators and is_own)
+    ]
+    prices = await _prices(limited, provider)
     while True:
         for account in limited:
             base, each = account.unit.price(sent, prices)
-            await account.fill(base + MAX_OUTPUT * each)
-        most = grant(limited, sent, prices)
+            await account.fill(base + longest * each)
+        most = grant(limited, sent, prices, longest)
         if not isinstance(most, Account):
             break
         await most.changed()
@@ -231,8 +227,31 @@ async def reserved(
         base, each = account.unit.price(sent, prices)
         amounts.append(base + most * each)
         account.reserved += amounts[-1]
+    permit = Permit(most if most < longest else None)
     try:
-        yield most if most < MAX_OUTPUT else None
+        yield permit
     finally:
+        permit.is_open = False
         for account, amount in zip(limited, amounts, strict=True):
             account.give_back(amount)
+
+
+async def _prices(limited: Sequence[Account], provider: object | None) -> ModelPrices | None:
+    if not any(account.unit is DOLLARS for account in limited):
+        return None
+    prices = await prices_of(provider)
+    unpriced = None if prices else next((one for one in limited if one.needs_price), None)
+    if unpriced is not None:
+        raise ModelError(
+            f"{unpriced.name} cannot be kept: the model has no known price. Give its provider "
+            "prices, or leave the budget out",
+            code="unpriced_model",
+        )
+    return prices
+
+
+def reserved_for(accounts: Sequence[Account], query: Query) -> AbstractAsyncContextManager[Permit]:
+    """Reserve the next model call of a query; see :func:`reserved`."""
+    agent = query.agent
+    longest = None if agent.params is None else agent.params.max_output_tokens
+    return reserved(accounts, estimate(query), agent.provider, longest)

@@ -12,7 +12,6 @@ from bottega.agents.messages import AgentUsage, AssistantResponse, ToolCall
 from bottega.agents.query import QueriedAgent, Query, current_call, next_query
 from bottega.agents.tools import ToolBase
 from bottega.errors import BudgetExhaustedError, InvalidInputError
-from bottega.subagents.breaker_set import may_pass
 from bottega.subagents.file_tools import file_tools
 from bottega.subagents.handle import DispatchParams, SubagentHandle, SubagentOutcome
 from bottega.subagents.linked.work import MOST_FILES_CHARS, LinkedWork
@@ -37,6 +36,14 @@ EMPTY = "(the task ended without a text)"
 
 MOST_SHOWN = 32_768
 """Bytes of an answer that a parent's model reads as a whole."""
+
+_MAY_PASS = frozenset(
+    {
+        *("model_unavailable", "model_timeout", "model_stream_broken", "model_bad_response"),
+        *("model_error", "model_rate_limited"),
+    }
+)
+"""Codes of a model's failures that another try may not meet again."""
 
 FAN_OUT = "dispatch_subagents"
 _ITEM = 1 << 20
@@ -94,7 +101,6 @@ class ChildTask:
                 graph.restore(publication)
         work = self._work(restored.params)
         self.query.usage += restored.usage
-        restored = replace(restored, params=self._with_model(restored.params))
         if restored.outcome is not None:
             keep_answer(self.scope.swarm, self.task_id, restored.outcome)
         handle = registry.restore(parent, restored, work, task_id=self.task_id, place=self.place)
@@ -105,7 +111,7 @@ class ChildTask:
     def dispatch(self, params: DispatchParams) -> SubagentHandle:
         """Dispatch the task; raises as :meth:`SubagentRegistry.dispatch`."""
         registry, parent = self.scope.swarm.registry, self.scope.parent
-        params = replace(self._with_model(params), spread=self._is_spread(params))
+        params = replace(params, spread=self._is_spread(params))
         work = self._work(params)
         handle = registry.dispatch(parent, params, work, task_id=self.task_id, place=self.place)
         self.scope.dispatched[self.task_id] = False
@@ -139,13 +145,6 @@ class ChildTask:
 
     def _input(self, path: str) -> str:
         return f"{folder_of(self.task_id)}/input/{path.removeprefix('/')}"
-
-    def _with_model(self, params: DispatchParams) -> DispatchParams:
-        """Set ``model`` to the provider and model of the task's agent."""
-        source = self.agents.get(params.agent) if params.named else None
-        provider = (source or self.query.agent).provider
-        api, model = getattr(provider, "api", ""), getattr(provider, "model", "")
-        return replace(params, model=f"{type(provider).__name__}/{api}/{model}")
 
     def _work(
         self, params: DispatchParams
@@ -277,7 +276,7 @@ async def _ask(
         outcome, calls = await _try(swarm, parent, handle, made(), tries, 0)
         while _is_retried(outcome) and tries <= handle.retries and not swarm.options.is_suspended():
             tries += 1
-            handle.partial_output, handle.rate_limited = "", False
+            handle.partial_output, handle.was_limited = "", False
             if handle.mailbox is not None:
                 handle.mailbox.again()
             retried = {"attempt": tries, "reason": outcome.error}
@@ -290,7 +289,12 @@ async def _ask(
 
 
 def _is_retried(outcome: SubagentOutcome) -> bool:
-    return outcome.status is SubagentStatus.FAILED and may_pass(outcome.error_code)
+    """Check if a task failed in a way that may not happen again."""
+    code = outcome.error_code or ""
+    return outcome.status is SubagentStatus.FAILED and (
+        code in _MAY_PASS
+        or not (code.startswith("model_") or code in ("budget_exhausted", "max_iterations"))
+    )
 
 
 async def _try(
@@ -326,8 +330,7 @@ async def _try(
     except Exception as error:
         if error is query.escaped:
             swarm.break_with(error)
-        text = f"{type(error).__name__}: {error}"
-        outcome = SubagentOutcome(SubagentStatus.FAILED, error=text, error_code="task_failed")
+        outcome = SubagentOutcome.failed("task_failed", f"{type(error).__name__}: {error}")
     finally:
         next_query.reset(token)  # otherwise the task's context keeps its agent in memory
         parent.usage += query.usage

@@ -2,19 +2,20 @@
 
 import asyncio
 import contextvars
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 from uuid import UUID
 
 from bottega.agents.messages import AgentUsage, Usage
 from bottega.agents.query import Path
 from bottega.graph.shared_memory import Publication
-from bottega.subagents.breaker import BreakerKey, kind_of
+from bottega.subagents.breaker import BreakerKey
 from bottega.subagents.budget import Account
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.slots.queue import QueueEntry
-from bottega.subagents.states import SubagentStatus, stands_still
+from bottega.subagents.states import Mailbox, SubagentStatus, stands_still
 
 MAX_PARTIAL_OUTPUT = 10_000
 
@@ -27,7 +28,6 @@ class DispatchParams:
         agent: the sub-agent's name.
         named: true if ``agent`` is one of the parent's sub-agents, false for an anonymous one.
         timeout: in seconds; ``None``: the default.
-        model: provider and model of the task's agent.
         shared: keys of the metadata that the task reads too.
         retries: tries after the first, if that fails.
         spread: a linked run does the task, on any worker.
@@ -41,15 +41,9 @@ class DispatchParams:
     timeout: float | None = None
     token_budget: int | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    model: str = ""
     shared: tuple[str, ...] = ()
     retries: int = 0
     spread: bool = False
-
-    @property
-    def kind(self) -> str:
-        """The task's kind: a short hash of its named agent and its instructions."""
-        return kind_of(self.agent if self.named else None, self.instructions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,42 +61,9 @@ class SubagentOutcome:
     error_code: str | None = None
     stop_reason: str | None = None
 
-
-@dataclass(slots=True)
-class Mailbox:
-    """Messages of a parent to a task, by id.
-
-    Attributes:
-        unread: their texts, in order.
-        known: all that were ever sent.
-        heard: texts that this try has read.
-        recorded: those that an earlier attempt read, by model call.
-        calls: number of the last model call whose result an earlier attempt recorded.
-    """
-
-    unread: dict[str, str] = field(default_factory=dict)
-    known: set[str] = field(default_factory=set)
-    heard: dict[str, str] = field(default_factory=dict)
-    recorded: dict[int, dict[str, str]] = field(default_factory=dict)
-    calls: int = 0
-
-    def put(self, message_id: str, text: str) -> None:
-        self.known.add(message_id)
-        self.unread[message_id] = text
-
-    def due(self, call: int) -> dict[str, str]:
-        """Return the messages to read before a model call."""
-        told = self.recorded.pop(call, {})
-        for message_id in told:
-            self.unread.pop(message_id, None)
-        if call > self.calls:
-            told, self.unread = told | self.unread, {}
-        self.heard |= told
-        return told
-
-    def again(self) -> None:
-        """Let the next try read what this one has read."""
-        self.unread, self.heard = self.heard | self.unread, {}
+    @classmethod
+    def failed(cls, code: str, text: str) -> Self:
+        return cls(SubagentStatus.FAILED, error=text, error_code=code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +120,10 @@ class Parent:
         alive: returns false once the query can dispatch no more.
         ancestors: returns an agent's ancestors in the run's graph; ``None`` without a graph.
         active: its unfinished tasks by agent; filled only with a graph.
+        waiting: its queued tasks in this process, counted by agent.
+        holders: its tasks that hold a slot, and the times at which they got it.
+        durations: seconds for which its latest tasks held their slots, by agent; infinite for one
+            that gave its slot up meanwhile.
         here, elsewhere: number of its unfinished tasks in this process, and of those that are
             linked runs.
     """
@@ -178,7 +143,9 @@ class Parent:
     ancestors: Callable[[str], frozenset[str]] | None = None
     children: dict[UUID, "SubagentHandle"] = field(default_factory=dict)
     active: dict[str, set["SubagentHandle"]] = field(default_factory=dict)
-    queued: int = 0
+    waiting: Counter[str] = field(default_factory=Counter)
+    holders: "dict[SubagentHandle, float]" = field(default_factory=dict)
+    durations: dict[str, deque[float]] = field(default_factory=dict)
     here: int = 0
     elsewhere: int = 0
     ended: bool = False
@@ -188,9 +155,24 @@ class Parent:
         return len(self.path)
 
     @property
+    def queued(self) -> int:
+        """Number of its tasks that are queued in this process."""
+        return self.waiting.total()
+
+    @property
     def is_over(self) -> bool:
         """True if it dispatches no more: it is ended, or its task has ended."""
         return self.ended or not self.alive()
+
+    def time_for(self, timeout: float | None) -> float:
+        """Return the seconds that a task may take, at most what the parent has left.
+
+        Args:
+            timeout: as asked for; ``None``: the default.
+        """
+        limits, left = self.limits, self.remaining()
+        timeout = min(timeout or limits.default_timeout, limits.max_timeout)
+        return timeout if left is None else max(0.0, min(timeout, left))
 
     def paying(self) -> Iterator[Account]:
         """Yield the accounts that are charged here; accounts outside of the run are not."""
@@ -206,7 +188,6 @@ class SubagentHandle:
 
     Attributes:
         named: true if its agent is one of its parent's sub-agents, false for an anonymous one.
-        kind: tasks of one kind share a circuit breaker.
         shared_keys: keys of the metadata that the task reads too.
         retries: tries after the first, if that fails.
         spread: a linked run does the task: it needs no slot, and that run has its timeout.
@@ -221,13 +202,13 @@ class SubagentHandle:
         partial_output: the last 10,000 characters of its model's text.
         written, polled: number of characters of that text, and of those that its parent has read.
         token_usage: set for failed tasks as well.
-        rate_limited: a model call failed because the server answered 429 to the last try.
+        was_limited: a model call failed because its server's limits left no room for it.
         received: its parent has read its outcome.
         scopes: queries of the task that dispatch tasks.
         holds: tasks that must end before it may run.
         blocks: tasks that it holds back.
-        breakers: keys of its breakers.
-        held_by: keys of the breakers that hold it back now.
+        breaker: key of its breaker; ``None``: it has none.
+        is_held: the breaker holds it back now.
         suspended: stopped here without an end; another process restores it.
         waiting_below: number of descendants that only wait for a slot.
     """
@@ -243,7 +224,6 @@ class SubagentHandle:
     timeout: float
     token_budget: int | None
     metadata: Mapping[str, Any]
-    kind: str
     created_at: float
     status_changed_at: float
     work: Callable[["SubagentHandle"], Awaitable[SubagentOutcome]]
@@ -269,20 +249,19 @@ class SubagentHandle:
     stop_reason: str | None = None
     token_usage: Usage = Usage()
     fixed_duration_ms: int | None = None
-    rate_limited: bool = False
+    was_limited: bool = False
     received: bool = False
     scopes: list[Parent] = field(default_factory=list)
     waiters: "set[Waiter] | None" = None
     holds: "set[SubagentHandle] | None" = None
     blocks: "list[SubagentHandle] | None" = None
-    breakers: tuple[BreakerKey, ...] = ()
-    held_by: set[BreakerKey] = field(default_factory=set)
+    breaker: BreakerKey | None = None
+    is_held: bool = False
     suspended: bool = False
     # Set by the scheduler
     entry: QueueEntry | None = None
     timer: asyncio.TimerHandle | None = None
     running: "asyncio.Task[None] | None" = None
-    holds_slot: bool = False
     slot: "asyncio.Future[None] | None" = None
     awaits: int = 0
     calls: int = 0
@@ -305,6 +284,10 @@ class SubagentHandle:
     def depth(self) -> int:
         """0 for the root's tasks."""
         return len(self.path) - 1
+
+    @property
+    def holds_slot(self) -> bool:
+        return self in self.parent.holders
 
     @property
     def shared(self) -> Mapping[str, Any]:

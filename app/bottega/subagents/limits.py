@@ -1,8 +1,9 @@
 """Limits of asynchronous sub-agents. Pure values."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from math import ceil, floor
-from typing import Self
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,24 @@ class SubagentLimits:
         }
         return replace(self, **lower)
 
+    def above(self, wanted: Mapping[str, float | None]) -> Iterator[tuple[str, float]]:
+        """Yield the limits that are higher than these, with the values of these."""
+        for name, value in wanted.items():
+            if value is not None and value > (most := getattr(self, name)):
+                yield name, most
+
+    def of_agent(self, subagents: Mapping[str, Any] | None) -> dict[str, float] | None:
+        """Return the limits that hold for an agent's tasks; ``None``: it has no such tasks.
+
+        Args:
+            subagents: as its definition has them.
+        """
+        if subagents is None or subagents["mode"] != "async":
+            return None
+        limits = self.lowered(**subagents.get("limits") or {})
+        limits = limits.lowered(default_timeout=limits.max_timeout)
+        return {name: getattr(limits, name) for name in _OF_PARENT}
+
     def within(self, outer: Self) -> Self:
         """Return a copy whose limits per parent are at most those of ``outer``."""
         return self.lowered(**{name: getattr(outer, name) for name in _OF_PARENT})
@@ -76,8 +95,8 @@ class SchedulerOptions:
         scale_up_threshold, scale_down_threshold: shares of busy slots, 0 to 1.
         resize_cooldown: least time between two resizes of the pool.
         ageing_interval: a waiting task gains one priority in this time.
-        failure_threshold: a kind's breaker opens if at least this many of its tasks ended within
-            ``monitor_window``, and at least half of them failed.
+        failure_threshold: the breaker of an agent in a run opens if at least this many of its
+            tasks ended within ``monitor_window``, and at least half of them failed.
         reset_timeout: time that a breaker stays open.
     """
 

@@ -9,8 +9,9 @@ A plugin is any object with one or both of these functions, async or not::
 
 Each call has a few seconds. A plugin that raises, takes longer or returns something invalid is
 logged and skipped. But if it has ``guard = True``, its failure refuses the task. Guards are asked
-last, and again about what other guards changed; about messages to a task and calls of synchronous
-sub-agents too.
+last, and again about what other guards changed; about messages to a task, too. A call of a
+synchronous sub-agent is a dispatch whose priority and metadata have no effect; ``prompt`` is its
+query.
 """
 
 import asyncio
@@ -196,6 +197,11 @@ async def after_complete(
             await bounded(function, ctx, outcome, timeout_s=timeout_s)
         except Exception as error:
             _log(plugin, "after_subagent_complete", ctx, error)
+
+
+def sees_dispatches(plugin: object) -> bool:
+    """Return true if this plugin is asked before a dispatch."""
+    return getattr(plugin, "before_dispatch", None) is not None
 
 
 def is_guard(plugin: object) -> bool:

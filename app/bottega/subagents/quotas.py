@@ -10,13 +10,11 @@ from bottega.errors import (
     SubagentQueueFullError,
     SubagentQuotaExceededError,
 )
+from bottega.subagents.breaker import BreakerKey
 from bottega.subagents.handle import Parent, SubagentHandle, SubagentOutcome
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.telemetry import Telemetry
-
-Kind = tuple[UUID | None, str]
-"""(tenant, kind of task)."""
 
 _ACTIVE = (SubagentStatus.RUNNING, SubagentStatus.STREAMING)
 
@@ -33,7 +31,7 @@ class TaskCounts:
         self._queued_of_run: Counter[UUID] = Counter()
         self._active_of: Counter[UUID | None] = Counter()
         self._priorities: dict[UUID | None, Counter[int]] = {}
-        self._queued: dict[Kind, dict[UUID, SubagentHandle]] = {}
+        self._queued: dict[BreakerKey, dict[UUID, SubagentHandle]] = {}
 
     @property
     def active(self) -> int:
@@ -65,9 +63,9 @@ class TaskCounts:
         """Count a tenant's queued tasks by base priority."""
         return dict(self._priorities.get(tenant, {}))
 
-    def queued_of_kind(self, kind: Kind) -> list[SubagentHandle]:
-        """Return the queued tasks of a kind, in the order of their dispatch."""
-        return list(self._queued.get(kind, {}).values())
+    def queued_of(self, key: BreakerKey) -> list[SubagentHandle]:
+        """Return the queued tasks that share a breaker, in the order of their dispatch."""
+        return list(self._queued.get(key, {}).values())
 
     def enter(self, handle: SubagentHandle) -> None:
         """Count a task in its current state; one that is a linked run takes no place here."""
@@ -83,9 +81,9 @@ class TaskCounts:
             if tenant not in self._priorities:
                 self._priorities[tenant] = Counter()
             self._priorities[tenant][handle.priority] += 1
-            kind = (tenant, handle.kind)
-            self._queued.setdefault(kind, {})[handle.task_id] = handle
-            handle.parent.queued += 1
+            if handle.breaker is not None:
+                self._queued.setdefault(handle.breaker, {})[handle.task_id] = handle
+            handle.parent.waiting[handle.agent] += 1
         elif handle.status in _ACTIVE:
             self._active_of[tenant] += 1
 
@@ -101,16 +99,18 @@ class TaskCounts:
             if handle.status in _ACTIVE:
                 _take_one(self._active_of, tenant)
             return
-        handle.parent.queued -= 1
+        _take_one(handle.parent.waiting, handle.agent)
         _take_one(self._queued_of, tenant)
         _take_one(self._queued_of_run, handle.run_id)
         _take_one(self._priorities[tenant], handle.priority)
         if not self._priorities[tenant]:
             del self._priorities[tenant]
-        of_kind = self._queued[tenant, handle.kind]
-        del of_kind[handle.task_id]
-        if not of_kind:
-            del self._queued[tenant, handle.kind]
+        if handle.breaker is None:
+            return
+        alike = self._queued[handle.breaker]
+        del alike[handle.task_id]
+        if not alike:
+            del self._queued[handle.breaker]
 
 
 class TaskRegistry(Protocol):
@@ -142,7 +142,7 @@ def check_dispatch(
     limits: SubagentLimits,
     *,
     counts: TaskCounts,
-    room: int,
+    room: tuple[int, int],
     wait: float | None,
     spread: bool = False,
 ) -> None:
@@ -151,8 +151,8 @@ def check_dispatch(
     Args:
         limits: limits of all parents together; ``parent.limits`` are its own.
         counts: counts of the registry's tasks.
-        room: number of further tasks of this parent that would start at once.
-        wait: seconds until the breakers let a task of this kind through; ``None``: now.
+        room: number of tasks of this parent that may start at once, and of those that wait so far.
+        wait: seconds until the breaker lets a task of this agent through; ``None``: now.
         spread: it becomes a linked run, which needs no place here.
 
     Raises:
@@ -169,37 +169,37 @@ def check_dispatch(
         )
     if wait is not None:
         raise SubagentCircuitOpenError(
-            "tasks for this agent with these instructions failed repeatedly, so none is taken for "
-            f"about {wait:.0f} s: try later, or differently",
+            "tasks for this agent failed repeatedly in this run, so none is taken for about "
+            f"{wait:.0f} s: try later, or without this agent",
             retry_after_ms=round(wait * 1000),
         )
     for account in parent.accounts:
         if account.is_exhausted:
-            raise SubagentQuotaExceededError(
-                account.state,
-                size=account.spent,
-                limit=account.limit or 0,
-            )
+            spent, limit = account.spent, account.limit or 0
+            raise SubagentQuotaExceededError(account.state, size=spent, limit=limit)
     if spread:
         if parent.elsewhere >= MOST_SPREAD:
             raise SubagentQuotaExceededError(
-                f"{parent.elsewhere} of your tasks are under way on other workers, and no more may "
-                "be: await some before you dispatch others",
+                f"{parent.elsewhere} of your tasks are runs of their own that are not over, and no "
+                "more may be: await some before you dispatch others",
                 size=parent.elsewhere,
                 limit=MOST_SPREAD,
             )
         return
-    if parent.queued >= own.max_queued + room:
+    waiting = parent.queued - min(room)
+    if parent.queued >= own.max_queued + room[0]:
         raise SubagentQuotaExceededError(
-            f"{parent.queued - room} of your tasks wait already, and no more may: await some "
-            "before you dispatch others",
-            size=parent.queued - room,
+            f"{waiting} of your tasks wait already, and no more may: await some before you "
+            "dispatch others",
+            size=waiting,
             limit=own.max_queued,
         )
-    _check_queue(parent, limits, counts, room)
+    _check_queue(parent, limits, counts, *room)
 
 
-def _check_queue(parent: Parent, limits: SubagentLimits, counts: TaskCounts, room: int) -> None:
+def _check_queue(
+    parent: Parent, limits: SubagentLimits, counts: TaskCounts, room: int, ready: int
+) -> None:
     """Check that the queue has a place.
 
     Beyond its bounds the queue has one extra place per tenant. A tenant without queued tasks always
@@ -215,8 +215,9 @@ def _check_queue(parent: Parent, limits: SubagentLimits, counts: TaskCounts, roo
         sizes.append((of_tenant, most + extra))
     for size, limit in sizes:
         if size >= limit + room:
+            waiting = size - min(room, ready)
             raise SubagentQueueFullError(
-                f"the queue is full ({size - room} of {limit}): try again once some tasks are done",
-                size=size - room,
+                f"the queue is full ({waiting} of {limit}): try again once some tasks are done",
+                size=waiting,
                 limit=limit,
             )

@@ -6,8 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from bottega.errors import SubagentRefusedError
-from bottega.subagents.breaker import BreakerKey
-from bottega.subagents.breaker_set import breaker_keys
+from bottega.subagents.breaker_set import breaker_key
 from bottega.subagents.budget import Account
 from bottega.subagents.collector import ORPHANED, Collector, collectable
 from bottega.subagents.handle import (
@@ -104,8 +103,8 @@ class SubagentRegistry:
         """
         if (known := self.get(task_id, parent)) is not None:
             return known
-        self._check(parent, breakers := breaker_keys(parent, params), spread=params.spread)
-        handle = self._add(parent, params, breakers, work, task_id, place)
+        self._check(parent, params)
+        handle = self._add(parent, params, work, task_id, place)
         self._hold_back(handle)
         self.telemetry.count("subagent.dispatch.count")
         self.scheduler.enqueue(handle)
@@ -119,13 +118,13 @@ class SubagentRegistry:
         """Rebuild a task from before a crash, as it ended or queued; no limits, no events."""
         if (known := self.get(task_id, parent)) is not None:
             return known
-        breakers = breaker_keys(parent, restored.params)
-        handle = self._add(parent, restored.params, breakers, work, task_id, place)
+        handle = self._add(parent, restored.params, work, task_id, place)
         now = self.scheduler.now()
         handle.attempt, handle.mailbox = restored.attempt, restored.mailbox
         handle.created_at = now - restored.waited
         if restored.remaining is not None:
             handle.deadline = now + restored.remaining
+            handle.timeout = restored.params.timeout or handle.timeout
         if restored.outcome is None:
             self._hold_back(handle)
             self.scheduler.enqueue(handle)
@@ -138,15 +137,15 @@ class SubagentRegistry:
         self._take_over(handle, restored.outcome)
         return handle
 
-    def _check(self, parent: Parent, breakers: Sequence[BreakerKey], *, spread: bool) -> None:
+    def _check(self, parent: Parent, params: DispatchParams) -> None:
         try:
             check_dispatch(
                 parent,
                 self.limits,
                 counts=self.counts,
                 room=self.scheduler.room(parent),
-                wait=self.scheduler.circuits.refusal(breakers),
-                spread=spread,
+                wait=self.scheduler.circuits.refusal(breaker_key(parent, params)),
+                spread=params.spread,
             )
         except SubagentRefusedError as refusal:
             self.telemetry.count("subagent.dispatch.rejected", reason=refusal.code)
@@ -158,12 +157,10 @@ class SubagentRegistry:
         self,
         parent: Parent,
         params: DispatchParams,
-        breakers: tuple[BreakerKey, ...],
         work: Work,
         task_id: UUID,
         place: Any,
     ) -> SubagentHandle:
-        limits = parent.limits
         now = self.scheduler.now()
         handle = SubagentHandle(
             task_id=task_id,
@@ -174,14 +171,13 @@ class SubagentRegistry:
             prompt=params.prompt,
             instructions=params.instructions,
             priority=params.priority,
-            timeout=min(params.timeout or limits.default_timeout, limits.max_timeout),
+            timeout=parent.time_for(params.timeout),
             token_budget=params.token_budget,
             metadata=params.metadata,
-            kind=params.kind,
             shared_keys=params.shared,
             retries=params.retries,
             spread=params.spread,
-            breakers=breakers,
+            breaker=breaker_key(parent, params),
             created_at=now,
             status_changed_at=now,
             work=work,

@@ -5,12 +5,15 @@ The queue, the pool's size and the breakers decide; this module carries their de
 
 import asyncio
 import logging
+import math
+from collections import deque
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from uuid import UUID
 
 from bottega.errors import BudgetExhaustedError
 from bottega.subagents.breaker_set import BreakerSet
+from bottega.subagents.estimates import SlotLimit, estimated_start_ms
 from bottega.subagents.handle import Parent, SubagentHandle, SubagentOutcome
 from bottega.subagents.limits import SchedulerOptions, resized
 from bottega.subagents.quotas import TaskRegistry
@@ -23,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 PARENTS_TIME_IS_UP = "parent-timeout"
 _OVERDUE = 2
-_SMOOTHING = 0.2
+_MOST_KNOWN = 10
 
 
 class SubagentScheduler:
@@ -46,7 +49,6 @@ class SubagentScheduler:
         self._pumping: asyncio.Handle | None = None
         self._resizing: asyncio.TimerHandle | None = None
         self._resized_at = float("-inf")
-        self._mean_s: float | None = None
 
     def serve(self, registry: TaskRegistry) -> None:
         """Attach the scheduler to a registry; the registry calls this."""
@@ -84,20 +86,21 @@ class SubagentScheduler:
         """Number of running tasks without a slot: they wait for other tasks or for a slot."""
         return self._registry.counts.active - self.busy
 
-    def room(self, parent: Parent) -> int:
-        """Count the further tasks of a parent that would get a slot at once."""
-        others = len(self._queue) - self._queue.waiting(parent)
+    def room(self, parent: Parent) -> tuple[int, int]:
+        """Count the tasks of a parent that may get a slot at once, and those that wait for one."""
+        waiting = self._queue.waiting(parent)
+        others = len(self._queue) - waiting
         free = self.capacity - self.busy - others
         own = parent.limits.max_concurrent - self._queue.holding_of(parent)
         of_tenant = self._registry.limits.tenant_max_concurrent
         if parent.tenant_id is not None and of_tenant is not None:
             own = min(own, of_tenant - self._queue.holding(parent.tenant_id))
-        return max(0, min(free, own))
+        return max(0, min(free, own)), waiting
 
     def position(self, handle: SubagentHandle) -> int:
         """Count the tenant's waiting tasks that go before a task.
 
-        None go before a linked run, which waits elsewhere; all before a task that is not ready.
+        None go before a linked run, which waits elsewhere; all before a task that is held back.
         """
         if handle.spread:
             return 0
@@ -105,12 +108,17 @@ class SubagentScheduler:
             return sum(self._queue.by_priority(handle.tenant_id).values())
         return self._queue.position(handle.entry, self.now())
 
-    def estimated_start_ms(self, position: int) -> int | None:
-        """Estimate the start of a task at this position, from the recent mean duration."""
-        if self._mean_s is None:
-            return None
-        ahead = position + 1 - max(0, self.capacity - self.busy)
-        return max(0, round(ahead * self._mean_s * 1000 / max(1, self.capacity)))
+    def estimated_start_ms(self, handle: SubagentHandle) -> int | None:
+        """Estimate the time until a queued task starts; ``None``: it cannot be known."""
+        tenant, queue, counts = handle.tenant_id, self._queue, self._registry.counts
+        is_fixed = self.options.min_workers == self.options.max_workers
+        shares = [SlotLimit(self.capacity, counts.active + len(queue), is_fixed)]
+        of_tenant = self._registry.limits.tenant_max_concurrent
+        if of_tenant is not None and tenant is not None:
+            claims = counts.active_of_tenant(tenant) + sum(queue.by_priority(tenant).values())
+            is_ours = self.places.source is None  # else other workers' tasks hold places, too
+            shares.append(SlotLimit(of_tenant if is_ours else 0, claims, is_ours))
+        return estimated_start_ms(handle, queue, shares, self.now())
 
     def enqueue(self, handle: SubagentHandle) -> None:
         """Queue a new task, unless a breaker or another task holds it back."""
@@ -131,11 +139,8 @@ class SubagentScheduler:
     def released(self, handle: SubagentHandle, by: SubagentHandle) -> None:
         """Queue a task after the end of a task that held it; warn if that one failed."""
         if by.status is not SubagentStatus.COMPLETED and handle.status is SubagentStatus.QUEUED:
-            data = {
-                "code": "upstream_failed",
-                "message": f"'{handle.agent}' starts without the answer of '{by.agent}', whose "
-                f"task is {by.status}",
-            }
+            text = f"'{handle.agent}' starts without the answer of '{by.agent}': it is {by.status}"
+            data = {"code": "upstream_failed", "message": text}
             handle.parent.listener.on_event(handle, "warning", data)
         self.push(handle)
 
@@ -193,7 +198,7 @@ class SubagentScheduler:
             assert entry is not None
             handle: SubagentHandle = entry.item
             handle.entry = None
-            handle.holds_slot = True
+            handle.parent.holders[handle] = self.now()
             if handle.slot is not None:
                 handle.slot.set_result(None)
                 handle.slot = None
@@ -207,7 +212,7 @@ class SubagentScheduler:
             handle.status is not SubagentStatus.QUEUED
             or handle.spread
             or handle.entry is not None
-            or handle.held_by
+            or handle.is_held
             or handle.holds
         ):
             return
@@ -230,15 +235,13 @@ class SubagentScheduler:
 
     def _start(self, handle: SubagentHandle) -> None:
         loop = asyncio.get_running_loop()
-        now = loop.time()
-        remaining = handle.parent.remaining()
-        if remaining is not None and remaining <= 0:
+        now = handle.parent.holders[handle]
+        if (left := handle.parent.time_for(handle.timeout)) <= 0:
             self._registry.cancel(handle.task_id, PARENTS_TIME_IS_UP)
             return
         handle.started_at = now
         if handle.deadline is None:
-            timeout = handle.timeout if remaining is None else min(handle.timeout, remaining)
-            handle.deadline = now + max(0.0, timeout)
+            handle.timeout, handle.deadline = left, now + left
         data = {
             "attempt": handle.attempt,
             "waited_ms": round((now - handle.created_at) * 1000),
@@ -264,22 +267,17 @@ class SubagentScheduler:
         except asyncio.CancelledError:
             if handle.status.is_final or handle.suspended:
                 return
-            text = "the task cancelled itself"
-            outcome = SubagentOutcome(
-                SubagentStatus.FAILED, error=text, error_code="cancelled_itself"
-            )
+            outcome = SubagentOutcome.failed("cancelled_itself", "the task cancelled itself")
         except BudgetExhaustedError as error:
-            outcome = SubagentOutcome(
-                SubagentStatus.FAILED, error=error.detail, error_code=error.code
-            )
+            outcome = SubagentOutcome.failed(error.code, error.detail)
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-            outcome = SubagentOutcome(SubagentStatus.FAILED, error=text, error_code="task_failed")
+            outcome = SubagentOutcome.failed("task_failed", f"{type(error).__name__}: {error}")
             logger.exception("the work of task %s raised", handle.task_id)
-        if self._registry.finish(handle, outcome) and handle.started_at is not None:
-            took = self.now() - handle.started_at
-            mean = self._mean_s
-            self._mean_s = took if mean is None else mean + _SMOOTHING * (took - mean)
+        since = handle.parent.holders.get(handle)
+        took = self.now() - since if since is not None and since == handle.started_at else math.inf
+        if self._registry.finish(handle, outcome) and not handle.spread:
+            known = handle.parent.durations.setdefault(handle.agent, deque(maxlen=_MOST_KNOWN))
+            known.append(took)
 
     def time_out(self, handle: SubagentHandle) -> None:
         """End a task whose time is up."""
@@ -289,13 +287,13 @@ class SubagentScheduler:
             self.time_out(owner)  # same deadline: end the owner, which ends its tasks
         if handle.status.is_final:
             return
-        error = f"the task's time is up: {handle.timeout:g} s, or what its parent had left"
+        error = f"the task's time is up: it had {handle.timeout:.4g} s"
         outcome = SubagentOutcome(SubagentStatus.TIMEOUT, error=error, error_code="timeout")
         self._registry.finish(handle, outcome)
 
     def _give_up_slot(self, handle: SubagentHandle) -> None:
         if handle.holds_slot:
-            handle.holds_slot = False
+            del handle.parent.holders[handle]
             self._queue.release(handle.tenant_id, handle.parent)
             self.places.give_back(handle.tenant_id)
             self.pump_soon()

@@ -10,10 +10,11 @@ from uuid import UUID, uuid4
 from weakref import WeakSet
 
 from bottega.agents.messages import Usage
+from bottega.agents.provider import Permit
 from bottega.agents.query import Path, Query, task_id_at
 from bottega.agents.tools import ToolBase
 from bottega.errors import ModelError
-from bottega.subagents.budget import Account, estimate, reserved
+from bottega.subagents.budget import Account, reserved_for
 from bottega.subagents.files import VirtualFileSystem
 from bottega.subagents.handle import (
     Listener,
@@ -220,17 +221,16 @@ class TaskOfQuery:
         self.handle = handle
 
     @asynccontextmanager
-    async def model_call(self, query: Query) -> AsyncIterator[int | None]:
+    async def model_call(self, query: Query) -> AsyncIterator[Permit]:
         handle = self.handle
-        accounts = (handle.account, *handle.parent.accounts)
         async with (
             self.swarm.registry.scheduler.calling(handle),
-            reserved(accounts, estimate(query), query.agent.provider) as most,
+            reserved_for((handle.account, *handle.parent.accounts), query) as permit,
         ):
             try:
-                yield most
+                yield permit
             except ModelError as error:
-                handle.rate_limited = error.last_code == "model_rate_limited"
+                handle.was_limited = error.last_code in ("model_rate_limited", "model_limited")
                 raise
 
     def spent(self, usage: Usage) -> None:

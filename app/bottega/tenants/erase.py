@@ -81,7 +81,7 @@ _NOT_OF_RUNS = {"run_heads", "episodes", "session_memory"}
 # Episodes go before, with their dependent rows; there are no runs any more.
 _NOT_OF_SESSIONS = {"runs", "episodes", "episode_search", "episode_vectors"}
 # They follow the rows that they count, and are removed with the tenant's own row.
-_COUNTS = ("storage_changes", "tenant_storage", "waiting_runs")
+_COUNTS = ("storage_changes", "tenant_storage", "tenant_queues")
 # What removed runs spent still counts against the budgets.
 _SPENT = text("""
     SELECT coalesce(sum(tokens_in(spent_by(tenant_id, id))), 0),
@@ -119,7 +119,6 @@ async def erase_session(
         async with database.begin(tenant_id) as tx:
             of_session = runs.c.session_id == session_id
             page, spent = await erase_runs(tx, tenant_id, of_session, session_id)
-            await tx.execute(select(func.assign_slots(tenant_id)))
             over = await erase_sessions(tx, tenant_id, [session_id], page)
             if page:
                 details = {"removed": page}

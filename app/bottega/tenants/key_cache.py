@@ -6,7 +6,6 @@ no answer is used for longer than ``BELIEVED_S``.
 """
 
 import asyncio
-import contextlib
 import hmac
 import math
 from collections import OrderedDict, defaultdict
@@ -21,9 +20,9 @@ import structlog
 
 from bottega import metrics
 from bottega.clock import Clock, monotonic, utcnow
+from bottega.db.failures import repeated
 from bottega.errors import UnavailableError
-from bottega.events.listener import NotifyListener
-from bottega.events.log import is_transient
+from bottega.events.listener import NotifyListener, happens
 from bottega.tenants.keys import Key, hashed
 
 CHANNEL = "bottega_keys"
@@ -33,7 +32,6 @@ REFRESH_S = 1.5
 _PAUSE_S = 0.02
 """Pause after each check: many keys that change at once cause few checks."""
 _PATIENCE_S = 2.0
-_RETRY_S = 0.2
 _NOTE_EVERY_S = 60.0
 _MOST_KEYS = 10_000
 _REFUSED_S = 2.0
@@ -132,6 +130,15 @@ class KeyCache:
 
     # Finding keys
 
+    def has(self, text: str) -> bool:
+        """Return whether the key of a request was found before, so that :meth:`find` costs little.
+
+        It may be revoked or expired since.
+        """
+        key_hash = hashed(text)
+        entry = self._entries.get(key_hash[:16])
+        return entry is not None and hmac.compare_digest(entry.key_hash, key_hash)
+
     async def find(self, text: str) -> Key | None:
         """Look up the key of a request; ``None`` if it is unknown or revoked. It may have expired.
 
@@ -161,7 +168,7 @@ class KeyCache:
         return key.expired(self._clock())
 
     async def redeem(self, ticket_hash: bytes, run_id: UUID, opens: str) -> asyncpg.Record | None:
-        """Return ``tenant_id``, ``scopes``, ``key_id`` and ``prefix`` of a valid ticket.
+        """Return ``tenant_id`` and ``scopes`` of a valid ticket, and of its key.
 
         Few calls run concurrently, as for unknown keys.
 
@@ -192,6 +199,7 @@ class KeyCache:
         else:
             entry.key, entry.checked_at = Key(**row), asked_at
 
+    @repeated
     async def _ask(self, query: str, *arguments: object) -> asyncpg.Record | None:
         async with self._pool.acquire(timeout=_PATIENCE_S) as connection:
             return await connection.fetchrow(query, *arguments, timeout=_PATIENCE_S)
@@ -242,18 +250,10 @@ class KeyCache:
         """Watch keys until cancelled."""
         while True:
             self._nudge.clear()
-            pause_s = self._refresh_s
-            try:
-                async with asyncio.timeout(_PATIENCE_S), self._pool.acquire() as connection:
-                    await self._refresh(connection)
-            except Exception as error:
-                pause_s = min(pause_s, _RETRY_S)
-                if not is_transient(error):
-                    log.exception("keys.refresh_failed")
+            async with asyncio.timeout(_PATIENCE_S), self._pool.acquire() as connection:
+                await self._refresh(connection)
             await asyncio.sleep(_PAUSE_S)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._nudge.wait()
+            await happens(self._nudge, self._refresh_s)
 
     async def _refresh(self, connection: asyncpg.Connection) -> None:
         now = self._ticks()

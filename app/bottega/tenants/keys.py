@@ -47,6 +47,7 @@ class Key:
         prefix: the public part that identifies it to people.
         scopes: what it may do, at least one.
         expires_at: time from which it is invalid; ``None``: never.
+        require_user: its requests name the end user that they act for.
     """
 
     tenant_id: UUID
@@ -54,6 +55,7 @@ class Key:
     prefix: str
     scopes: Sequence[Scope]
     expires_at: datetime | None
+    require_user: bool = False
 
     def expired(self, now: datetime) -> bool:
         return self.expires_at is not None and self.expires_at <= now
@@ -77,6 +79,7 @@ async def create(
     name: str,
     scopes: Collection[Scope],
     expires_at: datetime | None,
+    require_user: bool = False,
 ) -> tuple[RowMapping, str]:
     """Create a key; return its row and, for the only time, the key itself.
 
@@ -105,10 +108,12 @@ async def create(
         prefix=prefix,
         key_hash=hashed(key),
         scopes=stored,
+        require_user=require_user,
         expires_at=expires_at,
     )
     row = (await tx.execute(added.returning(*PUBLIC_COLUMNS))).mappings().one()
-    await audit.note(tx, tenant_id, actor, "key.create", prefix, {"scopes": stored, "name": name})
+    details = {"scopes": stored, "name": name} | ({"require_user": True} if require_user else {})
+    await audit.note(tx, tenant_id, actor, "key.create", prefix, details)
     return row, key
 
 

@@ -87,6 +87,7 @@ async def create_key(
     name: str,
     scopes: Collection[keys.Scope],
     expires: datetime | timedelta | None = None,
+    require_user: bool = False,
 ) -> tuple[RowMapping, str]:
     """Create a key; return its row and, for the only time, the key itself.
 
@@ -103,7 +104,15 @@ async def create_key(
         if isinstance(expires, timedelta):
             expires = await tx.scalar(select(func.now() + expires))
         tenant_id = found.scalar_one()
-        return await keys.create(tx, tenant_id, ACTOR, name=name, scopes=scopes, expires_at=expires)
+        return await keys.create(
+            tx,
+            tenant_id,
+            ACTOR,
+            name=name,
+            scopes=scopes,
+            expires_at=expires,
+            require_user=require_user,
+        )
 
 
 async def list_keys(url: str, tenant: str | None = None) -> list[RowMapping]:

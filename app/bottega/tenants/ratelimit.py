@@ -1,16 +1,16 @@
-"""Rate limit of a tenant's requests: the generic cell rate algorithm (GCRA).
+"""Rate limit of a client's requests: the generic cell rate algorithm (GCRA).
 
-A tenant's state is one number: the time at which its debt is paid. Each request adds the time that
+A client's state is one number: the time at which its debt is paid. Each request adds the time that
 it costs. A request is refused if the debt would exceed the burst. A long body costs more, and is
 charged while it arrives: the debt may exceed the burst by that.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from uuid import UUID
+from typing import Generic, TypeVar
 
-_FORGET_BEYOND = 10_000
+_MOST_CLIENTS = 20_000
 _ROUNDING = 0.01  # of a request: sums of floats
 
 
@@ -22,9 +22,9 @@ class Rate:
     burst: int
 
     @classmethod
-    def of(cls, per_s: float) -> "Rate":
-        """Return a rate whose burst is two seconds' worth of requests."""
-        return cls(per_s, max(1, math.ceil(2 * per_s)))
+    def of(cls, per_s: float, seconds: int = 2) -> "Rate":
+        """Return a rate whose burst is so many seconds' worth of requests."""
+        return cls(per_s, max(1, math.ceil(seconds * per_s)))
 
     @property
     def window_s(self) -> float:
@@ -72,24 +72,38 @@ def decide(rate: Rate, paid_at: float, now: float) -> Decision:
     )
 
 
-class RateLimits:
-    """The tenants' states in this process; each process applies the full rate."""
+Who = TypeVar("Who", bound=Hashable)
+
+
+class RateLimits(Generic[Who]):
+    """The states of clients in this process, of those that asked last.
+
+    Each process applies the full rate.
+    """
 
     def __init__(self, rate: Rate, clock: Callable[[], float]) -> None:
         self.rate = rate
         self._clock = clock
-        self._paid_at: dict[UUID, float] = {}
+        self._paid_at: dict[Who, float] = {}
 
-    def take(self, tenant_id: UUID) -> Decision:
-        """Decide on a tenant's request that arrives now."""
+    def take(self, who: Who) -> Decision:
+        """Decide on a client's request that arrives now."""
         now = self._clock()
-        decision = decide(self.rate, self._paid_at.get(tenant_id, now), now)
-        self._paid_at[tenant_id] = decision.paid_at
-        if len(self._paid_at) > _FORGET_BEYOND:
-            self._paid_at = {who: at for who, at in self._paid_at.items() if at > now}
+        decision = decide(self.rate, self._paid_at.pop(who, now), now)
+        self._keep(who, decision.paid_at)
         return decision
 
-    def charge(self, tenant_id: UUID, requests: int) -> None:
-        """Let a tenant's request, which was allowed, cost as much as further ones."""
-        owes_until = max(self._paid_at.get(tenant_id, 0.0), self._clock())
-        self._paid_at[tenant_id] = owes_until + requests / self.rate.per_s
+    def look(self, who: Who) -> Decision:
+        """Decide on a client's request that arrives now, without counting it."""
+        now = self._clock()
+        return decide(self.rate, self._paid_at.get(who, now), now)
+
+    def charge(self, who: Who, requests: int) -> None:
+        """Let a client's request, which was allowed, cost as much as further ones."""
+        owes_until = max(self._paid_at.pop(who, 0.0), self._clock())
+        self._keep(who, owes_until + requests / self.rate.per_s)
+
+    def _keep(self, who: Who, paid_at: float) -> None:
+        self._paid_at[who] = paid_at
+        if len(self._paid_at) > _MOST_CLIENTS:
+            del self._paid_at[next(iter(self._paid_at))]

@@ -6,7 +6,7 @@ So any number of processes may do it at once, and a repetition after a crash con
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -93,6 +93,14 @@ async def remove(
     database's time is left to others.
     """
     removed: Removed = Counter()
+    async for page in _pages(begin, what, count_only, clock):
+        removed += page
+    return removed
+
+
+async def _pages(
+    begin: Begin, what: Due, count_only: bool, clock: Clock = utcnow
+) -> AsyncIterator[Removed]:
     place: Place | None = _START
     while place is not None:
         began = monotonic()
@@ -103,10 +111,9 @@ async def remove(
             else:
                 page = await _others(tx, what, count_only)
                 place = _START if page and not count_only else None
-        removed += page
+        yield page
         if place is not None:
             await asyncio.sleep(min(_LONGEST_REST_S, monotonic() - began))
-    return removed
 
 
 async def _runs(
@@ -160,10 +167,26 @@ class Pruning:
         return WorkLoop("retention", self.prune, poll_s=_POLL_S)
 
     async def prune(self) -> float:
-        """Remove all that is due; return the seconds until more may be due."""
+        """Remove all that is due, a page of each tenant in turn; return the seconds until more is.
+
+        What fails for a tenant is tried again the next time.
+        """
         # On the pool: the engine may have no connection yet, and usually nothing is due.
         rows = await self.database.pool.fetch(_DUE_NOW, to_json(self.days).decode())
-        for each in (Due(*row) for row in rows):
-            if removed := await remove(self.database.begin, each):
-                log.info("retention.removed", tenant=each.tenant, kind=each.kind, **removed)
+        left = {due: _pages(self.database.begin, due, False) for due in (Due(*row) for row in rows)}
+        removed: dict[Due, Removed] = {due: Counter() for due in left}
+        while left:
+            for due, pages in list(left.items()):
+                try:
+                    removed[due] += await anext(pages)
+                except StopAsyncIteration:
+                    del left[due]
+                except Exception as error:
+                    del left[due]
+                    log.warning(
+                        "retention.failed", tenant=due.tenant, kind=due.kind, error=repr(error)
+                    )
+        for due, count in removed.items():
+            if count:
+                log.info("retention.removed", tenant=due.tenant, kind=due.kind, **count)
         return float("inf")

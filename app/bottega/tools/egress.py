@@ -5,23 +5,33 @@ environment.
 """
 
 import asyncio
-import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from weakref import WeakValueDictionary
 
-import httpcore2
+import aiohttp
 import httpx2
+from yarl import URL
 
 from bottega.errors import UnavailableError
 from bottega.lookups import NameLookups, Resolver, resolve
+from bottega.network import (
+    NETWORK_ERRORS,
+    AddressRefusedError,
+    body_of,
+    open_session,
+    reader_of,
+)
+from bottega.outside import STEP_BYTES, BoundedReader, OutsideError
 from bottega.tools.addresses import AllowList
 from bottega.tools.guard import (
+    AddressGuard,
+    Asking,
     EgressRefusedError,
-    GuardedBackend,
     address_in,
     asking,
     check_address,
@@ -32,15 +42,13 @@ __all__ = ["Egress", "EgressError", "EgressRefusedError", "Reply", "checked_url"
 
 _IDLE_CONNECTIONS = 20
 _IDLE_S = 10.0
+_CONNECT_S = 5.0
 _LONGEST_URL = 8192
-_ENCODINGS = ("", "identity", "gzip", "deflate")
-_FAILURES = (
-    httpcore2.NetworkError,
-    httpcore2.ProtocolError,
-    httpcore2.TimeoutException,
-    httpcore2.UnsupportedProtocol,
-    httpx2.DecodingError,
-    OSError,
+_FAILURES = (*NETWORK_ERRORS, OutsideError)
+_INVALID = (
+    aiohttp.ClientResponseError,
+    aiohttp.ClientPayloadError,
+    aiohttp.ServerDisconnectedError,
 )
 
 
@@ -103,12 +111,6 @@ def refuse_inside(url: str, allowed: AllowList) -> None:
         check_address(host, address, allowed)
 
 
-@cache
-def _certificates() -> ssl.SSLContext:
-    """Load the trusted certificates once for all clients: it takes 20 ms."""
-    return httpcore2.default_ssl_context()
-
-
 class Egress:
     """Sends HTTP requests to public addresses, and to others that the operator allows.
 
@@ -137,26 +139,27 @@ class Egress:
         each: int = 256,
     ) -> None:
         self.lookups = NameLookups(resolve)
-        self._backend = GuardedBackend(AllowList.parse(allow), self.lookups)
+        self._guard = AddressGuard(AllowList.parse(allow), self.lookups)
         self._ssl_context = ssl_context
         self._each = each
         self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @cached_property
-    def _pool(self) -> httpcore2.AsyncConnectionPool:
-        return httpcore2.AsyncConnectionPool(
-            ssl_context=self._ssl_context or _certificates(),
-            # One tenant's slow servers must not take the connections of others.
-            max_connections=None,
-            max_keepalive_connections=_IDLE_CONNECTIONS,
-            keepalive_expiry=_IDLE_S,
-            network_backend=self._backend,
+    def _session(self) -> aiohttp.ClientSession:
+        return open_session(
+            aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+            most=0,  # one tenant's slow servers must not take the connections of others
+            kept_s=_IDLE_S,
+            most_idle=_IDLE_CONNECTIONS,
+            tls=self._ssl_context,
+            look_up=self._guard.look_up,
+            guard=self._guard.check,
         )
 
     async def aclose(self) -> None:
         """Close the connections. Open requests fail."""
-        if "_pool" in self.__dict__:
-            await self._pool.aclose()
+        if "_session" in self.__dict__:
+            await self._session.close()
         self.lookups.close()
 
     async def request(
@@ -184,13 +187,16 @@ class Egress:
         """
         target = checked_url(url)
         fields = _fields(target, headers or {})
-        asking.set(tenant)
         failure: Exception
         limit = asyncio.timeout(timeout_s)
         try:
             async with limit, self.turn(tenant):
                 try:
-                    return await self._exchange(method, target, fields, content, max_bytes)
+                    answer = await self._send(method, target, fields, content, tenant)
+                    try:
+                        return await _reply(answer, max_bytes)
+                    finally:
+                        answer.release()
                 except _FAILURES as error:
                     failure = error
         except TimeoutError as error:
@@ -208,135 +214,125 @@ class Egress:
         """
         return self._slots.setdefault(tenant, asyncio.Semaphore(self._each))
 
-    async def stream(self, request: httpx2.Request, tenant: str) -> httpx2.Response:
+    async def stream(
+        self, request: httpx2.Request, tenant: str, reader: BoundedReader
+    ) -> httpx2.Response:
         """Send a request; return its answer with a body that is still to be read.
 
-        The caller holds a :meth:`turn`, limits the time and the body, and closes the answer.
+        The caller holds a :meth:`turn`, limits the time, and closes the answer.
+
+        Args:
+            reader: bounds the body; its errors are raised from there.
 
         Raises:
             EgressRefusedError: the URL, or an address of its host, is not allowed.
             EgressError: there was no answer, or an invalid one.
         """
         url = checked_url(str(request.url))
-        asking.set(tenant)
-        sent = httpcore2.Request(
-            request.method, _place(url), headers=request.headers.raw, content=request.stream
-        )
+        content = await request.aread()
+        fields = request.headers.multi_items()
         try:
-            answer = await self._pool.handle_async_request(sent)
+            answer = await self._send(request.method, url, fields, content or None, tenant)
         except _FAILURES as error:
             failure = error
         else:
-            body = _Answer(answer, url.host)
             return httpx2.Response(
-                answer.status, headers=answer.headers, stream=body, request=request
+                answer.status,
+                headers=answer.raw_headers,
+                stream=_Body(answer, reader, url.host),
+                request=request,
             )
         raise _explained(failure, url.host, 0)
 
-    async def _exchange(
+    async def _send(
         self,
         method: str,
         url: httpx2.URL,
-        fields: list[tuple[bytes, bytes]],
+        fields: Iterable[tuple[str, str]],
         content: bytes | None,
-        max_bytes: int,
-    ) -> Reply:
-        async with self._pool.stream(
-            method, _place(url), headers=fields, content=content
-        ) as answer:
-            headers = httpx2.Headers(answer.headers)
-            if headers.get("content-encoding", "").strip().lower() not in _ENCODINGS:
-                raise httpx2.DecodingError("unknown content-encoding")
-            decoded = httpx2.Response(answer.status, headers=headers, stream=_Stream(answer))
-            body, truncated = await _read(decoded, max_bytes)
-            return Reply(answer.status, headers, body, truncated)
+        tenant: str,
+    ) -> aiohttp.ClientResponse:
+        """Send a request; the caller releases the answer."""
+        asking.set(Asking(tenant, url.raw_host.decode("ascii")))
+        return await self._session.request(
+            method,
+            URL(str(url), encoded=True),
+            headers=list(fields),
+            data=content,
+            skip_auto_headers=("Content-Type",),
+            allow_redirects=False,
+        )
 
 
-def _place(url: httpx2.URL) -> httpcore2.URL:
-    return httpcore2.URL(
-        scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
-    )
-
-
-def _fields(url: httpx2.URL, headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+def _fields(url: httpx2.URL, headers: Mapping[str, str]) -> Iterable[tuple[str, str]]:
     """Merge the caller's header fields with defaults and with fields that only we set."""
     for name, value in headers.items():
         check_header(name, value)
     fields = {"user-agent": "bottega", "accept": "*/*"}
     fields |= {name.lower(): value for name, value in headers.items()}
     fields |= {"host": url.netloc.decode("ascii"), "accept-encoding": "gzip, deflate"}
-    return [(name.encode("ascii"), value.encode("ascii")) for name, value in fields.items()]
+    return fields.items()
 
 
-async def _read(response: httpx2.Response, max_bytes: int) -> tuple[bytes, bool]:
-    """Read and decode the body, in pieces of at most 1 MiB; return it and if it was cut."""
+async def _reply(answer: aiohttp.ClientResponse, max_bytes: int) -> Reply:
+    """Read and inflate the body, or a little more than ``max_bytes`` of it."""
     body = bytearray()
-    async with contextlib.aclosing(response.aiter_bytes()) as pieces:
-        async for piece in pieces:
-            body += piece
+    async with aclosing(body_of(answer, reader_of(answer, max_bytes + STEP_BYTES))) as steps:
+        async for step in steps:
+            body += step
             if len(body) > max_bytes:
-                return bytes(body[:max_bytes]), True
-    return bytes(body), False
+                break
+    headers = httpx2.Headers(answer.raw_headers)
+    return Reply(answer.status, headers, bytes(body[:max_bytes]), len(body) > max_bytes)
 
 
-def _explained(error: Exception, host: str, timeout_s: float) -> EgressError:
+def _explained(error: Exception, host: str, timeout_s: float) -> EgressError | EgressRefusedError:
     """Make an error that does not quote the request."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        if isinstance(error.os_error, AddressRefusedError):
+            return EgressRefusedError(str(error.os_error))
+        if isinstance(error.os_error, socket.gaierror):
+            return EgressError(f"the name {host} cannot be resolved")
+    if (tls := _tls_reason(error)) is not None:
+        return EgressError(f"no secure connection to {host}: {tls}", code="egress_tls")
+    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+        return EgressError(f"cannot connect to {host}")
     if isinstance(error, TimeoutError):
         return EgressError(
             f"no complete answer from {host} within {timeout_s:g} s", code="egress_timeout"
         )
-    if (tls := _tls_reason(error)) is not None:
-        return EgressError(f"no secure connection to {host}: {tls}", code="egress_tls")
-    if isinstance(error, httpcore2.RemoteProtocolError):
+    if isinstance(error, OutsideError):
+        return EgressError(f"{host} sent {error.detail}", code="egress_bad_answer")
+    if isinstance(error, _INVALID):
         return EgressError(f"the answer of {host} is not valid HTTP", code="egress_bad_answer")
-    if isinstance(error, httpx2.DecodingError):
-        return EgressError(
-            f"the answer of {host} has an encoding that cannot be read", code="egress_bad_answer"
-        )
-    if isinstance(error, socket.gaierror):
-        return EgressError(f"the name {host} cannot be resolved")
-    if isinstance(error, httpcore2.ConnectError | httpcore2.ConnectTimeout):
-        return EgressError(f"cannot connect to {host}")
     return EgressError(f"the connection to {host} broke off before the answer was complete")
 
 
 def _tls_reason(error: BaseException | None) -> str | None:
-    while error is not None:
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return f"its certificate is not valid ({error.verify_message})"
-        if isinstance(error, ssl.SSLError):
-            return "the TLS handshake failed"
+    while isinstance(error, aiohttp.ClientError):  # aiohttp's own are of these types, too
         error = error.__cause__ or error.__context__
-    return None
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not valid ({error.verify_message})"
+    return "the TLS handshake failed" if isinstance(error, ssl.SSLError) else None
 
 
-class _Stream(httpx2.AsyncByteStream):
-    """Adapter from httpcore2's answer to the stream that httpx2 decodes."""
+class _Body(httpx2.AsyncByteStream):
+    """The body of an answer that somebody else reads; errors of the network are explained."""
 
-    def __init__(self, answer: httpcore2.Response) -> None:
+    def __init__(self, answer: aiohttp.ClientResponse, reader: BoundedReader, host: str) -> None:
         self._answer = answer
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for part in self._answer.aiter_stream():
-            yield part
-
-
-class _Answer(_Stream):
-    """The body of an answer that somebody else reads; its errors are explained."""
-
-    def __init__(self, answer: httpcore2.Response, host: str) -> None:
-        super().__init__(answer)
+        self._reader = reader
         self._host = host
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
-            async for part in super().__aiter__():
-                yield part
-        except _FAILURES as error:
+            async for step in body_of(self._answer, self._reader):
+                yield step
+        except NETWORK_ERRORS as error:
             failure = error
         else:
             return
         raise _explained(failure, self._host, 0)
 
     async def aclose(self) -> None:
-        await self._answer.aclose()
+        self._answer.release()

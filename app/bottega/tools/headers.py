@@ -28,6 +28,18 @@ _OURS = frozenset(
 _CREDENTIALS = frozenset(
     {"api-key", "authorization", "cookie", "x-access-token", "x-api-key", "x-auth-token"}
 )
+_IN_QUERIES = frozenset(
+    {
+        "access-token",
+        "api-key",
+        "apikey",
+        "auth-token",
+        "client-secret",
+        "password",
+        "secret",
+        "token",
+    }
+)
 
 
 def check_header(name: str, value: str) -> None:
@@ -50,3 +62,8 @@ def check_header(name: str, value: str) -> None:
 def carries_credentials(name: str) -> bool:
     """Return true if a header's value is always a credential."""
     return name.lower() in _CREDENTIALS
+
+
+def is_credential_in_query(key: str) -> bool:
+    """Return true if a fixed value of this key in a URL's query is always a credential."""
+    return key.lower().replace("_", "-") in _IN_QUERIES

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
@@ -26,7 +26,7 @@ from bottega.json_schema.values import WHOLE
 from bottega.redaction import Redactor
 from bottega.tools.approvals import Approvable
 from bottega.tools.egress import Egress, Reply
-from bottega.tools.headers import carries_credentials, check_header
+from bottega.tools.headers import carries_credentials, check_header, is_credential_in_query
 from bottega.tools.replies import (
     body_of,
     content_type,
@@ -139,6 +139,12 @@ class HttpToolDefinition(Approvable):
     @classmethod
     def _is_template(cls, url: str) -> str:
         _said(UrlTemplate.parse, url)
+        for key, pieces in UrlTemplate.parse(url).query:
+            if any(pieces[::2]) and is_credential_in_query(key):
+                raise ValueError(
+                    f"the value of {key} in the URL's query is a secret: store it with PUT "
+                    '/v1/secrets/NAME and send it in a header, as {"secret": "NAME"}'
+                )
         return url
 
     @field_validator("headers")
@@ -227,12 +233,6 @@ def _schema(parameters: Mapping[str, Any]) -> ArgumentSchema:
     return argument_schema(json.dumps(parameters))
 
 
-def _clean(redactors: Iterable[Redactor], value: Any) -> Any:
-    for redactor in redactors:
-        value = redactor.value(value)
-    return value
-
-
 class HttpTool(ToolBase):
     """An :class:`HttpToolDefinition` as a tool.
 
@@ -273,6 +273,15 @@ class HttpTool(ToolBase):
     def __repr__(self) -> str:
         return f"HttpTool({self.name!r}, {self.definition.method} {self._template.origin})"
 
+    @property
+    def unchecked(self) -> Sequence[str]:
+        """The places of patterns in its schemas that are not checked."""
+        output = () if self._output is None else self._output.unchecked
+        return [
+            *(f"/parameters{place}" for place in self._arguments.unchecked),
+            *(f"/output_schema{place}" for place in output),
+        ]
+
     def create_schema(self) -> dict[str, Any]:
         return self._arguments.schema
 
@@ -285,7 +294,7 @@ class HttpTool(ToolBase):
         try:
             url, content = await self._request(tool_call.arguments)
             headers, sent = await self._headers(content)
-            clean = partial(_clean, (Redactor(sent), self._known))
+            clean = Redactor(sent, beside=self._known).value
             reply = await self._egress.request(
                 self.definition.method,
                 url,
@@ -322,7 +331,7 @@ class HttpTool(ToolBase):
         return f"the answer does not fit the tool's output_schema: {'; '.join(lines)}"
 
     async def _request(self, arguments: dict[str, Any]) -> tuple[str, bytes | None]:
-        if self._arguments.patterns:
+        if not self._arguments.is_flat:
             await asyncio.to_thread(self._arguments.check, arguments)
         else:
             self._arguments.check(arguments)

@@ -10,6 +10,7 @@ from bottega.agents.people.interrupts import EXPIRES_S, Interrupt
 from bottega.agents.tools import ToolBase, error_result, refused_arguments
 from bottega.errors import InvalidInputError
 from bottega.json_schema.output import output_schema
+from bottega.json_schema.shown import shown_schema
 
 
 class _Question(BaseModel):
@@ -98,7 +99,7 @@ class ClientTool(_PeoplesTool):
         self._parameters = parameters
 
     def create_schema(self) -> dict[str, Any]:
-        return dict(self._parameters)
+        return shown_schema(self._parameters)
 
     def interrupt(self, tool_call: ToolCall) -> Interrupt | None:
         return Interrupt(kind="client_tool", expires_s=self.expires_s)

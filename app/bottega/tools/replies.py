@@ -9,6 +9,7 @@ import httpx2
 
 from bottega.agents.parts import Part, PartType
 from bottega.json_schema.values import depth_of
+from bottega.outside import OutsideError, check_json
 from bottega.tools.egress import EgressRefusedError, Reply, checked_url
 from bottega.tools.media import HEAD_BYTES, media_type_of
 
@@ -79,8 +80,9 @@ def body_of(reply: Reply) -> Any:
 
 def _decoded(text: str) -> Any:
     try:
+        check_json(text)
         value = json.loads(text, parse_constant=lambda _: None)
-    except (ValueError, RecursionError):
+    except (OutsideError, ValueError, RecursionError):
         return text
     return value if depth_of(value) <= MAX_DEPTH else text
 

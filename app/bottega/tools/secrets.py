@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from bottega.errors import InvalidInputError
-from bottega.redaction import SHORTEST
+from bottega.redaction import SHORTEST, is_vocabulary
 
 PREFIX = "BOTTEGA_SECRET_"
 _HOSTS = f"{PREFIX}HOSTS"
@@ -35,15 +35,15 @@ class TenantSecrets:
     """``BOTTEGA_SECRET_NAME`` of the tenant ``default``, ``BOTTEGA_SECRET_TENANT__NAME`` of others.
 
     Raises:
-        InvalidInputError: a variable's name has neither form, or its value is too short to be
-            redacted from texts.
+        InvalidInputError: a variable's name has neither form, or its value cannot be redacted from
+            texts: it is too short, or a word of ours (``secret_is_vocabulary``).
     """
 
     def __init__(self, environment: Mapping[str, str | None]) -> None:
         self._values: dict[tuple[str, str], str] = {}
         for key, value in environment.items():
             if key.startswith(PREFIX) and key != _HOSTS and value:
-                self._values[_owner(key)] = _long_enough(key, value.strip())
+                self._values[_owner(key)] = _fit_to_be_removed(key, value.strip())
 
     def of(self, tenant: str) -> Callable[[str], str]:
         """Return the function that looks up a tenant's secret by name.
@@ -64,9 +64,10 @@ class TenantSecrets:
 
         return secret
 
-    def values(self) -> list[str]:
-        """Return the secrets of all tenants, for redaction."""
-        return list(self._values.values())
+    def values(self, tenant: str | None = None) -> list[str]:
+        """Return the secrets of a tenant, or of all; for redaction."""
+        wanted = None if tenant is None else _spelled(tenant)
+        return [value for (of, _), value in self._values.items() if wanted in (None, of)]
 
 
 def _owner(key: str) -> tuple[str, str]:
@@ -79,11 +80,26 @@ def _owner(key: str) -> tuple[str, str]:
     return named["tenant"] or _spelled(DEFAULT), named["name"]
 
 
-def _long_enough(key: str, value: str) -> str:
+def _fit_to_be_removed(key: str, value: str) -> str:
     scheme, _, credential = value.rpartition(" ")
     if len(credential if len(scheme.split()) < 2 else value) < SHORTEST:  # Bearer …
         raise InvalidInputError(
             f"{key} is shorter than {SHORTEST} characters, too short to be redacted from logs and "
             "answers: use a longer secret"
         )
+    refuse_vocabulary(key, value)
     return value
+
+
+def refuse_vocabulary(name: str, value: str) -> None:
+    """Refuse a secret that would have to be removed from all kinds of texts.
+
+    Raises:
+        InvalidInputError: ``secret_is_vocabulary``.
+    """
+    if is_vocabulary(value):
+        raise InvalidInputError(
+            f"{name} is a word that answers, events or log lines use, or a date or time, so it "
+            "cannot be removed from texts: use a random secret",
+            code="secret_is_vocabulary",
+        )

@@ -57,7 +57,7 @@ def _open() -> Any:
     try:
         from bottega.tracing import sdk
     except ImportError as error:
-        hint = "install bottega[otel], or unset the variables OTEL_*"
+        hint = "install the extra otel (in the checkout: .[otel]), or unset the variables OTEL_*"
         log.warning("traces.off", error=str(error), hint=hint)
         return None
     protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), "http/protobuf")

@@ -10,7 +10,7 @@ from functools import lru_cache
 from struct import Struct
 
 from bottega.trace_context import Trace
-from bottega.tracing.spans import Attributes, Ids
+from bottega.tracing.spans import Attributes, AttributeValue, Ids
 
 KINDS = {"INTERNAL": 1, "SERVER": 2, "CLIENT": 3, "CONSUMER": 5}
 """Numbers of the kinds of spans."""
@@ -47,7 +47,7 @@ class SpanData:
     title: str
     kind: int
     began_ns: int
-    about: dict[str, str | int]
+    about: dict[str, AttributeValue]
     link: Ids | None
     ended_ns: int = 0
     failed: bool = False
@@ -112,6 +112,10 @@ class Encoder:
     def _attributes(self, tag: int, about: Attributes) -> Iterator[bytes]:
         longest = self._longest
         for key, value in about.items():
+            if isinstance(value, tuple):
+                kept = tuple(each[:longest] for each in value)
+                yield _encoded(tag, key, kept)
+                continue
             if isinstance(value, str):
                 if longest is not None:
                     value = value[:longest]
@@ -121,10 +125,14 @@ class Encoder:
             yield _attribute(tag, key, value)
 
 
-def _encoded(tag: int, key: str, value: str | int) -> bytes:
-    number = isinstance(value, int)
-    content = b"\x18" + _number(int(value) & _INT64) if number else _utf8(0x0A, str(value))
-    return _bytes(tag, _text(0x0A, key) + _bytes(0x12, content))
+def _encoded(tag: int, key: str, value: AttributeValue) -> bytes:
+    return _bytes(tag, _text(0x0A, key) + _bytes(0x12, _value(value)))
+
+
+def _value(value: AttributeValue) -> bytes:
+    if isinstance(value, tuple):
+        return _bytes(0x2A, b"".join(_bytes(0x0A, _value(each)) for each in value))
+    return b"\x18" + _number(value & _INT64) if isinstance(value, int) else _utf8(0x0A, value)
 
 
 _attribute = lru_cache(_KEPT)(_encoded)

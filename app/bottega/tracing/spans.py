@@ -21,6 +21,7 @@ CONVERSATION = "gen_ai.conversation.id"
 PROVIDER = "gen_ai.provider.name"
 MODEL = "gen_ai.request.model"
 ANSWERED_BY = "gen_ai.response.model"
+FINISH_REASONS = "gen_ai.response.finish_reasons"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
@@ -49,7 +50,8 @@ FAILED_TRY = "bottega.model_try_failed"
 CANCELLED = "cancelled"
 """``error.type`` of work that was stopped."""
 
-Attributes = Mapping[str, str | int]
+AttributeValue = str | int | tuple[str, ...]
+Attributes = Mapping[str, AttributeValue]
 
 
 class Ids(NamedTuple):

@@ -18,11 +18,10 @@ from sqlalchemy import String, and_, column, delete, func, or_, select, text, up
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.clock import monotonic
 from bottega.db.engine import Database
 from bottega.db.tables import episodes, idempotency_keys, runs, schedules, sessions, user_erasures
 from bottega.errors import NotFoundError, UnavailableError
-from bottega.leased_work import Blame, LeasedWork, Outage, WorkLoop
+from bottega.leased_work import Blame, LeasedWork
 from bottega.objects import Objects
 from bottega.tenants import audit, erase
 from bottega.tenants.erase import (
@@ -40,11 +39,9 @@ CHANNEL = "bottega_users"
 LEASE_S = 5.0
 """Of a process that erases, renewed by each page; two at once do no harm."""
 _AGAIN_S = 0.2
-_AT_ONCE = 4
+_AT_ONCE, _OF_ONE_TENANT = 4, 2
 _OBJECTS_AT_ONCE = 500
 
-_CLAIM = "SELECT tenant_id, user_id FROM claim_user_erasures($1, $2)"
-_NEXT = "SELECT next_user_erasure_s()"
 _own = user_erasures.c
 _user_column = column("user_id", String)
 # Removed in a way of their own.
@@ -102,20 +99,20 @@ class UserErasure:
     database: Database
     objects: Objects
 
-    def loop(self) -> WorkLoop:
-        """Return the loop that erases the users of all tenants."""
-        work = LeasedWork(
+    def leased(self) -> LeasedWork:
+        """Return the work that erases the users of all tenants."""
+        return LeasedWork(
             pool=self.database.pool,
-            claim=_CLAIM,
-            limits=(LEASE_S, _AT_ONCE),
-            next_s=_NEXT,
+            name="erase",
+            columns="user_id text",
+            lease_s=LEASE_S,
+            share=_OF_ONE_TENANT,
+            places=_AT_ONCE,
             do=self._erase_some,
             blame=_blamed,
             put_off=self._put_off,
-            outage=Outage("users.objects_unavailable", monotonic),
-            tenants_at_once=2,
+            channel=CHANNEL,
         )
-        return WorkLoop(CHANNEL, work.do_due)
 
     async def _erase_some(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
         for row in due:
@@ -171,7 +168,7 @@ class UserErasure:
                 await tx.execute(select(func.pg_notify(erase.CHANNEL, str(tenant_id))))
 
     async def _put_off(
-        self, tenant_id: UUID, due: Sequence[asyncpg.Record], error: Exception
+        self, tenant_id: UUID, due: Sequence[asyncpg.Record], error: Exception, _: float | None
     ) -> None:
         async with self.database.begin(tenant_id) as tx:
             for row in due:
@@ -199,7 +196,6 @@ async def erase_page(tx: AsyncConnection, tenant_id: UUID, user: str) -> Removed
     for which in (and_(of_user, runs.c.ended_at.is_(None)), of_user):
         page, spent = await erase_runs(tx, tenant_id, which)
         if page:
-            await tx.execute(select(func.assign_slots(tenant_id)))
             await tx.execute(select(func.count_spending(tenant_id, *spent)))  # last: lock order
             return removed + page
     found = select(sessions.c.id).where(

@@ -28,7 +28,7 @@ _BYTES = 1_000_000
 """Of a page, beyond its first row."""
 _OWNERS = 50
 """Runs, sessions or episodes whose rows are read together."""
-_HIDDEN = ("tenant_id", "filler", "slot", "claimed_by", "object_key", "object_keys")
+_HIDDEN = ("tenant_id", "filler", "object_key", "object_keys")
 """Columns that say nothing of the user."""
 _OWNING = {"runs": "run_id", "sessions": "session_id", "episodes": "episode_id"}
 """Tables whose rows own others, with the column that names them there."""
@@ -132,6 +132,15 @@ class UserExport:
     def _line(self, kind: str, data: bytes) -> bytes:
         self._count[kind] += 1
         return b'{"type":"%s","data":%s}\n' % (kind.encode(), data)
+
+
+async def as_array(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Turn pages of lines of JSON into pages of one JSON array."""
+    before = b"["
+    async for page in lines:
+        yield before + page.rstrip(b"\n").replace(b"\n", b",\n")
+        before = b",\n"
+    yield b"[]" if before == b"[" else b"]"
 
 
 def _page(of: Belongings, owners: str, *, is_first: bool) -> TextClause:

@@ -30,6 +30,12 @@ const format = { type: "json_schema", json_schema: { name: "place", strict: true
 const parsed = await client.chat.completions.parse({ model: "clerk", messages: asked, response_format: format });
 got.parsed = JSON.parse(parsed.choices[0].message.content);
 
+const streamedJson = client.chat.completions.stream({ model: "clerk", messages: asked, response_format: format });
+got.streamedJson = JSON.parse((await streamedJson.finalChatCompletion()).choices[0].message.content);
+const textFormat = { format: { type: "json_schema", name: "place", strict: true, schema: city } };
+const responseJson = client.responses.stream({ model: "clerk", input: "Where is Ada?", text: textFormat });
+got.responseJson = JSON.parse((await responseJson.finalResponse()).output_text);
+
 const first = await client.responses.create({ model: "clerk", input: "I am Ada." });
 got.first = first.output_text;
 const events = await client.responses.create({

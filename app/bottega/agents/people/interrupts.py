@@ -22,6 +22,7 @@ class Interrupt:
         question: for people; only of a question.
         schema: JSON Schema of the answer, or of an approval's arguments.
         reason: why an approval is needed.
+        server: the MCP server that asks; ``None``: the agent does.
         number: of a tool's own question: the first of a call is 1; 0: the call itself asks.
     """
 
@@ -29,6 +30,7 @@ class Interrupt:
     question: str | None = None
     schema: Mapping[str, Any] | None = None
     reason: str | None = None
+    server: str | None = None
     expires_s: float = EXPIRES_S
     number: int = 0
 

@@ -3,9 +3,10 @@
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 from pydantic.json_schema import models_json_schema
+from pydantic_core import to_json
 
 import bottega
 from bottega.api.auth import TICKET
@@ -17,6 +18,7 @@ from bottega.api.schemas.events.catalogue import EVENTS, OtherEvent
 from bottega.api.schemas.interrupts import Resolve
 from bottega.api.schemas.messages import MessageSent, SendMessage
 from bottega.api.schemas.runs import Event
+from bottega.api.server.documents import LateDocument
 from bottega.api.shared.event_filter import WatchQuery
 from bottega.events.frames import LLM_DELTA
 
@@ -115,10 +117,14 @@ class Ping(Answer):
 
 
 class Cancel(Answer):
-    """A request to cancel the run, or one task and all tasks below it."""
+    """A request to cancel the run, or one task and all tasks below it.
+
+    With a ``user`` it is refused unless the run is that user's.
+    """
 
     type: Literal["cancel"]
     task_id: UUID | None = None
+    user: str | None = None
 
 
 _TICKET_SCHEME = {
@@ -142,14 +148,15 @@ _SENT: tuple[type[BaseModel], ...] = (
 _RECEIVED: tuple[type[BaseModel], ...] = (Ping, Cancel, SendMessage, Resolve)
 
 
+@router.head("/asyncapi.json", include_in_schema=False)
 @router.get(
     "/asyncapi.json",
     operation_id="get_asyncapi",
     summary="The WebSocket as an AsyncAPI document",
     response_model=dict[str, Any],
 )
-async def asyncapi() -> dict[str, Any]:
-    return document()
+async def asyncapi(request: Request) -> Response:
+    return await _DOCUMENT.answer(request)
 
 
 def document() -> dict[str, Any]:
@@ -226,3 +233,6 @@ def _name(model: type[BaseModel]) -> str:
 
 def _message(model: type[BaseModel]) -> dict[str, Any]:
     return {"summary": model.__doc__, "payload": {"$ref": _REF.format(model=model.__name__)}}
+
+
+_DOCUMENT = LateDocument(lambda: to_json(document()))

@@ -1,6 +1,6 @@
 """OpenAPI document: FastAPI's, with problems and keys added."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -8,6 +8,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute, iter_route_contexts
 from pydantic.json_schema import models_json_schema
+from pydantic_core import to_json
 
 from bottega.api.auth import is_public
 from bottega.api.documents import variants
@@ -27,6 +28,7 @@ SCHEME = {
 }
 
 
+_SCHEMAS = "#/components/schemas/"
 _AT_THE_EDGE = (408, 414, 431)
 """Statuses of requests that are too slow or too long, refused before routing."""
 
@@ -45,6 +47,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         )
         schema["components"]["schemas"] |= definitions["$defs"]
         variants.split(schema["components"]["schemas"])
+        _name_defaults(schema)
         type_events(schema["components"]["schemas"])
         schema["components"]["securitySchemes"] = {"key": SCHEME}
         for operations in schema["paths"].values():
@@ -54,6 +57,43 @@ def document(app: FastAPI) -> dict[str, Any]:
             _protect(schema["paths"][path][method], scopes)
         app.openapi_schema = schema
     return app.openapi_schema
+
+
+def _name_defaults(document: dict[str, Any]) -> None:
+    """Write the defaults of what clients send as words, and as ``x-default``.
+
+    Generators of types take a field with ``default`` for one that is always there, also in what is
+    sent.
+    """
+    schemas = document["components"]["schemas"]
+    bodies = [
+        operation["requestBody"]
+        for operations in document["paths"].values()
+        for operation in operations.values()
+        if "requestBody" in operation
+    ]
+    for name in _reached(bodies, schemas):
+        for field in schemas[name].get("properties", {}).values():
+            if "default" in field:
+                field["x-default"] = default = field.pop("default")
+                said = f"Default: {to_json(default).decode()}."
+                field["description"] = " ".join(filter(None, (field.get("description"), said)))
+
+
+def _reached(parts: list[Any], schemas: Mapping[str, Any]) -> set[str]:
+    """Return the names of the schemas that parts of a document lead to."""
+    todo, names = list(parts), set[str]()
+    while todo:
+        part = todo.pop()
+        if isinstance(part, list):
+            todo += part
+        elif isinstance(part, dict):
+            todo += part.values()
+            name = str(part.get("$ref", "")).removeprefix(_SCHEMAS)
+            if name in schemas and name not in names:
+                names.add(name)
+                todo.append(schemas[name])
+    return names
 
 
 def _protected(app: FastAPI) -> Iterator[tuple[str, str, tuple[Scope, ...]]]:

@@ -15,8 +15,8 @@ from bottega.definitions.agents import refuse_circle, refuse_stateful
 from bottega.definitions.kinds import AGENTS
 from bottega.definitions.models import listed, named_by
 from bottega.definitions.providers import known_providers, possible_names
+from bottega.engine.plugins import installed
 from bottega.errors import InvalidInputError
-from bottega.execution.plugins import installed
 from bottega.runs.parameters import Dialects, dialects_of, refuse_unsupported
 from bottega.tools.http import HttpToolDefinition
 
@@ -34,6 +34,7 @@ async def prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, An
     if body.params is not None:
         dialects = await _dialects(caller, body.model)
         refuse_unsupported(body.params.model_dump(), dialects, "/params", whose=name)
+    _refuse_high_limits(caller.service, body)
     children = [] if body.subagents is None else body.subagents.names
     found = await refuse_circle(caller.tx, caller.tenant, name, children)
     if body.subagents is not None and body.subagents.mode == "async":
@@ -63,6 +64,23 @@ def _schemas(body: AgentContent) -> dict[str, Mapping[str, Any]]:
         elif isinstance(check, EqualsCheck) and not isinstance(check.value, str):
             found[f"/success_check/{number}/value"] = {"const": check.value}
     return found
+
+
+def _refuse_high_limits(service: Service, body: AgentContent) -> None:
+    if body.subagents is None or body.subagents.limits is None:
+        return
+    wanted = body.subagents.limits.model_dump()
+    for name, most in service.settings.subagent_limits.above(wanted):
+        raise InvalidInputError(
+            f"{name} is {wanted[name]:.15g}, and the operator's limit is {most:.15g}: lower it, or "
+            "leave it out",
+            code="limit_above_operator",
+            pointer=f"/subagents/limits/{name}",
+        )
+
+
+def _with_limits(service: Service, content: Mapping[str, Any]) -> dict[str, Any]:
+    return {"effective_limits": service.settings.subagent_limits.of_agent(content["subagents"])}
 
 
 def _refuse_unknown_plugins(body: AgentContent) -> None:
@@ -95,4 +113,5 @@ router = definition_router(
     summary=AgentSummary,
     prepare=prepare,
     check=check_patterns_of,
+    extra=_with_limits,
 )

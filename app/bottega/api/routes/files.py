@@ -10,13 +10,15 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import TypeAdapter, ValidationError
 
+from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problem_response, problems
 from bottega.api.schemas.base import Page
 from bottega.api.schemas.parts import File
 from bottega.api.schemas.runs import SessionName
-from bottega.api.shared.deps import Actor, ServiceDep, Tenant, Transaction
+from bottega.api.shared.deps import Actor, PrincipalDep, ServiceDep, Tenant, Transaction
 from bottega.api.shared.pages import LINK, PageQuery
-from bottega.api.shared.uploads import multipart_of, patience
+from bottega.api.shared.uploads import file_in, multipart_of, patience
+from bottega.api.shared.wanted import OwnerNamed, QueriedUser
 from bottega.errors import InvalidInputError
 from bottega.files import rows
 from bottega.files.store import FileOrigin
@@ -75,9 +77,8 @@ async def create(request: Request, service: ServiceDep, tenant: Tenant, response
         detail = "send the file as the part `file` of multipart/form-data"
         return problem_response(415, "unsupported_media_type", detail)
     async with patience(), service.files.writing(tenant) as writer:
-        async for data in request.stream():
-            await writer.write(body.feed(data))
-        body.close()
+        async for data in file_in(request, body):
+            await writer.write(data)
         origin = FileOrigin(
             session_id=_session(body.fields.get("session_id")),
             name=body.name,
@@ -101,6 +102,7 @@ class FileQuery(PageQuery):
     """Query parameters of the list of files."""
 
     session_id: SessionName | None = None
+    user: QueriedUser = None
 
 
 @router.get(
@@ -113,6 +115,7 @@ class FileQuery(PageQuery):
 async def list_(
     tx: Transaction,
     tenant: Tenant,
+    principal: PrincipalDep,
     query: Annotated[FileQuery, Query()],
     request: Request,
     response: Response,
@@ -121,6 +124,7 @@ async def list_(
         tx,
         tenant,
         session_id=query.session_id,
+        user=acts_for(principal, query.user, None).user,
         after=query.place(UUID),
         descending=query.descending,
         limit=query.limit,
@@ -223,8 +227,17 @@ def _part(request: Request, size: int, etag: str) -> tuple[int, int] | None:
     summary="Delete a file",
     description="Runs that need it for a further model call fail with `unknown_file`.",
     status_code=204,
-    responses=problems(404),
+    responses=problems(404, 409),
 )
-async def delete(tx: Transaction, tenant: Tenant, actor: Actor, file_id: FileId) -> None:
+async def delete(
+    tx: Transaction,
+    tenant: Tenant,
+    principal: PrincipalDep,
+    actor: Actor,
+    file_id: FileId,
+    user: OwnerNamed = None,
+) -> None:
+    acting = acts_for(principal, user, None)
+    acting.refuse_other(await rows.user_of(tx, tenant, file_id), f"file {file_id}")
     await rows.remove(tx, tenant, file_id)
     await audit.note(tx, tenant, actor, "file.delete", str(file_id))

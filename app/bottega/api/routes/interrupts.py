@@ -6,6 +6,7 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from bottega.agents.people.interrupts import Kind
+from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import Page, PlaceInTime
 from bottega.api.schemas.interrupts import InterruptItem, InterruptStatus, NewDecision
@@ -13,6 +14,7 @@ from bottega.api.schemas.runs import SessionName
 from bottega.api.shared.decisions import decide
 from bottega.api.shared.deps import PeopleTenant, PrincipalDep, Tenant, Transaction
 from bottega.api.shared.pages import LINK, PageQuery
+from bottega.api.shared.wanted import QueriedUser
 from bottega.runs import interrupts
 
 router = APIRouter(prefix="/v1/interrupts", tags=["runs"])
@@ -27,6 +29,7 @@ class InterruptQuery(PageQuery):
     kind: Kind | None = None
     run_id: UUID | None = None
     session_id: SessionName | None = None
+    user: QueriedUser = None
 
 
 @router.get(
@@ -39,14 +42,16 @@ class InterruptQuery(PageQuery):
 async def list_(
     tx: Transaction,
     tenant: Tenant,
+    principal: PrincipalDep,
     query: Annotated[InterruptQuery, Query()],
     request: Request,
     response: Response,
 ) -> Any:
+    user = acts_for(principal, query.user, None).user
     found = await interrupts.page(
         tx,
         tenant,
-        query.model_dump(include={"status", "kind", "run_id", "session_id"}),
+        query.model_dump(include={"status", "kind", "run_id", "session_id"}) | {"user_id": user},
         after=query.place(tuple[PlaceInTime, UUID]),
         descending=query.descending,
         limit=query.limit,
@@ -73,7 +78,8 @@ async def get(tx: Transaction, tenant: Tenant, interrupt_id: InterruptId) -> Any
         "An approval takes `decision`, with `arguments` or a `comment`, and needs the scope "
         "`approve`; a question takes `answer`, a client's tool `result` or `error`, and both need "
         "`run` or `approve`. The run goes on once all calls of one model message are decided on. "
-        "409 `resolved`, `expired` or `cancelled`: it is too late."
+        "409 `resolved`, `expired` or `cancelled`: it is too late; `session_user`: its run is of "
+        "another user."
     ),
     response_model=InterruptItem,
     responses=problems(400, 404, 409, 413, 415),

@@ -14,8 +14,8 @@ from bottega.api.server.console import CONSOLE, wants_page
 from bottega.api.server.headers import sent
 from bottega.api.shared.deps import ReadTenant, ServiceDep
 from bottega.db.migrate import require_current
+from bottega.engine.workers import any_alive
 from bottega.errors import BottegaError
-from bottega.execution.load.heartbeat import any_alive
 from bottega.metrics import CONTENT_TYPE
 
 router = APIRouter(tags=["operations"])
@@ -84,7 +84,7 @@ async def health() -> Health:
 @router.get(
     "/readyz",
     operation_id="get_readiness",
-    summary="Check the database, its migrations and the worker",
+    summary="Check the database, its migrations, the background services and the worker",
     response_model=Readiness,
     responses=problems(),
 )
@@ -99,6 +99,13 @@ async def ready(service: ServiceDep) -> Readiness | Response:
         return problem_response(503, "database_unavailable", "the database does not answer")
     except BottegaError as error:
         return problem_response(503, error.code, error.detail)
+    for name, deaths in service.services.failing().items():
+        return problem_response(
+            503,
+            "service_failing",
+            f"the background service '{name}' keeps dying, {deaths} times in a row: the process's "
+            "log says why",
+        )
     if service.wakeups.closed.is_set() or service.stop_working.is_set():
         return problem_response(503, "stopping", "this process is about to stop")
     if service.working:

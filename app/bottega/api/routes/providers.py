@@ -24,8 +24,8 @@ from bottega.definitions import store
 from bottega.definitions.kinds import PROVIDERS
 from bottega.definitions.models import KnownProvider
 from bottega.definitions.providers import open_breakers
+from bottega.engine import workers
 from bottega.errors import InvalidInputError, NotFoundError
-from bottega.execution.load import heartbeat
 from bottega.tools.addresses import AllowList
 from bottega.tools.egress import refuse_inside
 from bottega.tools.guard import EgressRefusedError, check_address
@@ -106,7 +106,7 @@ async def _health(
     """Return the breakers and the calls of a provider, those of this tenant only."""
     open_ = await open_breakers(caller.tx, caller.tenant, name, of_operator=of_operator)
     calls = Counter[str]()
-    for row in await heartbeat.alive(caller.tx, caller.tenant):
+    for row in await workers.alive(caller.tx):
         for each in (row["state"] or {}).get("models", ()):
             if (each["provider"], each["is_operators"]) == (name, of_operator):
                 calls.update({key: each[key] for key in ("under_way", "waiting")})

@@ -1,20 +1,26 @@
 """Routes that cancel, retry or steer runs, and cancel tasks."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Response
+from pydantic import Field
 
+from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problems
+from bottega.api.schemas.base import Answer, Body, OwnUser
 from bottega.api.schemas.messages import MessageSent, NewMessage
-from bottega.api.schemas.runs import Retry, Run, StoppedTasks
+from bottega.api.schemas.runs import Run
 from bottega.api.shared.deps import Actor, PrincipalDep, ServiceDep, Tenant
 from bottega.api.shared.idempotency import OnceDep
+from bottega.api.shared.owners import refuse_other_user
 from bottega.api.shared.sent_messages import send_message
+from bottega.api.shared.wanted import OwnerNamed
 from bottega.clock import monotonic
 from bottega.container import Service
 from bottega.db.engine import acting_as
+from bottega.files.rows import owner_of_run
 from bottega.runs import read
 from bottega.runs.control import request_cancel, request_task_cancel
 from bottega.runs.retry import retry as repeat
@@ -24,6 +30,32 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"])
 RunId = Annotated[UUID, Path(description="The run's id.")]
 _CONFIRMED_WITHIN_S = 1.0
 _LOOK_EVERY_S = 0.02
+
+
+class Retry(Body):
+    """The point from which to repeat a run."""
+
+    from_: Annotated[
+        Literal["start", "last_step"],
+        Field(
+            alias="from",
+            description="`last_step` keeps the successful steps.",
+        ),
+    ] = "start"
+    user: OwnUser = None
+
+
+class StoppedTask(Answer):
+    """The result of cancelling a task."""
+
+    task_id: UUID
+    status: Literal["stopped", "already_final", "stopping"]
+
+
+class StoppedTasks(Answer):
+    """The cancelled task, and all tasks below it."""
+
+    items: list[StoppedTask]
 
 
 @router.post(
@@ -36,11 +68,21 @@ _LOOK_EVERY_S = 0.02
     ),
     status_code=202,
     response_model=Run,
-    responses={**problems(404), 200: {"model": Run, "description": "The run was over already."}},
+    responses={
+        **problems(404, 409),
+        200: {"model": Run, "description": "The run was over already."},
+    },
 )
 async def cancel(
-    service: ServiceDep, tenant: Tenant, actor: Actor, run_id: RunId, response: Response
+    service: ServiceDep,
+    tenant: Tenant,
+    principal: PrincipalDep,
+    actor: Actor,
+    run_id: RunId,
+    response: Response,
+    user: OwnerNamed = None,
 ) -> Any:
+    await refuse_other_user(service, principal, run_id, user)
     if await request_cancel(service.database, tenant, run_id, actor):
         response.status_code = 200
     async with service.database.begin(tenant) as tx:
@@ -58,18 +100,21 @@ async def cancel(
     ),
     response_model=StoppedTasks,
     responses={
-        **problems(404),
+        **problems(404, 409),
         202: {"model": StoppedTasks, "description": "Some tasks have not stopped yet."},
     },
 )
 async def cancel_task(
     service: ServiceDep,
     tenant: Tenant,
+    principal: PrincipalDep,
     actor: Actor,
     run_id: RunId,
     task_id: Annotated[UUID, Path(description="The task's id.")],
     response: Response,
+    user: OwnerNamed = None,
 ) -> Any:
+    await refuse_other_user(service, principal, run_id, user)
     before = await request_task_cancel(service.database, tenant, run_id, task_id, actor)
     stopping = {task for task, was_over in before.items() if not was_over}
     until = monotonic() + _CONFIRMED_WITHIN_S
@@ -112,7 +157,8 @@ async def _over(service: Service, tenant: UUID, run_id: UUID, tasks: set[UUID]) 
         "The run's own agent gets the user's message before its next model call; while its last "
         "one is under way, the agent makes another call. A run that is queued or waits for people "
         "gets it when it goes on; the message does not wake it. 409 `final`: the run is over; "
-        "`no_root`: the run is of the mode `dag`; `too_many_messages`: it has got 100."
+        "`no_root`: the run is of the mode `dag`; `too_many_messages`: it has got 100; "
+        "`session_user`: the run is of another user."
     ),
     status_code=202,
     response_model=MessageSent,
@@ -146,14 +192,17 @@ async def send(
 async def retry(
     service: ServiceDep,
     tenant: Tenant,
-    actor: Actor,
+    principal: PrincipalDep,
     run_id: RunId,
     body: Retry,
     response: Response,
     once: OnceDep,
 ) -> Any:
     from_last_step = body.from_ == "last_step"
+    acting = acts_for(principal, body.user)
     async with service.database.begin(tenant) as tx:
+        owner = await owner_of_run(tx, tenant, run_id)
+        acting.refuse_other(owner.user, f"run {run_id}")
 
         async def accept() -> dict[str, Any]:
             pool = service.database.pool
@@ -164,7 +213,7 @@ async def retry(
                 run_id,
                 from_last_step=from_last_step,
                 memory=service.settings.memory,
-                principal=actor,
+                principal=principal.actor,
             )
             response.headers["Location"] = f"/v1/runs/{run['id']}"
             return run

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from bottega.api.auth import Principal
+from bottega.api.auth import Principal, acts_for
 from bottega.api.errors import headers, problems
-from bottega.api.schemas.base import NAME_PATTERN, Page, PlaceInTime, UserName
+from bottega.api.schemas.base import NAME_PATTERN, Page, PlaceInTime
 from bottega.api.schemas.messages import Message
 from bottega.api.schemas.run_graphs import Context, RunGraph
 from bottega.api.schemas.runs import (
@@ -22,6 +22,7 @@ from bottega.api.schemas.runs import (
     Task,
     TaskStatus,
 )
+from bottega.api.schemas.teams.subagents import EffectiveLimits
 from bottega.api.shared import idempotency
 from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant, Transaction
 from bottega.api.shared.followed import until_rest
@@ -29,8 +30,9 @@ from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.new_runs import submit
 from bottega.api.shared.pages import LINK, PageQuery, ViewQuery, encoded_page
 from bottega.api.shared.plain import plain_route
-from bottega.api.shared.wanted import MessagePart, MetadataPairs, Seq, pairs_of, storable
-from bottega.events.log import is_transient
+from bottega.api.shared.wanted import MessagePart, MetadataPairs, QueriedUser, Seq, pairs_of
+from bottega.db.failures import is_transient
+from bottega.definitions.agents import first_subagents
 from bottega.runs import messages, read
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
@@ -45,7 +47,7 @@ class RunQuery(ViewQuery):
     status: Status | None = None
     agent: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None
     session_id: SessionName | None = None
-    user: Annotated[UserName | None, AfterValidator(storable)] = None
+    user: QueriedUser = None
     parent_run_id: Annotated[
         UUID | None,
         Query(description="Only this run's linked runs, which are not listed else."),
@@ -138,10 +140,12 @@ router.add_api_route(
 async def list_(
     tx: Transaction,
     tenant: Tenant,
+    principal: PrincipalDep,
     query: Annotated[RunQuery, Query()],
     request: Request,
     response: Response,
 ) -> Any:
+    acts_for(principal, query.user, None)
     found = await read.page(
         tx,
         tenant,
@@ -155,15 +159,23 @@ async def list_(
     return await encoded_page(page, Run if query.full else RunSummary, response)
 
 
+class RunInFull(Run):
+    """A run, with the limits of its first agent's tasks."""
+
+    effective_limits: EffectiveLimits | None
+
+
 @router.get(
     "/{run_id}",
     operation_id="get_run",
     summary="Read a run",
-    response_model=Run,
+    response_model=RunInFull,
     responses=problems(404),
 )
-async def get(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
-    return await read.get(tx, tenant, run_id)
+async def get(service: ServiceDep, tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
+    run = await read.get(tx, tenant, run_id)
+    subagents = await first_subagents(tx, tenant, run["pinned"], run["agent"])
+    return run | {"effective_limits": service.settings.subagent_limits.of_agent(subagents)}
 
 
 class TaskQuery(PageQuery):

@@ -1,4 +1,4 @@
-"""Load of the workers, from their heartbeats."""
+"""Load of the workers, from their reports."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -11,7 +11,7 @@ from pydantic import Field
 from bottega.api.errors import problems
 from bottega.api.schemas.base import Answer
 from bottega.api.shared.deps import Tenant, Transaction
-from bottega.execution.load import heartbeat
+from bottega.engine import workers
 
 router = APIRouter(prefix="/v1/scheduler", tags=["operations"])
 
@@ -49,10 +49,10 @@ class Pool(Answer):
 
 
 class Breaker(Answer):
-    """A circuit breaker: it stops the dispatch of a kind of task that keeps failing."""
+    """A circuit breaker: it stops the dispatch of an agent's tasks that keep failing in a run."""
 
-    kind: Annotated[str, Field(description="A hash of the agent's name and its instructions.")]
-    agent: str | None = None
+    run_id: Annotated[UUID, Field(description="The run whose tasks fail.")]
+    agent: Annotated[str, Field(description="The agent whose tasks fail.")]
     state: Annotated[
         Literal["open", "half_open"],
         Field(description="`open`: none is dispatched. `half_open`: one is tried."),
@@ -81,7 +81,8 @@ class Worker(Answer):
 
     id: UUID
     started_at: datetime
-    seen_at: Annotated[datetime, Field(description="Last heartbeat; one is due every two seconds.")]
+    version: Annotated[str, Field(description="Of Bottega, as it runs there.")]
+    seen_at: Annotated[datetime, Field(description="Its last report.")]
     pool: Pool
     tenant: OwnTasks
 
@@ -131,13 +132,13 @@ class Workers(Answer):
     operation_id="get_scheduler",
     summary="Read the workers' load",
     description=(
-        "The workers with a heartbeat in the last 30 seconds, and their asynchronous tasks: "
+        "The workers that are alive, and their asynchronous tasks: "
         "totals of all tenants, and the caller's own part; its queued runs, and its limits."
     ),
     response_model=Workers,
     responses=problems(),
 )
 async def get(tx: Transaction, tenant: Tenant) -> dict[str, Any]:
-    found = await heartbeat.alive(tx, tenant)
-    load = await heartbeat.load_of(tx, tenant)
+    found = await workers.alive(tx)
+    load = await workers.load_of(tx, tenant)
     return {"workers": [{**row, "tenant": row["state"] or {}} for row in found], **load}

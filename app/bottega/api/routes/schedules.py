@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
-from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from bottega.api.auth import Principal, acts_for
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import NAME_PATTERN, Page
 from bottega.api.schemas.schedules import (
@@ -16,15 +16,17 @@ from bottega.api.schemas.schedules import (
     ScheduleChange,
     ScheduleContent,
 )
-from bottega.api.shared.deps import Actor, DefineTenant, ServiceDep, Transaction
+from bottega.api.shared.deps import Actor, DefineTenant, PrincipalDep, ServiceDep, Transaction
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.new_runs import check_webhook
 from bottega.api.shared.pages import LINK, ViewQuery
 from bottega.api.shared.schemas import check_schema
+from bottega.api.shared.wanted import QueriedUser
 from bottega.background import schedules
 from bottega.container import Service
 from bottega.db.pages import PageItems
 from bottega.files.inputs import StoredInput, stored_input
+from bottega.files.store import Owner
 from bottega.tenants import audit
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
@@ -59,10 +61,11 @@ async def create(
     once: OnceDep,
     service: ServiceDep,
     tenant: DefineTenant,
+    principal: PrincipalDep,
     body: NewSchedule,
     response: Response,
 ) -> Any:
-    async with _prepared(service, tenant, body) as (tx, asked, stored):
+    async with _prepared(service, principal, body) as (tx, asked, stored):
 
         async def store() -> dict[str, Any]:
             row = await schedules.create(tx, tenant, asked | {"name": body.name})
@@ -76,13 +79,14 @@ async def create(
 
 @asynccontextmanager
 async def _prepared(
-    service: Service, tenant: UUID, body: ScheduleContent
+    service: Service, principal: Principal, body: ScheduleContent
 ) -> AsyncIterator[tuple[AsyncConnection, dict[str, Any], StoredInput]]:
     """Check a schedule; yield a transaction, what to store, and the input's stored files."""
-    asked, run = body.model_dump(), body.run
+    asked, run, tenant = body.model_dump(), body.run, principal.tenant_id
+    owner = Owner(acts_for(principal, run.user, "/run/user").user, run.session_id)
     await check_schema(tenant, run.output_schema, "/run/output_schema")
     place = "/run/input"
-    files = stored_input(service.files, tenant, asked["run"]["input"], run.session_id, place)
+    files = stored_input(service.files, tenant, asked["run"]["input"], owner, place)
     async with files as stored:
         asked["run"]["input"] = stored.input
         async with service.database.begin(tenant) as tx:
@@ -109,17 +113,24 @@ async def _prepared(
 async def replace(
     service: ServiceDep,
     tenant: DefineTenant,
+    principal: PrincipalDep,
     name: ScheduleName,
     body: ScheduleContent,
     response: Response,
 ) -> Any:
-    async with _prepared(service, tenant, body) as (tx, asked, stored):
+    async with _prepared(service, principal, body) as (tx, asked, stored):
         row, is_new = await schedules.put(tx, tenant, asked | {"name": name})
         stored.keep(row["run"]["input"])
     if is_new:
         response.status_code = 201
         response.headers["Location"] = f"/v1/schedules/{name}"
     return _to_response(row)
+
+
+class ScheduleQuery(ViewQuery):
+    """Query parameters of the list of schedules."""
+
+    user: QueriedUser = None
 
 
 @router.get(
@@ -133,13 +144,15 @@ async def replace(
 async def list_(
     tx: Transaction,
     tenant: DefineTenant,
-    query: Annotated[ViewQuery, Query()],
+    principal: PrincipalDep,
+    query: Annotated[ScheduleQuery, Query()],
     request: Request,
     response: Response,
 ) -> Any:
     found = await schedules.page(
         tx,
         tenant,
+        user=acts_for(principal, query.user, None).user,
         after=query.place(str),
         descending=query.descending,
         limit=query.limit,

@@ -16,6 +16,7 @@ from bottega.secrets import rows
 from bottega.secrets.sealing import Keyring
 from bottega.settings import keyring
 from bottega.tools.http import UPPER_NAME
+from bottega.tools.secrets import refuse_vocabulary
 
 _ETAG = "The version, for `If-Match`."
 
@@ -52,7 +53,9 @@ KeyringDep = Annotated[Keyring, Depends(_keyring)]
     summary="Store a secret, or its next version",
     description=(
         "Runs send the new value within 5 seconds, also those that go on. No response, log or "
-        "event shows it. Without `BOTTEGA_SECRETS_KEY` on the server: 409 `no_secrets_key`."
+        "event shows it. A value that is a word of this service, such as a status or a field's "
+        "name, or a date or time: 422 `secret_is_vocabulary`. Without `BOTTEGA_SECRETS_KEY` on the "
+        "server: 409 `no_secrets_key`."
     ),
     response_model=Secret,
     responses={
@@ -75,13 +78,15 @@ async def put(
     response: Response,
     if_match: IfMatch = None,
 ) -> Any:
+    value = body.value.get_secret_value()
+    refuse_vocabulary(f"the secret '{name}'", value)
     row, is_new = await rows.put(
         tx,
         tenant,
         actor,
         keys,
         name=name,
-        value=body.value.get_secret_value(),
+        value=value,
         hosts=body.hosts,
         if_version=if_match_version(if_match),
     )

@@ -4,10 +4,12 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import AfterValidator, Field
+from pydantic import Field
+from sqlalchemy.ext.asyncio import AsyncConnection
 
+from bottega.api.auth import Acting, acts_for
 from bottega.api.errors import headers, problems
-from bottega.api.schemas.base import NAME_PATTERN, Page, UserName
+from bottega.api.schemas.base import NAME_PATTERN, Page
 from bottega.api.schemas.runs import SessionName
 from bottega.api.schemas.sessions import (
     Erased,
@@ -18,10 +20,17 @@ from bottega.api.schemas.sessions import (
     SessionMemory,
     SessionMessage,
 )
-from bottega.api.shared.deps import Actor, ServiceDep, Tenant, Transaction
+from bottega.api.shared.deps import Actor, PrincipalDep, ServiceDep, Tenant, Transaction
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, PageQuery
-from bottega.api.shared.wanted import MessagePart, MetadataPairs, Seq, pairs_of, storable
+from bottega.api.shared.wanted import (
+    MessagePart,
+    MetadataPairs,
+    OwnerNamed,
+    QueriedUser,
+    Seq,
+    pairs_of,
+)
 from bottega.runs import session_messages, sessions
 from bottega.tenants import audit
 from bottega.tenants.erase import erase_session
@@ -44,8 +53,14 @@ SessionId = Annotated[SessionName, Path(description="The session's id.")]
     },
 )
 async def create(
-    once: OnceDep, service: ServiceDep, tenant: Tenant, body: NewSession, response: Response
+    once: OnceDep,
+    service: ServiceDep,
+    tenant: Tenant,
+    principal: PrincipalDep,
+    body: NewSession,
+    response: Response,
 ) -> Any:
+    acts_for(principal, body.user)
     async with service.database.begin(tenant) as tx:
 
         async def begin() -> dict[str, Any]:
@@ -59,7 +74,7 @@ async def create(
 class SessionQuery(PageQuery):
     """Query parameters of the list of sessions."""
 
-    user: Annotated[UserName | None, AfterValidator(storable)] = None
+    user: QueriedUser = None
     metadata: MetadataPairs
 
 
@@ -73,6 +88,7 @@ class SessionQuery(PageQuery):
 async def list_(
     tx: Transaction,
     tenant: Tenant,
+    principal: PrincipalDep,
     query: Annotated[SessionQuery, Query()],
     request: Request,
     response: Response,
@@ -80,7 +96,7 @@ async def list_(
     found = await sessions.page(
         tx,
         tenant,
-        user=query.user,
+        user=acts_for(principal, query.user, None).user,
         metadata=pairs_of(query.metadata),
         after=query.place(str),
         descending=query.descending,
@@ -105,11 +121,16 @@ async def get(tx: Transaction, tenant: Tenant, session_id: SessionId) -> Any:
     operation_id="change_session",
     summary="Replace a session's metadata",
     response_model=Session,
-    responses=problems(400, 404, 413, 415),
+    responses=problems(400, 404, 409, 413, 415),
 )
 async def change(
-    tx: Transaction, tenant: Tenant, session_id: SessionId, body: SessionChange
+    tx: Transaction,
+    tenant: Tenant,
+    principal: PrincipalDep,
+    session_id: SessionId,
+    body: SessionChange,
 ) -> Any:
+    await _refuse_other(tx, acts_for(principal, body.user), session_id)
     return await sessions.change(tx, tenant, session_id, body.metadata)
 
 
@@ -133,11 +154,14 @@ async def fork(
     once: OnceDep,
     service: ServiceDep,
     tenant: Tenant,
+    principal: PrincipalDep,
     session_id: SessionId,
     response: Response,
     body: SessionFork | None = None,
 ) -> Any:
+    acting = acts_for(principal, body.user if body else None)
     async with service.database.begin(tenant) as tx:
+        await _refuse_other(tx, acting, session_id)
 
         async def begin() -> dict[str, Any]:
             session = await sessions.fork(tx, tenant, session_id, body.run_id if body else None)
@@ -145,6 +169,11 @@ async def fork(
             return session
 
         return await once(tx, response, Session, begin)
+
+
+async def _refuse_other(tx: AsyncConnection, acting: Acting, session_id: str) -> None:
+    session = await sessions.shown(tx, acting.tenant_id, session_id)
+    acting.refuse_other(session["user"], f"session '{session_id}'")
 
 
 class SessionMessageQuery(PageQuery):
@@ -155,6 +184,7 @@ class SessionMessageQuery(PageQuery):
         Query(pattern=NAME_PATTERN),
         Field(description="Only conversations of this agent; without, of all."),
     ] = None
+    user: OwnerNamed = None
 
 
 @router.get(
@@ -166,16 +196,18 @@ class SessionMessageQuery(PageQuery):
         "conversation are left out."
     ),
     response_model=Page[SessionMessage],
-    responses={**problems(404), 200: headers(Link=LINK)},
+    responses={**problems(404, 409), 200: headers(Link=LINK)},
 )
 async def list_messages(
     tx: Transaction,
     tenant: Tenant,
+    principal: PrincipalDep,
     session_id: SessionId,
     query: Annotated[SessionMessageQuery, Query()],
     request: Request,
     response: Response,
 ) -> Any:
+    await _refuse_other(tx, acts_for(principal, query.user, None), session_id)
     found = await session_messages.page(
         tx,
         tenant,
@@ -201,9 +233,20 @@ async def list_messages(
         "stay, as the fork's. Its id may be used again."
     ),
     response_model=Erased,
-    responses=problems(404),
+    responses=problems(404, 409),
 )
-async def delete(service: ServiceDep, tenant: Tenant, actor: Actor, session_id: SessionId) -> Any:
+async def delete(
+    service: ServiceDep,
+    tenant: Tenant,
+    principal: PrincipalDep,
+    actor: Actor,
+    session_id: SessionId,
+    user: OwnerNamed = None,
+) -> Any:
+    acting = acts_for(principal, user, None)
+    if acting.user is not None:  # a session of imported episodes alone has no row, and no user
+        async with service.database.begin(tenant) as tx:
+            await _refuse_other(tx, acting, session_id)
     removed = await erase_session(service.database, tenant, session_id, actor)
     return {"id": session_id, "removed": removed}
 
@@ -217,17 +260,20 @@ async def delete(service: ServiceDep, tenant: Tenant, actor: Actor, session_id: 
         "stay. A run that is under way has read it already, and may publish again."
     ),
     response_model=Erased,
-    responses=problems(404),
+    responses=problems(404, 409),
 )
 async def delete_memory(
     tx: Transaction,
     tenant: Tenant,
+    principal: PrincipalDep,
     actor: Actor,
     session_id: SessionId,
     agent: Annotated[
         str | None, Query(pattern=NAME_PATTERN, description="Only what this agent published.")
     ] = None,
+    user: OwnerNamed = None,
 ) -> Any:
+    await _refuse_other(tx, acts_for(principal, user, None), session_id)
     number = await sessions.clear_memory(tx, tenant, session_id, agent)
     removed = {"session_memory": number} if number else {}
     if number:

@@ -1,6 +1,6 @@
 """A run's events over HTTP: as pages, and as server-sent events."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -18,6 +18,7 @@ from bottega.api.server.http_protocol import DROP
 from bottega.api.server.limits import PAST
 from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant
 from bottega.api.shared.event_filter import MAX_SEQ, WatchQuery
+from bottega.api.shared.lines import escaped_lines
 from bottega.api.shared.pages import PageQuery
 from bottega.container import Service
 from bottega.db.pages import PageItems
@@ -116,9 +117,15 @@ async def events(
 class EventStream(EventSourceResponse):
     """Server-sent events of a run; a client that reads nothing for too long is dropped."""
 
-    def __init__(self, content: AsyncIterator[bytes], settings: Settings) -> None:
+    def __init__(
+        self,
+        content: AsyncIterator[bytes],
+        settings: Settings,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(
-            content,
+            escaped_lines(content),
+            headers=headers,
             ping=0,  # the heartbeats below carry an id, too
             send_timeout=settings.slow_reader_s,
         )

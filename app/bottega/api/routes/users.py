@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Header, Path, Response
 from fastapi.responses import StreamingResponse
 from pydantic import AfterValidator
 
@@ -12,14 +12,28 @@ from bottega.api.schemas.base import UserName
 from bottega.api.schemas.users import User
 from bottega.api.shared.deps import Actor, AdminTenant, ServiceDep, Transaction
 from bottega.api.shared.encoded_paths import EncodedPathRoute
+from bottega.api.shared.lines import escaped_lines
 from bottega.api.shared.wanted import storable
 from bottega.tenants import audit
 from bottega.users import erasure
-from bottega.users.export import UserExport
+from bottega.users.export import UserExport, as_array
 
 router = APIRouter(prefix="/v1/users", tags=["users"], route_class=EncodedPathRoute)
 
-_NDJSON = "application/x-ndjson"
+_NDJSON, _JSON = "application/x-ndjson", "application/json"
+_LINES = {
+    "type": "array",
+    "description": "The same lines as one array.",
+    "items": {
+        "type": "object",
+        "properties": {
+            "type": {"type": "string", "description": "A table, `content` or `end`."},
+            "data": {"type": "object", "description": "The row."},
+        },
+        "required": ["type", "data"],
+    },
+    "examples": [[{"type": "end", "data": {"lines": {}}}]],
+}
 UserPath = Annotated[
     UserName,
     AfterValidator(storable),
@@ -67,20 +81,30 @@ async def delete(
         "Lines of JSON, each an object with `type` (the table) and `data` (the row); a line of the "
         "type `content` is a part of a file or of a long text, in base64. An export is complete if "
         "its last line has the type `end`; it is missing if the export broke off, or the user's "
-        "erasure began meanwhile."
+        "erasure began meanwhile. With `Accept: application/json` the lines are the items of one "
+        "array."
     ),
     response_class=StreamingResponse,
     responses={
         **problems(404, 409),
-        200: {"content": {_NDJSON: {"schema": {"type": "string"}}}, "description": "The lines."},
+        200: {
+            "content": {_JSON: {"schema": _LINES}, _NDJSON: {"schema": {"type": "string"}}},
+            "description": "The lines.",
+        },
     },
 )
 async def export(
-    service: ServiceDep, tenant: AdminTenant, actor: Actor, user: UserPath
+    service: ServiceDep,
+    tenant: AdminTenant,
+    actor: Actor,
+    user: UserPath,
+    accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> StreamingResponse:
     objects = service.files.objects
     found = UserExport(service.database, objects, tenant, user)
     async with service.database.begin(tenant) as tx:
         await found.check(tx)
         await audit.note(tx, tenant, actor, "user.export", erasure.pseudonym(user))
-    return StreamingResponse(found.lines(), media_type=_NDJSON)
+    if _JSON in accept and _NDJSON not in accept:
+        return StreamingResponse(as_array(found.lines()), media_type=_JSON)
+    return StreamingResponse(escaped_lines(found.lines()), media_type=_NDJSON)

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import structlog
 from fastapi import APIRouter, Response, WebSocket
+from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 from starlette.websockets import WebSocketDisconnect
@@ -16,7 +17,13 @@ from uvicorn.protocols.utils import ClientDisconnected
 
 from bottega import metrics
 from bottega.api.auth import Principal
-from bottega.api.errors import database_unavailable, field_problem, for_error, problem_response
+from bottega.api.errors import (
+    database_unavailable,
+    field_problem,
+    for_error,
+    invalid,
+    problem_response,
+)
 from bottega.api.schemas.base import Body
 from bottega.api.schemas.interrupts import Resolve
 from bottega.api.schemas.messages import SendMessage
@@ -30,11 +37,13 @@ from bottega.api.server.websocket_protocol import (
     TOO_MANY_PINGS,
 )
 from bottega.api.shared.decisions import decide
+from bottega.api.shared.deps import refuse_unknown_query
 from bottega.api.shared.event_filter import WatchQuery
+from bottega.api.shared.owners import refuse_other_user
 from bottega.api.shared.sent_messages import send_message
 from bottega.container import Service
+from bottega.db.failures import is_transient
 from bottega.errors import BottegaError, InvalidInputError
-from bottega.events.log import is_transient
 from bottega.events.reader import RunCursor
 from bottega.events.stream import RunStream, Subscriber
 from bottega.runs.control import request_cancel, request_task_cancel
@@ -64,8 +73,8 @@ PING_LIMIT = (
     "and pongs, count as pings; cancel, message and resolve frames count as requests instead"
 )
 _KNOWN = (
-    'known frames: {"type":"ping"}, {"type":"cancel"} (one task: task_id), {"type":"message"} with '
-    'content and {"type":"resolve"} with interrupt_id and a decision'
+    'known frames: {"type":"ping"}, {"type":"cancel"} (one task: task_id; the run\'s user), '
+    '{"type":"message"} with content and {"type":"resolve"} with interrupt_id and a decision'
 )
 _CANCELLED = '{"type":"cancel.accepted"}'
 _LAST_ANSWER_S = 1.0
@@ -98,6 +107,7 @@ async def nowhere(socket: WebSocket) -> None:
 async def _watch(socket: WebSocket) -> None:
     service: Service = socket.app.state.service
     try:
+        refuse_unknown_query(socket.query_params, WatchQuery.model_fields)
         query = WatchQuery.model_validate(dict(socket.query_params))
         run_id = UUID(socket.path_params["run_id"])
         cursor = await service.streams.cursor_of(socket.state.principal.tenant_id, run_id)
@@ -113,9 +123,9 @@ async def _watch(socket: WebSocket) -> None:
 
 def _refusal(error: Exception) -> Response:
     if isinstance(error, ValidationError):
-        found = [field_problem({**item, "loc": ("query", *item["loc"])}) for item in error.errors()]
-        detail = f"{found[0].parameter}: {found[0].detail}"
-        return problem_response(422, "invalid", detail, found[:20])
+        return invalid([{**item, "loc": ("query", *item["loc"])} for item in error.errors()])
+    if isinstance(error, RequestValidationError):
+        return invalid(error.errors())
     if isinstance(error, BottegaError):
         return for_error(error)
     if isinstance(error, ValueError):
@@ -243,10 +253,8 @@ async def _answer(
     extensions = socket.scope["extensions"]
     principal: Principal = socket.state.principal
     match frame:
-        case {"type": "cancel", **others} if not others.keys() - {"task_id"}:
-            task = others.get("task_id")
-            act = partial(_cancel, service, cursor, task, principal)
-            return await _request(act, extensions)
+        case {"type": "cancel", **others} if not others.keys() - {"task_id", "user"}:
+            return await _request(partial(_cancel, service, cursor, others, principal), extensions)
         case {"type": "resolve"}:
             return await _request(partial(_resolve, service, cursor, frame, principal), extensions)
         case {"type": "message"}:
@@ -268,9 +276,15 @@ async def _request(act: Callable[[], Awaitable[str]], extensions: Mapping[str, A
         return _error(error)
 
 
-async def _cancel(service: Service, cursor: RunCursor, task: object, principal: Principal) -> str:
+async def _cancel(
+    service: Service, cursor: RunCursor, frame: Mapping[str, Any], principal: Principal
+) -> str:
     principal.need("run")
     database, actor = service.database, principal.actor
+    task, user = frame.get("task_id"), frame.get("user")
+    if not isinstance(user, str | None):
+        raise InvalidInputError("user must be a text")
+    await refuse_other_user(service, principal, cursor.run_id, user, "/user")
     if task is None:
         await request_cancel(database, cursor.tenant_id, cursor.run_id, actor)
         return _CANCELLED

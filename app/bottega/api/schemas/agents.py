@@ -19,7 +19,7 @@ from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
 from bottega.api.schemas.checks import SuccessCheck
 from bottega.api.schemas.facades import Expose, Facade, usual
 from bottega.api.schemas.params import OutputSchemaField, Parameters, ToolInputSchema, ToolName
-from bottega.api.schemas.teams.subagents import SubAgents
+from bottega.api.schemas.teams.subagents import EffectiveLimits, SubAgents
 from bottega.api.schemas.tools import ToolDefinition
 from bottega.definitions.models import MOST_MODELS
 from bottega.json_schema.values import WHOLE
@@ -277,6 +277,7 @@ class Agent(AgentSummary):
     """One version of an agent."""
 
     system_message: str
+    effective_limits: EffectiveLimits | None = None
     output_schema: dict[str, Any] | None = None
     input_schema: dict[str, Any] | None = None
     approval: ApprovalField | None = None

@@ -18,6 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from bottega.json_schema.values import WHOLE
+from bottega.users.names import names_nobody
 
 MAX_DEPTH = 16
 _DEEP = 40
@@ -46,10 +47,26 @@ PlaceInTime = Annotated[
     AfterValidator(lambda moment: moment.astimezone(UTC)),
 ]
 """Time from a client, in UTC; PostgreSQL refuses offsets of 16 hours and more."""
+
+
+def _of_somebody(name: str) -> str:
+    if names_nobody(name):
+        raise PydanticCustomError("blank", "a user's name has characters that can be seen")
+    return name
+
+
 UserName = Annotated[
     str,
     StringConstraints(min_length=1, max_length=128),
+    AfterValidator(_of_somebody),
     Field(description="Your own name for your end user: an id, an address, any text."),
+]
+OwnUser = Annotated[
+    UserName | None,
+    Field(
+        description="The user that this acts for; 409 `session_user` if it belongs to another one, "
+        "or to none. Null: it is not compared, unless the key must name a user."
+    ),
 ]
 MemoryMode = Literal["off", "read", "full"]
 """Use of memory: none, reading only, or reading and storing the run."""

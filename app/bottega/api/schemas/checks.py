@@ -110,11 +110,21 @@ class RunCheck(Answer):
     """The success checks of a run; null if its agent has none, or it did not complete."""
 
     status: Annotated[
-        Literal["pending", "done", "failed"],
-        Field(description="`failed`: some could not be decided, and are not tried again."),
+        Literal["pending", "done", "failed", "unknown"],
+        Field(
+            description="`failed`: some could not be decided, and are not tried again. `unknown`: "
+            "for a week no day had the budget for a judge."
+        ),
     ]
     passed: bool | None
     results: Annotated[list[CheckResult], Field(description="In the order of the agent's checks.")]
+    reason: Annotated[
+        str | None,
+        Field(
+            description="The budget that a judge waits for, with `pending`: it is asked when the "
+            "next day begins (UTC). `budget`, with `unknown`."
+        ),
+    ]
     error: str | None
     tries: int
     updated_at: datetime

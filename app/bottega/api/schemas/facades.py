@@ -5,17 +5,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-Facade = Literal["mcp", "a2a", "agui", "openai"]
-_BUILT: frozenset[Facade] = frozenset({"mcp", "openai"})
+Facade = Literal["mcp", "openai"]
 
 
-def _built(expose: list[Facade]) -> list[Facade]:
+def _distinct(expose: list[Facade]) -> list[Facade]:
     if len({*expose}) < len(expose):
         raise PydanticCustomError("duplicate", "a façade is named twice")
-    if missing := sorted({*expose} - _BUILT):
-        raise PydanticCustomError(
-            "not_built", "not built yet: {missing}", {"missing": ", ".join(missing)}
-        )
     return expose
 
 
@@ -26,9 +21,9 @@ def usual() -> list[Facade]:
 
 Expose = Annotated[
     list[Facade],
-    AfterValidator(_built),
+    AfterValidator(_distinct),
     Field(
-        max_length=4,
+        max_length=2,
         json_schema_extra={"uniqueItems": True},
         description="The façades that show it, beside this API: `openai` (a model of "
         "`/openai/v1`), `mcp` (a tool at `/mcp`).",

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, JsonValue, StringConstraints
 from pydantic.config import JsonDict
 
 from bottega.agents.people.interrupts import Kind
-from bottega.api.schemas.base import Answer, Body
+from bottega.api.schemas.base import Answer, Body, OwnUser
 
 InterruptStatus = Literal["pending", "resolved", "expired", "cancelled"]
 
@@ -18,6 +18,7 @@ _EXAMPLE: JsonDict = {
     "status": "pending",
     "run_id": "01980c52-9f10-7a51-9c56-2f8d3f0f2c77",
     "session_id": None,
+    "user": "ada",
     "task_id": None,
     "agent": "support",
     "tool": "refund",
@@ -26,6 +27,7 @@ _EXAMPLE: JsonDict = {
     "question": None,
     "schema": {"type": "object", "properties": {"amount": {"type": "number"}}},
     "reason": "Refunds above 100 need a person.",
+    "server": None,
     "created_at": "2026-11-02T08:30:00Z",
     "expires_at": "2026-11-09T08:30:00Z",
     "resolved_at": None,
@@ -52,6 +54,7 @@ class InterruptItem(Answer):
     status: InterruptStatus
     run_id: UUID
     session_id: str | None
+    user: Annotated[str | None, Field(description="Of its run.")]
     task_id: Annotated[UUID | None, Field(description="Null: the run's first agent.")]
     agent: str | None
     tool: str
@@ -63,6 +66,9 @@ class InterruptItem(Answer):
         Field(alias="schema", description="JSON Schema of an answer, or of edited arguments."),
     ]
     reason: Annotated[str | None, Field(description="Why an approval is needed.")]
+    server: Annotated[
+        str | None, Field(description="The MCP server that asks; null: the agent itself.")
+    ]
     created_at: datetime
     expires_at: Annotated[datetime, Field(description="The call is denied then.")]
     resolved_at: datetime | None
@@ -103,12 +109,14 @@ class NewDecision(Body):
         Annotated[str, StringConstraints(min_length=1, max_length=10_000)] | None,
         Field(description="Of a client's tool that failed."),
     ] = None
+    user: OwnUser = None
 
     @property
     def said(self) -> dict[str, Any]:
         """The fields that were sent; those that are null and need a value are left out."""
         optional = ("decision", "arguments", "comment", "error")
-        sent = self.model_dump(include=self.model_fields_set & set(NewDecision.model_fields))
+        told = self.model_fields_set & set(NewDecision.model_fields) - {"user"}
+        sent = self.model_dump(include=told)
         return {name: sent[name] for name in sent if name not in optional or sent[name] is not None}
 
 

@@ -15,6 +15,7 @@ _EXAMPLE: JsonDict = {
     "name": "the nightly reports",
     "prefix": "btg_4fqx0a1b",
     "scopes": ["run", "define"],
+    "require_user": False,
     "created_at": "2026-11-02T08:30:00Z",
     "expires_at": "2027-11-02T08:30:00Z",
     "last_used_at": None,
@@ -51,6 +52,13 @@ class NewKey(Body):
         Annotated[PlaceInTime, Field(strict=False)] | None,
         Field(description="End of its validity; null: valid until revoked."),
     ] = None
+    require_user: Annotated[
+        bool,
+        Field(
+            description="Its requests that start work, and those for lists of what users have, "
+            "must name a `user` (else 422 `user_required`)."
+        ),
+    ] = False
 
 
 class Key(Answer):
@@ -62,6 +70,7 @@ class Key(Answer):
     name: str
     prefix: Annotated[str, Field(description="Beginning of the key.")]
     scopes: Annotated[list[Scope], Field(description="In a fixed order, each once.")]
+    require_user: Annotated[bool, Field(description="Its requests must name a `user`.")]
     created_at: datetime
     expires_at: datetime | None
     last_used_at: Annotated[

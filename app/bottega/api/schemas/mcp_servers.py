@@ -84,6 +84,13 @@ class McpServerSummary(Answer):
         datetime | None,
         Field(description="Time of the refresh that brought its tools; null: none has yet."),
     ]
+    stale: Annotated[
+        bool,
+        Field(
+            description="The server has said, in a run, that its tools are others by now: send "
+            "`POST /v1/mcp-servers/{name}/refresh`."
+        ),
+    ] = False
     created_at: Annotated[datetime, Field(description="Time at which this version was stored.")]
 
 

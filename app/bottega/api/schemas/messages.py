@@ -6,7 +6,7 @@ from uuid import UUID
 
 from pydantic import ConfigDict, Field
 
-from bottega.api.schemas.base import Answer, Body
+from bottega.api.schemas.base import Answer, Body, OwnUser
 from bottega.api.schemas.parts import Content, ContentPart
 from bottega.api.schemas.usage import Usage
 
@@ -20,6 +20,7 @@ class NewMessage(Body):
         Content,
         Field(description="A text, or parts; at most 100,000 bytes, but for the data of files."),
     ]
+    user: OwnUser = None
 
 
 class SendMessage(NewMessage):

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError, to_json
 
 from bottega.agents.params import Effort, Verbosity
 from bottega.api.schemas.base import Body
-from bottega.api.schemas.tools import ClientToolDefinition
+from bottega.api.schemas.tools import RunToolDefinition
 from bottega.errors import InvalidInputError
 from bottega.json_schema.output import check_length
 from bottega.json_schema.values import WHOLE
@@ -123,7 +123,7 @@ class Parameters(Body):
         return self.model_fields_set
 
 
-def _distinct(tools: list[ClientToolDefinition]) -> list[ClientToolDefinition]:
+def _distinct(tools: list[RunToolDefinition]) -> list[RunToolDefinition]:
     names = [tool.name for tool in tools]
     if repeated := next((name for name in names if names.count(name) > 1), None):
         raise PydanticCustomError(
@@ -145,16 +145,24 @@ class AgentOverrides(Body):
         ),
     ] = Field(default_factory=Parameters)
     tools: Annotated[
-        list[ClientToolDefinition],
+        list[RunToolDefinition],
         Field(
             max_length=128,
             description="Tools of this run's client, beside the agent's own; their names differ.",
         ),
         AfterValidator(_distinct),
     ] = Field(default_factory=list)
+    instructions: Annotated[
+        str | None,
+        StringConstraints(min_length=1, max_length=500_000),
+        Field(
+            description="Added to the agent's system message in this run; later runs of its "
+            "conversation know nothing of it."
+        ),
+    ] = None
 
     @model_serializer(mode="wrap")
-    def _with_tools(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
-        """Show ``tools`` if there are any. An annotation would replace the schema of the fields."""
+    def _with_more(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
+        """Show only what there is, and ``params``. An annotation would replace the schema."""
         shown = handler(self)
-        return shown if self.tools else {"params": shown["params"]}
+        return {name: each for name, each in shown.items() if each or name == "params"}

@@ -1,5 +1,6 @@
 """A run's input, the parts of a message's content, and files, on the wire."""
 
+import re
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
@@ -12,6 +13,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     StringConstraints,
     Tag,
+    WithJsonSchema,
     model_serializer,
     model_validator,
 )
@@ -29,12 +31,40 @@ LONGEST_DATA = -(-MAX_DATA_BYTES // 3) * 4
 _SOURCES = ("url", "data", "file")
 
 
+_HOST = r"^[Hh][Tt][Tt][Pp][Ss]?://[^\s/?#@\\]+"
+_WEB_ADDRESS = rf"{_HOST}([/?#]\S*)?$"
+_WITHOUT_FRAGMENT = rf"{_HOST}([/?][^\s#]*)?$"
+_LONGEST_URL = 2000
+
+
 def _web_address(url: str) -> str:
     try:
         checked_url(url)
     except InvalidInputError as error:
         raise PydanticCustomError("url", "{why}", {"why": error.detail}) from None
+    if not re.fullmatch(_WEB_ADDRESS, url):
+        raise PydanticCustomError("url", "a URL has no blanks: encode them")
     return url
+
+
+def _without_fragment(url: str) -> str:
+    if "#" in url:
+        raise PydanticCustomError("url", "a fragment (#…) is never sent: leave it out")
+    return url
+
+
+def _shown(pattern: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "maxLength": _LONGEST_URL, "pattern": pattern})
+
+
+WebAddress = Annotated[
+    str,
+    StringConstraints(max_length=_LONGEST_URL),
+    AfterValidator(_web_address),
+    _shown(_WEB_ADDRESS),
+]
+"""An http(s) URL with a host, without user, password or blanks."""
+WebhookUrl = Annotated[WebAddress, AfterValidator(_without_fragment), _shown(_WITHOUT_FRAGMENT)]
 
 
 class TextPart(Body):
@@ -49,9 +79,7 @@ class MediaPart(Body):
 
     type: Literal["image", "audio", "document", "file"]
     url: Annotated[
-        str | None,
-        StringConstraints(max_length=2000),
-        AfterValidator(lambda url: url and _web_address(url)),
+        WebAddress | None,
         Field(description="Passed on to the model's server, which reads it; we never do."),
     ] = None
     data: Annotated[
@@ -208,11 +236,13 @@ def _asks(value: list[InputMessage]) -> list[InputMessage]:
     users = sum(message.role == "user" for message in value)
     if users == 0:
         raise PydanticCustomError("user_message", "one message must have the role 'user'")
-    if users > 1 and value[-1].role not in ("user", "tool"):
-        raise PydanticCustomError(
-            "last_user_message", "messages of several turns must end with one of the role 'user'"
-        )
     _check_calls(value)
+    asking = [message.role for message in value if message.role != "system"]
+    if asking[-1] == "assistant" or (users > 1 and value[-1].role == "system"):
+        raise PydanticCustomError(
+            "last_user_message",
+            "the last message must have the role 'user', or 'tool' after a tool call",
+        )
     return value
 
 
@@ -259,3 +289,27 @@ class File(Answer):
     tokens: Annotated[int, Field(description="Estimate of its tokens in a prompt.")]
     session_id: Annotated[str | None, Field(description="The session that it is deleted with.")]
     created_at: datetime
+
+
+_Said = Annotated[
+    list[Annotated[str, StringConstraints(min_length=1, max_length=500)]], Field(max_length=10)
+]
+_GOALS = "What is to be done, if the input does not say it all. Models read it word for word."
+_CONSTRAINTS = "What the work must keep to. Models read it word for word."
+_CRITERIA = "How to tell that it was done well. Models read it word for word; nothing checks it."
+
+
+class Demands(Body):
+    """Demands of a request for a run, beside its input."""
+
+    goals: Annotated[_Said, Field(description=_GOALS)] = Field(default_factory=list)
+    constraints: Annotated[_Said, Field(description=_CONSTRAINTS)] = Field(default_factory=list)
+    success_criteria: Annotated[_Said, Field(description=_CRITERIA)] = Field(default_factory=list)
+
+
+class ShownDemands(Answer):
+    """Demands of a run, as its request has them."""
+
+    goals: list[str] = Field(default_factory=list)
+    constraints: list[str] = Field(default_factory=list)
+    success_criteria: list[str] = Field(default_factory=list)

@@ -66,7 +66,7 @@ class ModelBreaker(Answer):
 
 
 class ModelCalls(Answer):
-    """Model calls of this tenant in all workers, as of their last heartbeats (two seconds)."""
+    """Model calls of this tenant in all workers, as of their last reports."""
 
     under_way: int = 0
     waiting: Annotated[

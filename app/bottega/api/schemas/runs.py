@@ -4,13 +4,12 @@ from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import (
     NAME_PATTERN,
     Answer,
-    Body,
     MemoryMode,
     Metadata,
     Name,
@@ -19,36 +18,24 @@ from bottega.api.schemas.base import (
 )
 from bottega.api.schemas.checks import RunCheck, ShownOutcome
 from bottega.api.schemas.params import AgentOverrides, OutputSchemaField
-from bottega.api.schemas.parts import RunInput, ShownMessage
+from bottega.api.schemas.parts import Demands, RunInput, ShownDemands, ShownMessage, WebhookUrl
 from bottega.api.schemas.usage import AgentUsage, CostBudget
-from bottega.errors import InvalidInputError
 from bottega.json_schema.values import WHOLE
-from bottega.tools.egress import checked_url
 
 Status = Literal["queued", "running", "waiting", "completed", "failed", "timeout", "cancelled"]
 TaskStatus = Literal[
     "queued", "running", "streaming", "waiting", "completed", "failed", "timeout", "cancelled"
 ]
 LearningStatus = Literal["pending", "done", "failed"]
-Cause = Literal["start", "crash", "drain", "model", "interrupt", "message"]
+Cause = Literal["start", "crash", "lost", "drain", "model", "interrupt", "message"]
 SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
-_USER = "Your own name for your end user, whose memory the run uses. Null: the session's user."
+_USER = (
+    "Your own name for your end user, whose memory and files the run uses; in a session, the "
+    "session's. Null: nobody; the run reads no memory of others."
+)
 
 
-def _plain_url(url: str) -> str:
-    try:
-        checked_url(url)
-    except InvalidInputError as error:
-        raise PydanticCustomError("url", "{why}", {"why": error.detail}) from None
-    if "#" in url:
-        raise PydanticCustomError("url", "a fragment (#…) is never sent: leave it out")
-    return url
-
-
-WebhookUrl = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_plain_url)]
-
-
-class NewRun(Body):
+class NewRun(Demands):
     """A run to start."""
 
     deep = frozenset({"output_schema"})
@@ -176,10 +163,8 @@ class NewRun(Body):
     output_schema: Annotated[
         OutputSchemaField | None,
         Field(
-            description=(
-                "JSON Schema (2020-12) of the answer; it takes the place of the agent's own. In a "
-                "DAG it is for each agent that no other follows."
-            )
+            description="JSON Schema (2020-12) of the answer; it takes the place of the agent's "
+            "own. In a DAG it is for each agent that no other follows."
         ),
     ] = None
     metadata: Metadata = Field(default_factory=dict)
@@ -201,31 +186,8 @@ class NewRun(Body):
             raise PydanticCustomError("steer", "a run of the mode 'dag' cannot be steered")
         if not isinstance(self.input, str) and len(self.input) > 1:
             raise PydanticCustomError("steer", "'steer' takes a text or one message as input")
-
-
-class Retry(Body):
-    """The point from which to repeat a run."""
-
-    from_: Annotated[
-        Literal["start", "last_step"],
-        Field(
-            alias="from",
-            description="`last_step` keeps the successful steps.",
-        ),
-    ] = "start"
-
-
-class StoppedTask(Answer):
-    """The result of cancelling a task."""
-
-    task_id: UUID
-    status: Literal["stopped", "already_final", "stopping"]
-
-
-class StoppedTasks(Answer):
-    """The cancelled task, and all tasks below it."""
-
-    items: list[StoppedTask]
+        if self.goals or self.constraints or self.success_criteria:
+            raise PydanticCustomError("steer", "'steer' takes no goals, constraints, criteria")
 
 
 class Attempt(Answer):
@@ -303,6 +265,14 @@ class RunSummary(Answer):
     token_budget: int | None
     cost_budget: CostBudget | None = None
     memory: Annotated[MemoryMode, Field(description="Effective use of memory.")]
+    memory_used: Annotated[
+        str,
+        Field(
+            description="Whose earlier runs it may read: those of its `user`, of its `session`, or "
+            "of the `tenant` (`memory_scope`); else `none` and the reason.",
+            examples=["user", "none (no user)"],
+        ),
+    ]
     metadata: Metadata
     webhook: Annotated[Webhook | None, Field(description="Null: none was requested.")]
     retry_of: Annotated[UUID | None, Field(description="The run that this one repeats.")]
@@ -318,7 +288,7 @@ class RunSummary(Answer):
     ended_at: datetime | None
 
 
-class Run(RunSummary):
+class Run(RunSummary, ShownDemands):
     """A run."""
 
     input: str | list[ShownMessage]

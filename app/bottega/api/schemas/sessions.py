@@ -6,7 +6,7 @@ from uuid import UUID
 
 from pydantic import Field
 
-from bottega.api.schemas.base import Answer, Body, Metadata, UserName
+from bottega.api.schemas.base import Answer, Body, Metadata, OwnUser, UserName
 from bottega.api.schemas.messages import Message
 from bottega.api.schemas.runs import SessionName
 
@@ -25,6 +25,7 @@ class SessionChange(Body):
     """A change of a session."""
 
     metadata: Annotated[Metadata, Field(description="In place of all that it had.")]
+    user: OwnUser = None
 
 
 class SessionFork(Body):
@@ -34,6 +35,7 @@ class SessionFork(Body):
         UUID | None,
         Field(strict=False, description="The last of them; null: all that are completed."),
     ] = None
+    user: OwnUser = None
 
 
 class Session(Answer):

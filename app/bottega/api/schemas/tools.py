@@ -1,13 +1,12 @@
 """Tools in definitions of agents."""
 
-import json
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, field_validator
+from pydantic import Field, JsonValue, StringConstraints, field_validator
 
 from bottega.api.schemas.base import Body
 from bottega.errors import InvalidInputError
-from bottega.json_schema.arguments import argument_schema
+from bottega.json_schema.shown import shown_schema
 from bottega.tools.approvals import Approvable
 from bottega.tools.http import HttpToolDefinition, ToolName, ToolParameters, ToolPurpose
 from bottega.tools.mcp import McpToolDefinition
@@ -33,12 +32,30 @@ class ClientToolDefinition(Body, Approvable):
 
     @field_validator("parameters")
     @classmethod
-    def _is_schema(cls, parameters: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    def _can_be_shown(cls, parameters: dict[str, JsonValue]) -> dict[str, JsonValue]:
         try:
-            argument_schema(json.dumps(parameters))
+            shown_schema(parameters)
         except InvalidInputError as error:
             raise ValueError(error.detail) from None
         return parameters
+
+
+class RunToolDefinition(ClientToolDefinition):
+    """A tool that a run brings with it."""
+
+    description: Annotated[
+        str,
+        StringConstraints(min_length=1, max_length=20_000),
+        Field(description="Purpose of the tool, for the model."),
+    ]
+    client_name: Annotated[
+        str | None,
+        StringConstraints(min_length=1, max_length=200),
+        Field(
+            description="The client's own name of the tool, if models refuse it; OpenAI's API "
+            "calls it so."
+        ),
+    ] = None
 
 
 ToolDefinition = Annotated[

@@ -1,14 +1,7 @@
 """Security headers of every response."""
 
-from base64 import b64encode
-from hashlib import sha256
-
-from fastapi import FastAPI
-from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import HTMLResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-ASSETS = "/docs-assets"
 RawHeader = tuple[bytes, bytes]
 """Name, in lower case, and value: a header in ASGI's form."""
 _ALWAYS: tuple[RawHeader, ...] = (
@@ -48,25 +41,3 @@ class SecurityHeaders:
             await send(message)
 
         await self.app(scope, receive, send_with_headers)
-
-
-def add_docs(app: FastAPI) -> None:
-    """Add ``/docs``, with a policy that allows only its own scripts."""
-    page = get_swagger_ui_html(
-        openapi_url="/openapi.json",
-        title=f"{app.title} - Swagger UI",
-        swagger_js_url=f"{ASSETS}/swagger-ui-bundle.js",
-        swagger_css_url=f"{ASSETS}/swagger-ui.css",
-        swagger_favicon_url=f"{ASSETS}/favicon.png",
-    )
-    html = bytes(page.body).decode()
-    script = html.rpartition("<script>")[2].partition("</script>")[0]
-    digest = b64encode(sha256(script.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; script-src 'self' 'sha256-{digest}'; connect-src 'self'; "
-        "style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'"
-    )
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> HTMLResponse:
-        return HTMLResponse(html, headers={"Content-Security-Policy": policy})

@@ -3,21 +3,22 @@
 import logging
 import socket
 from asyncio import TimerHandle
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from http import HTTPStatus
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any
 
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from bottega.api.errors import problem_response
+from bottega.api.server.addresses import Addresses
 from bottega.api.server.headers import for_path
 
 DROP = "bottega.drop"
 """Scope extension: ``drop(code, reason)`` of a WebSocket, ``drop()`` of a request."""
+RECEIVED = "bottega.received"
+"""Scope extension of a request: ``received()`` returns the bytes that have come for it so far."""
 UPLOADS = ("POST", "/v1/files")
 """Method and path of requests whose body may take longer: only their silence is limited."""
 MAX_URL_BYTES = 8000
@@ -41,56 +42,11 @@ class Bounds:
             the longest silence.
         slow_reader_s: seconds that a client may read nothing of a response.
         connections: of all clients together.
-        trusted: proxies, exempt from the limit per address.
     """
 
     patience_s: float
     slow_reader_s: float
     connections: int
-    trusted: Sequence[IPv4Network | IPv6Network] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Addresses:
-    """Open connections, counted by client address.
-
-    Args:
-        each: connections per address; for IPv6, per /64 network.
-    """
-
-    each: int
-    trusted: Sequence[IPv4Network | IPv6Network]
-    _open: Counter[str] = field(default_factory=Counter)
-
-    @classmethod
-    def of(cls, bounds: Bounds) -> "Addresses":
-        """Return a counter that allows each address a quarter of all connections."""
-        return cls(max(1, bounds.connections // 4), bounds.trusted)
-
-    def enter(self, client: tuple[str, int] | None) -> int:
-        """Count a new connection; return by how many its address exceeds its limit."""
-        place = _place(client)
-        self._open[place] += 1
-        return 0 if self._is_trusted(client) else max(0, self._open[place] - self.each)
-
-    def leave(self, client: tuple[str, int] | None) -> None:
-        """Count the end of a connection that was entered."""
-        place = _place(client)
-        self._open[place] -= 1
-        if not self._open[place]:
-            del self._open[place]
-
-    def _is_trusted(self, client: tuple[str, int] | None) -> bool:
-        if client is None:  # not a network address
-            return True
-        return any(ip_address(client[0]) in network for network in self.trusted)
-
-
-def _place(client: tuple[str, int] | None) -> str:
-    if client is None:
-        return ""
-    host = client[0]
-    return str(ip_network((host, 64), strict=False)) if ":" in host else host
 
 
 class _RefusedError(Exception):
@@ -115,6 +71,8 @@ class HttpProtocol(HttpToolsProtocol):
     _fields = 0
     _head_bytes = 0
     _unfinished = 0
+    _received = _received_before = 0
+    _heard_at = 0.0
 
     def __init__(self, *args: Any, bounds: Bounds, addresses: Addresses, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -155,6 +113,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._refusal is not None:
             return
         self._unfinished += len(data)
+        self._received_before, self._received = self._received, self._received + len(data)
         super().data_received(data)
         if self._unfinished > MAX_HEAD_BYTES:
             self._refuse(_too_large(f"more than {MAX_HEAD_BYTES} bytes"))
@@ -203,8 +162,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._unfinished = 0
         super().on_body(body)
         if self._is_upload and self._answering:
-            self._stop_waiting()
-            self._wait()
+            self._heard_at = self.loop.time()
 
     def on_message_complete(self) -> None:
         self._unfinished = 0
@@ -224,7 +182,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         scope: Any = cycle.scope
-        scope.setdefault("extensions", {})[DROP] = self.transport.abort
+        begun = self._received_before
+        extensions = scope.setdefault("extensions", {})
+        extensions[DROP] = self.transport.abort
+        extensions[RECEIVED] = lambda: self._received - begun
         super()._start_asgi_task(cycle, app)
 
     # A response stays buffered until it is read, even after the connection ended.
@@ -278,9 +239,13 @@ class HttpProtocol(HttpToolsProtocol):
         if not (self._in_head or self._in_body):  # no request has begun
             self.transport.close()
             return
-        if self._in_body and self._is_upload and self._answering and self.flow.read_paused:
-            self._wait()  # the client may not send: the server still stores what it sent
-            return
+        if self._in_body and self._is_upload and self._answering:
+            if self.flow.read_paused:  # the server still stores what the client sent
+                self._heard_at = self.loop.time()
+            left = self._heard_at + self._bounds.patience_s - self.loop.time()
+            if left > 0:
+                self._timer = self.loop.call_later(left, self._too_slow)
+                return
         part = "body" if self._in_body else "head"
         detail = f"the request's {part} did not arrive within {self._bounds.patience_s:g} seconds"
         self._refuse(problem_response(408, "request_timeout", detail))

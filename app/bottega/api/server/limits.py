@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs
 from uuid import UUID
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bottega.api.errors import problem_response
 from bottega.api.server.headers import sent
+from bottega.api.server.http_protocol import RECEIVED
 from bottega.api.server.middleware import refuse
 from bottega.clock import monotonic
 from bottega.tenants.ratelimit import Decision, Rate, RateLimits
@@ -27,9 +29,9 @@ PAST = "bottega.past"
 _WAITING = frozenset({"/mcp", "/openai/v1/chat/completions", "/openai/v1/responses"})
 """Paths whose POST may wait for a run."""
 _SENT, _RECEIVED = 64 * 1024, 16 * 1024
-"""Each so many bytes of a request's body, or of its answer, cost as much as one more request, up to
-``_MOST_CHARGED``. Pages take milliseconds for each 16 KiB, most of them for checks of the items."""
-_MOST_CHARGED = 16
+"""Each so many bytes of a request's body, or of its answer, cost as much as one more request. Pages
+take milliseconds for each 16 KiB, most of them for checks of the items."""
+_MOST_OF_ANSWER = 16
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 
 
@@ -53,7 +55,7 @@ class LimitTenants:
         self.app = app
         self.streams = streams
         self.open: Counter[UUID] = Counter()
-        self.limits = RateLimits(Rate.of(per_s), clock)
+        self.limits: RateLimits[UUID] = RateLimits(Rate.of(per_s), clock)
         rate = self.limits.rate
         self.policy = f'"requests";q={rate.burst};w={math.ceil(rate.window_s)}'.encode()
 
@@ -83,17 +85,16 @@ class LimitTenants:
                 f"{self.limits.rate.burst} at once; each 64 KiB of a request's body, and each "
                 "16 KiB of an answer, count as one more: try again after Retry-After"
             )
-            await _refuse(
-                "rate_limited", detail, decision.retry_after_s, scope, receive, send_with_headers
-            )
+            refusal = limited("rate_limited", detail, decision.retry_after_s)
+            await refuse(refusal, scope, receive, send_with_headers)
         elif not streams:
-            await self.app(scope, bill.of(receive), send_with_headers)
+            await self.app(scope, bill.of(scope, receive), send_with_headers)
         elif self.open[tenant] >= self.streams:
             detail = f"{self.streams} streams of your tenant are open here: close one first"
-            await _refuse("too_many_streams", detail, 1, scope, receive, send_with_headers)
+            await refuse(limited("too_many_streams", detail, 1), scope, receive, send_with_headers)
         else:
             scope.setdefault("extensions", {})[PAST] = bill.answer
-            await self._stream(tenant, scope, bill.of(receive), send_with_headers)
+            await self._stream(tenant, scope, bill.of(scope, receive), send_with_headers)
 
     async def _stream(self, tenant: UUID, scope: Scope, receive: Receive, send: Send) -> None:
         async def turn() -> None:
@@ -133,18 +134,21 @@ class _Bill:
         sent, received: bytes of the client's body, and of its answer's.
     """
 
-    limits: RateLimits
+    limits: RateLimits[UUID]
     tenant: UUID
     sent: int = 0
     received: int = 0
 
-    def of(self, receive: Receive) -> Receive:
-        """Charge for the request's body."""
+    def of(self, scope: Scope, receive: Receive) -> Receive:
+        """Charge for the request's body, also for what frames it: chunks may have a byte each."""
+        whole = scope.get("extensions", {}).get(RECEIVED, lambda: 0)
 
         async def charged() -> Message:
             message = await receive()
             before, self.sent = self.sent, self.sent + len(message.get("body", b""))
-            self._charge(before, self.sent, _SENT)
+            if message["type"] == "http.request" and message.get("body"):
+                self.sent = max(self.sent, whole())
+            self._charge(self.sent // _SENT - before // _SENT)
             return message
 
         return charged
@@ -152,24 +156,21 @@ class _Bill:
     def answer(self, size: int) -> None:
         """Charge for a part of the answer, as far as it is longer than the request's body."""
         before, self.received = self.received, self.received + size
-        self._charge(before - self.sent, self.received - self.sent, _RECEIVED)
+        self._charge(self._of_answer(self.received) - self._of_answer(before))
 
-    def _charge(self, before: int, size: int, unit: int) -> None:
-        if further := _cost(size, unit) - _cost(before, unit):
+    def _of_answer(self, received: int) -> int:
+        return min(max(0, received - self.sent) // _RECEIVED, _MOST_OF_ANSWER)
+
+    def _charge(self, further: int) -> None:
+        if further:
             self.limits.charge(self.tenant, further)
-
-
-def _cost(size: int, unit: int) -> int:
-    """Return how many requests a body of ``size`` bytes costs beside its own."""
-    return min(max(0, size) // unit, _MOST_CHARGED)
 
 
 def _left(decision: Decision) -> bytes:
     return f'"requests";r={decision.remaining};t={math.ceil(decision.whole_s)}'.encode()
 
 
-async def _refuse(
-    code: str, detail: str, retry_after_s: float, scope: Scope, receive: Receive, send: Send
-) -> None:
+def limited(code: str, detail: str, retry_after_s: float) -> Response:
+    """Return the refusal of one request too many."""
     later = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
-    await refuse(problem_response(429, code, detail, headers=later), scope, receive, send)
+    return problem_response(429, code, detail, headers=later)

@@ -16,8 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 from uvicorn.protocols.utils import ClientDisconnected
 
-from bottega.api.errors import problem_response
+from bottega.api.errors import database_unavailable, problem_response
 from bottega.api.server.headers import sent
+from bottega.db.failures import is_transient
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,7 @@ class Cors(CORSMiddleware):
                 "RateLimit",
                 "RateLimit-Policy",
                 "Retry-After",
+                "X-Bottega-Memory",
             ),
         )
 
@@ -141,11 +143,34 @@ class Cors(CORSMiddleware):
         return problem_response(400, "cors", reason, headers=headers)
 
 
-class OnlyFromHere:
-    """Middleware that refuses requests of foreign web pages while there are no keys.
+_PROXY = frozenset((b"forwarded", b"via", b"cf-connecting-ip", b"x-real-ip"))
+_PROXY_PREFIX = b"x-forwarded-"
+_ALWAYS = frozenset(("/healthz", "/readyz"))
+_PAGES = frozenset(("/", "/console", "/console/"))
+"""Pages of the console, to which pages of other sites may link."""
+_KEYS_REQUIRED = (
+    "this request came through a proxy or from a page of another site, and without keys this "
+    "server answers only this machine: make a key with 'bottega keys create --tenant default "
+    "--scope admin', and send it"
+)
 
-    The Host must name this machine, else DNS rebinding would let a page read responses. An Origin,
-    which only browsers send, must be the server's own.
+
+def _came_from_elsewhere(scope: Scope) -> bool:
+    """Return true if a proxy passed a request on, or a page of another site made it."""
+    sites = sent(scope, b"sec-fetch-site")
+    if b"cross-site" in sites:
+        to_page = scope.get("method") == "GET" and scope["path"] in _PAGES
+        if not (to_page and sent(scope, b"sec-fetch-mode") == [b"navigate"]):
+            return True
+    return any(name in _PROXY or name.startswith(_PROXY_PREFIX) for name, _ in scope["headers"])
+
+
+class OnlyFromHere:
+    """Middleware that refuses requests from elsewhere while there are no keys.
+
+    A proxy on this machine makes requests of the whole world look local, so what one passed on is
+    refused. The Host must name this machine, else DNS rebinding would let a page read responses.
+    An Origin, which only browsers send, must be the server's own.
 
     Args:
         host: address that the server listens on.
@@ -158,14 +183,32 @@ class OnlyFromHere:
         self.hosts = {"localhost", "127.0.0.1", "::1", host}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and (reason := self._refusal(scope)):
-            await refuse(problem_response(403, "foreign_request", reason), scope, receive, send)
+        if scope["type"] in ("http", "websocket") and (answer := await self._answer(scope)):
+            await refuse(answer, scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> str | None:
-        if not scope["app"].state.service.keys.may_be_open:
+    async def _answer(self, scope: Scope) -> Response | None:
+        """Return the refusal of a request, if it is refused."""
+        keys = scope["app"].state.service.keys
+        if not keys.may_be_open or (refused := self._refused(scope)) is None:
             return None
+        try:
+            is_open = await keys.is_open()  # this process may not have seen a key yet
+        except Exception as error:
+            if is_transient(error):
+                return database_unavailable()
+            raise
+        return problem_response(403, *refused) if is_open else None
+
+    def _refused(self, scope: Scope) -> tuple[str, str] | None:
+        """Return the code and the text of a refusal."""
+        if scope["path"] not in _ALWAYS and _came_from_elsewhere(scope):
+            return "keys_required", _KEYS_REQUIRED
+        reason = self._foreign(scope)
+        return None if reason is None else ("foreign_request", reason)
+
+    def _foreign(self, scope: Scope) -> str | None:
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
         try:

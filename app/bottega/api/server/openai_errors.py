@@ -11,8 +11,6 @@ FACADE = "openai"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 _MODEL = "/model"
-_NAMES = (None, "/graph", "/version")
-"""Fields of a run that the model's name sets."""
 _REPEATABLE = (429, 503)
 """Statuses of requests that started nothing; of others clients would repeat a failed run."""
 
@@ -30,15 +28,14 @@ def translated(status: int, problem: Mapping[str, Any]) -> Translation:
     code = problem["code"]
     errors = problem.get("errors") or [{}]
     pointer = errors[0].get("pointer")
-    if code == "unknown_agent" or (code == "unknown_graph" and pointer in _NAMES):
+    if code == "unknown_agent" or (code == "unknown_graph" and pointer in (None, _MODEL)):
         status, code, pointer = 404, "model_not_found", _MODEL
     elif status == 422:
         status = 400
-    body = error_body(
-        _CODES.get(status, code),
-        problem["detail"],
-        status=status,
-        param=None if pointer is None else pointer.strip("/").replace("/", "."),
-    )
+    param = None if pointer is None else pointer.strip("/").replace("/", ".")
+    message = problem["detail"]
+    if param and status == 400:
+        message = f"{param}: {errors[0]['detail']}"
+    body = error_body(_CODES.get(status, code), message, status=status, param=param)
     repeat = "true" if status in _REPEATABLE else "false"
     return Translation(status, body, {"x-should-retry": repeat})

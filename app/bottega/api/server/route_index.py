@@ -3,8 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from fastapi.routing import APIRoute
-from starlette.routing import BaseRoute, Match, Router, WebSocketRoute
+from starlette.routing import BaseRoute, Match, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 _WEBSOCKET = "websocket"
@@ -57,7 +56,7 @@ def _indexed(routes: Sequence[BaseRoute]) -> dict[_Key, list[BaseRoute]]:
     index: defaultdict[_Key, list[BaseRoute]] = defaultdict(list)
     for route in routes:
         methods: Sequence[str] = ()
-        if isinstance(route, APIRoute):
+        if isinstance(route, Route):
             methods = sorted(route.methods or ())
         elif isinstance(route, WebSocketRoute):
             methods = [_WEBSOCKET]

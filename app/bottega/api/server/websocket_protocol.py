@@ -20,8 +20,9 @@ from websockets.http11 import Response
 from websockets.protocol import State
 
 from bottega.api.errors import problem_response
+from bottega.api.server.addresses import Addresses
 from bottega.api.server.headers import for_path
-from bottega.api.server.http_protocol import DROP, Addresses, raw_answer
+from bottega.api.server.http_protocol import DROP, raw_answer
 from bottega.tenants.ratelimit import Rate, decide
 
 SEND = "bottega.send"

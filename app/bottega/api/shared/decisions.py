@@ -5,7 +5,7 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.api.auth import Principal
+from bottega.api.auth import Principal, acts_for
 from bottega.api.schemas.interrupts import NewDecision
 from bottega.errors import NotFoundError
 from bottega.runs import interrupts
@@ -27,13 +27,17 @@ async def decide(
 
     Raises:
         ForbiddenError: ``insufficient_scope``.
+        UserRequiredError: the key must name a user.
+        ConflictError: ``session_user``.
         NotFoundError: it is unknown, or of another run.
         InvalidInputError, ConflictError: see :func:`bottega.runs.interrupts.resolve`.
     """
     principal.need("run", "approve")
+    acting = acts_for(principal, body.user)
     interrupt = await interrupts.get(tx, principal.tenant_id, interrupt_id)
     if run_id not in (None, interrupt["run_id"]):
         raise NotFoundError(f"there is no interrupt {interrupt_id} of this run")
+    acting.refuse_other(interrupt["user"], f"the run of interrupt {interrupt_id}")
     if interrupt["kind"] == "approval":
         principal.need("approve")
     by: dict[str, Any] = {"key_id": None, "name": principal.actor}

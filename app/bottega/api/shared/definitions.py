@@ -1,6 +1,6 @@
 """Routes that all kinds of definitions share: create, list, read, replace, delete, versions."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
@@ -15,7 +15,7 @@ from bottega.api.schemas.base import NAME_PATTERN, Page
 from bottega.api.shared.deps import Actor, DefineTenant, PrincipalDep, ServiceDep, Transaction
 from bottega.api.shared.etags import if_match_version, is_only_new
 from bottega.api.shared.idempotency import OnceDep
-from bottega.api.shared.pages import LINK, ViewQuery, encoded_page
+from bottega.api.shared.pages import LINK, ViewQuery, encoded_page, merged
 from bottega.container import Service
 from bottega.db.pages import PageItems
 from bottega.definitions import store
@@ -79,6 +79,12 @@ class Shown:
     others: Others
 
 
+Extra = Callable[[Service, Mapping[str, Any]], dict[str, Any]]
+"""Function (service, content) → further fields of a definition in full."""
+Render = Callable[..., dict[str, Any]]
+"""Function (service, definition, response or nothing) → body; sets the ETag of the response."""
+
+
 def answer(definition: Definition, response: Response | None = None) -> dict[str, Any]:
     """Return a definition as response body; set the ETag of ``response``."""
     if response is not None:
@@ -101,6 +107,7 @@ def definition_router(
     prepare: Prepare,
     check: Check | None = None,
     shown: Shown | None = None,
+    extra: Extra | None = None,
 ) -> APIRouter:
     """Return the routes of one kind, agents under ``/v1/agents``.
 
@@ -111,14 +118,22 @@ def definition_router(
         summary: schema of list items, without bodies.
         check: checks the bodies of POST and PUT before their transaction begins: it may be slow.
         shown: what reading shows, if it is more than the definitions.
+        extra: what a definition in full has beside its content.
     """
+
+    def render(
+        service: Service, definition: Definition, response: Response | None = None
+    ) -> dict[str, Any]:
+        more = {} if extra is None else extra(service, definition.content)
+        return answer(definition, response) | more
+
     router = APIRouter(prefix=kind.path, tags=[f"{kind.noun}s"])
-    _add_create(router, kind, new, output, prepare, check)
-    _add_replace(router, kind, content, output, prepare, check)
+    _add_create(router, kind, new, output, prepare, check, render)
+    _add_replace(router, kind, content, output, prepare, check, render)
     _add_delete(router, kind)
-    _add_list(router, kind, output, summary, shown)
-    _add_get(router, kind, output, shown)
-    _add_versions(router, kind, output, summary)
+    _add_list(router, kind, output, summary, shown, render)
+    _add_get(router, kind, output, shown, render)
+    _add_versions(router, kind, output, summary, render)
     return router
 
 
@@ -129,6 +144,7 @@ def _add_create(
     output: type[BaseModel],
     prepare: Prepare,
     check: Check | None,
+    render: Render,
 ) -> None:
     noun = kind.noun
 
@@ -162,7 +178,7 @@ def _add_create(
                 definition = await store.create(tx, kind, tenant, name, prepared)
                 await note(caller, kind, "create", definition)
                 response.headers["Location"] = f"{kind.path}/{name}"
-                return answer(definition, response)
+                return render(service, definition, response)
 
             return await once(tx, response, output, define)
 
@@ -174,6 +190,7 @@ def _add_replace(
     output: type[BaseModel],
     prepare: Prepare,
     check: Check | None,
+    render: Render,
 ) -> None:
     noun = kind.noun
 
@@ -217,7 +234,7 @@ def _add_replace(
         if is_new:
             response.status_code = 201
             response.headers["Location"] = f"{kind.path}/{name}"
-        return answer(definition, response)
+        return render(service, definition, response)
 
 
 def _add_delete(router: APIRouter, kind: DefinitionKind) -> None:
@@ -254,6 +271,7 @@ def _add_list(
     output: type[BaseModel],
     summary: type[BaseModel],
     shown: Shown | None,
+    render: Render,
 ) -> None:
     noun = kind.noun
 
@@ -275,40 +293,23 @@ def _add_list(
             limit=query.limit,
             full=query.full,
         )
-        items = PageItems(map(answer, found), more=found.more)
+        items = PageItems((render(caller.service, each) for each in found), more=found.more)
         if shown is not None:
             others = shown.others(caller.service)
             names = [each["name"] for each in (*items, *others)]
             names += [] if after is None else [after]
             order = await store.in_order(caller.tx, names, descending=query.descending)
-            items = _merged(items, others, after, query.limit, order)
+            items = merged(items, others, after, query.limit, order)
         page = query.page(request, response, items, lambda item: item["name"])
         return await encoded_page(page, output if query.full else summary, response)
 
 
-def _merged(
-    page: PageItems[dict[str, Any]],
-    others: Sequence[dict[str, Any]],
-    after: str | None,
-    limit: int,
-    order: Sequence[str],
-) -> PageItems[dict[str, Any]]:
-    """Return a page with those of the other items that belong on it. Pure.
-
-    Args:
-        order: all names, in the order of the list.
-    """
-    place = {name: number for number, name in enumerate(order)}
-    first = -1 if after is None else place[after]
-    last = place[page[-1]["name"]] if page.more else len(order)
-    found = {each["name"]: each for each in others if first < place[each["name"]] < last}
-    found |= {each["name"]: each for each in page}
-    items = sorted(found.values(), key=lambda item: place[item["name"]])
-    return PageItems(items[:limit], more=page.more or len(items) > limit)
-
-
 def _add_get(
-    router: APIRouter, kind: DefinitionKind, output: type[BaseModel], shown: Shown | None
+    router: APIRouter,
+    kind: DefinitionKind,
+    output: type[BaseModel],
+    shown: Shown | None,
+    render: Render,
 ) -> None:
     noun = kind.noun
 
@@ -322,11 +323,16 @@ def _add_get(
     async def get(caller: CallerDep, name: DefinitionName, response: Response) -> Any:
         if shown is not None:
             return await shown.show(caller, name, response)
-        return answer(await store.get(caller.tx, kind, caller.tenant, name), response)
+        definition = await store.get(caller.tx, kind, caller.tenant, name)
+        return render(caller.service, definition, response)
 
 
 def _add_versions(
-    router: APIRouter, kind: DefinitionKind, output: type[BaseModel], summary: type[BaseModel]
+    router: APIRouter,
+    kind: DefinitionKind,
+    output: type[BaseModel],
+    summary: type[BaseModel],
+    render: Render,
 ) -> None:
     noun = kind.noun
 
@@ -339,6 +345,7 @@ def _add_versions(
     )
     async def versions(
         tx: Transaction,
+        service: ServiceDep,
         tenant: DefineTenant,
         name: DefinitionName,
         query: Paging,
@@ -355,7 +362,7 @@ def _add_versions(
             limit=query.limit,
             full=query.full,
         )
-        items = PageItems(map(answer, found), more=found.more)
+        items = PageItems((render(service, each) for each in found), more=found.more)
         page = query.page(request, response, items, lambda item: item["version"])
         return await encoded_page(page, output if query.full else summary, response)
 
@@ -368,9 +375,10 @@ def _add_versions(
     )
     async def version(
         tx: Transaction,
+        service: ServiceDep,
         tenant: DefineTenant,
         name: DefinitionName,
         version: Version,
         response: Response,
     ) -> Any:
-        return answer(await store.version(tx, kind, tenant, name, version), response)
+        return render(service, await store.version(tx, kind, tenant, name, version), response)

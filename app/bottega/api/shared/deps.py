@@ -1,15 +1,18 @@
 """Dependencies of routes: the service, the caller, and a transaction.
 
 Every route that is not public depends on ``Tenant``, ``DefineTenant``, ``ReadTenant``,
-``PeopleTenant`` or ``AdminTenant``, which check the key's scopes.
+``PeopleTenant`` or ``AdminTenant``, which check the key's scopes and the query's names.
 ``bottega.api.documents.openapi`` enforces this.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import Depends, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.dependencies.utils import get_flat_params
+from fastapi.exceptions import RequestValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.auth import Principal
@@ -43,29 +46,59 @@ Actor = Annotated[str, Depends(_actor)]
 """Name of the caller in the audit log."""
 
 
-async def _tenant(request: Request, principal: PrincipalDep) -> UUID:
-    principal.need(_usual_scope(request.method, "run"))
+def _allowed(request: Request, principal: Principal, *scopes: Scope) -> UUID:
+    """Return the caller's tenant, once its scope and the query's names are checked."""
+    principal.need(*scopes)
+    route = request.scope["route"]
+    if request.query_params and route.path.startswith("/v1/"):
+        refuse_unknown_query(request.query_params, _query_names(route.dependant))
     return principal.tenant_id
+
+
+def refuse_unknown_query(names: Iterable[str], known: Collection[str]) -> None:
+    """Check the names of a query's parameters.
+
+    Args:
+        known: names that there are.
+
+    Raises:
+        RequestValidationError: some are unknown.
+    """
+    there_are = f"there are: {', '.join(sorted(known))}" if known else "there are none"
+    message = f"there is no such query parameter here; {there_are}"
+    unknown = [
+        {"type": "extra_forbidden", "loc": ("query", name), "msg": message}
+        for name in dict.fromkeys(names)
+        if name not in known
+    ]
+    if unknown:
+        raise RequestValidationError(unknown)
+
+
+def _query_names(dependant: Dependant) -> set[str]:
+    """Return the names of a route's query parameters, those of its dependencies included."""
+    own = get_flat_params(Dependant(query_params=dependant.query_params))
+    return {field.alias for field in own}.union(*map(_query_names, dependant.dependencies))
+
+
+async def _tenant(request: Request, principal: PrincipalDep) -> UUID:
+    return _allowed(request, principal, _usual_scope(request.method, "run"))
 
 
 async def _define_tenant(request: Request, principal: PrincipalDep) -> UUID:
-    principal.need(_usual_scope(request.method, "define"))
-    return principal.tenant_id
+    return _allowed(request, principal, _usual_scope(request.method, "define"))
 
 
-async def _read_tenant(principal: PrincipalDep) -> UUID:
-    principal.need("read")
-    return principal.tenant_id
+async def _read_tenant(request: Request, principal: PrincipalDep) -> UUID:
+    return _allowed(request, principal, "read")
 
 
-async def _people_tenant(principal: PrincipalDep) -> UUID:
-    principal.need("run", "approve")
-    return principal.tenant_id
+async def _people_tenant(request: Request, principal: PrincipalDep) -> UUID:
+    return _allowed(request, principal, "run", "approve")
 
 
-async def _admin_tenant(principal: PrincipalDep) -> UUID:
-    principal.need("admin")
-    return principal.tenant_id
+async def _admin_tenant(request: Request, principal: PrincipalDep) -> UUID:
+    return _allowed(request, principal, "admin")
 
 
 Tenant = Annotated[UUID, Depends(_tenant)]

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from fastapi import Query
-from pydantic import BaseModel, ConfigDict, StringConstraints, field_validator
+from pydantic import BaseModel, StringConstraints, field_validator
 from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import NAME_PATTERN
@@ -18,8 +18,6 @@ _NAMES = rf"^{NAME_PATTERN[1:-1]}(,{NAME_PATTERN[1:-1]}){{0,{_MOST - 1}}}$"
 
 class WatchQuery(BaseModel):
     """Query parameters: the place to start from, and filters."""
-
-    model_config = ConfigDict(extra="forbid")
 
     after: Annotated[
         int, Query(ge=0, le=MAX_SEQ, description="Only events with a higher `seq`.")

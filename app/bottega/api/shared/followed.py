@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, TypeVar
 from uuid import UUID
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
+from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.responses import JSONResponse, Response
 
 from bottega.api.auth import Principal
@@ -21,7 +22,7 @@ from bottega.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from bottega.events.frames import LLM_DELTA, Filter, Frame
+from bottega.events.frames import Filter, Frame
 from bottega.events.listener import happens
 from bottega.events.stream import Subscriber
 from bottega.events.types import UNFINISHED, EventType, RunStatus
@@ -102,15 +103,13 @@ class FollowedRun:
         self._service = service
         self._principal = principal
 
-    async def whole(self) -> tuple[dict[str, Any], Calls]:
-        """Wait for the answer, which costs less than to read the run's events meanwhile."""
+    async def rest(self) -> None:
+        """Wait until the run rests, which costs less than to read its events meanwhile."""
         await until_rest(self._service, self._principal, self.run_id)
-        return await self.answer()
 
-    async def text(self) -> AsyncIterator[dict[str, Any] | None]:
-        """Yield pieces of the root's live text until the run rests; ``None``: a heartbeat."""
-        async for frame in self.frames(Filter(types=frozenset((LLM_DELTA,)), depth=_OF_ROOT)):
-            yield None if frame is None else from_json(frame.body)["data"]
+    def begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """Begin a transaction in the run's tenant."""
+        return self._service.database.begin(self._principal.tenant_id)
 
     def cancel(self) -> asyncio.Task[Any]:
         """Cancel the run, beside the request: nobody waits for its answer."""
@@ -162,7 +161,7 @@ class FollowedRun:
         """Return the interrupts for the client that the run waits for, but those it knows of."""
         filters = {"status": "pending", "kind": self._kind, "run_id": self.run_id}
         tenant = self._principal.tenant_id
-        async with self._service.database.begin(tenant) as tx:
+        async with self.begin() as tx:
             found = await interrupts.page(
                 tx, tenant, filters, after=None, descending=False, limit=_MOST_CALLS
             )
@@ -193,20 +192,25 @@ class FollowedRun:
         Raises:
             NotFoundError: unknown, or another tenant's.
         """
-        tenant = self._principal.tenant_id
-        async with self._service.database.begin(tenant) as tx:
-            run = await read.get(tx, tenant, self.run_id)
+        async with self.begin() as tx:
+            run = await read.get(tx, self._principal.tenant_id, self.run_id)
         return run, await self._calls() if run["status"] == RunStatus.WAITING else ()
 
 
 async def while_connected(
-    request: Request, followed: FollowedRun, answer: Any, *, stay: bool
+    request: Request,
+    followed: FollowedRun,
+    answer: Any,
+    *,
+    stay: bool,
+    headers: Mapping[str, str] | None = None,
 ) -> Response:
     """Return an awaited answer as JSON; cancel the run if the client gets none.
 
     Args:
         answer: if it is a response, that one is returned; it cancels the run by itself.
         stay: the run goes on without the client.
+        headers: of the JSON.
     """
     answering = asyncio.ensure_future(answer)
     gone = asyncio.ensure_future(_gone(request))
@@ -215,7 +219,7 @@ async def while_connected(
         if answering.done():
             made = await answering
             stay = stay or isinstance(made, Response)
-            return made if isinstance(made, Response) else JSONResponse(made)
+            return made if isinstance(made, Response) else JSONResponse(made, headers=headers)
         return Response(status_code=499)
     finally:
         # The server's end waits for this request, and so for all that uses its database.

@@ -1,18 +1,21 @@
 """Acceptance of runs, however they are asked for."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.api.auth import Principal
+from bottega.api.auth import Principal, acts_for
 from bottega.api.schemas.runs import NewRun
 from bottega.api.shared.schemas import check_schema
 from bottega.container import Service
+from bottega.db.driver import driver_of
+from bottega.db.failures import repeated
 from bottega.errors import InvalidInputError
 from bottega.files.inputs import StoredInput, stored_input
+from bottega.files.store import Owner
 from bottega.runs import submit as submitting
 from bottega.runs.once import OnceKey
 from bottega.settings import Settings
@@ -57,23 +60,35 @@ async def submit(
     once: OnceKey | None = None,
     *,
     way: str | None = None,
+    before: Callable[[AsyncConnection], Awaitable[object]] | None = None,
 ) -> dict[str, Any]:
     """Store and queue a run; return it as :func:`bottega.runs.submit.submit` does.
 
     Args:
         way: the façade by which it comes, which must show its agent; None: our own API.
+        before: called in the transaction that stores it: a refusal undoes what this stored.
 
     Raises:
         BottegaError: see :func:`bottega.runs.submit.submit`, :func:`check_webhook`, and
-            :func:`bottega.files.inputs.stored_input`; ``bad_schema``.
+            :func:`bottega.files.inputs.stored_input`; ``bad_schema``, ``user_required``.
     """
     database, tenant = service.database, principal.tenant_id
     async with _checked(service, principal, body, way) as (new, stored):
-        async with (
-            database.turn(tenant),
-            database.pool.acquire(timeout=database.patience_s) as connection,
-        ):
-            run = await submitting.submit(connection, service.pins, tenant, new, once)
+
+        @repeated
+        async def store() -> dict[str, Any]:
+            if before is not None:
+                async with database.begin(tenant) as tx:
+                    await before(tx)
+                    driver = await driver_of(tx)
+                    return await submitting.submit(driver, service.pins, tenant, new, once)
+            async with (
+                database.turn(tenant),
+                database.pool.acquire(timeout=database.patience_s) as connection,
+            ):
+                return await submitting.submit(connection, service.pins, tenant, new, once)
+
+        run = await store()
         stored.keep(run["input"] if run.get("message_id") is None else new.input)
     return run
 
@@ -84,12 +99,13 @@ async def _checked(
 ) -> AsyncIterator[tuple[submitting.NewRun, StoredInput]]:
     """Yield the run to submit; tell the input, too, which run was accepted."""
     tenant, settings = principal.tenant_id, service.settings
+    owner = Owner(acts_for(principal, body.user).user, body.session_id)
     if body.webhook_url is not None:
         async with service.database.begin(tenant) as tx:
             await check_webhook(tx, tenant, settings, body.webhook_url)
     await check_schema(tenant, body.output_schema, "/output_schema")
     asked = body.model_dump()
-    async with stored_input(service.files, tenant, asked["input"], body.session_id) as stored:
+    async with stored_input(service.files, tenant, asked["input"], owner) as stored:
         asked |= {"input": stored.input, "made_files": [*stored.made] or None, "way": way}
         new = submitting.NewRun.of(
             asked,

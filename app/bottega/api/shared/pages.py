@@ -7,11 +7,11 @@ import asyncio
 import binascii
 import functools
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError, from_json, to_json
 
 from bottega.api.schemas.base import check_storable
@@ -26,8 +26,6 @@ _MAX_NUMBER = 2**31 - 1
 
 class PageQuery(BaseModel):
     """Query parameters of every list."""
-
-    model_config = ConfigDict(extra="forbid")
 
     limit: Annotated[int, Field(ge=1, le=200, description="Items on a page.")] = 50
     cursor: Annotated[
@@ -132,3 +130,24 @@ class ViewQuery(PageQuery):
     @property
     def full(self) -> bool:
         return self.view == "full"
+
+
+def merged(
+    page: PageItems[dict[str, Any]],
+    others: Sequence[dict[str, Any]],
+    after: str | None,
+    limit: int,
+    order: Sequence[str],
+) -> PageItems[dict[str, Any]]:
+    """Return a page with those of the other items that belong on it. Pure.
+
+    Args:
+        order: all names, in the order of the list.
+    """
+    place = {name: number for number, name in enumerate(order)}
+    first = -1 if after is None else place[after]
+    last = place[page[-1]["name"]] if page.more else len(order)
+    found = {each["name"]: each for each in others if first < place[each["name"]] < last}
+    found |= {each["name"]: each for each in page}
+    items = sorted(found.values(), key=lambda item: place[item["name"]])
+    return PageItems(items[:limit], more=page.more or len(items) > limit)

@@ -7,12 +7,13 @@ from uuid import UUID
 
 from fastapi import Response
 
-from bottega.api.auth import Principal
+from bottega.api.auth import Acting, Principal, acts_for
 from bottega.api.schemas.messages import MessageSent, NewMessage
 from bottega.api.shared.idempotency import Once
 from bottega.container import Service
 from bottega.errors import BottegaError, InvalidInputError
 from bottega.files.inputs import StoredInput, parts_of, stored_input
+from bottega.files.rows import owner_of_run
 from bottega.runs import inbox, read
 from bottega.runs.parameters import refuse_parts
 from bottega.runs.pins import Pins
@@ -31,12 +32,14 @@ async def send_message(
         once: of a request that may have a key, and its response.
 
     Raises:
+        ConflictError: ``session_user``.
         NotFoundError, ConflictError, InvalidInputError: see :func:`bottega.runs.inbox.send`.
         InvalidInputError, LimitedError: see :func:`bottega.files.inputs.stored_input`;
             ``unsupported_part``.
     """
     tenant, is_new = principal.tenant_id, False
-    async with _stored(service, tenant, run_id, body) as stored:
+    acting = acts_for(principal, body.user)
+    async with stored_message(service, acting, run_id, body) as stored:
         async with service.database.begin(tenant) as tx:
 
             async def accept() -> dict[str, Any]:
@@ -57,13 +60,21 @@ async def send_message(
 
 
 @contextlib.asynccontextmanager
-async def _stored(
-    service: Service, tenant: UUID, run_id: UUID, body: NewMessage
+async def stored_message(
+    service: Service, acting: Acting, run_id: UUID, body: NewMessage
 ) -> AsyncIterator[StoredInput]:
-    """Yield a message as a run's input, with files in place of data."""
+    """Yield a message as a run's input, with files in place of data.
+
+    Raises:
+        ConflictError, InvalidInputError, LimitedError: as :func:`send_message`.
+    """
+    tenant = acting.tenant_id
+    async with service.database.begin(tenant) as tx:
+        owner = await owner_of_run(tx, tenant, run_id)
+    acting.refuse_other(owner.user, f"run {run_id}")
     asked = [{"role": "user", **body.model_dump(include={"content"})}]
     try:
-        async with stored_input(service.files, tenant, asked, None) as stored:
+        async with stored_input(service.files, tenant, asked, owner) as stored:
             if any(parts_of(stored.input)) and (pins := await _pins(service, tenant, run_id)):
                 for agent in pins.first:
                     refuse_parts(stored.input, pins.dialects[agent])

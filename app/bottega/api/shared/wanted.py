@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Annotated, TypeVar
 
+from fastapi import Query
 from pydantic import AfterValidator, Field, StringConstraints
 
-from bottega.api.schemas.base import check_storable
+from bottega.api.schemas.base import UserName, check_storable
 
 T = TypeVar("T")
 
@@ -23,6 +24,19 @@ def storable(value: T) -> T:
     return value
 
 
+QueriedUser = Annotated[
+    UserName | None,
+    AfterValidator(storable),
+    Field(description="Only this user's. A key that must name a user needs it."),
+]
+OwnerNamed = Annotated[
+    UserName | None,
+    AfterValidator(storable),
+    Query(
+        description="The user that this acts for; 409 `session_user` if it belongs to another one, "
+        "or to none. Without it is not compared, unless the key must name a user."
+    ),
+]
 MetadataPairs = Annotated[
     list[Annotated[str, StringConstraints(pattern=r"^[^:]{1,64}:.{0,200}$")]],
     AfterValidator(storable),

@@ -6,7 +6,11 @@ from typing import Any, Literal
 
 ScenarioName = Literal["software", "research", "learning", "support"]
 
+USER = "me"
+"""The user whom the demo's runs name."""
 _MARK = {"created_by": "bottega demo"}
+_SHARED = {"metadata": _MARK, "memory_scope": "tenant"}
+"""Fields of all agents: their teams have one purpose each, and no secrets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,8 @@ class Scenario:
     @property
     def run(self) -> dict[str, Any]:
         """Body of the request that starts the run."""
-        return {"agent": self.coordinator, "graph": self.graph_name, "input": self.task}
+        named = {"agent": self.coordinator, "graph": self.graph_name, "user": USER}
+        return {**named, "input": self.task}
 
 
 def is_ours(agent: dict[str, Any]) -> bool:
@@ -54,7 +59,7 @@ def _team(
     """
     texts = {**specialists, coordinator: (description, system_message)}
     agents: list[dict[str, Any]] = [
-        {"name": name, "description": about, "system_message": own, "metadata": _MARK}
+        {"name": name, "description": about, "system_message": own, **_SHARED}
         for name, (about, own) in texts.items()
     ]
     agents[-1]["subagents"] = {**subagents, "names": list(specialists)}
@@ -156,7 +161,7 @@ SUPPORT = Scenario(
             "description": "Helps the customers of a shop.",
             "system_message": "You help the customers of a shop, in a few sentences. Pay money "
             "back with the tool refund, then tell the customer.",
-            "metadata": _MARK,
+            **_SHARED,
             "tools": [
                 {
                     "type": "client",

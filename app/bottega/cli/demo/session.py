@@ -35,7 +35,8 @@ Headers = dict[str, str]
 async def run(settings: Settings, url: str, scenario: Scenario, *, keep: bool) -> int:
     """Start a server on loopback and be its client; return the process's exit status."""
     patience_s = min(_PATIENCE_S, settings.model_patience_s)
-    settings = settings.model_copy(update={"model_patience_s": patience_s})
+    update = {"model_patience_s": patience_s, "shared_memory": True}
+    settings = settings.model_copy(update=update)
     learns = scenario.agents is LEARNING.agents
     if learns:
         faster = {"learning_trial_share": learning.TRIAL_SHARE, "demo_latency_ms": 0}

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from rich.console import Console
 
-from bottega.cli.demo.scenarios import Scenario, is_ours
+from bottega.cli.demo.scenarios import USER, Scenario, is_ours
 from bottega.cli.remote.chat import Chat, open_session
 from bottega.cli.remote.following import REFUSED
 from bottega.cli.remote.people import People
@@ -68,9 +68,9 @@ def talk(server: RemoteServer, scenario: Scenario, session: str) -> int:
     """Define the desk, and begin its chat or go on with it; return the exit status."""
     for agent in scenario.agents:
         _define(server, agent)
-    open_session(server, session, None)
+    _, user = open_session(server, session, USER)
     people = People(server, _console, asks=True, tools={"refund": _refund})
-    chat = Chat(server, _console, people, scenario.coordinator, session, _AGAIN)
+    chat = Chat(server, _console, people, scenario.coordinator, session, user, _AGAIN)
     if server.get("/v1/runs", session_id=session, limit=1)["items"]:
         chat.show_history()
         return chat.talk()
@@ -168,6 +168,7 @@ def _start(settings: Settings, url: str, listener: int, link: int) -> "subproces
     patience_s = min(_PATIENCE_S, settings.model_patience_s)
     database = settings.pooler_url or url
     more = {"DATABASE_URL": database, "BOTTEGA_MODEL_PATIENCE_S": str(patience_s)}
+    more |= {"BOTTEGA_SHARED_MEMORY": "true"}
     ends = ("--listener", str(listener), "--parent", str(link))
     return subprocess.Popen(  # noqa: S603 (our own command)
         [sys.executable, "-m", "bottega.cli.commands", "serve", "--host", settings.host, *ends],

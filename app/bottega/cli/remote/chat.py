@@ -29,6 +29,7 @@ class Chat:
     """A session with one agent.
 
     Attributes:
+        user: the session's; ``None``: nobody's.
         again: the command that goes on with this chat.
         read: asks for the next message; raises ``EOFError`` at the end.
     """
@@ -38,6 +39,7 @@ class Chat:
     people: People
     agent: str
     session: str
+    user: str | None
     again: str
     read: Callable[[str], str] = read_line
     _status: int = field(default=0)
@@ -78,7 +80,8 @@ class Chat:
             raise _Left from None
 
     def _ask(self, text: str) -> None:
-        run = self.server.start(self.agent, input=text, session_id=self.session)
+        whose = {} if self.user is None else {"user": self.user}
+        run = self.server.start(self.agent, input=text, session_id=self.session, **whose)
         self._answer(run["id"], ours=True)
 
     def _answer(self, run_id: str, *, ours: bool) -> None:
@@ -108,17 +111,24 @@ class Chat:
         self.console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
-def open_session(server: RemoteServer, session: str | None, user: str | None) -> str:
-    """Return a session's id; ``None`` begins one, and so does a name that is new."""
+def open_session(
+    server: RemoteServer, session: str | None, user: str | None
+) -> tuple[str, str | None]:
+    """Return a session's id and user; ``None`` begins one, and so does a name that is new.
+
+    Args:
+        user: of a new session, or for whom the caller goes on with an old one.
+    """
     if session is not None:
         try:
-            return str(server.get(f"/v1/sessions/{quote(session, safe='')}")["id"])
+            found = server.get(f"/v1/sessions/{quote(session, safe='')}")
+            return str(found["id"]), user or found["user"]
         except RemoteError as error:
             if error.status != 404:
                 raise
     wanted = {"id": session, "user": user}
     body = {name: value for name, value in wanted.items() if value is not None}
-    return str(server.create("/v1/sessions", body)["id"])
+    return str(server.create("/v1/sessions", body)["id"]), user
 
 
 def command_of(agent: str, session: str) -> str:

@@ -157,7 +157,7 @@ def shown(interrupt: Mapping[str, Any]) -> str:
     who, tool = interrupt["agent"] or "the run", interrupt["tool"]
     lines = {
         "approval": [f"{who} wants to call {tool}:"],
-        "question": [f"{who} asks:"],
+        "question": [f"{_asking(interrupt)} asks:"],
         "client_tool": [f"{who} wants its client to execute {tool}:"],
     }[interrupt["kind"]]
     if interrupt["question"] is not None:
@@ -172,6 +172,12 @@ def shown(interrupt: Mapping[str, Any]) -> str:
     if interrupt["reason"]:
         lines.append(f"  because: {one_line(interrupt['reason'])}")
     return "\n".join(lines)
+
+
+def _asking(interrupt: Mapping[str, Any]) -> str:
+    if (server := interrupt["server"]) is not None:
+        return f"the MCP server {server}"
+    return interrupt["agent"] or "the run"
 
 
 def _quoted(text: str) -> list[str]:

@@ -212,7 +212,7 @@ class RemoteServer:
                 status=answer.status_code,
             )
         self._reached = True
-        detail = "; ".join(_placed(body, places)) or body["detail"]
+        detail = "; ".join(placed(body, places)) or body["detail"]
         if answer.status_code == 401:
             detail += ". The key is read from BOTTEGA_KEY"
         raise RemoteError(detail, code=str(body.get("code")), status=answer.status_code)
@@ -234,7 +234,7 @@ class RemoteServer:
         return RemoteError(detail, code="unknown_agent", status=404)
 
 
-def _placed(problem: Mapping[str, Any], places: Mapping[str, str]) -> Iterator[str]:
+def placed(problem: Mapping[str, Any], places: Mapping[str, str]) -> Iterator[str]:
     """Yield the errors of a problem that are at known places, with those."""
     for error in problem.get("errors") or ():
         _, section, number, *rest = [*str(error.get("pointer")).split("/"), "", ""]

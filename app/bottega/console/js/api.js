@@ -62,6 +62,12 @@ export const post = (path, body = {}, options) => call("POST", path, body, optio
 /** A random id. (`crypto.randomUUID` exists only with HTTPS, and on the server's own machine.) */
 export const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 
+/** A value as one word of an address. A word of dots would change the path even if encoded once. */
+const word = (value) => encodeURIComponent(value).replace(/^\.{1,2}$/, (dots) => encodeURIComponent(dots.replaceAll(".", "%2E")));
+
+/** Tag of an address: each value in it stays one word, whatever it contains. No other way makes an address. */
+export const url = (texts, ...values) => texts.reduce((before, text, number) => before + word(values[number - 1]) + text);
+
 /** A path with those parameters that have a value. */
 export function withQuery(path, parameters) {
   const query = new URLSearchParams();
@@ -69,7 +75,7 @@ export function withQuery(path, parameters) {
     if (value !== undefined && value !== null && value !== "") query.append(name, value);
   }
   const text = query.toString();
-  return text ? `${path}?${text}` : path;
+  return text ? `${path}${path.includes("?") ? "&" : "?"}${text}` : path;
 }
 
 /** Store a file; return it as the API shows it. `session`: it is deleted with this one. */

@@ -23,7 +23,22 @@ def problem(request: Any) -> tuple[str, str | None] | None:
     tools = request.get("tools")
     if tools is not None and not _are_tools(tools):
         return "'tools' must be a list of functions with a name.", "tools"
+    if wrong := _in_choice(request.get("tool_choice"), tools or ()):
+        return wrong, "tool_choice"
     return None
+
+
+def _in_choice(choice: Any, tools: Sequence[dict[str, Any]]) -> str | None:
+    """Check that a demanded tool is there."""
+    if choice in (None, "none", "auto"):
+        return None
+    if choice == "required":
+        return None if tools else "'tool_choice' needs 'tools'."
+    if not _is_named(choice):
+        return "'tool_choice' must be none, auto, required, or a function with a name."
+    name = choice["function"]["name"]
+    has_it = any(tool["function"]["name"] == name for tool in tools)
+    return None if has_it else f"'tool_choice' names '{name}', which 'tools' does not have."
 
 
 def _in_message(message: Any) -> str | None:

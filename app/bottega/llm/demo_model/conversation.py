@@ -91,6 +91,8 @@ class Conversation:
         notes: messages that the task got since.
         demanded: tools to call, from a message that returned an answer.
         outcomes: results of tool calls since the query, oldest first.
+        tools: those that ``tool_choice`` allows.
+        must_call: ``tool_choice`` demands a call.
     """
 
     own: str
@@ -103,6 +105,7 @@ class Conversation:
     demanded: tuple[str, ...]
     outcomes: tuple[DemoOutcome, ...]
     tools: tuple[Tool, ...]
+    must_call: bool
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -121,6 +124,8 @@ def read(request: dict[str, Any]) -> Conversation:
     asked, context = _without_context(asked)
     asked, folder, note = _without_folder(asked)
     asked, part = _without_part(asked)
+    choice = request.get("tool_choice") or "auto"
+    tools = tuple(map(_tool, request.get("tools") or ()))
     return Conversation(
         own=_COORDINATES.split(system[0])[0] if system else "",
         system=system,
@@ -131,8 +136,15 @@ def read(request: dict[str, Any]) -> Conversation:
         notes=(note, *notes) if note else notes,
         demanded=demanded,
         outcomes=_outcomes(messages[start:]),
-        tools=tuple(map(_tool, request.get("tools") or ())),
+        tools=_allowed(tools, choice),
+        must_call=choice not in ("auto", "none"),
     )
+
+
+def _allowed(tools: tuple[Tool, ...], choice: Any) -> tuple[Tool, ...]:
+    if isinstance(choice, dict):
+        return tuple(tool for tool in tools if tool.name == choice["function"]["name"])
+    return () if choice == "none" else tools
 
 
 def _without_context(asked: str) -> tuple[str, tuple[re.Match[str], ...]]:

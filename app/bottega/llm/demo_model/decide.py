@@ -19,6 +19,8 @@ def decide(request: dict[str, Any]) -> Answer:
     schema = content.demanded(request, conversation)
     by_tool = any(tool.name == ANSWER_TOOL for tool in conversation.tools)
     answer = _decided(content.without_answer_tool(conversation) if by_tool else conversation)
+    if conversation.must_call and not by_tool and not answer.calls:
+        answer = Answer(calls=(toolbox.call(conversation.tools[0], conversation.asked),))
     if answer.calls:
         return answer
     text = "\n\n".join(filter(None, [content.images(request["messages"]), answer.text]))

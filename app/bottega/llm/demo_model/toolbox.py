@@ -21,6 +21,7 @@ _ARITHMETIC = re.compile(r"(?<![\w.])[-(\s]*\d[\d\s.()+\-*/\u00d7\u00f7^%]*(?:[\
 _OPERATOR = re.compile(r"\d[\s)]*(?:\*\*|[+*/\u00d7\u00f7^%]|\s-\s|-(?=\d))[\s(-]*\d")
 _PATH = re.compile(r"(?<!\S)/\S*[^\s.,;:!?]")
 _READ = 4_000
+_DEEPEST = 5
 _SIGNS = str.maketrans({"\u00d7": "*", "\u00f7": "/"})
 
 
@@ -33,8 +34,12 @@ def next_calls(conversation: Conversation) -> tuple[DemoCall, ...]:
             continue
         wanted = called.count(tool.name) < conversation.demanded.count(tool.name)
         if wanted or (tool.name not in called and _asks_for(conversation.asked, tool)):
-            calls.append(DemoCall(tool.name, arguments(tool, conversation.asked)))
+            calls.append(call(tool, conversation.asked))
     return tuple(calls)
+
+
+def call(tool: Tool, text: str) -> DemoCall:
+    return DemoCall(tool.name, arguments(tool, text))
 
 
 def results(conversation: Conversation) -> str:
@@ -67,7 +72,7 @@ def arguments(tool: Tool, text: str) -> dict[str, Any]:
     path = _PATH.search(text[:_READ])
     special = {"path": path[0]} if path else {}
     return {
-        name: _value(tool.properties.get(name), special.get(name) or about or text)
+        name: _value(tool.properties.get(name), special.get(name) or about or text, tool.parameters)
         for name in names
     }
 
@@ -82,8 +87,13 @@ def _asks_for(text: str, tool: Tool) -> bool:
     return ("time" in name or "date" in name) and _TIME.search(text) is not None
 
 
-def _value(schema: Any, text: str) -> Any:
-    """Make a value of the schema's type, from the text if possible."""
+def _value(schema: Any, text: str, whole: dict[str, Any], depth: int = 0) -> Any:
+    """Make a value of the schema's type, from the text if possible.
+
+    Args:
+        whole: the schema with the definitions that ``schema`` may refer to.
+    """
+    schema = _resolved(schema, whole)
     if not isinstance(schema, dict):
         return text
     if choices := schema.get("enum"):
@@ -96,5 +106,18 @@ def _value(schema: Any, text: str) -> Any:
         return int(float(number[0])) if number else 1
     if kind == "number":
         return float(number[0]) if number else 1.0
+    if kind == "object" and depth < _DEEPEST:
+        known, required = schema.get("properties"), schema.get("required")
+        if isinstance(known, dict) and isinstance(required, list):
+            return {name: _value(known.get(name), text, whole, depth + 1) for name in required}
     empty: dict[Any, Any] = {"boolean": False, "array": [], "object": {}, "null": None}
     return empty.get(kind, text) if isinstance(kind, str) else text
+
+
+def _resolved(schema: Any, whole: dict[str, Any]) -> Any:
+    """Return the definition that a schema refers to, or the schema."""
+    reference = schema.get("$ref") if isinstance(schema, dict) else None
+    definitions = whole.get("$defs")
+    if not isinstance(reference, str) or not isinstance(definitions, dict):
+        return schema
+    return definitions.get(reference.removeprefix("#/$defs/"))

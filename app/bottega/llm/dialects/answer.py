@@ -1,26 +1,36 @@
 """Assembling a streamed answer: the common part of all dialects."""
 
 import json
-import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from pydantic_core import from_json
 
 from bottega.agents.messages import AssistantMessage, ToolCall, Usage
-from bottega.agents.tokens import size_of, tokens_in
+from bottega.agents.tokens import size_of
+from bottega.errors import ModelError
+from bottega.json_schema.values import depth_of, is_finite
 from bottega.llm.dialects.text_chunks import TextChunks
 from bottega.llm.dialects.wire import encode_json, without_lone_surrogates
 from bottega.llm.errors import ErrorMapper
+from bottega.llm.usage import Reported, usage_of, usage_of_lost
+from bottega.llm.vendor_words import BROKEN, REFUSED, STOP, TOOL_CALLS, finish_reason
+from bottega.outside import OutsideError, check_json
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_BROKEN = frozenset(("error", "insufficient_system_resource"))  # the latter is DeepSeek's
 _UNNAMED = "unnamed"
 _DONE = b"[DONE]"
+_AROUND = re.compile(r"[\"\[\]:]")
+"""Signs of JSON that was cut: an object beside them is a part of something else."""
+_BEAT = re.compile(rb"\s*\"?\[?[A-Za-z_-]*\]?\"?\s*")
+_LONGEST_BEAT = 40
+_DECODER = json.JSONDecoder(strict=False)
+_DEEPEST = 200
+"""Levels of an event, and of a call's arguments: other readers of JSON refuse more."""
 MAX_CHARACTERS = 4_000_000
 MAX_CALLS = 500
 
@@ -57,7 +67,7 @@ class AnswerBuilder(ABC):
         self._text_chunks = text_chunks
         self._text: list[str] = []
         self._half = ""
-        self._usage: dict[str, Any] | None = None
+        self._usage: Any = None
         self._finish_reason: str | None = None
         self._refused = False
 
@@ -77,7 +87,7 @@ class AnswerBuilder(ABC):
         index = 0
         while index < len(events) and not self.complete:
             count, text = 0, None
-            if chunks is not None and not self._half:
+            if chunks is not None and not (self._half or self.finished):
                 count, text = chunks.leading(events, index)
             if text:
                 self._take_text(text)
@@ -88,6 +98,8 @@ class AnswerBuilder(ABC):
                     chunks.learn(events[index], text)
             said.append(text)
             index += count
+        if not self.complete:  # finish() looks again
+            self._refuse_calls()
         return "".join(said)
 
     def _decoded(self, event: bytes) -> str:
@@ -105,31 +117,85 @@ class AnswerBuilder(ABC):
     def add_event(self, data: bytes) -> str:
         """Take one event of the stream and return its text.
 
+        A single word says nothing: some servers send one, or null, to keep a connection open.
+
         Raises:
             ModelError: the event is not one of the API, or it reports an error.
         """
+        if len(data) <= _LONGEST_BEAT and _BEAT.fullmatch(data):
+            return ""
         try:
-            event = from_json(data)
+            return self.add(self._json_of(data))
+        except ModelError:
+            if self.finished:  # what follows the end of an answer does not change it
+                return ""
+            raise
+
+    def add_whole(self, body: bytes) -> str:
+        """Take the body of a server that does not stream and return its text.
+
+        The body may have lost its reason to stop: JSON that is whole is a whole answer.
+
+        Raises:
+            ModelError: as :meth:`add_event`.
+        """
+        self._check(body)
+        data = body.decode("utf-8", "replace")
+        try:
+            value, _ = _DECODER.raw_decode(data)
+        except (ValueError, RecursionError):
+            raise self._report.unreadable("its body was not JSON") from None
+        self._refuse_depth(body, value)
+        # Gemini's API answers with a list of chunks if it is not asked for events.
+        text = "".join(
+            [self.add(event) for event in (value if isinstance(value, list) else [value])]
+        )
+        if not self.finished and (self._text or any(self._partial_calls())):
+            self._end_whole()
+        return text
+
+    def _json_of(self, data: bytes) -> Any:
+        self._check(data)
+        try:
+            value = from_json(data)
         except ValueError:
-            event = self._decode_leniently(data)
-        return self.add(event)
+            value = self._decode_leniently(data)
+        self._refuse_depth(data, value)
+        return value
+
+    def _refuse_depth(self, data: bytes, value: Any) -> None:
+        if data.count(b"{") + data.count(b"[") > _DEEPEST and depth_of(value) > _DEEPEST:
+            raise self._report.no_completion(f"more than {_DEEPEST} levels of JSON")
+
+    def _check(self, data: bytes) -> None:
+        try:
+            check_json(data)
+        except OutsideError as error:
+            raise self._report.no_completion(error.detail) from None
+
+    def _end_whole(self) -> None:
+        """Note the end of a whole answer that gives no reason to stop."""
+        self._end(TOOL_CALLS if any(self._partial_calls()) else STOP)
 
     def add(self, event: Any) -> str:
         """Take one decoded event, or the complete answer of a server that does not stream."""
         if not isinstance(event, dict):
-            raise self._report.broken("a chunk was not a JSON object")
+            raise self._report.unreadable("a chunk was not a JSON object")
         if event.get("error") or "error" in (event.get("object"), event.get("type")):
             raise self._report.failed_in_stream(event)
         try:
             return self._add(event)
         except (AttributeError, TypeError, LookupError):
-            raise self._report.broken("a chunk had an unexpected form") from None
+            raise self._report.unreadable("a chunk had an unexpected form") from None
 
-    def finish(self, now: datetime, new_id: Callable[[], str]) -> AssistantMessage:
+    def finish(
+        self, now: datetime, new_id: Callable[[], str], sent: Callable[[], int]
+    ) -> AssistantMessage:
         """Build the message.
 
         Args:
             new_id: makes ids for tool calls without an id.
+            sent: measures the request, in bytes of text.
 
         Raises:
             ModelError: the answer is not complete.
@@ -137,12 +203,12 @@ class AnswerBuilder(ABC):
         reason = self._finish_reason
         if reason is None:
             raise self._report.broken("the stream ended without a finish reason")
-        if reason in _BROKEN:
-            raise self._report.broken("the finish reason is an error")
+        if reason == BROKEN:
+            raise self._report.broken("the server says that it did not finish the answer")
         text = "".join(self._text)
         self._refuse_excess(text)
         calls = self._tool_calls(new_id)
-        if reason == "tool_calls" and not text and not calls:
+        if reason == TOOL_CALLS and not text and not calls:
             raise self._report.broken("tool calls were announced, but none arrived")
         metadata: dict[str, Any] = {"finish_reason": reason}
         if self._refused:
@@ -155,7 +221,7 @@ class AnswerBuilder(ABC):
         return AssistantMessage(
             content=text,
             tool_calls=calls,
-            usage=self._counted(),
+            usage=usage_of(self._reported(), sent, text, calls, self.hidden_size),
             metadata=metadata,
             state=state,
             timestamp=now,
@@ -169,43 +235,48 @@ class AnswerBuilder(ABC):
         )
         if length > MAX_CHARACTERS:
             raise self._report.no_completion(f"more than {MAX_CHARACTERS} characters")
-        if len(calls) > MAX_CALLS:
+        self._refuse_calls()
+
+    def _refuse_calls(self) -> None:
+        if sum(1 for _ in self._partial_calls()) > MAX_CALLS:
             raise self._report.no_completion(f"more than {MAX_CALLS} tool calls")
 
-    def reported(self) -> Usage | None:
-        """Return the usage of an answer that broke off; ``None``: the server reported none.
+    def usage_so_far(self, sent: Callable[[], int]) -> Usage:
+        """Return the usage of an answer that broke off.
 
-        Some servers report the output at its end only: it is at least what has arrived.
+        Args:
+            sent: measures the request, in bytes of text.
         """
-        usage = self._counted()
-        if not usage.total_tokens:
-            return None
         spoken = size_of("".join(self._text)) + sum(
             size_of(piece) for call in self._partial_calls() for piece in call.arguments
         )
-        arrived = tokens_in(spoken + self.hidden_size())
-        if arrived <= usage.output:
-            return usage
-        return replace(usage, output=arrived, estimated=True)
+        return usage_of_lost(self._reported(), sent, spoken + self.hidden_size())
 
     def hidden_size(self) -> int:
         """Return the bytes of reasoning and other fields beside text and tool calls."""
         return 0
 
+    def _end(self, word: str) -> None:
+        """Note a vendor's word for the end of its answer; the first that is not a stop counts."""
+        reason = finish_reason(word)
+        if reason == REFUSED:
+            self._refused = True
+        if self._finish_reason in (None, STOP):
+            self._finish_reason = reason
+
     @abstractmethod
     def _add(self, event: dict[str, Any]) -> str:
         """Take an event that reports no error and return its text.
 
-        Sets ``_finish_reason`` (``stop``, ``length``, ``tool_calls``, ``content_filter``,
-        ``error``, or another) when the server gives its reason to stop.
+        Calls :meth:`_end` when the server gives its reason to stop.
 
         Raises:
             AttributeError, TypeError, LookupError: the event has not the API's shape.
         """
 
     @abstractmethod
-    def _counted(self) -> Usage:
-        """Return the tokens that the server reported; zeros where it reported none."""
+    def _reported(self) -> Reported:
+        """Return the tokens that the server reported."""
 
     @abstractmethod
     def _partial_calls(self) -> Iterable[PartialCall]:
@@ -252,13 +323,15 @@ class AnswerBuilder(ABC):
         try:
             return json.loads(data)
         except (ValueError, RecursionError):
-            raise self._report.broken("a chunk was not JSON") from None
+            raise self._report.unreadable("a chunk was not JSON") from None
 
 
 def decode_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
-    """Return a tool call's arguments, and the raw text if it is not a JSON object.
+    """Return a tool call's arguments, and the raw text if they cannot be read.
 
-    Some models send nothing, or ``null``, for a tool without arguments.
+    Some models send nothing, or ``null``, for a tool without arguments. Others put the object into
+    a string or a fence, send it twice or after an empty one, or close it once too often: a whole
+    object is taken if there is only one. What is incomplete, or says two things, is not.
     """
     if _SURROGATE.search(raw):
         raw = without_lone_surrogates(raw)
@@ -267,38 +340,34 @@ def decode_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
     try:
         value = from_json(raw, allow_inf_nan=False)
     except ValueError:
-        return {}, raw
-    if isinstance(value, dict) and _is_finite(value):
+        value = _only_object(raw)
+    if isinstance(value, str):
+        value = _only_object(value)
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, dict) and depth_of(value) <= _DEEPEST and is_finite(value):
         return value, None
     return {}, raw
 
 
-def _is_finite(value: Any) -> bool:
-    """Return true if JSON can hold all numbers in ``value``; 1e999 decodes to infinity."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, dict):
-        return all(map(_is_finite, value.values()))
-    return not isinstance(value, list) or all(map(_is_finite, value))
-
-
-def count(part: Any, name: str) -> int:
-    """Return a number of tokens; 0 if the server did not report it."""
-    value = part.get(name) if isinstance(part, dict) else None
-    return value if isinstance(value, int) and value > 0 else 0
-
-
-def counted(used: Any, read: str, written: str) -> Usage:
-    """Return the usage as OpenAI's APIs report it.
-
-    Args:
-        read, written: the API's words for input and output tokens.
-    """
-    if not isinstance(used, dict):
-        return Usage()
-    return Usage(
-        input=count(used, f"{read}_tokens"),
-        output=count(used, f"{written}_tokens"),
-        cached=count(used.get(f"{read}_tokens_details"), "cached_tokens"),
-        reasoning=count(used.get(f"{written}_tokens_details"), "reasoning_tokens"),
-    )
+def _only_object(text: str) -> Any:
+    """Return the one JSON object of a text; ``None``: there is none, or no single one."""
+    begin = text.find("{")
+    if begin < 0 or _AROUND.search(text[:begin]):
+        return None
+    if text.startswith("{{", begin):
+        begin += 1
+    found: list[Any] = []
+    while begin >= 0:
+        try:
+            value, end = _DECODER.raw_decode(text, begin)
+        except (ValueError, RecursionError):
+            return None
+        if value and value not in found:
+            found.append(value)
+        if len(found) > 1:
+            return None
+        begin = text.find("{", end)
+        if _AROUND.search(text[end:] if begin < 0 else text[end:begin]):
+            return None
+    return found[0] if found else {}

@@ -7,21 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bottega.agents.messages import ToolCall, Usage
-from bottega.llm.dialects.answer import AnswerBuilder, PartialCall, count
+from bottega.agents.messages import ToolCall
+from bottega.llm.dialects.answer import AnswerBuilder, PartialCall
 from bottega.llm.dialects.opaque import state_of
 from bottega.llm.dialects.text_chunks import TextChunks
 from bottega.llm.dialects.wire import encode_json
 from bottega.llm.errors import ErrorMapper
+from bottega.llm.usage import Counts, Reported
 
-_REASONS = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "tool_use": "tool_calls",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "pause_turn": "length",  # the server stopped a long turn: the next request goes on with it
-}
 _KNOWN_OF_CALL = frozenset(("type", "id", "name", "input"))
 
 
@@ -78,7 +71,7 @@ class AnthropicAnswer(AnswerBuilder):
             case "message_start":
                 self._usage = event["message"].get("usage")
             case "message_delta":
-                self._end(event)
+                self._take_end(event)
             case "message_stop":
                 self.complete = self.finished
             case "message":  # whole
@@ -116,18 +109,19 @@ class AnthropicAnswer(AnswerBuilder):
         self._text.append(text)
         return text
 
-    def _end(self, event: dict[str, Any]) -> None:
-        used = (event.get("usage") or {}).items()
-        # The counts are cumulative, or null (its SDK's type MessageDeltaUsage).
-        self._usage = {**(self._usage or {}), **{k: v for k, v in used if v is not None}}
-        reason = event["delta"].get("stop_reason")
-        if reason:
-            self._refused = self._refused or reason == "refusal"
-            self._finish_reason = _REASONS.get(reason, str(reason))
+    def _take_end(self, event: dict[str, Any]) -> None:
+        used, before = event.get("usage"), self._usage
+        if isinstance(used, dict) and isinstance(before, dict):
+            # The counts are cumulative, or null (its SDK's type MessageDeltaUsage).
+            self._usage = {**before, **{k: v for k, v in used.items() if v is not None}}
+        elif used is not None:
+            self._usage = used
+        if reason := event["delta"].get("stop_reason"):
+            self._end(str(reason))
 
     def _whole_message(self, message: dict[str, Any]) -> str:
         text = "".join([self._begin(i, body) for i, body in enumerate(message["content"])])
-        self._end({"usage": message.get("usage"), "delta": message})
+        self._take_end({"usage": message.get("usage"), "delta": message})
         return text
 
     def hidden_size(self) -> int:
@@ -137,17 +131,17 @@ class AnthropicAnswer(AnswerBuilder):
             if block.kind not in ("text", "tool_use")
         )
 
-    def _counted(self) -> Usage:
-        used = self._usage
-        cached = count(used, "cache_read_input_tokens")
-        written = count(used, "cache_creation_input_tokens")
-        details = (used or {}).get("output_tokens_details")
-        return Usage(
-            input=count(used, "input_tokens") + cached + written,
-            output=count(used, "output_tokens"),
-            cached=cached,
-            reasoning=count(details, "thinking_tokens"),
-            written=written,
+    def _reported(self) -> Reported:
+        counts = Counts(self._usage)
+        cached = counts.part("cache_read_input_tokens")
+        written = counts.part("cache_creation_input_tokens")
+        return Reported(
+            counts.total("input_tokens", cached, written),
+            counts.total("output_tokens"),
+            cached,
+            counts.part("thinking_tokens", "output_tokens_details"),
+            written,
+            counts.is_odd,
         )
 
     def _partial_calls(self) -> Iterable[PartialCall]:

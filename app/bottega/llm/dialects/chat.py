@@ -5,11 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from bottega.agents.messages import AssistantMessage, StandardMessage, ToolCall, ToolMessage, Usage
+from pydantic_core import from_json
+
+from bottega.agents.messages import AssistantMessage, StandardMessage, ToolCall, ToolMessage
 from bottega.agents.params import ModelParams, NamedTool
 from bottega.agents.parts import Part
 from bottega.agents.provider import ToolSchema
-from bottega.llm.dialects.answer import AnswerBuilder, PartialCall, counted, decode_arguments
+from bottega.llm.dialects.answer import AnswerBuilder, PartialCall
 from bottega.llm.dialects.dialect import Dialect, Encode
 from bottega.llm.dialects.opaque import origin_of, size_of_fields, state_for, state_of, take
 from bottega.llm.dialects.parts import NO_FILES, Files, Media, blocks_of, encoded_blocks
@@ -28,6 +30,7 @@ from bottega.llm.dialects.wire import (
 )
 from bottega.llm.errors import ErrorMapper
 from bottega.llm.server import ServerSpec
+from bottega.llm.usage import Reported, reported
 
 KEY = "chat"
 
@@ -37,6 +40,8 @@ _KNOWN = frozenset(
 )
 _SAID = frozenset(("role", "content"))
 _KNOWN_OF_CALL = frozenset(("id", "index", "type", "function"))
+_MOST_NAMED = 100
+"""Pieces of a call after which one with a name does not begin another: each look reads them all."""
 _AUDIO = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
 
 _FORM = Form(
@@ -195,15 +200,19 @@ class ChatAnswer(AnswerBuilder):
         self._origin = origin
         self._more: dict[str, Any] = {}
         self._calls: list[PartialCall] = []
-        self._by_index: dict[Any, PartialCall] = {}
+        self._by_index: dict[tuple[Any, Any], PartialCall] = {}
+        self._ended: set[Any] = set()
 
     def _add(self, event: dict[str, Any]) -> str:
         if usage := event.get("usage"):
             self._usage = usage
-        choices = event.get("choices")
-        if not choices:
+        # Some servers put text and calls into two choices (GitHub Copilot).
+        return "".join([self._choice(choice) for choice in event.get("choices") or ()])
+
+    def _choice(self, choice: dict[str, Any]) -> str:
+        number = choice.get("index")
+        if number in self._ended:
             return ""
-        choice = choices[0]
         text = ""
         delta = choice.get("delta") or choice.get("message")
         if delta:
@@ -216,11 +225,12 @@ class ChatAnswer(AnswerBuilder):
                 self._text.append(text)
             if calls := delta.get("tool_calls"):
                 for item in calls:
-                    self._add_call(item)
+                    self._add_call(number, item)
             if len(delta) > 1 or not (piece or calls):
                 take(self._more, delta, _KNOWN)
         if reason := choice.get("finish_reason"):
-            self._finish_reason = str(reason)
+            self._ended.add(number)
+            self._end(str(reason))
         return text
 
     def _text_of(self, blocks: Sequence[Mapping[str, Any]]) -> str:
@@ -233,8 +243,8 @@ class ChatAnswer(AnswerBuilder):
         take(self._more, {"content": thoughts}, frozenset())
         return "".join([block["text"] for block in blocks if block["type"] == "text"])
 
-    def _counted(self) -> Usage:
-        return counted(self._usage, "prompt", "completion")
+    def _reported(self) -> Reported:
+        return reported(self._usage, "prompt", "completion")
 
     def hidden_size(self) -> int:
         return size_of_fields(self._more) if self._more else 0
@@ -242,10 +252,10 @@ class ChatAnswer(AnswerBuilder):
     def _partial_calls(self) -> Iterable[PartialCall]:
         return self._calls
 
-    def _add_call(self, item: dict[str, Any]) -> None:
+    def _add_call(self, choice: Any, item: dict[str, Any]) -> None:
         function = item.get("function") or {}
         call_id, name, arguments = item.get("id"), function.get("name"), function.get("arguments")
-        call = self._call_of(item.get("index"), call_id, name)
+        call = self._call_of((choice, item.get("index")), call_id, name)
         if call_id and not call.id:
             call.id = str(call_id)
         if name and not call.name:
@@ -264,18 +274,26 @@ class ChatAnswer(AnswerBuilder):
         more = [call.more for call in self._calls]
         return state_of(self._origin, message, {c.id: m for c, m in zip(calls, more, strict=True)})
 
-    def _call_of(self, index: Any, call_id: Any, name: Any) -> PartialCall:
+    def _call_of(self, index: tuple[Any, Any], call_id: Any, name: Any) -> PartialCall:
         """Return the call of a piece: by index, unless the piece clearly begins another call.
 
-        Some servers number every call 0, or none, and send each call in one piece.
+        Some servers number every call 0, or none, and send each call in one piece; some give each
+        piece an id of its own. A piece without a name goes on with the call of its number, or with
+        the last one while its arguments are incomplete.
         """
         call = self._by_index.get(index)
-        if call is None and index is None and self._calls and not (call_id or name):
-            call = self._calls[-1]
-        if call is None or _begins_another(call, call_id, name):
+        numbered = index[1] is not None
+        if name:
+            if call is not None and _begins_another(call, call_id, name):
+                call = None
+        elif self._calls and not (numbered and call):
+            last = self._calls[-1]
+            goes_on = not (numbered or (call_id and call_id != last.id)) or _is_open(last)
+            call = last if goes_on else None
+        if call is None:
             call = PartialCall()
             self._calls.append(call)
-            self._by_index[index] = call
+        self._by_index[index] = call
         return call
 
 
@@ -294,10 +312,21 @@ def _only_text(event: Any) -> str | None:
 
 
 def _begins_another(call: PartialCall, call_id: Any, name: Any) -> bool:
-    if call_id and call.id:
-        return bool(call_id != call.id)
-    return bool(name and call.name) and _is_object("".join(call.arguments))
+    """Return true if a piece with a name belongs to another call than the one of its number."""
+    if call_id and call.id and call_id != call.id:
+        return not _is_open(call) or name != call.name
+    return bool(call.name and call.arguments) and not _is_open(call)
+
+
+def _is_open(call: PartialCall) -> bool:
+    """Return true if the arguments of a call have begun and are no JSON object yet."""
+    if len(call.arguments) > _MOST_NAMED:
+        return True
+    return bool(call.arguments) and not _is_object("".join(call.arguments))
 
 
 def _is_object(raw: str) -> bool:
-    return bool(raw) and decode_arguments(raw)[1] is None
+    try:
+        return isinstance(from_json(raw), dict)
+    except ValueError:
+        return False

@@ -7,25 +7,13 @@ Source: ai.google.dev/api/generate-content, ``GenerateContentResponse``, and
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bottega.agents.messages import ToolCall, Usage
-from bottega.llm.dialects.answer import AnswerBuilder, PartialCall, count
+from bottega.agents.messages import ToolCall
+from bottega.llm.dialects.answer import AnswerBuilder, PartialCall
 from bottega.llm.dialects.opaque import state_of
 from bottega.llm.dialects.wire import encode_json
 from bottega.llm.errors import ErrorMapper
-
-_REASONS = {
-    "STOP": "stop",
-    "FUNCTION_CALL": "stop",  # of servers in front of Gemini; Google's own says STOP
-    "MAX_TOKENS": "length",
-    "CONTINUATION": "length",
-    # The model made no answer: another try may.
-    "OTHER": "error",
-    "MALFORMED_FUNCTION_CALL": "error",
-    "MALFORMED_RESPONSE": "error",
-    "UNEXPECTED_TOOL_CALL": "error",
-    "TOO_MANY_TOOL_CALLS": "error",
-}
-"""All others are those of a filter."""
+from bottega.llm.usage import Counts, Reported
+from bottega.llm.vendor_words import FILTERED, finish_reason
 
 _KNOWN = frozenset(("text", "thought", "functionCall"))
 
@@ -65,16 +53,18 @@ class GeminiAnswer(AnswerBuilder):
         parts = (candidate.get("content") or {}).get("parts") or ()
         text = "".join([self._part(part) for part in parts])
         if reason := candidate.get("finishReason"):
-            self._end(str(reason))
+            self._take_end(str(reason))
         return text
 
-    def _end(self, reason: str) -> None:
+    def _take_end(self, reason: str) -> None:
         if reason == "FINISH_REASON_UNSPECIFIED":
             return
         if reason == "MISSING_THOUGHT_SIGNATURE":
             raise self._report.failed_in_stream({"code": 400, "message": reason})
-        found = _REASONS.get(reason, f"content_filter:{reason}")
-        self._finish_reason = "tool_calls" if found == "stop" and self._calls else found
+        if finish_reason(reason) == FILTERED:
+            self._finish_reason = f"{FILTERED}:{reason}"
+        else:
+            self._end("tool_calls" if reason == "STOP" and self._calls else reason)
 
     def _part(self, part: dict[str, Any]) -> str:
         if part.get("thought"):
@@ -103,14 +93,15 @@ class GeminiAnswer(AnswerBuilder):
     def hidden_size(self) -> int:
         return self._thoughts
 
-    def _counted(self) -> Usage:
-        used = self._usage
-        thought = count(used, "thoughtsTokenCount")
-        return Usage(
-            input=count(used, "promptTokenCount") + count(used, "toolUsePromptTokenCount"),
-            output=count(used, "candidatesTokenCount") + thought,
-            cached=count(used, "cachedContentTokenCount"),
-            reasoning=thought,
+    def _reported(self) -> Reported:
+        counts = Counts(self._usage)
+        thought = counts.part("thoughtsTokenCount")
+        return Reported(
+            counts.total("promptTokenCount", counts.part("toolUsePromptTokenCount")),
+            counts.total("candidatesTokenCount", thought),
+            counts.part("cachedContentTokenCount"),
+            thought,
+            is_odd=counts.is_odd,
         )
 
     def _partial_calls(self) -> Iterable[PartialCall]:

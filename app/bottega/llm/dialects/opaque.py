@@ -13,12 +13,12 @@ from hashlib import blake2s
 from typing import Any
 
 from bottega.agents.messages import AssistantMessage, StandardMessage
-from bottega.llm.dialects.wire import encode_json, without_lone_surrogates
+from bottega.llm.dialects.wire import encodable, encode_json
 
 # Fields that a later piece replaces. Other texts of a stream are joined.
 _REPLACED = frozenset({"type", "id", "index", "format", "name", "signature", "thought_signature"})
 
-_OPEN = 64  # newest items of a list that a later piece may continue
+_OPEN = 16  # newest items of a list that a later piece may continue
 
 Fields = dict[str, Any]
 
@@ -33,9 +33,9 @@ def state_of(origin: str, message: Fields, calls: Mapping[str, Fields]) -> Field
     own = {key: more for key, more in calls.items() if more}
     if not (message or own):
         return {}
-    kept = _joined({"message": message, "calls": own})
-    cleaned: Fields = without_lone_surrogates({"origin": origin, **kept})
-    return cleaned
+    kept = {"message": _all_joined(message), "calls": {k: _all_joined(m) for k, m in own.items()}}
+    state: Fields = encodable({"origin": origin, **kept})
+    return state
 
 
 def state_for(origin: str, message: AssistantMessage) -> Fields:
@@ -66,11 +66,11 @@ def dropped_for(
 
 def size_of_fields(fields: Fields) -> int:
     """Return the size of fields that :func:`take` collected, in bytes of JSON."""
-    return len(encode_json(without_lone_surrogates(_joined(fields))))
+    return len(encode_json(_all_joined(fields)))
 
 
 def take(fields: Fields, delta: Mapping[str, Any], known: frozenset[str]) -> None:
-    """Merge the unknown fields of a stream's piece into ``fields``.
+    """Merge the unknown fields of a stream's piece into ``fields``, which keeps parts of the piece.
 
     Texts are joined and objects merged. Items of a list are merged by ``type`` and ``index``, as
     OpenRouter numbers ``reasoning_details``.
@@ -84,52 +84,91 @@ class _Pieces(list[str]):
     """Pieces of one text, joined once at the end: a long text has many."""
 
 
+class _Object(dict[str, Any]):
+    """An object of several pieces."""
+
+
+class _Items(list[Any]):
+    """A list of several pieces, whose newest items a later piece may continue."""
+
+    def __init__(self, items: list[Any]) -> None:
+        super().__init__(items)
+        newest = range(max(0, len(items) - _OPEN), len(items))
+        self._places = {_key(items[place]): place for place in newest}
+        self._merged: set[int] = set()
+
+    def take(self, piece: list[Any]) -> None:
+        """Merge items into those that they continue, and append the others."""
+        if len(piece) > _OPEN:  # no server goes on with so many at a time
+            self.extend(piece)
+            return
+        for item in piece:
+            key = _key(item)
+            place = self._last(item) if key is None else self._places.get(key)
+            if place is None:
+                self._places[key] = len(self)
+                self.append(item)
+            else:
+                self[place] = _merged("", self[place], item)
+                self._merged.add(place)
+
+    def joined(self) -> list[Any]:
+        items = list(self)
+        for place in self._merged:
+            items[place] = _joined(items[place])
+        return items
+
+    def _last(self, item: Any) -> int | None:
+        """Return the place of the last item, if one without an index continues it.
+
+        They have the same type and the same id, or the item has no id.
+        """
+        last = self[-1] if self else None
+        if not (isinstance(last, dict) and isinstance(item, dict)) or "index" in last:
+            return None
+        is_same = last.get("type") == item.get("type")
+        return len(self) - 1 if is_same and item.get("id") in (None, last.get("id")) else None
+
+
+def _key(item: Any) -> tuple[Any, Any] | None:
+    """Return what an item has in common with the pieces that continue it; ``None``: no index."""
+    if not isinstance(item, dict) or not isinstance(item.get("index"), int | str):
+        return None
+    kind = item.get("type")
+    return (kind if isinstance(kind, str) else None, item["index"])
+
+
 def _merged(name: str, old: Any, new: Any) -> Any:
-    """Return ``old`` merged with ``new``; changes ``old``, which this module made."""
+    """Return ``old`` merged with ``new``.
+
+    What has one piece is kept as it is, without a look at its parts: most of it is never continued.
+    """
+    if old is None or new is None:
+        return old if new is None else new
     if isinstance(new, str) and name not in _REPLACED:
-        pieces = old if isinstance(old, _Pieces) else _Pieces()
+        pieces = old if isinstance(old, _Pieces) else _Pieces([old] if isinstance(old, str) else [])
         pieces.append(new)
         return pieces
-    if isinstance(new, dict):
-        merged = old if isinstance(old, dict) else {}
+    if isinstance(new, dict) and isinstance(old, dict):
+        merged = old if isinstance(old, _Object) else _Object(old)
         for key, value in new.items():
             merged[key] = _merged(key, merged.get(key), value)
         return merged
-    if isinstance(new, list):
-        items = old if isinstance(old, list) and not isinstance(old, _Pieces) else []
-        for item in new:
-            _add(items, item)
+    if isinstance(new, list) and isinstance(old, list) and not isinstance(old, _Pieces):
+        items = old if isinstance(old, _Items) else _Items(old)
+        items.take(new)
         return items
-    return old if new is None else new
-
-
-def _add(items: list[Any], item: Any) -> None:
-    """Merge an item into the one that it continues, or append it."""
-    newest = len(items) - 1
-    for place in range(newest, max(-1, newest - _OPEN), -1):
-        if _goes_on(items[place], item, is_last=place == newest):
-            items[place] = _merged("", items[place], item)
-            return
-    items.append(_merged("", None, item))
+    return new
 
 
 def _joined(value: Any) -> Any:
+    """Return a merged value as plain texts, objects and lists."""
     if isinstance(value, _Pieces):
         return "".join(value)
-    if isinstance(value, dict):
+    if isinstance(value, _Object):
         return {key: _joined(item) for key, item in value.items()}
-    return [_joined(item) for item in value] if isinstance(value, list) else value
+    return value.joined() if isinstance(value, _Items) else value
 
 
-def _goes_on(known: Any, item: Any, *, is_last: bool) -> bool:
-    """Return true if an item continues a known one: same type, and same index.
-
-    Without indices it must have the same id, or none, and the known item must be the last.
-    """
-    if not (isinstance(known, dict) and isinstance(item, dict)):
-        return False
-    if known.get("type") != item.get("type"):
-        return False
-    if "index" in known or "index" in item:
-        return known.get("index") == item.get("index")
-    return is_last and item.get("id") in (None, known.get("id"))
+def _all_joined(fields: Mapping[str, Any]) -> Fields:
+    return {name: _joined(value) for name, value in fields.items()}

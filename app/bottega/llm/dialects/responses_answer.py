@@ -5,12 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bottega.agents.messages import ToolCall, Usage
-from bottega.llm.dialects.answer import AnswerBuilder, PartialCall, counted
+from bottega.agents.messages import ToolCall
+from bottega.llm.dialects.answer import AnswerBuilder, PartialCall
 from bottega.llm.dialects.opaque import state_of
 from bottega.llm.errors import ErrorMapper
+from bottega.llm.usage import Reported, reported
+from bottega.llm.vendor_words import STOP, TOOL_CALLS
 
-_REASONS = {"max_output_tokens": "length", None: "incomplete"}
 _ENDS = frozenset({"completed", "incomplete", "failed"})
 
 
@@ -74,13 +75,13 @@ class ResponsesAnswer(AnswerBuilder):
             case "response.output_item.done":
                 return self._done(_key(event), event["item"])
             case "response.completed" | "response.incomplete" | "response.failed" as kind:
-                return self._end(event["response"], kind.removeprefix("response."))
+                return self._take_end(event["response"], kind.removeprefix("response."))
             case None if event.get("object") == "response":
-                return self._end(event, "")
+                return self._take_end(event, "")
         return ""  # other events are ignored
 
-    def _counted(self) -> Usage:
-        return counted(self._usage, "input", "output")
+    def _reported(self) -> Reported:
+        return reported(self._usage, "input", "output")
 
     def _partial_calls(self) -> Iterable[PartialCall]:
         return [item.call for item in self._in_order() if item.kind == "function_call"]
@@ -151,7 +152,7 @@ class ResponsesAnswer(AnswerBuilder):
         self._text.append(text)
         return text
 
-    def _end(self, response: dict[str, Any], event: str) -> str:
+    def _take_end(self, response: dict[str, Any], event: str) -> str:
         """Take the final response.
 
         Args:
@@ -159,7 +160,7 @@ class ResponsesAnswer(AnswerBuilder):
         """
         status = response.get("status")
         if status not in _ENDS:
-            status = event
+            status = event or ("completed" if status is None else status)
         if status == "failed":
             raise self._report.failed_in_stream(response)
         text = ""
@@ -171,10 +172,10 @@ class ResponsesAnswer(AnswerBuilder):
         self._usage = response.get("usage")
         if status == "completed":
             called = any(item.kind == "function_call" for item in self._items)
-            self._finish_reason = "tool_calls" if called else "stop"
+            self._end(TOOL_CALLS if called else STOP)
         elif status == "incomplete":
             reason = (response.get("incomplete_details") or {}).get("reason")
-            self._finish_reason = _REASONS.get(reason) or str(reason)
+            self._end(str(reason or "incomplete"))
         self.complete = self.finished
         return text
 

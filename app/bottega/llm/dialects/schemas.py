@@ -19,6 +19,7 @@ from pydantic_core import from_json, to_json
 
 from bottega.agents.messages import AssistantMessage
 from bottega.agents.provider import ToolSchema
+from bottega.json_schema.patterns import is_supported
 from bottega.llm.dialects.wire import encode_json
 from bottega.llm.server import DialectName, ServerSpec
 
@@ -111,28 +112,29 @@ def output_of(schema: Schema, spec: ServerSpec) -> Output:
 
 
 def is_strict(schema: Schema) -> bool:
-    """Return true if OpenAI's strict mode takes this schema."""
-    if "anyOf" in schema:
+    """Return true if OpenAI's strict mode takes this schema: it has only words that we know."""
+    return "anyOf" not in schema and all(map(_is_strict_part, _parts(schema)))
+
+
+def _is_strict_part(part: Schema) -> bool:
+    if not _STRICT.issuperset(part):
         return False
-    for part in _parts(schema):
-        if not _STRICT.issuperset(part):
-            return False
-        if "$ref" in part:
-            if len(part) > 1:
-                return False
-            continue
-        if not ({"type", "anyOf", "enum", "const"} & part.keys()):
-            return False
-        if part.get("format", "date") not in _STRICT_FORMATS:
-            return False
-        if part.get("type") == "array" and "items" not in part:
-            return False
-        if part.get("type") == "object" or "properties" in part:
-            names = part.get("properties", {})
-            if part.get("additionalProperties") is not False:
-                return False
-            if set(part.get("required", ())) != set(names):
-                return False
+    if "$ref" in part:
+        return len(part) == 1 and (part["$ref"] == "#" or part["$ref"].startswith("#/$defs/"))
+    kinds = part.get("type", ())
+    kinds = {kinds} if isinstance(kinds, str) else set(kinds)
+    if len(kinds - {"null"}) > 1 or not (kinds or {"anyOf", "enum", "const"} & part.keys()):
+        return False
+    if part.get("format", "date") not in _STRICT_FORMATS or not is_supported(
+        part.get("pattern", "")
+    ):
+        return False
+    if ("array" in kinds or "items" in part) and not isinstance(part.get("items"), Mapping):
+        return False
+    if "object" in kinds or "properties" in part:
+        names = part.get("properties")
+        is_closed = part.get("additionalProperties") is False
+        return is_closed and names is not None and set(part.get("required", ())) == set(names)
     return True
 
 
@@ -140,7 +142,7 @@ def fitted(schema: Schema, dialect: DialectName) -> dict[str, Any]:
     """Return a tool's schema with keywords that the server takes; others become descriptions."""
     try:
         return _fitted(schema, dialect, 0)
-    except _UnfitError:
+    except (_UnfitError, AttributeError, TypeError, ValueError):  # others' schemas have any form
         return dict(schema)
 
 
@@ -180,9 +182,11 @@ def _parts(schema: Any) -> Iterator[Schema]:
             continue
         yield part
         for name in ("properties", "$defs"):
-            open_parts += (part.get(name) or {}).values()
+            if isinstance(named := part.get(name), Mapping):
+                open_parts += named.values()
         for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
-            open_parts += part.get(name) or ()
+            if isinstance(several := part.get(name), list):
+                open_parts += several
         open_parts += [part.get(name) for name in ("items", "additionalProperties")]
 
 
@@ -201,6 +205,8 @@ def _fitted(schema: Any, dialect: DialectName, depth: int) -> dict[str, Any]:
         _close(found)
     left = {name: found.pop(name) for name in [*found] if name not in _KEPT[dialect]}
     left |= _unfit_values(found, dialect)
+    if isinstance(found.get("items"), list):  # of older drafts
+        left["items"] = found.pop("items")
     left.pop("$schema", None)
     for name in ("properties", "$defs"):
         if name in found:

@@ -30,6 +30,15 @@ def encode_json(value: Any) -> bytes:
         return to_json(without_lone_surrogates(value), inf_nan_mode="null", fallback=str)
 
 
+def encodable(value: Any) -> Any:
+    """Return ``value`` without lone surrogates: as it is, if it has none."""
+    try:
+        to_json(value, inf_nan_mode="null", fallback=str)
+    except (PydanticSerializationError, UnicodeEncodeError):
+        return without_lone_surrogates(value)
+    return value
+
+
 def encode_head(
     fields: Mapping[str, Any], spec: ServerSpec, extra: Mapping[str, Any] | None = None
 ) -> bytes:

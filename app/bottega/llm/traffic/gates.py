@@ -12,14 +12,11 @@ import structlog
 from pydantic_core import from_json
 
 from bottega.agents.messages import AssistantMessage, StandardMessage
-from bottega.agents.parts import parts_tokens
 from bottega.agents.provider import ModelOptions, ToolSchema
-from bottega.agents.tokens import size_of, tokens_in
+from bottega.agents.sent_tokens import tokens_sent
 from bottega.errors import ModelError
 from bottega.events.listener import NotifyListener
-from bottega.events.log import is_transient
-from bottega.events.wakeups import background
-from bottega.llm.errors import STREAM_BROKEN
+from bottega.llm.errors import BROKEN_ANSWERS
 from bottega.llm.traffic.breakers import ModelBreakers, ModelKey
 from bottega.llm.traffic.limits import Admission, ServerKey, ServerLimits
 from bottega.llm.traffic.shares import Shares
@@ -31,8 +28,6 @@ AT_ONCE_S = 1.0
 """A call waits so long for its server's limits before this counts as a failed try."""
 _LIMITED_S = 5.0
 _EXPECTED_OUTPUT = 1000
-_PER_TOOL = 100
-_RETRY_S = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -90,7 +85,7 @@ class ModelGate:
             return 0
         asked = None if options.params is None else options.params.max_output_tokens
         output = options.max_output_tokens or asked or _EXPECTED_OUTPUT
-        return sum(map(_sent, messages)) + _PER_TOOL * len(tools) + output
+        return tokens_sent(messages, len(tools)) + output
 
     async def enter(self, tokens: int, since: float, wait_s: float) -> Passage:
         """Let a call pass, or wait for its server's limits.
@@ -164,7 +159,7 @@ class ModelGate:
             if entry.is_probe:
                 await self._breakers.abandoned(self._key)
         else:
-            is_unknown = outcome.code in (STREAM_BROKEN, "model_timeout")
+            is_unknown = outcome.code in BROKEN_ANSWERS | {"model_timeout"}
             self._release(entry.admission, None if is_unknown else 0)
             await self._breakers.failed(self._key, outcome, was_probe=entry.is_probe)
 
@@ -201,18 +196,12 @@ class Traffic:
         return ModelGate(self, ModelKey(server, model), ServerLimits.of(provider))
 
     async def run(self) -> None:
-        """Keep the state in step with the database until cancelled."""
-        async with background(self.shares.run):
-            while True:
-                await self._missed.wait()
-                self._missed.clear()
-                try:
-                    await self.breakers.read()
-                except Exception as error:
-                    if not is_transient(error):
-                        log.exception("breakers.not_read")
-                    self._missed.set()
-                    await asyncio.sleep(_RETRY_S)
+        """Keep the breakers in step with the database until cancelled; ``shares`` has its own."""
+        self._missed.set()
+        while True:
+            await self._missed.wait()
+            self._missed.clear()
+            await self.breakers.read()
 
     def calls_of(self, server: ServerKey) -> _Calls:
         """Return the counts of a server's calls, to change them."""
@@ -252,10 +241,3 @@ class Traffic:
             self.breakers.heard(news)
         elif str(self.worker_id) in news["workers"]:
             self.shares.wake()
-
-
-def _sent(message: StandardMessage) -> int:
-    """Estimate the tokens of a message."""
-    calls = message.tool_calls if isinstance(message, AssistantMessage) else ()
-    arguments = sum(len(str(call.arguments)) for call in calls)
-    return tokens_in(size_of(message.content) + arguments) + parts_tokens(message.parts) + 4

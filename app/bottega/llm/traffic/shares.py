@@ -11,12 +11,10 @@ from pydantic_core import from_json, to_json
 
 from bottega.clock import monotonic
 from bottega.events.listener import happens
-from bottega.events.log import is_transient
 from bottega.llm.traffic.limits import Admission, ServerKey, ServerLimits, Share
 
 _LOOK_S = 0.4
 """Seconds between two reports of shares that hold or wait for something."""
-_RETRY_S = 0.3
 _PATIENCE_S = 5.0
 _MOST = 500
 """Shares in one report."""
@@ -88,17 +86,13 @@ class Shares:
                 # Between two looks at all only those that somebody waits for.
                 is_look = monotonic() - looked_at >= _LOOK_S
                 looked_at = monotonic() if is_look else looked_at
-                try:
-                    await self._exchange(only_wanted=not is_look)
-                except Exception as error:
-                    if not is_transient(error):
-                        log.exception("limits.failed")
-                    await asyncio.sleep(_RETRY_S)
+                await self._exchange(only_wanted=not is_look)
                 if not self._shares:
                     self._any.clear()
-        finally:
+        except asyncio.CancelledError:
             with contextlib.suppress(Exception):
                 await asyncio.shield(self._exchange(is_last=True))
+            raise
 
     def _pause_s(self) -> float:
         soon = [each.again_s for each in self._shares.values() if each.waiting and each.again_s]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # numpy is slow to import
     import numpy as np
     from numpy.typing import NDArray
 
-    from bottega.memory.text.embeddings import Background, Embedder, Vectors
+    from bottega.memory.text.embeddings import Background, Embedder, Floor, Vectors
 
     Vector = NDArray[np.float32]
 
@@ -24,16 +24,16 @@ log = structlog.get_logger(__name__)
 
 # One statement, which sets the tenant before it reads the row.
 _OF_QUERIES = """
-SELECT i.* FROM (SELECT set_config('bottega.tenant', $1, true)::uuid AS id OFFSET 0) AS acting
+SELECT i.* FROM (SELECT set_config('bottega.tenant', $1, true)::uuid AS id) AS acting
 CROSS JOIN LATERAL (
     SELECT embedder, background_of = embedder AS measured, background_mean, background
-    FROM tenant_memory WHERE tenant_id = acting.id OFFSET 0) AS i
+    FROM tenant_memory WHERE tenant_id = acting.id LIMIT 1) AS i
 """
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedQuery:
-    """A query's vector, its embedder, and the least cosine that counts; all ``None``: no vector.
+    """A query's vector, its embedder, and the least cosines that count; all ``None``: no vector.
 
     Attributes:
         compared: what episodes are compared by: ``words`` only, also ``spelling`` or ``meaning``.
@@ -41,7 +41,7 @@ class EmbeddedQuery:
 
     vector: "Vector | None" = None
     embedder: str | None = None
-    floor: float | None = None
+    floor: "Floor | None" = None
     compared: str = "words"
 
 
@@ -77,13 +77,23 @@ class Embedders:
         current = self._current()
         return current if name is None or name == current.name else self._named(name)
 
+    def paid_by(self, tenant_id: UUID, embedder: "Embedder | None" = None) -> "Embedder":
+        """Return an embedder whose calls a tenant pays; those on this machine cost nothing.
+
+        Args:
+            embedder: ``None``: the current one.
+        """
+        embedder = embedder or self._current()
+        bind = getattr(embedder, "paid_by", None)
+        return embedder if bind is None else bind(tenant_id)
+
     async def embed_query(self, tenant_id: UUID, query: str, deadline_s: float) -> EmbeddedQuery:
         """Embed a query with the embedder that all of the tenant's episodes have vectors of.
 
         Returns:
             no vector if this process does not have that embedder, or if it fails or is too slow.
         """
-        from bottega.memory.text.embeddings import compared_by, floor
+        from bottega.memory.text.embeddings import compared_by, floor_of
 
         row = await self._pool.fetchrow(_OF_QUERIES, str(tenant_id))
         embedder = self.named(row and row["embedder"])
@@ -91,11 +101,12 @@ class Embedders:
             return EmbeddedQuery()
         patience = self._patience.setdefault(embedder, Patience(embedder, self._clock))
         try:
-            (vector,) = await patience.embed(query, deadline_s)
+            paid = self.paid_by(tenant_id, embedder)
+            (vector,) = await patience.embed(paid, query, deadline_s)
         except (TimeoutError, BottegaError) as error:
             log.warning("memory.query_not_embedded", error=str(error) or type(error).__name__)
             return EmbeddedQuery()
-        least = floor(embedder, vector, _background(row))
+        least = floor_of(embedder, vector, _background(row))
         return EmbeddedQuery(vector, embedder.name, least, compared_by(embedder))
 
 
@@ -122,11 +133,15 @@ class Patience:
         self._timeouts = 0  # in a row
         self._next_at = float("-inf")
 
-    async def embed(self, query: str, deadline_s: float) -> "Vectors":
+    async def embed(self, embedder: "Embedder", query: str, deadline_s: float) -> "Vectors":
         """Return the vector of a query, shape (1, d).
+
+        Args:
+            embedder: the same one, whose calls the tenant pays.
 
         Raises:
             TimeoutError: the embedder was too slow.
+            BudgetExhaustedError: the tenant's day is spent.
             UnavailableError: it still loads its model; or the breaker is open: the last queries
                 timed out.
             ModelError: the embedder answered with an error.
@@ -140,7 +155,7 @@ class Patience:
         self._next_at = self._clock() + _PROBE_EVERY_S  # one probe at a time
         try:
             async with asyncio.timeout(deadline_s):
-                vectors = await embed_queries(self._embedder, [query])
+                vectors = await embed_queries(embedder, [query])
         except TimeoutError:
             self._timeouts += 1
             raise

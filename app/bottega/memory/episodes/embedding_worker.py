@@ -15,10 +15,11 @@ from pydantic_core import from_json
 
 from bottega.clock import monotonic
 from bottega.db.engine import acting_as
-from bottega.errors import ModelError, UnavailableError
-from bottega.leased_work import Blame, LeasedWork, Outage
+from bottega.errors import BudgetBusyError, BudgetExhaustedError, ModelError, UnavailableError
+from bottega.leased_work import Blame, LeasedWork, Outage, Rows
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Summary
+from bottega.memory.episodes.rows import CHANNEL, POLL_S
 from bottega.memory.episodes.search import vector_text
 from bottega.memory.text.embeddings import (
     Embedder,
@@ -28,13 +29,10 @@ from bottega.memory.text.embeddings import (
     packed_vectors,
 )
 
-POLL_S = 5.0
-"""Seconds until an episode stored by another process is noticed."""
-
 _LEASE_S = 120.0
-_MOST = 32
-_EACH = 16
-_TENANTS_AT_ONCE = 4
+_PLACES = 64
+_BATCH = 16
+_LONGEST_REST_S = 60.0
 _INDEX_S = 60.0
 _FIRST_POSTPONED_S = 15.0
 _LONGEST_POSTPONED_S = 3600.0
@@ -47,17 +45,15 @@ _OF_THE_TEXT = frozenset(
 
 log = structlog.get_logger(__name__)
 
-_CLAIM = "SELECT tenant_id, episode_id, tries FROM claim_due_episode_work('embed', $1, $2, $3)"
-_NEXT = "SELECT next_episode_work_s('embed')"
 _ENSURE_INDEX = "SELECT ensure_vector_index($1)"
 _READ = """
 SELECT e.id, e.summary, i.embedder, i.background_of, i.background_rows
 FROM unnest($2::uuid[]) AS wanted(id)
 CROSS JOIN LATERAL (
-    SELECT FROM episode_search s WHERE s.tenant_id = $1 AND s.episode_id = wanted.id OFFSET 0) AS s
+    SELECT FROM episode_search s WHERE s.tenant_id = $1 AND s.episode_id = wanted.id LIMIT 1) AS s
 CROSS JOIN LATERAL (
     SELECT e.id, e.summary FROM episodes e
-    WHERE e.tenant_id = $1 AND e.id = wanted.id OFFSET 0) AS e
+    WHERE e.tenant_id = $1 AND e.id = wanted.id LIMIT 1) AS e
 LEFT JOIN tenant_memory i ON i.tenant_id = $1
 """
 # Skips episodes no longer searched; the row locks make changes of them wait.
@@ -82,7 +78,9 @@ INSERT INTO tenant_memory AS i (tenant_id, embedder) VALUES ($1, $2)
 ON CONFLICT (tenant_id) DO UPDATE SET embedder = excluded.embedder WHERE i.embedder IS NULL
 """
 _POSTPONE = """
-UPDATE episode_work SET next_at = now() + make_interval(secs => $3), tries = tries - $4
+UPDATE episode_work SET tries = tries - $4, next_at = coalesce(
+    now() + make_interval(secs => $3),
+    (date_trunc('day', now() AT TIME ZONE 'UTC') + interval '1 day') AT TIME ZONE 'UTC')
 WHERE tenant_id = $1 AND episode_id = ANY ($2) AND work = 'embed'
 """
 
@@ -164,10 +162,10 @@ CROSS JOIN LATERAL (
     ORDER BY at, episode_id LIMIT 6) AS s
 CROSS JOIN LATERAL (
     SELECT v.task FROM episode_vectors v
-    WHERE v.tenant_id = $1 AND v.episode_id = s.episode_id AND v.embedder = $2 OFFSET 0) AS v
+    WHERE v.tenant_id = $1 AND v.episode_id = s.episode_id AND v.embedder = $2 LIMIT 1) AS v
 CROSS JOIN LATERAL (
     SELECT e.summary FROM episodes e
-    WHERE e.tenant_id = $1 AND e.id = s.episode_id OFFSET 0) AS e
+    WHERE e.tenant_id = $1 AND e.id = s.episode_id LIMIT 1) AS e
 ORDER BY s.episode_id
 """
 # Else the daily look would find the same tenant again at once.
@@ -192,17 +190,20 @@ class EmbeddingWorker:
         self._pool = pool
         self._embedders = embedders
         self._outage = Outage("embedder.unavailable", clock)
-        self._work = LeasedWork(
+        self.work = LeasedWork(
             pool=pool,
-            claim=_CLAIM,
-            limits=(_LEASE_S, _MOST, _EACH),
-            next_s=_NEXT,
+            name="embed",
+            columns="episode_id uuid, tries integer",
+            lease_s=_LEASE_S,
+            share=_BATCH,
+            places=_PLACES,
+            batch=_BATCH,
             do=self._embed,
             blame=_blamed,
             put_off=self._put_off,
-            outage=self._outage,
-            tenants_at_once=_TENANTS_AT_ONCE,
-            longest_rest_s=float("inf"),
+            longest_rest_s=_LONGEST_REST_S,
+            channel=CHANNEL,
+            poll_s=POLL_S,
             clock=clock,
         )
         self._reached: dict[UUID, UUID] = {}
@@ -210,20 +211,24 @@ class EmbeddingWorker:
 
     async def embed_due(self) -> float:
         """Embed some pending episodes of several tenants."""
-        return await self._work.do_due()
+        return await self.work.do_due()
 
     async def _put_off(
-        self, tenant_id: UUID, due: Sequence[asyncpg.Record], error: Exception
+        self, tenant_id: UUID, due: Rows, error: Exception, pause_s: float | None
     ) -> None:
         """Postpone episodes; count the try only if an episode's text failed."""
-        if _blamed(error) is Blame.SERVICE:
-            wait_s, uncounted = self._outage.next_pause_s(), 1
-        else:
+        wait_s, uncounted = pause_s, 1
+        if wait_s is None:
             (row,) = due
             wait_s = min(_LONGEST_POSTPONED_S, _FIRST_POSTPONED_S * 2.0 ** min(row["tries"], 20))
             uncounted = 0
             log.warning("episode.not_embedded", episode_id=str(row["episode_id"]), error=str(error))
-        ids = [row["episode_id"] for row in due]
+        await self._postpone(tenant_id, [row["episode_id"] for row in due], wait_s, uncounted)
+
+    async def _postpone(
+        self, tenant_id: UUID, ids: Sequence[UUID], wait_s: float | None, uncounted: int
+    ) -> None:
+        """Postpone episodes; without ``wait_s`` until the next day of UTC."""
         async with acting_as(self._pool, tenant_id) as connection:
             await connection.execute(_POSTPONE, tenant_id, ids, wait_s, uncounted)
 
@@ -232,7 +237,13 @@ class EmbeddingWorker:
         async with acting_as(self._pool, tenant_id) as connection:
             rows = await connection.fetch(_READ, tenant_id, ids)
         found = [Summary(**from_json(row["summary"])) for row in rows]
-        made = await self._all_made(rows[0]["embedder"], found) if found else {}
+        try:
+            of_queries = rows[0]["embedder"] if rows else None
+            made = await self._all_made(tenant_id, of_queries, found) if found else {}
+        except BudgetExhaustedError as error:  # of this tenant alone: the others go on
+            wait_s = _FIRST_POSTPONED_S if isinstance(error, BudgetBusyError) else None
+            await self._postpone(tenant_id, ids, wait_s, uncounted=1)
+            return
         read = [row["id"] for row in rows]
         inserts = []
         for name, vectors in made.items():
@@ -262,6 +273,7 @@ class EmbeddingWorker:
                 await self._measure(row["id"], row["embedder"])
         except (ModelError, UnavailableError) as error:
             return self._outage.pause(error)
+        self._outage.end()
         return 1.0 if rows else float("inf")
 
     async def _measure(self, tenant_id: UUID, name: str, before: int = -1) -> None:
@@ -290,7 +302,8 @@ class EmbeddingWorker:
         places = np.linspace(0, len(rows) - 1, min(_QUERIES, len(rows))).round().astype(int)
         queries = stored[places]
         if hasattr(embedder, "embed_queries"):
-            queries = await embed_queries(embedder, [rows[place]["task"] for place in places])
+            paid = self._embedders.paid_by(tenant_id, embedder)
+            queries = await embed_queries(paid, [rows[place]["task"] for place in places])
         others = np.ones((len(places), len(stored)), bool)
         others[np.arange(len(places)), places] = False
         mean, *spread = measured_background(queries, stored, others)
@@ -298,16 +311,16 @@ class EmbeddingWorker:
             await connection.execute(_KEEP, tenant_id, name, mean.tolist(), spread, known)
 
     async def _all_made(
-        self, of_queries: str | None, found: Sequence[Summary]
+        self, tenant_id: UUID, of_queries: str | None, found: Sequence[Summary]
     ) -> Mapping[str, Vectors]:
         """Return vectors of episodes by embedder: the current one, then that of the queries."""
-        name, vectors = await self._made(self._embedders.current, found)
+        name, vectors = await self._made(self._embedders.paid_by(tenant_id), found)
         made = {name: vectors}
         # Until the switch, queries use the other embedder and must find new episodes, too.
         other = None if of_queries in (None, name) else self._embedders.named(of_queries)
         if other is not None:
             try:
-                made |= [await self._made(other, found)]
+                made |= [await self._made(self._embedders.paid_by(tenant_id, other), found)]
             except (ModelError, UnavailableError) as error:
                 log.info("embedder.left", embedder=of_queries, error=error.detail)
         return made
@@ -325,12 +338,17 @@ class EmbeddingWorker:
         Then switch the tenant's queries to the current embedder, and delete the old vectors."""
         if left_s := self._outage.left_s():
             return left_s
-        if not await self._pool.fetch(_OTHERS, ""):
+        tenants = await self._pool.fetch(_OTHERS, "")
+        if not tenants:
             return float("inf")  # there are no vectors: do not load the embedder
         try:
-            await self._embedders.current.embed(["."])  # its name is final only after a call
+            # Its name is final only after a call, which is made once.
+            await self._embedders.paid_by(tenants[0]["id"]).embed(["."])
+        except BudgetExhaustedError:
+            return float("inf")  # the slow poll looks again
         except (ModelError, UnavailableError) as error:
             return self._outage.pause(error)
+        self._outage.end()
         name = self._embedders.current.name
         tenants = await self._pool.fetch(_OTHERS, name)
         for row in tenants:

@@ -50,10 +50,10 @@ FROM (
     WHERE d.tenant_id = $1 AND d.state = 'active' AND d.at < $2
     ORDER BY d.at, d.episode_id LIMIT $3 FOR UPDATE SKIP LOCKED) AS s
 CROSS JOIN LATERAL (
-    SELECT * FROM episodes e WHERE e.tenant_id = $1 AND e.id = s.episode_id OFFSET 0) AS e
+    SELECT * FROM episodes e WHERE e.tenant_id = $1 AND e.id = s.episode_id LIMIT 1) AS e
 LEFT JOIN LATERAL (
     SELECT b.content, b.object_key FROM episode_bodies b
-    WHERE b.tenant_id = $1 AND b.episode_id = s.episode_id AND b.part = 'input' OFFSET 0
+    WHERE b.tenant_id = $1 AND b.episode_id = s.episode_id AND b.part = 'input' LIMIT 1
 ) AS b ON true
 ORDER BY s.at, s.episode_id
 """
@@ -94,7 +94,7 @@ WITH first AS (
         ORDER BY at, episode_id LIMIT 1) AS s
     CROSS JOIN LATERAL (
         SELECT * FROM episode_search x
-        WHERE x.tenant_id = $1 AND x.episode_id = s.episode_id OFFSET 0) AS x
+        WHERE x.tenant_id = $1 AND x.episode_id = s.episode_id LIMIT 1) AS x
 )
 SELECT f.episode_id AS first, f.at AS first_at, f.outcome, s.episode_id, s.at,
        unpacked_vector(v.whole)::real[] AS whole
@@ -102,14 +102,15 @@ FROM first AS f
 CROSS JOIN LATERAL (
     SELECT * FROM episode_state s
     WHERE s.tenant_id = $1 AND s.task_key = f.task_key AND s.state = 'mature'
-      AND s.at BETWEEN f.at AND f.at + $5::interval OFFSET 0) AS s
+      AND s.at BETWEEN f.at AND f.at + $5::interval
+    ORDER BY s.at, s.episode_id) AS s
 CROSS JOIN LATERAL (
     SELECT * FROM episode_search x
-    WHERE x.tenant_id = $1 AND x.episode_id = s.episode_id OFFSET 0) AS x
+    WHERE x.tenant_id = $1 AND x.episode_id = s.episode_id LIMIT 1) AS x
 LEFT JOIN LATERAL (
     SELECT v.whole FROM episode_vectors v
     WHERE v.tenant_id = $1 AND v.episode_id = s.episode_id AND v.embedder = f.embedder
-    OFFSET 0) AS v ON true
+    LIMIT 1) AS v ON true
 WHERE {_ALIKE} IS NOT DISTINCT FROM f.kind
 ORDER BY s.at, s.episode_id LIMIT $6
 """  # noqa: S608 (texts of ours)

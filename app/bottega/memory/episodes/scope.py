@@ -10,6 +10,8 @@ from typing import Literal
 
 from pydantic_core import to_json
 
+UNASKED = "resp-"
+"""Prefix of the sessions that OpenAI's API makes by itself: they tell nothing of an owner."""
 MemoryScope = Literal["run", "session", "agent", "user", "tenant"]
 """Values of an agent's ``memory_scope``: the owners of the episodes that its runs may see."""
 
@@ -17,15 +19,13 @@ MemoryScope = Literal["run", "session", "agent", "user", "tenant"]
 class Reach(StrEnum):
     """The reach of a scope.
 
-    RUN: no episode of another run. SESSION: those of one session. USER: those of one user. NOBODY:
-    those without user and session. UNNAMED: those without user, and those of the scope's own user.
-    EVERYTHING: all of the tenant.
+    RUN: no episode of another run. SESSION: those of one session. USER: those of one user. UNNAMED:
+    those without user, and those of the scope's own user. EVERYTHING: all of the tenant.
     """
 
     RUN = "run"
     SESSION = "session"
     USER = "user"
-    NOBODY = "nobody"
     UNNAMED = "unnamed"
     EVERYTHING = "everything"
 
@@ -60,6 +60,11 @@ EVERYTHING = Scope(Reach.EVERYTHING)
 """All episodes of the tenant: for an administrator, and for work that shows no text to a run."""
 
 
+def identity_of(session_id: str | None) -> str | None:
+    """Return a session that a client named; ``None``: it named none."""
+    return None if session_id is None or session_id.startswith(UNASKED) else session_id
+
+
 def scope_of_run(
     wanted: MemoryScope | None,
     *,
@@ -68,12 +73,13 @@ def scope_of_run(
     agent: str | None,
     shared: bool,
 ) -> Scope:
-    """Return the scope of a run.
+    """Return the scope of a run; one without user and session reads no other run's episodes.
 
     Args:
         wanted: the root agent's ``memory_scope``; ``None``: that of the user, else of the session.
         shared: true if the operator lets agents read across sessions.
     """
+    session_id = identity_of(session_id)
     if wanted == "run" or (wanted == "session" and session_id is None):
         return Scope(Reach.RUN)
     if wanted == "tenant" and shared:
@@ -83,7 +89,20 @@ def scope_of_run(
         return Scope(Reach.USER, user, agent=only)
     if session_id is not None:
         return Scope(Reach.SESSION, user, session_id, only)
-    return Scope(Reach.NOBODY, agent=only)
+    return Scope(Reach.RUN)
+
+
+NO_USER, OFF = "none (no user)", "none (off)"
+_USED = {Reach.RUN: "none (memory_scope)", Reach.UNNAMED: "tenant"}
+
+
+def memory_used(mode: str, scope: Scope, *, user: str | None, session_id: str | None) -> str:
+    """Return whose earlier runs a run with this scope may read, in a word for people."""
+    if scope.reach is Reach.RUN and user is None and identity_of(session_id) is None:
+        return NO_USER
+    if mode == "dag":  # no agent of a graph is the root, which alone recalls
+        return "none (dag)"
+    return _USED.get(scope.reach, scope.reach.value)
 
 
 def scope_of_search(user: str | None, session_id: str | None, *, everything: bool) -> Scope:

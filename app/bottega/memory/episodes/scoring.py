@@ -19,8 +19,8 @@ _ALL_WORDS = 6 / pi**2
 """PostgreSQL's rank of a text with each of the query's words once, at the highest weight."""
 _COMPARED = 20
 """Candidates that ``added`` scales to 0 to 1; half of all if that is more."""
-LEAST_WORD_SHARE = 0.34
-"""Share of what a query's words tell, above which a common topic is likelier than chance."""
+LEAST_WORDS = 2
+"""Content words that a query and an episode must share if words alone are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Candidate:
         cosine: of its vector and the query's, -1 to 1; ``None`` if either is missing.
         lexical: rank of its words for the query's, rare ones weigh more, at least 0; ``None`` if
             the query has no words.
-        words: those of the query's telling words that it has, the rarest first; ``None`` if none.
-        word_share: what these tell, as a share of what all the query's words tell, 0 to 1.
+        words: places of the query's content words that it has and that are rare in the tenant, if
+            that has 200 episodes.
     """
 
     episode_id: UUID
@@ -43,8 +43,7 @@ class Candidate:
     access_count: int
     cosine: float | None
     lexical: float | None
-    words: Sequence[str] | None = None
-    word_share: float = 0.0
+    words: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,6 @@ class Parts:
         similarity, recency, success, accesses, domain: weighted; the score is their sum.
         cosine, lexical: as measured.
         cosine_normalised, lexical_normalised: among the candidates, 0 to 1.
-        words, word_share: the telling words of both, and the share of what the query's words tell.
     """
 
     similarity: float
@@ -88,12 +86,27 @@ class Parts:
     lexical: float | None
     cosine_normalised: float
     lexical_normalised: float
-    words: Sequence[str] = ()
-    word_share: float = 0.0
 
     @property
     def score(self) -> float:
         return sum((self.similarity, self.recency, self.success, self.accesses, self.domain))
+
+
+def is_relevant(
+    shared: int, cosine: float | None, floor: float | None, *, by_meaning: bool
+) -> bool:
+    """Return true if an episode has more in common with a query than chance gives.
+
+    Agents get no other. If meaning was compared, the cosine decides: words alone are not enough.
+
+    Args:
+        shared: number of content words of both.
+        cosine, floor: of their vectors, and the least that counts; ``None``: not compared.
+    """
+    is_near = cosine is not None and floor is not None and cosine >= floor
+    if by_meaning and cosine is not None:
+        return is_near
+    return shared >= LEAST_WORDS or (is_near and shared > 0)
 
 
 def score(
@@ -129,16 +142,14 @@ def score(
             lexical=rank,
             cosine_normalised=near[place],
             lexical_normalised=named[place],
-            words=each.words or (),
-            word_share=each.word_share,
         )
         scored.append((each, parts))
     return sorted(scored, key=lambda pair: (-pair[1].score, pair[0].episode_id))
 
 
 def _finite(value: float | None) -> float | None:
-    """Return ``None`` for NaN, PostgreSQL's cosine of a vector of zeros."""
-    return value if value is not None and isfinite(value) else None
+    """Return ``None`` for NaN, PostgreSQL's cosine of a vector of zeros; 0.0 for -0.0."""
+    return value + 0.0 if value is not None and isfinite(value) else None
 
 
 def _within(value: float | None) -> float:

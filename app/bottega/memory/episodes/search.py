@@ -17,6 +17,7 @@ from bottega.memory.episodes.episode import Episode, EpisodeFilter
 from bottega.memory.episodes.rows import to_episode
 from bottega.memory.episodes.scope import Scope
 from bottega.memory.episodes.scoring import Candidate
+from bottega.memory.text.content import ContentWords
 
 if TYPE_CHECKING:  # numpy is slow to import, and only searches need it
     import numpy as np
@@ -27,8 +28,6 @@ Place = tuple[datetime, UUID]
 """Position of an episode in the order of time."""
 
 ANY = EpisodeFilter()
-LONGEST_QUERY = 4_000
-"""Characters of a query that the search by words reads."""
 
 # By the order of time, oldest or newest first. The last parameter is the most rows.
 _LIST = {
@@ -40,7 +39,8 @@ _LIST = {
     for descending, order in ((False, "ASC"), (True, "DESC"))
 }
 _CANDIDATES = """
-SELECT * FROM search_episodes($1::jsonb, $2, $3::text::halfvec, $4, $5, $6::jsonb, $7, $8, $9, $10)
+SELECT * FROM search_episodes(
+    $1::jsonb, $2::text[], $3::text::halfvec, $4, $5, $6::jsonb, $7, $8, $9, $10)
 """
 
 # Samples a hundred episodes from each of twenty points in time, because topics change with time.
@@ -75,7 +75,7 @@ ON CONFLICT (tenant_id) DO UPDATE SET
 async def candidates(
     connection: asyncpg.Connection | asyncpg.Pool,
     scope: Scope,
-    query: str,
+    query: ContentWords,
     vector: "NDArray[np.float32] | None",
     *,
     embedder: str | None,
@@ -91,7 +91,7 @@ async def candidates(
     These are the ``limit`` nearest by vector and the ``limit`` with most of the query's words.
 
     Args:
-        query: its words; if it is empty, only the nearest are found.
+        query: its words; if there are none, only the nearest are found.
         vector: the query's, shape (d,); ``None``: search by words alone.
         embedder: the vector's embedder; vectors of others are ignored.
         aged_before: episodes that ended earlier need a cosine of at least ``aged_cosine``.
@@ -101,7 +101,7 @@ async def candidates(
     found = await connection.fetch(
         _CANDIDATES,
         scope.document,
-        query[:LONGEST_QUERY].replace("\x00", " "),
+        query.texts,
         None if vector is None or embedder is None else vector_text(vector),
         embedder,
         by,
@@ -111,7 +111,10 @@ async def candidates(
         limit,
         tenant_id,
     )
-    return [Candidate(*row) for row in found]
+    return [
+        Candidate(**{**row, "words": frozenset(place - 1 for place in row["words"] or ())})
+        for row in found
+    ]
 
 
 def vector_text(vector: "NDArray[np.float32]") -> str:

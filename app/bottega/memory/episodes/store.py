@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -17,12 +17,13 @@ from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems
 from bottega.errors import NotFoundError, UnavailableError
 from bottega.memory.episodes import rows, search
-from bottega.memory.episodes.embedders import Embedders
+from bottega.memory.episodes.embedders import EmbeddedQuery, Embedders
 from bottega.memory.episodes.episode import Episode, EpisodeFilter, StorageState
 from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import Reach, Scope
-from bottega.memory.episodes.scoring import LEAST_WORD_SHARE, Parts, score
+from bottega.memory.episodes.scoring import LEAST_WORDS, Parts, is_relevant, score
 from bottega.memory.episodes.search import ANY, By, Place
+from bottega.memory.text.content import ContentWords, content_words
 from bottega.objects import Objects
 
 log = structlog.get_logger(__name__)
@@ -38,30 +39,27 @@ class Hit:
     """Episode found by a search, without its bodies.
 
     Attributes:
+        words: content words that it shares with the query.
         floor: least cosine that is better than chance; ``None`` if no vectors were compared.
+        relevant: see :func:`is_relevant`.
     """
 
     episode: Episode
     parts: Parts
+    words: Sequence[str] = ()
     floor: float | None = None
+    relevant: bool = False
 
     @property
     def score(self) -> float:
         return self.parts.score
 
     @property
-    def relevant(self) -> bool:
-        """True if it is better than an episode drawn by chance; agents get no other."""
-        cosine, floor = self.parts.cosine, self.floor
-        is_near = cosine is not None and floor is not None and cosine >= floor
-        return is_near or self.parts.word_share >= LEAST_WORD_SHARE
-
-    @property
     def why(self) -> dict[str, Any]:
-        """Telling words that it shares with the query; its cosine, and the least that counts."""
+        """Words that it shares with the query; its cosine, and the least that counts."""
         cosine, floor = self.parts.cosine, self.floor
         return {
-            "words": list(self.parts.words[:_WORDS_SHOWN]),
+            "words": list(self.words[:_WORDS_SHOWN]),
             "cosine": None if cosine is None else round(cosine, 4),
             "floor": None if floor is None else round(floor, 4),
         }
@@ -80,6 +78,26 @@ class Found:
     hits: list[Hit]
     by_meaning: bool = False
     by_spelling: bool = False
+
+
+def _hit(
+    episode: Episode,
+    parts: Parts,
+    content: ContentWords,
+    places: frozenset[int],
+    asked: EmbeddedQuery,
+) -> Hit:
+    by_meaning = asked.compared == "meaning"
+    shared = content.count(places)
+    floor = None
+    if asked.floor is not None:
+        with_words = by_meaning and shared >= LEAST_WORDS
+        floor = asked.floor.with_words if with_words else asked.floor.alone
+    # A greeting is near to other greetings, and about nothing.
+    relevant = content.count() > 0 and is_relevant(
+        shared, parts.cosine, floor, by_meaning=by_meaning
+    )
+    return Hit(episode, parts, content.some(places), floor, relevant)
 
 
 EVERY_S = 1.0
@@ -228,11 +246,12 @@ class EpisodicMemory:
             return Found([])
         now = self.clock()
         deadline_s = self._options.vector_deadline_ms / 1000
+        content = content_words(query)
         asked = await self._embedders.embed_query(tenant_id, query, deadline_s)
         candidates = await search.candidates(
             self.pool,
             scope,
-            query,
+            content,
             asked.vector,
             embedder=asked.embedder,
             aged_before=self._options.begins(StorageState.AGED, now),
@@ -248,7 +267,7 @@ class EpisodicMemory:
         self.accesses.touch(tenant_id, loaded)
         metrics.episode_searches.labels(asked.compared).inc()
         hits = [
-            Hit(loaded[candidate.episode_id], parts, asked.floor)
+            _hit(loaded[candidate.episode_id], parts, content, candidate.words, asked)
             for candidate, parts in best
             if candidate.episode_id in loaded
         ]

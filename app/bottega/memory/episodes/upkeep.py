@@ -8,19 +8,19 @@ import asyncpg
 from bottega.clock import monotonic
 from bottega.db.engine import acting_as
 from bottega.errors import UnavailableError
-from bottega.leased_work import Blame, LeasedWork, Outage
+from bottega.leased_work import Blame, LeasedWork, Outage, Rows
+from bottega.memory.episodes.rows import CHANNEL, POLL_S
 from bottega.memory.episodes.search import refresh_common
 from bottega.objects import ALL_PARTS, Objects, copied
 
 _LEASE_S = 300.0
-_MOST = 16
-_EACH = 8
+_PLACES = 16
+_BATCH = 8
+_SAMPLED = 8
 _TRASH = 500
 _SAMPLE_OLDER_S = 3600.0
 
 _TRASH_DUE = "SELECT due_deleted_objects($1) AS key"
-_CLAIM = "SELECT tenant_id, episode_id FROM claim_due_episode_work('offload', $1, $2, $3)"
-_NEXT = "SELECT next_episode_work_s('offload')"
 _MOVE = "SELECT move_bodies($1, $2::jsonb)"
 _POSTPONE = """
 UPDATE episode_work SET next_at = now() + make_interval(secs => $3)
@@ -44,20 +44,25 @@ class EpisodeUpkeep:
         self._pool = pool
         self._objects = objects
         self._outage = Outage("objects.unavailable", clock)
-        self._offloading = LeasedWork(
+        self.work = LeasedWork(
             pool=pool,
-            claim=_CLAIM,
-            limits=(_LEASE_S, _MOST, _EACH),
-            next_s=_NEXT,
+            name="offload",
+            columns="episode_id uuid",
+            lease_s=_LEASE_S,
+            share=_BATCH,
+            places=_PLACES,
+            batch=_BATCH,
             do=self._offload,
             blame=_blamed,
             put_off=self._put_off,
-            outage=self._outage,
+            channel=CHANNEL,
+            poll_s=POLL_S,
+            clock=clock,
         )
 
     async def offload_due(self) -> float:
         """Move the bodies of some episodes to the object store."""
-        return await self._offloading.do_due()
+        return await self.work.do_due()
 
     async def _offload(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
         """Write the objects, then the rows; the function ends the work."""
@@ -67,12 +72,11 @@ class EpisodeUpkeep:
             await connection.execute(_MOVE, ids, moved)
 
     async def _put_off(
-        self, tenant_id: UUID, due: Sequence[asyncpg.Record], error: Exception
+        self, tenant_id: UUID, due: Rows, error: Exception, pause_s: float | None
     ) -> None:
         ids = [row["episode_id"] for row in due]
-        wait_s = self._outage.next_pause_s()
         async with acting_as(self._pool, tenant_id) as connection:
-            await connection.execute(_POSTPONE, tenant_id, ids, wait_s)
+            await connection.execute(_POSTPONE, tenant_id, ids, pause_s)
 
     async def empty_trash(self) -> float:
         """Delete objects that no row refers to."""
@@ -85,13 +89,14 @@ class EpisodeUpkeep:
             await self._objects.delete(keys)
         except UnavailableError as error:
             return self._outage.pause(error)
+        self._outage.end()
         await self._pool.execute("SELECT forget_deleted_objects($1)", keys)
         return 0.0
 
     async def sample_words(self) -> float:
         """Sample the frequent words of tenants that grew."""
         rows = await self._pool.fetch(
-            "SELECT tenants_to_sample($1, $2) AS id", _SAMPLE_OLDER_S, _EACH
+            "SELECT tenants_to_sample($1, $2) AS id", _SAMPLE_OLDER_S, _SAMPLED
         )
         for row in rows:
             async with acting_as(self._pool, row["id"]) as connection:

@@ -11,8 +11,8 @@ from uuid import UUID
 from bottega.events.payloads import TOOL_ERROR
 from bottega.memory.episodes.episode import READ_OUTSIDE, SEARCHABLE, Episode, Outcome, StorageState
 from bottega.memory.patterns.owners import owner_of, shared_texts
+from bottega.memory.text.identities import told_arguments, told_line, without_identities
 from bottega.memory.text.signature import failure_signature
-from bottega.memory.text.summaries import cut
 
 DISPATCH, FAN_OUT = "dispatch_subagent", "dispatch_subagents"
 PLUMBING = frozenset(
@@ -22,9 +22,11 @@ PLUMBING = frozenset(
     )
 )
 """Tools that support an agent's work and do no part of the task."""
+_LOOKS = PLUMBING - {DISPATCH, FAN_OUT}
+"""Those that cure nothing: they only look at work that others do."""
 MOST_CALLS = 40
 """Most calls of an episode that mining reads: its first ones."""
-_CURE = re.compile(r"\d+\. .*?: (?P<done>.+) \(worked after (?P<failed>.+) failed\)")
+_CURE = re.compile(r"\d+\. .*?: (?P<done>.+?)(?: → .*)? \(worked after (?P<failed>.+) failed\)")
 _SHORT = 72  # bytes of arguments, and of a result or an error
 _TELLING = 160  # of the arguments of a call that failed, or that worked after one
 
@@ -37,7 +39,7 @@ class TracedCall:
     ok: bool = True
     signature: str | None = None  # the kind of failure, if it failed
     is_agent: bool = False
-    is_defined: bool = True  # false: the model invented the name
+    is_defined: bool = True  # false: the model invented the name, or the request defined it
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def observed(episode: Episode) -> Observed | None:
 
 def without_private_texts(episodes: Sequence[Observed]) -> list[Observed]:
     """Return the episodes without texts that fewer than three owners have. Names of defined agents
-    and tools stay. Calls of undefined names are removed, because the model wrote those names."""
+    and tools stay. Calls of undefined names are removed: the model wrote them, or the request."""
     texts = ((text, each.owner) for each in episodes for text in _texts(each))
     shared = {None, *shared_texts(texts), *(each.agent for each in episodes)}
     return [
@@ -146,7 +148,8 @@ def _calls(episode: Episode) -> Iterator[TracedCall]:
         if task_id is None:
             if name and name not in PLUMBING:
                 ok = "error" not in step
-                yield TracedCall(name, ok, _signature(step), name in agents, ok or name in defined)
+                is_defined = "defined_by" not in step and (ok or name in defined)
+                yield TracedCall(name, ok, _signature(step), name in agents, is_defined)
         elif (
             {DISPATCH, FAN_OUT} & set(own)
             and last.get(task_id) == at
@@ -182,23 +185,24 @@ def told_steps(trace: Iterable[Mapping[str, Any]]) -> list[str]:
     for step in trace:
         tool, task = step.get("tool"), step.get("task_id")
         tells = "error" in step or task in failed
-        given = _arguments(step.get("arguments"), _TELLING if tells else _SHORT)
-        line = f"{step.get('step')}. {step.get('agent')}: {f'{tool}{given}' if tool else 'answer'}"
+        given = told_arguments(step.get("arguments"), _TELLING if tells else _SHORT)
+        did = f"{tool} {given}".rstrip() if tool else "answer"
+        line = f"{step.get('step')}. {step.get('agent')}: {did}"
         if "error" in step:
-            line += f" failed: {_line(_message(step['error']))}"
+            line += f" failed: {told_line(_message(step['error']), _SHORT)}"
             if tool:
                 failed.setdefault(task, {})[str(tool)] = None
         else:
-            said = _line(step.get("answer") or step.get("result") or "")
+            said = told_line(step.get("answer") or step.get("result") or "", _SHORT)
             line += f" → {said}" if said else ""
-            if tool and (before := failed.pop(task, None)):
+            if tool and tool not in _LOOKS and (before := failed.pop(task, None)):
                 line += f" (worked after {', '.join(before)} failed)"
         lines.append(line)
     return lines
 
 
 def cure_in(steps: str, tool: str) -> str:
-    """Return the first call that worked after ``tool`` failed, with its arguments and result.
+    """Return the first call that worked after ``tool`` failed, with its arguments.
 
     Args:
         steps: lines of :func:`told_steps`.
@@ -209,18 +213,15 @@ def cure_in(steps: str, tool: str) -> str:
     for line in steps.splitlines():
         found = _CURE.fullmatch(line)
         if found and tool in found["failed"].split(", "):
-            return found["done"]
+            return without_identities(found["done"])
     return ""
 
 
-def _arguments(given: Any, most: int) -> str:
-    text = _line(given or "", most)
-    return "" if text in ("", "{}") else f" {text}"
+def is_call(line: str, call: str) -> bool:
+    """Check if a line of :func:`told_steps` is about a call, as :func:`cure_in` returns it."""
+    did = without_identities(line).partition(": ")[2]
+    return did == call or did.startswith((f"{call} → ", f"{call} (worked after "))
 
 
 def _message(error: Any) -> Any:
     return error.get("message") or error.get("code") if isinstance(error, Mapping) else error
-
-
-def _line(text: Any, most: int = _SHORT) -> str:
-    return cut(" ".join(str(text).split()), most)

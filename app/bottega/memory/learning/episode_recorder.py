@@ -75,6 +75,7 @@ class RunFacts:
     metadata: Mapping[str, Any]  # may contain ``domain``, ``task_type`` and ``tags``
     user: str | None = None  # the customer's name for the end user
     agent: str | None = None  # name of the root agent; ``None`` for a DAG
+    sent_tools: frozenset[str] = frozenset()  # names of tools that the request defines
 
     @property
     def question(self) -> str:
@@ -214,6 +215,8 @@ class EpisodeRecorder:
             "arguments": self._short(to_json(arguments, serialize_unknown=True).decode()),
             "status": ended.status,
         }
+        if name in self.about.sent_tools:
+            step["defined_by"] = "request"
         text = ""
         if ended.error is not None:
             text = ended.error.message

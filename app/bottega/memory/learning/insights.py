@@ -19,6 +19,7 @@ from bottega.memory.episodes.scope import Scope
 from bottega.memory.patterns.evidence import arm_of
 from bottega.memory.patterns.pattern import Arm, PatternState
 from bottega.memory.patterns.validation import Tally, worse
+from bottega.memory.text.identities import without_identities
 from bottega.memory.text.injection import suspicious
 from bottega.memory.text.summaries import cut
 
@@ -119,7 +120,7 @@ def rendered(insight: FoundInsight) -> str:
     by = "rules" if authors == {"rules"} else "a model or a person"
     source = "imported" if imported else "from own runs"
     head = f"insight by {by}, {source}, {len(insight.episodes)} of them, newest {newest:%Y-%m-%d}"
-    return f"[{head}]\n  {insight.text}"
+    return f"[{head}]\n  {without_identities(insight.text)}"
 
 
 def noted(data: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -22,10 +22,11 @@ from bottega import metrics
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.db.driver import decoded
 from bottega.db.engine import acting_as
+from bottega.db.failures import is_transient
 from bottega.db.pages import PageItems, fetch_rows
 from bottega.errors import BottegaError, ConflictError, NotFoundError
 from bottega.leased_work import LeasedWork
-from bottega.memory.episodes.rows import tell
+from bottega.memory.episodes.rows import CHANNEL, tell
 from bottega.memory.learning.reflection_worker import learn_again
 
 POLL_S = 60.0
@@ -150,8 +151,6 @@ def _job(tenant_id: UUID, row: Mapping[str, Any]) -> Job:
     return Job(tenant_id=tenant_id, **{**row, **said})
 
 
-_CLAIM = "SELECT tenant_id, id FROM claim_due_memory_jobs($1, $2)"
-_NEXT = "SELECT next_memory_job_s()"
 _TO_MAINTAIN = "SELECT tenants_to_maintain($1, $2) AS id"
 
 Counts = Mapping[str, Any]
@@ -190,11 +189,23 @@ class Maintenance:
             return 0.0 if ordered else POLL_S
         return max(0.0, (then - now).total_seconds())
 
+    def leased(self) -> LeasedWork:
+        """Return the work on jobs: one at a time, the one that has been due longest."""
+        return LeasedWork(
+            pool=self.pool,
+            name="maintain",
+            columns="id uuid",
+            lease_s=self.lease_s,
+            share=1,
+            places=1,
+            do=self._work_on,
+            channel=CHANNEL,
+            poll_s=POLL_S,
+        )
+
     async def work(self) -> float:
         """Do the job that has been due longest; return the seconds until the next is due."""
-        limits, do = (self.lease_s, 1), self._work_on
-        work = LeasedWork(pool=self.pool, claim=_CLAIM, limits=limits, next_s=_NEXT, do=do)
-        return await work.do_due()
+        return await self.leased().do_due()
 
     async def _work_on(self, tenant_id: UUID, claimed: Sequence[asyncpg.Record]) -> None:
         (row,) = claimed
@@ -213,7 +224,7 @@ class Maintenance:
                     metrics.learning_jobs.labels("put_off").inc()
             raise
         except Exception as error:
-            known = isinstance(error, (BottegaError, OSError, asyncpg.PostgresError))
+            known = isinstance(error, BottegaError) or is_transient(error)
             (log.warning if known else log.exception)(
                 "maintenance.failed", **said, error=str(error)
             )
@@ -251,8 +262,11 @@ class Maintenance:
         working = asyncio.ensure_future(stage)
         try:
             while not (await asyncio.wait({working}, timeout=self.lease_s / 3))[0]:
-                with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                try:
                     await self._write(job, error=job.error, wait_s=self.lease_s)
+                except Exception as error:
+                    if not is_transient(error):
+                        raise
             return working.result()
         finally:
             working.cancel()

@@ -61,7 +61,7 @@ SELECT s.episode_id, s.at, b.* FROM (
     ORDER BY at DESC, episode_id DESC LIMIT $4) AS s
 LEFT JOIN LATERAL (
     SELECT b.content, b.object_key, b.bytes FROM episode_bodies b
-    WHERE b.tenant_id = $1 AND b.episode_id = s.episode_id AND b.part = 'trace' OFFSET 0) AS b
+    WHERE b.tenant_id = $1 AND b.episode_id = s.episode_id AND b.part = 'trace' LIMIT 1) AS b
 ON true ORDER BY s.at DESC, s.episode_id DESC
 """
 _KNOWN = """

@@ -13,6 +13,7 @@ from uuid import UUID
 from bottega.memory.episodes.episode import Episode, Outcome
 from bottega.memory.learning.call_trace import TracedCall, calls_of, counts, failures_in
 from bottega.memory.patterns.pattern import OF_RUN, Application, Arm, Baseline, Category
+from bottega.memory.text.identities import without_identities
 from bottega.memory.text.summaries import cut
 
 MOST = 10
@@ -20,6 +21,7 @@ MOST = 10
 LONGEST = 300
 _MANY = 4  # calls of one tool that are worth an insight
 _LONGEST_TEXT = 2000
+_LARGEST = 10**12
 
 
 class Analyst(Protocol):
@@ -80,10 +82,15 @@ def with_insights(reflection: Reflection, insights: Sequence[str], by: str) -> R
 
 
 def asked_of(episode: Episode, reflection: Reflection) -> dict[str, Any]:
-    """Return the parts of an episode that a model receives, bounded."""
+    """Return the parts of an episode that a model receives, bounded and without identities."""
     result = episode.result
+
+    def text(value: Any) -> str:
+        return without_identities(str(value or "")[:_LONGEST_TEXT])
+
+    error = result.get("error")
     return {
-        "task": str(episode.task.get("original_input") or "")[:_LONGEST_TEXT],
+        "task": text(episode.task.get("original_input")),
         "domain": episode.domain,
         "task_type": episode.task_type,
         "outcome": episode.judged,
@@ -92,9 +99,9 @@ def asked_of(episode: Episode, reflection: Reflection) -> dict[str, Any]:
             {"name": call.name, "ok": call.ok} | ({"error": call.signature} if not call.ok else {})
             for call in calls_of(episode)
         ],
-        "result": str(result.get("output") or "")[:_LONGEST_TEXT],
-        "error": result.get("error"),
-        "errors": episode.summary.errors[:_LONGEST_TEXT],
+        "result": text(result.get("output")),
+        "error": {name: text(each) for name, each in error.items()} if error else None,
+        "errors": text(episode.summary.errors),
         "performance": reflection["performance"],
     }
 
@@ -120,7 +127,7 @@ def applications_of(episode: Episode) -> list[Application]:
             good=went_well(episode) if Category(each["category"]) in OF_RUN else each.get("good"),
             features=episode.metadata.get("features") or {},
             duration_s=episode.execution.get("duration_s"),
-            tokens=sum(_usage(episode).values()) or None,
+            tokens=int(sum(_usage(episode).values())) or None,
         )
         for each in given
     ]
@@ -178,4 +185,9 @@ def _performance(episode: Episode, calls: Sequence[TracedCall]) -> dict[str, Any
 
 
 def _numbers(of: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: of[name] for name in names if isinstance(of.get(name), int | float)}
+    return {name: of[name] for name in names if _is_number(of.get(name))}
+
+
+def _is_number(value: Any) -> bool:
+    """Return true for a number that every column holds; others of imported episodes are left."""
+    return type(value) in (int, float) and 0 <= value <= _LARGEST

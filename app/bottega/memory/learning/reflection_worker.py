@@ -19,8 +19,8 @@ import structlog
 from pydantic_core import from_json, to_json
 
 from bottega.db.engine import acting_as
-from bottega.errors import ModelError, UnavailableError
-from bottega.events.log import is_transient
+from bottega.db.failures import is_transient
+from bottega.errors import BudgetExhaustedError, ModelError, UnavailableError
 from bottega.leased_work import Blame, LeasedWork
 from bottega.memory.episodes import rows
 from bottega.memory.episodes.episode import Episode
@@ -42,8 +42,8 @@ MOST_TRIES = 6
 """Model calls for one run before its learning fails; a maintenance job on demand requeues it."""
 
 _LEASE_S = 300.0
-_MOST = 32
-_EACH = 16
+_PLACES = 64
+_BATCH = 16
 _ASKED_AT_ONCE = 4
 _FIRST_PAUSE_S = 10.0
 _LONGEST_PAUSE_S = 3600.0
@@ -55,8 +55,6 @@ _OF_RUN = sorted(OF_RUN)
 
 log = structlog.get_logger(__name__)
 
-_CLAIM = "SELECT tenant_id, run_id, episode_id, tries FROM claim_due_learning($1, $2, $3)"
-_NEXT = "SELECT next_learning_s()"
 _TRACES = """
 SELECT episode_id, content FROM episode_bodies
 WHERE tenant_id = $1 AND episode_id = ANY ($2) AND part = 'trace' AND content IS NOT NULL
@@ -75,7 +73,7 @@ INSERT INTO episode_reflections (tenant_id, episode_id, reflection)
 SELECT $1, n.episode_id, n.reflection
 FROM jsonb_to_recordset($2::jsonb) AS n(episode_id uuid, reflection jsonb)
 CROSS JOIN LATERAL (
-    SELECT FROM episodes e WHERE e.tenant_id = $1 AND e.id = n.episode_id OFFSET 0) AS e
+    SELECT FROM episodes e WHERE e.tenant_id = $1 AND e.id = n.episode_id LIMIT 1) AS e
 ON CONFLICT DO NOTHING
 """
 # A concurrent request to learn again resets the tries: then this must not match.
@@ -106,24 +104,28 @@ class ReflectionWorker:
         self._pool = pool
         self._patterns = patterns
         self._analyst = analyst
-        self._work = LeasedWork(
+        self.work = LeasedWork(
             pool=pool,
-            claim=_CLAIM,
-            limits=(_LEASE_S, _MOST, _EACH),
-            next_s=_NEXT,
+            name="learn",
+            columns="run_id uuid, episode_id uuid, tries integer",
+            lease_s=_LEASE_S,
+            share=_BATCH if analyst is None else _ASKED_AT_ONCE,
+            places=_PLACES if analyst is None else None,
+            batch=_BATCH if analyst is None else 1,
             do=self._learn,
             blame=lambda error: None if is_transient(error) else Blame.ROW,
             put_off=self._put_off,
-            tenants_at_once=_MOST,
             longest_rest_s=_LONGEST_REST_S,
+            channel=rows.CHANNEL,
+            poll_s=rows.POLL_S,
         )
 
     async def learn_due(self) -> float:
         """Learn from some due runs. Return the seconds until others are due."""
-        return await self._work.do_due()
+        return await self.work.do_due()
 
     async def _put_off(
-        self, tenant_id: UUID, claimed: Sequence[asyncpg.Record], error: Exception
+        self, tenant_id: UUID, claimed: Sequence[asyncpg.Record], error: Exception, _: float | None
     ) -> None:
         (due,) = claimed
         log.error("run.not_learned", run_id=str(due["run_id"]), exc_info=error)
@@ -145,16 +147,17 @@ class ReflectionWorker:
                 if (each := row["episode_id"]) not in asked
             ]
             await _end(connection, tenant_id, ended, written)
-        asking = asyncio.Semaphore(_ASKED_AT_ONCE)
 
         async def ask(row: asyncpg.Record, analyst: Analyst) -> None:
             """Store the model's reflection on an episode, or the reason why there is none yet."""
             each = row["episode_id"]
             written: dict[UUID, Reflection] = {}
             try:
-                async with asking:
-                    about = asked_of(episodes[each], asked[each])
-                    said = await analyst.reflect((tenant_id, row["run_id"]), about)
+                about = asked_of(episodes[each], asked[each])
+                said = await analyst.reflect((tenant_id, row["run_id"]), about)
+            except BudgetExhaustedError:  # the day is spent: what rules say is enough
+                written[each] = asked[each]
+                ended = _done(row, "rules", count[each])
             except (ModelError, UnavailableError) as error:
                 log.warning("run.not_learned", run_id=str(row["run_id"]), error=error.detail)
                 ended = _failed(row, error.detail)

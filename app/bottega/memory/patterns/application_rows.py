@@ -13,6 +13,7 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import from_json, to_json
 
+from bottega.memory.episodes.episode import IMPORTED
 from bottega.memory.patterns.evidence import Group
 from bottega.memory.patterns.owners import OwnedFeatures, owner_of, public_features
 from bottega.memory.patterns.pattern import OF_RUN, Application, Arm, Baseline, Features, Pattern
@@ -31,7 +32,7 @@ _STAY = """
 SELECT FROM (SELECT DISTINCT id FROM unnest($2::uuid[]) AS u(id) ORDER BY id) AS n
 CROSS JOIN LATERAL (
     SELECT FROM episode_state s
-    WHERE s.tenant_id = $1 AND s.episode_id = n.id OFFSET 0 FOR KEY SHARE) AS held
+    WHERE s.tenant_id = $1 AND s.episode_id = n.id FOR KEY SHARE) AS held
 """
 # Applications that count as evidence. Excluded are episodes that the pattern was found in, that
 # are not trusted, or that are quarantined or deleted. A report cannot override the outcome of an
@@ -40,15 +41,15 @@ CROSS JOIN LATERAL (
 _GIVEN = """
 SELECT n.* FROM reported n
 CROSS JOIN LATERAL (
-    SELECT p.version FROM patterns p WHERE p.tenant_id = $1 AND p.id = n.pattern_id OFFSET 0) AS p
+    SELECT p.version FROM patterns p WHERE p.tenant_id = $1 AND p.id = n.pattern_id LIMIT 1) AS p
 LEFT JOIN LATERAL (
-    SELECT * FROM episodes e WHERE e.tenant_id = $1 AND e.id = n.episode_id OFFSET 0) AS e ON true
+    SELECT * FROM episodes e WHERE e.tenant_id = $1 AND e.id = n.episode_id LIMIT 1) AS e ON true
 LEFT JOIN LATERAL (
     SELECT s.state FROM episode_state s
-    WHERE s.tenant_id = $1 AND s.episode_id = n.episode_id OFFSET 0) AS s ON true
+    WHERE s.tenant_id = $1 AND s.episode_id = n.episode_id LIMIT 1) AS s ON true
 LEFT JOIN LATERAL (
     SELECT f.outcome FROM episode_feedback f
-    WHERE f.tenant_id = $1 AND f.run_id = e.run_id OFFSET 0) AS f ON true
+    WHERE f.tenant_id = $1 AND f.run_id = e.run_id LIMIT 1) AS f ON true
 WHERE n.version BETWEEN 1 AND p.version AND (n.episode_id IS NULL OR (
     e.trust >= 2 AND coalesce(f.outcome, e.outcome) <> 'CANCELLED'
     AND s.state NOT IN ('quarantined', 'deleted')
@@ -64,10 +65,9 @@ WHERE n.version BETWEEN 1 AND p.version AND (n.episode_id IS NULL OR (
             UNION
             SELECT r.retry_of FROM earlier t CROSS JOIN LATERAL (
                 SELECT r.retry_of FROM runs r
-                WHERE r.tenant_id = $1 AND r.id = t.run_id OFFSET 0) AS r)
-        SELECT FROM earlier t CROSS JOIN LATERAL (
-            SELECT o.id FROM episodes o
-            WHERE o.tenant_id = $1 AND o.run_id = t.run_id OFFSET 0) AS o
+                WHERE r.tenant_id = $1 AND r.id = t.run_id LIMIT 1) AS r)
+        SELECT FROM earlier t CROSS JOIN LATERAL unnest(ARRAY(
+            SELECT e.id FROM episodes e WHERE e.tenant_id = $1 AND e.run_id = t.run_id)) AS o(id)
         WHERE EXISTS (
             SELECT FROM pattern_applications a
             WHERE a.tenant_id = $1 AND a.pattern_id = n.pattern_id AND a.episode_id = o.id
@@ -123,7 +123,7 @@ WHERE p.tenant_id = $1 AND p.id = ANY ($2) AND a.good IS NOT NULL
 GROUP BY pattern_id, arm, good, {_BASELINE}
 """  # noqa: S608
 _APPLIED = """
-SELECT a.features, a.good, e.id AS of_episode, e.user_id, e.session_id, e.agent
+SELECT a.arm, a.features, a.good, e.id AS of_episode, e.user_id, e.session_id, e.agent
 FROM pattern_applications a
 LEFT JOIN episodes e ON e.tenant_id = a.tenant_id AND e.id = a.episode_id
 WHERE a.tenant_id = $1 AND a.pattern_id = $2 AND a.version = $3
@@ -220,14 +220,21 @@ async def applied(
     """Return public features and success of the last tasks that were given this version."""
     rows = await connection.fetch(_APPLIED, tenant_id, of.key, of.version, GIVEN_ARMS, most)
     records = [
-        OwnedFeatures(
-            from_json(row["features"]),
-            owner_of(row["user_id"], row["session_id"]) if row["of_episode"] else None,
-            row["agent"],
-        )
+        OwnedFeatures(from_json(row["features"]), _owner(row, of.trust), row["agent"])
         for row in rows
     ]
     return [*zip(public_features(records), [row["good"] for row in rows], strict=True)]
+
+
+def _owner(row: asyncpg.Record, trust: int) -> str | None:
+    """Return the owner of the texts in an application's features; ``None``: they are public.
+
+    A client writes the features that it reports. They are public for a pattern that a client wrote;
+    for any other they are one owner's, whatever episodes the client names.
+    """
+    if trust > IMPORTED and row["arm"] == Arm.REPORTED:
+        return owner_of(None, None)
+    return owner_of(row["user_id"], row["session_id"]) if row["of_episode"] else None
 
 
 def baseline_of(row: Mapping[str, Any]) -> Baseline:

@@ -200,7 +200,9 @@ class PatternCache:
 
     async def matcher(self, tenant_id: UUID) -> Matcher:
         """Return the matcher of a tenant's patterns; it may lack changes still being notified."""
-        return await asyncio.shield(self._matcher(tenant_id))  # goes on if its caller ends
+        loading = asyncio.ensure_future(self._matcher(tenant_id))
+        loading.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved
+        return await asyncio.shield(loading)  # goes on if its caller ends
 
     async def _matcher(self, tenant_id: UUID) -> Matcher:
         async with self._turns.setdefault(tenant_id, asyncio.Lock()):

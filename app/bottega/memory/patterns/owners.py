@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from bottega.memory.episodes.scope import identity_of
 from bottega.memory.patterns.pattern import Features
 
 OWNERS = 3
@@ -28,7 +29,8 @@ def owner_of(user: str | None, session_id: str | None) -> str:
     """Return an episode's owner: its user, else its session; all others share one owner."""
     if user is not None:
         return f"user:{user}"
-    return "" if session_id is None else f"session:{session_id}"
+    session = identity_of(session_id)
+    return "" if session is None else f"session:{session}"
 
 
 def shared_texts(texts: Iterable[tuple[str, str]]) -> set[str]:

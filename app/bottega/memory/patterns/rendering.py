@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bottega.memory.patterns.pattern import Condition, Pattern
+from bottega.memory.text.identities import without_identities
 from bottega.memory.text.summaries import cut
 
 _MOST = 1_100
@@ -29,7 +30,8 @@ def pattern_text(pattern: Pattern, alternatives: Sequence[str] = ()) -> str:
     """Render all of a pattern that helps to act, at most about 1,200 bytes, the advice first.
 
     The first line is trusted. The pattern's own lines are indented, so that none can imitate it.
-    What an earlier line says already is left out, except the advice itself.
+    What an earlier line says already is left out; the advice itself only if a line, or the end of
+    one behind a colon, is just the advice.
 
     Args:
         alternatives: names of the patterns to use instead.
@@ -41,21 +43,23 @@ def pattern_text(pattern: Pattern, alternatives: Sequence[str] = ()) -> str:
     lines = [f"[{head}, {_SOURCES.get(pattern.trust, 'from own runs')}]"]
     said, left = "", _MOST
     for label, longest, text in _parts(pattern, alternatives):
-        flat = " ".join(text.split())
-        if not flat or (label not in _ADVICE and flat.rstrip(".").casefold() in said):
+        flat = " ".join(without_identities(text).split())
+        words = flat.rstrip(".").casefold()
+        if not flat or (f": {words}\n" if label in _ADVICE else words) in said:
             continue
         line = cut(f"{label}: {flat}" if label else flat, min(longest, left))
         if line:
             lines.append(line)
             left -= len(line.encode())
-            said += f"\n{flat.casefold()}"
+            said += f": {line.rstrip('.').casefold()}\n"
     return "\n  ".join(lines)
 
 
 def _parts(pattern: Pattern, alternatives: Sequence[str]) -> Iterator[tuple[str, int, str]]:
     """Yield label, limit and text of each part, the most helpful first."""
     fields, guide, when = pattern.content.fields, pattern.guide, pattern.applicability
-    yield "", _LONGEST_NAME, pattern.name
+    if "mined" not in pattern.origin:  # that name repeats the summary
+        yield "", _LONGEST_NAME, pattern.name
     yield "", _LONGEST, pattern.summary or pattern.description
     yield "Approach", _LONGEST_STEPS, fields.get("approach", "")
     yield "Action", _LONGEST_STEPS, fields.get("action", "")

@@ -60,7 +60,7 @@ PAGE = f"""
         ORDER BY o.id {{order}} LIMIT $6) AS f
     ORDER BY f.id {{order}} LIMIT $6) AS n(key)
 CROSS JOIN LATERAL (
-    SELECT * FROM patterns o WHERE o.tenant_id = $1 AND o.id = n.key OFFSET 0) AS p
+    SELECT * FROM patterns o WHERE o.tenant_id = $1 AND o.id = n.key LIMIT 1) AS p
 ORDER BY p.id {{order}}
 """  # noqa: S608 (texts of ours)
 """Page of patterns: the first two arguments, then states, categories, and a place."""
@@ -78,7 +78,7 @@ WITH there AS (
         SELECT DISTINCT id FROM unnest($3::uuid[]) AS u(id) ORDER BY id) AS n
     CROSS JOIN LATERAL (
         SELECT s.episode_id FROM episode_state s
-        WHERE s.tenant_id = $1 AND s.episode_id = n.id OFFSET 0 FOR KEY SHARE) AS held)
+        WHERE s.tenant_id = $1 AND s.episode_id = n.id FOR KEY SHARE) AS held)
 INSERT INTO pattern_sources (tenant_id, pattern_id, episode_id)
 SELECT $1, $2, episode_id FROM there WHERE NOT EXISTS (
     SELECT FROM pattern_applications a

@@ -1,7 +1,7 @@
 """Analysis of a task's text: goals, constraints, success criteria. Pure.
 
 Uses no model: a few typical words classify sentences and list items. That is coarse but
-deterministic.
+deterministic, and good enough to find similar tasks; no model reads what it found.
 """
 
 import re
@@ -16,6 +16,8 @@ LONGEST_READ = 16_000
 MOST = 10
 """Limit on goals, constraints and criteria, each."""
 LONGEST_ITEM = 300
+LONGEST_SAID = 500
+"""Characters of a text that rules find, and of one that a person or a model said."""
 _MOST_NAMES = 200
 _SHORTEST_NAME = 3
 
@@ -136,20 +138,21 @@ def analyse(
 
 
 def refined(found: Goals, said: Mapping[str, Any]) -> Goals:
-    """Replace parts of an analysis by rules with those that a model returned."""
-
-    def texts(name: str, known: tuple[str, ...]) -> tuple[str, ...]:
-        lines = [" ".join(str(each).split())[:LONGEST_ITEM] for each in said.get(name) or ()]
-        return tuple(dict.fromkeys(filter(None, lines)))[:MOST] or known
-
+    """Replace parts of an analysis with those that a person or a model said."""
     complexity = said.get("complexity", found.complexity)
     return Goals(
-        texts("goals", found.goals),
-        texts("constraints", found.constraints),
-        texts("criteria", found.criteria),
+        lines_of(said, "goals") or found.goals,
+        lines_of(said, "constraints") or found.constraints,
+        lines_of(said, "criteria") or found.criteria,
         complexity,
         {**found.features, "complexity": complexity},
     )
+
+
+def lines_of(said: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Return a list of texts of what was said, each on one line; longer ones are left out."""
+    lines = (" ".join(str(each).split()) for each in said.get(name) or ())
+    return tuple(dict.fromkeys(each for each in lines if 0 < len(each) <= LONGEST_SAID))[:MOST]
 
 
 def _sentences(text: str) -> Iterator[tuple[str, bool]]:

@@ -67,7 +67,10 @@ class Background(NamedTuple):
     deviation: float
 
 
-_CHANCE = Chance(0.4, 4.0, 0.9)  # for a hosted model
+_CHANCE = Chance(0.4, 7.0, 0.9)  # for a hosted model, whose tail is unknown
+_LEAST = 0.2
+"""No measured floor is lower, where no words are shared."""
+_TAIL_WITH_WORDS = 4 / 3
 
 
 def chance(embedder: Embedder) -> Chance:
@@ -75,33 +78,51 @@ def chance(embedder: Embedder) -> Chance:
     return Chance(*getattr(embedder, "chance", _CHANCE))
 
 
-def floor(embedder: Embedder, query: NDArray[np.float32], measured: Background | None) -> float:
-    """Return the least cosine of a query and a stored text that is better than chance.
+class Floor(NamedTuple):
+    """Least cosine of a query and a stored text that is better than chance.
+
+    Attributes:
+        alone: if no words say that they have a topic in common.
+        with_words: if they share two content words.
+    """
+
+    alone: float
+    with_words: float
+
+
+def floor_of(embedder: Embedder, query: NDArray[np.float32], measured: Background | None) -> Floor:
+    """Return the least cosine that is better than chance for a query.
 
     Args:
         query: its vector, shape (d,).
-        measured: background of the texts; ``None``: use what the embedder ships.
+        measured: background of the texts; ``None``: use what the embedder ships. If it ships
+            nothing, texts are related that are all but equal: cosines of unrelated texts are near 0
+            with some models, and near 0.85 with others.
     """
     shipped = chance(embedder)
     if measured is None or measured.mean.shape != query.shape:
-        return shipped.floor
+        alone = shipped.floor if hasattr(embedder, "chance") else shipped.alike
+        return Floor(alone, shipped.floor / 3)
     mean, median, deviation = measured
-    found = float(query @ mean) + median + shipped.tail * deviation
-    return min(max(found, shipped.floor / 2), shipped.alike)
+    level = float(query @ mean) + median
+    alone = min(max(level + shipped.tail * deviation, _LEAST), shipped.alike)
+    return Floor(alone, min(level + _TAIL_WITH_WORDS * deviation, alone))
 
 
 def measured_background(queries: Vectors, stored: Vectors, others: NDArray[np.bool_]) -> Background:
     """Measure the background of stored texts.
 
+    A text is no part of the mean that its cosines are compared with, as a query is none.
+
     Args:
         queries: vectors of some of the texts, as queries; shape (m, d).
-        stored: vectors of the texts, shape (n, d).
+        stored: vectors of the texts, shape (n, d), at least two.
         others: false for pairs of a text with itself, shape (m, n).
     """
-    mean = stored.mean(axis=0)
-    cosines = queries @ stored.T - (queries @ mean)[:, None]
+    means = others @ stored / others.sum(axis=1, keepdims=True)
+    cosines = queries @ stored.T - (queries * means).sum(axis=1, keepdims=True)
     low, median = np.percentile(cosines[others], (15.87, 50))
-    return Background(mean, float(median), float(median - low))
+    return Background(stored.mean(axis=0), float(median), float(median - low))
 
 
 def is_ready(embedder: Embedder) -> bool:

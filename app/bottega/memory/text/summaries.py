@@ -19,6 +19,8 @@ MIN_READ = 2_048
 the number grows with the summary's length."""
 _READ_PER_TOKEN = 48
 
+EARLIER = "earlier run"
+"""Beginning of each line that a model reads of another run; such a line is never split."""
 GAP = "…"
 _GAP_BYTES = len(GAP.encode())
 _JOINT_BYTES = _GAP_BYTES + 2  # most bytes between two pieces: a gap on its own line
@@ -45,7 +47,7 @@ def summary_of(
     if count(text) <= tokens:
         return text
     half = min(max(tokens * _READ_PER_TOKEN, MIN_READ), MAX_READ) // 2
-    read = text if len(text) <= 2 * half else f"{text[:half]}\n{text[-half:]}"
+    read = text if len(text) <= 2 * half else f"{text[:half]}\n{_end_of(text, half)}"
     pieces = _pieces(read, whole_lines)
     room = tokens * BYTES_PER_TOKEN
     while room > 0:
@@ -71,9 +73,19 @@ def _pieces(text: str, whole_lines: bool) -> list[str]:
     pieces = dict.fromkeys(
         part.strip()
         for line in text.splitlines()
-        for part in ([line] if whole_lines or len(line) <= _PIECE else _parts(line))
+        for part in ([line] if whole_lines or _is_whole(line) else _parts(line))
     )
     return [*filter(None, pieces)]
+
+
+def _end_of(text: str, length: int) -> str:
+    """Return the last characters of a text, from the beginning of a line if there is one."""
+    end = text[-length:]
+    return end.partition("\n")[2] or end
+
+
+def _is_whole(line: str) -> bool:
+    return len(line) <= _PIECE or line.lstrip().startswith(EARLIER)
 
 
 def _parts(line: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from bottega.memory.text.summaries import TokenCounter, cut, summary_of
 
 GIST_TOKENS = 48
 """Most tokens of an archived entry: its reference and a summary."""
-LABEL_BYTES = 48  # room for "episode:" and an id
+LABEL_BYTES = 48
 
 RECENT = 5
 """Subtasks for which a result stays warm; older results are archived first."""

@@ -13,6 +13,7 @@ from pydantic_core import to_jsonable_python
 
 from bottega.agents.tokens import estimated_tokens
 from bottega.graph.rendering import as_text
+from bottega.memory.text.identities import without_identities
 from bottega.memory.text.summaries import TokenCounter, summary_of
 from bottega.memory.working.sections import (
     EPISODE,
@@ -71,7 +72,7 @@ class Retrieved:
     """A bounded text from an earlier run, with its source.
 
     Attributes:
-        source: an episode's id, or another name for a reader.
+        source: its key; prompts show only the part before a colon, such as ``episode``.
     """
 
     source: str
@@ -122,12 +123,14 @@ class WorkingMemory:
         criteria: Iterable[str] = (),
         constraints: Iterable[str] = (),
         plan: Iterable[str] = (),
+        by: str = "",
     ) -> None:
         """Set the task; given arguments replace their old values, others stay.
 
         Args:
             criteria: of success.
             plan: steps; these are warm entries, all others hot.
+            by: the source of the lists, which their titles name.
         """
         self._note(Area.TASK, _DESCRIPTION[-1], task, hot=True)
         lists = {
@@ -136,9 +139,10 @@ class WorkingMemory:
             "Constraints": constraints,
             "Plan": plan,
         }
+        source = f" ({by})" if by else ""
         for title, lines in lists.items():
             if text := "\n".join(f"- {line}" for line in lines):
-                self._note(Area.TASK, title, f"{title}:\n{text}", hot=title != "Plan")
+                self._note(Area.TASK, title, f"{title}{source}:\n{text}", hot=title != "Plan")
 
     def set(
         self,
@@ -254,9 +258,9 @@ class WorkingMemory:
         share = section.room // max(len(items), 1)
         new: list[tuple[Key, str, str]] = []
         for item in items:
-            label = label_of(item.source)
+            label = label_of(without_identities(item.source.partition(":")[0]))
             most = share - self.count(f"{label}: ") - 1
-            if most > 0 and (text := summary_of(item.text, most, self.count)):
+            if most > 0 and (text := summary_of(item.text, most, self.count, whole_lines=True)):
                 new.append(((EPISODE, item.source), label, f"{label}: {text}"))
         left = section.room - sum(self.count(line) + 1 for *_, line in new)
         self._archive.drop_unread(section, left)

@@ -236,6 +236,10 @@ class TakeQueue:
         found = self._parents.get(parent)
         return found.waiting if found else 0
 
+    def entries_of(self, parent: Hashable) -> int:
+        """Count all waiting entries of a parent, even at its limit."""
+        return self._parents[parent].size if parent in self._parents else 0
+
     def by_priority(self, tenant: Hashable = None) -> dict[int, int]:
         """Count the waiting entries per base priority, of one tenant or of all."""
         if tenant is None:
@@ -254,10 +258,11 @@ class TakeQueue:
     def position(self, entry: QueueEntry, now: float) -> int:
         """Count the ready entries of the same tenant that go before a waiting entry.
 
-        They are the better entries of its own run and, since runs take turns, as many of each other
-        run, plus one if that run's turn is earlier. Looks at all runs with ready entries, and at
-        the parents of its own run whose head of a priority goes before it. A priority of which all
-        entries go before it (its own and better ones, for a new entry) costs nothing.
+        They are the better entries of its own parent, ready or not, and of its own run, and, since
+        runs take turns, as many of each other run, plus one if that run's turn is earlier. Looks at
+        all runs with ready entries, and at the parents of its own run whose head of a priority goes
+        before it. A priority of which all entries go before it (its own and better ones, for a new
+        entry) costs nothing.
         """
         run = self._parents[entry.parent].run
         better = self._better(entry, now)
@@ -272,7 +277,7 @@ class TakeQueue:
     def _better(self, entry: QueueEntry, now: float) -> int:
         parent = self._parents[entry.parent]
         run = parent.run
-        ahead = 0
+        ahead = 0 if parent.has_room else self.siblings_before(entry, now)
         for priority, heads in run.heads.items():
             end = self._end(entry, priority, now)
             if end >= self._newest:
@@ -282,6 +287,13 @@ class TakeQueue:
             for _, _, head in heads.irange(maximum=end, inclusive=(True, False)):
                 ahead += self._parents[head.parent].lines[priority].bisect_left(end)
         return ahead
+
+    def siblings_before(self, entry: QueueEntry, now: float) -> int:
+        """Count the entries of the same parent that go before a waiting entry."""
+        lines = self._parents[entry.parent].lines
+        return sum(
+            line.bisect_left(self._end(entry, priority, now)) for priority, line in lines.items()
+        )
 
     def _end(self, entry: QueueEntry, priority: int, now: float) -> tuple[float, float]:
         """Return the (enqueued_at, order) below which entries of a priority go before ``entry``."""

@@ -11,6 +11,7 @@ from bottega.subagents.waits import Mode
 
 MOST_TASKS = 50
 """Tasks that one call may name or dispatch."""
+USUAL_PRIORITY, LAST_PRIORITY = 5, 10
 
 TaskId = Annotated[str, Field(max_length=100)]
 TaskIds = Annotated[
@@ -42,9 +43,13 @@ class DispatchArguments(Arguments):
         default=None, max_length=5_000, description="How it is to work: its system message."
     )
     agent: str | None = Field(default=None, max_length=64)
-    priority: int = Field(default=5, ge=1, le=10, description="1 goes first, 10 last.")
+    priority: int = Field(
+        default=USUAL_PRIORITY, ge=1, le=LAST_PRIORITY, description="1 goes first, 10 last."
+    )
     timeout_ms: int | None = Field(default=None, ge=5_000, le=600_000)
-    token_budget: int | None = Field(default=None, ge=1, description="Tokens it may spend.")
+    token_budget: int | None = Field(
+        default=None, ge=1, le=10**12, description="Tokens it may spend."
+    )
     metadata: Annotated[dict[str, Any], AfterValidator(checked_metadata)] = Field(
         default_factory=dict
     )

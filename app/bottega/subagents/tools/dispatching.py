@@ -6,15 +6,22 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bottega.agents.messages import ToolCall, ToolResult
+from bottega.agents.messages import AssistantMessage, ToolCall, ToolResult
 from bottega.agents.query import CurrentCall
 from bottega.agents.tools import error_result, explain, success_result
 from bottega.errors import InvalidInputError, SubagentRefusedError
-from bottega.subagents.child import ANONYMOUS, ChildTask, places_of
+from bottega.subagents.child import ANONYMOUS, FAN_OUT, ChildTask, places_of
 from bottega.subagents.handle import DispatchParams, SubagentHandle
 from bottega.subagents.plugins import DispatchRequest, Refused, Skip, before_dispatch
+from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import QueryScope, context_of
-from bottega.subagents.tools.arguments import DispatchArguments, FanOutArguments, schema_of
+from bottega.subagents.tools.arguments import (
+    LAST_PRIORITY,
+    USUAL_PRIORITY,
+    DispatchArguments,
+    FanOutArguments,
+    schema_of,
+)
 from bottega.subagents.tools.shared import AsyncSubagents, SubagentTool
 
 Answer = dict[str, Any]
@@ -47,11 +54,10 @@ class DispatchTool(SubagentTool):
         call, scope = self.shared.scope()
         place = places_of(call.query.model_calls, call.index, tool_call)[0]
         try:
-            return success_result(
-                tool_call, await self.dispatch(call, scope, place, tool_call.arguments)
-            )
+            started = await self.dispatch(call, scope, place, tool_call.arguments)
         except InvalidInputError as error:
             return error_result(tool_call, error.detail, error.code)
+        return success_result(tool_call, self.answer_of(started, call))
 
     def replayed(self, tool_call: ToolCall) -> None:
         call, scope = self.shared.scope()
@@ -67,8 +73,8 @@ class DispatchTool(SubagentTool):
 
     async def dispatch(
         self, call: CurrentCall, scope: QueryScope, place: tuple[int, int], asked: Any
-    ) -> Answer:
-        """Dispatch one task; return what the model reads.
+    ) -> SubagentHandle | Answer:
+        """Dispatch one task; return it, or what the model reads instead.
 
         Raises:
             InvalidInputError: the arguments are wrong, or a guard refuses the task.
@@ -89,7 +95,7 @@ class DispatchTool(SubagentTool):
                 return {"error": error.detail, **error.about}
         else:
             child.give_again(arguments.input)
-        return self._dispatched(handle)
+        return handle
 
     def _valid(self, asked: Any) -> DispatchArguments:
         try:
@@ -106,11 +112,19 @@ class DispatchTool(SubagentTool):
     def _child(self, call: CurrentCall, scope: QueryScope, place: tuple[int, int]) -> ChildTask:
         return ChildTask(scope, call.query, place, self.shared.agents, self.shared.configure)
 
-    def _dispatched(self, handle: SubagentHandle) -> Answer:
-        position = handle.queue_position
-        answer = {"task_id": str(handle.task_id), "status": "queued", "queue_position": position}
-        start = self.shared.registry.scheduler.estimated_start_ms(position)
-        return answer if start is None else answer | {"estimated_start_ms": start}
+    def answer_of(self, started: SubagentHandle | Answer, call: CurrentCall) -> Answer:
+        """Return what the model reads of a task that it dispatched by this call."""
+        if not isinstance(started, SubagentHandle):
+            return started
+        scheduler = self.shared.registry.scheduler
+        is_queued = started.status is SubagentStatus.QUEUED
+        is_known = is_queued and started.priority <= _best_to_come(call)
+        return {
+            "task_id": str(started.task_id),
+            "status": str(started.status),
+            "queue_position": started.queue_position if is_queued else None,
+            "estimated_start_ms": scheduler.estimated_start_ms(started) if is_known else None,
+        }
 
 
 class FanOutTool(DispatchTool):
@@ -140,19 +154,37 @@ class FanOutTool(DispatchTool):
             return error_result(tool_call, explain(error))
         call, scope = self.shared.scope()
         places = places_of(call.query.model_calls, call.index, tool_call)
-        answers = await asyncio.gather(
-            *(self._one(call, scope, *each) for each in zip(places, tasks, strict=True))
-        )
+        each_one = (self._one(call, scope, *each) for each in zip(places, tasks, strict=True))
+        if scope.swarm.options.plugins:
+            started = await asyncio.gather(*each_one)
+        else:  # without a pause: none has begun before all are queued
+            started = [await one for one in each_one]
+        answers = [self.answer_of(each, call) for each in started]
         numbered = [{"index": index, **answer} for index, answer in enumerate(answers)]
         return success_result(tool_call, {"tasks": numbered})
 
     async def _one(
         self, call: CurrentCall, scope: QueryScope, place: tuple[int, int], asked: Any
-    ) -> Answer:
+    ) -> SubagentHandle | Answer:
         try:
             return await self.dispatch(call, scope, place, asked)
         except InvalidInputError as error:
             return {"error": error.detail}
+
+
+def _best_to_come(call: CurrentCall) -> int:
+    """Return the best priority of the tasks that later calls of the same message dispatch."""
+    history = call.query.agent.conversation_history
+    message = next((each for each in reversed(history) if isinstance(each, AssistantMessage)), None)
+    later = [] if message is None else message.tool_calls[call.index + 1 :]
+    asked: list[Any] = []
+    for other in later:
+        if other.name == DispatchTool.name:
+            asked.append(other.arguments)
+        elif other.name == FAN_OUT and isinstance(tasks := other.arguments.get("tasks"), list):
+            asked += tasks
+    given = (each.get("priority", USUAL_PRIORITY) for each in asked if isinstance(each, dict))
+    return min((each for each in given if isinstance(each, int)), default=LAST_PRIORITY)
 
 
 async def _decided(

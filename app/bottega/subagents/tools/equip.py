@@ -39,11 +39,10 @@ def use_async_subagents(
 
     Raises:
         InvalidInputError: ``missing_description``; ``duplicate_tool``: the agent has a tool of one
-            of these names, or synchronous sub-agents.
+            of these names, or synchronous sub-agents, or two of ``agents`` have the same name.
         CycleError: the agent is a direct or indirect sub-agent of one of ``agents``.
     """
-    if not isinstance(agents, Mapping):
-        agents = {child.agent_id or child.agent_name: child for child in agents}
+    agents = agents if isinstance(agents, Mapping) else _by_name(agents)
     if agent.subagents:
         raise InvalidInputError(
             f"{agent.agent_name} has synchronous sub-agents; it cannot have asynchronous ones too",
@@ -73,6 +72,18 @@ def use_async_subagents(
         ids = {child.agent_id: name for name, child in agents.items() if child.agent_id}
         if message := awareness_message(agent.memory_graph, ids):
             agent.conversation_history.insert(1, message)
+
+
+def _by_name(agents: Iterable[BaseAgent]) -> dict[str, BaseAgent]:
+    found: dict[str, BaseAgent] = {}
+    for child in agents:
+        name = child.agent_id or child.agent_name
+        if found.setdefault(name, child) is not child:
+            raise InvalidInputError(
+                f"two sub-agents are called '{name}'; give each an agent_name of its own",
+                code="duplicate_tool",
+            )
+    return found
 
 
 def use_defined_subagents(

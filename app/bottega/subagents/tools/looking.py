@@ -40,10 +40,10 @@ class PollTool(SubagentTool):
         if arguments.task_ids is not None:
             answer = await report(scope, distinct(arguments.task_ids), longest, news=True)
             return success_result(tool_call, answer)
-        ids, left = own_tasks(scope)
+        ids, note = own_tasks(scope)
         answer = await report(scope, ids, longest, news=True)
-        if left:
-            answer["note"] = f"{left} more of your tasks are over and not listed: name their ids"
+        if note:
+            answer["note"] = note
         return success_result(tool_call, answer)
 
 
@@ -128,6 +128,6 @@ class CancelTool(SubagentTool):
         for each in ids:
             if (handle := find(scope, each)) is not None:
                 scope.swarm.registry.cancel(handle.task_id, CANCELLED)
-        views = (await report(scope, ids, 0))["tasks"]
+        views = (await report(scope, ids, 0, reads=False))["tasks"]
         tasks = [{"task_id": view["task_id"], "status": view["status"]} for view in views]
         return success_result(tool_call, {"tasks": tasks})

@@ -31,20 +31,28 @@ def find(scope: QueryScope, task_id: str) -> SubagentHandle | None:
 
 
 async def report(
-    scope: QueryScope, ids: Sequence[str], longest_partial: int, *, news: bool = False
+    scope: QueryScope,
+    ids: Sequence[str],
+    longest_partial: int,
+    *,
+    news: bool = False,
+    reads: bool = True,
 ) -> dict[str, Any]:
     """Build the result of ``poll_subagent``; mark the caller's finished tasks as received.
 
     Args:
         news: leave out what the caller got before.
+        reads: the caller gets the outputs.
     """
     now = scope.swarm.registry.scheduler.now()
     views: dict[str, dict[str, Any] | None] = {}
     for each in ids:
         handle = find(scope, each)
         views[each] = None if handle is None else _view(scope, handle, now, longest_partial, news)
+        if handle is not None and reads:
+            _note_read(scope, handle, longest_partial)
     if scope.swarm.options.lookup is not None and None in views.values():
-        await _look_up(scope, views, news=news)
+        await _look_up(scope, views, news=news, reads=reads)
     tasks = [
         view or {"task_id": each, "status": NOT_FOUND, "error": "no task of yours has this id"}
         for each, view in views.items()
@@ -55,8 +63,8 @@ async def report(
     return {"tasks": tasks, "summary": {"total": len(tasks), **counts}}
 
 
-def own_tasks(scope: QueryScope) -> tuple[list[str], int]:
-    """Return the ids of at most ``MOST_LISTED`` of the caller's own tasks, and how many are left.
+def own_tasks(scope: QueryScope) -> tuple[list[str], str | None]:
+    """Return the ids of at most ``MOST_LISTED`` of the caller's own tasks, and a note on others.
 
     Those whose end it has not read go first; then the latest. The ids are in order of dispatch.
     """
@@ -67,12 +75,20 @@ def own_tasks(scope: QueryScope) -> tuple[list[str], int]:
         child = children.get(task_id)
         return child is None or child.received, -places[task_id]
 
-    chosen = sorted(places, key=first_then_latest)[:MOST_LISTED]
-    return [str(each) for each in sorted(chosen, key=places.__getitem__)], len(places) - len(chosen)
+    ordered = sorted(places, key=first_then_latest)
+    chosen, others = ordered[:MOST_LISTED], ordered[MOST_LISTED:]
+    ids = [str(each) for each in sorted(chosen, key=places.__getitem__)]
+    if not others:
+        return ids, None
+    under_way = sum(each in children and not children[each].status.is_final for each in others)
+    return ids, (
+        f"{len(others)} more of your tasks are not listed ({under_way} under way, "
+        f"{len(others) - under_way} over): name their ids"
+    )
 
 
 async def _look_up(
-    scope: QueryScope, views: dict[str, dict[str, Any] | None], *, news: bool
+    scope: QueryScope, views: dict[str, dict[str, Any] | None], *, news: bool, reads: bool
 ) -> None:
     """Fill in collected tasks from the stored records."""
     assert scope.swarm.options.lookup is not None
@@ -86,7 +102,7 @@ async def _look_up(
         elif "final_output" in view:
             view = {**view, "final_output": shown(scope, task, view["final_output"])}
         views[gone[task]] = view
-        if task in scope.dispatched:
+        if reads and task in scope.dispatched:
             scope.dispatched[task] = True
 
 
@@ -124,10 +140,15 @@ def _view(
         view["unread_messages"] = len(handle.mailbox.unread)
     view["duration_ms"] = handle.duration_ms(now)
     view["token_usage"] = shown_usage(handle.token_usage)
-    if is_own:
-        handle.received = handle.received or handle.status.is_final
-        if handle.task_id in scope.dispatched:
-            scope.dispatched[handle.task_id] = handle.received
-        if longest_partial:
-            handle.polled = handle.written
     return view
+
+
+def _note_read(scope: QueryScope, handle: SubagentHandle, longest_partial: int) -> None:
+    """Note what the caller has read of its own task."""
+    if handle.parent is not scope.parent:
+        return
+    handle.received = handle.received or handle.status.is_final
+    if handle.task_id in scope.dispatched:
+        scope.dispatched[handle.task_id] = handle.received
+    if longest_partial:
+        handle.polled = handle.written

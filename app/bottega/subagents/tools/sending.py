@@ -6,11 +6,12 @@ from pydantic import ValidationError
 
 from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.tools import error_result, explain, success_result
-from bottega.subagents.handle import Mailbox, SubagentHandle
+from bottega.subagents.handle import SubagentHandle
 from bottega.subagents.plugins import Refused, Skip
+from bottega.subagents.states import Mailbox
 from bottega.subagents.swarm import QueryScope
 from bottega.subagents.tools.arguments import SendArguments, schema_of
-from bottega.subagents.tools.guarding import checked
+from bottega.subagents.tools.guarding import checked_message
 from bottega.subagents.tools.reports import find
 from bottega.subagents.tools.shared import SubagentTool
 
@@ -41,7 +42,7 @@ class SendTool(SubagentTool):
             return success_result(tool_call, sent)  # before a crash
         text: str | Skip | Refused = arguments.message
         if scope.swarm.options.plugins:
-            text = await checked(scope.swarm, call.query, handle.agent, arguments.message)
+            text = await checked_message(scope.swarm, call.query, handle.agent, arguments.message)
         if isinstance(text, Skip):
             return success_result(tool_call, {**sent, "status": "skipped", "result": text.result})
         problem = text.detail if isinstance(text, Refused) else _refusal(handle)
@@ -70,7 +71,9 @@ def _refusal(handle: SubagentHandle) -> str | None:
     if handle.mailbox is None:
         return None
     if len(handle.mailbox.unread) >= MOST_UNREAD and not handle.spread:  # it does not tell
-        return f"the task has {MOST_UNREAD} unread messages: wait until it has read some"
+        unread = len(handle.mailbox.unread)
+        return f"the task has {unread} unread messages: wait until it has read some"
     if len(handle.mailbox.known) >= MOST_MESSAGES:
-        return f"the task got {MOST_MESSAGES} messages already, and may get no more"
+        sent = len(handle.mailbox.known)
+        return f"the task got {sent} messages already, and may get no more"
     return None

@@ -55,6 +55,14 @@ class Apply(Resources):
         ),
     ] = False
 
+    allow_missing: Annotated[
+        bool,
+        Field(
+            description="Store definitions that name agents, graphs or MCP servers that do not "
+            "exist, with warnings; their runs are refused until these do."
+        ),
+    ] = False
+
 
 class Applied(Answer):
     """Result for one definition."""
@@ -78,7 +86,7 @@ class Applied(Answer):
 class ApplyWarning(Answer):
     """Defect of a definition that does not keep it from being stored."""
 
-    pointer: Annotated[str, Field(description="JSON Pointer of the definition in the request.")]
+    pointer: Annotated[str, Field(description="JSON Pointer of the name in the request.")]
     detail: str
 
 
@@ -89,5 +97,8 @@ class ApplyResult(Answer):
     items: list[Applied]
     warnings: Annotated[
         list[ApplyWarning],
-        Field(description="Names of agents, graphs and MCP servers that do not exist."),
+        Field(
+            description="Names of agents, graphs and MCP servers that do not exist; only with "
+            "`allow_missing`."
+        ),
     ]

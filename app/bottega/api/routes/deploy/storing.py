@@ -10,6 +10,7 @@ from pydantic_core import from_json, to_json
 from sqlalchemy import and_, delete, func, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 
+from bottega.api.auth import acts_for
 from bottega.api.routes import agents, graphs, providers
 from bottega.api.routes.deploy.bodies import Apply
 from bottega.api.routes.mcp import servers
@@ -155,6 +156,7 @@ async def _store_schedule(caller: Caller, body: NewSchedule) -> dict[str, Any]:
             "here a schedule's input is text: use PUT /v1/schedules for one with files",
             pointer="/run/input",
         )
+    acts_for(caller.principal, run.user, "/run/user")
     place, settings = "/run/webhook_url", caller.service.settings
     await check_webhook(caller.tx, caller.tenant, settings, run.webhook_url, pointer=place)
     before = None

@@ -10,7 +10,7 @@ from uuid import UUID
 from pydantic_core import from_json
 from starlette.responses import JSONResponse, Response
 
-from bottega.api.auth import Principal
+from bottega.api.auth import Acting, Principal, acts_for
 from bottega.api.errors import for_error
 from bottega.api.routes.mcp import tools
 from bottega.api.routes.mcp.messages import McpMessage, is_id, run_of, state_of
@@ -38,6 +38,8 @@ from bottega.events.types import UNFINISHED, EventType, RunStatus
 from bottega.runs import interrupts
 from bottega.runs.control import request_cancel
 
+SESSION = "bottega/session"
+"""Key of a call's ``_meta`` with the session of its run."""
 CALL = "mcp_call"
 """Key of a run's metadata: session and id of the request, by which it can be cancelled."""
 
@@ -218,7 +220,10 @@ async def begun(service: Service, principal: Principal, message: McpMessage) -> 
     if not (found := await _schemas(service, principal, name)):
         raise message.refusal(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
     text = await tools.input_of(message.params.get("arguments"), found[0])
-    run = await submit(service, principal, checked(NewRun, _run_of(message, name, text)))
+    acting = acts_for(principal, message.user, None)
+    run = await submit(
+        service, principal, checked(NewRun, _run_of(message, acting.user, name, text))
+    )
     return FollowedRun(service, principal, UUID(str(run["id"])), 0, kind=None)
 
 
@@ -231,12 +236,11 @@ async def _schemas(service: Service, principal: Principal, name: str) -> Sequenc
         return await exposed_inputs(service.database.pool, tenant, name, tools.WAY)
 
 
-def _run_of(message: McpMessage, agent: str, text: str) -> dict[str, Any]:
+def _run_of(message: McpMessage, user: str | None, agent: str, text: str) -> dict[str, Any]:
     """Return the body of a call's run."""
     body: dict[str, Any] = {"agent": agent, "input": text}
-    for field, key in (("user", "bottega/user"), ("session_id", "bottega/session")):
-        if (value := message.meta.get(key)) is not None:
-            body[field] = value
+    named = {"user": user, "session_id": message.meta.get(SESSION)}
+    body |= {field: value for field, value in named.items() if value is not None}
     if message.session is not None:
         body["metadata"] = {CALL: call_key(message.session, message.id)}
     return body
@@ -244,13 +248,18 @@ def _run_of(message: McpMessage, agent: str, text: str) -> dict[str, Any]:
 
 def call_key(session: str, call_id: Any) -> str:
     """Return the name of a call in a run's metadata."""
-    return f"{session}/{json.dumps(call_id)}"
+    return call_prefix(session) + json.dumps(call_id)
+
+
+def call_prefix(session: str) -> str:
+    """Return what the names of a session's calls begin with."""
+    return f"{session}/"
 
 
 async def _resumed(
     service: Service, principal: Principal, message: McpMessage, agent: str
 ) -> FollowedRun:
-    """Take the client's answers for a run that was started with the same key and tool."""
+    """Take the client's answers for a run that was started with the same key, tool and user."""
     found, answers = run_of(message.params["requestState"]), message.params.get("inputResponses")
     answers = {} if answers is None else answers
     if found is None or not isinstance(answers, dict) or len(answers) > _MOST_ANSWERS:
@@ -258,60 +267,78 @@ async def _resumed(
             INVALID_PARAMS, "'requestState' or 'inputResponses' is not as it was asked"
         )
     run_id, place = found
+    acting = acts_for(principal, message.user, None)
     async with service.database.begin(principal.tenant_id) as tx:
-        started = await interrupts.started_with(tx, principal.tenant_id, run_id)
-    if started != (agent, principal.actor):
+        run = await interrupts.started_with(tx, principal.tenant_id, run_id)
+    begun_so = {"agent": agent, "principal": principal.actor, "user": acting.user}
+    if not begun_so.items() <= {name: run.get(name) for name in begun_so}.items():
         raise message.refusal(
             INVALID_PARAMS, "there is no such call to go on with: call the tool again"
         )
     for name, response in answers.items():
         # What does not fit is asked again: the run still waits for it.
         with suppress(NotFoundError, InvalidInputError):
-            await answered(service, principal, name, response, run_id=run_id)
+            interrupt = await _asked(service, acting, name)
+            if interrupt["run_id"] == run_id:
+                await _answered(service, acting, interrupt, response)
     return FollowedRun(service, principal, run_id, place, kind=None)
 
 
-async def answered(
-    service: Service,
-    principal: Principal,
-    name: str,
-    response: Any,
-    *,
-    run_id: UUID | None = None,
-) -> None:
-    """Resolve the interrupt with this id as a person wants it; a late answer changes nothing.
+async def taken(service: Service, principal: Principal, message: McpMessage) -> None:
+    """Take an answer to what a call of the same session and key asked.
 
-    Args:
-        run_id: the run that asks again if the answer does not fit. ``None``: that of the
-            interrupt, which is cancelled then: its client would wait for ever.
+    If it does not fit, the run is cancelled: its client would wait for ever.
 
     Raises:
-        NotFoundError: there is no such interrupt.
+        UserRequiredError: the key must name a user, in the ``_meta`` of the result.
+        NotFoundError: no such call asked this.
+        ConflictError: the run is of another user.
         InvalidInputError: the answer does not fit.
     """
-    tenant = principal.tenant_id
+    acting = acts_for(principal, message.user, None)
+    interrupt = await _asked(service, acting, str(message.id))
+    async with service.database.begin(acting.tenant_id) as tx:
+        run = await interrupts.started_with(tx, acting.tenant_id, interrupt["run_id"])
+    call = str(run.get("metadata", {}).get(CALL))
+    is_own = message.session is not None and call.startswith(call_prefix(message.session))
+    if not is_own or run["principal"] != principal.actor:
+        raise _unasked(str(message.id))
+    acting.refuse_other(run["user"], "the run that asked")
+    try:
+        await _answered(service, acting, interrupt, message.result)
+    except InvalidInputError:
+        await _drop(service, principal, interrupt["run_id"])
+        raise
+
+
+async def _asked(service: Service, acting: Acting, name: str) -> dict[str, Any]:
+    """Return the interrupt with this id."""
     try:
         interrupt_id = UUID(name)
-    except ValueError:
-        raise NotFoundError(f"nothing with the id '{name[:60]}' was asked") from None
-    async with service.database.begin(tenant) as tx:
-        interrupt = await interrupts.get(tx, tenant, interrupt_id)
-    if run_id not in (None, interrupt["run_id"]):
-        raise NotFoundError(f"the call's run did not ask '{name}'")
+        async with service.database.begin(acting.tenant_id) as tx:
+            return await interrupts.get(tx, acting.tenant_id, interrupt_id)
+    except (ValueError, NotFoundError):
+        raise _unasked(name) from None
+
+
+def _unasked(name: str) -> NotFoundError:
+    return NotFoundError(f"nothing with the id '{name[:60]}' was asked here")
+
+
+async def _answered(
+    service: Service, acting: Acting, interrupt: Mapping[str, Any], response: Any
+) -> None:
+    """Resolve an interrupt as a person wants it; a late answer changes nothing."""
     if interrupt["status"] != "pending":
         return
-    try:
-        if decided := decision(interrupt, response):
-            async with service.database.begin(tenant) as tx:
-                await decide(tx, principal, interrupt_id, decided)
-            return
-    except ConflictError:
+    principal = acting.principal
+    if (decided := decision(interrupt, response)) is None:
+        await _drop(service, principal, interrupt["run_id"])
         return
-    except InvalidInputError:
-        if run_id is None:
-            await _drop(service, principal, interrupt["run_id"])
-        raise
-    await _drop(service, principal, interrupt["run_id"])
+    decided = decided.model_copy(update={"user": acting.user})
+    with suppress(ConflictError):
+        async with service.database.begin(acting.tenant_id) as tx:
+            await decide(tx, principal, interrupt["id"], decided)
 
 
 async def _drop(service: Service, principal: Principal, run_id: UUID) -> None:

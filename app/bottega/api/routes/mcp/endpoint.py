@@ -4,17 +4,16 @@ It keeps nothing: each message may come to another process. A call is a run; a c
 cancels it.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
-from bottega.api.auth import Principal
+from bottega.api.auth import Principal, acts_for
 from bottega.api.errors import for_error
 from bottega.api.routes.mcp import tools
-from bottega.api.routes.mcp.calls import CALL, ToolCall, answered, begun, call_key
+from bottega.api.routes.mcp.calls import CALL, ToolCall, begun, call_key, taken
 from bottega.api.routes.mcp.messages import (
     SERVER,
     SESSION,
@@ -30,9 +29,10 @@ from bottega.api.server.mcp_errors import code_of, error_body
 from bottega.api.shared.deps import PrincipalDep, ReadTenant, ServiceDep
 from bottega.api.shared.followed import while_connected
 from bottega.container import Service
-from bottega.errors import BottegaError, InvalidInputError, NotFoundError
+from bottega.errors import BottegaError, InvalidInputError, NotFoundError, UserRequiredError
 from bottega.runs import read as runs
 from bottega.runs.control import request_cancel
+from bottega.runs.interrupts import started_with
 
 router = APIRouter(include_in_schema=False)
 
@@ -77,10 +77,10 @@ async def _handled(
 ) -> Response:
     if message.id is None:
         if message.method == "notifications/cancelled" and message.session is not None:
-            await _cancel(service, principal, message.session, message.params)
+            await _cancel(service, principal, message.session, message)
         return Response(status_code=202)
     if not message.method:
-        await answered(service, principal, str(message.id), message.result)
+        await taken(service, principal, message)
         return Response(status_code=202)
     if message.method == "tools/call":
         return await _call(service, principal, message, request)
@@ -123,7 +123,7 @@ async def _call(
     try:
         followed = await begun(service, principal, message)
     except InvalidInputError as error:
-        if "requestState" in message.params:
+        if "requestState" in message.params or isinstance(error, UserRequiredError):
             raise
         where = f"{error.pointer}: " if error.pointer else ""
         return JSONResponse(message.answer(tools.refused(f"{where}{error.detail}")))
@@ -134,19 +134,29 @@ async def _call(
 
 
 async def _cancel(
-    service: Service, principal: Principal, session: str, params: Mapping[str, Any]
+    service: Service, principal: Principal, session: str, message: McpMessage
 ) -> None:
-    """Cancel the run of a call, if it is not over; its client expects no answer."""
+    """Cancel the run of a call of the same session and key, if it is not over.
+
+    Its client expects no answer.
+
+    Raises:
+        UserRequiredError: the key must name a user, in the ``_meta`` of the notification.
+        ConflictError: the run is of another user.
+    """
     principal.need("run")
-    if not is_id(call_id := params.get("requestId")):
+    acting = acts_for(principal, message.user, None)
+    if not is_id(call_id := message.params.get("requestId")):
         return
     named = runs.RunFilter(metadata=[(CALL, call_key(session, call_id))])
-    async with service.database.begin(principal.tenant_id) as tx:
-        found = await runs.page(
-            tx, principal.tenant_id, named, after=None, descending=True, limit=1, full=False
-        )
-    for run in found:
-        await request_cancel(service.database, principal.tenant_id, run["id"], principal.actor)
+    tenant = principal.tenant_id
+    async with service.database.begin(tenant) as tx:
+        found = await runs.page(tx, tenant, named, after=None, descending=True, limit=1, full=False)
+        begun = [await started_with(tx, tenant, run["id"]) for run in found]
+    for run, start in zip(found, begun, strict=True):
+        if start["principal"] == principal.actor:
+            acting.refuse_other(start["user"], "the run of the call")
+            await request_cancel(service.database, tenant, run["id"], principal.actor)
 
 
 def _refusal(error: BottegaError, message: McpMessage) -> Response:

@@ -29,6 +29,8 @@ HEADERS = -32020
 UNSUPPORTED_VERSION = -32022
 SERVER = {"name": "bottega", "title": "Bottega", "version": __version__}
 
+USER = "bottega/user"
+"""Key of a call's ``_meta`` with the user of its run."""
 CallId = str | int
 
 _PREFIX = "io.modelcontextprotocol/"
@@ -87,8 +89,19 @@ class McpMessage:
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        found = self.params.get("_meta")
+        found = (self.params if self.method else self.result).get("_meta")
         return found if isinstance(found, dict) else {}
+
+    @property
+    def user(self) -> str | None:
+        """The end user that the message names; ``None``: nobody.
+
+        Raises:
+            RpcError: it is no text.
+        """
+        if not isinstance(user := self.meta.get(USER), str | None):
+            raise self.refusal(INVALID_PARAMS, f"'{USER}' in '_meta' is a text")
+        return user
 
     def answer(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to this request."""
@@ -161,7 +174,7 @@ def _answer_of(
         raise RpcError(
             INVALID_REQUEST, "send answers in 'inputResponses', with the call", call_id=call_id
         )
-    return McpMessage(call_id, "", result=result)
+    return McpMessage(call_id, "", result=result, session=_session_of(headers, call_id))
 
 
 def _stateless(message: McpMessage, version: str | None, headers: Mapping[str, str]) -> McpMessage:
@@ -213,17 +226,11 @@ def _decoded(header: str | None) -> str | None:
 
 
 def _with_session(message: McpMessage, headers: Mapping[str, str]) -> McpMessage:
-    session = headers.get(SESSION)
     if message.method == "initialize":
         asks = _asks(message.params.get("capabilities"))
-        session = f"{'asks' if asks else 'mute'}-{uuid4().hex}"
-    elif session is not None and not _SESSION.fullmatch(session):
-        raise RpcError(
-            INVALID_REQUEST,
-            "there is no such session: begin with 'initialize'",
-            call_id=message.id,
-            status=404,
-        )
+        session: str | None = f"{'asks' if asks else 'mute'}-{uuid4().hex}"
+    else:
+        session = _session_of(headers, message.id)
     return McpMessage(
         message.id,
         message.method,
@@ -231,6 +238,18 @@ def _with_session(message: McpMessage, headers: Mapping[str, str]) -> McpMessage
         session=session,
         asks=session is not None and session.startswith("asks"),
     )
+
+
+def _session_of(headers: Mapping[str, str], call_id: CallId | None) -> str | None:
+    session = headers.get(SESSION)
+    if session is not None and not _SESSION.fullmatch(session):
+        raise RpcError(
+            INVALID_REQUEST,
+            "there is no such session: begin with 'initialize'",
+            call_id=call_id,
+            status=404,
+        )
+    return session
 
 
 def _asks(capabilities: Any) -> bool:

@@ -38,7 +38,8 @@ def elicitation(interrupt: Mapping[str, Any]) -> dict[str, Any] | None:
     if interrupt["kind"] == "approval":
         return _request(_of_approval(interrupt), _APPROVAL)
     if interrupt["kind"] == "question" and (form := _form(interrupt["schema"])) is not None:
-        return _request(interrupt["question"] or "The agent asks.", form)
+        server, question = interrupt["server"], interrupt["question"] or "The agent asks."
+        return _request(f"The MCP server {server} asks: {question}" if server else question, form)
     return None
 
 

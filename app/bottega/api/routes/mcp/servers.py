@@ -1,7 +1,7 @@
 """Routes of MCP servers: their addresses, and the tools that they had when they were asked last."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
@@ -33,6 +33,7 @@ from bottega.errors import (
     UpstreamError,
 )
 from bottega.mcp.client import list_tools
+from bottega.redaction import Redactor
 from bottega.tenants import audit
 from bottega.tools.addresses import AllowList
 from bottega.tools.egress import refuse_inside
@@ -84,6 +85,14 @@ def _refuse_private(url: str, allowed: AllowList) -> None:
         raise InvalidInputError(error.detail, code="egress_forbidden", pointer="/url") from None
 
 
+def _with_stale(_: Service, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Warn of tools that the server has replaced."""
+    if not content.get("stale") or "warnings" not in content:
+        return {}
+    told = "the server says that its tools have changed: refresh it"
+    return {"warnings": [*content["warnings"], told]}
+
+
 router = definition_router(
     MCP_SERVERS,
     new=NewMcpServer,
@@ -91,6 +100,7 @@ router = definition_router(
     output=McpServer,
     summary=McpServerSummary,
     prepare=prepare,
+    extra=_with_stale,
 )
 
 
@@ -152,8 +162,9 @@ async def _said(
         UpstreamError: ``mcp_unreachable``, ``egress_forbidden``.
     """
     outgoing = service.outgoing
-    clean = outgoing.secrets.redactor(tenant)
     server = outgoing.mcp.server(tenant, tenant_name, asked.name, asked.content)
+    sent = () if server.command is None else server.command.secrets
+    clean = Redactor(sent, beside=await outgoing.secrets.known(tenant, tenant_name))
     try:
         found, warnings = await list_tools(server, outgoing.egress)
     except UnavailableError as error:

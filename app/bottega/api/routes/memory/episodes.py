@@ -9,7 +9,7 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator
 
-from bottega.api.auth import Principal
+from bottega.api.auth import Principal, acts_for
 from bottega.api.errors import headers, problems
 from bottega.api.routes.memory.imports import imported
 from bottega.api.schemas.base import Page, PlaceInTime, UserName, check_storable
@@ -39,7 +39,7 @@ from bottega.memory.episodes.episode import EpisodeFilter, Outcome
 from bottega.memory.episodes.scope import EVERYTHING, Scope, scope_of_search
 from bottega.memory.text.signature import failure_signature
 from bottega.runs.outcomes import OutcomeValue
-from bottega.runs.sessions import user_of
+from bottega.runs.sessions import hold_owner
 from bottega.tenants import audit, erase
 
 router = APIRouter(prefix="/v1/episodes", tags=["memory"])
@@ -63,9 +63,11 @@ def within(
 
     Raises:
         ForbiddenError: the whole tenant, without the scope ``admin``.
+        UserRequiredError: the key must name a user.
     """
     if scope == "tenant":
         principal.need("admin")
+    user = acts_for(principal, user).user
     return scope_of_search(user, session_id, everything=scope == "tenant")
 
 
@@ -171,19 +173,19 @@ async def create(
     once: OnceDep,
     service: ServiceDep,
     tenant: Tenant,
-    actor: Actor,
+    principal: PrincipalDep,
     body: NewEpisode,
     response: Response,
 ) -> Any:
-    episode = imported(body, principal=actor, now=service.memory.clock())
+    acts_for(principal, body.user)
+    episode = imported(body, principal=principal.actor, now=service.memory.clock())
     async with service.database.begin(tenant) as tx:
         driver = await driver_of(tx)
 
         async def store() -> dict[str, Any]:
             await require_room(tx, tenant)
-            user = await user_of(tx, tenant, body.session_id, body.user)
-            owned = replace(episode, user_id=user)
-            stored = await service.memory.store(tenant, owned, on=driver)
+            await hold_owner(tx, tenant, body.session_id, body.user)
+            stored = await service.memory.store(tenant, episode, on=driver)
             response.headers["Location"] = f"/v1/episodes/{stored}"
             kept = (await rows.load(driver, EVERYTHING, [stored]))[stored]
             bodies = {part: getattr(episode, part) for part in ("trace", "input", "output")}

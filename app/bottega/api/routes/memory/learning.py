@@ -1,20 +1,22 @@
 """Routes that find memory for a task, and that learn from episodes."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 from fastapi import APIRouter, Response
 
+from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problems
 from bottega.api.routes.memory.episodes import to_response, within
 from bottega.api.routes.memory.imports import imported
 from bottega.api.schemas.memory.found import ContextFound, ContextQuery, Learnt, NewLearning
-from bottega.api.shared.deps import Actor, PrincipalDep, ReadTenant, ServiceDep, Tenant, Turn
+from bottega.api.shared.deps import PrincipalDep, ReadTenant, ServiceDep, Tenant, Turn
 from bottega.api.shared.idempotency import OnceDep
 from bottega.db.driver import driver_of
+from bottega.memory.episodes import rows
 from bottega.memory.episodes.episode import Episode
+from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.learning.context import (
     Lesson,
     ReportedOutcome,
@@ -25,7 +27,7 @@ from bottega.memory.learning.insights import FoundInsight
 from bottega.memory.patterns.matcher import Match
 from bottega.memory.patterns.pattern import Category, Pattern
 from bottega.memory.text.signature import failure_signature
-from bottega.runs.sessions import user_of
+from bottega.runs.sessions import hold_owner
 from bottega.tenants import audit
 
 router = APIRouter(prefix="/v1/memory", tags=["memory"])
@@ -140,12 +142,15 @@ async def learn(
     once: OnceDep,
     service: ServiceDep,
     tenant: Tenant,
-    actor: Actor,
+    principal: PrincipalDep,
     body: NewLearning,
     response: Response,
 ) -> Any:
-    episode = None
-    if (new := body.episode) is not None:
+    actor, episode = principal.actor, None
+    if (new := body.episode) is None:
+        acting = acts_for(principal, body.user)
+    else:
+        acting = acts_for(principal, new.user, "/episode/user")
         now = service.memory.clock()
         episode = imported(new, principal=actor, now=now, pointer="/episode/at")
     lessons = [
@@ -155,12 +160,15 @@ async def learn(
     outcomes = [ReportedOutcome(**each.model_dump()) for each in body.outcomes]
     async with service.database.begin(tenant) as tx:
         driver = await driver_of(tx)
+        if (stored := body.episode_id) is not None:
+            for each in (await rows.load(driver, EVERYTHING, [stored])).values():
+                acting.refuse_other(each.user_id, f"episode {stored}")
 
         async def create() -> dict[str, Any]:
             known: Episode | UUID | None = body.episode_id
             if episode is not None:
-                user = await user_of(tx, tenant, episode.session_id, episode.user_id)
-                known = replace(episode, user_id=user)
+                await hold_owner(tx, tenant, episode.session_id, episode.user_id)
+                known = episode
             assert known is not None, "the body has one of them"
             learned = await learn_from_episode(
                 service.memory,

@@ -5,11 +5,12 @@ from uuid import UUID
 
 from fastapi import APIRouter, Path
 
+from bottega.api.auth import acts_for
 from bottega.api.errors import problems
 from bottega.api.schemas.memory.feedback import Feedback, NewFeedback
 from bottega.api.schemas.memory.learning import RunLearning
 from bottega.api.schemas.memory.working_memory import WorkingMemory
-from bottega.api.shared.deps import Actor, Tenant, Transaction
+from bottega.api.shared.deps import Actor, PrincipalDep, Tenant, Transaction
 from bottega.errors import ConflictError
 from bottega.events.types import UNFINISHED
 from bottega.runs import learning, read
@@ -34,15 +35,23 @@ RunId = Annotated[UUID, Path(description="The run's id.")]
     responses=problems(400, 404, 409, 413, 415),
 )
 async def give_feedback(
-    tx: Transaction, tenant: Tenant, actor: Actor, run_id: RunId, body: NewFeedback
+    tx: Transaction,
+    tenant: Tenant,
+    principal: PrincipalDep,
+    actor: Actor,
+    run_id: RunId,
+    body: NewFeedback,
 ) -> Any:
+    acting = acts_for(principal, body.user)
     run = await read.get(tx, tenant, run_id)
+    acting.refuse_other(run["user"], f"run {run_id}")
     if run["status"] in UNFINISHED:
         raise ConflictError(
             f"run {run_id} is not over (it is {run['status']}): wait for its end",
             code="not_final",
         )
-    given = await learning.give_feedback(tx, tenant, run_id, actor, **body.model_dump())
+    said = body.model_dump(exclude={"user"})
+    given = await learning.give_feedback(tx, tenant, run_id, actor, **said)
     details = {"outcome": body.outcome, "score": body.score}
     await audit.note(tx, tenant, actor, "run.feedback", str(run_id), details)
     return given

@@ -1,111 +1,236 @@
-"""Chat completions, whole and in chunks, made of runs. Pure."""
+"""The answer to a request of OpenAI's API: a round of a run, whole or as it comes.
 
-import json
-from collections.abc import Mapping, Sequence
+A text in pieces is the whole text, cut: both are made of the same messages by :class:`Spoken`.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
-from bottega.api.routes.openai.requests import call_id
+from bottega.agents.endings import Ending, continued, ending_of
+from bottega.agents.messages import AssistantMessage
+from bottega.api.routes.openai.model_request import as_json, id_of
+from bottega.api.shared.followed import FollowedRun
+from bottega.errors import ModelError
+from bottega.events.frames import LLM_DELTA, Filter
+from bottega.events.payloads import LlmCompleted
+from bottega.events.types import UNFINISHED, EventType, RunStatus
+from bottega.runs.rounds import Checks, Round, checks_of, round_of
 
-_FINISHES = {"length": "length", "content_filter": "content_filter"}
-"""``finish_reason`` by a run's ``stop_reason``; of all others: ``stop``."""
+_HEARD = frozenset((LLM_DELTA, EventType.LLM_COMPLETED))
+_OF_ROOT = -1
+_JOINT = "\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """The answer to a request, under way or complete.
+class ClientCall:
+    """A call of a tool of the client; ``arguments``: JSON."""
+
+    interrupt: UUID
+    name: str
+    arguments: str
+
+    @property
+    def id(self) -> str:
+        return id_of("call", self.interrupt)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundAnswer:
+    """An answer.
 
     Attributes:
-        model: as the client named it.
+        run: as ``GET /v1/runs/{id}`` shows it.
+        calls: which the client is to answer; the answer to its request ends with them.
+        usage: tokens of this answer, as a run's; ``None``: not known yet.
     """
 
-    run_id: UUID
-    model: str
+    run: Mapping[str, Any]
+    text: str
+    calls: Sequence[ClientCall]
+    usage: Mapping[str, Any] | None
 
-    def whole(self, run: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return a ``chat.completion``.
-
-        Args:
-            run: as ``GET /v1/runs/{id}`` shows it.
-            calls: interrupts of the client's tools that the run waits for, if it does.
-        """
-        message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
-        if calls:
-            message["tool_calls"] = [_call(each) for each in calls]
-        else:
-            message["content"] = output_text(run)
-        finish = "tool_calls" if calls else _finish(run)
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
-        return self._head("chat.completion") | {"choices": [choice], "usage": usage_of(run)}
-
-    def chunk(self, delta: Mapping[str, Any], finish: str | None = None) -> bytes:
-        """Return a ``chat.completion.chunk`` as a server-sent event."""
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return event(self._head("chat.completion.chunk") | {"choices": [choice]})
-
-    def last_chunks(
-        self, run: Mapping[str, Any], calls: Sequence[Mapping[str, Any]], *, with_usage: bool
-    ) -> list[bytes]:
-        """Return what follows the text; see :meth:`whole`."""
-        made = []
-        if calls:
-            numbered = [{"index": n, **_call(each)} for n, each in enumerate(calls)]
-            made.append(self.chunk({"tool_calls": numbered}))
-        made.append(self.chunk({}, "tool_calls" if calls else _finish(run)))
-        if with_usage:
-            usage: dict[str, Any] = {"choices": [], "usage": usage_of(run)}
-            made.append(event(self._head("chat.completion.chunk") | usage))
-        return [*made, DONE]
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": f"chatcmpl-{self.run_id.hex}",
-            "object": kind,
-            "created": created_at(self.run_id),
-            "model": self.model,
-        }
+    @property
+    def finish(self) -> str:
+        """Return why a chat's choice ends."""
+        if self.calls:
+            return "tool_calls"
+        reason = self.run["stop_reason"]
+        return reason if reason in ("length", "content_filter") else "stop"
 
 
-class SentText:
-    """The text of an answer that a client has got in pieces; what was sent stays."""
+class Spoken:
+    """The text of a round, from the messages of its model.
+
+    What the model says beside calls of tools are paragraphs of their own, before its last answer. A
+    message that was cut off is one text with what follows it.
+    """
 
     def __init__(self) -> None:
-        self._call = 0
-        self._sent = ""
-        self._now = ""
-        self._before = ""
+        self._said: list[str] = []
+        self._cut = ""
+        self._last = ""
 
-    def piece(self, call: int, attempt: int, offset: int, text: str) -> str:
-        """Return what to send of a piece of live text of a model call.
+    def hear(self, message: AssistantMessage) -> None:
+        ending = ending_of(message)
+        if ending is Ending.EMPTY:
+            return
+        self._say(self._last)
+        self._last = ""
+        text = message.content
+        if message.tool_calls:
+            self._say(self._cut)
+            self._say(text)
+            self._cut = ""
+            return
+        text = continued(self._cut, text) if self._cut else text
+        self._cut, self._last = (text, "") if ending is Ending.LENGTH else ("", text)
 
-        Another call begins a paragraph. So does another try of the same call, unless its text is
-        the text already sent.
+    def text(self, last: str | None = None) -> str:
+        """Return the whole text; ``last``: the run's answer; ``None``: it has none yet."""
+        return self._with(self._cut or self._last if last is None else last)
+
+    def certain(self, live: str = "") -> str:
+        """Return the beginning of the text, as far as nothing can change it any more.
+
+        Args:
+            live: the beginning of the next message.
         """
-        if call != self._call:
-            self._before = "\n\n" if self._sent or self._before else ""
-            self._call, self._sent, self._now = call, "", ""
-        self._now = self._now[:offset] + text
-        if self._sent.startswith(self._now):
-            return ""
-        if self._now.startswith(self._sent):
-            new = self._now[len(self._sent) :]
-            before = "" if self._sent else self._before
+        if self._cut:  # what follows may repeat its end
+            return self._with(self._cut.rstrip())
+        if not live:
+            return self._with(self._last)
+        said = [*self._said, self._last, live.rstrip()]
+        return _JOINT.join(text for text in said if text.strip())
+
+    def _say(self, text: str) -> None:
+        if text.strip():
+            self._said.append(text)
+
+    def _with(self, last: str) -> str:
+        return _JOINT.join(text for text in (*self._said, last) if text.strip())
+
+
+class _Live:
+    """The text of the model call under way."""
+
+    def __init__(self) -> None:
+        self._call: tuple[int, int] | None = None
+        self._text = ""
+
+    def hear(self, call: int, attempt: int, offset: int, text: str) -> str:
+        if self._call != (call, attempt):
+            self._call, self._text = (call, attempt), ""
+        self._text = self._text[:offset] + text
+        return self._text
+
+
+async def whole(followed: FollowedRun) -> RoundAnswer:
+    """Wait for an answer.
+
+    Raises:
+        ModelError: the run failed.
+    """
+    await followed.rest()
+    return await _answer(followed)
+
+
+async def pieces(followed: FollowedRun) -> AsyncIterator[str | RoundAnswer | None]:
+    """Yield an answer's text in pieces, and then the answer; ``None``: a heartbeat.
+
+    Text that a check may still refuse is sent once it has passed.
+
+    Raises:
+        ModelError: the run failed, or its model answered twice, with other words.
+    """
+    run, checks = await _looked_at(followed)
+    spoken, live, sent = Spoken(), _Live(), ""
+    async for frame in followed.frames(Filter(types=_HEARD, depth=_OF_ROOT)):
+        if frame is None:
+            yield None
+            continue
+        if any(checks):
+            continue
+        data = from_json(frame.body)["data"]
+        if frame.type == EventType.LLM_COMPLETED:
+            spoken.hear(AssistantMessage.model_validate(LlmCompleted.of(data).message))
+            text = spoken.certain()
         else:
-            new, before = self._now, "\n\n"
-        self._sent = self._now
-        return before + new
+            text = spoken.certain(live.hear(**data))
+        if len(text) > len(sent) and text.startswith(sent):
+            yield text[len(sent) :]
+            sent = text
+    answer = await _answer(followed)
+    if not answer.text.startswith(sent):
+        raise ModelError(
+            "the model's answer broke off, and its next one began with other words: the text that "
+            f"was sent is no part of it. GET /v1/runs/{run['id']} has the answer",
+            code="broken_off",
+        )
+    if rest := answer.text[len(sent) :]:
+        yield rest
+    yield answer
 
-    def rest(self, output: str) -> str:
-        """Return what to send so that the client has the whole answer."""
-        if output.startswith(self._sent):
-            return output[len(self._sent) :]
-        return "" if self._sent.strip() == output.strip() else f"\n\n{output}"
+
+async def shown(followed: FollowedRun) -> RoundAnswer:
+    """Return an answer as it is now; its run may go on, or have failed.
+
+    Raises:
+        NotFoundError: there is no such run.
+    """
+    run, _ = await followed.state()
+    return await _made(followed, run)
 
 
-DONE = b"data: [DONE]\n\n"
+async def _looked_at(followed: FollowedRun) -> tuple[Mapping[str, Any], Checks]:
+    run, _ = await followed.state()
+    async with followed.begin() as tx:
+        return run, await checks_of(tx, run)
+
+
+async def _answer(followed: FollowedRun) -> RoundAnswer:
+    run, _ = await followed.answer()
+    return await _made(followed, run)
+
+
+async def _made(followed: FollowedRun, run: Mapping[str, Any]) -> RoundAnswer:
+    async with followed.begin() as tx:
+        return answer_of(run, await round_of(tx, run, followed.after), await checks_of(tx, run))
+
+
+def answer_of(run: Mapping[str, Any], part: Round, checks: Checks) -> RoundAnswer:
+    """Return the answer that a round of a run is. Pure."""
+    names = {
+        tool["name"]: tool["client_name"]
+        for change in (run["overrides"] or {}).values()
+        for tool in change.get("tools") or ()
+        if tool.get("client_name")
+    }
+    calls = [
+        ClientCall(
+            each["id"],
+            names.get(each["tool"], each["tool"]),
+            as_json(each["arguments"]),
+        )
+        for each in part.calls
+    ]
+    is_over = not calls and run["status"] not in UNFINISHED
+    last = output_text(run) if is_over and run["status"] == RunStatus.COMPLETED else None
+    spoken = Spoken()
+    for message in () if checks.schema else part.said:
+        spoken.hear(message)
+    return RoundAnswer(run, spoken.text(last), calls, part.usage)
+
+
+def output_text(run: Mapping[str, Any]) -> str:
+    """Return a run's output as a text; a DAG's with several answers as JSON by agent."""
+    output = run["output"]
+    if output is None or isinstance(output, str):
+        return output or ""
+    return as_json(output)
 
 
 def event(body: Mapping[str, Any]) -> bytes:
@@ -116,39 +241,3 @@ def event(body: Mapping[str, Any]) -> bytes:
 def created_at(run_id: UUID) -> int:
     """Return the time at which a run was made, in seconds since 1970: its id begins with it."""
     return int(run_id.hex[:12], 16) // 1000
-
-
-def output_text(run: Mapping[str, Any]) -> str:
-    """Return a run's output as a text; a DAG's with several answers as JSON by agent."""
-    output = run["output"]
-    if output is None or isinstance(output, str):
-        return output or ""
-    return json.dumps(output, ensure_ascii=False)
-
-
-def arguments_of(interrupt: Mapping[str, Any]) -> str:
-    """Return the arguments of a call as JSON."""
-    return json.dumps(interrupt["arguments"], ensure_ascii=False)
-
-
-def usage_of(run: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the tokens of a run so far; ``None``: not known yet."""
-    used = run["usage"]
-    if used is None:
-        return None
-    return {
-        "prompt_tokens": used["input"],
-        "completion_tokens": used["output"],
-        "total_tokens": used["input"] + used["output"],
-        "prompt_tokens_details": {"cached_tokens": used.get("cached", 0)},
-        "completion_tokens_details": {"reasoning_tokens": used.get("reasoning", 0)},
-    }
-
-
-def _finish(run: Mapping[str, Any]) -> str:
-    return _FINISHES.get(run["stop_reason"] or "", "stop")
-
-
-def _call(interrupt: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": interrupt["tool"], "arguments": arguments_of(interrupt)}
-    return {"id": call_id(interrupt["id"]), "type": "function", "function": function}

@@ -2,16 +2,15 @@
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
-from uuid import UUID
 
 from fastapi import APIRouter, Body, Request, Response
 
-from bottega.api.auth import Principal
-from bottega.api.routes.openai.answered import answered
-from bottega.api.routes.openai.answers import DONE, Completion, SentText, event, output_text
-from bottega.api.routes.openai.requests import WAY, ChatRequest, answers_of, plain, run_of
+from bottega.api.routes.openai.answers import RoundAnswer, event, pieces, whole
+from bottega.api.routes.openai.callers import acting_of, memory_headers
+from bottega.api.routes.openai.chat_answers import DONE, Completion
+from bottega.api.routes.openai.chat_requests import ChatRequest, read_chat, without_nothing
+from bottega.api.routes.openai.start import start_or_resume
 from bottega.api.routes.stream import EventStream
-from bottega.api.schemas.runs import NewRun
 from bottega.api.server.openai_errors import error_body
 from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant
 from bottega.api.shared.followed import (
@@ -21,8 +20,6 @@ from bottega.api.shared.followed import (
     leaving,
     while_connected,
 )
-from bottega.api.shared.new_runs import submit
-from bottega.container import Service
 from bottega.errors import BottegaError
 
 router = APIRouter(prefix="/openai/v1", include_in_schema=False)
@@ -36,48 +33,38 @@ async def create(
     body: Annotated[dict[str, Any], Body()],
     request: Request,
 ) -> Response:
-    asked = checked(ChatRequest, body)
-    followed = await _begin(service, principal, asked)
-    completion, stay = Completion(followed.run_id, asked.model), bool(asked.store)
-    if asked.stream:
-        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
+    sent = checked(ChatRequest, without_nothing(body, ChatRequest.model_fields))
+    acting = acting_of(request, principal, service.settings.user_headers, sent)
+    followed = await start_or_resume(service, acting, read_chat(sent))
+    headers = memory_headers(acting.user)
+    completion = Completion(followed.run_id, followed.after, sent.model)
+    stay = bool(sent.store)
+    if sent.stream:
+        with_usage = bool(sent.stream_options and sent.stream_options.include_usage)
         chunks = _chunks(followed, completion, with_usage=with_usage)
-        return EventStream(leaving(followed, chunks, stay=stay), service.settings)
-    return await while_connected(request, followed, _whole(followed, completion), stay=stay)
-
-
-async def _begin(service: Service, principal: Principal, asked: ChatRequest) -> FollowedRun:
-    """Start a run, or answer the calls that one waits for."""
-    if (answers := answers_of(asked.messages)) and (
-        waiting := await answered(service, principal, plain(asked.model), asked.user, answers)
-    ):
-        return waiting
-    run = await submit(service, principal, checked(NewRun, run_of(asked)), way=WAY)
-    return FollowedRun(service, principal, UUID(str(run["id"])), 0)
+        return EventStream(leaving(followed, chunks, stay=stay), service.settings, headers)
+    answer = _whole(followed, completion)
+    return await while_connected(request, followed, answer, stay=stay, headers=headers)
 
 
 async def _whole(followed: FollowedRun, completion: Completion) -> dict[str, Any]:
-    return completion.whole(*await followed.whole())
+    return completion.whole(await whole(followed))
 
 
 async def _chunks(
     followed: FollowedRun, completion: Completion, *, with_usage: bool
 ) -> AsyncIterator[bytes]:
     """Yield the completion's chunks; an error is one, too."""
-    sent = SentText()
     yield completion.chunk({"role": "assistant", "content": ""})
     try:
-        async for data in followed.text():
-            if data is None:
+        async for piece in pieces(followed):
+            if piece is None:
                 yield HEARTBEAT
-            elif text := sent.piece(**data):
-                yield completion.chunk({"content": text})
-        run, calls = await followed.answer()
+            elif isinstance(piece, RoundAnswer):
+                for chunk in completion.last_chunks(piece, with_usage=with_usage):
+                    yield chunk
+            else:
+                yield completion.chunk({"content": piece})
     except BottegaError as error:
         yield event(error_body(error.code, error.detail))
         yield DONE
-        return
-    if not calls and (text := sent.rest(output_text(run))):
-        yield completion.chunk({"content": text})
-    for chunk in completion.last_chunks(run, calls, with_usage=with_usage):
-        yield chunk

@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from bottega.api.routes.openai.requests import GRAPH, WAY, graph_of, versioned
+from bottega.api.routes.openai.model_request import GRAPH, WAY, graph_of, versioned
 from bottega.api.shared.deps import Tenant, Transaction
 from bottega.definitions import store
 from bottega.definitions.kinds import AGENTS, GRAPHS

@@ -1,21 +1,56 @@
-"""Bodies of OpenAI's responses, as chat completions. Pure.
+"""Bodies of OpenAI's responses. Pure.
 
 Texts of fields are OpenAI's; see their API reference, *Create a model response*.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
-from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
+from pydantic import BeforeValidator, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 
-from bottega.api.routes.openai.requests import ChatMessage, ChatRequest, Lenient
+from bottega.api.routes.openai.chat_requests import (
+    MOST_MESSAGES,
+    Request,
+    choice_of,
+    schema_of,
+    tools_of,
+)
+from bottega.api.routes.openai.model_request import (
+    Call,
+    HistoryMessage,
+    Lenient,
+    ModelRequest,
+    Role,
+    as_json,
+)
+from bottega.api.routes.openai.parts import content_of
+from bottega.api.schemas.runs import SessionName
 from bottega.errors import InvalidInputError
 
-_ID = re.compile(r"resp_([0-9a-f]{32})(?:_([0-9]{1,9}))?")
-_SAME = ("temperature", "top_p", "parallel_tool_calls", "user", "metadata", "stream")
-_TEXTS = ("input_text", "output_text", "text")
+_ROLES: dict[str, Role] = {
+    "developer": "system",
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+_SESSION: TypeAdapter[str] = TypeAdapter(SessionName)
+
+
+def _session_of(sent: Any) -> str | None:
+    """Return the session that ``conversation`` names: by its name, or by an object's ``id``."""
+    named = sent["id"] if isinstance(sent, dict) and sent.keys() == {"id"} else sent
+    if sent is None or sent == "":
+        return None
+    try:
+        return _SESSION.validate_python(named, strict=True)
+    except ValidationError:
+        raise PydanticCustomError(
+            "conversation",
+            "is the name of a session, or an object with it as 'id': letters, digits, '.', '_', "
+            "':' and '-', at most 128",
+        ) from None
 
 
 class Reasoning(Lenient):
@@ -27,160 +62,121 @@ class TextOptions(Lenient):
     verbosity: str | None = None
 
 
-class ResponsesRequest(BaseModel):
-    """A body of ``POST /responses``. Fields that are not here are refused."""
+class ResponsesRequest(Request):
+    """A body of ``POST /responses``."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    model: Annotated[str, StringConstraints(min_length=1, max_length=200)]
-    input: str | Annotated[list[dict[str, JsonValue]], Field(min_length=1, max_length=500)]
+    input: str | Annotated[list[Any], Field(min_length=1, max_length=MOST_MESSAGES)]
     instructions: str | None = None
     previous_response_id: str | None = None
-    conversation: str | dict[str, JsonValue] | None = None
-    store: bool | None = None
+    conversation: Annotated[str | None, BeforeValidator(_session_of)] = None
     background: bool | None = None
-    stream: bool | None = False
-    tools: Annotated[list[dict[str, JsonValue]], Field(max_length=128)] | None = None
-    tool_choice: JsonValue = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     max_output_tokens: int | None = None
-    parallel_tool_calls: bool | None = None
-    user: str | None = None
-    metadata: dict[str, JsonValue] | None = None
+    include: list[str] | None = None
+    stream_options: JsonValue = None
     # What has no effect here may have no other value.
-    top_logprobs: Literal[0] | None = None
     max_tool_calls: None = None
     truncation: Literal["disabled", "auto"] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    # Hints for a server's cache and its own records.
-    include: list[str] | None = None
-    stream_options: dict[str, JsonValue] | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    safety_identifier: str | None = None
 
 
-def response_id(run_id: UUID, after: int) -> str:
-    """Return the id of a response; ``after``: ``seq`` after which the run's events are it."""
-    return f"resp_{run_id.hex}" + (f"_{after}" if after else "")
+def references(sent: ResponsesRequest) -> dict[int, str]:
+    """Return the ids of the items that the input only refers to, by their places in it."""
+    return {
+        number: item["id"]
+        for number, item in enumerate(sent.input)
+        if isinstance(item, Mapping)
+        and item.get("type", "item_reference") == "item_reference"
+        and isinstance(item.get("id"), str)
+        and item.keys() <= {"type", "id"}
+    }
 
 
-def run_of_response(response: str) -> tuple[UUID, int] | None:
-    """Return the run of a response, and the ``seq`` of :func:`response_id`; ``None``: no id."""
-    match = _ID.fullmatch(response)
-    return None if match is None else (UUID(hex=match[1]), int(match[2] or 0))
+def read_response_request(
+    sent: ResponsesRequest, known: Mapping[int, Mapping[str, Any]]
+) -> ModelRequest:
+    """Return what a response asks for.
 
-
-def chat_of(asked: ResponsesRequest) -> ChatRequest:
-    """Return the chat completion that asks for the same.
+    Args:
+        known: the items that the input only refers to, by their places.
 
     Raises:
         InvalidInputError: what a run cannot honour; ``pointer`` names the field.
     """
-    items: Sequence[Mapping[str, Any]] = (
-        [{"role": "user", "content": asked.input}] if isinstance(asked.input, str) else asked.input
-    )
-    messages = [] if not asked.instructions else [_message("developer", asked.instructions)]
-    text = asked.text or TextOptions()
-    return ChatRequest(
-        model=asked.model,
-        messages=[*messages, *_messages(items)],
-        tools=[_tool(tool, n) for n, tool in enumerate(asked.tools or ())] or None,
-        tool_choice=_choice(asked.tool_choice),
-        response_format=_format(text.format),
-        verbosity=text.verbosity,
-        reasoning_effort=None if asked.reasoning is None else asked.reasoning.effort,
-        max_completion_tokens=asked.max_output_tokens,
-        **{name: getattr(asked, name) for name in _SAME},
-    )
-
-
-def _message(role: Any, content: Any, **more: Any) -> ChatMessage:
-    return ChatMessage(role=role, content=content, **more)
-
-
-def _messages(items: Sequence[Mapping[str, Any]]) -> Iterator[ChatMessage]:
-    """Yield messages; function calls that follow each other are one message."""
-    calls: list[dict[str, Any]] = []
-    for number, item in enumerate(items):
-        if item.get("type") == "function_call":
-            calls.append(_call(item, number))
-            continue
-        if calls:
-            yield _message("assistant", None, tool_calls=calls)
-            calls = []
-        if item.get("type") != "reasoning":
-            yield _one(item, number)
-    if calls:
-        yield _message("assistant", None, tool_calls=calls)
-
-
-def _call(item: Mapping[str, Any], number: int) -> dict[str, Any]:
-    match item:
-        case {"call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
-            return {"id": call_id, "function": {"name": name, "arguments": arguments}}
-    raise _refused(number, "a function_call has call_id, name and arguments")
-
-
-def _one(item: Mapping[str, Any], number: int) -> ChatMessage:
-    match item:
-        case {"type": "function_call_output", "call_id": str(call_id), "output": output}:
-            return _message("tool", _content(output, number), tool_call_id=call_id)
-        case {"role": "user" | "assistant" | "system" | "developer" as role, "content": content}:
-            return _message(role, _content(content, number))
-    raise _refused(number, "takes messages, function_call, function_call_output and reasoning")
-
-
-def _content(content: Any, number: int) -> str | list[dict[str, Any]]:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise _refused(number, "the content is a text or a list of parts")
-    return [_part(part, number) for part in content]
-
-
-def _part(part: Any, number: int) -> dict[str, Any]:
-    match part:
-        case {"type": str(kind), "text": str(text)} if kind in _TEXTS:
-            return {"type": "text", "text": text}
-        case {"type": "input_image", "image_url": str(url)}:
-            return {"type": "image_url", "image_url": {"url": url}}
-        case {"type": "input_image" | "input_file", "file_id": str(file)}:
-            return {"type": "file", "file": {"file_id": file}}
-        case {"type": "input_file", "file_data": str(data), **more}:
-            return {"type": "file", "file": {"file_data": data, "filename": more.get("filename")}}
-    raise _refused(number, "takes the parts input_text, output_text, input_image and input_file")
-
-
-def _tool(tool: Mapping[str, Any], number: int) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise InvalidInputError(
-            "takes tools of the type 'function': all others are the agent's own",
-            pointer=f"/tools/{number}",
-        )
-    function = {name: tool.get(name) for name in ("name", "description", "parameters")}
-    return {
-        "type": "function",
-        "function": {name: value for name, value in function.items() if value is not None},
+    text, reasoning = sent.text or TextOptions(), sent.reasoning or Reasoning()
+    params = {
+        "temperature": (sent.temperature, "/temperature"),
+        "top_p": (sent.top_p, "/top_p"),
+        "parallel_tool_calls": (sent.parallel_tool_calls, "/parallel_tool_calls"),
+        "max_output_tokens": (sent.max_output_tokens, "/max_output_tokens"),
+        "reasoning_effort": (reasoning.effort, "/reasoning/effort"),
+        "verbosity": (text.verbosity, "/text/verbosity"),
     }
+    said: Sequence[HistoryMessage] = (
+        [HistoryMessage("user", sent.input, "/input", field="")]
+        if isinstance(sent.input, str)
+        else list(_joined(_items([known.get(n, item) for n, item in enumerate(sent.input)])))
+    )
+    return ModelRequest(
+        model=sent.model,
+        messages=said,
+        messages_at="/input",
+        metadata=sent.metadata,
+        instructions=sent.instructions or None,
+        tools=tools_of(sent.tools, nested=False),
+        choice=choice_of(sent.tool_choice),
+        params={name: each for name, each in params.items() if each[0] is not None},
+        schema=schema_of(text.format, "/text/format"),
+        schema_at="/text/format",
+    )
 
 
-def _choice(choice: Any) -> Any:
-    match choice:
-        case {"type": "function", "name": str(name)}:
-            return {"type": "function", "function": {"name": name}}
-    return choice
+def _joined(said: Iterator[HistoryMessage]) -> Iterator[HistoryMessage]:
+    """Yield messages; a text and the calls that follow it are one message of the model."""
+    last: HistoryMessage | None = None
+    for one in said:
+        if last is not None and one.role == last.role == "assistant" and one.calls:
+            last = replace(last, calls=[*last.calls, *one.calls])
+            continue
+        if last is not None:
+            yield last
+        last = one
+    if last is not None:
+        yield last
 
 
-def _format(wanted: Mapping[str, JsonValue] | None) -> dict[str, Any] | None:
-    match wanted:
-        case {"type": "json_schema", **schema}:
-            return {"type": "json_schema", "json_schema": schema}
-    return None if wanted is None else dict(wanted)
+def _items(items: Sequence[Any]) -> Iterator[HistoryMessage]:
+    for number, item in enumerate(items):
+        place = f"/input/{number}"
+        match item:
+            case None | {"type": "reasoning"}:
+                continue
+            case {"type": "function_call", "call_id": str(call), "name": str(name), **more}:
+                arguments = more.get("arguments") or ""
+                if not isinstance(arguments, str):
+                    arguments = as_json(arguments)
+                yield HistoryMessage("assistant", "", place, [Call(call, name, arguments)])
+            case {"type": "function_call_output", "call_id": str(call), **more}:
+                at = f"{place}/output"
+                content, parts = content_of(more.get("output"), at, is_history=True)
+                yield HistoryMessage("tool", content, place, (), call, parts, field="output")
+            case {"role": str(role), **more} if role in _ROLES:
+                at = f"{place}/content"
+                content, parts = content_of(
+                    more.get("content"), at, is_history=_ROLES[role] != "user"
+                )
+                yield HistoryMessage(_ROLES[role], content, place, parts=parts)
+            case {"type": str(kind)} if kind not in _OWN and not kind.startswith("input_"):
+                text = as_json(item)
+                yield HistoryMessage(
+                    "user" if kind.endswith("_output") else "assistant", text, place
+                )
+            case _:
+                raise InvalidInputError(
+                    "takes messages, function_call, function_call_output and references to our "
+                    "own items",
+                    pointer=place,
+                )
 
 
-def _refused(number: int, why: str) -> InvalidInputError:
-    return InvalidInputError(why, pointer=f"/input/{number}")
+_OWN = ("message", "function_call", "function_call_output", "item_reference")

@@ -2,31 +2,21 @@
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
-from uuid import UUID, uuid4
 
 from fastapi import APIRouter, Body, Request, Response
 from starlette.responses import JSONResponse
 
 from bottega.api.auth import Principal
-from bottega.api.routes.openai.answered import answered
-from bottega.api.routes.openai.answers import SentText, output_text
-from bottega.api.routes.openai.requests import (
-    WAY,
-    ChatRequest,
-    answers_of,
-    model_of,
-    plain,
-    run_of,
-)
+from bottega.api.routes.openai.answers import RoundAnswer, pieces, shown, whole
+from bottega.api.routes.openai.callers import acting_of, memory_headers, named_in
+from bottega.api.routes.openai.chat_requests import without_nothing
+from bottega.api.routes.openai.model_request import NamedUser, known_by, model_of
+from bottega.api.routes.openai.places import known_items, place_of, unknown
 from bottega.api.routes.openai.response_answers import ResponseEvents, ResponseObject
-from bottega.api.routes.openai.response_requests import (
-    ResponsesRequest,
-    chat_of,
-    run_of_response,
-)
+from bottega.api.routes.openai.response_requests import ResponsesRequest, read_response_request
+from bottega.api.routes.openai.start import start_or_resume
 from bottega.api.routes.stream import EventStream
-from bottega.api.schemas.runs import NewRun
-from bottega.api.shared.deps import Actor, PrincipalDep, ServiceDep, Tenant
+from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant
 from bottega.api.shared.followed import (
     HEARTBEAT,
     FollowedRun,
@@ -34,10 +24,8 @@ from bottega.api.shared.followed import (
     leaving,
     while_connected,
 )
-from bottega.api.shared.new_runs import submit
 from bottega.container import Service
-from bottega.errors import BottegaError, InvalidInputError, NotFoundError
-from bottega.runs import read, sessions
+from bottega.errors import BottegaError, NotFoundError
 from bottega.runs.control import request_cancel
 
 router = APIRouter(prefix="/openai/v1/responses", include_in_schema=False)
@@ -51,136 +39,85 @@ async def create(
     body: Annotated[dict[str, Any], Body()],
     request: Request,
 ) -> Response:
-    asked = checked(ResponsesRequest, body)
-    followed = await _begin(service, principal, asked, chat_of(asked))
-    response = ResponseObject(followed.run_id, followed.after, asked.model, asked)
-    stay = bool(asked.store or asked.background)
-    if asked.stream:
-        return EventStream(
-            leaving(followed, _events(followed, response), stay=stay), service.settings
-        )
-    if asked.background:
-        return JSONResponse(response.begun("queued"))
-    return await while_connected(request, followed, _whole(followed, response), stay=stay)
-
-
-async def _begin(
-    service: Service, principal: Principal, asked: ResponsesRequest, chat: ChatRequest
-) -> FollowedRun:
-    """Start a run in the session of the response before, or answer the calls that one waits for."""
-    if (answers := answers_of(chat.messages)) and (
-        waiting := await answered(service, principal, plain(asked.model), asked.user, answers)
-    ):
-        return waiting
-    session = await _session(service, principal.tenant_id, asked)
-    new = checked(NewRun, _run_of(chat) | ({"session_id": session} if session else {}))
-    run = await submit(service, principal, new, way=WAY)
-    return FollowedRun(service, principal, UUID(str(run["id"])), 0)
-
-
-def _run_of(chat: ChatRequest) -> dict[str, Any]:
-    """Return the body of a run; its errors name the fields of responses."""
-    try:
-        return run_of(chat)
-    except InvalidInputError as error:
-        pointer = error.pointer or ""
-        if pointer.startswith("/messages"):
-            error.pointer = "/input"
-        elif pointer == "/response_format":
-            error.pointer = "/text/format"
-        raise
-
-
-async def _session(service: Service, tenant: UUID, asked: ResponsesRequest) -> str | None:
-    """Return the session of a response; ``None``: nothing of it is kept for later ones.
-
-    A response that is not the last of its session is gone on from in a fork.
-
-    Raises:
-        NotFoundError: an unknown ``previous_response_id``.
-        InvalidInputError: that response is not complete.
-    """
-    if asked.conversation is not None:
-        named = asked.conversation
-        return named if isinstance(named, str) else str(named.get("id"))
-    if asked.previous_response_id is None:
-        return None if asked.store is False else f"resp-{uuid4().hex}"
-    place = "/previous_response_id"
-    found = run_of_response(asked.previous_response_id)
-    if found is None:
-        raise _unknown(asked.previous_response_id)
-    async with service.database.begin(tenant) as tx:
-        try:
-            run = await read.get(tx, tenant, found[0])
-        except NotFoundError:
-            raise _unknown(asked.previous_response_id) from None
-        session = run["session_id"]
-        if session is None:
-            raise InvalidInputError(
-                "that response was not stored: send the whole history", pointer=place
-            )
-        if run["status"] != "completed":
-            raise InvalidInputError(
-                f"that response is not complete, its run is {run['status']}: send the results of "
-                "its tool calls first",
-                pointer=place,
-            )
-        if await sessions.ends_with(tx, tenant, session, run["id"]):
-            return str(session)
-        return str((await sessions.fork(tx, tenant, session, run["id"]))["id"])
-
-
-def _unknown(response: str) -> NotFoundError:
-    return NotFoundError(f"there is no response '{response[:80]}'")
+    sent = checked(ResponsesRequest, without_nothing(body, ResponsesRequest.model_fields))
+    acting = acting_of(request, principal, service.settings.user_headers, sent)
+    model_request = read_response_request(sent, await known_items(service, acting, sent))
+    followed = await start_or_resume(
+        service, acting, model_request, await place_of(service, acting, sent)
+    )
+    headers = memory_headers(acting.user)
+    response = ResponseObject(followed.run_id, followed.after, sent.model, sent)
+    stay = bool(sent.store or sent.background)
+    if sent.stream:
+        events = leaving(followed, _events(followed, response), stay=stay)
+        return EventStream(events, service.settings, headers)
+    if sent.background:
+        return JSONResponse(response.body("queued"), headers=headers)
+    answer = _whole(followed, response)
+    return await while_connected(request, followed, answer, stay=stay, headers=headers)
 
 
 async def _whole(followed: FollowedRun, response: ResponseObject) -> dict[str, Any]:
-    return response.whole(*await followed.whole())
+    return response.whole(await whole(followed))
 
 
 async def _events(followed: FollowedRun, response: ResponseObject) -> AsyncIterator[bytes]:
-    events, sent = ResponseEvents(response), SentText()
+    events = ResponseEvents(response)
     for each in events.begin():
         yield each
     try:
-        async for data in followed.text():
-            if data is None:
+        async for piece in pieces(followed):
+            if piece is None:
                 yield HEARTBEAT
-            elif text := sent.piece(**data):
-                for each in events.delta(text):
-                    yield each
-        run, calls = await followed.answer()
+                continue
+            made = events.end(piece) if isinstance(piece, RoundAnswer) else events.delta(piece)
+            for each in made:
+                yield each
     except BottegaError as error:
         yield events.failed(error.detail)
-        return
-    if not calls and (text := sent.rest(output_text(run))):
-        for each in events.delta(text):
-            yield each
-    for each in events.end(run, calls):
-        yield each
 
 
 @router.get("/{response}")
-async def get(service: ServiceDep, principal: PrincipalDep, tenant: Tenant, response: str) -> Any:
-    return await _shown(service, principal, response)
+async def get(
+    request: Request, service: ServiceDep, principal: PrincipalDep, tenant: Tenant, response: str
+) -> Response:
+    user = named_in(request, service.settings.user_headers)
+    return _made(*await _shown(service, principal, response, user))
 
 
 @router.post("/{response}/cancel")
 async def cancel(
-    service: ServiceDep, principal: PrincipalDep, tenant: Tenant, actor: Actor, response: str
-) -> Any:
-    if (found := run_of_response(response)) is None:
-        raise _unknown(response)
-    await request_cancel(service.database, tenant, found[0], actor)
-    return await _shown(service, principal, response)
+    request: Request,
+    service: ServiceDep,
+    principal: PrincipalDep,
+    tenant: Tenant,
+    response: str,
+    body: Annotated[dict[str, Any] | None, Body()] = None,
+) -> Response:
+    caller = checked(NamedUser, {**request.query_params, **(body or {})})
+    acting = acting_of(request, principal, service.settings.user_headers, caller)
+    followed, answer = await _shown(service, principal, response, acting.user)
+    calls = [each.interrupt for each in answer.calls]
+    await request_cancel(service.database, tenant, followed.run_id, principal.actor, calls=calls)
+    return _made(followed, await shown(followed))
 
 
-async def _shown(service: Service, principal: Principal, response: str) -> dict[str, Any]:
-    if (found := run_of_response(response)) is None:
-        raise _unknown(response)
-    followed = FollowedRun(service, principal, *found)
+async def _shown(
+    service: Service, principal: Principal, response: str, user: str | None
+) -> tuple[FollowedRun, RoundAnswer]:
+    """Return a response as it is; a user that the request names must be its own."""
+    if (known := known_by("resp", response)) is None:
+        raise unknown(response)
+    followed = FollowedRun(service, principal, *known)
     try:
-        run, calls = await followed.state()
+        answer = await shown(followed)
     except NotFoundError:
-        raise _unknown(response) from None
-    return ResponseObject(*found, model_of(run)).whole(run, calls)
+        raise unknown(response) from None
+    if user not in (None, answer.run["user"]) or known[1] > answer.run["last_seq"]:
+        raise unknown(response)
+    return followed, answer
+
+
+def _made(followed: FollowedRun, answer: RoundAnswer) -> Response:
+    made = ResponseObject(followed.run_id, followed.after, model_of(answer.run)).whole(answer)
+    return JSONResponse(made, headers=memory_headers(answer.run["user"]))

@@ -7,11 +7,12 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
+from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import Answer, Page
-from bottega.api.shared.deps import Tenant, Transaction
+from bottega.api.shared.deps import PrincipalDep, Tenant, Transaction
 from bottega.api.shared.pages import LINK, PageQuery
-from bottega.api.shared.wanted import Seq
+from bottega.api.shared.wanted import QueriedUser, Seq
 from bottega.runs import deliveries
 
 router = APIRouter(prefix="/v1/webhook-deliveries", tags=["webhooks"])
@@ -41,6 +42,7 @@ class DeliveryQuery(PageQuery):
 
     status: DeliveryStatus | None = None
     run_id: UUID | None = None
+    user: QueriedUser = None
 
 
 @router.get(
@@ -53,6 +55,7 @@ class DeliveryQuery(PageQuery):
 async def list_(
     tx: Transaction,
     tenant: Tenant,
+    principal: PrincipalDep,
     query: Annotated[DeliveryQuery, Query()],
     request: Request,
     response: Response,
@@ -61,6 +64,7 @@ async def list_(
         tx,
         tenant,
         query.model_dump(include={"status", "run_id"}),
+        user=acts_for(principal, query.user, None).user,
         after=query.place(tuple[UUID, Seq]),
         descending=query.descending,
         limit=query.limit,

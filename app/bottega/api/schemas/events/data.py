@@ -118,6 +118,13 @@ class LlmStartedData(ModelCallData):
     try_: Annotated[int | None, Field(alias="try")] = None
     beside: Annotated[bool, Field(description="It is of an asynchronous task.")] = False
     memory: ShortenedPrompt | None = None
+    results: Annotated[
+        dict[str, str] | None,
+        Field(
+            description="Texts of tools' answers by call, where the model reads more than their "
+            "events say: help from earlier runs, a person's edit, a hook's change."
+        ),
+    ] = None
 
 
 class ModelToolCall(Answer):
@@ -207,6 +214,9 @@ class InterruptCreatedData(InterruptData):
         Field(alias="schema", description="JSON Schema of an answer, or of edited arguments."),
     ]
     reason: str | None
+    server: Annotated[
+        str | None, Field(description="The MCP server that asks; null: the agent itself.")
+    ] = None
     expires_s: float
 
 
@@ -321,7 +331,7 @@ class SubagentBackpressureData(EventData):
 
 
 class SubagentCircuitData(AttemptData):
-    """Data of a failure that opened a circuit breaker."""
+    """Data of a failure that opened the circuit breaker of an agent in a run."""
 
     failures: int
     retry_after_ms: int

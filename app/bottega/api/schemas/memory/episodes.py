@@ -369,8 +369,8 @@ class EpisodeHit(Answer):
         dict[str, Any] | None,
         Field(
             description=(
-                "`words` that tell and are in both, rarest first; `cosine`; `floor`, the least "
-                "cosine that is better than chance."
+                "`words` of the query that tell its topic and are in both; `cosine`; `floor`, the "
+                "least cosine that is better than chance."
             )
         ),
     ] = None

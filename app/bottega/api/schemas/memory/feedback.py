@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from bottega.api.schemas.base import Answer, Body
+from bottega.api.schemas.base import Answer, Body, OwnUser
 
 _FIELDS = ("outcome", "score", "comment")
 
@@ -28,6 +28,7 @@ class NewFeedback(Body):
     ] = None
     score: Annotated[float | None, Field(ge=0, le=1, description="1 is best.")] = None
     comment: Annotated[str, StringConstraints(max_length=10_000)] | None = None
+    user: OwnUser = None
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:

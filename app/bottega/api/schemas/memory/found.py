@@ -7,7 +7,7 @@ from uuid import UUID
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from bottega.api.schemas.base import Answer, Body
+from bottega.api.schemas.base import Answer, Body, OwnUser
 from bottega.api.schemas.memory.episodes import (
     EpisodeFailure,
     EpisodeHit,
@@ -61,6 +61,9 @@ class ContextQuery(EpisodeReader):
     k: Annotated[int, Field(ge=1, le=50, description="Maximum number of each kind."), WHOLE] = 5
 
 
+_BY_RULES = "Found in the task by rules, for searches."
+
+
 class KnownPattern(Answer):
     """The parts of a pattern that are needed to apply it."""
 
@@ -105,9 +108,9 @@ class Knowledge(Answer):
 class ContextFound(Answer):
     """Memory found for a task."""
 
-    goals: list[str]
-    constraints: list[str]
-    criteria: Annotated[list[str], Field(description="Criteria of success.")]
+    goals: Annotated[list[str], Field(description=_BY_RULES)]
+    constraints: Annotated[list[str], Field(description=_BY_RULES)]
+    criteria: Annotated[list[str], Field(description=_BY_RULES)]
     features: Annotated[
         dict[str, Any], Field(description="Features for matching patterns; absent: unknown.")
     ]
@@ -179,6 +182,7 @@ class NewLearning(Body):
 
     episode_id: Annotated[Id | None, Field(description="A stored episode.")] = None
     episode: Annotated[NewEpisode | None, Field(description="Or an episode to store.")] = None
+    user: OwnUser = None
     insights: Annotated[list[NewLesson], Field(max_length=20)] = Field(default_factory=list)
     outcomes: Annotated[
         list[NewOutcome],
@@ -195,6 +199,8 @@ class NewLearning(Body):
     def _one_episode(self) -> Self:
         if (self.episode_id is None) == (self.episode is None):
             raise PydanticCustomError("episode", "give either an episode_id or an episode")
+        if self.episode is not None and self.user is not None:
+            raise PydanticCustomError("episode", "an episode names its user itself")
         return self
 
 

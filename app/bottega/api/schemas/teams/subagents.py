@@ -14,15 +14,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from bottega.api.schemas.base import Body, Name
+from bottega.api.schemas.base import Answer, Body, Name
+from bottega.definitions.agents import TASK_TOOLS
 from bottega.json_schema.values import WHOLE
-
-TASK_TOOLS = (
-    *("dispatch_subagent", "dispatch_subagents", "poll_subagent", "await_subagent"),
-    *("cancel_subagent", "send_to_subagent"),
-    *("read_file", "write_file", "list_files"),
-)
-"""Tools of an agent in mode ``async``, besides the agent's own."""
 
 _Count = Annotated[int, Field(ge=1, le=1_000_000), WHOLE]
 _Seconds = Annotated[float, Field(gt=0, le=604_800)]
@@ -31,7 +25,7 @@ _Seconds = Annotated[float, Field(gt=0, le=604_800)]
 class SubAgentLimits(Body):
     """Limits on the tasks of an agent in mode `async`; times are in seconds.
 
-    A limit can only lower the operator's own; null takes the operator's.
+    None may be above the operator's own; null takes the operator's.
     """
 
     max_concurrent: Annotated[
@@ -60,6 +54,25 @@ class SubAgentLimits(Body):
         Annotated[int, Field(ge=1, le=1000), WHOLE] | None,
         Field(description="Model calls of one task."),
     ] = None
+
+
+class SubAgentLimitsShown(Answer):
+    """The limits that hold for an agent's tasks: the lower of its own and the operator's."""
+
+    max_concurrent: int
+    max_queued: int
+    max_total_tokens: int
+    max_depth: int
+    spread_above: int
+    default_timeout: float
+    max_timeout: float
+    max_steps_per_subagent: int
+
+
+EffectiveLimits = Annotated[
+    SubAgentLimitsShown,
+    Field(description="Limits that hold now; null: the agent is not in mode `async`."),
+]
 
 
 class SubAgents(Body):
@@ -101,7 +114,7 @@ class SubAgents(Body):
     ] = Field(default_factory=list)
     limits: Annotated[
         SubAgentLimits | None,
-        Field(description="Only in mode `async`. They can only lower the operator's limits."),
+        Field(description="Only in mode `async`. None may be above the operator's limit."),
     ] = None
     anonymous: Annotated[
         bool,

@@ -34,7 +34,7 @@ function field(name, schema) {
   return {
     name, label: of.title ?? name, help: of.description ?? "", kind: kindOf(name, one), choices: one?.enum ?? one?.items?.enum ?? [],
     least: one?.minimum, most: one?.maximum ?? one?.maxLength, isRequired: schema.required?.includes(name) ?? false,
-    mayBeNull: plain.length < choices.length, usual: of.default,
+    mayBeNull: plain.length < choices.length, usual: of["x-default"],
   };
 }
 
@@ -49,7 +49,7 @@ function kindOf(name, one) {
 
 /** An agent as lines of text, to compare two versions: long texts keep their lines. */
 export function asText(agent) {
-  const { name, version, created_at, ...content } = agent;
+  const { name, version, created_at, effective_limits, ...content } = agent;
   return Object.keys(content).sort().map((key) => {
     const value = content[key];
     if (typeof value === "string" && value.includes("\n")) return `${key}:\n${value.replace(/^/gm, "  ")}`;

@@ -1,6 +1,7 @@
 /** The versions of an agent, any two of them compared. */
 import { useState } from "preact/hooks";
 
+import { url } from "../api.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Loaded, Panel } from "../parts/basics.js";
@@ -8,10 +9,10 @@ import { Diff } from "../parts/diff.js";
 import { asText } from "./schema.js";
 
 export function Versions({ agent, onTakeBack }) {
-  const path = `/v1/agents/${agent.name}/versions/`;
+  const read = (number) => useData(url`/v1/agents/${agent.name}/versions/${number}`);
   const [pair, setPair] = useState([Math.max(1, agent.version - 1), agent.version]);
-  const before = useData(`${path}${pair[0]}`);
-  const after = useData(`${path}${pair[1]}`);
+  const before = read(pair[0]);
+  const after = read(pair[1]);
   const numbers = Array.from({ length: agent.version }, (_, i) => agent.version - i);
   const choice = (label, at) => html`<label>${label} <select value=${pair[at]} onChange=${(e) => setPair(pair.with(at, Number(e.target.value)))}>
     ${numbers.map((each) => html`<option value=${each}>version ${each}</option>`)}</select></label>`;

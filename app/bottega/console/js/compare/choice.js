@@ -1,7 +1,7 @@
 /** The choice of the run to compare with: the one that it repeats, the latest alike, or an id. */
 import { useState } from "preact/hooks";
 
-import { withQuery } from "../api.js";
+import { url, withQuery } from "../api.js";
 import { excerpt, money, shortId } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -15,7 +15,7 @@ const relation = (run, each) =>
   each.id === run.retry_of ? "this run repeats it" : each.retry_of === run.id ? "repeats this run" : "";
 
 export function Choice({ run, onChoose }) {
-  const source = useData(run.retry_of && `/v1/runs/${run.retry_of}`);
+  const source = useData(run.retry_of && url`/v1/runs/${run.retry_of}`);
   const [id, setId] = useState("");
   const choose = (event) => {
     event.preventDefault();

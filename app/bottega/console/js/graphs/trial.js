@@ -1,7 +1,7 @@
 /** A question to a graph's team: as a dry run, which shows what would happen, or as a run. */
 import { useState } from "preact/hooks";
 
-import { post } from "../api.js";
+import { post, url } from "../api.js";
 import { html } from "../html.js";
 import { usePostOnce } from "../once.js";
 import { Button, Failure, Panel, Value } from "../parts/basics.js";
@@ -29,7 +29,7 @@ export function Trial({ name, agents, isChanged }) {
   const asked = agent ? { agent, input } : { input };
   const dryRun = (event) => {
     event.preventDefault();
-    act("dry", async () => setFound(await post(`/v1/graphs/${name}/dry-run`, asked)));
+    act("dry", async () => setFound(await post(url`/v1/graphs/${name}/dry-run`, asked)));
   };
   const start = () => act("run", () =>
     follow(postOnce("/v1/runs", { ...asked, graph: name, mode: agent ? "orchestrated" : "dag" }), ({ id }) => ["runs", id]));

@@ -1,4 +1,5 @@
 /** The versions of a graph, newest first: what each changed, and the way back. */
+import { url } from "../api.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Loaded, Panel, Time } from "../parts/basics.js";
@@ -8,7 +9,7 @@ const LIMIT = 50;
 
 /** `current`: the stored version's number; `onTake` gets the content of a version. */
 export function Versions({ name, current, onTake }) {
-  const versions = useData(`/v1/graphs/${name}/versions?order=desc&view=full&limit=${LIMIT}`);
+  const versions = useData(url`/v1/graphs/${name}/versions?order=desc&view=full&limit=${LIMIT}`);
   return html`<${Panel} title="Versions">
     <${Loaded} from=${versions} what="versions">${({ items, next_cursor }) => html`
       <ol class="rows">${items.map((graph, at) => html`<li key=${graph.version}>

@@ -1,7 +1,7 @@
 /** Episodes: what runs remember. Search with the score explained, and the story of one. */
 import { useRef, useState } from "preact/hooks";
 
-import { post, withQuery } from "../api.js";
+import { post, url, withQuery } from "../api.js";
 import { count, duration, excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -93,7 +93,7 @@ function Latest({ query, whose }) {
 }
 
 export function Episode({ id }) {
-  const found = useData(`/v1/episodes/${id}`);
+  const found = useData(url`/v1/episodes/${id}`);
   return html`<${Loaded} from=${found} what="the episode">${(episode) => html`
     <div class="head"><div><h2>${excerpt(episode.summary.task, 160)}</h2><p class="small soft"><${Outcome} value=${episode.outcome} /> <${Time} at=${episode.at} />${episode.agent && html` · agent <${Link} path=${["agents", episode.agent]}>${episode.agent}<//>`}${episode.run_id && html` · <${Link} path=${["runs", episode.run_id]}>its run<//> · <${Link} path=${["memory", "runs", episode.run_id]}>what it was given and learnt<//>`}${episode.user && ` · user ${episode.user}`}</p></div></div>
     <${Figures}>

@@ -1,4 +1,5 @@
 /** What memory gave a run, whether it helped, and what was learnt from the run. */
+import { url } from "../api.js";
 import { excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -13,8 +14,8 @@ const ended = (found) => found.status === "done" || found.status === "failed";
 const none = (found) => (found.status === "pending" ? "It is being looked at." : found.status ? "Nothing was learnt from it." : "The run is not over, or it left no episode.");
 
 export function Given({ id }) {
-  const run = useData(`/v1/runs/${id}`, { everyMs: 3000, ended: ({ status }) => isFinal(status) });
-  const learning = useData(`/v1/runs/${id}/learning`, { everyMs: 3000, ended });
+  const run = useData(url`/v1/runs/${id}`, { everyMs: 3000, ended: ({ status }) => isFinal(status) });
+  const learning = useData(url`/v1/runs/${id}/learning`, { everyMs: 3000, ended });
   return html`<${Loaded} from=${run} what="the run">${(shown) => html`
     <div class="head"><div><h2>${shown.agent ?? shown.graph}: ${excerpt(plain(shown.input), 120)}</h2>
       <p class="small soft"><${Link} path=${["runs", id]}>the run<//> <${Status} value=${shown.status} /> outcome ${shown.outcome.value.toLowerCase()}${shown.outcome.source && ` by ${shown.outcome.source}`}</p></div></div>

@@ -1,7 +1,7 @@
 /** Patterns: what was learnt from many runs, and the evidence that it helps. */
 import { useState } from "preact/hooks";
 
-import { post, withQuery } from "../api.js";
+import { post, url, withQuery } from "../api.js";
 import { count, excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -26,12 +26,12 @@ export function Patterns({ query }) {
 }
 
 export function Pattern({ id }) {
-  const found = useData(`/v1/patterns/${id}`);
-  const evidence = useData(`/v1/patterns/${id}/evidence`);
-  const similar = useData(`/v1/patterns/${id}/similar`);
+  const found = useData(url`/v1/patterns/${id}`);
+  const evidence = useData(url`/v1/patterns/${id}/evidence`);
+  const similar = useData(url`/v1/patterns/${id}/similar`);
   const [told, setTold] = useState(null);
   const validate = async () => {
-    const said = await post(`/v1/patterns/${id}/validate`);
+    const said = await post(url`/v1/patterns/${id}/validate`);
     setTold(`${said.verdict.toLowerCase().replaceAll("_", " ")}${said.reason ? `: ${said.reason}` : ""}`);
     found.reload();
     evidence.reload();
@@ -39,7 +39,7 @@ export function Pattern({ id }) {
   return html`<${Loaded} from=${found} what="the pattern">${(pattern) => html`
     <div class="head"><div><h2>${pattern.name}</h2><p class="small soft"><${State} value=${pattern.lifecycle.state} /> ${pattern.category.toLowerCase()}, version ${pattern.version}, changed <${Time} at=${pattern.updated_at} />${pattern.lifecycle.reason && ` · ${pattern.lifecycle.reason}`}</p></div>
       <div class="actions"><${Act} label="Judge it now" act=${validate} />
-        ${pattern.lifecycle.state !== "DEPRECATED" && html`<${Confirmed} label="Deprecate" question="Runs no longer get it." act=${async () => (await post(`/v1/patterns/${id}/deprecate`, { reason: "deprecated in the console" }), found.reload())} />`}</div></div>
+        ${pattern.lifecycle.state !== "DEPRECATED" && html`<${Confirmed} label="Deprecate" question="Runs no longer get it." act=${async () => (await post(url`/v1/patterns/${id}/deprecate`, { reason: "deprecated in the console" }), found.reload())} />`}</div></div>
     ${told && html`<p class="note" role="status">${told}</p>`}
     <p>${pattern.summary}</p>
     <${Figures}>

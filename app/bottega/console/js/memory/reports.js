@@ -1,5 +1,5 @@
 /** What memory did at night: merged, aged, learnt, judged. */
-import { post } from "../api.js";
+import { post, url } from "../api.js";
 import { duration } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -19,7 +19,7 @@ export function Reports() {
 }
 
 export function Report({ id }) {
-  const found = useData(`/v1/memory/reports/${id}`, { everyMs: 3000, ended: (job) => job.ended_at !== null });
+  const found = useData(url`/v1/memory/reports/${id}`, { everyMs: 3000, ended: (job) => job.ended_at !== null });
   return html`<${Loaded} from=${found} what="the report">${(job) => html`
     <div class="head"><div><h2>Report of <${Time} at=${job.created_at} /></h2><p class="small soft"><${Status} value=${SHOWN[job.status] ?? job.status} /> ${job.cause}, took ${took(job)}</p></div></div>
     ${job.error && html`<p class="note bad" role="alert">${job.error}</p>`}

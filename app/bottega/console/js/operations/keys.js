@@ -1,7 +1,7 @@
 /** API keys and stored secrets: names and rights, never a value that was given before. */
 import { useState } from "preact/hooks";
 
-import { call, post } from "../api.js";
+import { call, post, url } from "../api.js";
 import { html } from "../html.js";
 import { Copy, Empty, Panel, Time, Value } from "../parts/basics.js";
 import { Confirmed, Pages, Sending, Table } from "../parts/lists.js";
@@ -21,7 +21,7 @@ export function Keys() {
       ? html`<${Table} label="API keys" head=${["Name", "Prefix", "Scopes", "Made", "Last used", "State", ""]}>
         ${keys.map((each) => html`<tr key=${each.id}><td>${each.name}</td><td class="mono">${each.prefix}</td><td>${each.scopes.join(", ")}</td>
           <td><${Time} at=${each.created_at} /></td><td><${Time} at=${each.last_used_at} /></td><td>${state(each)}</td>
-          <td>${!each.revoked_at && html`<${Confirmed} label="Revoke" question=${`Revoke ${each.name}? Its programs stop working.`} act=${async () => (await call("DELETE", `/v1/keys/${each.id}`), reload())} />`}</td></tr>`)}<//>`
+          <td>${!each.revoked_at && html`<${Confirmed} label="Revoke" question=${`Revoke ${each.name}? Its programs stop working.`} act=${async () => (await call("DELETE", url`/v1/keys/${each.id}`), reload())} />`}</td></tr>`)}<//>`
       : html`<${Empty} title="There is no key: only this machine can use the server."><p>From the first key on, every request needs one.</p><//>`}<//><//>
     <${Panel} title="Make a key">
       ${made && html`<div class="state" role="status"><p><strong>The key ${made.name}. It is shown only now.</strong></p><${Value} value=${made.key} /><${Copy} text=${made.key} label="Copy the key" /></div>`}
@@ -35,12 +35,12 @@ export function Secrets() {
   const [version, setVersion] = useState(0);
   const store = async (form) => {
     const hosts = form.get("hosts").split(/[\s,]+/).filter(Boolean);
-    await call("PUT", `/v1/secrets/${encodeURIComponent(form.get("name"))}`, { value: form.get("value"), hosts });
+    await call("PUT", url`/v1/secrets/${form.get("name")}`, { value: form.get("value"), hosts });
     setVersion((n) => n + 1);
   };
   return html`<${Panel} title="Secrets that tools and providers send"><${Pages} key=${version} path="/v1/secrets" what="secrets">${(secrets, reload) => secrets.length
       ? html`<${Table} label="Secrets" head=${["Name", "Only to", "Changed", ""]}>${secrets.map((each) => html`<tr key=${each.name}><td class="mono">${each.name}</td><td>${each.hosts.join(", ")}</td><td><${Time} at=${each.updated_at} /></td>
-        <td><${Confirmed} label="Delete" question=${`Delete ${each.name}? What sends it fails.`} act=${async () => (await call("DELETE", `/v1/secrets/${encodeURIComponent(each.name)}`), reload())} /></td></tr>`)}<//>`
+        <td><${Confirmed} label="Delete" question=${`Delete ${each.name}? What sends it fails.`} act=${async () => (await call("DELETE", url`/v1/secrets/${each.name}`), reload())} /></td></tr>`)}<//>`
       : html`<${Empty} title="No secret is stored." />`}<//>
     <${Sending} label="Store it" send=${store}>
       <label>Name <input name="name" required /></label>

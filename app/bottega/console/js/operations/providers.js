@@ -1,7 +1,7 @@
 /** Servers of models, and whether they answer. */
 import { useState } from "preact/hooks";
 
-import { call } from "../api.js";
+import { call, url } from "../api.js";
 import { count } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -25,7 +25,7 @@ export function Providers() {
       ? html`<${Table} label="Providers" head=${["Name", "Address", "Dialect", "Key", "Limits", "Of", ""]}>${providers.map((each) => html`<tr key=${each.name}><td>${each.name}</td><td class="small">${each.base_url ?? "–"}</td><td>${each.dialect}</td>
         <td class="small">${each.key ? html`secret <code>${each.key.secret}</code>` : "none"}</td><td class="small">${limits(each)}</td><td>${each.owner}</td>
         <td class="actions"><${Button} kind="small" aria-expanded=${chosen === each.name} onClick=${() => setChosen(chosen === each.name ? null : each.name)}>Health<//>
-          ${each.owner === "tenant" && html`<${Confirmed} label="Delete" question=${`Delete ${each.name}?`} act=${async () => (await call("DELETE", `/v1/providers/${each.name}`), setChosen((old) => (old === each.name ? null : old)), reload())} />`}</td></tr>`)}<//>`
+          ${each.owner === "tenant" && html`<${Confirmed} label="Delete" question=${`Delete ${each.name}?`} act=${async () => (await call("DELETE", url`/v1/providers/${each.name}`), setChosen((old) => (old === each.name ? null : old)), reload())} />`}</td></tr>`)}<//>`
       : html`<${Empty} title="There is no provider but the server's own." />`}<//>
       ${chosen && html`<${Health} key=${chosen} name=${chosen} />`}<//>
     <${Panel} title="Add a provider"><${Sending} label="Add it" send=${make}>
@@ -40,7 +40,7 @@ function limits(provider) {
 }
 
 function Health({ name }) {
-  const found = useData(`/v1/providers/${name}`, { everyMs: 3000 });
+  const found = useData(url`/v1/providers/${name}`, { everyMs: 3000 });
   return html`<div class="body"><h3>Health of ${name}</h3><${Loaded} from=${found} what="its health">${(provider) => html`
     <p class="small">${count(provider.calls.under_way)} calls under way, ${count(provider.calls.waiting)} wait for a limit or a breaker.</p>
     ${Object.entries(provider.breaker).length

@@ -24,7 +24,7 @@ export function Scheduler() {
         ${workers.map((each) => html`<tr key=${each.id}><td class="mono small">${each.id}</td><td><${Time} at=${each.started_at} /></td><td><${Time} at=${each.seen_at} /></td>
           <td class="right">${count(each.pool.runs)}</td><td class="right">${count(each.pool.busy)} of ${count(each.pool.size)}</td>
           <td class="right">${count(each.pool.queued)}</td><td class="right">${count(each.pool.parked)}</td>
-          <td>${each.tenant.breakers.length ? each.tenant.breakers.map((breaker) => html`<p class="small bad-text">${breaker.agent ?? breaker.kind}: ${breaker.state} after ${count(breaker.failures)} failures${breaker.retry_after_ms != null ? `, tried again in ${duration(breaker.retry_after_ms)}` : ""}</p>`) : "–"}</td></tr>`)}<//>`
+          <td>${each.tenant.breakers.length ? each.tenant.breakers.map((breaker) => html`<p class="small bad-text">${breaker.agent} in run <span class="mono">${breaker.run_id}</span>: ${breaker.state} after ${count(breaker.failures)} failures${breaker.retry_after_ms != null ? `, tried again in ${duration(breaker.retry_after_ms)}` : ""}</p>`) : "–"}</td></tr>`)}<//>`
       : html`<${Empty} title="No worker is up: runs wait."><p>Start one with <code>bottega worker</code>.</p><//>`}<//>`}<//>`;
 }
 

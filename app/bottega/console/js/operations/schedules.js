@@ -1,7 +1,7 @@
 /** Runs that start by themselves. */
 import { useState } from "preact/hooks";
 
-import { call } from "../api.js";
+import { call, url } from "../api.js";
 import { html } from "../html.js";
 import { usePostOnce } from "../once.js";
 import { Empty, Link, Panel, Time } from "../parts/basics.js";
@@ -15,7 +15,7 @@ export function Schedules() {
     await postOnce("/v1/schedules", { name, cron, timezone: timezone || "UTC", run: { agent, input } });
     setVersion((n) => n + 1);
   };
-  const path = (each) => `/v1/schedules/${encodeURIComponent(each.name)}`;
+  const path = (each) => url`/v1/schedules/${each.name}`;
   return html`<${Panel} title="Schedules"><${Pages} key=${version} path="/v1/schedules" what="schedules" everyMs=${10_000}>${(schedules, reload) => schedules.length
       ? html`<${Table} label="Schedules" head=${["Name", "When", "Starts", "Next", "Last", ""]}>${schedules.map((each) => html`<tr key=${each.name}><td>${each.name}</td><td><code>${each.cron}</code> <span class="small soft">${each.timezone}</span></td>
         <td>${each.run.agent ?? each.run.graph}</td><td>${each.paused ? "paused" : html`<${Time} at=${each.next_at} />`}</td>

@@ -1,4 +1,5 @@
 /** Tokens and money of the last 30 days, by day, model, agent, user, session or key. */
+import { withQuery } from "../api.js";
 import { count, money, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -10,7 +11,7 @@ const KINDS = { day: "day", model: "model", agent: "agent", user: "user", sessio
 
 export function Usage({ query }) {
   const by = KINDS[query.by] ?? "day";
-  const found = useData(`/v1/usage?by=${by}&limit=200${by === "day" ? "" : "&order=desc"}`, { everyMs: 30_000 });
+  const found = useData(withQuery("/v1/usage", { by, limit: 200, order: by === "day" ? "" : "desc" }), { everyMs: 30_000 });
   const choose = (value) => go(["operations", "usage"], { ...query, by: value }, { replace: true });
   return html`<${Panel} title=${`Usage of 30 days by ${by}`} actions=${html`<label class="inline">By <select value=${by} onChange=${(e) => choose(e.target.value)}>
       ${Object.keys(KINDS).map((each) => html`<option value=${each}>${each}</option>`)}</select></label>`}>

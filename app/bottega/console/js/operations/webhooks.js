@@ -1,7 +1,7 @@
 /** Webhooks: what was sent, what failed, and the secrets that sign them. */
 import { useState } from "preact/hooks";
 
-import { post } from "../api.js";
+import { post, withQuery } from "../api.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Copy, Empty, Link, Loaded, Panel, Status, Time, Value } from "../parts/basics.js";
@@ -15,7 +15,7 @@ const keyOf = (each) => `${each.run_id}:${each.seq}`;
 export function Webhooks({ query }) {
   const status = query.status ?? "";
   const choose = (value) => go(["operations", "webhooks"], { ...query, status: value }, { replace: true });
-  const path = `/v1/webhook-deliveries?order=desc${status && `&status=${status}`}`;
+  const path = withQuery("/v1/webhook-deliveries", { order: "desc", status });
   return html`<${Panel} title="Deliveries" actions=${html`<label class="inline">Status <select value=${status} onChange=${(e) => choose(e.target.value)}><option value="">any</option>
       ${Object.keys(SHOWN).map((each) => html`<option>${each}</option>`)}</select></label>`}>
     <${Pages} key=${path} path=${path} what="deliveries" everyMs=${5000}>${(items) => items.length

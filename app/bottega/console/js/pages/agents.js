@@ -4,7 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { AgentForm } from "../agents/form.js";
 import { agentSchema, contentOf } from "../agents/schema.js";
 import { Versions } from "../agents/versions.js";
-import { call, get } from "../api.js";
+import { call, get, url } from "../api.js";
 import { excerpt } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -57,7 +57,7 @@ function New() {
 }
 
 function Stored({ name, query }) {
-  const stored = useData(`/v1/agents/${encodeURIComponent(name)}`);
+  const stored = useData(url`/v1/agents/${name}`);
   return html`<${Loaded} from=${stored} what="the agent">${(agent) => html`<${One} stored=${agent} query=${query} />`}<//>`;
 }
 
@@ -71,7 +71,7 @@ function One({ stored, query }) {
   const [turn, setTurn] = useState(0); // counts what the form began with
   const tab = query.tab ?? "edit";
   const show = (next) => go(["agents", agent.name], { tab: next === "edit" ? "" : next }, { replace: true });
-  const path = `/v1/agents/${agent.name}`;
+  const path = url`/v1/agents/${agent.name}`;
   const save = async (content) => {
     const now = await call("PUT", path, content, { headers: { "If-Match": `"${agent.version}"` } });
     if (unsaved(place)?.draft === content) keep(place, null); // also if the page was left
@@ -163,6 +163,6 @@ function Trial({ name }) {
 }
 
 function Latest({ name }) {
-  const found = useData(`/v1/runs?agent=${name}&limit=20&order=desc`, { everyMs: 4000 });
+  const found = useData(url`/v1/runs?agent=${name}&limit=20&order=desc`, { everyMs: 4000 });
   return html`<${Panel}><${Loaded} from=${found} what="runs">${({ items }) => items.length ? html`<${RunTable} runs=${items} />` : html`<${Empty} title="It has not run yet." />`}<//><//>`;
 }

@@ -2,7 +2,7 @@
 import { signal } from "@preact/signals";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
-import { newId, post, withQuery } from "../api.js";
+import { newId, post, url, withQuery } from "../api.js";
 import { excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -17,7 +17,7 @@ import { go } from "../router.js";
 
 export function Chat({ query }) {
   return query.session
-    ? html`<${Conversation} key=${query.session} session=${query.session} agent=${query.agent} />`
+    ? html`<${Conversation} key=${query.session} session=${query.session} agent=${query.agent} user=${query.user} />`
     : html`<${Choice} wanted=${query.agent} />`;
 }
 
@@ -39,7 +39,7 @@ function Choice({ wanted }) {
     <//>
     <${Panel} title="Go on with">
       <${Pages} path="/v1/sessions?order=desc" what="sessions" everyMs=${10_000}>${(items) => items.length
-        ? html`<ul class="rows">${items.map((each) => html`<li key=${each.id}><${Link} path=${["chat"]} query=${{ session: each.id }}>${each.id}<//>
+        ? html`<ul class="rows">${items.map((each) => html`<li key=${each.id}><${Link} path=${["chat"]} query=${{ session: each.id, user: each.user }}>${each.id}<//>
             <span class="small soft">${each.user ? ` user ${each.user}` : ""}</span></li>`)}</ul>`
         : html`<${Empty} title="There is no session yet." />`}<//>
     <//>`;
@@ -68,15 +68,15 @@ function useRun(id, onEnd) {
   return state;
 }
 
-function Conversation({ session, agent: wanted }) {
-  const base = `/v1/sessions/${encodeURIComponent(session)}`;
+function Conversation({ session, agent: wanted, user: named }) {
   const [isKnown, setIsKnown] = useState(false); // a run was accepted, so there is such a session
   const [over, setOver] = useState(new Set()); // ended runs whose messages were read
   const last = useData(withQuery("/v1/runs", { session_id: session, limit: 1, order: "desc" }), { everyMs: 4000 }); // others may talk in it too
   const latest = last.data?.items[0];
   const asked = useRef(wanted);
   const agent = (asked.current ??= latest?.agent); // it stays, though another one may be asked in the session
-  const said = useData(latest || isKnown ? withQuery(`${base}/messages`, { limit: 100, order: "desc", agent }) : null);
+  const user = latest?.user ?? named; // the session's, which all of its runs name
+  const said = useData(latest || isKnown ? withQuery(url`/v1/sessions/${session}/messages`, { limit: 100, order: "desc", agent }) : null);
   const [sent, setSent] = useState(null);
   const [sending, setSending] = useState(null);
   const [posted, setPosted] = useState({});
@@ -103,10 +103,10 @@ function Conversation({ session, agent: wanted }) {
     setError(null);
     setNote("");
     setSending(content);
-    const wanted = { agent, session_id: session, input: typeof content === "string" ? content : [{ role: "user", content }] };
+    const wanted = { agent, session_id: session, ...(user && { user }), input: typeof content === "string" ? content : [{ role: "user", content }] };
     try {
       const isRepeated = lostStart(wanted) !== null;
-      const taking = open !== null && !isFinal(state.status) && !isRepeated ? `/v1/runs/${open}/messages` : null;
+      const taking = open !== null && !isFinal(state.status) && !isRepeated ? url`/v1/runs/${open}/messages` : null;
       const path = lostSteer({ content }) ?? taking; // the run that may have got it, though it has ended since
       const added = path && (await steered(steer, path, content));
       if (added) {
@@ -151,7 +151,7 @@ function Conversation({ session, agent: wanted }) {
       <p class="small soft" role="status">${note}</p>
       <div ref=${end} class="end"></div>
     </section>
-    <${Composer} session=${session} busy=${open !== null && !isFinal(state.status)} disabled=${!agent} onSend=${send} onStop=${() => post(`/v1/runs/${open}/cancel`).catch((problem) => setError(problem.message))} />`;
+    <${Composer} session=${session} busy=${open !== null && !isFinal(state.status)} disabled=${!agent} onSend=${send} onStop=${() => post(url`/v1/runs/${open}/cancel`).catch((problem) => setError(problem.message))} />`;
 }
 
 /** Send a message to a run under way by `steer`; return its id, or null if the run has ended meanwhile. */

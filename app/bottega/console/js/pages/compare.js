@@ -1,7 +1,7 @@
 /** Two runs side by side: figures, outputs, and what each agent received. */
 import { useState } from "preact/hooks";
 
-import { withQuery } from "../api.js";
+import { url, withQuery } from "../api.js";
 import { AgentDifference } from "../compare/agent.js";
 import { Choice } from "../compare/choice.js";
 import { Differences } from "../compare/figures.js";
@@ -15,7 +15,7 @@ import { isFinal } from "../run/state.js";
 export function Compare({ id, query }) {
   const other = query.with ?? "";
   const [chooses, setChooses] = useState(false);
-  const run = useData(`/v1/runs/${id}`);
+  const run = useData(url`/v1/runs/${id}`);
   if (run.error?.status === 404) {
     return html`<div class="head"><h1>There is no such run</h1></div><p><${Link} path=${["runs"]}>Show all runs<//></p>`;
   }
@@ -41,7 +41,7 @@ const isOver = ({ before, after }) => isFinal(before.status) && isFinal(after.st
 const hasAsked = (found) => asked(found) === null || found.agents.some((each) => each.agent === asked(found));
 
 function Both({ id, other }) {
-  const found = usePages(withQuery(`/v1/runs/${id}/diff`, { with: other }), { of: "agents", isEnough: hasAsked, everyMs: 3000, ended: isOver });
+  const found = usePages(withQuery(url`/v1/runs/${id}/diff`, { with: other }), { of: "agents", isEnough: hasAsked, everyMs: 3000, ended: isOver });
   return html`<${Loaded} from=${found} what="the comparison">${(both) => {
     const { before, after, total, agents, next_cursor: cursor } = both;
     const all = [...agents].sort((a, b) => (b.agent === asked(both)) - (a.agent === asked(both)));

@@ -1,7 +1,7 @@
 /** The graphs: a list, and one of them to look at, change and try. */
 import { useEffect, useState } from "preact/hooks";
 
-import { call, get } from "../api.js";
+import { call, get, url } from "../api.js";
 import { changes, draftOf } from "../graphs/draft.js";
 import { Editor, MissingAgents } from "../graphs/editor.js";
 import { Trial } from "../graphs/trial.js";
@@ -52,8 +52,8 @@ function New() {
 }
 
 function One({ name, query }) {
-  const stored = useData(`/v1/graphs/${name}`);
-  const known = useData(`/v1/agents?limit=200`);
+  const stored = useData(url`/v1/graphs/${name}`);
+  const known = useData("/v1/agents?limit=200");
   const agents = known.data && !known.data.next_cursor ? known.data.items.map((agent) => agent.name) : null;
   return html`<${Loaded} from=${stored} what="the graph">${(graph) => html`<${Workshop} ...${{ graph, agents, query }} reload=${stored.reload} />`}<//>`;
 }
@@ -92,7 +92,7 @@ function Workshop({ graph, agents, query, reload }) {
     setBusy(true);
     setError(null);
     try {
-      setBase(await call("PUT", `/v1/graphs/${name}`, draft, { headers: { "If-Match": `"${base.version}"` } }));
+      setBase(await call("PUT", url`/v1/graphs/${name}`, draft, { headers: { "If-Match": `"${base.version}"` } }));
       if (unsaved(place)?.drafts.at(-1) === draft) keep(place, null); // also if the page was left
       // What was changed or undone meanwhile stays.
       setDrafts((now) => (now.includes(draft) ? now.slice(now.indexOf(draft) + 1) : [now.at(-1) ?? draftOf(base)]));
@@ -112,7 +112,7 @@ function Workshop({ graph, agents, query, reload }) {
       </div>
     </div>
     ${error && html`<${Failure} error=${error} />`}
-    ${error?.status === 412 && html`<p class="note">Somebody stored another version. <${Button} kind="small" onClick=${() => get(`/v1/graphs/${name}`).then(adopt, setError)}>Drop my changes and show it<//></p>`}
+    ${error?.status === 412 && html`<p class="note">Somebody stored another version. <${Button} kind="small" onClick=${() => get(url`/v1/graphs/${name}`).then(adopt, setError)}>Drop my changes and show it<//></p>`}
     ${isChanged && html`<p class="note" role="status">Not saved: ${differences.join(" · ")}</p>`}
     <${MissingAgents} graph=${draft} agents=${agents} />
     <${Tabs} tabs=${TABS} chosen=${tab} onChoose=${show} label="Views of the graph" />
@@ -130,7 +130,7 @@ function Removal({ name, version, onClose }) {
   const [error, setError] = useState(null);
   const remove = async () => {
     try {
-      await follow(call("DELETE", `/v1/graphs/${name}`, undefined, { headers: { "If-Match": `"${version}"` } }), () => ["graphs"]);
+      await follow(call("DELETE", url`/v1/graphs/${name}`, undefined, { headers: { "If-Match": `"${version}"` } }), () => ["graphs"]);
       keep(`graphs/${name}`, null);
     } catch (problem) {
       setError(problem);

@@ -12,11 +12,11 @@ import { follow, to } from "../router.js";
 
 const EVERY_MS = 4000;
 /** What the demo calls its own agents, and the team that it starts first. */
-const DEMO = { mark: "bottega demo", run: { agent: "coordinator", graph: "software", input: "Build a todo app." } };
+const DEMO = { mark: "bottega demo", run: { agent: "coordinator", graph: "software", user: "me", input: "Build a todo app." } };
 const FIRST = `curl -s ${location.origin}/v1/agents -H 'content-type: application/json' \\
   -d '{"name": "helper", "system_message": "You answer in one sentence."}'
 curl -s "${location.origin}/v1/runs?wait=60" -H 'content-type: application/json' \\
-  -d '{"agent": "helper", "input": "What is a bottega?"}'`;
+  -d '{"agent": "helper", "user": "me", "input": "What is a bottega?"}'`;
 
 const recent = (status, limit = 6) => withQuery("/v1/runs", { status, limit, order: "desc" });
 

@@ -1,7 +1,7 @@
 /** One run: its tasks over time, who gave what to whom, each agent's text as it comes, playback. */
 import { useEffect, useMemo, useState } from "preact/hooks";
 
-import { post } from "../api.js";
+import { post, url } from "../api.js";
 import { count, duration, money, plain, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -41,8 +41,8 @@ const LINKS = { connecting: "Connecting…", live: "Live", ended: "Ended", gone:
 
 export function Run({ id, query }) {
   const [live, link] = useRunState(id);
-  const run = useData(`/v1/runs/${id}`);
-  const graph = useData(run.data?.graph ? `/v1/runs/${id}/graph` : null);
+  const run = useData(url`/v1/runs/${id}`);
+  const graph = useData(run.data?.graph ? url`/v1/runs/${id}/graph` : null);
   const [played, setPlayed] = useState(null);
   const state = played ?? live;
   const tab = query.tab ?? "timeline";
@@ -71,6 +71,7 @@ export function Run({ id, query }) {
       <div><h1>${run.data.agent ?? run.data.graph}</h1>
         <p class="soft small"><span class="mono">${id}</span> <${Copy} text=${id} label="Copy id" /> made <${Time} at=${run.data.created_at} />
           ${run.data.session_id && html` · session ${run.data.session_id}`}${run.data.user && html` · user ${run.data.user}`}
+          ${run.data.memory_used && html` · memory_used: ${run.data.memory_used}`}
           ${run.data.memory !== "off" && html` · <${Link} path=${["memory", "runs", id]}>what memory gave it<//>`}
           ${run.data.retry_of && html` · retry of <${Link} path=${["runs", run.data.retry_of]}>another run<//> (<${Link} path=${["runs", run.data.retry_of, "compare"]} query=${{ with: id }}>compare<//>)`}</p></div>
       <div class="actions"><${Status} value=${state.status} /><span class="small soft" role="status">${played ? "Playback" : LINKS[link]}</span>
@@ -158,8 +159,8 @@ function Actions({ run, status, onDone }) {
     }
     setBusy("");
   };
-  const retry = (from) => follow(postOnce(`/v1/runs/${run.id}/retry`, { from }), ({ id }) => ["runs", id]);
-  const cancel = () => post(`/v1/runs/${run.id}/cancel`);
+  const retry = (from) => follow(postOnce(url`/v1/runs/${run.id}/retry`, { from }), ({ id }) => ["runs", id]);
+  const cancel = () => post(url`/v1/runs/${run.id}/cancel`);
   return html`
     ${moves && html`<${Button} kind="danger" busy=${busy === "cancel"} onClick=${() => act("cancel", cancel)}>Cancel run<//>`}
     ${!moves && status !== "completed" && html`<${Button} busy=${busy === "last_step"} title="Keeps all work before the failure" onClick=${() => act("last_step", () => retry("last_step"))}>Go on from the last step<//>`}
@@ -171,7 +172,7 @@ function Actions({ run, status, onDone }) {
 }
 
 /** What a new run takes over from another one. */
-const TAKEN = ["agent", "graph", "mode", "user", "memory", "token_budget", "cost_budget", "timeout_s", "output_schema"];
+const TAKEN = ["agent", "graph", "mode", "user", "memory", "token_budget", "cost_budget", "timeout_s", "output_schema", "goals", "constraints", "success_criteria"];
 
 /** Ask the same agent another question: a new run, outside of the session of the old one. */
 function Changed({ run, onClose }) {

@@ -1,7 +1,7 @@
 /** A form for what a person is asked: an approval, a question, or the result of a client's tool. */
 import { useState } from "preact/hooks";
 
-import { post } from "../api.js";
+import { post, url } from "../api.js";
 import { html } from "../html.js";
 import { Button, Time, Value } from "./basics.js";
 
@@ -20,7 +20,7 @@ export function Decision({ interrupt, onDone }) {
     setBusy(true);
     setError(null);
     try {
-      await post(`/v1/interrupts/${interrupt.id}/resolve`, make());
+      await post(url`/v1/interrupts/${interrupt.id}/resolve`, make());
       onDone?.();
     } catch (problem) {
       setError(problem instanceof SyntaxError ? `This is not JSON: ${problem.message}` : problem.message);
@@ -35,7 +35,7 @@ export function Decision({ interrupt, onDone }) {
   const result = () => send(() => ({ result: JSON.parse(answer) }));
 
   return html`<article class="decision" aria-labelledby=${id}>
-    <h2 id=${id}>${TITLES[interrupt.kind] ?? interrupt.kind}</h2>
+    <h2 id=${id}>${interrupt.server ? `The MCP server ${interrupt.server} asks` : TITLES[interrupt.kind] ?? interrupt.kind}</h2>
     <p class="small soft">${interrupt.agent} · <code>${interrupt.tool}</code>
       ${interrupt.reason && html` · ${interrupt.reason}`}${interrupt.expires_at && html` · ends <${Time} at=${interrupt.expires_at} />`}</p>
     ${interrupt.question && html`<p class="question">${interrupt.question}</p>`}

@@ -1,7 +1,7 @@
 /** Files of messages: chosen, pasted or dropped ones before they are sent, and those that were. */
 import { useEffect, useState } from "preact/hooks";
 
-import { fetchBlob, upload } from "../api.js";
+import { fetchBlob, upload, url } from "../api.js";
 import { count } from "../format.js";
 import { html } from "../html.js";
 import { Button } from "./basics.js";
@@ -41,7 +41,7 @@ export function FilePart({ part }) {
   const [address, setAddress] = useState(null);
   const [error, setError] = useState(null);
   const name = part.name ?? part.type;
-  const load = () => fetchBlob(`/v1/files/${part.file}/content`).then((blob) => setAddress(URL.createObjectURL(blob)), (problem) => setError(problem.message));
+  const load = () => fetchBlob(url`/v1/files/${part.file}/content`).then((blob) => setAddress(URL.createObjectURL(blob)), (problem) => setError(problem.message));
   useEffect(() => void (part.type === "image" && part.file && load()), [part.file]);
   useEffect(() => () => address && URL.revokeObjectURL(address), [address]);
   if (part.url) return html`<p class="small">${part.type}: <code>${part.url}</code></p>`;

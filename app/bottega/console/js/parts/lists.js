@@ -1,7 +1,7 @@
 /** Lists by pages, tables, forms, and buttons that ask once more. */
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { get } from "../api.js";
+import { get, withQuery } from "../api.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Failure, Loaded } from "./basics.js";
@@ -18,13 +18,13 @@ const always = () => true;
  *   isEnough: of an answer; while it is false, more pages are read unasked. It may not depend on the drawing.
  */
 export function usePages(path, { of = "items", isEnough = always, ...options } = {}) {
-  const paged = `${path}${path.includes("?") ? "&" : "?"}limit=${LIMIT}`;
+  const paged = withQuery(path, { limit: LIMIT });
   const wanted = useRef({ paged, pages: 1 });
   if (wanted.current.paged !== paged) wanted.current = { paged, pages: 1 };
   const readAll = async () => {
     let answer = await get(paged);
     for (let number = 1; answer.next_cursor && (number < wanted.current.pages || !isEnough(answer)); number++) {
-      const page = await get(`${paged}&cursor=${encodeURIComponent(answer.next_cursor)}`);
+      const page = await get(withQuery(paged, { cursor: answer.next_cursor }));
       answer = { ...page, [of]: [...answer[of], ...page[of]] };
     }
     return answer;

@@ -1,5 +1,5 @@
 /** The prompt of one model call: what the model got, and where each part of it came from. */
-import { withQuery } from "../api.js";
+import { url, withQuery } from "../api.js";
 import { count, excerpt } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -13,7 +13,7 @@ const ORIGINS = {
 /** `call`: number of the chosen model call; null: the last one. */
 export function Prompt({ run, task, call, onChoose }) {
   const chosen = call ?? task.calls.at(-1)?.call ?? null;
-  const found = useData(chosen && withQuery(`/v1/runs/${run.id}/prompt`, { task_id: task.id, call: chosen }));
+  const found = useData(chosen && withQuery(url`/v1/runs/${run.id}/prompt`, { task_id: task.id, call: chosen }));
   if (chosen === null) return html`<${Empty} title="No model call yet." />`;
   return html`
     <label class="choice">Model call <select value=${chosen} onChange=${(e) => onChoose(Number(e.target.value))}>

@@ -1,6 +1,7 @@
 /** Messages to a run under way: what was sent, whether its agent has read it, and a form for the next. */
 import { useState } from "preact/hooks";
 
+import { url } from "../api.js";
 import { plain } from "../format.js";
 import { html } from "../html.js";
 import { usePostOnce } from "../once.js";
@@ -23,7 +24,7 @@ export function Steer({ run, state, moves }) {
     setBusy(true);
     setError(null);
     try {
-      const { message_id: id } = await postOnce(`/v1/runs/${run.id}/messages`, { content: text.trim() });
+      const { message_id: id } = await postOnce(url`/v1/runs/${run.id}/messages`, { content: text.trim() });
       setSent((old) => ({ ...old, [id]: text.trim() }));
       setText((now) => (now === text ? "" : now)); // what was typed meanwhile stays
     } catch (problem) {

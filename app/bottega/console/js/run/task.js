@@ -1,7 +1,7 @@
 /** One task in detail: its text as it comes, prompt, model and tool calls, what it received. */
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { post, withQuery } from "../api.js";
+import { post, url, withQuery } from "../api.js";
 import { duration, excerpt, money, plain, tokens } from "../format.js";
 import { html } from "../html.js";
 import { Button, Copy, Empty, Panel, Status, Tabs, Value } from "../parts/basics.js";
@@ -38,7 +38,7 @@ export function TaskDetail({ run, state, task, now }) {
 function CancelTask({ run, task }) {
   const [error, setError] = useState(null);
   if (isFinal(task.status) || task.id === null) return null;
-  const cancel = () => post(`/v1/runs/${run.id}/tasks/${task.id}/cancel`).catch((problem) => setError(problem.message));
+  const cancel = () => post(url`/v1/runs/${run.id}/tasks/${task.id}/cancel`).catch((problem) => setError(problem.message));
   return html`<${Button} kind="small danger" onClick=${cancel}>Cancel task<//>${error && html`<span class="bad-text small" role="alert">${error}</span>`}`;
 }
 
@@ -77,7 +77,7 @@ const Received = ({ task, state }) => task.received.length === 0
       <${Value} value=${state.textOf(item.data)} /></details>`);
 
 function Messages({ run, task }) {
-  const path = withQuery(`/v1/runs/${run.id}/messages`, { task_id: task.id });
+  const path = withQuery(url`/v1/runs/${run.id}/messages`, { task_id: task.id });
   return html`<${Pages} path=${path} what="messages" everyMs=${isFinal(task.status) ? 0 : 3000}>${(items) => items.length
     ? items.map((each) => html`<div class=${`message ${each.role}`} key=${`${each.seq}:${each.role}`}>
         <p class="small soft">${each.role}${each.name ? ` · ${each.name}` : ""}${each.source ? ` · from ${each.source}` : ""}</p>

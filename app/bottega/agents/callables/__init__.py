@@ -1,0 +1,1 @@
+"""Python's callables as tools: their arguments as a schema, their results as JSON."""

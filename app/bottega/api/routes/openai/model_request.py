@@ -1,0 +1,458 @@
+"""Requests of clients of OpenAI's API, in either of its forms, as runs. Pure.
+
+The two forms only read their own words into a :class:`ModelRequest`; all else is decided here,
+once: what a run is made of, which messages a history keeps, and how errors name the fields that
+were sent.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic_core import PydanticCustomError
+
+from bottega.api.routes.openai.parts import Content, text_of
+from bottega.api.shared.wanted import storable
+from bottega.errors import BottegaError, InvalidInputError, UnknownAgentError
+
+GRAPH = "graph:"
+"""Prefix of the model that runs a graph as a DAG."""
+WAY = "openai"
+"""Word in ``expose`` of an agent that is a model."""
+
+Role = Literal["system", "user", "assistant", "tool"]
+_ID = re.compile(r"(resp|msg|call|fc)_([0-9a-f]{32})(?:_([0-9]{1,9}))?")
+_UNFIT = re.compile(r"[^A-Za-z0-9_-]")
+_LONGEST_NAME, _LONGEST_ID, MOST_CALLS = 64, 200, 128
+_NO_ANSWER, _NO_RESULT = "(no answer)", "(nothing)"
+_NO_QUESTION = "(no message of the user follows: go on)"
+
+
+class Lenient(BaseModel):
+    """Part of a request; what it does not name is ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class NamedUser(Lenient):
+    """The fields of a request that may name its end user."""
+
+    user: str | None = None
+    safety_identifier: str | None = None
+    metadata: dict[str, JsonValue] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call in a history; ``arguments`` is the text that was sent."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryMessage:
+    """A message of a history.
+
+    Attributes:
+        place: JSON Pointer to it in the request.
+        answers: the call that a message of the role ``tool`` answers.
+        parts: pointers to the parts of its content, if it is not a text.
+        field: the name of its content in the request.
+    """
+
+    role: Role
+    content: Content
+    place: str
+    calls: Sequence[Call] = ()
+    answers: str | None = None
+    parts: Sequence[str] = ()
+    field: str = "content"
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool of the client; ``place``: JSON Pointer to its name and other fields."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, JsonValue]
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A request.
+
+    Attributes:
+        messages_at: pointer to its messages.
+        instructions: the system text of this request only.
+        choice: parameter ``tool_choice``: a word, or a tool's name in a mapping.
+        params: values by our names, each with its pointer in the request.
+        schema_at: pointer to the schema of the answer.
+    """
+
+    model: str
+    messages: Sequence[HistoryMessage]
+    messages_at: str
+    metadata: Mapping[str, JsonValue] | None = None
+    instructions: str | None = None
+    tools: Sequence[Tool] = ()
+    choice: str | Mapping[str, str] | None = None
+    params: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    schema: JsonValue = None
+    schema_at: str = ""
+
+    def after(self, earlier: Sequence[HistoryMessage]) -> "ModelRequest":
+        """Return the request with messages before its own."""
+        return replace(self, messages=[*earlier, *self.messages])
+
+
+@dataclass(frozen=True, slots=True)
+class RunBody:
+    """The body of ``POST /v1/runs`` for a request; ``places``: pointers as sent, by its own."""
+
+    fields: dict[str, Any]
+    places: Mapping[str, str]
+
+    @contextmanager
+    def named_as_sent(self) -> Iterator[None]:
+        """Name in errors of the block the fields that the client sent."""
+        try:
+            yield
+        except BottegaError as error:
+            if error.pointer is not None:
+                error.pointer = self._sent(error.pointer)
+            raise
+
+    def _sent(self, pointer: str) -> str:
+        head = pointer
+        while head not in self.places:
+            if not head:
+                return pointer
+            head = head.rpartition("/")[0]
+        if not head and pointer:
+            return pointer
+        rest = "" if head == "/output_schema" else pointer.removeprefix(head)
+        return self.places[head] + rest
+
+
+def body_of(request: ModelRequest, user: str | None) -> RunBody:
+    """Return the run that a request asks for; ``user``: ``None``: nobody.
+
+    Raises:
+        UnknownAgentError: no name of an agent or graph.
+        InvalidInputError: what a run cannot honour; ``pointer`` names the field.
+    """
+    name, version = versioned(request.model)
+    graph = graph_of(name)
+    places = dict.fromkeys(("/agent", "/graph", "/version", "/overrides"), "/model")
+    places |= {"/output_schema": request.schema_at, "/session_id": "/conversation"}
+    names = _names(request.tools)
+    messages = _History(names).read(request.messages, request.messages_at)
+    places |= {"/input": request.messages_at, "": request.messages_at}
+    for number, (message, one) in enumerate(messages):
+        places[f"/input/{number}"] = one.place
+        places[f"/input/{number}/content"] = f"{one.place}/{one.field}".rstrip("/")
+        for part, place in enumerate(one.parts):
+            places[f"/input/{number}/content/{part}"] = place
+        _refuse_unstorable(message, one.place)
+    for tool in request.tools:
+        _refuse_unstorable([tool.name, tool.description], tool.place)
+    _refuse_unstorable(request.instructions, "/instructions")
+    _refuse_unstorable(request.metadata, "/metadata")
+    fields: dict[str, Any] = {"input": [message for message, _ in messages], "version": version}
+    fields |= {
+        name: value
+        for name, value in (
+            ("user", user),
+            ("metadata", request.metadata or None),
+            ("output_schema", request.schema),
+        )
+        if value is not None
+    }
+    if graph is not None:
+        _refuse_changes(request)
+        return RunBody(fields | {"mode": "dag", "graph": graph}, places)
+    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", name):
+        raise UnknownAgentError(f"there is no agent '{request.model}'", pointer="/model")
+    change = _change(request, names)
+    place = f"/overrides/{name}"
+    places |= {f"{place}/tools": "/tools", f"{place}/instructions": "/instructions"}
+    places |= {f"{place}/tools/{n}": tool.place for n, tool in enumerate(request.tools)}
+    places |= {f"{place}/params/{key}": at for key, (_, at) in request.params.items()}
+    places[f"{place}/params/tool_choice"] = "/tool_choice"
+    return RunBody(fields | {"agent": name, "overrides": {name: change} if change else {}}, places)
+
+
+def _refuse_unstorable(value: Any, place: str) -> None:
+    try:
+        storable(value)
+    except PydanticCustomError as error:
+        raise InvalidInputError(error.message(), pointer=place) from None
+
+
+def versioned(model: str) -> tuple[str, int | None]:
+    """Return the name of a model without its version, and that; ``None``: the current one.
+
+    Raises:
+        UnknownAgentError: the version is not a number.
+    """
+    name, at, version = model.partition("@")
+    if not at:
+        return name, None
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", version):
+        raise UnknownAgentError(f"there is no model '{model}'", pointer="/model")
+    return name, int(version)
+
+
+def graph_of(model: str) -> str | None:
+    """Return the graph that a model stands for; ``None``: an agent."""
+    return model.removeprefix(GRAPH) if model.startswith(GRAPH) else None
+
+
+def model_of(run: Mapping[str, Any]) -> str:
+    """Return the model that a run's agent or graph is."""
+    return str(run["agent"]) if run["agent"] else f"{GRAPH}{run['graph']}"
+
+
+def id_of(kind: str, own: UUID, after: int = 0) -> str:
+    """Return an id that a client sees.
+
+    Args:
+        kind: ``resp``: a response; ``msg``: the item with its text; ``call``: a call of the
+            client's tool; ``fc``: its item.
+        own: the run, or the interrupt that the call is.
+        after: ``seq`` after which the run's events are the response.
+    """
+    return f"{kind}_{own.hex}" + (f"_{after}" if after else "")
+
+
+def known_by(kind: str, sent: str | None) -> tuple[UUID, int] | None:
+    """Return ``own`` and ``after`` of :func:`id_of`; ``None``: it is no such id."""
+    match = _ID.fullmatch(sent or "")
+    return None if match is None or match[1] != kind else (UUID(hex=match[2]), int(match[3] or 0))
+
+
+def interrupt_of(call: str | None) -> UUID | None:
+    """Return the interrupt that a call was; ``None``: no run of this service can have made it."""
+    return (known := known_by("call", call)) and known[0]
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _refuse_changes(request: ModelRequest) -> None:
+    changed = [at for _, at in request.params.values()]
+    changed += ["/tools"] if request.tools else []
+    changed += ["/tool_choice"] if request.choice else []
+    if changed:
+        raise InvalidInputError(
+            "a graph takes no parameters and no tools: set them on its agents", pointer=changed[0]
+        )
+
+
+def _change(request: ModelRequest, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return what changes in the agent for the run."""
+    params = {name: value for name, (value, _) in request.params.items()}
+    if isinstance(request.choice, Mapping):
+        chosen = request.choice["name"]
+        params["tool_choice"] = {"name": names.get(chosen, chosen)}
+    elif request.choice:
+        params["tool_choice"] = request.choice
+    tools = [
+        {
+            "type": "client",
+            "name": names[tool.name],
+            "description": tool.description or tool.name,
+            "parameters": tool.parameters,
+            **({} if names[tool.name] == tool.name else {"client_name": tool.name}),
+        }
+        for tool in request.tools
+    ]
+    found = {"params": params, "tools": tools, "instructions": request.instructions}
+    return {name: value for name, value in found.items() if value}
+
+
+def _names(tools: Sequence[Tool]) -> dict[str, str]:
+    """Return the names for models, by those of the client.
+
+    Raises:
+        InvalidInputError: ``duplicate_tool``; a name is empty, too long, or has a space.
+    """
+    made: dict[str, str] = {}
+    for tool in tools:
+        at = f"{tool.place}/name"
+        if not tool.name or len(tool.name) > _LONGEST_NAME or re.search(r"[\s\x00]", tool.name):
+            raise InvalidInputError(
+                f"a tool's name has 1 to {_LONGEST_NAME} characters and no space", pointer=at
+            )
+        if tool.name in made:
+            raise InvalidInputError(
+                f"two tools have the name '{tool.name}'", code="duplicate_tool", pointer=at
+            )
+        name = _fit(tool.name)
+        if name in made.values() or (name != tool.name and any(t.name == name for t in tools)):
+            name = f"{name[:55]}_{sha256(tool.name.encode()).hexdigest()[:8]}"
+        made[tool.name] = name
+    return made
+
+
+def _fit(name: str) -> str:
+    """Return a tool's name with nothing that a model refuses."""
+    name = _UNFIT.sub("_", name)
+    return (name if name[:1].isalpha() else f"t{name}")[:_LONGEST_NAME]
+
+
+@dataclass(slots=True)
+class _OpenCall:
+    """A call whose answer may follow; ``id``: in the run."""
+
+    sent: str
+    id: str
+    answer: HistoryMessage | None = None
+
+
+Kept = tuple[dict[str, Any], HistoryMessage]
+"""A message of a run's input, and the one that was sent."""
+
+
+class _History:
+    """A history as a model's API takes it: each call has one answer, which follows it in order.
+
+    Args:
+        names: of the client's tools for models.
+    """
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+        self._ids: set[str] = set()
+        self._seen: set[str] = set()
+        self._renamed = 0
+        self._kept: list[Kept] = []
+        self._open: list[_OpenCall] = []
+        self._caller: HistoryMessage | None = None
+
+    def read(self, said: Sequence[HistoryMessage], messages: str) -> list[Kept]:
+        """Return the messages for a run, each with the one that was sent.
+
+        Messages that say nothing are skipped. Calls and answers are paired by their place: ids may
+        repeat or lack. A call without an answer gets one that says so; a late answer is text.
+
+        Raises:
+            InvalidInputError: an answer of no call; too many calls in one message; there is no
+                question at all.
+        """
+        for one in said:
+            if one.role == "tool":
+                self._answer(one)
+            elif one.content or one.calls:
+                self._close()
+                self._say(one)
+        self._close()
+        self._end_with_question(messages)
+        return self._kept
+
+    def _say(self, one: HistoryMessage) -> None:
+        """Keep a message; a model is shown what is no text only as the user's."""
+        if one.role in ("system", "assistant") and not isinstance(one.content, str):
+            shown = [at for at, part in enumerate(one.content) if part["type"] != "text"]
+            seen = replace(
+                one,
+                role="user",
+                content=[one.content[at] for at in shown],
+                calls=(),
+                parts=[one.parts[at] for at in shown if at < len(one.parts)],
+            )
+            rest = replace(one, content=text_of(one.content), parts=())
+            for each in (seen, rest) if one.role == "assistant" else (rest, seen):
+                if each.content or each.calls:
+                    self._say(each)
+            return
+        message: dict[str, Any] = {"role": one.role}
+        if one.content:
+            message["content"] = one.content
+        if len(one.calls) > MOST_CALLS:
+            raise InvalidInputError(
+                f"a message has at most {MOST_CALLS} calls of tools", pointer=one.place
+            )
+        if one.calls:
+            self._caller, made = one, []
+            for call in one.calls:
+                own = self._new_id(call.id)
+                self._open.append(_OpenCall(call.id, own))
+                name = self._names.get(call.name) or _fit(call.name)
+                made.append({"id": own, "name": name, "arguments": _arguments(call.arguments)})
+            message["tool_calls"] = made
+        self._kept.append((message, one))
+
+    def _new_id(self, sent: str) -> str:
+        self._seen.add(sent)
+        own = sent if 0 < len(sent) <= _LONGEST_ID else "call"
+        while own in self._ids:
+            self._renamed += 1
+            own = f"call#{self._renamed}"
+        self._ids.add(own)
+        return own
+
+    def _answer(self, one: HistoryMessage) -> None:
+        for call in self._open:
+            if call.answer is None and one.answers in (call.sent, ""):
+                call.answer = one
+                return
+        if one.answers not in self._seen:
+            raise InvalidInputError(
+                "answers no tool call of a message before it", pointer=one.place
+            )
+        self._close()
+        late = replace(one, role="user", content=one.content or _NO_RESULT)
+        self._kept.append(({"role": "user", "content": late.content}, late))
+
+    def _close(self) -> None:
+        for call in self._open:
+            assert self._caller is not None
+            one = call.answer or self._caller
+            content = _NO_ANSWER if call.answer is None else call.answer.content or _NO_RESULT
+            answer = {"role": "tool", "tool_call_id": call.id, "content": content}
+            self._kept.append((answer, one))
+        self._open = []
+
+    def _end_with_question(self, messages: str) -> None:
+        """Let the history end with a question or results: agents take no other.
+
+        No text is made the user's: where a question is missing, a note in brackets says so.
+        """
+        if not self._kept:
+            raise InvalidInputError("there is no message that says anything", pointer=messages)
+        roles = [message["role"] for message, _ in self._kept]
+        end = max((at for at, role in enumerate(roles, 1) if role != "system"), default=0)
+        if "user" in roles:
+            question = max(at for at, role in enumerate(roles) if role == "user")
+            self._kept[question:] = [*self._kept[end:], *self._kept[question:end]]
+        if "user" not in roles or roles[end - 1] == "assistant":
+            note = HistoryMessage("user", _NO_QUESTION, messages)
+            self._kept.append(({"role": "user", "content": _NO_QUESTION}, note))
+
+
+def _arguments(sent: str) -> dict[str, Any]:
+    """Return a call's arguments; what is no JSON object is kept as text."""
+    try:
+        found = storable(json.loads(sent or "{}"))
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {"arguments": sent}
+
+
+def result_of(one: HistoryMessage) -> tuple[str, Sequence[Mapping[str, Any]]]:
+    """Return the text of a tool's answer, and its other parts."""
+    if isinstance(one.content, str):
+        return one.content, ()
+    return text_of(one.content), [part for part in one.content if part["type"] != "text"]

@@ -1,0 +1,232 @@
+"""Places from which a response goes on: earlier responses, conversations, items of these."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.api.auth import Acting
+from bottega.api.routes.openai.answers import answer_of
+from bottega.api.routes.openai.model_request import (
+    MOST_CALLS,
+    Call,
+    HistoryMessage,
+    as_json,
+    id_of,
+    known_by,
+    model_of,
+    versioned,
+)
+from bottega.api.routes.openai.response_requests import ResponsesRequest, references
+from bottega.api.routes.openai.start import Place, Waiting, message_of_calls, waits_for
+from bottega.container import Service
+from bottega.errors import InvalidInputError, NotFoundError
+from bottega.memory.episodes.scope import UNASKED
+from bottega.runs import interrupts, messages, read, sessions
+from bottega.runs.rounds import checks_of, round_of
+
+_AT = "/previous_response_id"
+_MOST_MESSAGES, _MOST_PAGES = 500, 8
+
+
+def unknown(response: str, pointer: str | None = None) -> NotFoundError:
+    return NotFoundError(
+        f"there is no response '{response[:80]}' of this user, or of nobody if the request names "
+        "none",
+        pointer=pointer,
+    )
+
+
+async def place_of(service: Service, acting: Acting, sent: ResponsesRequest) -> Place:
+    """Return the place of a response; a new session begins with its run.
+
+    A response that is not the last of its session is gone on from in a fork.
+
+    Raises:
+        NotFoundError: a ``previous_response_id`` that is unknown, or of another user.
+        InvalidInputError: that response is not complete, or there is a conversation beside it.
+    """
+    new = f"{UNASKED}{uuid4().hex}"
+    if sent.conversation is not None:
+        if sent.previous_response_id:
+            raise InvalidInputError(
+                "send either a conversation or a previous_response_id", pointer="/conversation"
+            )
+        return await _in_conversation(service, acting, sent.conversation, sent.model)
+    if not sent.previous_response_id:
+        return Place(None if sent.store is False else new)
+    known = known_by("resp", sent.previous_response_id)
+    if known is None:
+        raise unknown(sent.previous_response_id, _AT)
+    run_id, after = known
+    async with service.database.begin(acting.tenant_id) as tx:
+        try:
+            run = await read.get(tx, acting.tenant_id, run_id)
+        except NotFoundError:
+            raise unknown(sent.previous_response_id, _AT) from None
+        if run["user"] != acting.user or after > run["last_seq"]:
+            raise unknown(sent.previous_response_id, _AT)
+        return await _after(service, tx, run, after, new)
+
+
+async def _in_conversation(service: Service, acting: Acting, session: str, model: str) -> Place:
+    """Return the place in a conversation; the caller's run of the model may wait there."""
+    async with service.database.begin(acting.tenant_id) as tx:
+        waiting = await interrupts.of_client(tx, acting.tenant_id, session_id=session)
+    name = versioned(model)[0]
+    own = [each for each in waiting if waits_for(each, acting) and model_of(each) == name]
+    if not own:
+        return Place(session)
+    run_id, until = own[-1]["run_id"], own[-1]["last_seq"]
+    calls = [each for each in own if each["run_id"] == run_id]
+    history = partial(_history, service, acting.tenant_id, run_id, until, calls, "/conversation")
+    return Place(session, history=history, waits=run_id)
+
+
+async def _after(
+    service: Service, tx: AsyncConnection, run: Mapping[str, Any], after: int, new: str
+) -> Place:
+    """Return the place after a round of a run; ``new``: id of a new session."""
+    tenant, session, run_id = run["tenant_id"], run["session_id"], run["id"]
+    if session is None:
+        raise InvalidInputError("that response was not stored: send the whole history", pointer=_AT)
+    part = await round_of(tx, run, after)
+    if part.calls:
+        waits = any(each["status"] == "pending" for each in part.calls)
+        history = partial(_history, service, tenant, run_id, part.until, part.calls, _AT)
+        return Place(new, await _base(tx, run), history, run_id if waits else None)
+    if run["status"] != "completed":
+        raise InvalidInputError(
+            f"that response is not complete, its run is {run['status']}", pointer=_AT
+        )
+    if await sessions.ends_with(tx, tenant, session, run_id):
+        return Place(session)
+    return Place(new, (session, run_id))
+
+
+async def _base(tx: AsyncConnection, run: Mapping[str, Any]) -> tuple[str, UUID] | None:
+    """Return session and run of the turn before a run; ``None``: it is the first."""
+    if (base := (run["turn"] or {}).get("base")) is None:
+        return None
+    earlier = await read.get(tx, run["tenant_id"], UUID(str(base)))
+    return earlier["session_id"], earlier["id"]
+
+
+async def _history(
+    service: Service, tenant: UUID, run_id: UUID, until: int, calls: Waiting, at: str
+) -> Sequence[HistoryMessage]:
+    """Return what was said in a run until an event, with calls that have no results yet.
+
+    Raises:
+        InvalidInputError: it is more than a request may have.
+    """
+    ids = {each["tool_call_id"]: id_of("call", each["id"]) for each in calls}
+    said: list[HistoryMessage] = []
+    page: Any = None
+    pages = 0
+    async with service.database.begin(tenant) as tx:
+        while page is None or (page.more and page[-1]["seq"] <= until):
+            page = await messages.page(
+                tx,
+                tenant,
+                run_id,
+                None,
+                types=messages.SAID,
+                after=page and (page[-1]["seq"], page[-1]["part"]),
+                descending=False,
+                limit=_MOST_MESSAGES,
+            )
+            pages += 1
+            said += [
+                _said(each, ids, at)
+                for each in page
+                if each["seq"] <= until and each["role"] != "system"
+            ]
+            if len(said) > _MOST_MESSAGES or pages > _MOST_PAGES:
+                raise InvalidInputError(
+                    f"it goes on from more than {_MOST_MESSAGES} messages, or several megabytes: "
+                    "send a summary of them instead",
+                    pointer=at,
+                )
+    known = {call.id for one in said for call in one.calls}
+    of_others = [each for each in calls if id_of("call", each["id"]) not in known]
+    return [*said, message_of_calls(of_others, at)]
+
+
+def _said(message: Mapping[str, Any], waits: Mapping[str, str], at: str) -> HistoryMessage:
+    calls = [
+        Call(
+            waits.get(call["id"], call["id"]),
+            call["name"],
+            call.get("malformed") or as_json(call["arguments"]),
+        )
+        for call in message.get("tool_calls") or ()
+    ]
+    text, parts = message["content"] or "", message.get("parts") or []
+    if parts and text and all(part["type"] != "text" for part in parts):
+        parts = [{"type": "text", "text": text}, *parts]
+    content = parts or text
+    return HistoryMessage(message["role"], content, at, calls, message.get("tool_call_id"))
+
+
+async def known_items(
+    service: Service, acting: Acting, sent: ResponsesRequest
+) -> dict[int, Mapping[str, Any]]:
+    """Return the items of earlier responses that the input only refers to, by their places.
+
+    Raises:
+        InvalidInputError: there is no such item of this user.
+    """
+    wanted = references(sent)
+    if len(set(wanted.values())) > MOST_CALLS:
+        raise InvalidInputError(
+            f"refers to more than {MOST_CALLS} items: send some of them whole", pointer="/input"
+        )
+    found: dict[str, Mapping[str, Any]] = {}
+    if not wanted:
+        return {}
+    async with service.database.begin(acting.tenant_id) as tx:
+        for number, name in wanted.items():
+            if name in found:
+                continue
+            try:
+                item = await _item(tx, acting, name)
+            except NotFoundError:
+                item = None
+            if item is None:
+                raise InvalidInputError(
+                    f"there is no item '{name[:80]}' of this user: send it whole",
+                    code="unknown_item",
+                    pointer=f"/input/{number}",
+                )
+            found[name] = item
+    return {number: found[name] for number, name in wanted.items()}
+
+
+async def _item(tx: AsyncConnection, acting: Acting, name: str) -> Mapping[str, Any] | None:
+    """Return an item; ``None``: no such item of this user, or it is not complete.
+
+    Raises:
+        NotFoundError: there is no such item at all.
+    """
+    if (known := known_by("fc", name)) is not None:
+        call = await interrupts.get(tx, acting.tenant_id, known[0])
+        if call["user"] != acting.user or call["kind"] != "client_tool":
+            return None
+        return {
+            "type": "function_call",
+            "call_id": id_of("call", known[0]),
+            "name": call["tool"],
+            "arguments": as_json(call["arguments"]),
+        }
+    if (known := known_by("msg", name)) is None:
+        return None
+    run = await read.get(tx, acting.tenant_id, known[0])
+    if run["user"] != acting.user:
+        return None
+    part = await round_of(tx, run, known[1])
+    answer = answer_of(run, part, await checks_of(tx, run))
+    is_complete = answer.text and (answer.calls or run["status"] == "completed")
+    return {"role": "assistant", "content": answer.text} if is_complete else None

@@ -1,0 +1,246 @@
+"""The run that answers a request of OpenAI's API: a new one, or one that waits for its client.
+
+A run that waits for results of its client is the caller's if it was started with the same key and
+user. The caller's next request answers it or leaves it; either way nothing waits afterwards.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import from_json, to_json
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.api.auth import Acting
+from bottega.api.routes.openai.model_request import (
+    WAY,
+    Call,
+    HistoryMessage,
+    ModelRequest,
+    RunBody,
+    as_json,
+    body_of,
+    id_of,
+    interrupt_of,
+    model_of,
+    result_of,
+    versioned,
+)
+from bottega.api.schemas.interrupts import NewDecision
+from bottega.api.schemas.messages import NewMessage
+from bottega.api.schemas.runs import NewRun
+from bottega.api.shared.decisions import decide
+from bottega.api.shared.followed import FollowedRun, checked
+from bottega.api.shared.new_runs import submit
+from bottega.api.shared.sent_messages import stored_message
+from bottega.container import Service
+from bottega.errors import ConflictError, InvalidInputError, NotFoundError
+from bottega.runs import inbox, interrupts, read, sessions
+from bottega.runs.control import request_cancel
+
+_LEFT = "the client left this call without an answer"
+ClientCall = Mapping[str, Any]
+"""A call of a client's tool; see :func:`bottega.runs.interrupts.of_client`."""
+Waiting = Sequence[ClientCall]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a run.
+
+    Attributes:
+        session: of a new run; ``None``: nothing of it is kept for later ones.
+        fork_of: session and run that the session, a new one, begins with; ``None``: with nothing.
+        history: reads the messages before those of the request, for a new run.
+        waits: a run that waits there for its client.
+    """
+
+    session: str | None = None
+    fork_of: tuple[str, UUID] | None = None
+    history: Callable[[], Awaitable[Sequence[HistoryMessage]]] | None = None
+    waits: UUID | None = None
+
+
+async def start_or_resume(
+    service: Service, acting: Acting, request: ModelRequest, place: Place = Place()
+) -> FollowedRun:
+    """Let the run that waits for this very request go on, or start one and end those it leaves.
+
+    Raises:
+        BottegaError: see :func:`body_of` and :func:`submit`; ``pointer`` is a field as sent.
+    """
+    waiting = await _waiting(service, acting, request, place)
+    spoken = [one for one in request.messages if one.role == "tool" or one.content or one.calls]
+    tail = list(takewhile(lambda one: one.role != "assistant", reversed(spoken)))[::-1]
+    calls = _answered(waiting, tail, place) if place.waits is None or tail == spoken else ()
+    if calls:
+        whole = (
+            request
+            if place.waits is None
+            else request.after([message_of_calls(calls, request.messages_at)])
+        )
+        _, new = await _new_run(service, acting, whole, place)
+        run_id = calls[0]["run_id"]
+        if await _fits(service, acting.tenant_id, run_id, request.model, new):
+            if (resumed := await _resumed(service, acting, calls, tail)) is not None:
+                return resumed
+            waiting = [each for each in waiting if each["run_id"] != run_id]
+    if place.history is not None:
+        request = request.after(await place.history())
+    followed = await _started(service, acting, request, place)
+    actor, left = acting.principal.actor, [each["id"] for each in waiting]
+    for run_id in {each["run_id"] for each in waiting}:
+        await request_cancel(service.database, acting.tenant_id, run_id, actor, calls=left)
+    return followed
+
+
+def message_of_calls(calls: Waiting, place: str) -> HistoryMessage:
+    """Return the message that made some calls, without its text."""
+    made = [
+        Call(id_of("call", each["id"]), each["tool"], as_json(each["arguments"])) for each in calls
+    ]
+    return HistoryMessage("assistant", "", place, made)
+
+
+async def _waiting(
+    service: Service, acting: Acting, request: ModelRequest, place: Place
+) -> Waiting:
+    """Return the caller's calls that the request answers or leaves."""
+    named = (call.id for one in request.messages for call in one.calls)
+    answered = (one.answers for one in request.messages)
+    ids = [each for call in (*named, *answered) if (each := interrupt_of(call)) is not None]
+    if not (ids or place.waits):
+        return ()
+    async with service.database.begin(acting.tenant_id) as tx:
+        waiting = await interrupts.of_client(tx, acting.tenant_id, ids=ids, run_id=place.waits)
+    return [each for each in waiting if waits_for(each, acting)]
+
+
+def waits_for(call: ClientCall, acting: Acting) -> bool:
+    """Return true if a call waits for the caller: its run is of the same key and user."""
+    own = acting.principal.actor, acting.user
+    return call["status"] == "pending" and (call["principal"], call["user_id"]) == own
+
+
+def _answered(waiting: Waiting, tail: Sequence[HistoryMessage], place: Place) -> Waiting:
+    """Return the calls of the one run that a request answers; empty: there is none.
+
+    Args:
+        tail: what the request says after the last message of the assistant: each result is of
+            another call of that run, and all else is the user's.
+    """
+    results = {interrupt_of(one.answers) for one in tail if one.role == "tool"}
+    answered = (each["run_id"] for each in waiting if each["id"] in results)
+    run_id = place.waits or next(answered, None)
+    own = [each for each in waiting if each["run_id"] == run_id]
+    is_whole = results <= {each["id"] for each in own} and len(results) == sum(
+        one.role != "user" for one in tail
+    )
+    return own if is_whole else ()
+
+
+async def _fits(service: Service, tenant: UUID, run_id: UUID, model: str, new: NewRun) -> bool:
+    """Return true if a run would be started now as it was."""
+    async with service.database.begin(tenant) as tx:
+        run = await read.get(tx, tenant, run_id)
+    name, version = versioned(model)
+    kept = run["pinned"]["graph"] or {"version": run["pinned"]["agents"].get(run["agent"])}
+    changed = from_json(to_json(new.model_dump()["overrides"]))
+    return (
+        (model_of(run), run["output_schema"]) == (name, new.output_schema)
+        and version in (None, kept["version"])
+        and (run["overrides"] or {}) == changed
+    )
+
+
+async def _resumed(
+    service: Service, acting: Acting, waiting: Waiting, tail: Sequence[HistoryMessage]
+) -> FollowedRun | None:
+    """Let a run go on with its client's results; ``None``: it went on or ended meanwhile.
+
+    What is no text in a result, and what the user says beside it, reaches the model as a message.
+    """
+    tenant, principal, user = acting.tenant_id, acting.principal, acting.user
+    run_id, last_seq = waiting[0]["run_id"], waiting[0]["last_seq"]
+    parts: list[Mapping[str, Any]] = []
+    decisions: dict[UUID, dict[str, str]] = {}
+    for one in tail:
+        text, others = result_of(one)
+        if (interrupt := interrupt_of(one.answers)) is not None:
+            decisions[interrupt] = {"result": text}
+            parts += others
+        elif isinstance(one.content, str):
+            parts.append({"type": "text", "text": text})
+        else:
+            parts += one.content
+    if any(one.role == "user" for one in tail):
+        left = (each["id"] for each in waiting if each["id"] not in decisions)
+        decisions |= {interrupt: {"error": _LEFT} for interrupt in left}
+    parts = [part for part in parts if part.get("text") != ""]
+    try:
+        async with AsyncExitStack() as stack:
+            stored = None
+            if parts:
+                message = checked(NewMessage, {"content": parts})
+                stored = await stack.enter_async_context(
+                    stored_message(service, acting, run_id, message)
+                )
+            async with service.database.begin(tenant) as tx:
+                if stored is not None:
+                    content = stored.input[0]["content"]
+                    sent = inbox.SentMessage(content, [*stored.made], principal.actor)
+                    await inbox.send(tx, tenant, run_id, sent)
+                for interrupt, said in decisions.items():
+                    await decide(
+                        tx, principal, interrupt, NewDecision.model_validate({**said, "user": user})
+                    )
+            if stored is not None:
+                stored.keep(stored.input)
+    except ConflictError:
+        return None
+    return FollowedRun(service, principal, run_id, last_seq)
+
+
+async def _started(
+    service: Service, acting: Acting, request: ModelRequest, place: Place
+) -> FollowedRun:
+    body, new = await _new_run(service, acting, request, place)
+
+    async def fork(tx: AsyncConnection) -> None:
+        assert place.fork_of is not None
+        await sessions.fork(tx, acting.tenant_id, *place.fork_of, new_id=place.session)
+
+    try:
+        with body.named_as_sent():
+            before = fork if place.fork_of else None
+            run = await submit(service, acting.principal, new, way=WAY, before=before)
+    except ConflictError as error:
+        if error.code != "session_user":
+            raise
+        raise NotFoundError(
+            f"there is no conversation '{place.session}' of this user", pointer="/conversation"
+        ) from None
+    return FollowedRun(service, acting.principal, UUID(str(run["id"])), 0)
+
+
+async def _new_run(
+    service: Service, acting: Acting, request: ModelRequest, place: Place
+) -> tuple[RunBody, NewRun]:
+    """Return the run that a request asks for at a place; all agents of a graph are instructed."""
+    body, told = body_of(request, acting.user), request.instructions
+    fields = body.fields | ({"session_id": place.session} if place.session else {})
+    with body.named_as_sent():
+        if told is not None and (graph := fields.get("graph")) is not None:
+            pool, version = service.database.pool, fields["version"]
+            first = (await service.pins.find(pool, acting.tenant_id, None, graph, version)).first
+            if len(first) > 100 or len(first) * len(told) > 500_000:
+                raise InvalidInputError(
+                    f"each of the graph's {len(first)} agents keeps the instructions: a graph "
+                    "takes them for at most 100 agents, and 500,000 characters in all",
+                    pointer="/instructions",
+                )
+            fields["overrides"] = {name: {"instructions": told} for name in first}
+        return body, checked(NewRun, fields)

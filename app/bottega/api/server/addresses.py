@@ -1,0 +1,118 @@
+"""Clients' addresses: connections and keyless requests, counted for each."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+from starlette.types import Scope
+
+from bottega.api.server.headers import sent
+from bottega.clock import monotonic
+from bottega.tenants.ratelimit import Decision, Rate, RateLimits
+
+Networks = Sequence[IPv4Network | IPv6Network]
+_Address = IPv4Address | IPv6Address
+_MOST_HOPS = 20
+_BURST_S = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Open connections, counted by client address.
+
+    Args:
+        each: connections per address; for IPv6, per /64 network.
+        trusted: proxies, exempt from the limit.
+    """
+
+    each: int
+    trusted: Networks
+    _open: Counter[str] = field(default_factory=Counter)
+
+    def enter(self, client: tuple[str, int] | None) -> int:
+        """Count a new connection; return by how many its address exceeds its limit."""
+        address = _address_of(client)
+        place = _place(address)
+        self._open[place] += 1
+        # None is not a network address.
+        is_exempt = address is None or _is_in(address, self.trusted)
+        return 0 if is_exempt else max(0, self._open[place] - self.each)
+
+    def leave(self, client: tuple[str, int] | None) -> None:
+        """Count the end of a connection that was entered."""
+        place = _place(_address_of(client))
+        self._open[place] -= 1
+        if not self._open[place]:
+            del self._open[place]
+
+
+class KeylessRates:
+    """Rates of requests without a valid key, by address; for IPv6, by /64 network.
+
+    A trusted proxy names the client's address in ``X-Forwarded-For``.
+
+    Args:
+        per_s: requests of an address per second; four seconds' worth may come at once.
+    """
+
+    def __init__(
+        self, per_s: float, trusted: Networks, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._trusted = trusted
+        self._limits: RateLimits[str] = RateLimits(Rate.of(per_s, _BURST_S), clock)
+
+    @property
+    def rate(self) -> Rate:
+        return self._limits.rate
+
+    def take(self, scope: Scope) -> Decision:
+        """Decide on a request that arrives now."""
+        return self._limits.take(_place(self._client(scope)))
+
+    def look(self, scope: Scope) -> Decision:
+        """Decide on a request that arrives now, without counting it: its key may be valid."""
+        return self._limits.look(_place(self._client(scope)))
+
+    def _client(self, scope: Scope) -> _Address | None:
+        """Return the address behind all trusted proxies."""
+        address = _address_of(scope.get("client"))
+        named = b",".join(sent(scope, b"x-forwarded-for")).decode("latin-1")
+        for hop in reversed(named.rsplit(",", _MOST_HOPS)[-_MOST_HOPS:] if named else []):
+            if address is None or not _is_in(address, self._trusted):
+                break
+            if (before := _parsed(hop)) is None:
+                break
+            address = before
+        return address
+
+
+def _is_in(address: _Address, networks: Networks) -> bool:
+    return any(address in network for network in networks)
+
+
+def _address_of(client: tuple[str, int] | None) -> _Address | None:
+    return None if client is None else _parsed(client[0])
+
+
+def _parsed(text: str) -> _Address | None:
+    """Read an address, perhaps with a port (RFC 7239, 6); ``None``: it is none."""
+    host = text.strip().strip('"')
+    if host.startswith("["):
+        host = host[1:].partition("]")[0]
+    elif host.count(":") == 1:
+        host = host.partition(":")[0]
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped  # of a socket for both families
+    return address
+
+
+def _place(address: _Address | None) -> str:
+    """Return what counts as one client."""
+    if address is None:
+        return ""
+    return str(ip_network((address, 64), strict=False) if address.version == 6 else address)

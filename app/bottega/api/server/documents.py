@@ -1,0 +1,139 @@
+"""Public documents: bytes that are made once, with entity tags (RFC 9110, 13)."""
+
+import asyncio
+import gzip
+import re
+from collections.abc import Callable, Mapping
+from copy import copy
+from functools import cached_property
+from hashlib import sha256
+from mimetypes import guess_type
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from bottega.api.errors import problem_response
+
+CHECK = "no-cache"
+"""Cache-Control of documents: a browser keeps its copy, and asks each time if it is current."""
+_NO_GZIP = re.compile(r"gzip\s*;\s*q=0(\.0*)?\s*(,|$)")
+_READ = ("GET", "HEAD")
+_TYPES = {".mjs": "text/javascript", ".js": "text/javascript", ".md": "text/markdown"}
+
+
+class Document:
+    """A document that anybody may read, as often as they like.
+
+    Args:
+        headers: of its answers, besides those that all documents have.
+    """
+
+    def __init__(
+        self, body: bytes, media_type: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self._body = body
+        self._media_type = media_type
+        self._tag = f'"{sha256(body).hexdigest()[:32]}"'
+        self._headers = {"Cache-Control": CHECK, "Vary": "Accept-Encoding", **(headers or {})}
+
+    @cached_property
+    def gzipped(self) -> bytes:
+        """The body, compressed."""
+        return gzip.compress(self._body, mtime=0)
+
+    def answer(self, request: Request) -> Response:
+        """Answer GET or HEAD: 304 if the client's copy is current."""
+        sent = request.headers
+        if request.method not in _READ:
+            return _not_allowed(request.method)
+        if _is_current(sent.get("if-none-match", ""), self._tag):
+            return Response(status_code=304, headers={**self._headers, "ETag": self._tag})
+        packed = _takes_gzip(sent.get("accept-encoding", ""))
+        # Compressed, it is another representation: equivalent, not the same bytes.
+        fields = {"ETag": f"W/{self._tag}", "Content-Encoding": "gzip"} if packed else {}
+        body = self.gzipped if packed else self._body
+        return Response(
+            body,
+            headers={"ETag": self._tag, **self._headers, **fields},
+            media_type=self._media_type,
+        )
+
+
+class LateDocument:
+    """A JSON document that takes long to make: a thread makes it, at the first request.
+
+    Args:
+        make: returns its bytes.
+    """
+
+    def __init__(self, make: Callable[[], bytes]) -> None:
+        self._make = make
+        self._document: Document | None = None
+        self._making: asyncio.Task[Document] | None = None
+
+    async def answer(self, request: Request) -> Response:
+        """Do as :meth:`Document.answer`."""
+        if self._document is None:
+            if self._making is None or self._making.done():
+                self._making = asyncio.create_task(asyncio.to_thread(self._made))
+            self._document = await asyncio.shield(self._making)
+        return self._document.answer(request)
+
+    def _made(self) -> Document:
+        document = Document(self._make(), "application/json")
+        _ = document.gzipped  # in the thread, too
+        return document
+
+
+class DocumentFolder:
+    """ASGI application that answers with the files of a folder, read once.
+
+    Args:
+        pattern: of the files; ``**`` matches folders.
+    """
+
+    def __init__(self, folder: Path, pattern: str = "**/*") -> None:
+        self._files = {
+            str(path.relative_to(folder)): Document(path.read_bytes(), _type_of(path))
+            for path in sorted(folder.glob(pattern))
+            if path.is_file()
+        }
+
+    def with_index(self, page: Document) -> "DocumentFolder":
+        """Return the same files, and a page at the folder itself."""
+        same = copy(self)
+        same._files = {**self._files, "": page}
+        return same
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        name = scope["path"].removeprefix(scope.get("root_path", "")).lstrip("/")
+        document = self._files.get(name)
+        if document is None:
+            answer = problem_response(404, "not_found", "there is no such file")
+        else:
+            answer = document.answer(request)
+        await answer(scope, receive, send)
+
+
+def _type_of(path: Path) -> str:
+    known = _TYPES.get(path.suffix) or guess_type(path.name)[0]
+    return known or "application/octet-stream"
+
+
+def _not_allowed(method: str) -> Response:
+    allowed = ", ".join(_READ)
+    detail = f"{method} is not allowed here; allowed: {allowed}"
+    return problem_response(405, "method_not_allowed", detail, headers={"Allow": allowed})
+
+
+def _is_current(header: str, tag: str) -> bool:
+    """Compare a client's tags weakly."""
+    tags = [each.strip().removeprefix("W/") for each in header[:2000].split(",")]
+    return tag in tags or tags == ["*"]
+
+
+def _takes_gzip(header: str) -> bool:
+    return "gzip" in header and not _NO_GZIP.search(header)

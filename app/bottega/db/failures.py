@@ -1,0 +1,134 @@
+"""Errors of the database by class: the only place that decides what passes and what is a bug.
+
+- What **passes** (:func:`is_transient`) may work later, or on a new connection. It is repeated
+  within bounds, then a request gets 503, a run goes on in a later attempt, and a background service
+  tries again at its next turn.
+- Of that, what the server reports for a transaction is **undone** for sure (:func:`is_undone`), so
+  that even what is not idempotent may be repeated. After a lost connection nobody knows.
+- A **cancelled** statement passes too, but it may cost the server as much each time: it is repeated
+  a few times only.
+- All else is a bug.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import asyncpg
+import sqlalchemy.exc
+import stamina
+
+from bottega.clock import monotonic
+from bottega.errors import DatabaseAwayError, UnavailableError
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_PASSING = ("08", "25006", "25P0", "40", "53", "55", "57", "58")
+"""Beginnings of the codes of errors that pass: connections, resources, conflicts, operators."""
+_UNDONE = ("25", "40", "53", "55", "57014", "58")
+"""Those of errors that leave the session open, or refuse it: the transaction is rolled back."""
+_UNKNOWN_END = "40003"
+_BROKEN = ("closed", "closing", "released", "in error state")
+"""Words of the driver's errors about a connection that broke; its others are misuse of it."""
+_CANCELLED = "57014"
+_MOST_CANCELLED = 5
+_PERSIST_S = 60.0
+REPEAT_S = 2.0
+PAUSES_S = (0.05, 0.2, 0.5)
+"""Before each repetition of what a client waits for; none begins after ``REPEAT_S``."""
+
+
+def is_transient(error: BaseException | None) -> bool:
+    """Check if what a database was asked for may work later, or on a new connection."""
+    return isinstance(error, UnavailableError | OSError | TimeoutError) or is_outage(error)
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Check if an error passes and can only be one of the database, whatever code raised it.
+
+    Errors of the server are judged by their class (PostgreSQL, appendix A), not one by one. asyncpg
+    raises ``InternalClientError`` for a statement on a session that the server is ending.
+    A transaction is read-only where a pooler still leads to a server that became a standby.
+    """
+    if isinstance(error, sqlalchemy.exc.DBAPIError):
+        return is_transient(_of_driver(error))
+    if (state := _state(error)) is not None:
+        return state.startswith(_PASSING)
+    if isinstance(error, asyncpg.InterfaceError):
+        return any(word in str(error) for word in _BROKEN)
+    return isinstance(
+        error, DatabaseAwayError | sqlalchemy.exc.TimeoutError | asyncpg.InternalClientError
+    )
+
+
+def is_undone(error: BaseException) -> bool:
+    """Check if an error passes and its transaction was rolled back for sure."""
+    state = _state(error) or ""
+    return is_outage(error) and state.startswith(_UNDONE) and state != _UNKNOWN_END
+
+
+def is_storage_full(error: BaseException) -> bool:
+    """Check if the database could not write because its disk is full."""
+    return isinstance(_of_driver(error), asyncpg.DiskFullError)
+
+
+def _state(error: BaseException | None) -> str | None:
+    """Return the SQLSTATE of an error, if it has one."""
+    found = _of_driver(error)
+    return found.sqlstate if isinstance(found, asyncpg.PostgresError) else None
+
+
+def _of_driver(error: BaseException | None) -> BaseException | None:
+    if isinstance(error, sqlalchemy.exc.DBAPIError):
+        return error.orig and error.orig.__cause__
+    return error
+
+
+async def persist(ask: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of ``ask``; repeat it for a minute while the database is away.
+
+    ``ask`` must be idempotent: it is unknown whether a failed call had an effect.
+
+    Raises:
+        DatabaseAwayError: it was away for longer, or cancelled the statement each time.
+    """
+    cancelled = 0
+
+    def is_repeated(error: Exception) -> bool:
+        nonlocal cancelled
+        cancelled += _state(error) == _CANCELLED
+        return is_transient(error) and cancelled < _MOST_CANCELLED
+
+    try:
+        return await ask()  # the usual case
+    except Exception as error:
+        if not is_repeated(error):
+            raise
+    try:
+        return await stamina.AsyncRetryingCaller(
+            attempts=None, timeout=_PERSIST_S, wait_initial=0.05, wait_max=2.0
+        )(is_repeated, ask)
+    except Exception as error:
+        if not is_transient(error):
+            raise
+        raise DatabaseAwayError("the database was away for too long") from error
+
+
+def repeated(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """Let a function that stores something in one transaction repeat it if it was undone."""
+
+    @wraps(function)
+    async def repeating(*arguments: P.args, **options: P.kwargs) -> T:
+        began = monotonic()
+        for pause_s in PAUSES_S:
+            try:
+                return await function(*arguments, **options)
+            except Exception as error:
+                if not is_undone(error) or monotonic() - began > REPEAT_S:
+                    raise
+            await asyncio.sleep(pause_s)
+        return await function(*arguments, **options)
+
+    return repeating

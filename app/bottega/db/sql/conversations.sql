@@ -1,0 +1,205 @@
+-- Conversations: runs of one agent in a session, in order, each continuing the last completed one.
+
+-- Called by accept_run before it locks the session: ends of runs, and deletions, lock runs first.
+-- Runs are accepted into a conversation one by one. With if_busy = interrupt those before are
+-- cancelled, unless the new one is refused because of its user.
+CREATE OR REPLACE FUNCTION prepare_turn(p_tenant uuid, p_new jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_session text := p_new ->> 'session_id';
+    v_mode text := p_new ->> 'mode';
+    v_graph text := coalesce(p_new ->> 'graph', '');
+    v_agent text := coalesce(p_new ->> 'agent', '');
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended(
+        jsonb_build_array(p_tenant, v_session, v_mode, v_graph, v_agent)::text, 0));
+    IF p_new ->> 'if_busy' = 'interrupt' AND p_new ->> 'conversation' = 'continue' THEN
+        PERFORM cancel_unfinished(p_tenant, c.id) FROM conversations c
+        JOIN sessions s ON s.tenant_id = p_tenant AND s.id = v_session
+        WHERE c.tenant_id = p_tenant AND c.session_id = v_session AND c.mode = v_mode
+          AND c.graph = v_graph AND c.agent = v_agent AND c.is_current
+          AND p_new ->> 'user' IS NOT DISTINCT FROM s.user_id;
+    END IF;
+END $$;
+
+-- Called by accept_run, which holds the session. Return the conversation of a run, locked, and the
+-- oldest run in it that is not over.
+CREATE OR REPLACE FUNCTION join_conversation(
+    p_tenant uuid, p_new jsonb, OUT conversation uuid, OUT blocker uuid
+) LANGUAGE plpgsql AS $$
+DECLARE
+    v_session text := p_new ->> 'session_id';
+    v_mode text := p_new ->> 'mode';
+    v_graph text := coalesce(p_new ->> 'graph', '');
+    v_agent text := coalesce(p_new ->> 'agent', '');
+BEGIN
+    -- A retry stays in the conversation of the run that it repeats.
+    SELECT c.id INTO conversation FROM conversations c
+    WHERE c.tenant_id = p_tenant AND c.id = (p_new ->> 'conversation_id')::uuid FOR UPDATE;
+    WHILE conversation IS NULL LOOP
+        SELECT c.id INTO conversation FROM conversations c
+        WHERE c.tenant_id = p_tenant AND c.session_id = v_session AND c.mode = v_mode
+          AND c.graph = v_graph AND c.agent = v_agent AND c.is_current FOR UPDATE;
+        IF FOUND AND p_new ->> 'conversation' = 'new' THEN
+            UPDATE conversations SET is_current = false
+            WHERE tenant_id = p_tenant AND id = conversation;
+            conversation := NULL;
+        END IF;
+        IF conversation IS NULL THEN
+            INSERT INTO conversations (tenant_id, session_id, mode, graph, agent)
+            VALUES (p_tenant, v_session, v_mode, v_graph, v_agent)
+            ON CONFLICT DO NOTHING RETURNING id INTO conversation;
+        END IF;
+    END LOOP;
+    blocker := unfinished_in(p_tenant, conversation);
+END $$;
+
+-- Called by prepare_turn. Cancel the runs of a conversation, those that wait for others first, so
+-- that none is started because of that. All are locked before one ends: its end locks the
+-- conversation.
+CREATE OR REPLACE FUNCTION cancel_unfinished(p_tenant uuid, p_conversation uuid) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_run uuid;
+    v_runs uuid[] := ARRAY(
+        SELECT id FROM runs WHERE tenant_id = p_tenant AND conversation_id = p_conversation
+          AND ended_at IS NULL AND cancel_requested_at IS NULL ORDER BY id FOR UPDATE);
+    v_unbegun uuid[] := ARRAY(
+        SELECT id FROM runs WHERE tenant_id = p_tenant AND id = ANY (v_runs)
+          AND status = 'queued' AND attempt = 0 AND carried_seq = 0);
+BEGIN
+    PERFORM cancel_unbegun(p_tenant, v_unbegun);
+    FOR v_run IN
+        SELECT id FROM unnest(v_runs) AS id WHERE id <> ALL (v_unbegun) ORDER BY id DESC
+    LOOP
+        PERFORM cancel_run(p_tenant, v_run);
+    END LOOP;
+END $$;
+
+-- Return the oldest run of a conversation that is not over: all others wait for it.
+CREATE OR REPLACE FUNCTION unfinished_in(p_tenant uuid, p_conversation uuid) RETURNS uuid
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (SELECT id FROM runs WHERE tenant_id = p_tenant AND conversation_id = p_conversation
+              AND ended_at IS NULL ORDER BY id LIMIT 1);
+END $$;
+
+-- Return a run that others wait for, as they show it.
+CREATE OR REPLACE FUNCTION blocked_by(p_tenant uuid, p_run uuid) RETURNS jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT jsonb_build_object('run_id', p_run, 'interrupts', open_interrupts(p_tenant, p_run))
+    WHERE p_run IS NOT NULL
+$$;
+
+-- Trigger on runs. A run of a conversation is over: if it completed, it is the last turn; the next
+-- run is due. One that is locked is being cancelled, and passes its turn itself.
+CREATE OR REPLACE FUNCTION pass_turn() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    -- The lock orders this with runs that are being accepted.
+    PERFORM FROM conversations WHERE tenant_id = NEW.tenant_id AND id = NEW.conversation_id
+    FOR UPDATE;
+    IF NEW.status = 'completed' THEN
+        UPDATE conversations SET last_run = NEW.id
+        WHERE tenant_id = NEW.tenant_id AND id = NEW.conversation_id;
+    END IF;
+    PERFORM release_run(NEW.tenant_id, unfinished_in(NEW.tenant_id, NEW.conversation_id));
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER pass_turn AFTER UPDATE OF ended_at ON runs FOR EACH ROW
+WHEN (OLD.ended_at IS NULL AND NEW.ended_at IS NOT NULL AND NEW.conversation_id IS NOT NULL)
+EXECUTE FUNCTION pass_turn();
+
+-- Make a run due, if it was blocked and nobody holds its row.
+CREATE OR REPLACE FUNCTION release_run(p_tenant uuid, p_run uuid) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE runs SET queued_at = clock_timestamp() WHERE tenant_id = p_tenant AND id = (
+        SELECT id FROM runs WHERE tenant_id = p_tenant AND id = p_run
+          AND status = 'queued' AND queued_at IS NULL
+        FOR NO KEY UPDATE SKIP LOCKED);
+    IF FOUND THEN
+        PERFORM enqueue_run(p_tenant, p_run);
+    END IF;
+END $$;
+
+-- Called by a worker. Return the turns before a run, newest first, and gists of a few more. Those
+-- that the last prompt held stay while all fit into p_most tokens; otherwise as many as fit into
+-- half of them: so the beginning of prompts changes rarely.
+CREATE OR REPLACE FUNCTION earlier_turns(
+    p_tenant uuid, p_base uuid, p_most bigint, p_gists integer
+) RETURNS TABLE (
+    run_id uuid, number integer, tokens bigint, events bigint, is_left boolean, gist text,
+    asked jsonb, answer jsonb, ending text
+) LANGUAGE plpgsql AS $$
+DECLARE
+    v_next uuid := p_base;
+    v_first integer;
+    v_sum bigint := 0;
+    v_left integer := 0;
+    r runs%ROWTYPE;
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    WHILE v_next IS NOT NULL AND v_left < p_gists LOOP
+        SELECT * INTO r FROM runs o WHERE o.tenant_id = p_tenant AND o.id = v_next;
+        EXIT WHEN NOT FOUND;
+        run_id := r.id;
+        number := (r.turn ->> 'number')::integer;
+        tokens := (r.turn ->> 'tokens')::bigint;
+        gist := r.turn ->> 'gist';
+        IF v_first IS NULL THEN
+            IF (r.turn ->> 'window')::bigint <= p_most THEN
+                v_first := (r.turn ->> 'first')::integer;
+            ELSE
+                v_first := 0;
+                p_most := p_most / 2;
+            END IF;
+        END IF;
+        is_left := v_left > 0 OR number < v_first OR v_sum > 0 AND v_sum + tokens > p_most;
+        IF is_left THEN
+            v_left := v_left + 1;
+            events := NULL; asked := NULL; answer := NULL; ending := NULL;
+        ELSE
+            v_sum := v_sum + tokens;
+            events := r.last_seq; asked := r.input; answer := r.output; ending := r.stop_reason;
+        END IF;
+        RETURN NEXT;
+        v_next := (r.turn ->> 'base')::uuid;
+    END LOOP;
+END $$;
+
+-- Called by a worker. Return a turn before a run, by its number, as earlier_turns does.
+CREATE OR REPLACE FUNCTION earlier_turn(p_tenant uuid, p_base uuid, p_number integer)
+RETURNS TABLE (run_id uuid, tokens bigint, events bigint, asked jsonb, answer jsonb, ending text)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_turn jsonb;
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    run_id := p_base;
+    LOOP
+        SELECT turn INTO v_turn FROM runs o WHERE o.tenant_id = p_tenant AND o.id = run_id;
+        EXIT WHEN NOT FOUND OR (v_turn ->> 'number')::integer <= p_number;
+        run_id := (v_turn ->> 'base')::uuid;
+    END LOOP;
+    RETURN QUERY
+    SELECT o.id, (turn ->> 'tokens')::bigint, o.last_seq, o.input, o.output, o.stop_reason
+    FROM runs o WHERE o.tenant_id = p_tenant AND o.id = run_id
+      AND (turn ->> 'number')::integer = p_number;
+END $$;
+
+-- Called by a worker. Return the lines of runs' logs with what their own agents said, their tools
+-- and users answered, and people decided on calls (p_dag: the agents of their graph).
+CREATE OR REPLACE FUNCTION lines_of_turns(p_tenant uuid, p_runs uuid[], p_dag boolean)
+RETURNS TABLE (run_id uuid, line text) LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    RETURN QUERY
+    SELECT s.run_id, l.line FROM run_steps s
+    CROSS JOIN LATERAL string_to_table(s.events, E'\n') WITH ORDINALITY AS l(line, n)
+    WHERE s.tenant_id = p_tenant AND s.run_id = ANY (p_runs)
+      AND l.line ~ ('^{"type":"(llm.completed|tool.(completed|failed)|message.delivered|'
+        || 'interrupt.resolved)"'
+        || CASE WHEN p_dag THEN ',"task_id":"[^"]+"' ELSE '' END || ',"agent"')
+    ORDER BY s.run_id, s.last_seq, l.n;
+END $$;

@@ -1,0 +1,158 @@
+-- Versions of agents, graphs, providers and MCP servers, for runs that pin them.
+
+-- Trigger on agents, graphs, providers and MCP servers. Give the tenant's definitions a new epoch,
+-- so that versions read before are read again. Random: an epoch never comes back, even from a
+-- backup.
+CREATE OR REPLACE FUNCTION change_definitions() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'DELETE' THEN  -- the tenant may be on its way out
+        UPDATE definition_epochs SET epoch = gen_random_uuid()
+        WHERE tenant_id IN (SELECT tenant_id FROM changed);
+    ELSE
+        INSERT INTO definition_epochs (tenant_id) SELECT DISTINCT tenant_id FROM changed
+        ON CONFLICT (tenant_id) DO UPDATE SET epoch = gen_random_uuid();
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER change_definitions_in AFTER INSERT ON agents
+REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
+CREATE OR REPLACE TRIGGER change_definitions_change AFTER UPDATE ON agents
+REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
+CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE ON agents
+REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
+CREATE OR REPLACE TRIGGER change_definitions_in AFTER INSERT ON graphs
+REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
+CREATE OR REPLACE TRIGGER change_definitions_change AFTER UPDATE ON graphs
+REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
+CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE ON graphs
+REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
+CREATE OR REPLACE TRIGGER change_definitions_in AFTER INSERT ON providers
+REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
+CREATE OR REPLACE TRIGGER change_definitions_change AFTER UPDATE ON providers
+REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
+CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE ON providers
+REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
+CREATE OR REPLACE TRIGGER change_definitions_in AFTER INSERT ON mcp_servers
+REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
+CREATE OR REPLACE TRIGGER change_definitions_change AFTER UPDATE ON mcp_servers
+REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
+CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE ON mcp_servers
+REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+
+-- Called for a run whose versions this process does not know. Return what it pins: the graph, every
+-- reachable agent, the tenant's providers and MCP servers that these may name; and the epoch.
+-- p_version: of the agent, or of the graph if there is no agent; NULL: the current one.
+CREATE OR REPLACE FUNCTION read_pins(
+    p_tenant uuid, p_agent text, p_graph text, p_version integer
+) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    RETURN (
+        WITH RECURSIVE wanted AS (
+            SELECT v.version, ARRAY(
+                SELECT node ->> 'agent' FROM jsonb_array_elements(v.definition -> 'nodes') node
+            ) AS nodes
+            FROM graphs g JOIN graph_versions v
+              ON v.tenant_id = g.tenant_id AND v.name = g.name AND v.version = CASE
+                WHEN p_agent IS NULL THEN coalesce(p_version, g.version) ELSE g.version END
+            WHERE g.tenant_id = p_tenant AND g.name = p_graph AND g.deleted_at IS NULL
+        ), reached(name, version, definition) AS (
+            SELECT a.name, v.version, v.definition FROM agents a JOIN agent_versions v
+              ON v.tenant_id = a.tenant_id AND v.name = a.name AND v.version = CASE
+                WHEN a.name = p_agent THEN coalesce(p_version, a.version) ELSE a.version END
+            WHERE a.tenant_id = p_tenant AND a.deleted_at IS NULL AND (
+                a.name = p_agent OR a.name = ANY((SELECT nodes FROM wanted)::text[]))
+            UNION
+            SELECT a.name, v.version, v.definition FROM reached
+            CROSS JOIN jsonb_array_elements_text(
+                reached.definition #> '{subagents,names}') AS child(name)
+            JOIN agents a
+              ON a.tenant_id = p_tenant AND a.name = child.name AND a.deleted_at IS NULL
+            JOIN agent_versions v
+              ON v.tenant_id = a.tenant_id AND v.name = a.name AND v.version = a.version
+        )
+        SELECT jsonb_build_object(
+            'epoch', (SELECT epoch FROM definition_epochs WHERE tenant_id = p_tenant),
+            'graph', (SELECT jsonb_build_object('version', version, 'nodes', nodes) FROM wanted),
+            'agents', (SELECT coalesce(jsonb_object_agg(name, jsonb_build_object(
+                'version', version, 'undescribed', definition ->> 'description' = '',
+                'stateful', definition -> 'stateless' = 'false',
+                'beside', coalesce(definition #>> '{subagents,mode}' = 'async', false),
+                'memory', coalesce(definition ->> 'memory', 'full'),
+                'memory_scope', definition ->> 'memory_scope',
+                'model', definition -> 'model',
+                'judges', jsonb_path_query_array(definition, 'lax $.success_check[*].model'),
+                'params', definition -> 'params', 'expose', definition -> 'expose',
+                'tools', (SELECT coalesce(jsonb_agg(jsonb_build_object(
+                        'type', tool -> 'type', 'name', tool -> 'name',
+                        'server', tool -> 'server', 'tools', tool -> 'tools')), '[]')
+                    FROM jsonb_path_query(definition, 'lax $.tools[*]') AS tool),
+                'children', coalesce(nullif(definition #> '{subagents,names}', 'null'), '[]'))),
+                '{}') FROM reached),
+            'mcp_servers', (
+                SELECT coalesce(jsonb_object_agg(m.name, jsonb_build_object(
+                    'version', m.version, 'tools', CASE WHEN v.definition -> 'tools' <> 'null'
+                    THEN jsonb_path_query_array(v.definition, '$.tools[*].name') END)), '{}')
+                FROM mcp_servers m JOIN mcp_server_versions v
+                  ON v.tenant_id = m.tenant_id AND v.name = m.name AND v.version = m.version
+                WHERE m.tenant_id = p_tenant AND m.deleted_at IS NULL AND m.name IN (
+                    SELECT jsonb_path_query(
+                        definition, 'lax $.tools[*] ? (@.type == "mcp").server') #>> '{}'
+                    FROM reached)),
+            'providers', (
+                SELECT coalesce(jsonb_object_agg(p.name, jsonb_build_object(
+                    'version', p.version, 'dialect', v.definition ->> 'dialect',
+                    'models', v.definition -> 'models', 'headers', v.definition -> 'headers',
+                    'base_url', v.definition ->> 'base_url',
+                    'prices', nullif(v.definition -> 'prices', 'null'))),
+                    '{}')
+                FROM providers p JOIN provider_versions v
+                  ON v.tenant_id = p.tenant_id AND v.name = p.name AND v.version = p.version
+                WHERE p.tenant_id = p_tenant AND p.deleted_at IS NULL AND p.name IN (
+                    SELECT 'default' UNION
+                    SELECT substring(model FROM '^[^/:]*') FROM reached
+                    CROSS JOIN LATERAL (
+                        SELECT jsonb_path_query(definition, 'lax $.model[*]')
+                        UNION ALL
+                        SELECT jsonb_path_query(definition, 'lax $.success_check[*].model')
+                    ) AS named(value)
+                    CROSS JOIN LATERAL (SELECT named.value #>> '{}') AS text(model)))));
+END $$;
+
+-- Called by a client of another API for one of its agents. Return the schema of the arguments of
+-- an agent that is exposed in this way (null: it has none), or no row.
+CREATE OR REPLACE FUNCTION exposed_input(p_tenant uuid, p_agent text, p_way text)
+RETURNS SETOF jsonb LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    RETURN QUERY SELECT v.definition -> 'input_schema' FROM agents a JOIN agent_versions v
+      ON v.tenant_id = a.tenant_id AND v.name = a.name AND v.version = a.version
+    WHERE a.tenant_id = p_tenant AND a.name = p_agent AND a.deleted_at IS NULL
+      AND v.definition -> 'expose' ? p_way;
+END
+$$;
+
+-- Called by a worker whose MCP server says that its tools have changed. Mark the stored ones.
+CREATE OR REPLACE FUNCTION note_stale_tools(p_tenant uuid, p_name text, p_url text)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    UPDATE mcp_server_versions v SET definition = v.definition || '{"stale": true}'
+    FROM mcp_servers m
+    WHERE m.tenant_id = p_tenant AND m.name = p_name AND m.deleted_at IS NULL
+      AND v.tenant_id = p_tenant AND v.name = m.name AND v.version = m.version
+      AND v.definition ->> 'url' IS NOT DISTINCT FROM p_url
+      AND v.definition -> 'tools' <> 'null' AND NOT v.definition @> '{"stale": true}';
+END $$;

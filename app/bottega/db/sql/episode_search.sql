@@ -1,0 +1,319 @@
+-- Search for episodes, by words and by vectors. A policy keeps operators that are not leakproof
+-- (distances, matches of words) off their indexes: episode_candidates is SECURITY DEFINER and names
+-- the tenant in each statement.
+
+-- Called for stored texts and for queries. Fold a text: without accents and, unless it is ASCII, in
+-- lower case. In scripts without spaces, each pair of neighbouring characters is a word.
+CREATE OR REPLACE FUNCTION episode_plain(p_text text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    -- Scripts without spaces between words: Thai to Burmese, Khmer, kana, Han.
+    v_unspaced constant text :=
+        '\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf'
+        '\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff';
+    v_pair constant text := '([' || v_unspaced || ']{2})';
+    v_text text := p_text;
+    v_second text;
+BEGIN
+    -- Without typographic signs, most texts are ASCII. Most of the others only have the sign that
+    -- summaries put for a gap, which replace finds far faster than translate.
+    IF octet_length(v_text) <> length(v_text) THEN
+        v_text := replace(v_text, U&'\2026', ' ');
+    END IF;
+    IF octet_length(v_text) <> length(v_text) THEN
+        v_text := translate(v_text, U&'\00a0\2013\2014\2018\2019\201c\201d', repeat(' ', 7));
+    END IF;
+    IF octet_length(v_text) = length(v_text) THEN
+        RETURN v_text;
+    END IF;
+    v_text := regexp_replace(normalize(v_text, NFKD), '[\u0300-\u036f]+', '', 'g');
+    v_text := lower(normalize(v_text, NFKC) COLLATE "pg_c_utf8");
+    IF v_text !~ ('[' || v_unspaced || ']') THEN
+        RETURN v_text;
+    END IF;
+    v_text := regexp_replace(v_text, '([' || v_unspaced || ']+)', ' \1 ', 'g');
+    v_second := regexp_replace(v_text, '[^' || v_unspaced || ']+', ' ', 'g');
+    v_second := regexp_replace(v_second, '(^| )[' || v_unspaced || ']', '\1', 'g');
+    RETURN regexp_replace(v_text, v_pair, '\1 ', 'g') || ' '
+        || regexp_replace(v_second, v_pair || '|[' || v_unspaced || ']', '\1 ', 'g');
+END $$;
+
+-- Called for stored texts and for queries. Cut endings off words in Latin letters and merge words
+-- with equal stems. A wrong cut does little harm: a text and a query that share a word lose the
+-- same.
+CREATE OR REPLACE FUNCTION episode_stems(p_words tsvector) RETURNS tsvector
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    -- Matches the vector's text backwards, where each word follows :' and begins with its ending.
+    -- So almost no position starts a match: the same forwards, on the texts, takes four times as
+    -- long. A stem keeps three letters.
+    v_endings constant text :=
+        ':''(?:s?(?:noita|tnem|gni|re|[aeiouy]+)|[ie]noiza?|[eio]tnema?|ssen|[dn]e|yl|s(?!s))'
+        '([a-z]{3})';
+BEGIN
+    RETURN reverse(regexp_replace(reverse(p_words::text), v_endings, ':''\1', 'g'))::tsvector;
+END $$;
+
+-- Return a word quoted for a tsquery.
+CREATE OR REPLACE FUNCTION quoted_lexeme(p_lexeme text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT '''' || replace(replace(p_lexeme, '\', '\\'), '''', '''''') || ''''
+$$;
+
+-- Called when an episode is stored. Return the words it is found by, weighted by part, and one word
+-- that only its tenant has: an index scan never visits other tenants' episodes.
+CREATE OR REPLACE FUNCTION episode_terms(p_tenant uuid, p_summary jsonb) RETURNS tsvector
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_part text[];
+    v_terms tsvector := '';
+BEGIN
+    FOREACH v_part SLICE 1 IN ARRAY ARRAY[
+        ['task', 'A'], ['result', 'B'], ['errors', 'C'], ['steps', 'D']]
+    LOOP
+        v_terms := v_terms || setweight(to_tsvector('simple', episode_plain(
+            left(coalesce(p_summary ->> v_part[1], ''), 20000))), v_part[2]::"char");
+    END LOOP;
+    RETURN array_to_tsvector(ARRAY['=' || p_tenant]) || episode_stems(v_terms);
+END $$;
+
+-- Return the rank of an episode's words for a query, in the classes that episode_words returns.
+CREATE OR REPLACE FUNCTION episode_rank(
+    p_terms tsvector, p_weights double precision[], p_classes tsquery[]
+) RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
+    SELECT sum(weight * ts_rank(p_terms, words))
+    FROM unnest(p_weights, p_classes) AS c(weight, words)
+$$;
+
+-- Return the planner's estimate of the rows of episode_search that meet the conditions, at least 1:
+-- it is 0 for conditions that exclude each other.
+CREATE OR REPLACE FUNCTION episode_estimate(p_tenant uuid, p_conditions text)
+RETURNS double precision
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_plan json;
+BEGIN
+    EXECUTE format('EXPLAIN (FORMAT JSON) SELECT FROM episode_search s WHERE s.tenant_id = %L',
+                   p_tenant) || p_conditions INTO v_plan;
+    RETURN greatest((v_plan -> 0 -> 'Plan' ->> 'Plan Rows')::double precision, 1);
+END $$;
+
+-- Called by episode_candidates. Return how many episodes a tenant has: exactly if there are fewer
+-- than a thousand, as a count is then cheaper than a plan; otherwise as the planner estimates.
+CREATE OR REPLACE FUNCTION episode_rows(p_tenant uuid) RETURNS double precision
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_rows double precision := (SELECT count(*) FROM (
+        SELECT FROM episode_search s WHERE s.tenant_id = p_tenant LIMIT 1000) few);
+BEGIN
+    RETURN CASE WHEN v_rows < 1000 THEN v_rows
+        ELSE greatest(v_rows, episode_estimate(p_tenant, '')) END;
+END $$;
+
+-- Called by consolidation. Return a vector as a byte per number: 128, plus 127 times its share of
+-- the largest amount. Cosines change by 0.002 for dense vectors, 0.004 for the built-in embedder's.
+CREATE OR REPLACE FUNCTION packed_vector(p_vector halfvec) RETURNS bytea
+LANGUAGE sql IMMUTABLE STRICT AS $$
+    SELECT decode(string_agg(lpad(to_hex(byte), 2, '0'), '' ORDER BY place), 'hex')
+    FROM (
+        SELECT place, 128 + coalesce(
+            round(127 * number / nullif(max(abs(number)) OVER (), 0)), 0)::integer AS byte
+        FROM unnest(p_vector::real[]) WITH ORDINALITY AS e(number, place)) AS bytes
+$$;
+
+-- Called by searches and by consolidation. Return a packed vector, of length 1.
+CREATE OR REPLACE FUNCTION unpacked_vector(p_packed bytea) RETURNS halfvec
+LANGUAGE sql IMMUTABLE STRICT AS $$
+    SELECT l2_normalize(ARRAY(
+        SELECT get_byte(p_packed, place) - 128
+        FROM generate_series(0, octet_length(p_packed) - 1) AS place)::halfvec)
+$$;
+
+-- Called by episode_candidates. Return the ids nearest to a vector; aged ones only within a
+-- distance. Walk the index if that is cheaper than measuring all of the tenant's episodes; measure
+-- all if the walk finds too few. So episodes of other tenants that lie nearer hide none.
+CREATE OR REPLACE FUNCTION episode_nearest(
+    p_tenant uuid, p_embedder text, p_vector halfvec, p_where text, p_further text,
+    p_aged_before timestamptz, p_farthest double precision, p_most integer, p_rows double precision
+) RETURNS uuid[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_all double precision := (
+        SELECT nullif(greatest(reltuples, 0), 0) FROM pg_class
+        WHERE oid = 'episode_vectors'::regclass);
+    v_one_by_one double precision;
+    v_each double precision := p_rows;
+    v_steps double precision;
+    v_distance text := format('v.task::halfvec(%s) <=> $1', vector_dims(p_vector));
+    v_of text := format('v.tenant_id = %L AND v.embedder = %L AND vector_dims(v.task) = %s',
+                        p_tenant, p_embedder, vector_dims(p_vector));
+    v_further text := CASE WHEN p_further = '' THEN '' ELSE
+        ' AND (SELECT true FROM episode_search s WHERE s.tenant_id = v.tenant_id'
+        ' AND s.episode_id = v.episode_id' || p_further || ')' END;
+    v_found uuid[];
+BEGIN
+    -- For fewer rows the walk never pays: estimates, which are plans, would cost more than it all.
+    IF p_rows > 2 * 22 * p_most OR p_further <> '' THEN
+        v_one_by_one := 5 * episode_estimate(p_tenant, p_where || p_further);
+        v_each := least(v_one_by_one, p_rows);
+        v_steps := p_most * v_all / episode_estimate(
+            p_tenant, p_where || p_further || format(' AND at >= %L', p_aged_before));
+    END IF;
+    IF 2 * 22 * v_steps < v_each THEN
+        -- A larger index needs a wider search to find as many of the nearest.
+        PERFORM set_config('hnsw.iterative_scan', 'relaxed_order', true),
+                set_config('hnsw.ef_search', least(400, 160 + v_all / 16000)::integer::text, true),
+                set_config('hnsw.max_scan_tuples', '20000', true),
+                set_config('enable_sort', 'off', true);
+        EXECUTE 'SELECT coalesce(array_agg(episode_id), ''{}'') FROM (
+            SELECT v.episode_id FROM (
+                SELECT v.*, ' || v_distance || ' AS distance FROM episode_vectors v
+                WHERE vector_dims(v.task) = ' || vector_dims(p_vector) || '
+                ORDER BY ' || v_distance || ' LIMIT $5) AS v
+            WHERE ' || v_of || p_where || v_further || '
+              AND (v.at >= $3 OR v.distance <= $4) LIMIT $2) AS near'
+        INTO v_found USING p_vector, p_most, p_aged_before, p_farthest,
+            least(20000, v_each / 22, 10 * v_steps)::integer;
+        PERFORM set_config('enable_sort', 'on', true);
+        IF cardinality(v_found) = p_most THEN
+            RETURN v_found;
+        END IF;
+    END IF;
+    IF v_each = v_one_by_one THEN
+        v_of := v_of || format(' AND v.episode_id = ANY (ARRAY('
+            'SELECT s.episode_id FROM episode_search s WHERE s.tenant_id = %L', p_tenant)
+            || p_where || p_further || '))';
+        v_further := '';
+    END IF;
+    EXECUTE 'WITH each AS MATERIALIZED (
+        SELECT v.tenant_id, v.episode_id, v.at, ' || v_distance || ' AS distance
+        FROM episode_vectors v WHERE ' || v_of || p_where || ')
+        SELECT coalesce(array_agg(episode_id), ''{}'') FROM (
+            SELECT episode_id FROM (
+                SELECT * FROM each WHERE at >= $3 OR distance <= $4 ORDER BY distance
+            ) AS v WHERE true ' || v_further || ' LIMIT $2) AS nearest'
+    INTO v_found USING p_vector, p_most, p_aged_before, p_farthest;
+    RETURN v_found;
+END $$;
+
+-- Called by every search. Return episodes of the transaction's tenant within a scope that a query
+-- may mean: the nearest by vector and the best by words, each with both measures, and the places
+-- (from 1) of the query's words that it has. Aged ones must be close.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION episode_candidates(
+    p_scope jsonb, p_words text[], p_vector halfvec, p_embedder text, p_by text, p_where jsonb,
+    p_aged_before timestamptz, p_aged_cosine double precision, p_most integer
+) RETURNS TABLE (
+    episode_id uuid, at timestamptz, outcome text, domain text, access_count integer,
+    cosine double precision, lexical real, words integer[]
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_tenant uuid := current_setting('bottega.tenant')::uuid;
+    v_scope text := episode_scope(p_scope);
+    v_where text := v_scope;
+    v_further text := '';
+    v_rows double precision := episode_rows(v_tenant);
+    v_rare tsquery;
+    v_rare_rows double precision;
+    v_known tsquery;
+    v_weights double precision[];
+    v_classes tsquery[];
+    v_telling tsquery[];
+    v_rank text;
+    v_of tsquery;
+    v_any tsquery;
+    v_near uuid[] := '{}';
+    v_named uuid[] := '{}';
+    v_more uuid[];
+    v_by_time text := 'off';
+BEGIN
+    PERFORM set_config('jit', 'off', true);
+    IF p_where <> '{}' THEN
+        v_where := v_where || episode_conditions(p_where);
+        v_further := episode_further_conditions(p_where);
+    END IF;
+    IF p_vector IS NOT NULL THEN
+        v_near := episode_nearest(v_tenant, p_embedder, p_vector, v_where, v_further,
+                                  p_aged_before, 1 - p_aged_cosine, p_most, v_rows);
+    END IF;
+    IF p_words <> '{}' THEN
+        SELECT * INTO v_rare, v_rare_rows, v_known, v_weights, v_classes, v_telling
+        FROM episode_words(v_tenant, p_words, v_rows, v_scope);
+        -- As episode_rank computes it, but faster for the many rows of the query below.
+        v_rank := (
+            SELECT string_agg(format('%s * ts_rank(terms, %L::tsquery)', weight, words), ' + ')
+            FROM unnest(v_weights, v_classes) AS c(weight, words));
+    END IF;
+    -- Among other tenants' episodes the tenant's word saves reads; else it costs a look for each.
+    v_of := (SELECT ('''=' || v_tenant || '''')::tsquery FROM pg_class
+             WHERE oid = 'episode_search'::regclass
+               AND (reltuples <= 0 OR v_rows < reltuples / 2));
+    -- If the vectors found enough, a word that thousands have only ranks: to find would read them.
+    FOREACH v_any IN ARRAY CASE WHEN cardinality(v_near) >= p_most AND v_rare_rows > 3000 THEN '{}'
+        ELSE array_remove(ARRAY[v_rare, v_known], NULL) END
+    LOOP
+        -- The planner expects too many episodes with words that few have: it would read all by time
+        -- until it has found enough.
+        PERFORM set_config('enable_indexscan', v_by_time, true);
+        v_by_time := 'on';
+        -- setweight for no words only copies: a long value is unpacked once.
+        EXECUTE 'SELECT coalesce(array_agg(episode_id), ''{}'') FROM (
+            SELECT episode_id, row_number() OVER (
+                PARTITION BY at < $3 ORDER BY ' || v_rank || ' DESC, episode_id) AS place
+            FROM (SELECT s.episode_id, s.at, setweight(s.terms, ''A'', ''{}'') AS terms
+                  FROM episode_search s
+                  WHERE s.tenant_id = $4 AND s.terms @@ $1'
+                  || v_where || v_further || ' ORDER BY s.at DESC LIMIT 2000) AS matching) AS ranked
+            WHERE place <= $2'
+        INTO v_more USING coalesce(v_any && v_of, v_any), p_most, p_aged_before, v_tenant;
+        v_named := v_named || v_more;
+        -- Use the common words only if vectors and rare words find too few.
+        EXIT WHEN cardinality(v_near || v_named) >= p_most OR v_rare = v_known;
+    END LOOP;
+    PERFORM set_config('enable_indexscan', 'on', true);
+    RETURN QUERY
+    SELECT s.episode_id, s.at, s.outcome, s.domain, st.access_count,
+           CASE WHEN vector_dims(v.task) = vector_dims(p_vector) THEN 1 - (CASE p_by
+               WHEN 'result' THEN unpacked_vector(v.result)
+               WHEN 'whole' THEN unpacked_vector(v.whole) ELSE v.task END <=> p_vector)
+           END,
+           episode_rank(s.terms, v_weights, v_classes)::real,
+           shared.words
+    -- Each row by its key: the planner may believe that a tenant has one, and read all for each.
+    FROM (SELECT DISTINCT unnest(v_near || v_named)) AS found(id)
+    CROSS JOIN LATERAL (
+        SELECT * FROM episode_search s
+        WHERE s.tenant_id = v_tenant AND s.episode_id = found.id LIMIT 1) AS s
+    CROSS JOIN LATERAL (
+        SELECT st.access_count FROM episode_state st
+        WHERE st.tenant_id = v_tenant AND st.episode_id = found.id LIMIT 1) AS st
+    LEFT JOIN LATERAL (
+        SELECT v.task, v.result, v.whole FROM episode_vectors v
+        WHERE v.tenant_id = v_tenant AND v.episode_id = found.id AND v.embedder = p_embedder
+        LIMIT 1) AS v ON true
+    -- setweight only copies: a long value is unpacked once.
+    LEFT JOIN LATERAL (
+        WITH bare AS MATERIALIZED (SELECT setweight(s.terms, 'A', '{}') AS terms)
+        SELECT array_agg(w.place::integer ORDER BY w.place) AS words
+        FROM bare, unnest(v_telling) WITH ORDINALITY AS w(query, place)
+        WHERE bare.terms @@ w.query
+    ) AS shared ON s.terms @@ v_known
+    WHERE s.at >= p_aged_before OR CASE WHEN vector_dims(v.task) = vector_dims(p_vector)
+        THEN 1 - (v.task <=> p_vector) >= p_aged_cosine END;
+END $$;
+
+-- Called by every search of a client or a run. Do the same in a transaction of one statement, and
+-- without a plan for each array of words and ids.
+CREATE OR REPLACE FUNCTION search_episodes(
+    p_scope jsonb, p_words text[], p_vector halfvec, p_embedder text, p_by text, p_where jsonb,
+    p_aged_before timestamptz, p_aged_cosine double precision, p_most integer, p_tenant uuid
+) RETURNS TABLE (
+    episode_id uuid, at timestamptz, outcome text, domain text, access_count integer,
+    cosine double precision, lexical real, words integer[]
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    IF p_tenant IS NOT NULL THEN
+        PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    END IF;
+    RETURN QUERY SELECT * FROM episode_candidates(
+        p_scope, p_words, p_vector, p_embedder, p_by, p_where, p_aged_before, p_aged_cosine,
+        p_most);
+END $$;

@@ -1,0 +1,157 @@
+-- What a worker needs of the runs that it claimed.
+
+-- Called by claim, which holds the runs. Begin an attempt of each: its row, its head, its event.
+CREATE OR REPLACE FUNCTION begin_attempts(p_worker uuid, p_tenants uuid[], p_runs uuid[])
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+BEGIN
+    WITH claimed AS (
+        UPDATE runs r SET
+            status = 'running', attempt = r.attempt + 1, last_seq = r.last_seq + 1,
+            attempts = shortened_attempts(r.attempts) || jsonb_build_array(jsonb_build_object(
+                'number', r.attempt + 1, 'started_at', v_now, 'ended_at', NULL,
+                'cause', CASE r.attempt WHEN 0 THEN 'start' ELSE r.attempts #>> '{-1,next}' END)),
+            started_at = coalesce(r.started_at, v_now),
+            session_base = coalesce(r.session_base, CASE WHEN r.session_id IS NULL THEN '[]' ELSE (
+                SELECT coalesce(jsonb_agg(jsonb_build_object(
+                    'agent', m.agent, 'version', m.version, 'content', m.content,
+                    'details', m.details, 'run_id', m.run_id,
+                    'published_at', m.published_at)), '[]')
+                FROM session_memory m
+                WHERE m.tenant_id = r.tenant_id AND m.session_id = r.session_id) END),
+            turn = CASE WHEN r.conversation_id IS NOT NULL THEN coalesce(r.turn, (
+                SELECT jsonb_build_object('base', o.last_run) FROM conversations o
+                WHERE o.tenant_id = r.tenant_id AND o.id = r.conversation_id)) END,
+            -- A child run's time in the queue ends with its parent's deadline, and so does it.
+            deadline = coalesce(r.deadline, least(
+                v_now + make_interval(secs => r.timeout_s),
+                CASE WHEN r.parent_run_id IS NOT NULL
+                    THEN r.queued_at + make_interval(secs => r.queue_timeout_s) END))
+        -- Ids are unique over all tenants; a join might read all runs.
+        WHERE r.tenant_id = ANY (p_tenants) AND r.id = ANY (p_runs) AND r.status = 'queued'
+        RETURNING r.*
+    ), dequeued AS (
+        DELETE FROM run_queue WHERE run_id = ANY (p_runs) AND tenant_id = ANY (p_tenants)
+    ), headed AS (
+        INSERT INTO run_heads
+            (tenant_id, run_id, attempt, last_seq, worker_id, claimed_at, deadline, is_child)
+        SELECT tenant_id, id, c.attempt, c.last_seq, p_worker, v_now, deadline,
+               parent_run_id IS NOT NULL FROM claimed c
+    )
+    INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events)
+    SELECT tenant_id, id, c.last_seq, c.last_seq, c.attempt, v_now, event_line(
+        CASE c.attempt WHEN 1 THEN 'run.started' ELSE 'run.resumed' END,
+        jsonb_build_object('attempt', c.attempt, 'cause', attempts #> '{-1,cause}'))
+    FROM claimed c;
+END $$;
+
+-- Called by begin_attempts. Return a run's attempts without the oldest one that neither started it
+-- nor followed a crash, if they are very many: a run may wait often.
+CREATE OR REPLACE FUNCTION shortened_attempts(p_attempts jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN jsonb_array_length(p_attempts) < 100 THEN p_attempts
+        ELSE p_attempts - (
+            SELECT coalesce(min(n)::integer - 1, 1)
+            FROM jsonb_array_elements(p_attempts) WITH ORDINALITY AS a(attempt, n)
+            WHERE attempt ->> 'cause' NOT IN ('start', 'crash')) END
+$$;
+
+-- Called by a worker with its claim. Return what it needs to execute a run, but for the definitions
+-- of its agents: those it may have.
+CREATE OR REPLACE FUNCTION claimed_run(p_tenant uuid, p_run uuid) RETURNS jsonb
+LANGUAGE plpgsql STRICT AS $$
+DECLARE
+    r runs%ROWTYPE;
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    SELECT * INTO r FROM runs WHERE tenant_id = p_tenant AND id = p_run;
+    RETURN jsonb_build_object(
+        'tenant', (SELECT t.name FROM tenants t WHERE t.id = r.tenant_id),
+        'mode', r.mode, 'memory', r.memory,
+        'assigned_as', CASE WHEN r.retry_of IS NULL THEN r.id
+            ELSE first_try(r.tenant_id, r.id) END,
+        'salt', (SELECT salt FROM tenants WHERE id = r.tenant_id),
+        'principal', r.principal, 'pinned', r.pinned, 'traceparent', r.traceparent,
+        'tracestate', r.tracestate,
+        'overrides', r.overrides, 'output_schema', r.output_schema, 'goals', r.goals,
+        'constraints', r.constraints, 'success_criteria', r.success_criteria,
+        'metadata', r.metadata, 'graph_name', r.graph, 'agent', r.agent, 'input', r.input,
+        'last_seq', r.last_seq, 'started_at', r.started_at,
+        'quiet_s', CASE r.attempt WHEN 1 THEN extract(epoch FROM clock_timestamp() - r.created_at)
+            END,
+        'is_cancelled', r.cancel_requested_at IS NOT NULL,
+        'session_id', r.session_id, 'user', r.user_id, 'session_base', r.session_base,
+        'in_conversation', r.turn IS NOT NULL, 'base', r.turn -> 'base',
+        'remaining_s', extract(epoch FROM r.deadline - clock_timestamp()),
+        'timeout_s', r.timeout_s, 'token_budget', r.token_budget, 'cost_budget', r.cost_budget,
+        'messages', r.messages, 'link', r.link - 'written',
+        'task_root', coalesce(r.task_root, r.id), 'carried_seq', r.carried_seq,
+        'cancelled_tasks', CASE WHEN r.attempt = 1 AND r.carried_seq = 0
+            THEN '[]' ELSE (
+            SELECT coalesce(jsonb_agg(t.id), '[]') FROM tasks t
+            WHERE t.tenant_id = r.tenant_id AND t.run_id = r.id
+              AND t.cancel_requested_at IS NOT NULL
+              AND (t.ended_at IS NULL OR t.status = 'cancelled')) END,
+        'crashes', crashes_in(r.attempts));
+END $$;
+
+-- Return how many of a run's attempts followed the death of a worker.
+CREATE OR REPLACE FUNCTION crashes_in(p_attempts jsonb) RETURNS integer LANGUAGE sql IMMUTABLE AS $$
+    SELECT jsonb_array_length(jsonb_path_query_array(p_attempts, '$[*] ? (@.cause == "crash")'))
+$$;
+
+-- Called by a worker. Return definitions in the order of the arguments; p_kinds: agent, graph,
+-- provider or mcp_server.
+CREATE OR REPLACE FUNCTION pinned_definitions(
+    p_tenants uuid[], p_kinds text[], p_names text[], p_versions integer[]
+) RETURNS TABLE (number bigint, definition jsonb) LANGUAGE plpgsql AS $$
+BEGIN
+    FOR i IN 1..cardinality(p_tenants) LOOP
+        PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
+        RETURN QUERY
+        SELECT i::bigint, CASE p_kinds[i] WHEN 'agent' THEN (
+            SELECT v.definition FROM agent_versions v WHERE v.tenant_id = p_tenants[i]
+              AND v.name = p_names[i] AND v.version = p_versions[i]) WHEN 'graph' THEN (
+            SELECT v.definition FROM graph_versions v WHERE v.tenant_id = p_tenants[i]
+              AND v.name = p_names[i] AND v.version = p_versions[i]) WHEN 'mcp_server' THEN (
+            SELECT v.definition FROM mcp_server_versions v WHERE v.tenant_id = p_tenants[i]
+              AND v.name = p_names[i] AND v.version = p_versions[i]) ELSE (
+            SELECT v.definition FROM provider_versions v WHERE v.tenant_id = p_tenants[i]
+              AND v.name = p_names[i] AND v.version = p_versions[i]) END;
+    END LOOP;
+END $$;
+
+-- Called by a worker. Return, of its runs, those to be cancelled or deleted (task_id and messages
+-- NULL), their tasks to be cancelled, and how many messages were sent to those that got any.
+CREATE OR REPLACE FUNCTION run_wishes(p_tenants uuid[], p_runs uuid[])
+RETURNS TABLE (run_id uuid, task_id uuid, messages integer) LANGUAGE plpgsql AS $$
+BEGIN
+    FOR i IN 1..cardinality(p_tenants) LOOP
+        PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
+        RETURN QUERY
+        SELECT p_runs[i], NULL::uuid,
+               CASE WHEN r.cancel_requested_at IS NULL THEN r.messages::integer END
+        FROM (SELECT) AS mine
+        LEFT JOIN runs r ON r.tenant_id = p_tenants[i] AND r.id = p_runs[i]
+        WHERE r.id IS NULL OR r.cancel_requested_at IS NOT NULL OR r.messages > 0
+        UNION ALL
+        SELECT t.run_id, t.id, NULL::integer
+        FROM tasks t
+        WHERE t.tenant_id = p_tenants[i] AND t.run_id = p_runs[i]
+          AND t.cancel_requested_at IS NOT NULL AND t.ended_at IS NULL;
+    END LOOP;
+END $$;
+
+-- Called by a worker that cannot execute a run that it claimed. End the run.
+CREATE OR REPLACE FUNCTION give_up(p_tenant uuid, p_run uuid, p_attempt integer, p_error jsonb)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR NO KEY UPDATE;
+    PERFORM FROM run_heads
+    WHERE tenant_id = p_tenant AND run_id = p_run AND attempt = p_attempt FOR UPDATE;
+    IF FOUND THEN
+        PERFORM end_unclaimed(p_tenant, p_run, 'failed', p_error);
+    END IF;
+END $$;

@@ -1,0 +1,68 @@
+-- What the service has to do, and the workers that do it.
+
+-- Return a tenant's queued runs by priority, and what it uses of its limits: {"runs": [{"priority",
+-- "queued", "oldest_at"}], "quotas": [{"name", "used", "limit"}]}; cost in billionths of a dollar.
+CREATE OR REPLACE FUNCTION tenant_load(p_tenant uuid) RETURNS jsonb LANGUAGE sql STABLE AS $$
+    SELECT jsonb_build_object(
+        'runs', (
+            SELECT coalesce(jsonb_agg(to_jsonb(q) ORDER BY q.priority), '[]') FROM (
+                SELECT r.priority, count(*) AS queued, min(r.queued_at) AS oldest_at
+                FROM run_queue o JOIN runs r ON r.tenant_id = o.tenant_id AND r.id = o.run_id
+                WHERE o.is_due IN (true, false) AND o.tenant_id = p_tenant
+                  AND r.queued_at IS NOT NULL
+                GROUP BY r.priority) q),
+        'quotas', jsonb_build_array(
+            jsonb_build_object(
+                'name', 'concurrent_runs', 'limit', bottega_limit('concurrent_runs', 100),
+                'used', (SELECT count(*) FROM run_heads
+                         WHERE tenant_id = p_tenant AND NOT is_child)),
+            jsonb_build_object(
+                'name', 'queued_runs', 'limit', bottega_limit('queued_runs', 1000),
+                -- Those that its other limit permits to run now wait for no other run of it.
+                'used', greatest(0, (
+                    SELECT count(*) FROM run_queue
+                    WHERE is_due IN (true, false) AND tenant_id = p_tenant AND NOT is_child
+                ) + (SELECT count(*) FROM run_heads WHERE tenant_id = p_tenant AND NOT is_child)
+                - bottega_limit('concurrent_runs', 100))))
+        || (SELECT jsonb_agg(jsonb_build_object(
+                'name', u || '_per_day', 'limit', nullif(bottega_limit(u || '_per_day', NULL), 0),
+                'used', coalesce((SELECT amount FROM daily_spending
+                                  WHERE tenant_id = p_tenant AND unit = u
+                                    AND day = (now() AT TIME ZONE 'UTC')::date), 0)))
+            FROM unnest(ARRAY['tokens', 'cost']) AS u)
+        || jsonb_build_object(
+            'name', 'storage_bytes', 'limit', nullif(bottega_limit('storage_bytes', NULL), 0),
+            'used', (SELECT coalesce(sum(s.bytes), 0) FROM tenant_storage s
+                     WHERE s.tenant_id = p_tenant)),
+        'storage', (SELECT coalesce(jsonb_object_agg(s.kind, s.bytes), '{}') FROM tenant_storage s
+                    WHERE s.tenant_id = p_tenant))
+$$;
+
+-- Return the workers that are alive, oldest first; state: the part of the session's tenant.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION live_workers()
+RETURNS TABLE (id uuid, started_at timestamptz, seen_at timestamptz, version text, pool jsonb,
+               state jsonb)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT id, started_at, seen_at, version, pool, tenants -> current_setting('bottega.tenant')
+    FROM workers WHERE leased_until > clock_timestamp() ORDER BY started_at, id LIMIT 1000
+$$;
+
+-- Called for metrics. Return the counts of due runs, of runs with a question to people and of
+-- live workers, and the seconds for which the oldest run that a worker could claim has been due. It
+-- reads at most 100,000 rows of a table.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION service_gauges()
+RETURNS TABLE (queued bigint, oldest_s double precision, waiting bigint, alive bigint)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    WITH queued AS MATERIALIZED (
+        SELECT tenant_id, is_child, due_at FROM run_queue WHERE is_due LIMIT 100000)
+    SELECT (SELECT count(*) FROM queued),
+           coalesce(extract(epoch FROM clock_timestamp() - (
+               SELECT min(q.due_at) FROM queued q JOIN tenant_queues t USING (tenant_id)
+               WHERE q.is_child
+                  OR t.counted + t.claimed < bottega_limit('concurrent_runs', 100))), 0),
+           (SELECT count(DISTINCT (i.tenant_id, i.run_id)) FROM (
+               SELECT tenant_id, run_id FROM interrupts WHERE status = 'pending' LIMIT 100000) i),
+           (SELECT count(*) FROM workers WHERE leased_until > clock_timestamp())
+$$;

@@ -1,0 +1,105 @@
+-- Background work across tenants; returns ids.
+
+-- Called by workers. Return tenants whose vectors are, in part or in whole, from another embedder.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION tenants_of_other_embedders(p_embedder text, p_most integer)
+RETURNS SETOF uuid
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT tenant_id FROM tenant_memory WHERE embedder <> p_embedder OR leftovers
+    ORDER BY tenant_id LIMIT p_most
+$$;
+
+-- Called by workers. Return tenants whose background was last measured more than p_older_s ago.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION tenants_to_measure(p_older_s double precision, p_most integer)
+RETURNS TABLE (id uuid, embedder text)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT tenant_id, embedder FROM tenant_memory
+    WHERE background_at < now() - make_interval(secs => p_older_s) AND embedder IS NOT NULL
+    ORDER BY background_at LIMIT p_most
+$$;
+
+-- Called by workers. Return tenants whose sample of words is missing or older than p_older_s.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION tenants_to_sample(p_older_s double precision, p_most integer)
+RETURNS SETOF uuid
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT tenant_id FROM tenant_memory
+    WHERE sampled_at IS NULL OR sampled_at < now() - make_interval(secs => p_older_s)
+    ORDER BY sampled_at NULLS FIRST LIMIT p_most
+$$;
+
+-- Called by the process that has swept the queue. See to runs that wait for what does not come any
+-- more, and delete expired keys, tickets, live text and workers: a page of each.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION do_upkeep() RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+BEGIN
+    PERFORM cancel_orphans();
+    -- Blocked runs that wait for nobody: the run before was deleted.
+    PERFORM release_run(b.tenant_id, b.id)
+    FROM run_queue q JOIN runs b ON b.tenant_id = q.tenant_id AND b.id = q.run_id
+    WHERE NOT q.is_due AND q.due_at = 'infinity'
+      AND b.id = unfinished_in(b.tenant_id, b.conversation_id)
+    LIMIT 1000;
+    PERFORM expire_interrupts(500);
+    DELETE FROM workers WHERE id IN (
+        SELECT id FROM workers
+        WHERE leased_until < now() - interval '30 seconds' FOR UPDATE SKIP LOCKED);
+    PERFORM forget_model_traffic();
+    DELETE FROM live_text WHERE ctid = ANY (ARRAY(
+        SELECT l.ctid FROM live_text l
+        -- Looked up one by one: a join may read all runs.
+        WHERE (SELECT r.status FROM runs r WHERE r.tenant_id = l.tenant_id AND r.id = l.run_id)
+              IS DISTINCT FROM 'running'
+        LIMIT 1000 FOR UPDATE SKIP LOCKED));
+    DELETE FROM idempotency_keys WHERE (tenant_id, key) IN (
+        SELECT tenant_id, key FROM idempotency_keys WHERE created_at < now() - interval '24 hours'
+        ORDER BY created_at LIMIT 5000 FOR UPDATE SKIP LOCKED);
+    DELETE FROM ws_tickets WHERE (tenant_id, ticket_hash) IN (
+        SELECT tenant_id, ticket_hash FROM ws_tickets WHERE expires_at < now()
+        ORDER BY expires_at LIMIT 5000 FOR UPDATE SKIP LOCKED);
+END $$;
+
+-- Called by workers. Create the index for vectors of this length if it is missing. Only a table's
+-- owner may, so the function acts as the login that migrated.
+-- owner: migrator, execute: bottega_app
+CREATE OR REPLACE FUNCTION ensure_vector_index(p_dimension integer) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+BEGIN
+    IF p_dimension IS NULL OR p_dimension NOT BETWEEN 1 AND 4000 THEN
+        RAISE EXCEPTION 'vectors of % numbers cannot be searched', p_dimension;
+    END IF;
+    IF to_regclass(format('ix_episode_vectors_task_%s', p_dimension)) IS NULL THEN
+        PERFORM pg_advisory_xact_lock(hashtext('ensure_vector_index'));
+        EXECUTE format(
+            'CREATE INDEX IF NOT EXISTS ix_episode_vectors_task_%1$s ON episode_vectors'
+            ' USING hnsw ((task::halfvec(%1$s)) halfvec_cosine_ops)'
+            ' WITH (m = 24, ef_construction = 100)'
+            ' WHERE vector_dims(task) = %1$s', p_dimension);
+    END IF;
+END $$;
+
+-- Called by maintenance of indexes. Drop invalid indexes that a killed rebuild left; return the
+-- count. One that is being built is locked, and is left alone. Acts as the login that migrated.
+-- owner: migrator, execute: bottega_maintenance
+CREATE OR REPLACE FUNCTION drop_broken_indexes() RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_index text;
+    v_dropped integer := 0;
+BEGIN
+    PERFORM set_config('lock_timeout', '200ms', true);
+    FOR v_index IN
+        SELECT c.oid::regclass FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+        WHERE NOT i.indisvalid AND c.relnamespace = 'public'::regnamespace
+          AND c.relname ~ '_cc(new|old)[0-9]*$'
+    LOOP
+        BEGIN
+            EXECUTE 'DROP INDEX ' || v_index;
+            v_dropped := v_dropped + 1;
+        EXCEPTION WHEN lock_not_available OR undefined_object THEN NULL;
+        END;
+    END LOOP;
+    RETURN v_dropped;
+END $$;

@@ -1,0 +1,113 @@
+-- Messages that users send to a run under way, for its root agent. The run's row is locked while
+-- one comes in and while the run ends, so that a message is either refused or read before the end.
+
+-- Called when a message is sent. Store it, once for each p_id; a worker that executes the run is
+-- told, and records it. Return {"id"}, or {"refused"}: unknown, final, no_root, too_many_messages,
+-- message_too_large.
+CREATE OR REPLACE FUNCTION send_message(
+    p_tenant uuid, p_run uuid, p_content jsonb, p_principal text, p_files uuid[],
+    p_id uuid DEFAULT NULL
+) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+    v_most_messages integer := 100;
+    v_most_bytes integer := 100000;
+    v_id uuid;
+    r runs%ROWTYPE;
+BEGIN
+    SELECT * INTO r FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN jsonb_build_object('refused', 'unknown');
+    ELSIF p_id IS NOT NULL AND EXISTS (
+        SELECT FROM run_messages WHERE tenant_id = p_tenant AND run_id = p_run AND id = p_id)
+    THEN
+        RETURN jsonb_build_object('id', p_id);
+    ELSIF r.ended_at IS NOT NULL OR r.cancel_requested_at IS NOT NULL THEN
+        RETURN jsonb_build_object('refused', 'final');
+    ELSIF r.mode = 'dag' THEN
+        RETURN jsonb_build_object('refused', 'no_root');
+    ELSIF r.messages >= v_most_messages THEN
+        RETURN jsonb_build_object('refused', 'too_many_messages', 'limit', v_most_messages);
+    ELSIF octet_length(p_content::text) > v_most_bytes THEN
+        RETURN jsonb_build_object('refused', 'message_too_large', 'limit', v_most_bytes);
+    END IF;
+    UPDATE runs SET messages = messages + 1 WHERE tenant_id = p_tenant AND id = p_run;
+    INSERT INTO run_messages (tenant_id, run_id, number, id, content, principal)
+    VALUES (p_tenant, p_run, r.messages + 1, coalesce(p_id, uuidv7()), p_content, p_principal)
+    RETURNING id INTO v_id;
+    UPDATE files SET run_id = p_run WHERE tenant_id = p_tenant AND id = ANY (p_files);
+    IF r.status = 'running' THEN
+        PERFORM pg_notify('bottega_cancel', p_run::text);
+    ELSE
+        PERFORM append_event(p_tenant, p_run, clock_timestamp(), event_line(
+            'message.received', jsonb_build_object('message_id', v_id)));
+    END IF;
+    RETURN jsonb_build_object('id', v_id);
+END $$;
+
+-- Called by accept_run after prepare_turn, so that no other run joins the conversation. If it is to
+-- steer, send the input to the run under way; return that run, with "message_id", or a refusal.
+-- NULL: no run takes it, so that it becomes a run itself.
+CREATE OR REPLACE FUNCTION steer_run(p_tenant uuid, p_new jsonb) RETURNS jsonb
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_run uuid;
+    v_before uuid;
+    v_sent jsonb;
+BEGIN
+    IF (p_new ->> 'if_busy', p_new ->> 'conversation') IS DISTINCT FROM ('steer', 'continue') THEN
+        RETURN NULL;
+    END IF;
+    LOOP
+        v_before := v_run;
+        SELECT unfinished_in(p_tenant, c.id) INTO v_run FROM conversations c
+        JOIN sessions s ON s.tenant_id = p_tenant AND s.id = c.session_id
+        WHERE c.tenant_id = p_tenant AND c.session_id = p_new ->> 'session_id'
+          AND c.mode = p_new ->> 'mode' AND c.graph = coalesce(p_new ->> 'graph', '')
+          AND c.agent = coalesce(p_new ->> 'agent', '') AND c.is_current
+          AND p_new ->> 'user' IS NOT DISTINCT FROM s.user_id;
+        IF v_run IS NULL OR v_run = v_before THEN  -- it is being cancelled
+            RETURN NULL;
+        END IF;
+        v_sent := send_message(
+            p_tenant, v_run,
+            CASE jsonb_typeof(p_new -> 'input') WHEN 'array' THEN p_new #> '{input,0,content}'
+                ELSE p_new -> 'input' END,
+            p_new ->> 'principal', made_files(p_new));
+        -- It may have ended before it was locked.
+        EXIT WHEN coalesce(v_sent ->> 'refused', '') NOT IN ('final', 'unknown');
+    END LOOP;
+    IF v_sent ? 'refused' THEN
+        RETURN v_sent || jsonb_build_object('run_id', v_run);
+    END IF;
+    RETURN (SELECT shown_run(r) FROM runs r WHERE r.tenant_id = p_tenant AND r.id = v_run)
+        || jsonb_build_object('message_id', v_sent -> 'id');
+END $$;
+
+-- Return ids of the files that were made of data in a run's input.
+CREATE OR REPLACE FUNCTION made_files(p_new jsonb) RETURNS uuid[] LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN jsonb_typeof(p_new -> 'made_files') = 'array' THEN ARRAY(
+        SELECT f::uuid FROM jsonb_array_elements_text(p_new -> 'made_files') AS f) ELSE '{}' END
+$$;
+
+-- Called by append_steps. Return how many of its messages a run has read that a step ends; NULL:
+-- the step ends none. Only a run that completes must have read all.
+CREATE OR REPLACE FUNCTION messages_read(p_outcome jsonb) RETURNS integer
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_outcome ->> 'status' = 'completed'
+        THEN coalesce((p_outcome ->> 'messages')::integer, 0)
+        WHEN p_outcome IS NOT NULL THEN 32767 END
+$$;
+
+-- Called by a worker. Return the messages of its runs after those that it knows, in order.
+CREATE OR REPLACE FUNCTION messages_after(p_tenants uuid[], p_runs uuid[], p_known integer[])
+RETURNS TABLE (run_id uuid, number integer, id uuid, content jsonb) LANGUAGE plpgsql AS $$
+BEGIN
+    FOR i IN 1..cardinality(p_tenants) LOOP
+        PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
+        RETURN QUERY
+        SELECT m.run_id, m.number::integer, m.id, m.content
+        FROM run_messages m
+        WHERE m.tenant_id = p_tenants[i] AND m.run_id = p_runs[i] AND m.number > p_known[i]
+        ORDER BY m.number;
+    END LOOP;
+END $$;

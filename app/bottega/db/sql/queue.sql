@@ -1,0 +1,338 @@
+-- The run queue: which run a worker executes next, and what happens when a worker dies.
+--
+-- run_queue has a row for each run that waits for a worker. A statement that changes the state of a
+-- run changes that row in the same transaction.
+--
+-- Claim: a worker calls claim() for as many runs as it has free places. A claim (by begin_attempts)
+-- deletes their rows, raises each run's attempt, and stores attempt and worker in run_heads. It
+-- locks the rows of its tenants in tenant_queues. Only claims do, and they skip locked ones.
+-- Fence: each write names the attempt, and changes nothing if run_heads has another, or no row.
+-- Lease: a worker is alive until workers.leased_until. report() extends it, and names the runs that
+-- the worker executes.
+-- Takeover: sweep() runs in every process. It queues a run again whose worker has no lease (cause
+-- crash), or whose worker, more than 5 s after the claim, does not name it: the answer to the claim
+-- was lost (cause lost, which counts as no crash). A lease lasts two thirds of BOTTEGA_TAKEOVER_S.
+-- Fair: of the tenants with due runs (500, from a random one on) a claim serves the four that were
+-- served longest ago, with equal shares; what one leaves the others get. The last fifth of a
+-- worker's places is for tenants that have no run there. A tenant's runs go by rank: time of
+-- acceptance, plus 30 s for each priority below the first. The rank never changes, so a run that
+-- comes back keeps its position. Child runs of a tenant take turns with its other runs.
+-- Limit: counted is the number of a tenant's running runs at the last count, claimed what came
+-- since. A claim counts again before both could pass concurrent_runs. Child runs do not count.
+
+-- Called by statements that have locked the run's row. Store that a run may be claimed from p_due
+-- on; infinity: the run before it in its conversation must end first.
+CREATE OR REPLACE FUNCTION enqueue_run(
+    p_tenant uuid, p_run uuid, p_due timestamptz DEFAULT clock_timestamp()
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_is_due boolean := p_due <= clock_timestamp();
+BEGIN
+    INSERT INTO run_queue (tenant_id, run_id, rank, is_child, is_due, due_at, expires_at)
+    SELECT r.tenant_id, r.id, r.created_at + (r.priority - 1) * interval '30 seconds',
+           r.parent_run_id IS NOT NULL, v_is_due, p_due, CASE
+               WHEN r.attempt > 0 THEN r.deadline
+               WHEN r.queued_at IS NULL THEN 'infinity'
+               ELSE r.queued_at + make_interval(secs => r.queue_timeout_s) END
+    FROM runs r WHERE r.tenant_id = p_tenant AND r.id = p_run
+    ON CONFLICT (tenant_id, run_id) DO UPDATE SET
+        is_due = excluded.is_due, due_at = excluded.due_at, expires_at = excluded.expires_at;
+    IF v_is_due THEN
+        PERFORM wake_worker();
+    END IF;
+END $$;
+
+-- Notify one worker with a free place that runs are due; nobody, if all are full. One worker is
+-- filled before the next, since a worker stores the steps of its runs together.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION wake_worker(p_except uuid DEFAULT NULL) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT pg_notify('bottega_queue', w.id::text) FROM (
+        SELECT id FROM workers
+        WHERE leased_until > clock_timestamp() AND id IS DISTINCT FROM p_except
+          AND (common_places > 0 OR p_except IS NULL AND free_places > 0)
+        ORDER BY common_places > 0 DESC, CASE WHEN common_places > 0 THEN 0 ELSE random() END, id
+        LIMIT 1) AS w
+$$;
+
+-- Return up to 500 tenants with due runs, upwards from p_from, then from the lowest on (round 2):
+-- one index step for each.
+CREATE OR REPLACE FUNCTION due_tenants(p_from uuid DEFAULT gen_random_uuid()) RETURNS uuid[]
+LANGUAGE sql STABLE AS $$
+    WITH RECURSIVE due(tenant, round) AS (
+        SELECT p_from, 1
+        UNION ALL
+        SELECT n.tenant_id, n.round FROM due d CROSS JOIN LATERAL (
+            (SELECT q.tenant_id, d.round FROM run_queue q
+             WHERE q.is_due AND q.tenant_id > d.tenant ORDER BY q.tenant_id LIMIT 1)
+            UNION ALL
+            (SELECT q.tenant_id, 2 FROM run_queue q
+             WHERE q.is_due AND d.round = 1 ORDER BY q.tenant_id LIMIT 1)
+            LIMIT 1) AS n
+        WHERE n.round = 1 OR n.tenant_id <= p_from)
+    SELECT coalesce(array_agg(tenant), '{}') FROM (SELECT tenant FROM due OFFSET 1 LIMIT 500) AS t
+$$;
+
+-- Return a tenant's next due run, of its child runs or of the others.
+CREATE OR REPLACE FUNCTION next_due(p_tenant uuid, p_child boolean) RETURNS uuid
+LANGUAGE sql STABLE AS $$
+    SELECT run_id FROM run_queue WHERE is_due AND tenant_id = p_tenant AND is_child = p_child
+    ORDER BY rank, run_id LIMIT 1
+$$;
+
+-- Return whether one of these tenants has due runs that its limit permits, or due child runs.
+CREATE OR REPLACE FUNCTION any_left(p_tenants uuid[], p_limit bigint) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (
+        SELECT FROM tenant_queues t WHERE t.tenant_id = ANY (p_tenants)
+          AND (t.counted + t.claimed < p_limit AND next_due(t.tenant_id, false) IS NOT NULL
+               OR next_due(t.tenant_id, true) IS NOT NULL))
+$$;
+
+-- Return how many places of a worker that executes p_held runs any tenant may take: the last fifth
+-- is for those that have no run there, unless there is one tenant in all.
+CREATE OR REPLACE FUNCTION count_common_places(p_places integer, p_held integer) RETURNS integer
+LANGUAGE sql STABLE AS $$
+    SELECT greatest(0, CASE count(*) WHEN 2 THEN p_places * 4 / 5 ELSE p_places END - p_held)
+    FROM (SELECT FROM tenants LIMIT 2) AS t
+$$;
+
+-- Called by a worker with p_places places; p_held: for each run in them its tenant. Claim at most
+-- p_most due runs. more: there are others that this worker may claim now. p_ended: tenants whose
+-- runs ended here in the last second: those may be below their limit again.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION claim(
+    p_worker uuid, p_most integer, p_places integer, p_held uuid[], p_ended uuid[]
+) RETURNS TABLE (tenant uuid, run uuid, attempt integer, more boolean) LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = public, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_limit bigint := bottega_limit('concurrent_runs', 100);
+    v_free integer := p_places - cardinality(p_held);
+    v_common integer := count_common_places(p_places, cardinality(p_held));
+    v_due uuid[] := '{}';
+    v_mine uuid[] := '{}';  -- those of which this worker may claim runs
+    v_tenants uuid[] := '{}';  -- those that this claim has locked
+    v_rooms bigint[] := '{}';  -- how many of their runs may be claimed
+    v_claimed uuid[] := '{}';
+    v_owners uuid[] := '{}';  -- the tenants of v_claimed
+    q tenant_queues%ROWTYPE;
+    w workers%ROWTYPE;
+BEGIN
+    SELECT * INTO w FROM workers WHERE id = p_worker AND leased_until > clock_timestamp();
+    IF NOT FOUND THEN
+        RETURN;  -- what it claimed would be taken over at once
+    END IF;
+    IF EXISTS (SELECT FROM run_queue WHERE NOT is_due AND due_at <= clock_timestamp()) THEN
+        UPDATE run_queue o SET is_due = true WHERE (o.tenant_id, o.run_id) IN (
+            SELECT tenant_id, run_id FROM run_queue
+            WHERE NOT is_due AND due_at <= clock_timestamp()
+            ORDER BY due_at LIMIT 100 FOR UPDATE SKIP LOCKED);
+    END IF;
+    IF EXISTS (SELECT FROM run_queue WHERE is_due) THEN  -- most claims after an end find nothing
+        v_due := due_tenants();
+        v_mine := ARRAY(SELECT d FROM unnest(v_due) AS d
+                        WHERE v_free > 0 AND (v_common > 0 OR d <> ALL (p_held)));
+    END IF;
+    FOR q IN
+        SELECT t.* FROM tenant_queues t WHERE t.tenant_id = ANY (v_mine)
+        -- One at its limit counts as served a second later, and its runs are counted again only
+        -- then, or after the end of one.
+        ORDER BY t.served_at + CASE
+            WHEN t.counted + t.claimed < v_limit OR t.tenant_id = ANY (p_ended)
+                 OR next_due(t.tenant_id, true) IS NOT NULL
+            THEN interval '0' ELSE interval '1 second' END, t.tenant_id
+        LIMIT 4 FOR UPDATE SKIP LOCKED
+    LOOP
+        IF q.counted + q.claimed + least(p_most, v_free) >= v_limit AND (
+            q.counted + q.claimed < v_limit OR q.tenant_id = ANY (p_ended)
+            OR q.served_at < clock_timestamp() - interval '1 second')
+        THEN
+            SELECT count(*) INTO q.counted FROM run_heads h
+            WHERE h.tenant_id = q.tenant_id AND NOT h.is_child;
+            UPDATE tenant_queues t SET counted = q.counted, claimed = 0, served_at = CASE
+                WHEN q.counted < v_limit THEN t.served_at ELSE clock_timestamp() END
+            WHERE t.tenant_id = q.tenant_id;
+            q.claimed := 0;
+        END IF;
+        v_tenants := v_tenants || q.tenant_id;
+        v_rooms := v_rooms || greatest(0, v_limit - q.counted - q.claimed);
+    END LOOP;
+    IF v_tenants <> '{}' THEN
+        SELECT coalesce(array_agg(c.run_id), '{}'), coalesce(array_agg(c.tenant_id), '{}')
+        INTO v_claimed, v_owners FROM (
+            WITH line AS (  -- the next runs of each tenant, its own and its child runs in turn
+                SELECT t.id AS tenant_id, t.number, n.run_id,
+                       row_number() OVER (PARTITION BY t.id ORDER BY n.place, n.run_id) AS place
+                FROM unnest(v_tenants, v_rooms) WITH ORDINALITY AS t(id, room, number)
+                CROSS JOIN LATERAL (
+                    (SELECT o.run_id, row_number() OVER (ORDER BY o.rank, o.run_id) AS place
+                     FROM run_queue o WHERE o.tenant_id = t.id AND o.is_due AND NOT o.is_child
+                     ORDER BY o.rank, o.run_id LIMIT least(p_most, t.room))
+                    UNION ALL
+                    (SELECT o.run_id, row_number() OVER (ORDER BY o.rank, o.run_id)
+                     FROM run_queue o WHERE o.tenant_id = t.id AND o.is_due AND o.is_child
+                     ORDER BY o.rank, o.run_id LIMIT p_most)) AS n
+            ), shared AS (  -- first the tenants that have no run here
+                SELECT l.*, place = 1 AND l.tenant_id <> ALL (p_held) AS is_first,
+                       row_number() OVER (ORDER BY place = 1 AND l.tenant_id <> ALL (p_held) DESC,
+                                          place, number) AS total
+                FROM line l)
+            SELECT r.tenant_id, r.id AS run_id FROM shared s
+            CROSS JOIN LATERAL (
+                SELECT o.tenant_id, o.id FROM runs o
+                WHERE o.tenant_id = s.tenant_id AND o.id = s.run_id AND o.status = 'queued'
+                FOR NO KEY UPDATE SKIP LOCKED) AS r
+            WHERE s.total <= p_most
+              AND s.total <= CASE WHEN s.is_first THEN v_free ELSE v_common END
+            ORDER BY s.total) AS c;
+        UPDATE tenant_queues t SET served_at = clock_timestamp(), claimed = t.claimed + (
+            SELECT count(*) FROM run_queue o
+            WHERE o.tenant_id = t.tenant_id AND o.run_id = ANY (v_claimed) AND NOT o.is_child)
+        WHERE t.tenant_id = ANY (v_owners);
+        PERFORM begin_attempts(p_worker, v_owners, v_claimed);
+    END IF;
+    v_free := greatest(0, v_free - cardinality(v_claimed));
+    v_common := greatest(0, v_common - cardinality(v_claimed));
+    IF (w.free_places > 0, w.common_places > 0) <> (v_free > 0, v_common > 0) THEN  -- else no news
+        UPDATE workers SET free_places = v_free, common_places = v_common WHERE id = p_worker;
+    END IF;
+    -- Another claim has locked some; or nobody woke this worker, since it counted as full.
+    more := v_free > 0 AND (cardinality(v_tenants) < least(4, cardinality(v_mine))
+                            OR w.free_places <= 0);
+    IF v_due <> '{}' AND any_left(v_due, v_limit) THEN
+        IF v_common = 0 THEN  -- this worker is full: another one may take what is left
+            PERFORM wake_worker(p_worker);
+        END IF;
+        more := more OR v_free > 0 AND (v_common > 0 OR any_left(ARRAY(
+            SELECT d FROM unnest(v_mine) AS d WHERE d <> ALL (p_held || v_owners)), v_limit));
+    END IF;
+    IF v_claimed <> '{}' THEN
+        RETURN QUERY SELECT c.t, c.r, (
+            SELECT h.attempt FROM run_heads h WHERE h.tenant_id = c.t AND h.run_id = c.r), more
+        FROM unnest(v_owners, v_claimed) AS c(t, r);
+    ELSIF more THEN
+        RETURN NEXT;
+    END IF;
+END $$;
+
+-- Called by a worker three times in each lease. Extend its lease, name the runs that it executes,
+-- and return those that are still its own. p_places: 0 while it stops. p_about: {"version",
+-- "age_s", "pool", "tenants": {tenant: its part of the load}}, as operators and tenants see it.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION report(
+    p_worker uuid, p_lease_s double precision, p_places integer, p_tenants uuid[], p_runs uuid[],
+    p_attempts integer[], p_about jsonb
+) RETURNS SETOF uuid LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    INSERT INTO workers (id, started_at, seen_at, leased_until, free_places, common_places, runs,
+                         version, pool, tenants)
+    SELECT p_worker, now() - make_interval(secs => (p_about ->> 'age_s')::double precision),
+           clock_timestamp(), clock_timestamp() + make_interval(secs => p_lease_s),
+           greatest(0, p_places - cardinality(p_runs)),
+           count_common_places(p_places, cardinality(p_runs)),
+           ARRAY(SELECT n.run_id || ':' || n.attempt
+                 FROM unnest(p_runs, p_attempts) AS n(run_id, attempt)),
+           p_about ->> 'version', p_about -> 'pool', p_about -> 'tenants'
+    ON CONFLICT (id) DO UPDATE SET
+        seen_at = excluded.seen_at, leased_until = excluded.leased_until, runs = excluded.runs,
+        free_places = excluded.free_places, common_places = excluded.common_places,
+        pool = excluded.pool, tenants = excluded.tenants;
+    SELECT h.run_id FROM unnest(p_tenants, p_runs, p_attempts) AS n(tenant_id, run_id, attempt)
+    JOIN run_heads h USING (tenant_id, run_id, attempt);
+$$;
+
+-- Called by a worker that stops executing a run, or by the sweep in its place. p_cause of the next
+-- attempt: drain, message (one came at its end), model (it is away), interrupt, crash, lost.
+-- Queue the run, due in p_pause_s; or let it wait for people; or end it if it is to be cancelled.
+CREATE OR REPLACE FUNCTION hand_back(
+    p_tenant uuid, p_run uuid, p_attempt integer, p_cause text,
+    p_pause_s double precision DEFAULT 0, p_interrupts uuid[] DEFAULT '{}'
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_last bigint;
+    r runs%ROWTYPE;
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR NO KEY UPDATE;
+    DELETE FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run AND attempt = p_attempt
+    RETURNING last_seq INTO v_last;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    DELETE FROM live_text WHERE tenant_id = p_tenant AND run_id = p_run;
+    UPDATE runs SET status = 'queued', last_seq = v_last, attempts = jsonb_set(
+        attempts, '{-1}', attempts -> -1 || jsonb_build_object('ended_at', v_now, 'next', p_cause))
+    WHERE tenant_id = p_tenant AND id = p_run RETURNING * INTO r;
+    IF r.cancel_requested_at IS NOT NULL THEN
+        PERFORM end_unclaimed(p_tenant, p_run, 'cancelled', NULL);
+    ELSIF waits_for_people(p_tenant, p_run, p_interrupts) AND NOT cancels_task(
+        p_tenant, p_run, (r.attempts #>> '{-1,started_at}')::timestamptz)
+    THEN
+        PERFORM begin_waiting(p_tenant, p_run, p_interrupts, v_now);
+    ELSE
+        PERFORM enqueue_run(p_tenant, p_run, least(
+            r.deadline, v_now + make_interval(secs => p_pause_s)));
+    END IF;
+END $$;
+
+-- Called by each process; NULL if another one sweeps. Queue runs again that no worker executes, and
+-- end those whose time is over, a page of each; return how many were queued. After a lease in which
+-- nobody swept (the database was down) all leases count from now: no worker could report.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION sweep(p_lease_s double precision) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_lease interval := make_interval(secs => p_lease_s);
+    v_until timestamptz := clock_timestamp() + interval '2 seconds';
+    v_queued bigint := 0;
+    v_since timestamptz;
+    r record;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(4871019202) OR EXISTS (
+        SELECT FROM last_sweep WHERE at BETWEEN now() - v_lease / 4 AND now())
+    THEN
+        RETURN NULL;
+    END IF;
+    INSERT INTO last_sweep AS l (at, since) VALUES (now(), now()) ON CONFLICT (one) DO UPDATE
+    SET at = now(), since = CASE WHEN l.at > now() - v_lease THEN l.since ELSE now() END
+    RETURNING greatest(since, pg_postmaster_start_time()) INTO v_since;
+    FOR r IN
+        SELECT o.*, x.cause FROM (
+            (SELECT h.tenant_id, h.run_id, h.attempt, 'running' AS status, CASE
+                 WHEN h.deadline < now() - interval '60 seconds' THEN NULL  -- its worker hangs
+                 WHEN w.leased_until > now() THEN 'lost' ELSE 'crash' END AS cause
+             FROM run_heads h LEFT JOIN workers w ON w.id = h.worker_id
+             WHERE h.deadline < now() - interval '60 seconds'
+                OR w.leased_until > now() AND h.claimed_at < w.seen_at - interval '5 seconds'
+                   AND (h.worker_id, h.run_id || ':' || h.attempt) NOT IN (
+                       SELECT id, unnest(runs) FROM workers)
+                OR coalesce(w.leased_until <= now(), true) AND v_since + v_lease < clock_timestamp()
+             LIMIT 1000)
+            UNION ALL
+            (SELECT tenant_id, run_id, NULL, 'queued', NULL FROM run_queue
+             WHERE expires_at < now() ORDER BY expires_at LIMIT 500)) AS x
+        CROSS JOIN LATERAL (
+            SELECT * FROM runs o WHERE o.tenant_id = x.tenant_id AND o.id = x.run_id
+              AND o.status = x.status AND o.attempt = coalesce(x.attempt, o.attempt)  -- the fence
+            FOR UPDATE SKIP LOCKED) AS o
+    LOOP
+        BEGIN
+            IF r.cause IS NULL THEN
+                PERFORM end_unclaimed(r.tenant_id, r.id, 'timeout', NULL);
+            ELSE
+                -- A run that kills its worker stops the other runs there, too. From the second
+                -- crash on each gets another pause, so that they do not meet it again.
+                PERFORM hand_back(
+                    r.tenant_id, r.id, r.attempt, r.cause,
+                    CASE r.cause WHEN 'crash' THEN p_lease_s * least(crashes_in(r.attempts), 2)
+                        * (hashtext(r.id::text || r.attempt) & 1023) / 1024.0 ELSE 0 END);
+                v_queued := v_queued + 1;
+            END IF;
+        EXCEPTION WHEN OTHERS THEN  -- one run must not keep the sweep from all others
+            RAISE WARNING 'run % could not be ended or queued: %', r.id, SQLERRM;
+        END;
+        EXIT WHEN clock_timestamp() > v_until;  -- the rest comes with the next sweep
+    END LOOP;
+    UPDATE last_sweep SET at = clock_timestamp();
+    RETURN v_queued;
+END $$;

@@ -1,0 +1,154 @@
+-- Removal of what is older than it is kept: finished runs, the audit log, archived episodes. The
+-- functions act for the transaction's tenant, skip what others have locked, and remove one page.
+
+-- Called by workers and by `bottega prune`. Return which tenants keep what until when, where
+-- something is older: kind and time, for all tenants or the named one. p_days has a number of days
+-- for each kind; with p_own a tenant's own row counts instead.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION due_retention(p_days jsonb, p_tenant text, p_own boolean)
+RETURNS TABLE (tenant_id uuid, name text, kind text, before timestamptz)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT t.id, t.name, k.kind, b.before
+    FROM tenants t
+    CROSS JOIN unnest(ARRAY['audit', 'episodes', 'runs']) AS k(kind)
+    LEFT JOIN retention o ON p_own AND o.tenant_id = t.id AND o.kind = k.kind
+    CROSS JOIN LATERAL (
+        SELECT now() - make_interval(secs => 86400 * CASE WHEN o.kind IS NULL
+            THEN (p_days ->> k.kind)::double precision ELSE o.days END) AS before) AS b
+    WHERE b.before IS NOT NULL AND (p_tenant IS NULL OR t.name = p_tenant)
+      AND CASE k.kind
+        WHEN 'runs' THEN EXISTS (
+            SELECT FROM runs r WHERE r.tenant_id = t.id AND r.ended_at < b.before)
+        WHEN 'audit' THEN b.before > (  -- its ids grow with time
+            SELECT a.at FROM audit_log a WHERE a.tenant_id = t.id ORDER BY a.id LIMIT 1)
+        ELSE EXISTS (
+            SELECT FROM episode_state s WHERE s.tenant_id = t.id
+              AND s.state IN ('archived', 'quarantined') AND s.at < b.before) END
+    ORDER BY t.name, k.kind
+$$;
+
+-- Return whether a finished run must stay for now: it waits for a webhook or a check, a run that is
+-- not over may read it as an earlier turn or is linked with it, or a file of it was used lately.
+CREATE OR REPLACE FUNCTION run_in_use(r runs, p_before timestamptz) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM webhooks w WHERE w.tenant_id = r.tenant_id AND w.run_id = r.id
+                   AND w.status = 'pending')
+        OR EXISTS (SELECT FROM run_checks c WHERE c.tenant_id = r.tenant_id AND c.run_id = r.id
+                   AND c.status = 'pending')
+        OR EXISTS (SELECT FROM files f WHERE f.tenant_id = r.tenant_id AND f.run_id = r.id
+                   AND f.used_at >= p_before)
+        OR EXISTS (SELECT FROM runs p WHERE p.tenant_id = r.tenant_id AND p.id = r.parent_run_id
+                   AND p.ended_at IS NULL)
+        OR EXISTS (SELECT FROM runs l WHERE l.tenant_id = r.tenant_id AND l.parent_run_id = r.id
+                   AND l.ended_at IS NULL)
+        OR EXISTS (SELECT FROM conversations_of(r.tenant_id, ARRAY[r.id]) AS c(id)
+                   WHERE unfinished_in(r.tenant_id, c.id) IS NOT NULL)
+$$;
+
+-- Return the conversations whose prompts may have these runs as turns: their own, and those of
+-- sessions that began with them.
+CREATE OR REPLACE FUNCTION conversations_of(p_tenant uuid, p_runs uuid[]) RETURNS SETOF uuid
+LANGUAGE sql STABLE AS $$
+    SELECT conversation_id FROM runs
+    WHERE tenant_id = p_tenant AND id = ANY (p_runs) AND conversation_id IS NOT NULL
+    UNION
+    -- By its key: a join may read all of the tenant's conversations.
+    SELECT unnest(ARRAY(SELECT c.id FROM conversations c
+                        WHERE c.tenant_id = p_tenant AND c.session_id = t.session_id))
+    FROM forked_turns t WHERE t.tenant_id = p_tenant AND t.run_id = ANY (p_runs)
+$$;
+
+-- Lock and return a page of runs that ended before a time and may be removed, and the place of the
+-- page's last one among all that ended before: the next page begins behind it.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION lock_expired_runs(
+    p_before timestamptz, p_after timestamptz, p_after_id uuid, p_most integer,
+    OUT ids uuid[], OUT last_at timestamptz, OUT last_id uuid
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_tenant uuid := current_setting('bottega.tenant')::uuid;
+    v_page uuid[];
+    v_conversations uuid[];
+BEGIN
+    SELECT array_agg(p.id ORDER BY p.ended_at, p.id),
+           (array_agg(p.ended_at ORDER BY p.ended_at DESC, p.id DESC))[1],
+           (array_agg(p.id ORDER BY p.ended_at DESC, p.id DESC))[1]
+    INTO v_page, last_at, last_id FROM (
+        SELECT r.id, r.ended_at FROM runs r
+        WHERE r.tenant_id = v_tenant AND r.ended_at < p_before
+          AND (r.ended_at, r.id) > (p_after, p_after_id)
+        ORDER BY r.ended_at, r.id LIMIT p_most FOR UPDATE SKIP LOCKED) AS p;
+    -- While these are locked no run joins a conversation. One that another transaction has locked
+    -- may get a run: its turns stay until the next time.
+    v_conversations := ARRAY(
+        SELECT id FROM conversations
+        WHERE tenant_id = v_tenant AND id IN (SELECT conversations_of(v_tenant, v_page))
+        ORDER BY id FOR UPDATE SKIP LOCKED);
+    ids := ARRAY(
+        SELECT r.id FROM runs r
+        WHERE r.tenant_id = v_tenant AND r.id = ANY (v_page) AND NOT run_in_use(r, p_before)
+          AND NOT EXISTS (
+            SELECT FROM conversations_of(v_tenant, ARRAY[r.id]) AS c(id)
+            WHERE c.id <> ALL (v_conversations)
+              AND (SELECT o.id FROM conversations o
+                   WHERE o.tenant_id = v_tenant AND o.id = c.id) IS NOT NULL)
+        ORDER BY r.id);
+END $$;
+
+-- Called with the runs' conversations locked, before the runs are removed: a conversation whose
+-- last turn goes is empty for its next run.
+CREATE OR REPLACE FUNCTION forget_turns(p_tenant uuid, p_runs uuid[]) RETURNS void
+LANGUAGE sql AS $$
+    UPDATE conversations SET last_run = NULL
+    WHERE tenant_id = p_tenant AND last_run = ANY (p_runs)
+      AND id IN (SELECT conversations_of(p_tenant, p_runs))
+$$;
+
+-- Remove a page of the audit log from before a time, or only count all of it; return the count.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION expire_audit(p_before timestamptz, p_most integer, p_count_only boolean)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp
+SET enable_sort = off AS $$
+DECLARE
+    v_tenant uuid := current_setting('bottega.tenant')::uuid;
+    v_count bigint;
+BEGIN
+    IF p_count_only THEN
+        RETURN (SELECT count(*) FROM audit_log WHERE tenant_id = v_tenant AND at < p_before);
+    END IF;
+    -- Ids grow with time: only the first ones may be old. Without sorts they are read in order.
+    DELETE FROM audit_log WHERE tenant_id = v_tenant AND at < p_before AND id = ANY (ARRAY(
+        SELECT id FROM audit_log WHERE tenant_id = v_tenant
+        ORDER BY id LIMIT p_most FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;
+
+-- Erase a page of episodes that are archived or quarantined, with the parts of consolidated ones,
+-- if their runs ended before a time; or only count all of them. Return counts by table.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION expire_episodes(
+    p_before timestamptz, p_most integer, p_count_only boolean
+) RETURNS jsonb LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_tenant uuid := current_setting('bottega.tenant')::uuid;
+    v_ids uuid[];
+BEGIN
+    IF p_count_only THEN
+        RETURN (SELECT jsonb_build_object('episodes', count(*)) FROM episode_state s
+                LEFT JOIN episode_state c
+                    ON c.tenant_id = v_tenant AND c.episode_id = s.consolidated_into
+                WHERE s.tenant_id = v_tenant AND (
+                    s.state IN ('archived', 'quarantined') AND s.at < p_before
+                    OR c.state IN ('archived', 'quarantined') AND c.at < p_before));
+    END IF;
+    SELECT array_agg(episode_id) INTO v_ids FROM (
+        SELECT episode_id FROM episode_state
+        WHERE tenant_id = v_tenant AND state IN ('archived', 'quarantined') AND at < p_before
+        ORDER BY at, episode_id LIMIT p_most FOR UPDATE SKIP LOCKED) AS old;
+    v_ids := v_ids || ARRAY(
+        SELECT episode_id FROM episode_state
+        WHERE tenant_id = v_tenant AND consolidated_into = ANY (v_ids));
+    RETURN CASE WHEN v_ids IS NULL THEN '{}'
+        ELSE jsonb_build_object('episodes', erase_episodes(v_ids) -> 'episodes') END;
+END $$;

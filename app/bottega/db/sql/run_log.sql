@@ -1,0 +1,139 @@
+-- Reading a run's log.
+
+-- Called by streams. Return the steps of watched runs with events after the given seqs: of each run
+-- one more than fit into p_most events and p_bytes, of all together likewise for p_total bytes.
+-- n is the run's place in the arrays. A row without events says that the run was deleted.
+CREATE OR REPLACE FUNCTION read_logs(
+    p_tenants uuid[], p_runs uuid[], p_after bigint[], p_most integer, p_bytes bigint,
+    p_total bigint
+) RETURNS TABLE (n bigint, first_seq bigint, at timestamptz, events text) LANGUAGE plpgsql AS $$
+DECLARE
+    v_tenant uuid;
+    v_run uuid;
+    v_after bigint;
+    v_last bigint;
+    v_count bigint;
+    v_bytes bigint;
+    v_total bigint := 0;
+BEGIN
+    FOR i IN 1..cardinality(p_tenants) LOOP
+        n := i;
+        v_tenant := p_tenants[i];
+        v_run := p_runs[i];
+        v_after := p_after[i];
+        v_count := 0;
+        v_bytes := 0;
+        PERFORM set_config('bottega.tenant', v_tenant::text, true);
+        FOR first_seq, v_last, at, events IN
+            SELECT o.first_seq, o.last_seq, o.at, o.events FROM run_steps o
+            WHERE o.tenant_id = v_tenant AND o.run_id = v_run AND o.last_seq > v_after
+              -- A row has 100 events at most. Without a bound all may be sorted.
+              AND o.last_seq <= v_after + p_most + 100
+            ORDER BY o.last_seq
+        LOOP
+            EXIT WHEN v_count >= p_most OR v_bytes >= p_bytes;
+            IF v_total >= p_total THEN
+                RETURN;
+            END IF;
+            v_count := v_count + v_last - first_seq + 1;
+            v_bytes := v_bytes + octet_length(events);
+            v_total := v_total + octet_length(events);
+            RETURN NEXT;
+        END LOOP;
+        IF NOT FOUND THEN
+            PERFORM FROM runs r WHERE r.tenant_id = v_tenant AND r.id = v_run;
+            IF NOT FOUND THEN
+                RETURN NEXT;
+            END IF;
+        END IF;
+    END LOOP;
+END $$;
+
+-- Called by a stream that begins in the middle of a run. Return each task's newest event that
+-- begins or ends a model call, and the starts of calls of MCP tools that have not ended; from the
+-- current attempt, up to p_last.
+CREATE OR REPLACE FUNCTION read_calls(p_tenant uuid, p_run uuid, p_last bigint)
+RETURNS TABLE (
+    type text, task_id uuid, parent_task_id uuid, agent text, depth smallint, data jsonb
+) LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    RETURN QUERY
+    WITH now AS MATERIALIZED (
+        SELECT e.seq, e.type, e.task_id, e.parent_task_id, e.agent, e.depth, e.data
+        FROM run_events e
+        WHERE e.tenant_id = p_tenant AND e.run_id = p_run AND e.seq <= p_last
+          AND e.type IN (
+            'llm.started', 'llm.completed', 'llm.failed', 'llm.cancelled', 'agent.completed',
+            'agent.failed', 'tool.started', 'tool.completed', 'tool.failed')
+          AND (e.type NOT LIKE 'tool.%' OR e.data ->> 'name' LIKE '%\_\_%')
+          AND e.seq > coalesce((
+            SELECT max(r.seq) FROM run_events r
+            WHERE r.tenant_id = p_tenant AND r.run_id = p_run
+              AND r.seq <= p_last AND r.type = 'run.resumed'), 0))
+    (SELECT DISTINCT ON (n.task_id) n.type, n.task_id, n.parent_task_id, n.agent, n.depth, n.data
+     FROM now n WHERE n.type NOT LIKE 'tool.%' AND NOT n.data ? 'retry_in_ms'
+     ORDER BY n.task_id, n.seq DESC)
+    UNION ALL
+    SELECT n.type, n.task_id, n.parent_task_id, n.agent, n.depth, n.data
+    FROM now n WHERE n.type = 'tool.started' AND NOT EXISTS (
+        SELECT FROM now o WHERE o.type IN ('tool.completed', 'tool.failed') AND o.seq > n.seq
+          AND o.task_id IS NOT DISTINCT FROM n.task_id
+          AND o.data ->> 'tool_call_id' = n.data ->> 'tool_call_id');
+END $$;
+
+-- Called by streams. Return the seq of a run's last event, and whether the run is over or waits
+-- for people.
+CREATE OR REPLACE FUNCTION run_cursor(p_tenant uuid, p_run uuid)
+RETURNS TABLE (last_seq bigint, over boolean, waits boolean) LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    RETURN QUERY
+    SELECT coalesce(h.last_seq, r.last_seq), r.ended_at IS NOT NULL, r.status = 'waiting'
+    FROM runs r
+    LEFT JOIN run_heads h ON h.tenant_id = r.tenant_id AND h.run_id = r.id
+    WHERE r.tenant_id = p_tenant AND r.id = p_run;
+END $$;
+
+-- Return the data of one event; NULL without it.
+CREATE OR REPLACE FUNCTION event_data(p_tenant uuid, p_run uuid, p_seq bigint) RETURNS jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT data FROM run_events
+    WHERE tenant_id = p_tenant AND run_id = p_run AND seq = p_seq
+      AND step = (SELECT last_seq FROM run_steps
+                  WHERE tenant_id = p_tenant AND run_id = p_run AND last_seq >= p_seq
+                  ORDER BY last_seq LIMIT 1)
+$$;
+
+-- Return the text of the answer in an event, or in the one to which it refers.
+CREATE OR REPLACE FUNCTION answer_in(p_tenant uuid, p_run uuid, p_data jsonb) RETURNS text
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN coalesce(p_data ->> 'output', p_data #>> '{message,content}', CASE
+        WHEN p_data ? 'answer_seq' THEN answer_in(p_tenant, p_run, event_data(
+            p_tenant, p_run, (p_data ->> 'answer_seq')::bigint)) END);
+END $$;
+
+-- Return an event's data as JSON, with the text of the answer to which they refer as "output". See
+-- bottega.events.answers.
+CREATE OR REPLACE FUNCTION with_answer(p_tenant uuid, p_run uuid, p_type text, p_body text)
+RETURNS text LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF p_type IN ('agent.completed', 'tool.completed', 'subagent.completed')
+       AND p_body LIKE '%"answer_seq"%' AND p_body::jsonb ->> 'answer_seq' IS NOT NULL THEN
+        RETURN left(p_body, -1) || ',"output":'
+            || coalesce(to_json(answer_in(p_tenant, p_run, p_body::jsonb))::text, 'null') || '}';
+    END IF;
+    RETURN p_body;
+END $$;
+
+-- Called by workers and streams. Return texts of answers, by run and number of an event with them.
+CREATE OR REPLACE FUNCTION answers_in_logs(p_tenant uuid, p_runs uuid[], p_seqs bigint[])
+RETURNS TABLE (run_id uuid, seq bigint, output text) LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    RETURN QUERY
+    SELECT n.run_id, n.seq,
+           answer_in(p_tenant, n.run_id, event_data(p_tenant, n.run_id, n.seq))
+    FROM unnest(p_runs, p_seqs) AS n(run_id, seq);
+END $$;

@@ -1,0 +1,342 @@
+-- What clients do with runs: submit, find, cancel; and the end of a run that no worker executes.
+
+-- Called when a run is submitted. Store the run with what it carries over from the run it retries,
+-- and queue it; behind an unfinished run of its conversation it is not due. Return the row, or
+-- {"refused": reason} (a limit, the session belongs to another user, or the conversation is busy).
+CREATE OR REPLACE FUNCTION accept_run(
+    p_tenant uuid, p_new jsonb, p_carried jsonb, p_tasks jsonb
+) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+    r runs%ROWTYPE;
+    v_carried integer := jsonb_array_length(p_carried);
+    v_refusal jsonb := refuse_run(p_tenant, p_new #> '{pinned,operators}' = '[]');
+    v_user text := p_new ->> 'user';
+    v_of_session text;
+    v_conversation uuid;
+    v_blocker uuid;
+    v_steered jsonb;
+BEGIN
+    IF v_refusal IS NOT NULL THEN
+        RETURN v_refusal;
+    ELSIF v_user IS NOT NULL AND NOT hold_user(p_tenant, v_user) THEN
+        RETURN '{"refused": "user_erasing"}';
+    END IF;
+    IF p_new ->> 'session_id' IS NOT NULL THEN
+        IF p_new ->> 'conversation' <> 'none' THEN
+            PERFORM prepare_turn(p_tenant, p_new);
+            v_steered := steer_run(p_tenant, p_new);
+            IF v_steered IS NOT NULL THEN
+                RETURN v_steered;
+            END IF;
+        END IF;
+        -- The lock makes a concurrent delete of the session wait, so that it deletes this run too.
+        LOOP
+            INSERT INTO sessions (tenant_id, id, user_id)
+            VALUES (p_tenant, p_new ->> 'session_id', v_user) ON CONFLICT DO NOTHING;
+            SELECT s.user_id INTO v_of_session FROM sessions s WHERE s.tenant_id = p_tenant
+                AND s.id = p_new ->> 'session_id' FOR KEY SHARE;
+            EXIT WHEN FOUND;
+        END LOOP;
+        IF v_user IS DISTINCT FROM v_of_session THEN
+            RETURN jsonb_build_object('refused', 'session_user');
+        END IF;
+        IF p_new ->> 'conversation' <> 'none' THEN
+            SELECT * INTO v_conversation, v_blocker FROM join_conversation(p_tenant, p_new);
+            IF v_blocker IS NOT NULL AND p_new ->> 'if_busy' = 'reject' THEN
+                RETURN jsonb_build_object('refused', 'conversation_busy', 'run_id', v_blocker);
+            END IF;
+        END IF;
+    END IF;
+    INSERT INTO runs (tenant_id, mode, agent, graph, session_id, user_id, session_base, input,
+                      pinned, priority, timeout_s, queue_timeout_s, token_budget, cost_budget,
+                      webhook_url, overrides, output_schema, goals, constraints,
+                      success_criteria, metadata, memory, memory_used, principal,
+                      retry_of, task_root, last_seq, carried_seq, conversation_id, turn, queued_at,
+                      traceparent, tracestate, bytes)
+    SELECT p_tenant, n.mode, n.agent, n.graph, n.session_id, v_user, n.session_base, n.input,
+           n.pinned, n.priority, n.timeout_s, n.queue_timeout_s, n.token_budget, n.cost_budget,
+           n.webhook_url, coalesce(n.overrides, '{}'), n.output_schema, coalesce(n.goals, '[]'),
+           coalesce(n.constraints, '[]'), coalesce(n.success_criteria, '[]'), n.metadata,
+           coalesce(n.memory, 'full'), coalesce(n.memory_used, 'none (no user)'), n.principal,
+           n.retry_of, n.task_root, 1 + v_carried,
+           CASE WHEN v_carried > 0 THEN 1 + v_carried ELSE 0 END,
+           v_conversation, n.turn, CASE WHEN v_blocker IS NULL THEN now() END, n.traceparent,
+           n.tracestate,
+           -- The session's memory counts at the end: most runs get it when they are claimed.
+           pg_column_size(p_new - 'session_base') + pg_column_size(p_carried)
+    FROM jsonb_to_record(p_new) AS n(
+        mode text, agent text, graph text, session_id text, session_base jsonb, input jsonb,
+        pinned jsonb, priority smallint, timeout_s double precision,
+        queue_timeout_s double precision, token_budget bigint, cost_budget jsonb,
+        webhook_url text, overrides jsonb, output_schema jsonb, goals jsonb, constraints jsonb,
+        success_criteria jsonb, metadata jsonb, retry_of uuid, task_root uuid, memory text,
+        memory_used text, principal text, turn jsonb, traceparent text, tracestate text)
+    RETURNING * INTO r;
+    IF jsonb_typeof(p_new -> 'made_files') = 'array' THEN
+        UPDATE files SET run_id = r.id WHERE tenant_id = p_tenant AND id = ANY (made_files(p_new));
+    END IF;
+    INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events) VALUES (
+        p_tenant, r.id, 1, 1, 0, r.created_at, event_line('run.queued', jsonb_build_object(
+            'mode', r.mode, 'agent', r.agent, 'graph', r.graph, 'session_id', r.session_id,
+            'priority', r.priority, 'retry_of', r.retry_of)));
+    IF v_carried > 0 THEN
+        PERFORM put_events(p_tenant, r.id, 0, 1, r.created_at, ARRAY(
+            SELECT event_line(e.value ->> 'type', e.value -> 'data', (e.value ->> 'task_id')::uuid,
+                              (e.value ->> 'parent_task_id')::uuid, e.value ->> 'agent',
+                              (e.value ->> 'depth')::smallint)
+            FROM jsonb_array_elements(p_carried) WITH ORDINALITY AS e(value, position)
+            ORDER BY e.position));
+        INSERT INTO tasks (
+            tenant_id, run_id, id, parent_id, agent, depth, status, mode, priority, timeout_ms,
+            attempt, answer_seq, error, usage, duration_ms, metadata, created_at, started_at,
+            ended_at, cancel_requested_at)
+        SELECT p_tenant, r.id, t.*, CASE WHEN t.status = 'cancelled' THEN t.ended_at END
+        FROM task_rows(p_tasks, r.created_at) t;
+    END IF;
+    PERFORM enqueue_run(
+        p_tenant, r.id, CASE WHEN v_blocker IS NULL THEN clock_timestamp() ELSE 'infinity' END);
+    RETURN shown_run(r) || CASE WHEN v_blocker IS NULL THEN '{}'
+        ELSE jsonb_build_object('blocked_by', blocked_by(p_tenant, v_blocker)) END;
+END $$;
+
+-- Return a run's row as JSON, without what the API does not show.
+CREATE OR REPLACE FUNCTION shown_run(r runs) RETURNS jsonb LANGUAGE sql STABLE AS $$
+    SELECT to_jsonb(r)
+        - '{pinned,session_base,principal,spent,spent_beside,turn,queued_at}'::text[]
+        - '{link,links,bytes}'::text[]
+$$;
+
+-- Called when a run is submitted. Accept it once per Idempotency-Key (NULL: always), unless the
+-- tenant's definitions have another epoch than the one with which its versions were read:
+-- {"refused": "stale"}.
+CREATE OR REPLACE FUNCTION submit_run(
+    p_tenant uuid, p_new jsonb, p_epoch uuid, p_key text, p_hash bytea
+) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+    v_answer jsonb;
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    IF p_key IS NOT NULL THEN
+        v_answer := earlier_answer(p_tenant, p_key, p_hash);
+        IF v_answer IS NOT NULL THEN
+            RETURN coalesce(v_answer #> '{answer,body}', v_answer);
+        END IF;
+    END IF;
+    IF p_epoch IS DISTINCT FROM (
+        SELECT epoch FROM definition_epochs WHERE tenant_id = p_tenant)
+    THEN
+        RETURN '{"refused": "stale"}';
+    END IF;
+    v_answer := accept_run(p_tenant, p_new, '[]', '[]');
+    IF p_key IS NOT NULL AND NOT v_answer ? 'refused' THEN
+        PERFORM keep_answer(p_tenant, p_key, p_hash, jsonb_build_object('body', v_answer));
+    END IF;
+    RETURN v_answer;
+END $$;
+
+-- Called by accept_run. Return the limit that refuses a tenant's run, with the seconds until
+-- another try makes sense; NULL if the run may come in. p_is_own: it calls only the tenant's own
+-- model servers, which the operator's day does not pay.
+CREATE OR REPLACE FUNCTION refuse_run(p_tenant uuid, p_is_own boolean) RETURNS jsonb
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_queued bigint := bottega_limit('queued_runs', 1000);
+    v_today date := (now() AT TIME ZONE 'UTC')::date;
+    v_limited text;
+    v_storage bigint := storage_exceeded(p_tenant);
+BEGIN
+    IF v_storage IS NOT NULL THEN
+        RETURN jsonb_build_object(
+            'refused', 'storage_quota', 'limit', v_storage, 'retry_after_s', 60);
+    END IF;
+    IF p_is_own IS NOT TRUE AND (
+        bottega_limit('tokens_per_day', NULL) > 0 OR bottega_limit('cost_per_day', NULL) > 0)
+    THEN
+        SELECT unit || '_per_day' INTO v_limited FROM daily_spending
+        WHERE tenant_id = p_tenant AND day = v_today
+          AND amount >= bottega_limit(unit || '_per_day', NULL) LIMIT 1;
+    END IF;
+    IF v_limited IS NOT NULL THEN
+        RETURN jsonb_build_object('refused', v_limited, 'limit', bottega_limit(v_limited, NULL),
+            'retry_after_s',
+            extract(epoch FROM (v_today + 1)::timestamp AT TIME ZONE 'UTC' - now()));
+    ELSIF is_queue_full(p_tenant, v_queued) THEN
+        RETURN jsonb_build_object('refused', 'queued_runs', 'limit', v_queued, 'retry_after_s', 5);
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Return whether so many runs of a tenant wait for others of it to end: what its limit permits to
+-- run now does not count. It reads the heads only of a long queue.
+CREATE OR REPLACE FUNCTION is_queue_full(p_tenant uuid, p_most bigint) RETURNS boolean
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_limit bigint := bottega_limit('concurrent_runs', 100);
+    v_queued bigint := (SELECT count(*) FROM (
+        SELECT FROM run_queue
+        WHERE is_due IN (true, false) AND tenant_id = p_tenant AND NOT is_child
+        LIMIT p_most + v_limit) AS q);
+BEGIN
+    RETURN v_queued >= p_most AND v_queued - p_most >= v_limit - (
+        SELECT count(*) FROM run_heads WHERE tenant_id = p_tenant AND NOT is_child);
+END $$;
+
+-- Called by claimed_run. Follow retry_of back to the first run of a series of retries (at most
+-- 1,000), so that all of them get the same arm of an experiment.
+CREATE OR REPLACE FUNCTION first_try(p_tenant uuid, p_run uuid) RETURNS uuid
+LANGUAGE sql STABLE AS $$
+    WITH RECURSIVE tries AS (
+        SELECT id, retry_of, 1 AS n FROM runs WHERE tenant_id = p_tenant AND id = p_run
+        UNION ALL
+        SELECT r.id, r.retry_of, t.n + 1 FROM tries t
+        -- By its key: a join may read all of the tenant's runs in each step.
+        CROSS JOIN LATERAL (
+            SELECT o.id, o.retry_of FROM runs o
+            WHERE o.tenant_id = p_tenant AND o.id = t.retry_of OFFSET 0) r
+        WHERE t.n < 1000)
+    SELECT id FROM tries ORDER BY n DESC LIMIT 1
+$$;
+
+-- Called by the API. End a run that waits, or whose worker is dead; for one that is executed, store
+-- the request and notify its worker. Return NULL for an unknown run and 'final' for an ended one.
+CREATE OR REPLACE FUNCTION cancel_run(p_tenant uuid, p_run uuid)
+RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    v_status text;
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    SELECT status INTO v_status FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    ELSIF v_status NOT IN ('queued', 'running', 'waiting') THEN
+        RETURN 'final';
+    END IF;
+    UPDATE runs SET cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp())
+    WHERE tenant_id = p_tenant AND id = p_run;
+    IF v_status = 'running' AND EXISTS (
+        SELECT FROM run_heads h JOIN workers w ON w.id = h.worker_id
+        WHERE h.tenant_id = p_tenant AND h.run_id = p_run AND w.leased_until > clock_timestamp())
+    THEN
+        PERFORM pg_notify('bottega_cancel', p_run::text);
+        RETURN 'requested';
+    END IF;
+    PERFORM end_unclaimed(p_tenant, p_run, 'cancelled', NULL);
+    RETURN 'cancelled';
+END $$;
+
+-- Called by cancel_run, hand_back and sweep, which hold the run's row. End a run that no
+-- worker executes: its tasks, its episode, its final event and its row in the queue.
+CREATE OR REPLACE FUNCTION end_unclaimed(
+    p_tenant uuid, p_run uuid, p_status text, p_error jsonb
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    r runs%ROWTYPE;
+    v_last bigint;
+    v_lines text[];
+    v_why jsonb := '{"code": "cancelled", "message": "parent-ended"}';
+    v_now timestamptz := clock_timestamp();
+    v_data jsonb := jsonb_build_object(
+        'stop_reason', CASE WHEN p_status = 'cancelled' THEN 'cancelled' END, 'usage', NULL);
+BEGIN
+    DELETE FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run
+    RETURNING last_seq INTO v_last;
+    UPDATE runs SET status = p_status, ended_at = v_now, error = CASE
+            WHEN p_status <> 'timeout' THEN p_error
+            WHEN attempt = 0 THEN jsonb_build_object('code', 'queue_timeout', 'message', format(
+                'no worker claimed the run in its queue_timeout_s of %s s', queue_timeout_s))
+            ELSE jsonb_build_object('code', 'timeout', 'message', format(
+                'the run took longer than its timeout_s of %s s', timeout_s)) END,
+        bytes = bytes + log_bytes(p_tenant, p_run, carried_seq)
+            + coalesce(octet_length(session_base::text), 0),
+        stop_reason = v_data ->> 'stop_reason',
+        attempts = CASE status WHEN 'running'
+            THEN jsonb_set(attempts, '{-1,ended_at}', to_jsonb(v_now)) ELSE attempts END
+    WHERE tenant_id = p_tenant AND id = p_run
+    RETURNING * INTO r;
+    WITH ended AS (
+        UPDATE tasks t SET status = 'cancelled', ended_at = v_now,
+            error = CASE t.mode WHEN 'async' THEN v_why ELSE t.error END,
+            duration_ms = CASE t.mode WHEN 'async'
+                THEN (extract(epoch FROM v_now - t.created_at) * 1000)::bigint END
+        WHERE t.tenant_id = p_tenant AND t.run_id = p_run
+          AND t.ended_at IS NULL
+        RETURNING t.*, old.status AS was
+    ), spent AS (
+        SELECT e.task_id, sum_usage(array_agg(e.data -> 'usage')) AS usage
+        FROM run_events e JOIN ended ON ended.id = e.task_id AND ended.mode = 'async'
+        WHERE e.tenant_id = p_tenant AND e.run_id = p_run
+          AND e.type IN ('llm.completed', 'llm.failed', 'llm.cancelled') AND e.data ? 'usage'
+        GROUP BY e.task_id
+    )
+    SELECT array_agg(event_line(e.type, CASE e.position
+               WHEN 1 THEN jsonb_build_object(
+                   'attempt', coalesce(t.attempt, 1), 'from', t.was, 'to', 'cancelled')
+               ELSE jsonb_build_object(
+                   'duration_ms', t.duration_ms, 'error', v_why,
+                   'token_usage', coalesce(s.usage, sum_usage('{}'))) END,
+           t.id, t.parent_id, t.agent, t.depth)
+        ORDER BY t.depth DESC, t.created_at, t.id, e.position)
+    INTO v_lines
+    FROM ended t LEFT JOIN spent s ON s.task_id = t.id
+    CROSS JOIN (VALUES (1, 'subagent.status_changed'), (2, 'subagent.cancelled'))
+        AS e(position, type)
+    WHERE t.mode = 'async';
+    IF r.memory = 'full' THEN
+        v_lines := v_lines || store_unclaimed_episode(r);
+    END IF;
+    IF r.error IS NOT NULL THEN
+        v_data := v_data || jsonb_build_object('error', r.error);
+    END IF;
+    v_lines := v_lines || event_line('run.' || p_status, v_data);
+    v_last := coalesce(v_last, r.last_seq);
+    PERFORM put_events(p_tenant, p_run, r.attempt, v_last, v_now, v_lines);
+    UPDATE runs SET last_seq = v_last + cardinality(v_lines)
+    WHERE tenant_id = p_tenant AND id = p_run;
+    DELETE FROM run_queue WHERE tenant_id = p_tenant AND run_id = p_run;
+    PERFORM cancel_interrupts(p_tenant, p_run, v_now);
+    PERFORM pg_notify('bottega_events', p_run::text);
+    IF r.links THEN
+        PERFORM cancel_linked_of(p_tenant, p_run);
+    END IF;
+    IF r.parent_run_id IS NOT NULL THEN
+        PERFORM pg_notify('bottega_linked', p_run::text);
+    END IF;
+    IF r.attempt > 0 THEN
+        UPDATE runs SET spent = spent_by(p_tenant, p_run)
+        WHERE tenant_id = p_tenant AND id = p_run
+        RETURNING * INTO r;
+        PERFORM count_spending(p_tenant, tokens_in(r.spent), cost_in(r.spent));
+    END IF;
+    PERFORM report_end(r);
+END $$;
+
+-- Called when a run has ended without a worker. Tell the process that called, by a notice, which
+-- its session counts and logs.
+CREATE OR REPLACE FUNCTION report_end(r runs) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE NOTICE USING ERRCODE = 'BT020', MESSAGE = 'run ended', DETAIL = jsonb_build_object(
+        'run_id', r.id, 'tenant', (SELECT name FROM tenants WHERE id = r.tenant_id),
+        'mode', r.mode, 'status', r.status, 'error', r.error, 'traceparent', r.traceparent);
+END $$;
+
+-- Called by cancel_unfinished, which holds the rows. Cancel runs that no worker ever had, as
+-- cancel_run does it one by one.
+CREATE OR REPLACE FUNCTION cancel_unbegun(p_tenant uuid, p_runs uuid[]) RETURNS void
+LANGUAGE sql AS $$
+    DELETE FROM run_queue WHERE tenant_id = p_tenant AND run_id = ANY (p_runs);
+    WITH ended AS (
+        UPDATE runs SET status = 'cancelled', stop_reason = 'cancelled', ended_at = at,
+            cancel_requested_at = at,
+            last_seq = last_seq + CASE memory WHEN 'full' THEN 2 ELSE 1 END
+        FROM clock_timestamp() AS at
+        WHERE tenant_id = p_tenant AND id = ANY (p_runs)
+        RETURNING runs AS run)
+    INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events)
+    SELECT p_tenant, (run).id, (run).last_seq - CASE (run).memory WHEN 'full' THEN 1 ELSE 0 END,
+           (run).last_seq, 0, (run).ended_at, concat_ws(E'\n',
+               CASE (run).memory WHEN 'full' THEN store_unclaimed_episode(run) END,
+               event_line('run.cancelled', '{"stop_reason": "cancelled", "usage": null}'))
+    FROM ended;
+    SELECT pg_notify('bottega_events', id::text), report_end(r) FROM runs r
+    WHERE tenant_id = p_tenant AND id = ANY (p_runs)
+$$;

@@ -1,0 +1,305 @@
+-- Writing a run's log. Each row of run_steps holds consecutive events, one JSON object a line:
+-- {"type":…,"task_id":…,"parent_task_id":…,"agent":…,"depth":…,"data":…}, without NULLs.
+
+-- Return an event as a line of run_steps.
+CREATE OR REPLACE FUNCTION event_line(
+    p_type text, p_data jsonb, p_task uuid DEFAULT NULL, p_parent uuid DEFAULT NULL,
+    p_agent text DEFAULT NULL, p_depth smallint DEFAULT NULL
+) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT '{"type":"' || p_type || '"' || coalesce(',"task_id":"' || p_task || '"', '')
+        || coalesce(',"parent_task_id":"' || p_parent || '"', '')
+        || coalesce(',"agent":' || to_json(p_agent), '') || coalesce(',"depth":' || p_depth, '')
+        || ',"data":' || p_data::text || '}'
+$$;
+
+-- Store events after those of the run so far, in rows of at most 100 events and 64 KiB, or one
+-- larger event. All readers rely on the 100.
+CREATE OR REPLACE FUNCTION put_events(
+    p_tenant uuid, p_run uuid, p_attempt integer, p_after bigint, p_at timestamptz, p_lines text[]
+) RETURNS void LANGUAGE sql AS $$
+    INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events)
+    SELECT p_tenant, p_run, p_after + min(n), p_after + max(n), p_attempt, p_at,
+           string_agg(line, E'\n' ORDER BY n)
+    FROM (SELECT line, n, sum(octet_length(line)) OVER (ORDER BY n) / 65536 AS part
+          FROM unnest(p_lines) WITH ORDINALITY AS l(line, n)) AS lines
+    GROUP BY part, (n - 1) / 100
+$$;
+
+-- Called by workers. Store steps of several runs, at most one of each run, in one transaction.
+-- Answer each: stored, repeated (it was stored before), refused (the run was lost, or is over),
+-- unread (it ends a run that must read a message), busy (locked: sent alone, it waits).
+CREATE OR REPLACE FUNCTION append_steps(
+    p_tenants uuid[], p_runs uuid[], p_attempts integer[], p_after bigint[], p_counts integer[],
+    p_events text[], p_tasks jsonb[], p_interrupts jsonb[], p_sessions text[],
+    p_publications jsonb[], p_outcomes jsonb[]
+) RETURNS text[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_all integer := cardinality(p_runs);
+    v_answers text[] := array_fill(NULL::text, ARRAY[v_all]);
+    v_done integer[] := '{}';
+    v_stored integer[];
+    v_tenant uuid;
+    v_places integer[];
+    v_tasks boolean := num_nonnulls(VARIADIC p_tasks) > 0;
+    v_interrupts boolean := num_nonnulls(VARIADIC p_interrupts) > 0;
+    v_outcomes jsonb[] := CASE WHEN num_nonnulls(VARIADIC p_outcomes) > 0 THEN p_outcomes END;
+    i integer;
+BEGIN
+    -- With many tenants each of their groups would get a plan of its own: so the setting above.
+    -- Locks are taken in one order: runs that end, heads, then sessions, then the tenants' tokens.
+    -- None delays others for long.
+    PERFORM set_config('lock_timeout', CASE v_all WHEN 1 THEN '1s' ELSE '100ms' END, true);
+    FOR v_tenant, v_places IN
+        SELECT t, array_agg(n::integer ORDER BY n) FROM unnest(p_tenants) WITH ORDINALITY AS u(t, n)
+        GROUP BY t ORDER BY t
+    LOOP
+        PERFORM set_config('bottega.tenant', v_tenant::text, true);
+        IF v_all = 1 THEN
+            v_stored := CASE WHEN store_step(
+                v_tenant, p_runs[1], p_attempts[1], p_after[1], p_counts[1], p_events[1],
+                messages_read(p_outcomes[1]), v_now) THEN '{1}'::integer[] ELSE '{}' END;
+        ELSE
+            v_stored := store_steps(v_tenant, v_places, p_runs, p_attempts, p_after, p_counts,
+                                    p_events, v_outcomes, v_now);
+        END IF;
+        v_done := v_done || v_stored;
+        IF v_tasks THEN
+            PERFORM put_tasks(v_tenant, p_runs[n], p_tasks[n], v_now)
+            FROM unnest(v_stored) AS n WHERE p_tasks[n] IS NOT NULL;
+        END IF;
+        IF v_interrupts THEN
+            -- Lists show them in the order of the calls.
+            PERFORM open_interrupt(v_tenant, p_runs[n], each.new,
+                                   v_now + (each.position - 1) * interval '1 microsecond')
+            FROM unnest(v_stored) AS n,
+                 jsonb_array_elements(p_interrupts[n]) WITH ORDINALITY AS each(new, position);
+        END IF;
+        FOREACH i IN ARRAY v_stored LOOP
+            v_answers[i] := 'stored';
+        END LOOP;
+        FOREACH i IN ARRAY v_places LOOP
+            IF v_answers[i] IS NULL THEN
+                v_answers[i] := why_not_stored(
+                    v_tenant, p_runs[i], p_attempts[i], p_after[i], p_counts[i], p_events[i],
+                    messages_read(p_outcomes[i]));
+            END IF;
+        END LOOP;
+    END LOOP;
+    IF num_nonnulls(VARIADIC p_publications) > 0 THEN
+        FOR i IN SELECT n FROM unnest(v_done) AS n
+                 WHERE p_publications[n] IS NOT NULL
+                 ORDER BY p_tenants[n], p_sessions[n], n
+        LOOP
+            PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
+            PERFORM publish_to_session(
+                p_tenants[i], p_runs[i], p_sessions[i], p_publications[i], v_now);
+        END LOOP;
+    END IF;
+    IF v_outcomes IS NULL THEN
+        RETURN v_answers;
+    END IF;
+    FOR i IN SELECT n FROM unnest(v_done) AS n WHERE p_outcomes[n] IS NOT NULL
+             ORDER BY p_tenants[n], p_runs[n]
+    LOOP
+        PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
+        PERFORM end_run(
+            p_tenants[i], p_runs[i], p_after[i] + p_counts[i], p_outcomes[i], v_now);
+    END LOOP;
+    FOR v_tenant, v_places IN
+        SELECT p_tenants[n], array_agg(n) FROM unnest(v_done) AS n
+        WHERE p_outcomes[n] IS NOT NULL GROUP BY p_tenants[n] ORDER BY p_tenants[n]
+    LOOP
+        PERFORM set_config('bottega.tenant', v_tenant::text, true);
+        PERFORM count_spending(
+            v_tenant, sum(tokens_in(r.spent))::bigint, sum(cost_in(r.spent))::bigint)
+        FROM unnest(v_places) AS n JOIN runs r ON r.tenant_id = v_tenant AND r.id = p_runs[n];
+    END LOOP;
+    RETURN v_answers;
+END $$;
+
+-- Called by append_steps. Store the events of a step that is alone, if the run's head is as the
+-- caller knows it. It waits for locks. p_read: messages that the run has read that it ends.
+CREATE OR REPLACE FUNCTION store_step(
+    p_tenant uuid, p_run uuid, p_attempt integer, p_after bigint, p_count integer, p_events text,
+    p_read integer, p_now timestamptz
+) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_read IS NOT NULL THEN
+        PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_run AND messages <= p_read
+        FOR NO KEY UPDATE;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+    END IF;
+    UPDATE run_heads SET last_seq = p_after + p_count
+    WHERE tenant_id = p_tenant AND run_id = p_run AND attempt = p_attempt AND last_seq = p_after;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF p_count <= 100 AND octet_length(p_events) <= 65536 THEN
+        INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events)
+        VALUES (p_tenant, p_run, p_after + 1, p_after + p_count, p_attempt, p_now, p_events);
+    ELSE
+        PERFORM put_events(p_tenant, p_run, p_attempt, p_after, p_now,
+                           string_to_array(p_events, E'\n'));
+    END IF;
+    RETURN true;
+END $$;
+
+-- Called by append_steps. Store the events of a tenant's steps whose heads are as the caller knows
+-- them, and not locked; for a run that ends, neither may its row be locked. Return their places.
+CREATE OR REPLACE FUNCTION store_steps(
+    p_tenant uuid, p_places integer[], p_runs uuid[], p_attempts integer[], p_after bigint[],
+    p_counts integer[], p_events text[], p_outcomes jsonb[], p_now timestamptz
+) RETURNS integer[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_ending uuid[];
+    v_large integer[];
+    v_stored integer[];
+    i integer;
+BEGIN
+    IF p_outcomes IS NOT NULL THEN
+        v_ending := ARRAY(
+            SELECT r.id FROM unnest(p_places) AS n
+            JOIN runs r ON r.tenant_id = p_tenant AND r.id = p_runs[n]
+            WHERE r.messages <= messages_read(p_outcomes[n])
+            ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED);
+    END IF;
+    WITH free AS (
+        SELECT h.run_id, n FROM unnest(p_places) AS n
+        JOIN run_heads h ON h.tenant_id = p_tenant AND h.run_id = p_runs[n]
+             AND h.attempt = p_attempts[n] AND h.last_seq = p_after[n]
+        WHERE p_outcomes[n] IS NULL OR h.run_id = ANY (v_ending)
+        ORDER BY h.run_id FOR NO KEY UPDATE OF h SKIP LOCKED
+    ), moved AS (
+        UPDATE run_heads h SET last_seq = h.last_seq + p_counts[f.n]
+        FROM free f WHERE h.tenant_id = p_tenant AND h.run_id = f.run_id
+        RETURNING f.n
+    ), put AS (
+        INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events)
+        SELECT p_tenant, p_runs[n], p_after[n] + 1, p_after[n] + p_counts[n], p_attempts[n], p_now,
+               p_events[n]
+        FROM moved WHERE p_counts[n] <= 100 AND octet_length(p_events[n]) <= 65536
+    )
+    SELECT coalesce(array_agg(n), '{}'), array_agg(n) FILTER (
+        WHERE p_counts[n] > 100 OR octet_length(p_events[n]) > 65536)
+    INTO v_stored, v_large FROM moved;
+    FOREACH i IN ARRAY coalesce(v_large, '{}') LOOP
+        PERFORM put_events(p_tenant, p_runs[i], p_attempts[i], p_after[i], p_now,
+                           string_to_array(p_events[i], E'\n'));
+    END LOOP;
+    RETURN v_stored;
+END $$;
+
+-- Called by append_steps. Tell why a step was not stored. Its last line tells it from another one
+-- of this attempt, such as the end by a cancellation.
+CREATE OR REPLACE FUNCTION why_not_stored(
+    p_tenant uuid, p_run uuid, p_attempt integer, p_after bigint, p_count integer, p_events text,
+    p_read integer
+) RETURNS text LANGUAGE sql AS $$
+    SELECT CASE
+        WHEN EXISTS (
+            SELECT FROM run_steps WHERE tenant_id = p_tenant AND run_id = p_run
+              AND last_seq = p_after + p_count AND attempt = p_attempt
+              AND split_part(events, E'\n', -1) = split_part(p_events, E'\n', -1)) THEN 'repeated'
+        WHEN EXISTS (
+            SELECT FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run
+              AND attempt = p_attempt AND last_seq = p_after) THEN CASE WHEN EXISTS (
+            SELECT FROM runs WHERE tenant_id = p_tenant AND id = p_run AND messages > p_read)
+            THEN 'unread' ELSE 'busy' END
+        ELSE 'refused' END
+$$;
+
+-- Called by append_steps with the run's row locked. Store the outcome of a run whose final event is
+-- stored: its row, tasks and episode.
+CREATE OR REPLACE FUNCTION end_run(
+    p_tenant uuid, p_run uuid, p_last bigint, p_outcome jsonb, p_now timestamptz
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_links boolean;
+    v_parent uuid;
+BEGIN
+    DELETE FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run;
+    UPDATE runs SET
+        last_seq = p_last,
+        status = p_outcome ->> 'status', output = nullif(p_outcome -> 'output', 'null'),
+        output_json = nullif(p_outcome -> 'output_json', 'null'),
+        stop_reason = p_outcome ->> 'stop_reason',
+        error = nullif(p_outcome -> 'error', 'null'), usage = p_outcome -> 'usage',
+        -- A later attempt may not know what earlier ones spent: the log does.
+        spent = CASE attempt WHEN 1 THEN coalesce(p_outcome -> 'spent', '[]')
+                ELSE spent_by(p_tenant, p_run) END,
+        turn = turn || coalesce(nullif(p_outcome -> 'turn', 'null'), '{}'),
+        bytes = bytes + log_bytes(p_tenant, p_run, carried_seq)
+            + coalesce(octet_length(session_base::text), 0)
+            + coalesce(pg_column_size(p_outcome -> 'output'), 0)
+            + coalesce(pg_column_size(p_outcome -> 'output_json'), 0)
+            + coalesce(pg_column_size(p_outcome -> 'turn'), 0),
+        link = CASE WHEN link IS NOT NULL
+            THEN link - 'files' || jsonb_build_object('written', p_outcome -> 'files') END,
+        attempts = jsonb_set(attempts, '{-1,ended_at}', to_jsonb(p_now)), ended_at = p_now
+    WHERE tenant_id = p_tenant AND id = p_run
+    RETURNING links, parent_run_id INTO v_links, v_parent;
+    IF p_outcome -> 'episode' <> 'null' THEN
+        BEGIN
+            PERFORM store_episode(
+                p_tenant, p_outcome -> 'episode' || jsonb_build_object('at', p_now));
+        EXCEPTION
+            WHEN lock_not_available OR deadlock_detected THEN RAISE;  -- the caller tries again
+            WHEN OTHERS THEN  -- an episode never keeps a run from ending
+                PERFORM warn_of_episode(p_tenant, p_run, p_last, SQLERRM);
+        END;
+    END IF;
+    IF p_outcome @> '{"is_checked": true}' THEN
+        INSERT INTO run_checks (tenant_id, run_id) VALUES (p_tenant, p_run) ON CONFLICT DO NOTHING;
+    END IF;
+    UPDATE tasks SET status = 'cancelled', ended_at = p_now
+    WHERE tenant_id = p_tenant AND run_id = p_run
+      AND ended_at IS NULL;
+    PERFORM cancel_interrupts(p_tenant, p_run, p_now);
+    IF v_links THEN
+        PERFORM cancel_linked_of(p_tenant, p_run);
+    END IF;
+    IF v_parent IS NOT NULL THEN
+        PERFORM pg_notify('bottega_linked', p_run::text);
+    END IF;
+END $$;
+
+-- Called by end_run. Replace the event episode.stored, which is the last but one, by a warning.
+CREATE OR REPLACE FUNCTION warn_of_episode(
+    p_tenant uuid, p_run uuid, p_last bigint, p_error text
+) RETURNS void LANGUAGE sql AS $$
+    UPDATE run_steps s SET events = (
+        SELECT string_agg(CASE
+            WHEN s.first_seq + l.n = p_last AND starts_with(l.line, '{"type":"episode.stored"')
+            THEN event_line('warning', jsonb_build_object('code', 'episode_not_stored',
+                'message', 'its episode was not stored: ' || p_error))
+            ELSE l.line END, E'\n' ORDER BY l.n)
+        FROM string_to_table(s.events, E'\n') WITH ORDINALITY AS l(line, n))
+    WHERE s.tenant_id = p_tenant AND s.run_id = p_run AND s.first_seq < p_last
+      AND s.last_seq BETWEEN p_last - 1 AND p_last
+$$;
+
+-- Called by append_steps. Store published answers in the run's session, unless it was deleted. Rows
+-- are written in a fixed order, so that two runs of one session wait for each other, not deadlock.
+CREATE OR REPLACE FUNCTION publish_to_session(
+    p_tenant uuid, p_run uuid, p_session text, p_publications jsonb, p_now timestamptz
+) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE sessions SET updated_at = p_now WHERE tenant_id = p_tenant AND id = p_session;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    INSERT INTO session_memory AS m
+        (tenant_id, session_id, agent, version, content, details, run_id, published_at)
+    SELECT DISTINCT ON (p.agent) p_tenant, p_session, p.agent,
+           count(*) OVER (PARTITION BY p.agent), p.content, p.details, p_run, p_now
+    FROM jsonb_to_recordset(p_publications) AS p(
+        agent text, version integer, content text, details jsonb)
+    ORDER BY p.agent, p.version DESC
+    ON CONFLICT (tenant_id, session_id, agent) DO UPDATE SET
+        version = m.version + excluded.version, content = excluded.content,
+        details = excluded.details, run_id = excluded.run_id,
+        published_at = excluded.published_at;
+END $$;

@@ -1,0 +1,78 @@
+-- Limits and tokens of tenants.
+
+-- Return a limit of tenants. The service's connections carry them as settings bottega.NAME.
+CREATE OR REPLACE FUNCTION bottega_limit(p_name text, p_default bigint) RETURNS bigint
+LANGUAGE sql STABLE AS
+$$ SELECT coalesce(nullif(current_setting('bottega.' || p_name, true), '')::bigint, p_default) $$;
+
+-- Called when runs end; last in its transaction, since all ends of a tenant's runs lock these rows.
+-- Add to what the tenant spent today, in tokens and in billionths of a US dollar, but not in a unit
+-- whose day has a limit: that is reported through draw_budget.
+CREATE OR REPLACE FUNCTION count_spending(p_tenant uuid, p_tokens bigint, p_cost bigint)
+RETURNS void LANGUAGE sql AS $$
+    INSERT INTO daily_spending AS d (tenant_id, day, unit, amount)
+    SELECT p_tenant, (now() AT TIME ZONE 'UTC')::date, s.unit, s.amount
+    FROM (VALUES ('cost', p_cost), ('tokens', p_tokens)) AS s(unit, amount)
+    WHERE s.amount > 0 AND bottega_limit(s.unit || '_per_day', NULL) IS NULL
+    ON CONFLICT (tenant_id, day, unit) DO UPDATE SET amount = d.amount + excluded.amount
+$$;
+
+-- Called by processes that call models. Report what an account spent since it was made (p_reported:
+-- reported before, for a slice that is gone), and exchange its slice of the tenant's day for one of
+-- p_wanted, as far as available.
+CREATE OR REPLACE FUNCTION draw_budget(
+    p_tenant uuid, p_account uuid, p_unit text, p_spent bigint, p_reported bigint,
+    p_wanted bigint, p_lapses_s double precision, OUT held bigint, OUT others bigint
+) LANGUAGE plpgsql AS $$
+DECLARE
+    v_limit bigint := bottega_limit(p_unit || '_per_day', NULL);
+    v_day date := (now() AT TIME ZONE 'UTC')::date;
+    v_now timestamptz;
+    v_used bigint;
+    v_known bigint;
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    INSERT INTO daily_spending AS d (tenant_id, day, unit, amount)
+    VALUES (p_tenant, v_day, p_unit, 0)  -- its lock makes a tenant's accounts draw in turn
+    ON CONFLICT (tenant_id, day, unit) DO UPDATE SET amount = d.amount;
+    v_now := clock_timestamp();
+    SELECT coalesce(max(s.spent), p_reported) INTO v_known FROM budget_slices s
+    WHERE s.tenant_id = p_tenant AND s.account_id = p_account AND s.unit = p_unit;
+    -- A slice that lapsed counts as spent: its process died, and did not say what it used of it. If
+    -- the process is alive after all, that part of its spending is reported already.
+    SELECT greatest(0, p_spent - v_known) + coalesce(sum(s.amount), 0) INTO v_used
+    FROM budget_slices s
+    WHERE s.tenant_id = p_tenant AND s.unit = p_unit AND s.account_id <> p_account
+      AND s.expires_at < v_now;
+    UPDATE daily_spending d SET amount = d.amount + v_used
+    WHERE d.tenant_id = p_tenant AND d.day = v_day AND d.unit = p_unit
+    RETURNING d.amount INTO v_used;
+    DELETE FROM budget_slices s
+    WHERE s.tenant_id = p_tenant AND s.unit = p_unit AND (
+        s.account_id = p_account OR s.amount = 0 AND s.expires_at < v_now);
+    UPDATE budget_slices s
+    SET spent = s.spent + s.amount, amount = 0, expires_at = v_now + interval '1 day'
+    WHERE s.tenant_id = p_tenant AND s.unit = p_unit AND s.expires_at < v_now;
+    SELECT coalesce(sum(s.amount), 0) INTO others
+    FROM budget_slices s WHERE s.tenant_id = p_tenant AND s.unit = p_unit;
+    held := least(p_wanted, greatest(0, v_limit - v_used - others));
+    v_known := greatest(v_known, p_spent);
+    IF held > 0 OR v_known > p_spent THEN
+        INSERT INTO budget_slices (tenant_id, account_id, unit, amount, spent, expires_at)
+        VALUES (p_tenant, p_account, p_unit, held, v_known,
+                v_now + CASE WHEN held > 0 THEN make_interval(secs => p_lapses_s)
+                             ELSE interval '1 day' END);
+    END IF;
+END $$;
+
+-- Trigger on tenants. Each has its row in tenant_queues.
+-- owner: bottega_system, execute: bottega_app
+CREATE OR REPLACE FUNCTION add_tenant_queue() RETURNS trigger LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = public, pg_temp AS $$
+BEGIN
+    INSERT INTO tenant_queues (tenant_id) VALUES (NEW.id);
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER add_tenant_queue AFTER INSERT ON tenants FOR EACH ROW
+EXECUTE FUNCTION add_tenant_queue();

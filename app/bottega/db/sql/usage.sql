@@ -1,0 +1,95 @@
+-- What runs spent: tokens and money, by agent and model.
+
+-- Return the sum of usages, which are objects with input, output, cached, reasoning, estimated and
+-- cost.
+CREATE OR REPLACE FUNCTION sum_usage(p_parts jsonb[]) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
+    SELECT jsonb_build_object(
+        'input', coalesce(sum((u ->> 'input')::bigint), 0),
+        'output', coalesce(sum((u ->> 'output')::bigint), 0),
+        'cached', coalesce(sum((u ->> 'cached')::bigint), 0),
+        'reasoning', coalesce(sum((u ->> 'reasoning')::bigint), 0),
+        'estimated', coalesce(bool_or((u ->> 'estimated')::boolean), false),
+        'cost', jsonb_build_object(
+            'amount', coalesce(trim_scale(sum((u #>> '{cost,amount}')::numeric))::text, '0'),
+            'currency', 'USD',
+            'complete', coalesce(bool_and((u #>> '{cost,complete}')::boolean), true)))
+    FROM unnest(p_parts) AS u
+$$;
+
+-- Called when a run ends, and when one is deleted. Return what the model calls of all its attempts
+-- spent, by agent and model, from its log, without those carried over from another run.
+CREATE OR REPLACE FUNCTION spent_by(p_tenant uuid, p_run uuid) RETURNS jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(jsonb_agg(to_jsonb(s) - 'usage' || s.usage), '[]') FROM (
+        SELECT e.agent, coalesce(e.data ->> 'model', '') AS model,
+               -- Of a model server of the tenant's own.
+               coalesce(r.pinned -> 'providers' ? (e.data ->> 'provider'), false) AS own,
+               sum_usage(array_agg(e.data -> 'usage')) AS usage
+        FROM run_events e JOIN runs r ON r.tenant_id = e.tenant_id AND r.id = e.run_id
+        WHERE e.tenant_id = p_tenant AND e.run_id = p_run AND e.seq > r.carried_seq
+          AND e.type IN ('llm.completed', 'llm.failed', 'llm.cancelled') AND e.data ? 'usage'
+        GROUP BY 1, 2, 3) s
+$$;
+
+-- Called after model calls that no agent of a run makes. Count them in the run, which may be over,
+-- deleted or null, and in the tenant's day as far as that has no limit.
+CREATE OR REPLACE FUNCTION count_call(p_tenant uuid, p_run uuid, p_spent jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('bottega.tenant', p_tenant::text, true);
+    UPDATE runs SET spent_beside = (
+        SELECT jsonb_agg(
+            jsonb_build_object('agent', s.agent, 'model', s.model, 'own', s.own) || s.usage)
+        FROM (
+            SELECT u ->> 'agent' AS agent, u ->> 'model' AS model,
+                   coalesce((u ->> 'own')::boolean, false) AS own,
+                   sum_usage(array_agg(u)) AS usage
+            FROM jsonb_array_elements(spent_beside || p_spent) AS u GROUP BY 1, 2, 3) AS s)
+    WHERE tenant_id = p_tenant AND id = p_run;
+    PERFORM count_spending(p_tenant, tokens_in(p_spent), cost_in(p_spent));
+END $$;
+
+-- Return the tokens in runs.spent that the operator pays: not those of a tenant's own servers.
+CREATE OR REPLACE FUNCTION tokens_in(p_spent jsonb) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(sum((s ->> 'input')::bigint + (s ->> 'output')::bigint), 0)::bigint
+    FROM jsonb_array_elements(p_spent) s WHERE (s ->> 'own')::boolean IS NOT TRUE
+$$;
+
+-- Return the cost in runs.spent that the operator pays, in billionths of a US dollar.
+CREATE OR REPLACE FUNCTION cost_in(p_spent jsonb) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(ceil(sum((s #>> '{cost,amount}')::numeric) * 1000000000), 0)::bigint
+    FROM jsonb_array_elements(p_spent) s WHERE (s ->> 'own')::boolean IS NOT TRUE
+$$;
+
+-- Called by GET /v1/usage. Sum up what runs that were created from p_since on and before p_until
+-- spent, with their linked runs, by agent, model, session, day, key or user, in the order of these.
+-- Their ids are between p_first and p_last.
+CREATE OR REPLACE FUNCTION usage_by(
+    p_tenant uuid, p_by text, p_since timestamptz, p_until timestamptz, p_first uuid, p_last uuid
+) RETURNS TABLE (
+    name text, input bigint, output bigint, cached bigint, reasoning bigint, estimated boolean,
+    amount text, complete boolean, runs bigint
+) LANGUAGE sql STABLE AS $$
+    SELECT CASE p_by
+               WHEN 'agent' THEN s.agent WHEN 'model' THEN s.model
+               WHEN 'session' THEN coalesce(r.session_id, '')
+               WHEN 'user' THEN coalesce(r.user_id, '')
+               WHEN 'key' THEN coalesce(r.principal, '')
+               WHEN 'day' THEN to_char(r.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')
+           END COLLATE "C",
+           sum(s.input)::bigint, sum(s.output)::bigint, sum(s.cached)::bigint,
+           sum(s.reasoning)::bigint, bool_or(s.estimated),
+           trim_scale(sum((s.cost ->> 'amount')::numeric))::text,
+           bool_and((s.cost ->> 'complete')::boolean), count(DISTINCT r.id)
+    FROM runs r CROSS JOIN LATERAL (
+        SELECT r.spent || r.spent_beside AS spent
+        UNION ALL
+        SELECT l.spent FROM runs l
+        WHERE r.links AND l.tenant_id = p_tenant AND l.parent_run_id = r.id) AS paid
+    CROSS JOIN LATERAL jsonb_to_recordset(paid.spent) AS s(
+        agent text, model text, input bigint, output bigint, cached bigint, reasoning bigint,
+        estimated boolean, cost jsonb)
+    WHERE r.tenant_id = p_tenant AND r.id BETWEEN p_first AND p_last AND r.parent_run_id IS NULL
+      AND r.created_at >= p_since AND r.created_at < p_until
+    GROUP BY 1
+$$;

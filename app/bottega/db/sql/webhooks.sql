@@ -1,0 +1,13 @@
+-- Webhooks that announce that a run ended, or waits for people.
+
+-- Trigger on runs. When a run with a webhook_url ends, add its webhook and notify the senders.
+CREATE OR REPLACE FUNCTION order_webhook() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO webhooks (tenant_id, run_id, url) VALUES (NEW.tenant_id, NEW.id, NEW.webhook_url);
+    PERFORM pg_notify('bottega_webhooks', '');
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER order_webhook AFTER UPDATE OF status ON runs FOR EACH ROW
+WHEN (NEW.webhook_url IS NOT NULL AND NEW.ended_at IS NOT NULL AND OLD.ended_at IS NULL)
+EXECUTE FUNCTION order_webhook();

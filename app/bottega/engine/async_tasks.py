@@ -1,0 +1,311 @@
+"""Asynchronous sub-agents of a run: journalled, and resumed after a crash."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+from pydantic_core import from_json
+
+from bottega.agents.messages import AgentUsage
+from bottega.agents.query import current_call
+from bottega.clock import monotonic
+from bottega.db.engine import acting_as
+from bottega.engine.claim import ClaimedRun
+from bottega.engine.journal import Journal
+from bottega.engine.linked.runs import LinkedRuns
+from bottega.engine.linked.spreading import Spreading, give_files
+from bottega.engine.recorder import JournalRecorder
+from bottega.engine.replay_tasks import ENDS, TaskReplay, linked_runs, remember
+from bottega.engine.resumed_tasks import ResumedTasks
+from bottega.engine.task_rows import CANCELLED
+from bottega.engine.workers import Load
+from bottega.events.types import Event, EventType
+from bottega.subagents.handle import Parent, SubagentHandle
+from bottega.subagents.plugins import sees_dispatches
+from bottega.subagents.registry import SubagentRegistry
+from bottega.subagents.states import SubagentStatus
+from bottega.subagents.swarm import Swarm, SwarmOptions
+from bottega.subagents.telemetry import Totals
+from bottega.subagents.tools.guarding import screening
+from bottega.subagents.tools.reports import shown_usage
+
+# Only tasks below the asking task ($4) are found; NULL is the root, above all.
+_LOOK_UP = """
+WITH RECURSIVE up AS (
+    SELECT t.id AS task, t.parent_id FROM tasks t
+    WHERE t.tenant_id = $1 AND t.run_id = $2 AND t.id = ANY($3) AND t.mode = 'async'
+    UNION ALL
+    SELECT up.task, t.parent_id FROM up JOIN tasks t ON t.id = up.parent_id
+    WHERE t.tenant_id = $1 AND t.run_id = $2
+)
+SELECT t.id, t.status, t.error, t.duration_ms,
+       answer_in(t.tenant_id, t.run_id, answer.data) AS output,
+       answer.data ->> 'stop_reason' AS stop_reason,
+       coalesce(CASE t.status WHEN 'completed' THEN answer.data -> 'usage' END,
+                t.usage, '{}') AS usage
+FROM tasks t CROSS JOIN LATERAL event_data(t.tenant_id, t.run_id, t.answer_seq) AS answer(data)
+WHERE t.tenant_id = $1 AND t.run_id = $2
+  AND t.id IN (SELECT up.task FROM up WHERE up.parent_id IS NOT DISTINCT FROM $4)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SubagentRuntime:
+    """State that all runs of this worker share for their asynchronous sub-agents.
+
+    Attributes:
+        plugins: called before each dispatch and after each end.
+        totals: counters since the worker started.
+        linked: the linked runs that its runs await.
+    """
+
+    registry: SubagentRegistry
+    plugins: Sequence[object]
+    totals: Totals
+    linked: LinkedRuns
+
+    def serves(self, run: ClaimedRun) -> bool:
+        """Check if a run has asynchronous sub-agents, or plugins that see its synchronous calls."""
+        seen = any(map(sees_dispatches, self.plugins))
+        return run.uses_subagents or run.link is not None or seen
+
+    def load(self, runs: int) -> Load:
+        """Return the current load of this worker; ``runs`` is the number under way."""
+        registry, scheduler = self.registry, self.registry.scheduler
+        counts, options = registry.counts, scheduler.options
+        tenants: dict[UUID, dict[str, Any]] = {}
+        total: Counter[int] = Counter()
+        for tenant in counts.tenants():
+            queue, running = counts.queued_by_priority(tenant), counts.active_of_tenant(tenant)
+            total.update(queue)
+            if tenant is not None:
+                tenants[tenant] = {
+                    "running": running,
+                    "parked": max(0, running - scheduler.busy_for(tenant)),
+                    "queued": counts.queued_of_tenant(tenant),
+                    "queue": queue,
+                    "breakers": [],
+                }
+        for tenant, breaker in scheduler.circuits.open():
+            if tenant is not None:
+                idle = {"running": 0, "parked": 0, "queued": 0, "queue": {}, "breakers": []}
+                tenants.setdefault(tenant, idle)["breakers"].append(breaker)
+        pool = {
+            "size": scheduler.capacity,
+            "min": options.min_workers,
+            "max": options.max_workers,
+            "busy": scheduler.busy,
+            "parked": scheduler.parked,
+            "queued": registry.queued_count,
+            "queue": dict(total),
+            "runs": runs,
+            "totals": self.totals.snapshot(),
+        }
+        return Load(pool, tenants)
+
+    def cancel(self, run_id: UUID, task_id: UUID) -> None:
+        """Cancel a task and all below it, if it is one of this worker's asynchronous tasks."""
+        handle = self.registry.get(task_id)
+        if handle is not None and handle.run_id == run_id:
+            self.registry.cancel(task_id, CANCELLED["message"])
+
+
+@asynccontextmanager
+async def running_subagents(
+    runtime: SubagentRuntime,
+    recorder: JournalRecorder,
+    run: ClaimedRun,
+    events: Sequence[Event],
+    pool: asyncpg.Pool,
+    is_suspended: Callable[[], bool],
+) -> AsyncIterator[None]:
+    """Run a run's asynchronous sub-agents during the block; none outlives it.
+
+    Args:
+        events: of the run's earlier attempts.
+        is_suspended: tells whether the block ends without the run's end.
+
+    Raises:
+        Exception: an error in a sub-agent that must end the run.
+    """
+    me = asyncio.current_task()
+    assert me is not None
+    journal = recorder.journal
+    spreading = Spreading(runtime.linked, recorder, run)
+    replay, files = await _recalled(spreading, run, events)
+    resumed = ResumedTasks(recorder, replay, runtime.registry)
+    began, left = monotonic(), run.remaining_s
+    options = SwarmOptions(
+        run_id=run.run_id,
+        tenant_id=run.tenant_id,
+        task_root=run.task_root,
+        listener=JournalListener(recorder, resumed, spreading),
+        remaining=lambda: left - (monotonic() - began),
+        outer=recorder.accounts.all,
+        plugins=runtime.plugins,
+        restored=replay.tasks,
+        waits=replay.waits,
+        cancelled=recorder.tasks.cancelled,
+        lookup=lambda ids, asking: _look_up(pool, journal, ids, asking),
+        is_suspended=is_suspended,
+        broke=lambda error: me.cancel(),
+        awaits=recorder.looks_if_it_waits,
+        elsewhere=spreading,
+        own_task=run.own_task,
+    )
+    swarm = Swarm(runtime.registry, options)
+    _restore_files(swarm, run, replay, files)
+    recorder.swarm, recorder.screen, recorder.loops.tasks = swarm, screening(swarm), swarm.handles
+    recorder.repeat(replay.usage, replay.paid)
+    resumed.resume()
+    try:
+        yield
+    except asyncio.CancelledError:
+        if swarm.broken is None:
+            raise
+        me.uncancel()
+        raise swarm.broken from None
+    finally:
+        try:
+            await swarm.close()
+        finally:
+            if not swarm.suspended:
+                resumed.close()
+
+
+async def _recalled(
+    spreading: Spreading, run: ClaimedRun, events: Sequence[Event]
+) -> tuple[TaskReplay, dict[str, str]]:
+    """Return the state of earlier attempts' tasks, and the files of their linked runs by path."""
+    ends = await spreading.ends_of(linked_runs(events, run.carried_seq))
+    used = {task_id: end.usage for task_id, end in ends.items()}
+    files = {path: text for end in ends.values() for path, text in end.files.items()}
+    return remember(events, run.claimed_at, run.carried_seq, used), files
+
+
+def _restore_files(
+    swarm: Swarm, run: ClaimedRun, replay: TaskReplay, files: Mapping[str, str]
+) -> None:
+    """Restore the files of earlier attempts, and those that a linked run gets."""
+    give_files(swarm, run)
+    for path, text in files.items():
+        swarm.context.restore(path, text)
+    for write in replay.writes:
+        swarm.restore_file(*write)
+    for each in replay.over:
+        swarm.forget_files(each)
+
+
+def end_all(
+    runtime: SubagentRuntime,
+    recorder: JournalRecorder,
+    run: ClaimedRun,
+    events: Sequence[Event],
+) -> None:
+    """End the unfinished tasks of a run that ends before it could resume."""
+    replay = remember(events, run.claimed_at)
+    resumed = ResumedTasks(recorder, replay, runtime.registry)
+    resumed.resume()
+    resumed.close()
+
+
+_OTHER_KINDS = {"warning": EventType.WARNING, "message_read": EventType.MESSAGE_DELIVERED}
+
+
+class JournalListener:
+    """Writer of task events into the run's journal and into the task rows."""
+
+    def __init__(
+        self, recorder: JournalRecorder, resumed: ResumedTasks, spreading: Spreading
+    ) -> None:
+        self._recorder = recorder
+        self._resumed = resumed
+        self._spreading = spreading
+
+    def on_event(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
+        if event == "output_chunk":
+            return  # shown as llm.delta
+        final = handle.status.is_final
+        if event == "status_changed" and final and handle.status is not SubagentStatus.COMPLETED:
+            self._stopped(handle)
+        kind = _OTHER_KINDS.get(event) or EventType(f"subagent.{event}")
+        if kind is EventType.SUBAGENT_DISPATCHED:
+            data = _dispatched(handle) | data
+            if handle.spread:
+                data["linked_run_id"] = str(self._spreading.id_of(handle.task_id))
+        elif kind in ENDS:
+            data = self._ended(handle, data)
+        tasks = self._recorder.tasks
+        tasks.write(tasks.place_at(handle.path, handle.agent), kind, data)
+        if kind in ENDS:
+            self._resumed.ended(handle.task_id)
+            if handle.running is not None:  # its calls may end after it
+                handle.running.add_done_callback(lambda _: self._recorder.looks_if_it_waits())
+        self._recorder.looks_if_it_waits()
+
+    def refused(self, parent: Parent, data: dict[str, Any]) -> None:
+        call = current_call.get()
+        assert call is not None
+        about = {"call": call.query.model_calls, "tool_call_id": call.id}
+        self._recorder.tasks.add(call.query, EventType.SUBAGENT_BACKPRESSURE, {**about, **data})
+
+    def _ended(self, handle: SubagentHandle, data: dict[str, Any]) -> dict[str, Any]:
+        """Add the answer to an end; only refer to it if ``agent.completed`` has it already."""
+        if (usage := self._recorder.linked_usage.pop(handle.task_id, None)) is not None:
+            data = data | {"usage": usage.to_dict()}
+        if handle.status is not SubagentStatus.COMPLETED:
+            return data
+        answer = self._recorder.answered.pop(handle.task_id, None)
+        if answer is not None:
+            return data | {"answer_seq": answer}
+        return data | {"output": handle.final_output}
+
+    def _stopped(self, handle: SubagentHandle) -> None:
+        """Write that the queries below the task were stopped; they write no end themselves."""
+        error = {"code": handle.error_code or "failed", "message": handle.error or ""}
+        self._recorder.tasks.stopped(handle.path, error)
+
+
+def _dispatched(handle: SubagentHandle) -> dict[str, Any]:
+    """Return the data that a resumed run needs to dispatch the task again."""
+    call = current_call.get()
+    return {
+        "call": handle.path[-1][0],
+        "tool_call_id": call.id if call else None,
+        "agent": handle.agent if handle.named else None,
+        "prompt": handle.prompt,
+        "instructions": handle.instructions,
+        "priority": handle.priority,
+        "timeout_ms": round(handle.timeout * 1000),
+        "token_budget": handle.token_budget,
+        "metadata": dict(handle.metadata),
+        **({"retries": handle.retries} if handle.retries else {}),
+        **({"share_metadata": list(handle.shared_keys)} if handle.shared_keys else {}),
+    }
+
+
+async def _look_up(
+    pool: asyncpg.Pool, journal: Journal, ids: Sequence[UUID], asking: UUID | None
+) -> dict[UUID, dict[str, Any]]:
+    """Return the ``poll_subagent`` views of tasks that are no longer in memory, from their rows."""
+    tenant_id = journal.tenant_id
+    async with acting_as(pool, tenant_id) as connection:
+        rows = await connection.fetch(_LOOK_UP, tenant_id, journal.run_id, list(ids), asking)
+    found: dict[UUID, dict[str, Any]] = {}
+    for row in rows:
+        view: dict[str, Any] = {"task_id": str(row["id"]), "status": row["status"]}
+        if row["output"] is not None:
+            view["final_output"] = row["output"]
+        if row["stop_reason"] is not None:  # the answer was cut short
+            view["stop_reason"] = row["stop_reason"]
+        if row["error"] is not None:
+            view["error"] = from_json(row["error"])["message"]
+        view["duration_ms"] = row["duration_ms"] or 0
+        view["token_usage"] = shown_usage(AgentUsage.from_dict(from_json(row["usage"])).tokens)
+        found[row["id"]] = view
+    return found

@@ -1,0 +1,398 @@
+"""Tokens and money that each tenant may spend in a day, for all model calls of a process.
+
+Processes take slices of them from the database, so that few model calls need a query. A slice
+counts as used until it is returned; one that a dead process no longer renews counts as spent. What
+could not be reported is kept, and reported later. While an account cannot be read, calls wait.
+
+Calls of a tenant's own model servers are not the operator's to pay: they count in the run alone.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
+
+import asyncpg
+import structlog
+from pydantic_core import to_json
+
+from bottega.agents.messages import Usage
+from bottega.agents.provider import Permit
+from bottega.clock import monotonic
+from bottega.db.failures import persist
+from bottega.errors import BudgetBusyError
+from bottega.services import Services
+from bottega.subagents.budget import DOLLARS, TOKENS, Account, Unit, billionths, reserved
+
+if TYPE_CHECKING:
+    from bottega.engine.claim import ClaimedRun
+
+logger = structlog.get_logger(__name__)
+
+LAPSES_S = 60.0
+_RENEWED_S = 20.0
+_IDLE_S = 5.0
+_LOOK_S = 2.0
+_ASK_AGAIN_S = 1.0
+_LAST_S = 5.0
+"""For the last reports of a process that ends."""
+_SHARE = 100  # a slice is at most this fraction of the day's limit, or one call
+_WAIT_S = 20.0  # a part of the time that a judge has
+_EMBEDDING_WAIT_S = 1.0  # vectors can be made later
+
+EMBEDDING = "memory:embedding"
+"""Name of the calls of an embedder, in place of an agent's."""
+
+_COUNT = "SELECT count_call($1, $2, $3)"
+_DRAW = "SELECT held, others FROM draw_budget($1, $2, $3, $4, $5, $6, $7)"
+
+Draw = Callable[[int, int, int], Awaitable[tuple[int, int]]]
+"""From (spent, part of it reported, slice wanted) to (slice, slices of other workers)."""
+
+
+class DayAccount(Account):
+    """A worker's share of a tenant's budget of today; its limit is the sum of its slices."""
+
+    def __init__(self, draw: Draw, slice_: int, unit: Unit = TOKENS) -> None:
+        name = f"the tenant's limit of {unit.name} for today (UTC)"
+        super().__init__(name, limit=0, unit=unit, is_operators=True)
+        self.runs = 0
+        self._draw = draw
+        self._slice = slice_
+        self._reported = 0
+        self._others = 0
+        self._is_dry = False
+        self._used_at = self._synced_at = monotonic()
+        self._lock = asyncio.Lock()
+
+    @property
+    def held(self) -> int:
+        """The slice: taken and not spent."""
+        return max(0, (self.limit or 0) - self.spent)
+
+    @property
+    def is_reported(self) -> bool:
+        """True if the database knows all that was spent."""
+        return self.spent == self._reported
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nobody uses it, and nothing is left to report."""
+        return not (self.runs or self.held or self.reserved) and self.is_reported
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self._is_dry and super().is_exhausted
+
+    @property
+    def may_grow(self) -> bool:
+        """True if other workers hold slices, which they may return."""
+        return self._others > 0
+
+    def used_up(self, more: int) -> str:
+        return (
+            f"{self.name} is used up: the next model call takes about {self.unit.text(more)} "
+            f"{self.unit.name}; the day's budget is new tomorrow"
+        )
+
+    async def fill(self, amount: int) -> None:
+        """Get a larger slice if this one is too small. Waits while the account cannot be read."""
+        self._used_at = monotonic()
+        while (self.left or 0) < amount:
+            async with self._lock:
+                missing = (self.left or 0) < amount
+                wanted = self.reserved + max(amount, self._slice)
+                if not missing or await self._is_synced(wanted):
+                    return
+            await asyncio.sleep(_ASK_AGAIN_S)
+
+    async def changed(self) -> None:
+        """Wait until a reservation was released here, or a slice may have been returned elsewhere.
+
+        If no call is under way, the slice is returned meanwhile. Otherwise two workers with too
+        little for their next calls would wait for each other.
+        """
+        wait_s = None
+        if self.may_grow:
+            async with self._lock:
+                is_read = self.reserved > 0 or await self._is_synced(0)
+            wait_s = _ASK_AGAIN_S if self._others or not is_read else 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await super().changed()
+
+    async def report(self) -> None:
+        """Report what was spent; return the slice if no run uses it."""
+        async with self._lock:
+            wanted = self.held if self.runs else 0
+            if self.spent != self._reported or self.held != wanted:
+                await self._sync(wanted)
+
+    async def tend(self) -> None:
+        """Return the slice if it is idle, renew it in time, report what nobody else will."""
+        async with self._lock:
+            now = monotonic()
+            is_left = not (self.runs or self.reserved)
+            if is_left and not self.is_reported:
+                await self._sync(self.held)
+            elif self.held and not self.reserved and now - self._used_at >= _IDLE_S:
+                await self._sync(0)
+            elif self.held and now - self._synced_at >= _RENEWED_S:
+                await self._sync(self.held)
+
+    async def _is_synced(self, wanted: int) -> bool:
+        """Exchange the slice; return false if the database cannot do that now."""
+        try:
+            await self._sync(wanted)
+        except asyncpg.ForeignKeyViolationError:  # the tenant is deleted
+            raise
+        except Exception as error:
+            logger.warning("budget.unreadable", error=str(error) or type(error).__name__)
+            return False
+        return True
+
+    async def _sync(self, wanted: int) -> None:
+        spent = self.spent
+        held, self._others = await self._draw(spent, self._reported, wanted)
+        self._reported, self.limit = spent, spent + held
+        self._is_dry = held < wanted and not self._others
+        self._synced_at = monotonic()
+
+
+class RunAccounts:
+    """The budgets that pay for a run's model calls.
+
+    Attributes:
+        day: the accounts of the tenant's day, until the run is over.
+        all: these, and the run's own.
+    """
+
+    def __init__(self, run: "ClaimedRun", day: Sequence[DayAccount]) -> None:
+        self._own = [Account("the run's token_budget", run.token_budget)]
+        if run.cost_budget is not None:
+            limit = billionths(Decimal(run.cost_budget["amount"]))
+            budget = Account("the run's cost_budget", limit, unit=DOLLARS, needs_price=True)
+            self._own.append(budget)
+        self.day = day
+        self.all: tuple[Account, ...] = (*self._own, *day)
+
+    @property
+    def are_limited(self) -> bool:
+        return any(account.limit is not None for account in self.all)
+
+    def pay(self, usage: Usage) -> None:
+        """Count what a model call took now."""
+        self.paid_before(usage)
+        for account in self.day:
+            account.spend(usage)
+
+    def paid_before(self, usage: Usage) -> None:
+        """Count what the run paid for in an earlier attempt."""
+        for account in self._own:
+            account.spend(usage)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A kind of model call that no agent of a run makes.
+
+    Attributes:
+        run_id: the run that shows it; ``None``: only the day counts it.
+        name: in place of an agent's.
+    """
+
+    tenant_id: UUID
+    run_id: UUID | None
+    name: str
+    model: str
+    is_own: bool
+
+
+@dataclass(slots=True)
+class TenantCharge:
+    """A reserved call of a tenant; see :class:`bottega.llm.traffic.accounts.Charge`."""
+
+    permit: Permit
+    accounts: Sequence[DayAccount]
+    paid: dict[tuple[str, bool], Usage] = field(default_factory=dict)
+
+    def pay(self, model: str, usage: Usage) -> None:
+        for account in self.accounts:
+            account.spend(usage)
+        before = self.paid.get((model, usage.is_own))
+        self.paid[model, usage.is_own] = usage if before is None else before + usage
+
+
+@dataclass(frozen=True, slots=True)
+class TenantAccount:
+    """An account of a tenant for model calls that no agent of a run makes.
+
+    Attributes:
+        run_id, name: as in :class:`_Call`.
+        wait_s: longest wait for the budget.
+    """
+
+    budgets: "DayBudgets"
+    tenant_id: UUID
+    run_id: UUID | None
+    name: str
+    wait_s: float
+
+    @asynccontextmanager
+    async def call(
+        self, sent: int, provider: object | None, longest: int | None
+    ) -> AsyncIterator[TenantCharge]:
+        """Reserve a call; see :class:`bottega.llm.traffic.accounts.ModelAccount`."""
+        accounts = self.budgets.open(self.tenant_id)
+        paid: dict[tuple[str, bool], Usage] = {}
+        try:
+            async with AsyncExitStack() as reservation:
+                try:
+                    async with asyncio.timeout(self.wait_s):
+                        call = reserved(accounts, sent, provider, longest)
+                        permit = await reservation.enter_async_context(call)
+                except TimeoutError:
+                    raise BudgetBusyError(
+                        f"the tenant's budget of today could not pay within {self.wait_s:g} s: "
+                        "other calls hold it, or it cannot be read"
+                    ) from None
+                yield TenantCharge(permit, accounts, paid)
+        finally:
+            self.budgets.release(accounts)
+            for (model, is_own), usage in paid.items():
+                made = _Call(self.tenant_id, self.run_id, self.name, model, is_own)
+                self.budgets.count(made, usage)
+            if paid and self.run_id is not None:
+                await self.budgets.show()
+
+
+class DayBudgets:
+    """The accounts of the tenants whose model calls this process makes.
+
+    Args:
+        limits: of each tenant, with ``tokens_per_day`` and ``cost_per_day``; ``None``: no limit.
+    """
+
+    def __init__(self, pool: asyncpg.Pool, limits: Mapping[str, int | None]) -> None:
+        self._pool = pool
+        self._limits = {
+            unit: limit
+            for unit in (TOKENS, DOLLARS)
+            if (limit := limits.get(f"{unit.key}_per_day")) is not None
+        }
+        self._accounts: dict[tuple[UUID, Unit], DayAccount] = {}
+        self._to_show: dict[_Call, Usage] = {}
+
+    def open(self, tenant_id: UUID) -> Sequence[DayAccount]:
+        """Return the accounts that pay for a run; close or release them afterwards."""
+        opened = [self._account(tenant_id, unit) for unit in self._limits]
+        for account in opened:
+            account.runs += 1
+        return opened
+
+    def _account(self, tenant_id: UUID, unit: Unit) -> DayAccount:
+        account = self._accounts.get((tenant_id, unit))
+        if account is None:
+            draw = self._drawing(tenant_id, unit)
+            account = DayAccount(draw, self._limits[unit] // _SHARE, unit)
+            self._accounts[tenant_id, unit] = account
+        return account
+
+    def release(self, accounts: Iterable[DayAccount]) -> None:
+        """Release accounts; what was spent is reported within seconds."""
+        for account in accounts:
+            account.runs -= 1
+
+    async def close(self, accounts: Sequence[DayAccount]) -> None:
+        """Release accounts when their run is over, or lost, and report what was spent."""
+        self.release(accounts)
+        for account in accounts:
+            try:
+                await account.report()
+            except Exception:  # run() reports it later
+                logger.exception("budget.not_reported")
+
+    def of(self, tenant_id: UUID) -> TenantAccount:
+        """Return a tenant's account for the calls of an embedder."""
+        return TenantAccount(self, tenant_id, None, EMBEDDING, _EMBEDDING_WAIT_S)
+
+    def beside(self, tenant_id: UUID, run_id: UUID | None, name: str) -> TenantAccount:
+        """Return the account for calls that no agent of a run makes.
+
+        Args:
+            run_id: the run that shows them, which may be over or deleted; ``None``: no run does.
+            name: in place of an agent's.
+        """
+        return TenantAccount(self, tenant_id, run_id, name, _WAIT_S)
+
+    def count(self, call: _Call, usage: Usage) -> None:
+        """Count what calls took: in their run, and in units of the day without a limit."""
+        if call.run_id is None and (call.is_own or len(self._limits) == len((TOKENS, DOLLARS))):
+            return  # the accounts have it, or nobody pays
+        before = self._to_show.get(call)
+        self._to_show[call] = usage if before is None else before + usage
+
+    async def show(self) -> None:
+        """Store the counts. Those that cannot be stored now are kept for :meth:`run`."""
+        for call in list(self._to_show):
+            usage = self._to_show.pop(call, None)
+            if usage is None:
+                continue  # another task stores it
+            entry = {"agent": call.name, "model": call.model, **usage.to_dict()}
+            spent = to_json([entry | ({"own": True} if call.is_own else {})]).decode()
+            try:
+                await self._pool.execute(_COUNT, call.tenant_id, call.run_id, spent)
+            except asyncpg.ForeignKeyViolationError:
+                pass  # the tenant is deleted
+            except BaseException as error:
+                self.count(call, usage)
+                if not isinstance(error, Exception):
+                    raise
+                logger.warning("usage.not_stored", error=str(error) or type(error).__name__)
+
+    async def run(self) -> None:
+        """Return idle slices, renew the rest, report, and drop tenants without runs."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self.show()
+            for key, account in list(self._accounts.items()):
+                is_gone = False
+                try:
+                    await account.tend()
+                except asyncpg.ForeignKeyViolationError:  # the tenant is deleted
+                    is_gone = not account.runs
+                except Exception as error:
+                    logger.warning("budget.not_renewed", error=str(error))
+                if is_gone or account.is_idle:
+                    del self._accounts[key]
+
+    @asynccontextmanager
+    async def kept(self, services: Services) -> AsyncIterator["DayBudgets"]:
+        """Run it during the block; at its end, report all that is not reported."""
+        try:
+            async with services.running(budgets=self.run):
+                yield self
+        finally:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_S):
+                    await self.show()
+                    for account in list(self._accounts.values()):
+                        account.runs = 0
+                        with contextlib.suppress(Exception):
+                            await account.report()
+
+    def _drawing(self, tenant_id: UUID, unit: Unit) -> Draw:
+        # Of its own for each account: its sums begin at 0.
+        account_id = uuid4()
+
+        async def draw(spent: int, reported: int, wanted: int) -> tuple[int, int]:
+            about = (tenant_id, account_id, unit.key, spent, reported, wanted, LAPSES_S)
+            row = await persist(lambda: self._pool.fetchrow(_DRAW, *about))
+            assert row is not None
+            return row["held"], row["others"]
+
+        return draw

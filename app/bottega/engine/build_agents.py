@@ -1,0 +1,361 @@
+"""Construction of a run's agents from its pinned definitions."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from bottega.agents import (
+    AncestorRecall,
+    BaseAgent,
+    ModelParams,
+    NamedTool,
+    Recall,
+    SharedMemoryGraph,
+    SystemMessage,
+    ToolBase,
+)
+from bottega.agents.output import answer_schema
+from bottega.agents.params import merged
+from bottega.agents.people.approval import approval_of
+from bottega.agents.provider import LLMProvider
+from bottega.agents.subagent import FreshCopies
+from bottega.agents.tools import ApprovalPort
+from bottega.definitions.graphs import to_graph
+from bottega.definitions.teams import Definitions, Member, build_team
+from bottega.engine.claim import ClaimedRun
+from bottega.engine.mcp.servers import McpAccess
+from bottega.engine.mcp.tools import McpSession, mcp_tools
+from bottega.errors import InvalidInputError
+from bottega.graph.shared_memory import Publication
+from bottega.secrets.lookup import SecretLookup
+from bottega.subagents.registry import SubagentRegistry
+from bottega.subagents.tools import use_defined_subagents
+from bottega.tools.build import build_tool, client_tool
+from bottega.tools.builtin import ToolDeps
+from bottega.tools.http import HttpTool
+
+if TYPE_CHECKING:  # numpy is slow to import
+    from bottega.memory.text.embeddings import Embedder
+
+MOST_AGENTS = 5000
+"""Agents of compiled teams that a worker keeps."""
+
+ConfigureAgent = Callable[[BaseAgent, Mapping[str, Any]], None]
+"""A plugin's function; it gets an agent from the factory and its definition."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentDependencies:
+    """Dependencies of agents, the same for every run.
+
+    Attributes:
+        models_for: returns the models for an agent of a run, by its definition.
+        tool_deps: dependencies of built-in and HTTP tools.
+        secrets: those that tools send.
+        mcp: MCP servers.
+        embedder: for agents with ``recall``, by the tenant that pays.
+        configure: called in order after the factory, for each agent.
+    """
+
+    models_for: Callable[[ClaimedRun, Mapping[str, Any]], Awaitable[LLMProvider]]
+    tool_deps: ToolDeps
+    secrets: SecretLookup
+    mcp: McpAccess
+    embedder: "Callable[[UUID], Embedder]"
+    configure: tuple[ConfigureAgent, ...] = ()
+
+    def helped(self, helper: BaseAgent) -> None:
+        """Let the plugins configure a helper that has no definition."""
+        for configure in self.configure:
+            configure(helper, {})
+
+
+@dataclass(slots=True)
+class Team:
+    """A run's agents.
+
+    Attributes:
+        agents: the root alone; in a DAG, one per node of the graph.
+        graph: the run's own copy, or ``None``.
+        warnings: (code, message) pairs.
+    """
+
+    agents: dict[str, BaseAgent]
+    graph: SharedMemoryGraph | None
+    warnings: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledTeam:
+    """The agents of a run's definitions, built and checked once for all runs with the same.
+
+    Attributes:
+        members: all its agents, sub-agents first.
+        tools: those that send secrets.
+        roots: as :attr:`Team.agents`.
+        definitions, providers, mcp_servers, structure: of the agents, the tenant's model servers,
+            its MCP servers and the graph, to compare them with those of a run.
+    """
+
+    definitions: Definitions
+    providers: Definitions
+    mcp_servers: Definitions
+    structure: Mapping[str, Any] | None
+    members: Sequence[Member]
+    tools: Sequence[HttpTool]
+    roots: Mapping[str, BaseAgent]
+    graph: SharedMemoryGraph | None
+    warnings: Sequence[tuple[str, str]]
+
+    def team(
+        self,
+        run: ClaimedRun,
+        dependencies: AgentDependencies,
+        registry: SubagentRegistry | None,
+        session: McpSession | None,
+    ) -> Team:
+        """Make a run's own agents and graph."""
+        graph = None if self.graph is None else self.graph.without_publications()
+        if graph is not None:
+            _restore(graph, run.session_base)
+        copies: FreshCopies = {}
+
+        def copy_of(agent: BaseAgent) -> BaseAgent:
+            made = copies.get(agent) or agent.fresh_copy(copies)
+            assert isinstance(made, BaseAgent)
+            return made
+
+        for member in self.members:
+            agent = copy_of(member.agent)
+            agent.hooks = {}
+            agent.memory_graph = None if agent.memory_graph is None else graph
+            if session is not None:
+                agent.registered_tools = [session.own(tool) for tool in agent.registered_tools]
+            if member.children is not None and registry is not None:
+                children = [copy_of(child) for child in member.children]
+                defined = member.definition["subagents"]
+                use_defined_subagents(agent, registry, children, defined, dependencies.helped)
+            if recall := member.definition["recall"]:
+                everything = recall["mode"] == "ancestors"
+                agent.recall = (
+                    AncestorRecall()
+                    if everything
+                    else _recall(dependencies.embedder(run.tenant_id), recall["k"])
+                )
+            if changed := run.overrides.get(agent.agent_id or agent.agent_name):
+                _override(agent, member.definition, changed)
+            own = set(map(id, agent.registered_tools))
+            for configure in dependencies.configure:
+                configure(agent, member.definition)
+            if approval := approval_of(member.definition.get("approval")):
+                _approve_others(agent, own, approval)
+        roots = {name: copy_of(agent) for name, agent in self.roots.items()}
+        if run.output_schema is not None:
+            for agent in _answering(roots, graph if run.mode == "dag" else None):
+                agent.output = answer_schema(run.output_schema)
+        everybody = [copy_of(member.agent) for member in self.members]
+        return Team(roots, graph, [*self.warnings, *_of_patterns(everybody)])
+
+
+def _of_patterns(agents: Sequence[BaseAgent]) -> Iterator[tuple[str, str]]:
+    """Yield warnings of patterns that nobody here can check."""
+    for agent in agents:
+        places = [f"output_schema{at}" for at in agent.output.unchecked] if agent.output else []
+        for tool in agent.registered_tools:
+            if isinstance(tool, HttpTool):
+                places += [f"{tool.name}{at}" for at in tool.unchecked]
+        if places:
+            name = agent.agent_id or agent.agent_name
+            told = "has patterns with look-around or back-references, which are not checked"
+            yield "pattern_unchecked", f"the agent '{name}' {told}: {', '.join(places[:10])}"
+
+
+def _recall(embedder: "Embedder", k: int) -> Recall:
+    from bottega.memory.text.embeddings import chance
+
+    return Recall(embedder, k, floor=chance(embedder).floor)
+
+
+async def compiled(
+    run: ClaimedRun, dependencies: AgentDependencies, *, with_async: bool
+) -> CompiledTeam:
+    """Build the agents of a run's definitions; a large team lets other runs go on meanwhile.
+
+    Args:
+        with_async: asynchronous sub-agents are supported.
+
+    Raises:
+        InvalidInputError: ``unknown_secret``, ``tool_outdated``, ``unknown_provider``.
+    """
+    graph = None if run.graph is None else to_graph(run.graph)
+    in_dag = run.mode == "dag" and graph is not None
+    names = graph.get_topological_order() if in_dag and graph is not None else [run.first]
+
+    async def equip(
+        name: str, definition: Mapping[str, Any]
+    ) -> tuple[LLMProvider, Sequence[ToolBase]]:
+        models = await dependencies.models_for(run, definition)
+        return models, _tools(run, definition, dependencies)
+
+    built = await build_team(run.agents, graph, names, equip, with_async=with_async)
+    tools = [tool for member in built.members for tool in _sending(member.agent)]
+    return CompiledTeam(
+        run.agents,
+        run.providers,
+        run.mcp_servers,
+        run.graph,
+        built.members,
+        tools,
+        built.roots,
+        graph,
+        built.warnings,
+    )
+
+
+def _sending(agent: BaseAgent) -> Iterator[HttpTool]:
+    """Yield an agent's tools that send secrets."""
+    for tool in agent.registered_tools:
+        if isinstance(tool, HttpTool) and tool.definition.secrets:
+            yield tool
+
+
+@dataclass(slots=True)
+class _Place:
+    """A place for the newest version of a team, filled by one run while others wait."""
+
+    filling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    team: CompiledTeam | None = None
+
+    @property
+    def size(self) -> int:
+        return 1 if self.team is None else len(self.team.members)
+
+    def holds(self, run: ClaimedRun) -> CompiledTeam | None:
+        """Return the team if a run has the same definitions; quick if they are the same objects."""
+        team = self.team
+        if team is None or team.definitions != run.agents or team.structure != run.graph:
+            return None
+        servers = team.providers, team.mcp_servers
+        return team if servers == (run.providers, run.mcp_servers) else None
+
+
+class Teams:
+    """The teams of runs: compiled once for each version, then copied for each run.
+
+    Args:
+        registry: of asynchronous sub-agents, if supported.
+    """
+
+    def __init__(
+        self, dependencies: AgentDependencies, registry: SubagentRegistry | None = None
+    ) -> None:
+        self._dependencies = dependencies
+        self._registry = registry
+        self._places: OrderedDict[Hashable, _Place] = OrderedDict()
+
+    async def of(self, run: ClaimedRun, session: McpSession | None = None) -> Team:
+        """Build the agents of a claimed run, with their sub-agents and the run's own graph.
+
+        Args:
+            session: for tools of MCP servers; ``None``: the run has none.
+
+        Raises:
+            InvalidInputError: ``unknown_secret``, ``tool_outdated``, ``unknown_provider``.
+        """
+        key = (run.tenant_id, run.tenant, run.mode, run.first, run.graph_name, run.operators)
+        place = self._places.setdefault(key, _Place())
+        self._places.move_to_end(key)
+        if (team := place.holds(run)) is None:
+            async with place.filling:
+                team = place.holds(run) or await self._compiled(run, place)
+        await self._dependencies.secrets.stored(run.tenant_id)  # so that all are redacted
+        for tool in team.tools:
+            await tool.check_secrets()
+        if run.output_schema is not None:
+            await asyncio.to_thread(answer_schema, run.output_schema)  # takes long the first time
+        return team.team(run, self._dependencies, self._registry, session)
+
+    def helped(self, helper: BaseAgent) -> None:
+        """Let the plugins configure a helper."""
+        self._dependencies.helped(helper)
+
+    async def _compiled(self, run: ClaimedRun, place: _Place) -> CompiledTeam:
+        with_async = self._registry is not None
+        place.team = team = await compiled(run, self._dependencies, with_async=with_async)
+        kept = sum(each.size for each in self._places.values())
+        while kept > MOST_AGENTS and len(self._places) > 1:
+            _, oldest = self._places.popitem(last=False)
+            kept -= oldest.size
+        return team
+
+
+def _approve_others(agent: BaseAgent, own: set[int], approval: ApprovalPort) -> None:
+    """Set the agent's rule on plugins' tools without one; runs share the tools, so copy them."""
+    for index, tool in enumerate(agent.registered_tools):
+        if id(tool) not in own and tool.approval is None:
+            agent.registered_tools[index] = tool = copy(tool)
+            tool.approval = approval
+
+
+def _override(agent: BaseAgent, definition: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+    """Merge a run's parameters with the agent's own, and add its instructions and client's tools.
+
+    Raises:
+        InvalidInputError: ``unknown_tool``: their ``tool_choice`` names one; ``duplicate_tool``.
+    """
+    if told := changed.get("instructions"):
+        agent.conversation_history.insert(1, SystemMessage(content=told))
+    for tool in changed.get("tools") or ():
+        agent.register_tool(client_tool(tool, definition.get("approval")))
+    params = ModelParams.from_dict(merged(definition.get("params"), changed.get("params")))
+    choice = params.tool_choice
+    if isinstance(choice, NamedTool):
+        names = [tool.name for tool in agent.registered_tools]
+        if choice.name not in names:
+            raise InvalidInputError(
+                f"tool_choice names the tool '{choice.name}', which {agent.agent_name} does not "
+                f"have; it has: {', '.join(names) or 'none'}",
+                code="unknown_tool",
+            )
+    agent.params = params
+
+
+def _answering(
+    roots: Mapping[str, BaseAgent], graph: SharedMemoryGraph | None
+) -> Iterator[BaseAgent]:
+    """Yield the agents whose answer is the run's: the root, or a DAG's sinks."""
+    for name, agent in roots.items():
+        if graph is None or not graph.successors(name):
+            yield agent
+
+
+def _tools(
+    run: ClaimedRun, definition: Mapping[str, Any], dependencies: AgentDependencies
+) -> list[ToolBase]:
+    secrets, tenant_id, tenant = dependencies.secrets, run.tenant_id, run.tenant
+    known = secrets.redactor(tenant_id)
+    deps = replace(dependencies.tool_deps, tenant=tenant, known=known)
+    bound = partial(secrets.bound, tenant_id, tenant)
+    approval = definition.get("approval")
+    server = partial(dependencies.mcp.server, tenant_id, tenant)
+    found: list[ToolBase] = []
+    for tool in definition["tools"]:
+        if tool["type"] == "mcp":
+            pinned = run.mcp_servers[tool["server"]]
+            found += mcp_tools(tool, pinned, server, approval, known)
+        else:
+            found.append(build_tool(tool, approval, deps, bound))
+    return found
+
+
+def _restore(graph: SharedMemoryGraph, session_base: Sequence[Mapping[str, Any]]) -> None:
+    """Restore publications of the session's earlier runs; unknown nodes are ignored."""
+    for row in session_base:
+        published = {**row["details"], "content": row["content"], "version": row["version"]}
+        published["timestamp"] = row["published_at"]
+        graph.restore(Publication.from_dict(row["agent"], published))

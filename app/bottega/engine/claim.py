@@ -1,0 +1,229 @@
+"""A claimed run, with all that a worker needs to execute it, and to hand it back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime, timedelta
+from typing import Any, Self
+from uuid import UUID
+
+import asyncpg
+import structlog
+from pydantic_core import from_json
+
+from bottega.agents.history import DEMAND_TITLES
+from bottega.db.failures import persist
+from bottega.definitions.pinned import Pin, PinnedDefinitions, pins_of
+
+_HAND_BACK = "SELECT hand_back($1, $2, $3, $4, $5, $6)"
+_GIVE_UP = "SELECT give_up($1, $2, $3, $4)"
+_UNREADABLE = '{"code": "internal", "message": "what the run needs could not be read"}'
+
+logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedRun:
+    """A claimed run, with all that a worker needs to execute it.
+
+    Attributes:
+        tenant: the tenant's name.
+        attempt: the fence; 1 for the first claim.
+        last_seq: of the newest event; it is the claim's own.
+        carried_seq: last ``seq`` that was copied from the run that this one repeats; 0: none.
+        started_at: the run's first start, by the database's clock.
+        quiet_s: seconds from its acceptance to the claim's answer; ``None``: it began before.
+        timeout_s: seconds from the first start to the deadline.
+        remaining_s: seconds from this claim to the deadline; may be negative.
+        crashes: number of attempts whose worker died.
+        is_cancelled: true if its cancellation was requested.
+        cancelled_tasks: ids of tasks whose cancellation was requested.
+        task_root: the id that the ids of its tasks are derived from.
+        mode: ``orchestrated`` or ``dag``.
+        input: a text, or messages with ``role`` and ``content``.
+        agent: name of the root agent; ``None`` for a DAG.
+        pins: versions of its agents' definitions, and of its graph's.
+        overrides: ``{agent: {"params": {…}}}``, merged with the agents' own parameters.
+        output_schema: JSON Schema of the answer; ``None``: the agent's own.
+        demands: its ``goals``, ``constraints`` and ``success_criteria``.
+        agents: pinned definitions of all its agents, by name.
+        providers: pinned definitions of the tenant's own model servers, by name.
+        operators: names of the operator's model servers that it uses.
+        mcp_servers: pinned definitions of the MCP servers that its agents name, by name.
+        graph_name, graph: name and pinned definition; ``None``: it has no graph.
+        session_id: ``None``: it belongs to no session.
+        session_base: publications of the session's earlier runs, as ``session_memory`` has them.
+        in_conversation: false: it knows nothing of the session's other runs but publications.
+        base: the run of the turn before; ``None``: its turn is the first.
+        user: the customer's name for the end user.
+        principal: who started it.
+        traceparent, tracestate: of the request that made it; ``None``: it belongs to no trace.
+        metadata: given by the client.
+        token_budget: tokens that it may spend; ``None``: no limit.
+        cost_budget: ``amount`` and ``currency`` that it may spend; ``None``: no limit.
+        memory: ``off``, ``read`` or ``full``.
+        salt: of the tenant, for random assignments.
+        messages: number of those that were sent to it.
+        assigned_as: the run whose assignment it gets: the first of a series of retries, or itself.
+        link: of a linked run: what it needs to do a task of another run.
+    """
+
+    tenant_id: UUID
+    run_id: UUID
+    attempt: int
+    last_seq: int
+    started_at: datetime
+    quiet_s: float | None
+    timeout_s: float
+    remaining_s: float
+    carried_seq: int
+    crashes: int
+    is_cancelled: bool
+    cancelled_tasks: frozenset[UUID]
+    task_root: UUID
+    tenant: str
+    mode: str
+    input: str | list[dict[str, str]]
+    agent: str | None
+    pins: Sequence[Pin]
+    overrides: Mapping[str, Mapping[str, Any]]
+    output_schema: Mapping[str, Any] | None
+    demands: Mapping[str, Sequence[str]]
+    agents: Mapping[str, Mapping[str, Any]]
+    providers: Mapping[str, Mapping[str, Any]]
+    operators: frozenset[str]
+    mcp_servers: Mapping[str, Mapping[str, Any]]
+    graph_name: str | None
+    graph: dict[str, Any] | None
+    session_id: str | None
+    session_base: Sequence[Mapping[str, Any]]
+    in_conversation: bool
+    base: UUID | None
+    user: str | None
+    principal: str | None
+    traceparent: str | None
+    tracestate: str | None
+    metadata: Mapping[str, Any]
+    token_budget: int | None
+    cost_budget: dict[str, str] | None
+    memory: str
+    salt: UUID
+    assigned_as: UUID
+    messages: int = 0
+    link: Mapping[str, Any] | None = None
+
+    @classmethod
+    def decoded(cls, tenant_id: UUID, run_id: UUID, attempt: int, claim: str) -> Self:
+        """Decode what the SQL function ``claimed_run`` returns; definitions are missing."""
+        values = from_json(claim)
+        values |= {
+            "tenant_id": tenant_id,
+            "run_id": run_id,
+            "attempt": attempt,
+            "started_at": datetime.fromisoformat(values["started_at"]),
+            "cancelled_tasks": frozenset(map(UUID, values["cancelled_tasks"])),
+            "base": None if values["base"] is None else UUID(values["base"]),
+            "demands": {name: values[name] for name in DEMAND_TITLES},
+            "pins": tuple(pins_of(tenant_id, values["pinned"])),
+            "agents": {},
+            "providers": {},
+            "mcp_servers": {},
+            "operators": frozenset(values["pinned"].get("operators") or ()),
+            "graph": None,
+        }
+        values |= {name: float(values[name]) for name in ("timeout_s", "remaining_s")}
+        values |= {name: UUID(values[name]) for name in ("task_root", "salt", "assigned_as")}
+        return cls(**{each.name: values[each.name] for each in fields(cls)})
+
+    def with_definitions(self, definitions: Mapping[Pin, dict[str, Any]]) -> Self:
+        """Return it with its own definitions among these."""
+        kinds = ("agent", "graph", "provider", "mcp_server")
+        found: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
+        for pin in self.pins:
+            if pin in definitions:
+                found[pin.kind][pin.name] = definitions[pin]
+        graph = next(iter(found["graph"].values()), None)
+        return replace(
+            self,
+            agents=found["agent"],
+            providers=found["provider"],
+            mcp_servers=found["mcp_server"],
+            graph=graph,
+        )
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds from the first start to this claim."""
+        return self.timeout_s - self.remaining_s
+
+    @property
+    def claimed_at(self) -> datetime:
+        """Time of this claim by the database's clock, as events' times are."""
+        return self.started_at + timedelta(seconds=self.elapsed_s)
+
+    @property
+    def first(self) -> str:
+        """Name of the root agent, or of a DAG's graph."""
+        name = self.agent or self.graph_name
+        assert name is not None
+        return name
+
+    @property
+    def has_checks(self) -> bool:
+        """True if its root agent has a ``success_check``; a linked run checks nothing."""
+        defined = self.agents.get(self.agent or "", {})
+        return self.link is None and bool(defined.get("success_check"))
+
+    @property
+    def own_task(self) -> UUID | None:
+        """The task that it does, if it is a linked run."""
+        return None if self.link is None else UUID(self.link["task_id"])
+
+    @property
+    def uses_subagents(self) -> bool:
+        """True if one of its agents dispatches asynchronous sub-agents."""
+        return any(
+            (definition["subagents"] or {}).get("mode") == "async"
+            for definition in self.agents.values()
+        )
+
+
+class ClaimReader:
+    """Reads what claims return, with the definitions that the runs pinned."""
+
+    def __init__(self, pool: asyncpg.Pool) -> None:
+        self._pool = pool
+        self._definitions = PinnedDefinitions(pool)
+
+    async def read(self, rows: Sequence[asyncpg.Record]) -> list[ClaimedRun]:
+        """Return the runs of a claim; one that cannot be read ends with an error."""
+        runs = [run for row in rows if (run := await self._decoded(row)) is not None]
+        pins = {pin for run in runs for pin in run.pins}
+        definitions = await persist(lambda: self._definitions.get(pins))
+        return [run.with_definitions(definitions) for run in runs]
+
+    async def _decoded(self, row: asyncpg.Record) -> ClaimedRun | None:
+        key = row["tenant"], row["run"], row["attempt"]
+        try:
+            return ClaimedRun.decoded(*key, row["claim"])
+        except Exception:  # no other worker could read it, either
+            logger.exception("run.unreadable", run_id=str(row["run"]))
+            await self._pool.execute(_GIVE_UP, *key, _UNREADABLE)
+            return None
+
+
+async def hand_back(
+    pool: asyncpg.Pool,
+    run: ClaimedRun,
+    cause: str,
+    pause_s: float = 0.0,
+    interrupts: Sequence[UUID] = (),
+) -> None:
+    """Give a claimed run back to the queue; repeated while the database is away.
+
+    Args:
+        cause: why it needs another attempt: ``drain``, ``message``, ``model`` or ``interrupt``.
+        pause_s: seconds until it may be claimed.
+        interrupts: decisions of people that it waits for.
+    """
+    fence = run.tenant_id, run.run_id, run.attempt
+    await persist(lambda: pool.execute(_HAND_BACK, *fence, cause, pause_s, interrupts))

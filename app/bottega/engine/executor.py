@@ -1,0 +1,430 @@
+"""Execution of one run: claim, replay of its journal, agents, end."""
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import structlog
+
+from bottega.agents.history import (
+    demands_message,
+    query_messages,
+    query_of,
+    split_turns,
+    with_demands,
+)
+from bottega.db.failures import is_outage, is_transient
+from bottega.engine.async_tasks import SubagentRuntime, end_all, running_subagents
+from bottega.engine.budget import DayBudgets
+from bottega.engine.build_agents import Teams
+from bottega.engine.claim import ClaimedRun, hand_back
+from bottega.engine.dag import run_dag
+from bottega.engine.fair_queue import FairQueue
+from bottega.engine.journal import End, Journal
+from bottega.engine.linked.spreading import agent_of_task, written
+from bottega.engine.live_text import LiveText
+from bottega.engine.mcp.tools import McpSessions
+from bottega.engine.memory import facts_of, use_memory
+from bottega.engine.observed.recorder import ObservedRecorder, about
+from bottega.engine.observed.traced import recorder_of
+from bottega.engine.replay import fold
+from bottega.engine.retrieval import MemorySources
+from bottega.engine.step_writer import StepWriter
+from bottega.engine.turns.conversation import conversation_of
+from bottega.engine.turns.ends import broken, end_of
+from bottega.engine.waiting.inbox import take_messages
+from bottega.engine.waiting.interrupts import take_decisions
+from bottega.engine.waiting.loops import Wait
+from bottega.engine.waiting.tasks import Soon
+from bottega.engine.workers import RunLease
+from bottega.errors import FencedError, UnreadMessagesError
+from bottega.events import log
+from bottega.events.payloads import warning
+from bottega.events.types import Event, EventType, RunStatus
+from bottega.events.wakeups import Notifier
+from bottega.files.run_files import RunFiles
+from bottega.files.store import FileStore
+from bottega.memory.learning.episode_recorder import EpisodeRecorder
+from bottega.memory.working.prompts import RunMemory
+from bottega.redaction import Redactor
+from bottega.secrets.lookup import SecretLookup
+
+logger = structlog.get_logger(__name__)
+
+_SELF_CANCELLED = RuntimeError("something that the run awaited was cancelled")
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """A run that is being executed here.
+
+    Attributes:
+        cancelled: a client or the worker asked for its end.
+        lost: another worker has it.
+        lease: ``None`` once it has ended or was handed back.
+        is_leaving: it is being handed back; its lease must not count as lost then.
+        recorder: set once it began.
+        wait: why it is suspended, if it is.
+        ending: closes what only this attempt uses.
+    """
+
+    tenant_id: UUID
+    task: "asyncio.Task[Any]"
+    lease: RunLease | None
+    is_leaving: bool = False
+    cancelled: bool = False
+    lost: bool = False
+    recorder: ObservedRecorder | None = None
+    wait: Wait | None = None
+    ending: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """The execution of runs in this worker.
+
+    Attributes:
+        writer, teams: store the steps of all its runs; make their agents.
+        notifier: wakes subscribers.
+        max_crashes: a run fails after so many deaths of its worker.
+        live_text: shows the models' text while it comes in.
+        secrets: of tenants, to be removed from runs' logs; ``None``: there are none.
+        runtime: shared state of asynchronous sub-agents; without it, runs that use them fail.
+        sources: memory of earlier runs.
+        left_work: called after a run's end with (it stored an episode, it ordered checks).
+        prompt_tokens: limit of a root agent's prompt.
+        day_budgets: of tenants; ``None``: no limits.
+        files, mcp: of all tenants, connections to MCP servers; without them, runs have none.
+        stopping: set when this worker is to stop.
+    """
+
+    pool: asyncpg.Pool
+    writer: StepWriter
+    teams: Teams
+    notifier: Notifier
+    max_crashes: int
+    live_text: LiveText | None = None
+    secrets: SecretLookup | None = None
+    runtime: SubagentRuntime | None = None
+    sources: MemorySources | None = None
+    left_work: Callable[[bool, bool], None] = lambda episode, checks: None
+    prompt_tokens: int = 20_000
+    day_budgets: DayBudgets | None = None
+    files: FileStore | None = None
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    mcp: McpSessions | None = None
+    _fair: FairQueue = field(default_factory=FairQueue)
+    _under_way: dict[UUID, _UnderWay] = field(default_factory=dict)
+
+    def leases(self) -> list[RunLease]:
+        """Return the runs that are being executed here. May be called from another thread."""
+        return [lease for entry in list(self._under_way.values()) if (lease := entry.lease)]
+
+    def under_way(self) -> list[tuple[UUID, UUID]]:
+        """Return tenant and id of the runs that are being executed here."""
+        return [(entry.tenant_id, run_id) for run_id, entry in self._under_way.items()]
+
+    def cancel(self, run_id: UUID, task_id: UUID | None = None) -> None:
+        """Cancel a run that is being executed here, or one task of it. Idempotent."""
+        entry = self._under_way.get(run_id)
+        if entry is None:
+            return
+        if task_id is not None:
+            if entry.recorder is not None:
+                entry.recorder.tasks.cancel(task_id)
+                if self.runtime is not None:
+                    self.runtime.cancel(run_id, task_id)
+        elif not entry.cancelled and not entry.task.cancelling():
+            # A run that is being handed back ends at the next worker.
+            entry.cancelled = True
+            entry.task.cancel()
+
+    async def take_decisions(self) -> None:
+        """Let the runs here know what people decided on tool calls that wait."""
+        asking = {
+            run_id: (entry.tenant_id, entry.recorder.interrupts)
+            for run_id, entry in self._under_way.items()
+            if entry.recorder is not None and entry.recorder.interrupts.is_waiting
+        }
+        await take_decisions(self.pool, asking)
+
+    async def take_messages(self, sent: Mapping[UUID, int]) -> None:
+        """Let the runs here have what users sent to them; ``sent``: number of messages, by run."""
+        here = {
+            run_id: (entry.tenant_id, entry.recorder.inbox, sent[run_id])
+            for run_id in sent
+            if (entry := self._under_way.get(run_id)) is not None and entry.recorder is not None
+        }
+        await take_messages(self.pool, here)
+
+    async def hand_back_waiting(self) -> None:
+        """Hand back the runs that only wait for a model that is down, when this worker stops."""
+        await self.stopping.wait()
+        for entry in self._under_way.values():
+            self._hand_back_if_waiting(entry)
+
+    def _hand_back_if_waiting(self, entry: _UnderWay) -> None:
+        """Hand back a run that only waits: for people, long for a model, or while this stops."""
+        is_over = entry.lease is None or entry.is_leaving
+        if entry.recorder is None or is_over or entry.task.cancelling():
+            return
+        entry.recorder.interrupts.tasks.show()
+        if self.stopping.is_set() and entry.recorder.loops.needs_a_model:
+            entry.task.cancel()
+        elif (wait := entry.recorder.loops.wait) is None:
+            return
+        elif wait.left_s <= 0:
+            entry.wait = wait
+            entry.task.cancel()
+        elif wait.pause_s is not None and wait.left_s < wait.pause_s:
+            asyncio.get_running_loop().call_later(wait.left_s, self._hand_back_if_waiting, entry)
+
+    def lose(self, run: RunLease) -> None:
+        """Stop executing a run that another worker has; write nothing more of it."""
+        entry = self._under_way.get(run.run_id)
+        if entry is not None and entry.lease == run and not entry.is_leaving:
+            _lose(entry)
+
+    async def execute(self, run: ClaimedRun) -> None:
+        """Execute a claimed run to its end, or until another worker takes it away.
+
+        Cancelling this hands the run back: its journal stays, and the next worker resumes it.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        earlier = self._under_way.get(run.run_id)
+        lease = RunLease(run.tenant_id, run.run_id, run.attempt)
+        entry = self._under_way[run.run_id] = _UnderWay(run.tenant_id, task, lease)
+        try:
+            with structlog.contextvars.bound_contextvars(**about(run)):
+                await self._execute(run, entry, earlier)
+        finally:
+            # A later attempt here may have begun, and ended before this one.
+            if self._under_way.get(run.run_id) is entry:
+                del self._under_way[run.run_id]
+
+    async def _execute(self, run: ClaimedRun, entry: _UnderWay, earlier: _UnderWay | None) -> None:
+        tenant_id, run_id = run.tenant_id, run.run_id
+        self.notifier.began(run_id, run.quiet_s)
+        journal = self._journal_of(run)
+        entry.recorder = recorder_of(
+            journal,
+            run,
+            fair=self._fair,
+            day=() if self.day_budgets is None else self.day_budgets.open(tenant_id),
+            live_text=self.live_text,
+            run_files=self._files_of(run),
+            waits=Soon(functools.partial(self._hand_back_if_waiting, entry)),
+        )
+        bound = logger.bind(attempt=run.attempt)
+        try:
+            if earlier is not None:  # this worker had lost the run, and did not know
+                _lose(earlier)
+                await asyncio.wait([earlier.task])
+            if self.secrets is not None:
+                await self.secrets.known(tenant_id, run.tenant)
+            entry.recorder.began()
+            await self._take_to_its_end(entry.recorder, run, entry)
+        except FencedError:
+            bound.warning("run.fenced")
+        except UnreadMessagesError:
+            entry.is_leaving = True
+            await self._hand_back(run, journal, Wait(0.0), "message")
+        except asyncio.CancelledError:
+            if not entry.task.cancelling():  # something in the run cancelled itself
+                await self._break(entry.recorder, run, _SELF_CANCELLED)
+            elif entry.lost:
+                entry.task.uncancel()
+                bound.warning("run.fenced")
+            elif entry.cancelled:
+                entry.task.uncancel()
+                await self._end_cancelled(entry.recorder, run)
+            else:
+                entry.is_leaving = True
+                await self._hand_back(run, journal, entry.wait or Wait(0.0))
+                bound.info("run.handed_back", wait=entry.wait)
+                raise
+        except Exception as error:
+            if is_transient(error):  # the database was away for too long
+                bound.warning("run.put_off", error=str(error))
+                await self._put_off(run, entry)
+            elif journal.finishing:
+                raise
+            else:
+                await self._break(entry.recorder, run, error)
+        finally:
+            entry.lease = None
+            self.notifier.wake(run_id)
+            await self._settle(entry.recorder)
+            await journal.close()
+            entry.recorder.closed()
+            await entry.ending.aclose()
+
+    def _journal_of(self, run: ClaimedRun) -> Journal:
+        known = Redactor() if self.secrets is None else self.secrets.redactor(run.tenant_id)
+        by_rules, is_full = not (self.sources and self.sources.analyst), run.memory == "full"
+        made = functools.partial(EpisodeRecorder, facts_of(run), known.text, reflects=by_rules)
+        episodes = made() if is_full else None
+        return Journal(
+            self.writer, run, episode_recorder=episodes, wake=self.notifier.wrote, known=known
+        )
+
+    def _files_of(self, run: ClaimedRun) -> RunFiles | None:
+        if self.files is None:
+            return None
+        return RunFiles(self.files, run.tenant_id, run.run_id, run.session_id)
+
+    async def _take_to_its_end(
+        self, recorder: ObservedRecorder, run: ClaimedRun, entry: _UnderWay
+    ) -> None:
+        if run.is_cancelled:
+            await self._end_cancelled(recorder, run)
+        elif run.crashes >= self.max_crashes:
+            detail = f"its worker died {run.crashes} times while executing it"
+            error = {"code": "crashed", "message": detail}
+            await self._end_tasks(recorder, run)
+            await self._finish(recorder, run, End(RunStatus.FAILED, error=error))
+        else:
+            await self._go_on(recorder, run, entry)
+
+    async def _hand_back(
+        self, run: ClaimedRun, journal: Journal, wait: Wait, cause: str = "drain"
+    ) -> None:
+        """Leave the run to the next worker, after committing what is known of it."""
+        with contextlib.suppress(Exception):
+            await journal.commit()
+        await journal.close()
+        cause = "model" if wait.pause_s is not None else "interrupt" if wait.interrupts else cause
+        await hand_back(self.pool, run, cause, wait.pause_s or 0.0, wait.interrupts)
+
+    async def _break(self, recorder: ObservedRecorder, run: ClaimedRun, error: Exception) -> None:
+        """End a run for an error that is a bug."""
+        await self._finish(recorder, run, broken(error, run.run_id, recorder.spent))
+
+    async def _put_off(self, run: ClaimedRun, entry: _UnderWay) -> None:
+        """Leave the run to a later attempt as soon as the database is back, however late."""
+        entry.is_leaving = True
+        while True:
+            try:
+                await hand_back(self.pool, run, "drain", 1.0)
+                return
+            except Exception as error:
+                if not is_transient(error):
+                    raise
+
+    async def _end_tasks(self, recorder: ObservedRecorder, run: ClaimedRun) -> None:
+        """End the asynchronous tasks of a run that ends before it could resume them."""
+        unended = self.runtime is not None and recorder.swarm is None and run.uses_subagents
+        if unended or recorder.journal.lacks_earlier_steps:
+            events = await self._earlier_events(recorder.journal)
+            if self.runtime is not None and unended:
+                end_all(self.runtime, recorder, run, events)
+
+    async def _end_cancelled(self, recorder: ObservedRecorder, run: ClaimedRun) -> None:
+        await self._end_tasks(recorder, run)
+        end = End(RunStatus.CANCELLED, stop_reason="cancelled", usage=recorder.spent)
+        # Fenced: another worker has it, and sees the cancellation when it claims the run.
+        with contextlib.suppress(FencedError):
+            await self._finish(recorder, run, end)
+
+    async def _finish(self, recorder: ObservedRecorder, run: ClaimedRun, end: End) -> None:
+        """Write the run's end, after settling its tenant's day budget."""
+        await self._settle(recorder)
+        journal = recorder.journal
+        files = written(recorder.swarm, run)
+        await journal.finish(replace(end, messages=recorder.inbox.read, files=files))
+        recorder.ended(end)
+        self.left_work(journal.episode_recorder is not None, journal.checks(end))
+
+    async def _settle(self, recorder: ObservedRecorder) -> None:
+        accounts = recorder.accounts
+        day, accounts.day = accounts.day, ()
+        if self.day_budgets is not None:
+            await self.day_budgets.close(day)
+
+    async def _go_on(self, recorder: ObservedRecorder, run: ClaimedRun, entry: _UnderWay) -> None:
+        """Take the claimed run to its final event."""
+        journal = recorder.journal
+        limit = asyncio.timeout(max(0.0, run.remaining_s))
+        began = False
+
+        def suspended() -> bool:
+            """Return true if the current cancellation does not end the run."""
+            return entry.lost or not (
+                entry.cancelled or limit.expired() or not entry.task.cancelling()
+            )
+
+        try:
+            events = await self._earlier_events(journal)
+            journal.replay = fold(events, journal.carried_seq)
+            recorder.inbox.open()
+            await self.take_messages({run.run_id: run.messages})
+            if journal.replay.asked_people:
+                await take_decisions(self.pool, {run.run_id: (run.tenant_id, recorder.interrupts)})
+            began = True
+            async with limit:
+                if (runtime := self.runtime) is not None and runtime.serves(run):
+                    async with running_subagents(
+                        runtime, recorder, run, events, self.pool, suspended
+                    ):
+                        end = await self._work(recorder, run, entry)
+                else:
+                    end = await self._work(recorder, run, entry)
+            await self._finish(recorder, run, end)
+        except (FencedError, UnreadMessagesError):
+            raise
+        except Exception as error:
+            if is_outage(error) or (not began and is_transient(error)):
+                raise
+            timeout_s = run.timeout_s if limit.expired() else None
+            end = broken(error, run.run_id, recorder.spent, timeout_s=timeout_s)
+            await self._finish(recorder, run, end)
+
+    async def _work(self, recorder: ObservedRecorder, run: ClaimedRun, entry: _UnderWay) -> End:
+        """Run the agents; return the run's end."""
+        tasks, ending = recorder.tasks, entry.ending
+        session = None if self.mcp is None else self.mcp.open(run, tasks, ending)
+        team = await self.teams.of(run, session)
+        for code, message in team.warnings:
+            recorder.journal.add(EventType.WARNING, warning(code, message))
+        conversation = await conversation_of(self.pool, run, self.prompt_tokens // 2)
+        query = with_demands(query_messages(query_of(run.input)), demands_message(run.demands))
+        if run.mode == "dag" and team.graph is not None:
+            if conversation is not None:
+                conversation.begin(team.agents)
+            given, question = split_turns(query)
+            for member in team.agents.values():
+                member.conversation_history += given
+            end = await run_dag(team.graph, team.agents, question, recorder)
+        else:
+            (agent,) = team.agents.values()
+            if run.link is not None:
+                agent = agent_of_task(agent, run, self.teams.helped)
+            if run.memory != "off":
+                await use_memory(agent, run, recorder, self.sources, limit=self.prompt_tokens)
+            if conversation is not None:
+                agent.memory = agent.memory or RunMemory(limit=self.prompt_tokens)
+                conversation.begin({run.first: agent})
+            response = await agent.execute_query_async(query, recorder=recorder)
+            end = end_of(response, recorder.answer_seq)
+        return end if conversation is None else conversation.ended(end, team.agents, run)
+
+    async def _earlier_events(self, journal: Journal) -> list[Event]:
+        """Return the events of earlier attempts, and add them to the episode."""
+        if not journal.has_earlier_steps:
+            return []
+        events = await log.read_all(self.pool, journal.tenant_id, journal.run_id)
+        journal.add_earlier_steps(events)
+        return events
+
+
+def _lose(entry: _UnderWay) -> None:
+    if entry.lost or (entry.recorder is not None and entry.recorder.journal.finishing):
+        return  # it is ending; if it was lost before, the database refuses the end
+    entry.lost = True
+    entry.task.cancel()

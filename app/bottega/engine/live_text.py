@@ -1,0 +1,245 @@
+"""Live text of model calls, from the worker to the run's subscribers.
+
+It is only for show: the complete answer comes with ``llm.completed``. So it must cost little. A
+piece is appended to a list. Every 50 ms the new pieces go into the table ``live_text``, with one
+insert for all calls of this worker; those of one call every 100 ms, its first at once. If a model
+answers faster than that, nothing is written.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from uuid import UUID
+
+import asyncpg
+import structlog
+
+from bottega.agents.messages import Usage
+from bottega.agents.provider import ModelTarget, OnDelta
+from bottega.clock import monotonic
+from bottega.engine.journal import Journal
+from bottega.events.payloads import served_by
+from bottega.events.steps import storable
+
+FLUSH_S = 0.05
+PER_CALL_S = 0.09
+KEEP_S = 1.0
+CLEAR_S = 0.5
+"""Least time between two deletions of the text of calls that are over."""
+SUSPENDED_AFTER_S = 30.0
+"""A run that has only waited for models for so long is suspended."""
+MAX_CHARACTERS = 200_000
+"""Characters of live text per call; the rest is shown with the complete answer."""
+
+_WRITE = "SELECT write_live_text($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+_CLEAR = "SELECT clear_live_text($1, $2, $3, $4, $5, $6)"
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class CallText:
+    """The live text of one model call.
+
+    Attributes:
+        started: ``seq`` of its ``llm.started``, which subscribers must see first.
+        has_rows: whether any of it was written.
+    """
+
+    journal: Journal
+    task_id: UUID | None
+    parent_task_id: UUID | None
+    agent: str
+    call: int
+    started: int
+    has_rows: bool = False
+    tool_call_id: str | None = None
+    _written_at: float = 0.0
+    _at: int = 0
+    _void: bool = False
+    _pieces: list[str] = field(default_factory=list)
+
+    @property
+    def listener(self) -> OnDelta:
+        """The callback for new pieces."""
+        return self._pieces.append
+
+    def restart(self) -> None:
+        """Discard the text, because the try failed."""
+        self._pieces.clear()
+        self._at = 0
+        self._void = self.has_rows
+
+    def take(self, now: float) -> tuple[int, str] | None:
+        """Return the text to write and the offset of its first character, if there is any."""
+        if not (self._pieces or self._void) or now < self._written_at + PER_CALL_S:
+            return None
+        if not self.journal.is_stored(self.started):
+            return None
+        at, text = self._at, storable("".join(self._pieces))
+        self._pieces.clear()
+        if at >= MAX_CHARACTERS:
+            return None
+        self._at += len(text)
+        self._written_at = now
+        self._void = False
+        self.has_rows = True
+        return at, text
+
+    def give_back(self, at: int, text: str) -> None:
+        """Put back text that could not be written."""
+        if self._at == at + len(text):  # and the try did not fail meanwhile
+            self._at = at
+            self._pieces.insert(0, text)
+            self._void |= not text
+
+
+class Live(Protocol):
+    """The part of a call that is shown while it is under way; see :class:`CallText`.
+
+    Attributes:
+        tool_call_id: of a tool's call; ``None``: it is a model's.
+    """
+
+    journal: Journal
+    task_id: UUID | None
+    parent_task_id: UUID | None
+    agent: str
+    call: int
+    has_rows: bool
+    tool_call_id: str | None
+
+    def take(self, now: float) -> tuple[int, str] | None:
+        """Return what to write and its place, if there is any."""
+
+    def give_back(self, at: int, text: str) -> None:
+        """Put back what could not be written."""
+
+
+class LiveText:
+    """Writer of the live text, and of the tools' progress, of all runs that this worker executes.
+
+    Args:
+        wake: called with the run's id when there is new text of it.
+        keep_s: how long rows stay after the call's end; by then no subscriber is shown them.
+    """
+
+    def __init__(
+        self, pool: asyncpg.Pool, wake: Callable[[UUID], None], *, keep_s: float = KEEP_S
+    ) -> None:
+        self._pool = pool
+        self._wake = wake
+        self._keep_s = keep_s
+        self._open: dict[Live, None] = {}
+        self._ended: deque[tuple[float, Live]] = deque()
+        self._clear_at = 0.0
+        self._any = asyncio.Event()
+
+    def begin(self, call: Live) -> None:
+        self._open[call] = None
+        self._any.set()
+
+    def end(self, call: Live) -> None:
+        del self._open[call]
+        if call.has_rows:
+            self._ended.append((monotonic() + self._keep_s, call))
+
+    async def run(self) -> None:
+        """Write until cancelled. A failed write is repeated with the next one."""
+        while True:
+            await self._any.wait()
+            await asyncio.sleep(FLUSH_S)
+            await self._write()
+            await self._clear()
+            if not (self._open or self._ended):
+                self._any.clear()
+
+    async def _write(self) -> None:
+        now = monotonic()
+        said = [(call, *taken) for call in self._open if (taken := call.take(now))]
+        if not said:
+            return
+        rows = [
+            (
+                call.journal.tenant_id,
+                call.journal.run_id,
+                call.task_id,
+                call.parent_task_id,
+                call.agent,
+                call.call,
+                call.journal.attempt,
+                at,
+                text,
+                call.tool_call_id,
+            )
+            for call, at, text in said
+        ]
+        try:
+            await self._pool.execute(_WRITE, *map(list, zip(*rows, strict=True)))
+        except Exception:
+            for call, at, text in said:
+                call.give_back(at, text)
+            raise
+        for call, *_ in said:
+            self._wake(call.journal.run_id)
+
+    async def _clear(self) -> None:
+        """Delete the text of calls that ended a while ago."""
+        now = monotonic()
+        gone = [call for due, call in self._ended if due <= now]
+        if not gone or now < self._clear_at:
+            return
+        self._clear_at = now + CLEAR_S
+        rows = [
+            (
+                call.journal.tenant_id,
+                call.journal.run_id,
+                call.task_id,
+                call.call,
+                call.journal.attempt,
+                call.tool_call_id,
+            )
+            for call in gone
+        ]
+        await self._pool.execute(_CLEAR, *map(list, zip(*rows, strict=True)))
+        for _ in gone:
+            self._ended.popleft()
+
+
+@dataclass(slots=True)
+class ModelCall:
+    """A model call under way.
+
+    Attributes:
+        target: ``None`` if the provider names none.
+        text: shows its text while it comes in.
+        goes_on_at: end of the wait for its next try; in the past while it does not wait.
+        failing_since: when its patience began, in any attempt of the run.
+        lost: usage of its answer that broke off, until its event is written.
+    """
+
+    target: ModelTarget | None
+    text: CallText | None
+    goes_on_at: float
+    failed_tries: int = 0
+    failing_since: float | None = None
+    lost: Usage | None = None
+
+    def told(self) -> dict[str, Any]:
+        """Return the part of an event about an answer that broke off: its model, and its usage."""
+        lost, self.lost = self.lost, None
+        return served_by(self.target) | ({} if lost is None else {"usage": lost.to_dict()})
+
+
+def waits_of(calls: Collection[ModelCall], now: float) -> tuple[float, float] | None:
+    """Return the seconds until some calls have waited long enough, and until one goes on.
+
+    After the former the run is suspended; it may be negative. ``None``: not all of them wait.
+    """
+    goes_on_at = min((call.goes_on_at for call in calls), default=now)
+    if goes_on_at <= now:
+        return None
+    since = [now if call.failing_since is None else call.failing_since for call in calls]
+    return max(since) + SUSPENDED_AFTER_S - now, goes_on_at - now

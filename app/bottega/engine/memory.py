@@ -1,0 +1,371 @@
+"""Memory of earlier runs for a run's root agent: at the start, and after failures.
+
+It is written into the run's log as ``context.recalled``. A resumed or repeated run replays it from
+there without a new search.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import structlog
+from pydantic_core import from_json, to_json
+
+from bottega.agents.agent import BaseAgent
+from bottega.agents.parts import content_text
+from bottega.engine.claim import ClaimedRun
+from bottega.engine.journal import Journal
+from bottega.engine.recorder import JournalRecorder
+from bottega.engine.replay import ANALYSIS
+from bottega.engine.retrieval import (
+    MOST_EPISODES,
+    Assignment,
+    MemorySources,
+    continues,
+    episode_event,
+    insight_events,
+    patterns_for,
+    render_episode,
+    tells_a_topic,
+)
+from bottega.engine.sharing.recovery import ToolFailure, with_cures_once
+from bottega.errors import BottegaError, UnavailableError
+from bottega.events.payloads import ContextReceived, context_recalled, warning
+from bottega.events.types import EventType
+from bottega.memory.episodes.episode import EpisodeFilter, Outcome
+from bottega.memory.episodes.scope import Scope, scope_of_run
+from bottega.memory.episodes.store import Hit
+from bottega.memory.learning.call_trace import cure_in
+from bottega.memory.learning.episode_recorder import RunFacts
+from bottega.memory.learning.insights import insight_outcomes, insights_in
+from bottega.memory.patterns.adherence import SOURCE
+from bottega.memory.patterns.task_analysis import Goals, analyse, lines_of, refined
+from bottega.memory.working.prompts import RunMemory
+from bottega.memory.working.tools import SearchMemory, SetPlan
+from bottega.memory.working.working_memory import Retrieved, WorkingMemory
+from bottega.tools.mcp import model_name, tools_in
+
+_PATIENCE_S = 2.0
+_ANALYSIS_S = 30.0
+_HELPS = 8  # retrievals after failures, per run
+_READ, _ALIKE = 10, 3  # episodes with a similar failure that are read, and that are given
+
+_Ask = Callable[[], Awaitable[list[dict[str, Any]]]]
+
+logger = structlog.get_logger(__name__)
+
+
+def facts_of(run: ClaimedRun) -> RunFacts:
+    """Return the facts about a claimed run that are known before it starts."""
+    return RunFacts(
+        run.run_id,
+        run.session_id,
+        run.principal,
+        _text_of(run.input),
+        run.first,
+        {name: _with_mcp_tools(run, each) for name, each in run.agents.items()},
+        run.metadata,
+        run.user,
+        run.agent,
+        frozenset(
+            tool["name"] for each in run.overrides.values() for tool in each.get("tools") or ()
+        ),
+    )
+
+
+def _with_mcp_tools(run: ClaimedRun, definition: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an agent's definition with each tool of its MCP servers; calls may change anything."""
+    tools = definition.get("tools", ())
+    found = [tool for tool in tools if tool["type"] == "mcp"]
+    if not found:
+        return definition
+    own = [
+        {"type": "mcp", "name": model_name(tool["server"], each["name"]), "method": "CALL"}
+        for tool in found
+        for each in tools_in(tool, run.mcp_servers[tool["server"]])
+    ]
+    return {**definition, "tools": [*(tool for tool in tools if tool["type"] != "mcp"), *own]}
+
+
+def _text_of(asked: str | Sequence[Mapping[str, Any]]) -> str | Sequence[Mapping[str, Any]]:
+    """Return a run's input with texts in place of parts."""
+    if isinstance(asked, str):
+        return asked
+    return [{**message, "content": content_text(message["content"])} for message in asked]
+
+
+async def use_memory(
+    agent: BaseAgent,
+    run: ClaimedRun,
+    recorder: JournalRecorder,
+    sources: MemorySources | None,
+    *,
+    limit: int,
+) -> None:
+    """Give a run's root agent a working memory, filled from earlier runs of its tenant.
+
+    Args:
+        sources: memory of earlier runs; ``None``: none is retrieved.
+        limit: tokens of a prompt.
+    """
+    about = facts_of(run)
+    assignment = Assignment(run.salt, run.assigned_as, learns=run.memory == "full")
+    analysis = await _analysis(about, recorder.journal, sources)
+    goals = _goals(about, run.demands, analysis)
+    working = WorkingMemory()
+    lessons = MemoryRetriever(about, recorder.journal, sources, assignment, goals, working)
+    tools = [SetPlan(working), SearchMemory(lessons.search)] if agent.registered_tools else []
+    agent.memory = RunMemory(working, limit=limit, tools=tools)
+    if recorder.journal.episode_recorder is not None:
+        recorder.journal.episode_recorder.goals = goals
+    if analysis is not None:
+        working.load_task_context(
+            goals=lines_of(analysis, "goals"),
+            constraints=lines_of(analysis, "constraints"),
+            criteria=lines_of(analysis, "criteria"),
+            by="found by a model",
+        )
+    replay = recorder.journal.replay
+    given: Sequence[Mapping[str, Any]] = replay.recalled
+    if not given and not replay.asked and not continues(run):
+        given = await lessons.found()
+        for data in given:
+            recorder.journal.add(EventType.CONTEXT_RECALLED, dict(data), agent=agent.agent_name)
+    lessons.take(given)
+    recorder.lessons = lessons
+
+
+def _goals(
+    about: RunFacts, demands: Mapping[str, Sequence[str]], analysis: Mapping[str, Any] | None
+) -> Goals:
+    """Return the analysis of a task for searches; no prompt shows what rules found.
+
+    What the request says counts more than a model's analysis, and that more than the rules.
+    """
+    goals = analyse(
+        about.question,
+        domain=about.said("domain"),
+        task_type=about.task_type,
+        capabilities=about.capabilities,
+    )
+    said = {**demands, "criteria": demands.get("success_criteria")}
+    return refined(refined(goals, analysis or {}), said)
+
+
+async def _analysis(
+    about: RunFacts, journal: Journal, sources: MemorySources | None
+) -> Mapping[str, Any] | None:
+    """Return a model's analysis of the task, if one is configured; a resumed run has the same."""
+    replay = journal.replay
+    if replay.analysis is not None:
+        known: Mapping[str, Any] = from_json(replay.analysis)
+        return known
+    if sources is None or sources.analyst is None or replay.asked:
+        return None
+    try:
+        async with asyncio.timeout(_ANALYSIS_S):
+            run = journal.tenant_id, journal.run_id
+            said = await sources.analyst.analyse(run, about.question)
+    except (BottegaError, TimeoutError) as error:
+        text = f"rules analysed the task, since the model failed: {type(error).__name__}: {error}"
+        journal.add(EventType.WARNING, warning("analysis_unavailable", text[:500]))
+        return None
+    data = context_recalled(f"{ANALYSIS}{sources.analyst.name}", to_json(said).decode())
+    journal.add(EventType.CONTEXT_RECALLED, data, agent=about.first)
+    return said
+
+
+class MemoryRetriever:
+    """A retriever of memory about earlier runs, for one run's root agent."""
+
+    def __init__(
+        self,
+        about: RunFacts,
+        journal: Journal,
+        sources: MemorySources | None,
+        assignment: Assignment,
+        goals: Goals,
+        working: WorkingMemory,
+    ) -> None:
+        self._about = about
+        self._scope = _scope(about, shared=sources is not None and sources.shared)
+        self._journal = journal
+        self._sources = sources
+        self._assignment = assignment
+        self._features = goals.features
+        self._working = working
+        self._patterns: set[UUID] = set()
+        self._helps = sum(map(len, journal.replay.helped.values()))
+
+    def take(self, given: Iterable[Mapping[str, Any]]) -> None:
+        """Put retrieved memory into the working memory."""
+        items = [ContextReceived.of(data) for data in given]
+        self._know(items)
+        shown = {item.source: item.content for item in items if item.content}
+        texts = with_cures_once([*shown.values()], set())
+        if shown:
+            self._working.retrieve_from_episodic(map(Retrieved, shown, texts))
+
+    def _know(self, given: Iterable[ContextReceived]) -> None:
+        """Remember the patterns, so that none is assigned or given twice."""
+        self._patterns.update(
+            UUID(item.source.removeprefix(SOURCE))
+            for item in given
+            if item.source.startswith(SOURCE)
+        )
+
+    async def found(self) -> list[dict[str, Any]]:
+        """Retrieve memory that may help this run, as event data: patterns, then episodes."""
+        if self._sources is None:
+            return []
+        patterns = partial(
+            patterns_for, self._sources, self._journal.tenant_id, self._features, self._assignment
+        )
+        return await self._both(patterns, partial(self._episodes, self._sources))
+
+    async def _episodes(self, sources: MemorySources) -> list[dict[str, Any]]:
+        if not tells_a_topic(self._about.question):
+            return []
+        found = await sources.episodes.semantic_search(
+            self._journal.tenant_id,
+            self._scope,
+            self._about.question,
+            k=MOST_EPISODES,
+            domain=self._about.said("domain"),
+        )
+        hits = [hit for hit in found.hits if hit.relevant]
+        return [*await self._insights(sources, hits), *map(given, hits)]
+
+    async def _insights(self, sources: MemorySources, hits: Sequence[Hit]) -> list[dict[str, Any]]:
+        """Return the insights of relevant episodes, given and withheld, as event data."""
+        found = insights_in([(hit.episode, hit.score) for hit in hits], self._assignment.salt)
+        if not found:
+            return []
+        tallies = await insight_outcomes(
+            sources.episodes.pool, self._journal.tenant_id, self._scope, [each.id for each in found]
+        )
+        return insight_events(found, tallies, self._assignment, sources.options)
+
+    async def _both(self, *asks: _Ask) -> list[dict[str, Any]]:
+        """Return the results that come in time, in order; report the others as warnings."""
+        answers = await asyncio.gather(*map(_in_time, asks), return_exceptions=True)
+        found: list[dict[str, Any]] = []
+        for answer in answers:
+            if isinstance(answer, list):
+                found += answer
+            elif not isinstance(answer, Exception):
+                raise answer
+            else:
+                logger.warning("memory.unavailable", error=str(answer))
+                text = f"{type(answer).__name__}: {answer}"
+                text = f"not all memory of earlier runs could be read: {text}"
+                self._journal.add(EventType.WARNING, warning("memory_unavailable", text[:500]))
+        return found
+
+    async def search(self, query: str, in_session: bool) -> str:
+        """Return the result of the tool ``search_memory``."""
+        if self._sources is None:
+            return "There is no memory of earlier tasks."
+        session_id = self._about.session_id
+        if in_session and session_id is None:
+            return "This task belongs to no session: look without session."
+        where = EpisodeFilter(session_id=session_id if in_session else None)
+        try:
+            found = await self._sources.episodes.semantic_search(
+                self._journal.tenant_id,
+                self._scope,
+                query,
+                k=MOST_EPISODES,
+                where=where,
+                domain=self._about.said("domain"),
+            )
+        except Exception as error:  # a model must not see the database's message
+            logger.warning("memory.unavailable", error=str(error))
+            raise UnavailableError("the memory cannot be read now: go on without it") from error
+        texts = [render_episode(hit.episode) for hit in found.hits if hit.relevant]
+        return "\n\n".join(texts) or "No earlier task was like that."
+
+    # Help after failures
+
+    async def failed(
+        self, call: int, tool_call_id: str, failures: Sequence[ToolFailure]
+    ) -> Sequence[Mapping[str, Any]]:
+        """Return the help for a tool call of the root agent, if something failed, as event data.
+
+        Args:
+            failures: of the call, and of asynchronous tasks; a replayed call needs none.
+        """
+        helped = self._journal.replay.helped.get(call, {})
+        given: Sequence[Mapping[str, Any]] = helped.get(tool_call_id, ())
+        if not given and failures and self._sources is not None and self._helps < _HELPS:
+            self._helps += 1
+            about = {"call": call, "tool_call_id": tool_call_id}
+            found = await self._looked_up(self._sources, failures)
+            given = [{**about, **data} for data in found]
+            for data in given:
+                self._journal.add(EventType.CONTEXT_RECALLED, dict(data), agent=self._about.first)
+        self._know(map(ContextReceived.of, given))
+        return given
+
+    async def _looked_up(
+        self, sources: MemorySources, failures: Sequence[ToolFailure]
+    ) -> list[Mapping[str, Any]]:
+        """Return help for several failures, without duplicates."""
+        found: dict[str, Mapping[str, Any]] = {}
+        for failure in failures:
+            some = await self._helpful(sources, failure)
+            items = [ContextReceived.of(data) for data in some]
+            self._know(items)
+            for item, data in zip(items, some, strict=True):
+                found.setdefault(item.source, data)
+        return [*found.values()]
+
+    async def _helpful(self, sources: MemorySources, failure: ToolFailure) -> list[dict[str, Any]]:
+        tool, signature = failure.tool, failure.signature
+        patterns = partial(
+            patterns_for,
+            sources,
+            self._journal.tenant_id,
+            {**self._features, "error_type": failure.error.type, "tool": tool},
+            self._assignment,
+            failure_signature=signature,
+            but=frozenset(self._patterns),
+        )
+        return await self._both(patterns, partial(self._alike, sources, tool, signature))
+
+    async def _alike(
+        self, sources: MemorySources, tool: str, signature: str
+    ) -> list[dict[str, Any]]:
+        """Return episodes with a similar failure, those of successes first.
+
+        If some have a cure, return only those.
+        """
+        found = await sources.episodes.similar_failures(
+            self._journal.tenant_id, self._scope, signature, _READ
+        )
+        best = sorted(found, key=lambda each: each.judged is not Outcome.SUCCESS)
+        cures = {each.id: cure_in(each.summary.steps, tool) for each in best}
+        cured = [each for each in best if cures[each.id]]
+        return [episode_event(each, cure=cures[each.id]) for each in (cured or best)[:_ALIKE]]
+
+
+def _scope(about: RunFacts, *, shared: bool) -> Scope:
+    return scope_of_run(
+        about.definitions.get(about.first, {}).get("memory_scope"),
+        user=about.user,
+        session_id=about.session_id,
+        agent=about.agent,
+        shared=shared,
+    )
+
+
+def given(hit: Hit) -> dict[str, Any]:
+    """Return a found episode as event data, with the reason why it is given."""
+    return {**episode_event(hit.episode, hit.score), "why": hit.why}
+
+
+async def _in_time(ask: _Ask) -> list[dict[str, Any]]:
+    async with asyncio.timeout(_PATIENCE_S):
+        return await ask()

@@ -1,0 +1,118 @@
+"""Plugins: Python code that an operator installs beside the service, found by entry points.
+
+A distribution registers an object in the group ``bottega.plugins``. The service calls those of
+these functions that it defines: ``configure_agent(agent, definition)``, in the worker, for every
+agent from the factory, so that agents of the service can have hooks in Python; ``check_success``,
+for agents whose ``success_check`` names the plugin; ``before_dispatch`` of tasks and of synchronous
+calls, and ``after_subagent_complete`` of tasks (:mod:`bottega.subagents.plugins`).
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import structlog
+
+from bottega.agents import BaseAgent
+from bottega.errors import InvalidInputError, PluginError
+from bottega.subagents.plugins import SubagentPlugin, is_guard
+
+GROUP = "bottega.plugins"
+
+log = structlog.get_logger(__name__)
+
+
+Configure = Callable[[BaseAgent, Mapping[str, Any]], None]
+
+
+def configure_agent() -> tuple[Configure, ...]:
+    """Return the ``configure_agent`` functions of all plugins, ordered by entry point name.
+
+    Raises:
+        InvalidInputError: a plugin cannot be loaded; better at start than a run without its hooks.
+    """
+    plugins = _defining("configure_agent")
+    return tuple(_named(name, plugin.configure_agent) for name, plugin in plugins)
+
+
+def _named(name: str, configure: Configure) -> Configure:
+    """Wrap ``configure`` so that its errors, and those of its hooks, name the plugin."""
+
+    def configured(agent: BaseAgent, definition: Mapping[str, Any]) -> None:
+        before = {id(hook) for hooks in agent.hooks.values() for hook in hooks}
+        try:
+            configure(agent, definition)
+        except Exception as error:
+            log.warning("plugin.failed", name=name, agent=agent.agent_name, exc_info=error)
+            raise PluginError(
+                f"the plugin '{name}' failed to configure the agent '{agent.agent_name}' "
+                f"({type(error).__name__}); the worker's log says more"
+            ) from error
+        for hooks in agent.hooks.values():
+            for hook in hooks:
+                if id(hook) not in before:
+                    hook.plugin = name
+
+    return configured
+
+
+def subagent_plugins() -> tuple[SubagentPlugin, ...]:
+    """Return the plugins around asynchronous tasks, ordered by entry point name.
+
+    Raises:
+        InvalidInputError: a plugin cannot be loaded, or is a guard without ``before_dispatch``.
+    """
+    plugins = [
+        SubagentPlugin(
+            name,
+            getattr(plugin, "before_dispatch", None),
+            getattr(plugin, "after_subagent_complete", None),
+            is_guard(plugin),
+        )
+        for name, plugin in _defining("before_dispatch", "after_subagent_complete", "guard")
+    ]
+    for plugin in plugins:
+        if plugin.guard and plugin.before_dispatch is None:
+            raise InvalidInputError(
+                f"the plugin '{plugin.name}' is a guard without before_dispatch"
+            )
+    return tuple(plugins)
+
+
+def success_checks() -> dict[str, Callable[[Mapping[str, Any]], Any]]:
+    """Return the ``check_success`` functions of all plugins, by entry point name.
+
+    Raises:
+        InvalidInputError: a plugin cannot be loaded.
+    """
+    return {name: plugin.check_success for name, plugin in _defining("check_success")}
+
+
+def installed() -> set[str]:
+    """Return the entry point names of all plugins, without loading them."""
+    return {entry.name for entry in _registered(tuple(sys.path))}
+
+
+def _defining(*names: str) -> list[tuple[str, Any]]:
+    """Return (entry point name, plugin) of the plugins that define one of ``names``."""
+    found = []
+    for entry in _registered(tuple(sys.path)):
+        try:
+            plugin = entry.load()
+        except Exception as error:
+            raise InvalidInputError(
+                f"the plugin '{entry.name}' ({entry.value}) cannot be loaded: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if defined := [name for name in names if getattr(plugin, name, None) is not None]:
+            log.info("plugin.loaded", name=entry.name, place=entry.value, defines=defined)
+            found.append((entry.name, plugin))
+    return found
+
+
+@functools.cache
+def _registered(path: tuple[str, ...]) -> list[EntryPoint]:
+    """Return the plugins on an import path; it reads a file of each installed distribution."""
+    return sorted(entry_points(group=GROUP), key=lambda entry: entry.name)

@@ -1,0 +1,162 @@
+"""The run queue as a worker uses it; ``db/sql/queue.sql`` says which run is next.
+
+Claim: :class:`RunClaimer` claims due runs for the free places of this worker, and executes them. It
+does so after a notice that names this worker, after the end of one of its runs, again at once if
+there were more, and every ``POLL_S`` seconds, so that a lost notice costs only time.
+
+Fence: a claimed run has an attempt, which each of its writes names. A worker that lost a run learns
+it from the answer to its next write or report, and stops the run.
+
+Lease: :class:`bottega.engine.workers.WorkerLease` reports which runs this worker executes, from a
+thread of its own: a long computation in the event loop does not make them look abandoned.
+
+Takeover: every process sweeps. A worker without a lease loses its runs; one that shuts down hands
+them back first.
+
+Fair: the database shares the places among tenants. For that, a claim names the tenants of the runs
+that this worker holds, and those whose runs ended here in the last second.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from uuid import UUID
+
+import asyncpg
+import structlog
+
+from bottega import metrics
+from bottega.clock import monotonic
+from bottega.db.failures import is_transient
+from bottega.engine.claim import ClaimedRun, ClaimReader, hand_back
+from bottega.events.listener import happens
+from bottega.services import background
+
+CHANNEL = "bottega_queue"
+POLL_S = 2.0
+_MOST = 20
+_CLAIM_S = 3.0
+"""Longest time of a claim: with a report it takes less than the 5 s of the sweep for lost runs."""
+_PAUSE_S = 0.005
+"""Time in which runs that end together lead to one claim."""
+_RECENT_S = 1.0
+"""Time after an end in which claims name its tenant; later they count its runs again anyway."""
+_CLAIM = "SELECT c.*, claimed_run(c.tenant, c.run) AS claim FROM claim($1, $2, $3, $4, $5) AS c"
+
+log = structlog.get_logger(__name__)
+
+
+async def sweep(pool: asyncpg.Pool, lease_s: float) -> int:
+    """Queue runs again that no live worker executes; return their number.
+
+    It also ends runs whose time is over, and does the database's upkeep, a page at a time. Return 0
+    if another process is sweeping or has just swept.
+    """
+    lost: int | None = await pool.fetchval("SELECT sweep($1)", lease_s)
+    if lost is None:
+        return 0
+    if lost:
+        log.warning("queue.swept", runs=lost)
+    try:
+        await pool.execute("SELECT do_upkeep()")
+    except Exception as error:  # no takeover may depend on it
+        log.warning("queue.upkeep_failed", error=str(error), kind=type(error).__name__)
+    return lost
+
+
+async def sweep_regularly(pool: asyncpg.Pool, lease_s: float) -> None:
+    """Sweep at once and then four times in each lease, until cancelled."""
+    while True:
+        await sweep(pool, lease_s)
+        await asyncio.sleep(lease_s / 4)
+
+
+class RunClaimer:
+    """Claims runs for this worker's free places, and executes them.
+
+    Args:
+        execute: executes one run; its errors are logged, and count as crashes of the run.
+        places: returns the number of this worker's places.
+        begun: called when runs have begun, with the time before their claim.
+    """
+
+    def __init__(
+        self,
+        pool: asyncpg.Pool,
+        worker_id: UUID,
+        reader: ClaimReader,
+        execute: Callable[[ClaimedRun], Awaitable[None]],
+        places: Callable[[], int],
+        begun: Callable[[float], object],
+    ) -> None:
+        self._pool, self._worker_id, self._reader = pool, worker_id, reader
+        self._execute, self._places, self._begun = execute, places, begun
+        self._active: dict[asyncio.Task[None], ClaimedRun] = {}
+        self._ended: dict[UUID, float] = {}
+        self._wake = asyncio.Event()
+
+    def notice(self, payload: str | None) -> None:
+        """Claim at once if a notice names this worker; ``None``: notices may have been missed."""
+        if payload in (None, str(self._worker_id)):
+            self._wake.set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Claim and execute runs until ``stop`` is set."""
+
+        async def wake_at_stop() -> None:
+            await stop.wait()
+            self._wake.set()
+
+        async with background(wake_at_stop):
+            while not stop.is_set():
+                self._wake.clear()
+                pause_s = POLL_S
+                try:
+                    pause_s = 2 * _PAUSE_S if await self._claim() else POLL_S
+                except Exception as error:  # no report names what it claimed: it is queued again
+                    log.warning("queue.claim_failed", error=str(error), kind=type(error).__name__)
+                await happens(self._wake, pause_s * random.uniform(0.8, 1.2))  # noqa: S311
+
+    async def finish(self, grace_s: float) -> None:
+        """Give the runs some time to end; cancel the others, which hands them back."""
+        if self._active:
+            await asyncio.wait(self._active, timeout=grace_s)
+        for task in (left := list(self._active)):
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
+
+    async def _claim(self) -> bool:
+        """Claim and begin some runs; return whether there are others for this worker."""
+        held = [run.tenant_id for run in self._active.values()]
+        places, began = self._places(), monotonic()
+        self._ended = {of: at for of, at in self._ended.items() if at > began - _RECENT_S}
+        async with asyncio.timeout(_CLAIM_S):
+            rows = await self._pool.fetch(
+                _CLAIM, self._worker_id, _MOST, places, held, list(self._ended), timeout=_CLAIM_S
+            )
+            runs = await self._reader.read([row for row in rows if row["run"] is not None])
+        if runs:
+            metrics.claim_duration.observe(monotonic() - began)
+        for run in runs:
+            task = asyncio.ensure_future(self._carry_out(run))
+            self._active[task] = run
+            task.add_done_callback(self._end)
+        asyncio.get_running_loop().call_soon(self._begun, began)
+        return any(row["more"] for row in rows)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        run = self._active.pop(task)
+        self._ended[run.tenant_id] = monotonic()
+        asyncio.get_running_loop().call_later(_PAUSE_S, self._wake.set)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("run.abandoned", run_id=str(run.run_id), exc_info=error)
+
+    async def _carry_out(self, run: ClaimedRun) -> None:
+        """Execute a run; if that fails, leave it to the next attempt."""
+        try:
+            await self._execute(run)
+        except Exception as error:
+            if not is_transient(error):  # else the sweep queues it: it is named no more
+                await hand_back(self._pool, run, "crash")
+            raise

@@ -1,0 +1,394 @@
+"""The recorder of a run: the agent core's port, backed by the run's journal."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from datetime import datetime
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import to_json
+
+from bottega.agents.callers.context import Caller
+from bottega.agents.hooks import AgentEvent
+from bottega.agents.messages import (
+    AgentUsage,
+    AssistantMessage,
+    AssistantResponse,
+    ToolCall,
+    ToolResult,
+    ToolStatus,
+    Usage,
+)
+from bottega.agents.people.interrupts import Interrupt, Resolution
+from bottega.agents.provider import FailedTry, Failing, ModelTarget, OnDelta, Permit
+from bottega.agents.query import CurrentCall, Invoke, Query, Recorder, current_call
+from bottega.agents.subagent import AGENT_FAILED, SubAgentWrapper
+from bottega.agents.tools import ToolBase, error_result
+from bottega.clock import monotonic
+from bottega.engine.budget import DayAccount, RunAccounts
+from bottega.engine.claim import ClaimedRun
+from bottega.engine.fair_queue import FairQueue
+from bottega.engine.journal import Journal
+from bottega.engine.live_text import CallText, LiveText, ModelCall
+from bottega.engine.replay import Key, data_of, data_of_result, tool_error_of, usage_of
+from bottega.engine.sharing.memory_log import MemoryLog
+from bottega.engine.sharing.recovery import FailureMemory, ToolFailure, help_after
+from bottega.engine.sharing.results import heard_in, storable_result
+from bottega.engine.task_rows import CANCELLED, Tasks, is_answered, name_of
+from bottega.engine.waiting.inbox import Inbox
+from bottega.engine.waiting.interrupts import OpenInterrupts
+from bottega.engine.waiting.loops import Loops
+from bottega.errors import ModelError
+from bottega.events.payloads import llm_failed, served_by, warning
+from bottega.events.types import STATE, EventType
+from bottega.files.run_files import RunFiles
+from bottega.graph.shared_memory import MemoryItem, Publication
+from bottega.subagents.budget import reserved_for
+
+_MOST_FAILURES = 3
+"""Number of simultaneous failures for which memory is searched."""
+
+
+class JournalRecorder(Recorder):
+    """Recorder of agents' work in the run's journal; it also replays recorded work.
+
+    Args:
+        fair: turns of this worker's tenants.
+        day: the tenant's budgets of today.
+        live_text: shows the models' text while it comes in.
+        run_files: loads and stores the run's files.
+        waits: called when a model call starts to wait for its next try, or a tool has ended.
+
+    Attributes:
+        answer_seq: ``seq`` of the root's accepted answer, once there is one.
+        answered: ``seq`` of the answers of asynchronous tasks, by task.
+        linked_usage: of tasks that linked runs did, by task.
+        accounts: budgets of the run and of its tenant's day.
+        spent: by all agents of the run, in all its attempts.
+        lessons: memory about failures for the root; ``None``: the run has no memory.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        run: ClaimedRun,
+        *,
+        fair: FairQueue,
+        day: Sequence[DayAccount] = (),
+        live_text: LiveText | None = None,
+        run_files: RunFiles | None = None,
+        waits: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.journal = journal
+        self._fair = fair
+        self.answer_seq: int | None = None
+        self.spent = AgentUsage()
+        self.lessons: FailureMemory | None = None
+        self.answered: dict[UUID | None, int] = {}
+        self.linked_usage: dict[UUID, AgentUsage] = {}
+        self.accounts = RunAccounts(run, day)
+        self.tasks = Tasks(journal, run.task_root, run.cancelled_tasks)
+        self._live_text = live_text
+        self._calls: dict[Query, ModelCall] = {}
+        self.loops = Loops(self.tasks.open, self._calls)
+        self.interrupts = OpenInterrupts(self.tasks, run.run_id, self.loops, waits)
+        self.inbox: Inbox = Inbox(self.tasks)
+        self.looks_if_it_waits = waits
+        self._run_files = run_files
+        self.files = None if run_files is None else run_files.load
+        self._shared = MemoryLog(journal, self.tasks, in_session=run.session_id is not None)
+        self.caller = Caller(run.run_id, run.tenant, run.user, run.session_id)
+        self._claimed_at, self._began = run.claimed_at, monotonic()
+        self._answers: dict[Key, int] = {}
+        # Of each query: its last answer, with the event of that; results since its last model call.
+        self._said: dict[Query, tuple[str | None, int]] = {}
+        self._logged: dict[Query, dict[str, ToolResult]] = {}
+
+    def task_id(self, query: Query) -> UUID | None:
+        return self.tasks.id_of(query)
+
+    def is_replayed(self, query: Query, event: AgentEvent, tool_call_id: str | None) -> bool:
+        task = self.tasks.id_of(query)
+        return self.journal.replay.has(event, task, query.model_calls, tool_call_id)
+
+    def query_started(self, query: Query) -> None:
+        self.tasks.open[query] = None
+        self.tasks.add(query, EventType.AGENT_STARTED, {"depth": query.depth})
+
+    def query_ended(self, query: Query, response: AssistantResponse) -> None:
+        self.tasks.open.pop(query, None)
+        self._logged.pop(query, None)
+        if not query.path:
+            self.journal.hold()
+        usage = response.usage.to_dict()
+        said, at = self._said.pop(query, (None, 0))
+        if not is_answered(query, response):
+            error = {"code": response.error_code or AGENT_FAILED, "message": response.error}
+            self.tasks.add(query, EventType.AGENT_FAILED, {"error": error, "usage": usage})
+            self._shared.ended(query, None, None)
+            return
+        is_told = bool(said) and said == response.content
+        answer = {"answer_seq": at} if is_told else {"output": response.content}
+        told = {"usage": usage, **answer}
+        seq = self.tasks.add(query, EventType.AGENT_COMPLETED, told)
+        if query.parent is None:
+            self.answer_seq = seq
+        elif query.tool_call is None:  # asynchronous
+            self.answered[self.tasks.id_at(query.path)] = seq
+        else:
+            call = (self.tasks.id_of(query.parent), query.path[-1][0], query.tool_call.id)
+            self._answers[call] = seq
+        self._shared.ended(query, response.content, seq)
+
+    async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
+        key = (self.tasks.id_of(query), query.model_calls)
+        if (lost := self.journal.replay.lost.get(key)) is not None:
+            super().answer_lost(query, lost)
+            self.repeat(AgentUsage().plus(lost), lost)
+        if recorded := self.journal.replay.answers.get(key):
+            if key not in self.journal.replay.carried:  # otherwise another run paid
+                self.accounts.paid_before(recorded.usage)
+            self.spent += usage_of(recorded)
+            self._said[query] = recorded.content, self.journal.replay.answered_at[key]
+            return recorded
+        if failure := self.journal.replay.failures.get(key):
+            raise failure
+        with self.loops.admission(query) as admitted:
+            async with self._admission(query) as permit:
+                admitted()
+                return await self._ask(query, partial(invoke, permit))
+
+    def _admission(self, query: Query) -> AbstractAsyncContextManager[Permit | None]:
+        """Reserve the call's tokens. A task reserves them itself, from its own budget too."""
+        if query.task is not None:
+            return query.admission()
+        if not self.accounts.are_limited:
+            return nullcontext(Permit())
+        return reserved_for(self.accounts.all, query)
+
+    async def _ask(
+        self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
+    ) -> AssistantMessage:
+        about = {"call": query.model_calls, "attempt": self.journal.attempt}
+        memory = {"memory": dict(query.composed)} if query.composed else {}
+        target = getattr(query.agent.provider, "target", None)  # an agent in Python may have none
+        heard = heard_in(query.agent.conversation_history, self._logged.pop(query, {}))
+        started = self._started(query, about | memory | heard, target)  # stored by the commit below
+        await self.journal.settle()
+        await self._fair.enter(self.journal.tenant_id)
+        began = monotonic()
+        text = None
+        if self._live_text is not None:
+            parent = None if query.parent is None else self.tasks.id_of(query.parent)
+            place = self.tasks.id_of(query), parent, name_of(query.agent), query.model_calls
+            text = CallText(self.journal, *place, started)
+            self._live_text.begin(text)
+        call = self._calls[query] = ModelCall(target, text, began)
+        if failing := self.failing(query):
+            call.failing_since, call.failed_tries = began - failing.since_s, failing.tries
+        try:
+            message = await invoke()
+        except ModelError as error:
+            data = llm_failed(query.model_calls, self.journal.attempt, error)
+            self.tasks.add(query, EventType.LLM_FAILED, data | call.told())
+            raise
+        except asyncio.CancelledError:
+            if call.lost is not None:
+                self.tasks.add(query, EventType.LLM_CANCELLED, about | call.told())
+            raise
+        finally:
+            del self._calls[query]
+            if call.text is not None and self._live_text is not None:
+                self._live_text.end(call.text)
+        seq = self.tasks.add(
+            query,
+            EventType.LLM_COMPLETED,
+            {
+                **about,
+                "try": call.failed_tries + 1,
+                **served_by(call.target),
+                "message": data_of(message),
+                # As text, so that the server gets its keys back in the same order.
+                **({STATE: to_json(message.state).decode()} if message.state else {}),
+                "usage": message.usage.to_dict(),
+                "duration_ms": round((monotonic() - began) * 1000),
+            },
+        )
+        self._spend(query, message.metadata.get("model", ""), message.usage)
+        self.spent += usage_of(message)
+        self._said[query] = message.content, seq
+        return message
+
+    async def wait_turn(self, query: Query) -> None:
+        await self._fair.enter(self.journal.tenant_id)
+
+    def _spend(self, query: Query, model: str, usage: Usage) -> None:
+        self.journal.spend(name_of(query.agent), model, usage)
+        self.accounts.pay(usage)
+
+    def answer_lost(self, query: Query, usage: Usage) -> None:
+        super().answer_lost(query, usage)
+        call = self._calls[query]
+        call.lost = usage
+        self._spend(query, "" if call.target is None else call.target.model, usage)
+        self.spent += usage
+
+    def _started(self, query: Query, about: dict[str, Any], target: ModelTarget | None) -> int:
+        # The live text of an asynchronous task is also its output.
+        output = {"beside": True} if query.task and not query.tool_call else {}
+        return self.tasks.add(query, EventType.LLM_STARTED, about | output | served_by(target))
+
+    def delta_listener(self, query: Query) -> OnDelta | None:
+        call = self._calls.get(query)
+        return None if call is None or call.text is None else call.text.listener
+
+    def repeat(self, usage: AgentUsage, paid: Usage) -> None:
+        """Count the usage of tasks that do not run again; this run paid ``paid`` of it."""
+        self.accounts.paid_before(paid)
+        self.spent += usage
+
+    def model_try_began(self, query: Query, target: ModelTarget) -> None:
+        call = self._calls[query]
+        call.goes_on_at = 0.0  # its pause may end early
+        if call.target != target:
+            call.target = target
+            about = {"call": query.model_calls, "attempt": self.journal.attempt}
+            self._started(query, about | {"try": call.failed_tries + 1}, target)
+
+    def model_try_failed(self, query: Query, failed: FailedTry) -> None:
+        call = self._calls[query]
+        call.failed_tries = failed.number
+        now = monotonic()
+        call.goes_on_at = now + failed.delay_s
+        if failed.delay_s and call.failing_since is None:
+            call.failing_since = now
+        if call.text is not None:
+            call.text.restart()
+        retry = failed.number, round(failed.delay_s * 1000)
+        data = llm_failed(query.model_calls, self.journal.attempt, failed.error, retry)
+        self.tasks.add(query, EventType.LLM_FAILED, data | call.told())
+        self.looks_if_it_waits()
+
+    def failing(self, query: Query) -> Failing | None:
+        known = self.journal.replay.failing.get((self.tasks.id_of(query), query.model_calls))
+        if known is None:
+            return None
+        tries, since = known
+        waited = (self._claimed_at - since).total_seconds() + monotonic() - self._began
+        return Failing(tries, max(0.0, waited))
+
+    async def tool_call(
+        self,
+        query: Query,
+        tool_call: ToolCall,
+        tool: ToolBase | None,
+        execute: Callable[[], Awaitable[ToolResult]],
+    ) -> ToolResult:
+        key = (self.tasks.id_of(query), query.model_calls, tool_call.id)
+        recorded = self.journal.replay.results.get(key)
+        if recorded is not None and not isinstance(tool, SubAgentWrapper):
+            if tool is not None:
+                tool.replayed(tool_call)
+            self._logged.setdefault(query, {})[tool_call.id] = recorded
+            return await self._with_help(query, tool_call, recorded)
+        call = current_call.get()
+        assert call is not None
+        with self.loops.tool_call(query, tool, call):
+            result = await self._act(call, tool_call, tool, execute)
+            result = await self._with_help(query, tool_call, result)
+        self.looks_if_it_waits()
+        return result
+
+    async def _act(
+        self,
+        call: CurrentCall,
+        tool_call: ToolCall,
+        tool: ToolBase | None,
+        execute: Callable[[], Awaitable[ToolResult]],
+    ) -> ToolResult:
+        query, number = call.query, call.query.model_calls
+        about = {"call": number, "tool_call_id": tool_call.id, "name": tool_call.name}
+        key = (self.tasks.id_of(query), query.model_calls, tool_call.id)
+        self.tasks.add(query, EventType.TOOL_STARTED, {**about, "arguments": tool_call.arguments})
+        if isinstance(tool, SubAgentWrapper):
+            # Not replayed as a whole: its own calls are replayed, so that it publishes again.
+            path = (*query.path, (number, call.index))
+            answered = await self.tasks.cancellable(path, tool.agent, execute)
+            result = answered or error_result(tool_call, CANCELLED["message"], CANCELLED["code"])
+        elif key in self.journal.replay.begun and not (tool is None or tool.idempotent):
+            text = "interrupted by a restart; whether it took effect is unknown"
+            result = error_result(tool_call, text, "interrupted")
+        else:
+            if tool is None or not tool.local:
+                await self.journal.commit()
+            result = await execute()
+            if result.parts and self._run_files is not None:
+                result = await self._run_files.stored(tool_call, result)
+        result = storable_result(result)
+        self._tool_ended(query, about, result)
+        return result
+
+    async def decision(self, query: Query, tool_call: ToolCall, interrupt: Interrupt) -> Resolution:
+        return await self.interrupts.decision(query, tool_call, interrupt)
+
+    async def _with_help(self, query: Query, tool_call: ToolCall, result: ToolResult) -> ToolResult:
+        """Return the result as the root's model reads it: help stands behind an error."""
+        if self.lessons is None or query.parent is not None or query.task is not None:
+            return result
+        failed = result.status is ToolStatus.ERROR
+        failures: list[ToolFailure] = []
+        if query.model_calls >= self.journal.replay.asked:
+            broken, self.journal.broken = dict(self.journal.broken), []
+            failures = [ToolFailure(name, error) for name, error in broken.items()]
+            error = tool_error_of(result)
+            if error is not None and error.type != CANCELLED["code"]:
+                failures.insert(0, ToolFailure(tool_call.name, error))
+        failures = failures[:_MOST_FAILURES]
+        given = await self.lessons.failed(query.model_calls, tool_call.id, failures)
+        if not failed:  # asynchronous tasks failed
+            self.lessons.take(given)
+        elif text := help_after(given):
+            return result.model_copy(update={"error": f"{result.error or ''}\n\n{text}"})
+        return result
+
+    def _tool_ended(self, query: Query, about: dict[str, Any], result: ToolResult) -> None:
+        failed = result.status is ToolStatus.ERROR
+        data = data_of_result(about, result)
+        call = (self.tasks.id_of(query), about["call"], about["tool_call_id"])
+        if (answer := self._answers.pop(call, None)) and not failed:
+            data |= {"result": None, "answer_seq": answer}
+        self._logged.setdefault(query, {})[about["tool_call_id"]] = result
+        self.tasks.add(query, EventType.TOOL_FAILED if failed else EventType.TOOL_COMPLETED, data)
+
+    def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
+        self._shared.injected(query, items)
+
+    def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float | None]]) -> None:
+        self._shared.recalled(query, items)
+
+    def sources_of(self, query: Query) -> Collection[str] | None:
+        return self.journal.replay.sources.get(self.tasks.id_of(query))
+
+    def published_at(self, query: Query) -> datetime | None:
+        return self.journal.replay.published_at.get(self.tasks.id_of(query))
+
+    def version_of(self, query: Query) -> int | None:
+        """Return the version of an earlier attempt, since queries may end in another order now."""
+        known = self.journal.replay.versions.get(name_of(query.agent))
+        if known is None or (graph := query.agent.memory_graph) is None:
+            return None
+        last = graph.publication(name_of(query.agent))
+        newest = max(*known.values(), last.version if last else 0)
+        return known.get(self.tasks.id_of(query), newest + 1)
+
+    def published(self, query: Query, publication: Publication) -> None:
+        self._shared.published(query, publication)
+
+    def answer_rejected(self, query: Query, code: str, message: str) -> None:
+        data = {"call": query.model_calls, "code": code, "message": message}
+        self.tasks.add(query, EventType.ANSWER_REJECTED, data)
+
+    def warning(self, query: Query, code: str, message: str) -> None:
+        self.tasks.add(query, EventType.WARNING, warning(code, message))

@@ -1,0 +1,262 @@
+"""Choice and rendering of the memory of earlier runs that a run gets.
+
+The choice is written into the run's log and never made again for that run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+from uuid import UUID
+
+from bottega.engine.claim import ClaimedRun
+from bottega.engine.replay import EPISODE
+from bottega.events.payloads import context_recalled
+from bottega.events.types import RunStatus
+from bottega.memory.episodes.episode import IMPORTED, Outcome
+from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.episodes.store import EpisodicMemory
+from bottega.memory.learning.call_trace import is_call
+from bottega.memory.learning.insights import INSIGHT, FoundInsight, Tallies, assigned, rendered
+from bottega.memory.learning.reflection import Analyst
+from bottega.memory.patterns.adherence import SOURCE
+from bottega.memory.patterns.cache import PatternCache
+from bottega.memory.patterns.evidence import arm_of, uniform
+from bottega.memory.patterns.matcher import Match
+from bottega.memory.patterns.pattern import Arm, Baseline, Features, Pattern
+from bottega.memory.patterns.rendering import pattern_text
+from bottega.memory.text.content import content_words
+from bottega.memory.text.identities import of_earlier_run, without_identities
+from bottega.memory.text.summaries import EARLIER, summary_of
+
+MOST_PATTERNS = 3
+MOST_EPISODES = 5
+TRUST = {1: "imported", 2: "own run, read outside sources", 3: "own run"}
+_GIVEN = frozenset((Arm.USED, Arm.TRIAL))
+_TASK_TOKENS, _STEPS_TOKENS, _ERRORS_TOKENS = 80, 220, 60  # of an episode: below 2 KB
+_LONGEST_NAME = 120
+_LEAST_WORDS = 3  # content words of a question that memory is looked up for
+CURE = f"Worked after this failure in an {EARLIER}: "
+"""Beginning of the first line of help: the call that worked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The inputs of a run's random assignment.
+
+    Attributes:
+        salt: of the tenant.
+        run: the first of the runs that this one repeats, or itself.
+        learns: whether the run is stored as an episode. If not, it takes part in no experiment and
+            gets the validated patterns.
+    """
+
+    salt: UUID
+    run: UUID
+    learns: bool
+
+    def order(self, pattern: Pattern) -> float:
+        """Return a pseudo-random rank for candidates that are equally promising."""
+        return uniform(self.salt, self.run, pattern.key, pattern.version, "order")
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySources:
+    """Sources of memory about earlier runs.
+
+    Attributes:
+        analyst: a model that analyses tasks; ``None``: only rules do.
+        shared: whether agents may read the episodes of all sessions (``memory_scope: tenant``).
+    """
+
+    episodes: EpisodicMemory
+    patterns: PatternCache
+    options: LearningOptions = LearningOptions()
+    analyst: Analyst | None = None
+    shared: bool = False
+
+
+def tells_a_topic(question: str) -> bool:
+    """Check if a question has enough content words that memory of other runs may be about it."""
+    return content_words(question).count() >= _LEAST_WORDS
+
+
+def continues(run: ClaimedRun) -> bool:
+    """Check if a run has earlier turns, which say what it is about: in its session or its input."""
+    if run.base is not None or isinstance(run.input, str):
+        return run.base is not None
+    roles = [message["role"] for message in run.input]
+    last = max((place for place, role in enumerate(roles) if role == "user"), default=0)
+    return "assistant" in roles[:last]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A pattern that applies, with the run's arm in the experiment about it."""
+
+    pattern: Pattern
+    arm: Arm
+    score: float
+
+
+def choose(
+    matches: Sequence[Match],
+    candidates: Sequence[Match],
+    assignment: Assignment,
+    options: LearningOptions,
+) -> list[Chosen]:
+    """Choose three patterns: the best validated ones, or two of them and one on trial. Pure.
+
+    Withheld patterns are among them, and a candidate for which the run is a control comes on top.
+
+    Args:
+        matches, candidates: patterns that apply, the best first.
+    """
+
+    def arm(match: Match) -> Arm:
+        pattern = match.pattern
+        return arm_of(
+            pattern.state, assignment.salt, assignment.run, pattern.key, pattern.version, options
+        )
+
+    if not assignment.learns:
+        return [Chosen(m.pattern, Arm.USED, m.score) for m in matches[:MOST_PATTERNS]]
+    tried = [Chosen(m.pattern, arm(m), m.score) for m in candidates[:1]]
+    places = MOST_PATTERNS - sum(each.arm is Arm.TRIAL for each in tried)
+    return [*(Chosen(m.pattern, arm(m), m.score) for m in matches[:places]), *tried]
+
+
+async def patterns_for(
+    sources: MemorySources,
+    tenant_id: UUID,
+    features: Features,
+    assignment: Assignment,
+    *,
+    failure_signature: str | None = None,
+    but: frozenset[UUID] = frozenset(),
+) -> list[dict[str, Any]]:
+    """Return the patterns assigned to a run, given and withheld, as event data.
+
+    Args:
+        failure_signature: of the latest failure.
+        but: patterns that the run had already.
+    """
+    cache = sources.patterns
+    if failure_signature is not None:
+        features = {**features, "failure_signature": failure_signature}
+    most = MOST_PATTERNS + len(but)
+    found = await cache.find_applicable(tenant_id, features, k=most)
+    tried = (
+        await cache.candidates(tenant_id, features, assignment.order) if assignment.learns else []
+    )
+    chosen = choose(
+        [each for each in found if each.pattern.key not in but],
+        [each for each in tried if each.pattern.key not in but],
+        assignment,
+        sources.options,
+    )
+    if not chosen:
+        return []
+    of_them = [each.pattern for each in chosen]
+    baselines = await cache.baselines(tenant_id, of_them, features)
+    matcher = await cache.matcher(tenant_id)
+    return [
+        _pattern_event(
+            each,
+            baselines.get(each.pattern.key, Baseline()),
+            matcher.names(each.pattern.guide.alternatives),
+        )
+        for each in chosen
+    ]
+
+
+def _pattern_event(
+    chosen: Chosen, baseline: Baseline, alternatives: Sequence[str]
+) -> dict[str, Any]:
+    pattern = chosen.pattern
+    recalled = context_recalled(
+        f"{SOURCE}{pattern.key}",
+        pattern_text(pattern, alternatives) if chosen.arm in _GIVEN else "",
+        version=pattern.version,
+        score=round(chosen.score, 4),
+    )
+    return recalled | {
+        "arm": chosen.arm,
+        "category": pattern.category,
+        "name": pattern.name[:_LONGEST_NAME],
+        "baseline": asdict(baseline),
+        "uses": list(pattern.content.uses),
+        "affects": list(pattern.content.affects),
+    }
+
+
+def insight_events(
+    found: Sequence[FoundInsight],
+    tallies: Tallies,
+    assignment: Assignment,
+    options: LearningOptions,
+) -> list[dict[str, Any]]:
+    """Return the insights assigned to a run, given and withheld, as event data."""
+    if not assignment.learns:
+        options = replace(options, withheld_share=0.0)
+    chosen = assigned(found, tallies, assignment.salt, assignment.run, options)
+    return [
+        context_recalled(
+            f"{INSIGHT}{each.id}",
+            rendered(each) if arm in _GIVEN else "",
+            score=round(each.score, 4),
+        )
+        | {"arm": arm, "episodes": [str(one.id) for one in each.episodes]}
+        for each, arm in chosen
+    ]
+
+
+def episode_event(episode: Any, score: float = 0.0, cure: str = "") -> dict[str, Any]:
+    """Return an episode as event data; ``cure``: the call that worked, which comes first."""
+    text = render_episode(episode, cure)
+    text = f"{CURE}{cure}\n{text}" if cure else text
+    return context_recalled(f"{EPISODE}{episode.id}", text, score=round(score, 4))
+
+
+def render_episode(episode: Any, cure: str = "") -> str:
+    """Render an episode for a prompt in at most 2 KB: source, task, steps, result, end.
+
+    Too many steps lose those in the middle that worked, never a failure before them. The first and
+    the last line are trusted. The episode's own lines are indented and labelled, so that none can
+    imitate them or be read as this run's; they have no ids and no addresses.
+
+    Args:
+        cure: a call that was told already: its steps are left out.
+    """
+    summary = episode.summary
+    head = f"{episode.judged}, {episode.at:%Y-%m-%d}, {TRUST[episode.trust]}"
+    if episode.instances > 1:
+        head += f", {episode.instances} times"
+    steps = summary.steps
+    if episode.trust > IMPORTED:  # the first line of our own is for searches
+        steps = steps.partition("\n")[2]
+    told = of_earlier_run(line for line in steps.splitlines() if not (cure and is_call(line, cure)))
+    own = [
+        *_labelled("Task", summary.task, _TASK_TOKENS),
+        *summary_of("\n".join(told), _STEPS_TOKENS, whole_lines=True).splitlines(),
+        *_labelled("Errors", summary.errors.replace("\n", "; "), _ERRORS_TOKENS),
+        *_labelled("Result", summary.result, _TASK_TOKENS),
+    ]
+    return "\n".join([f"[{head}]", *(f"  {line}" for line in own), _end(episode)])
+
+
+def _labelled(name: str, text: str, tokens: int) -> list[str]:
+    """Return a part of an episode as one line; none for an empty text."""
+    short = " ".join(summary_of(without_identities(text), tokens).split())
+    return of_earlier_run([f"{name}: {short}"]) if short else []
+
+
+def _end(episode: Any) -> str:
+    """Return how a run ended, its outcome, and who gave that: ``-`` if nobody did."""
+    code = (episode.result.get("error") or {}).get("code")
+    if episode.outcome is Outcome.CANCELLED:
+        status = RunStatus.CANCELLED
+    elif episode.outcome is not Outcome.FAILURE or (episode.kind == "consolidated" and not code):
+        status = RunStatus.COMPLETED
+    else:
+        status = RunStatus.TIMEOUT if code == "timeout" else RunStatus.FAILED
+    return f"Ended: {status}; outcome {episode.judged} ({episode.state.label_source or '-'})"

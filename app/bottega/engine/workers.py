@@ -1,0 +1,185 @@
+"""Workers: the lease of this one, with its reports, and the load of all."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+from uuid import UUID
+
+import asyncpg
+from pydantic_core import to_json
+from sqlalchemy import RowMapping, func, select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega import __version__
+from bottega.clock import monotonic
+from bottega.db.sessions import ListenSession
+from bottega.events.listener import Connect, keep_connected
+from bottega.services import background
+
+_REPORT = "SELECT report($1, $2, $3, $4, $5, $6, $7) AS id"
+_REPORTS = 3
+"""Reports in the time of a lease."""
+_LEAVE_S = 1.0
+_ANY_ALIVE = "SELECT EXISTS (SELECT FROM workers WHERE leased_until > now())"
+_ALIVE = text("SELECT * FROM live_workers()")
+
+
+class RunLease(NamedTuple):
+    """A run that a worker executes, with its fence."""
+
+    tenant_id: UUID
+    run_id: UUID
+    attempt: int
+
+
+class LeaseOwner(Protocol):
+    """Executor of the runs that a worker's lease is for."""
+
+    def leases(self) -> Sequence[RunLease]:
+        """Return the runs that are executed here; called in another thread."""
+
+    def lose(self, run: RunLease) -> None:
+        """Stop a run that ended or that another worker has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A worker's load at a moment.
+
+    Attributes:
+        pool: sums over all tenants, which every tenant may see: ``size``, ``min`` and ``max`` of
+            the pool, ``busy``, ``parked`` and ``queued`` tasks, ``queue`` (waiting tasks by
+            priority), and ``runs`` that are under way.
+        tenants: for each tenant with any load, its own part: ``running``, ``parked`` and ``queued``
+            tasks, ``queue``, and ``breakers`` that are not closed: ``run_id``, ``agent``,
+            ``state``, ``failures``, ``retry_after_ms``; and ``models``: calls of model servers
+            that are ``under_way`` and ``waiting``, by ``provider`` and ``is_operators``.
+    """
+
+    pool: Mapping[str, Any]
+    tenants: Mapping[UUID, Mapping[str, Any]] = field(default_factory=dict)
+
+    def with_models(self, calls: Mapping[UUID, Sequence[Mapping[str, Any]]]) -> "Load":
+        """Return it with the tenants' calls of model servers."""
+        models = {tenant: {"models": each} for tenant, each in calls.items()}
+        both = {**models, **self.tenants}
+        return Load(
+            self.pool, {tenant: {**each, **models.get(tenant, {})} for tenant, each in both.items()}
+        )
+
+
+class WorkerLease:
+    """The lease of this worker.
+
+    Args:
+        worker_id: of this process; a new process is another worker.
+        lease_s: seconds that it lasts after a report.
+        places: returns the number of places; it and ``load`` are called in the event loop.
+        begin: called in the event loop when the lease begins, and when it does so again.
+    """
+
+    def __init__(
+        self,
+        worker_id: UUID,
+        owner: LeaseOwner,
+        lease_s: float,
+        *,
+        places: Callable[[], int],
+        load: Callable[[], Load],
+        begin: Callable[[], object],
+    ) -> None:
+        self._worker_id, self._owner, self._lease_s = worker_id, owner, lease_s
+        self._places, self._load, self._begin = places, load, begin
+        self._began = monotonic()
+        self._loop = asyncio.get_running_loop()
+        self._open = 0
+        self._about = ""
+        self._is_over = False
+
+    @asynccontextmanager
+    async def kept(self, connect: Connect, pool: asyncpg.Pool) -> AsyncIterator[None]:
+        """Report in a thread during the block; end the lease after it."""
+        self._measure()
+        loop = asyncio.new_event_loop()
+        reporting = loop.create_task(self._report_regularly(connect))
+
+        def run() -> None:
+            with contextlib.suppress(asyncio.CancelledError), contextlib.closing(loop):
+                loop.run_until_complete(reporting)
+
+        thread = threading.Thread(target=run, name="lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            loop.call_soon_threadsafe(reporting.cancel)
+            await asyncio.to_thread(thread.join)
+            self._lease_s = 0.0
+            await self.leave(pool)
+
+    async def leave(self, pool: asyncpg.Pool) -> None:
+        """Report that this worker claims no more runs. If that fails, the next report says it."""
+        self._is_over, self._open = True, 0
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_LEAVE_S):
+                await pool.fetch(_REPORT, *self._values(self._owner.leases()))
+
+    def _measure(self) -> None:
+        """Answer the reporting thread from the event loop."""
+        self._open = 0 if self._is_over else self._places()
+        load = self._load()
+        age_s = monotonic() - self._began
+        about = {"version": __version__, "age_s": age_s, "pool": load.pool, "tenants": load.tenants}
+        self._about = to_json(about).decode()
+
+    def _values(self, runs: Sequence[RunLease]) -> tuple[Any, ...]:
+        parts = [list(part) for part in zip(*runs, strict=True)] or [[], [], []]
+        return self._worker_id, self._lease_s, self._open, *parts, self._about
+
+    async def _report_regularly(self, connect: Connect) -> None:
+        every_s = self._lease_s / _REPORTS
+
+        async def report(connection: ListenSession) -> None:
+            is_first = True
+            while True:
+                runs = self._owner.leases()
+                rows = await connection.fetch(_REPORT, *self._values(runs), timeout=every_s)
+                self._open = 0  # until the event loop answers
+                self._loop.call_soon_threadsafe(self._measure)
+                if is_first:
+                    self._loop.call_soon_threadsafe(self._begin)
+                    is_first = False
+                own = {row["id"] for row in rows}
+                for run in runs:
+                    if run.run_id not in own:
+                        self._loop.call_soon_threadsafe(self._owner.lose, run)
+                await asyncio.sleep(every_s)
+
+        async with background(partial(keep_connected, connect, report, every_s)):
+            await asyncio.Event().wait()  # until cancelled
+
+
+async def any_alive(pool: asyncpg.Pool) -> bool:
+    """Return true if a worker is alive."""
+    return bool(await pool.fetchval(_ANY_ALIVE))
+
+
+async def alive(connection: AsyncConnection) -> Sequence[RowMapping]:
+    """Return live workers, oldest first; ``state`` is the part of the transaction's tenant."""
+    return (await connection.execute(_ALIVE)).mappings().all()
+
+
+async def load_of(connection: AsyncConnection, tenant_id: UUID) -> dict[str, Any]:
+    """Return a tenant's queued runs and its quotas; see the SQL function ``tenant_load``."""
+    load = dict((await connection.execute(select(func.tenant_load(tenant_id)))).scalar_one())
+    for quota in load["quotas"]:
+        if quota["name"] == "cost_per_day":
+            amounts = {name: quota[name] for name in ("used", "limit") if quota[name] is not None}
+            quota |= {name: Decimal(value).scaleb(-9) for name, value in amounts.items()}
+    return load

@@ -1,1 +1,0 @@
-"""Load of a worker: its lease, its heartbeat, and turns of tenants on its event loop."""

@@ -1,0 +1,72 @@
+"""The rule by which circuit breakers open: half of the recent ends are failures. Pure."""
+
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+_MOST_ENDS = 1000
+"""Number of failures, and of successes, that are remembered of a key."""
+
+Ends = deque[float]
+
+
+def _ends() -> Ends:
+    return deque(maxlen=_MOST_ENDS)
+
+
+@dataclass(slots=True)
+class _Recent:
+    failures: Ends = field(default_factory=_ends)
+    successes: Ends = field(default_factory=_ends)
+
+
+class FailureRates:
+    """Times of recent ends by key; those of keys without recent ends need no memory.
+
+    Args:
+        least: number of recent ends from which half of them, if they failed, are too many.
+        window_s: for so long an end is recent.
+    """
+
+    def __init__(self, least: int, window_s: float) -> None:
+        self._least = least
+        self._window_s = window_s
+        self._recent: OrderedDict[Hashable, _Recent] = OrderedDict()  # by the last end, ascending
+
+    def succeeded(self, key: Hashable, now: float) -> None:
+        """Count a success."""
+        self._of(key, now).successes.append(now)
+
+    def failed(self, key: Hashable, now: float) -> bool:
+        """Count a failure; return true if a breaker opens."""
+        recent = self._of(key, now)
+        recent.failures.append(now)
+        failed = len(recent.failures)
+        ended = failed + len(recent.successes)
+        return ended >= self._least and 2 * failed >= ended
+
+    def failures(self, key: Hashable) -> int:
+        """Return the number of recent failures, as of the key's last end."""
+        return len(self._recent[key].failures) if key in self._recent else 0
+
+    def forget(self, key: Hashable) -> None:
+        """Forget all ends of a key."""
+        self._recent.pop(key, None)
+
+    def tidy(self, now: float) -> None:
+        """Forget the keys without recent ends."""
+        while self._recent:
+            key, recent = next(iter(self._recent.items()))
+            last = max(ends[-1] for ends in (recent.failures, recent.successes) if ends)
+            if now - last <= self._window_s:
+                return
+            del self._recent[key]
+
+    def _of(self, key: Hashable, now: float) -> _Recent:
+        self.tidy(now)
+        recent = self._recent.setdefault(key, _Recent())
+        self._recent.move_to_end(key)
+        for ends in (recent.failures, recent.successes):
+            while ends and now - ends[0] > self._window_s:
+                ends.popleft()
+        return recent

@@ -1,0 +1,241 @@
+"""Content words of a text: those that tell its topic. Pure.
+
+These are no stop words (package ``stopwordsiso``) of the text's own language, and no greetings,
+thanks, requests or modal verbs (``courtesy.txt``) of any.
+"""
+
+import re
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+LONGEST = 4_000
+"""Characters of a text that are read."""
+MOST_WORDS = 64
+
+# Scripts without spaces between words: Thai to Burmese, Khmer, kana, Han.
+_HIRAGANA = "\u3040-\u309f"
+_UNSPACED = (
+    f"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff{_HIRAGANA}\u30a0-\u30ff\u31f0-\u31ff\u3400-\u4dbf"
+    "\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+# A run of letters without spaces; or a word, and what punctuation joins to it without a space.
+_TOKEN = re.compile(rf"[{_UNSPACED}]+|[^\W{_UNSPACED}]+(?:[-./:@,'\u2019]+[^\W{_UNSPACED}]+)*")
+_UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
+_JOINT = re.compile(r"[\W_]+")
+_KANA = re.compile(f"[{_HIRAGANA}\u30a0-\u30ff]")
+_GRAMMAR = re.compile(f"[{_HIRAGANA}]+")
+_THAI = re.compile("[\u0e00-\u0e7f]")
+_HUMPS = re.compile("[A-Z]?[a-z0-9]+(?:[A-Z][a-z0-9]+){2,}")
+_CAPITALS = re.compile("[A-Z]{6,}")
+_ACCENT = re.compile("[\u0300-\u036f]+")
+_SHORTEST_CODE = 3
+_LONGEST_PART = 8
+_SHORT = 3
+
+
+class ContentWord(NamedTuple):
+    """A word in the text's spelling, or two letters of a script without spaces.
+
+    Attributes:
+        counts: 2 for identifiers, error codes and numbers of three digits or more; 0 for any word
+            of a text without content words.
+        run: number of its run of letters without spaces; 0: it is a word between spaces.
+        place: of its first letter in that run.
+    """
+
+    text: str
+    counts: int = 1
+    run: int = 0
+    place: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ContentWords:
+    """The content words of a text, without repetitions, at most :data:`MOST_WORDS`.
+
+    A text without any has all its words, which count nothing: a search may use them.
+    """
+
+    words: Sequence[ContentWord]
+
+    @property
+    def texts(self) -> list[str]:
+        return [word.text for word in self.words]
+
+    def some(self, places: Collection[int]) -> list[str]:
+        """Return those at some places that count, in order."""
+        return [self.words[at].text for at in sorted(places) if self.words[at].counts]
+
+    def count(self, some: Collection[int] | None = None) -> int:
+        """Count the words, or some of them by their places in the list.
+
+        In scripts without spaces two letters count as a word; hiragana, mostly grammar, as none.
+        """
+        found = [word for place, word in enumerate(self.words) if some is None or place in some]
+        letters = {
+            (word.run, word.place + part): letter
+            for word in found
+            if word.run
+            for part, letter in enumerate(word.text)
+        }
+        spaced = sum(word.counts for word in found if not word.run)
+        return spaced + sum(size // 2 for size in _lengths(letters.items()))
+
+
+def _lengths(letters: Iterable[tuple[tuple[int, int], str]]) -> Iterable[int]:
+    """Return how many letters each sequence of neighbours has, hiragana not counted."""
+    size, before = 0, (0, 0)
+    for at, letter in sorted(letters):
+        if at != (before[0], before[1] + 1):
+            yield size
+            size = 0
+        size += not _GRAMMAR.match(letter)
+        before = at
+    yield size
+
+
+def content_words(text: str) -> ContentWords:
+    """Return the content words of a text, in its order."""
+    tokens = _TOKEN.findall(text[:LONGEST].replace("\x00", " "))
+    parts = [part for token in tokens for part in _JOINT.split(token) if part]
+    ignored = _ignored([word for word in map(_folded, parts) if len(word) > 1])
+    cuts = _cuts(_language(text))
+    found: dict[str, ContentWord] = {}
+    for run, token in enumerate(tokens, 1):
+        for word in _content_of(token, run, ignored, cuts):
+            found.setdefault(_folded(word.text), word)
+    if not found:
+        found = {part: ContentWord(part, 0) for part in parts}
+    # Identifiers tell most, then long words.
+    most = sorted(found.values(), key=lambda word: (-word.counts, -len(word.text)))[:MOST_WORDS]
+    kept = set(most)
+    return ContentWords([word for word in found.values() if word in kept])
+
+
+def _content_of(
+    token: str, run: int, ignored: Collection[str], cuts: Collection[str]
+) -> Iterator[ContentWord]:
+    """Yield the content words of a token."""
+    if _UNSPACED_LETTER.match(token):
+        for start, letters in _runs(token, cuts):
+            for place, pair in enumerate(map("".join, pairwise(letters)), start):
+                if not _GRAMMAR.fullmatch(pair):
+                    yield ContentWord(pair, 1, run, place)
+    elif _is_code(token):
+        yield ContentWord(token, 2)
+    else:
+        for part in _JOINT.split(token):
+            word = _folded(part)
+            if len(word) > 1 and word not in ignored:
+                yield ContentWord(part)
+
+
+def _is_code(token: str) -> bool:
+    """Check if a token is an identifier, an error code or a number of three digits or more."""
+    if any(map(str.isdigit, token)):
+        return sum(map(str.isalnum, token)) >= _SHORTEST_CODE
+    return bool("_" in token.strip("_") or _HUMPS.fullmatch(token) or _CAPITALS.fullmatch(token))
+
+
+def _folded(text: str) -> str:
+    """Return a text without case and accents."""
+    text = text.casefold()
+    if text.isascii():
+        return text
+    return unicodedata.normalize("NFKC", _ACCENT.sub("", unicodedata.normalize("NFKD", text)))
+
+
+# --- Words that are not content ------------------------------------------------------------------
+
+
+def _ignored(words: Collection[str]) -> frozenset[str]:
+    """Return those of folded words that tell nothing, in the language that has most of them.
+
+    Languages that tie count together. A single long one beside other words tells no language but
+    English: *todo* is a stop word in Spanish only.
+    """
+    by_language: dict[str, set[str]] = {}
+    for word in words:
+        for language in _languages(word):
+            by_language.setdefault(language, set()).add(word)
+    most = max(map(len, by_language.values()), default=0)
+    found = frozenset().union(*(each for each in by_language.values() if len(each) == most))
+    if most > 1 or len(set(words)) == 1:
+        return found
+    english = by_language.get("en", ())
+    return frozenset(word for word in found if word in english or len(word) <= _SHORT)
+
+
+@lru_cache(maxsize=16_384)
+def _languages(word: str) -> frozenset[str]:
+    """Return the languages in which a folded word tells nothing."""
+    begin = (f"{word[:size]}*" for size in range(2, len(word) + 1))
+    empty: frozenset[str] = frozenset()
+    known = _telling_nothing()
+    return empty.union(*(known.get(each, empty) for each in (word, *begin)))
+
+
+@cache
+def _telling_nothing() -> dict[str, frozenset[str]]:
+    """Return the languages of each stop word and each word of ``courtesy.txt``, folded."""
+    import stopwordsiso  # reads all its words, which takes 10 ms
+
+    found: dict[str, set[str]] = {}
+    for language in stopwordsiso.langs():
+        for word in stopwordsiso.stopwords(language):
+            for part in _JOINT.split(_folded(word)):
+                found.setdefault(part, set()).add(language)
+    for language, words in _courtesies().items():
+        for word in words:
+            found.setdefault(word, set()).add(language)
+    return {word: frozenset(languages) for word, languages in found.items() if len(word) > 1}
+
+
+@cache
+def _courtesies() -> dict[str, frozenset[str]]:
+    """Return the words of ``courtesy.txt`` by language."""
+    found: dict[str, set[str]] = {}
+    language = ""
+    for line in Path(__file__).with_name("courtesy.txt").read_text("utf-8").splitlines():
+        if line.startswith("["):
+            language = line[1:-1]
+        elif not line.startswith("#"):
+            found.setdefault(language, set()).update(line.split())
+    return {language: frozenset(words) for language, words in found.items()}
+
+
+# --- Scripts without spaces ----------------------------------------------------------------------
+
+
+def _language(text: str) -> str:
+    """Return the language of a text in a script without spaces, by its letters."""
+    if _KANA.search(text):
+        return "ja"
+    return "th" if _THAI.search(text) else "zh"
+
+
+@cache
+def _cuts(language: str) -> frozenset[str]:
+    """Return what parts a text without spaces; single letters only from our own list."""
+    import stopwordsiso
+
+    long = {word for word in stopwordsiso.stopwords(language) if len(word) > 1}
+    return frozenset(long | _courtesies().get(language, frozenset()))
+
+
+def _runs(token: str, cuts: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Yield place and letters of the runs between words that say nothing of the topic."""
+    place = start = 0
+    while place < len(token):
+        sizes = range(min(_LONGEST_PART, len(token) - place), 0, -1)
+        size = next((size for size in sizes if token[place : place + size] in cuts), 0)
+        if size:
+            yield start, token[start:place]
+            start = place + size
+        place += size or 1
+    yield start, token[start:]

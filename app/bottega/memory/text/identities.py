@@ -1,0 +1,84 @@
+"""Text of another run as a model may read it: without ids and addresses of servers. Pure.
+
+An id of another run names nothing in the one that reads it: a model that polls such a task, or
+calls such an address, does harm or wastes its time. Events keep the ids.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic_core import from_json, to_json
+
+from bottega.memory.text.summaries import EARLIER, GAP, cut
+
+ID, SERVER = "<id>", "<server>"
+"""Words that stand for an id, and for the address of a server."""
+_LONGEST_VALUE = 72  # bytes of an argument's value
+
+_IDENTITY = re.compile(
+    r"""
+    (?P<id>
+        [0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}  # a UUID
+      | (?<![0-9a-z])(?:[a-z]{1,16}[_-]){0,3}[0-9a-f]{32,}(?![0-9a-z])  # no dashes
+      | (?<![0-9a-z])(?:call|chatcmpl|file|fc|msg|req|resp|run|task|toolu)[_-]
+        (?=[a-z]*[0-9])[0-9a-z]{12,}(?![0-9a-z])  # of a model's API
+      | (?<![0-9a-z])[0-9a-f]{8}(?:-[0-9a-f]{0,12}){0,4}…  # the beginning of a UUID
+    )
+    | (?<![a-z0-9])[a-z][a-z0-9+.-]{0,20}://[^\s/?\#"'`<>…)\]}\\]+(?:\][:0-9]*)?  # of a URL
+    | (?<![\w:.])\[?(?=[a-f:]{0,45}\d)
+        (?:[0-9a-f:]{0,45}::[0-9a-f:.]{0,45}|(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4})
+        (?:%\w+)?(?:\](?::\d{1,5})?)?(?![\w:])  # IPv6
+    | (?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?::\d{1,5})?(?!\w|\.\d)  # IPv4
+    | (?<![\w@.-])localhost(?![\w-])(?::\d{1,5})?
+    | (?<![\w@.-])(?:[a-z0-9][a-z0-9-]{0,62}\.){1,8}(?:
+        (?!(?:c|cpp|css|go|h|html|java|js|json|md|py|rb|rs|sh|sql|toml|ts|txt|ya?ml):)
+        [a-z][a-z0-9-]*:\d{2,5}(?![\w:])  # a host and its port, no line of a file
+      | (?:internal|intranet|invalid|lan|local|svc|test)(?![\w-]|\.\w))
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+_NOTHING_ELSE = re.compile(rf"(?:{ID}|[\s,;:\[\]\"'…])*")
+
+
+def without_identities(text: str) -> str:
+    """Replace each id by ``<id>`` and each address of a server by ``<server>``."""
+    return _IDENTITY.sub(lambda found: ID if found["id"] else SERVER, text)
+
+
+def told_line(value: Any, most: int) -> str:
+    """Return a value as text on one line, without identities, in at most ``most`` bytes."""
+    return cut(without_identities(" ".join(str(value).split())), most)
+
+
+def told_arguments(arguments: Any, most: int) -> str:
+    """Return a call's arguments by name and short value, such as ``bill=7, year="last"``.
+
+    Leaves out those that are nothing but ids.
+
+    Args:
+        arguments: an object, or its JSON, whose end may be cut off.
+    """
+    if isinstance(arguments, str):
+        arguments = _decoded(arguments)
+    if not isinstance(arguments, Mapping):
+        return told_line(arguments or "", most)
+    told: list[str] = []
+    for name, value in arguments.items():
+        text = told_line(to_json(value, serialize_unknown=True).decode(), _LONGEST_VALUE)
+        if ID not in text or not _NOTHING_ELSE.fullmatch(text):
+            told.append(f"{name}={text}")
+    return told_line(", ".join(told), most)
+
+
+def of_earlier_run(lines: Iterable[str]) -> list[str]:
+    """Label lines of another run, so that none reads as this run's own, without identities."""
+    told = (without_identities(line).strip() for line in lines)
+    return [f"{EARLIER}: {line}" for line in told if line]
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return from_json(text.removesuffix(GAP), allow_partial="trailing-strings")
+    except ValueError:
+        return text

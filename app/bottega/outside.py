@@ -1,0 +1,184 @@
+"""The bounded reader of bytes from outside: of models, tools, MCP servers, uploads.
+
+Bytes are inflated and parsed in small steps. The event loop goes on after each, so that a message
+delays others by a step only. A message may have so many bytes, units (lines, events, parts) and
+seconds of CPU; more is its sender's error.
+"""
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+
+from bottega.clock import cpu_s
+
+STEP_BYTES = 64 * 1024
+MOST_UNITS = 200_000
+MOST_CPU_S = 1.0
+MOST_VALUES = 200_000
+"""Of one JSON document, whose values are all made at once: some 40 ms."""
+_SHORT_JSON = STEP_BYTES
+_INFLATED = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+"""Window bits of zlib, by content-encoding."""
+_RAW = -15
+_PACKED_BYTES = 4096
+_CALLS_AT_ONCE = 256
+
+
+class OutsideError(Exception):
+    """Bytes from outside that cannot be read, or would cost too much.
+
+    Attributes:
+        detail: what was sent, in words that follow "it sent".
+    """
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+
+class BoundedReader:
+    """Reader of one message.
+
+    Args:
+        bytes_: limit of the inflated message.
+        units: limit of what :meth:`count` counts.
+        encoding: the message's content-encoding.
+
+    Raises:
+        OutsideError: the encoding is unknown.
+    """
+
+    def __init__(self, bytes_: int, *, units: int = MOST_UNITS, encoding: str = "") -> None:
+        self._left = self._most = bytes_
+        self._units_left = self._most_units = units
+        self._cpu_left = MOST_CPU_S
+        self._began = 0.0
+        self._calls = 0
+        self._inflate = _Inflate.of(encoding.strip().lower())
+
+    async def steps(self, raw: bytes) -> AsyncIterator[bytes]:
+        """Yield the next bytes, inflated, in steps of at most 64 KB; the loop goes on after each.
+
+        Raises:
+            OutsideError: they are not in the encoding, or the message has too many bytes.
+        """
+        self._calls += 1
+        if self._calls % _CALLS_AT_ONCE == 0:  # many short ones may be there already
+            await asyncio.sleep(0)
+        if self._inflate is None and len(raw) <= STEP_BYTES:  # the usual case
+            if raw:
+                yield self._taken(raw)
+            return
+        pieces = self._pieces(raw)
+        with self:
+            piece = next(pieces, None)
+        while piece is not None:
+            yield self._taken(piece)
+            with self:
+                piece = next(pieces, None)
+            if piece is not None:
+                await asyncio.sleep(0)
+
+    def _taken(self, piece: bytes) -> bytes:
+        self._left -= len(piece)
+        if self._left < 0:
+            raise OutsideError(f"more than {self._most} bytes")
+        return piece
+
+    def count(self, units: int) -> None:
+        """Count lines, events or parts.
+
+        Raises:
+            OutsideError: there are too many.
+        """
+        self._units_left -= units
+        if self._units_left < 0:
+            raise OutsideError(f"more than {self._most_units} lines or parts")
+
+    def __enter__(self) -> None:
+        """Begin to parse. The block must not wait: it is charged for its thread's CPU."""
+        self._began = cpu_s()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End to parse.
+
+        Raises:
+            OutsideError: the message has cost too much.
+        """
+        self._cpu_left -= cpu_s() - self._began
+        if kind is None:
+            self.charge(0.0)
+
+    def charge(self, cpu: float) -> None:
+        """Charge for CPU, in seconds, that was spent elsewhere.
+
+        Raises:
+            OutsideError: the message has cost too much.
+        """
+        self._cpu_left -= cpu
+        if self._cpu_left < 0:
+            raise OutsideError(f"what takes more than {MOST_CPU_S:g} s of CPU to read")
+
+    def _pieces(self, raw: bytes) -> Iterator[bytes]:
+        if self._inflate is not None:
+            yield from self._inflate.pieces(raw)
+        else:
+            for start in range(0, len(raw), STEP_BYTES):
+                yield raw[start : start + STEP_BYTES]
+
+
+class _Inflate:
+    """Inflates one stream of zlib, in pieces of at most 64 KB; what follows it is ignored."""
+
+    def __init__(self, bits: int) -> None:
+        self._bits = bits
+        self._stream = zlib.decompressobj(bits)
+        self._begun = False
+
+    @classmethod
+    def of(cls, encoding: str) -> "_Inflate | None":
+        if encoding in ("", "identity"):
+            return None
+        if encoding not in _INFLATED:
+            raise OutsideError(f"the unknown content-encoding {encoding[:50]!r}")
+        return cls(_INFLATED[encoding])
+
+    def pieces(self, raw: bytes) -> Iterator[bytes]:
+        for start in range(0, len(raw), _PACKED_BYTES):
+            packed, found = raw[start : start + _PACKED_BYTES], b""
+            # After a full piece there may be more of what was taken in.
+            while (packed or len(found) == STEP_BYTES) and not self._stream.eof:
+                if found := self._inflated(packed):
+                    yield found
+                packed = self._stream.unconsumed_tail
+
+    def _inflated(self, packed: bytes) -> bytes:
+        try:
+            found = self._stream.decompress(packed, STEP_BYTES)
+        except zlib.error:
+            if self._begun or self._bits != _INFLATED["deflate"]:
+                raise OutsideError("what is not compressed as its header says") from None
+            # Some servers leave the zlib header out (RFC 9110, 8.4.1.2).
+            self._bits, self._stream = _RAW, zlib.decompressobj(_RAW)
+            return self._inflated(packed)
+        self._begun = True
+        return found
+
+
+def check_json(document: bytes | bytearray | str) -> None:
+    """Check that a JSON document has few values, before it is parsed.
+
+    Raises:
+        OutsideError: it has too many.
+    """
+    if len(document) <= _SHORT_JSON:
+        return
+    text = document.encode("utf-8", "replace") if isinstance(document, str) else document
+    if text.count(b",") + text.count(b"[") + text.count(b"{") > MOST_VALUES:
+        raise OutsideError(f"more than {MOST_VALUES} values")

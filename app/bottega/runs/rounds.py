@@ -1,0 +1,142 @@
+"""Rounds of a run: what it said and spent until its end, or until it asked its client for results.
+
+A run without tools of its client has one round. Others have one more for each time that the client
+answers. The log says it all, so a round of long ago is read like the last one.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from pydantic_core import from_json
+from sqlalchemy import and_, func, or_, select
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.agents.messages import AssistantMessage
+from bottega.db.tables import run_events
+from bottega.definitions.kinds import AGENTS
+from bottega.events.payloads import LlmCompleted
+from bottega.events.types import UNFINISHED, EventType
+from bottega.runs import interrupts
+
+_SPENDING = (EventType.LLM_COMPLETED, EventType.LLM_FAILED, EventType.LLM_CANCELLED)
+_e = run_events.c
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round of a run.
+
+    Attributes:
+        until: ``seq`` of its last event.
+        said: the messages of the root's model that were not rejected, in order.
+        calls: interrupts that its client is to answer; empty: the run ended, or goes on.
+        usage: tokens as the run's ``usage`` has them; ``None``: not known yet.
+    """
+
+    until: int
+    said: Sequence[AssistantMessage]
+    calls: Sequence[Mapping[str, Any]]
+    usage: Mapping[str, Any] | None
+
+
+async def round_of(tx: AsyncConnection, run: Mapping[str, Any], after: int) -> Round:
+    """Return the round of a run that begins after the event with this ``seq``."""
+    said: dict[int, AssistantMessage] = {}
+    until, calls = (
+        run["last_seq"],
+        await interrupts.of_client(tx, run["tenant_id"], run_id=run["id"]),
+    )
+    own = {each["id"] for each in calls}
+    asked: Collection[UUID] = ()
+    for row in await tx.execute(_lines(run, after)):
+        data = from_json(row.body)
+        if row.type == EventType.RUN_WAITING:
+            asked = own.intersection(map(UUID, data["interrupts"]))
+            if asked:
+                until = row.seq
+                break
+        elif row.type == EventType.ANSWER_REJECTED:
+            said.pop(data["call"], None)
+        else:
+            completed = LlmCompleted.of(data)
+            said[completed.call] = AssistantMessage.model_validate(completed.message)
+    is_over = not asked and run["status"] not in UNFINISHED
+    wanted = [
+        each
+        for each in calls
+        if (each["id"] in asked if asked else not is_over and each["status"] == "pending")
+    ]
+    spent = run["usage"] if is_over else await _spent(tx, run, until)
+    before = await _spent(tx, run, after) if after and spent is not None else None
+    return Round(until, list(said.values()), wanted, _without(spent, before))
+
+
+class Checks(NamedTuple):
+    """Checks of the answers of a run's agent.
+
+    Attributes:
+        schema: the answer is JSON by a schema, the run's or the agent's.
+        policy: the agent must have called some tools.
+    """
+
+    schema: bool
+    policy: bool
+
+
+async def checks_of(tx: AsyncConnection, run: Mapping[str, Any]) -> Checks:
+    """Return what the run's answer has to pass."""
+    versions = AGENTS.versions.c
+    names = ("output_schema", "tool_policy")
+    query = select(*(versions.definition[name].label(name) for name in names)).where(
+        versions.tenant_id == run["tenant_id"],
+        versions.name == run["agent"],
+        versions.version == run["pinned"]["agents"].get(run["agent"]),
+    )
+    row = dict((await tx.execute(query)).mappings().one_or_none() or {})
+    schema = run["output_schema"] or row.get("output_schema")
+    return Checks(schema is not None, bool(row.get("tool_policy")))
+
+
+def _lines(run: Mapping[str, Any], after: int) -> Any:
+    of_root = (EventType.LLM_COMPLETED, EventType.ANSWER_REJECTED)
+    return (
+        select(_e.seq, _e.type, _e.body)
+        .where(
+            _e.tenant_id == run["tenant_id"],
+            _e.run_id == run["id"],
+            _e.step > after,
+            _e.seq > after,
+            or_(
+                and_(_e.type.in_(of_root), _e.task_id.is_(None)),
+                _e.type == EventType.RUN_WAITING,
+            ),
+        )
+        .order_by(_e.step, _e.seq)
+    )
+
+
+async def _spent(
+    tx: AsyncConnection, run: Mapping[str, Any], until: int
+) -> Mapping[str, Any] | None:
+    usage = func.sum_usage(func.array_agg(_e.data["usage"]), type_=JSONB)
+    query = select(usage).where(
+        _e.tenant_id == run["tenant_id"],
+        _e.run_id == run["id"],
+        _e.seq <= until,
+        _e.type.in_(_SPENDING),
+        _e.data.has_key("usage"),
+    )
+    found: Mapping[str, Any] | None = await tx.scalar(query)
+    return found
+
+
+def _without(
+    spent: Mapping[str, Any] | None, before: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    if spent is None or before is None:
+        return spent
+    names = ("input", "output", "cached", "reasoning")
+    return {name: max(0, spent.get(name, 0) - before.get(name, 0)) for name in names}

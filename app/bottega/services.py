@@ -1,0 +1,111 @@
+"""Background services of a process: one that dies is started again, one that keeps dying is named.
+
+A service is a function that works until it is cancelled. It need not catch errors: what it keeps
+between two starts, it keeps in its object. One that returns is over.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from bottega import metrics
+from bottega.clock import monotonic
+from bottega.db.failures import is_transient
+
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 30.0
+_LONGEST_OUTAGE_S = 1.0
+"""Longest pause while the database is away: work goes on soon after it is back."""
+WELL_S = 10.0
+"""A service that has run for so long runs well."""
+MANY = 3
+
+log = structlog.get_logger(__name__)
+
+Service = Callable[[], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Deaths:
+    """Deaths of a service since it last ran well.
+
+    Attributes:
+        number: without those because the database was away, which is not the service's fault.
+        pause_s: before its next start; ``until``: the time from which it runs well.
+    """
+
+    number: int = 0
+    pause_s: float = 0.0
+    until: float = 0.0
+
+
+class Services:
+    """The services of a process."""
+
+    def __init__(self) -> None:
+        self._deaths: dict[str, _Deaths] = {}
+
+    @asynccontextmanager
+    async def running(self, **services: Service) -> AsyncIterator[None]:
+        """Run services during the block, by their names; cancel and await them at its end."""
+        tasks = [asyncio.ensure_future(self._keep(*each)) for each in services.items()]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def failing(self) -> dict[str, int]:
+        """Return how often each service died that keeps dying."""
+        now = monotonic()
+        return {
+            name: deaths.number
+            for name, deaths in self._deaths.items()
+            if deaths.number >= MANY and now < deaths.until
+        }
+
+    async def _keep(self, name: str, service: Service) -> None:
+        """Run a service, again after each error."""
+        task = asyncio.current_task()
+        assert task is not None
+        while True:
+            try:
+                await service()
+                return
+            except (Exception, asyncio.CancelledError) as error:
+                if task.cancelling():
+                    raise
+                pause_s = self._died(name, error)
+            await asyncio.sleep(pause_s)
+
+    def _died(self, name: str, error: BaseException) -> float:
+        """Note a death; return the pause before the next start."""
+        now, deaths = monotonic(), self._deaths.get(name)
+        if deaths is None or now > deaths.until:
+            deaths = self._deaths[name] = _Deaths()
+        if is_transient(error):
+            if not deaths.pause_s:
+                log.warning("service.waits", service=name, error=str(error) or repr(error))
+            longest_s = _LONGEST_OUTAGE_S
+        else:
+            deaths.number += 1
+            metrics.service_deaths.labels(name).inc()
+            log.error("service.died", service=name, times=deaths.number, exc_info=error)
+            longest_s = _LONGEST_PAUSE_S
+        deaths.pause_s = min(longest_s, max(_FIRST_PAUSE_S, 2 * deaths.pause_s))
+        deaths.until = now + deaths.pause_s + WELL_S
+        return deaths.pause_s
+
+
+def background(*services: Service) -> AbstractAsyncContextManager[None]:
+    """Run services during the block whose deaths are only logged."""
+    named = {f"{_name(service)} {n}": service for n, service in enumerate(services)}
+    return Services().running(**named)
+
+
+def _name(service: Service) -> str:
+    return getattr(service, "__qualname__", type(service).__name__)
