@@ -72,6 +72,7 @@ async def test_runs_are_claimed_by_the_same_plans(
     await report(owner, worker := uuid4())
     (tenant,) = await tenants(owner, 1)
     planner = Planner(session)
+    plans = -1
     for number in range(20):
         for name in (DEFAULT_TENANT, tenant)[: 1 + number % 2]:
             await accept_all(database, name, 1 + number % 3)
