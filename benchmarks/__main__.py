@@ -37,7 +37,7 @@ from benchmarks.harness import (
     written,
 )
 from benchmarks.model import FastModel, fast_model
-from bottega.cli.demo.scenarios import SOFTWARE
+from bottega.cli.scenarios import SOFTWARE
 
 _TABLE_LATENCY_MS = 400.0
 _TOKEN_DELAY_MS = 5.0

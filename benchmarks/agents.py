@@ -35,7 +35,7 @@ from bottega.agents import (
 )
 from bottega.container import GC_THRESHOLD
 from bottega.llm.demo_process import demo_model
-from bottega.llm.openai_provider import OpenAIProvider
+from bottega.llm.vendors import OpenAIProvider
 
 STEPS = 20
 WORDS = "what the tool found out about this step, in a sentence or two of ordinary length. " * 2

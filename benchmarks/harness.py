@@ -17,7 +17,7 @@ import httpx2
 import openai
 import psutil
 
-from bottega.cli.demo.scenarios import SOFTWARE
+from bottega.cli.scenarios import SOFTWARE
 from bottega.db import embedded, migrate
 
 CALLS = 7

@@ -22,7 +22,7 @@ import httpx2
 from benchmarks.client import Client, body_of
 from benchmarks.harness import CALLS, cpu_s, define, process, temporary_database
 from benchmarks.model import fast_model
-from bottega.cli.demo.scenarios import SOFTWARE
+from bottega.cli.scenarios import SOFTWARE
 
 _AT_ONCE = 20
 _ORDERS = (0, 1), (1, 0)

@@ -29,14 +29,14 @@ from pydantic_core import from_json
 
 from benchmarks.harness import cpu_s, define, percentile, process, temporary_database
 from benchmarks.queue import REPORT, claim
-from bottega.cli.demo.scenarios import SOFTWARE
-from bottega.db.base import DEFAULT_TENANT
+from bottega.cli.scenarios import SOFTWARE
 from bottega.db.engine import open_database
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine.claim import ClaimedRun, ClaimReader
 from bottega.events import log
-from bottega.events.steps import Step
+from bottega.events.listener import Notifier
+from bottega.events.log import Step
 from bottega.events.types import EventType
-from bottega.events.wakeups import Notifier
 from bottega.llm.demo_process import demo_model
 from bottega.services import background
 

@@ -33,7 +33,7 @@ from heapq import heapify, heappop
 from benchmarks.journalled import measure_service
 from benchmarks.swarms import measure_fan_out, measure_saturation, measure_scale
 from bottega.container import GC_THRESHOLD
-from bottega.subagents.slots.queue import QueueEntry, TakeQueue, effective_priority
+from bottega.subagents.queue import QueueEntry, TakeQueue, effective_priority
 
 SIZES = (100, 1_000, 10_000, 100_000)
 AGEING_INTERVAL_S = 5.0

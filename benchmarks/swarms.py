@@ -22,7 +22,7 @@ from bottega.agents.messages import ToolMessage, ToolResult
 from bottega.agents.provider import LLMProvider
 from bottega.agents.query import CurrentCall, current_call
 from bottega.llm.demo_process import demo_model
-from bottega.llm.openai_provider import OpenAIProvider
+from bottega.llm.vendors import OpenAIProvider
 from bottega.subagents.child import ANONYMOUS, DEFAULT_INSTRUCTIONS, own_file_tools
 from bottega.subagents.limits import SchedulerOptions, SubagentLimits
 from bottega.subagents.registry import SubagentRegistry

@@ -17,7 +17,7 @@ from bottega.agents import (
     SubAgentStarted,
     set_default_provider,
 )
-from bottega.llm.openai_provider import OpenAIProvider
+from bottega.llm.vendors import OpenAIProvider
 
 SPECIALISTS = {
     "requirements": "Turns a wish into numbered requirements.",

@@ -26,7 +26,7 @@ from bottega.agents import (
     ToolContext,
     tool,
 )
-from bottega.llm.openai_provider import OpenAIProvider
+from bottega.llm.vendors import OpenAIProvider
 
 
 @tool(name="calculator", description="Multiplies two numbers.", idempotent=True)

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from bottega.api.schemas.events.catalogue import EVENTS
+from bottega.api.schemas.events import EVENTS
 from bottega.events.types import EventType
 
 

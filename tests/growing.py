@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
-from bottega.events.wakeups import Notifier
+from bottega.db.tables import DEFAULT_TENANT
+from bottega.events.listener import Notifier
 from bottega.services import background
 from tests.claims import claim
 from tests.service import Running

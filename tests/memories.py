@@ -11,8 +11,8 @@ from uuid import UUID, uuid4
 
 import asyncpg
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import acting_as
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import UnavailableError
 from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.memory.episodes.episode import Episode, Outcome, Summary

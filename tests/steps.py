@@ -6,7 +6,7 @@ from uuid import UUID
 import asyncpg
 
 from bottega.events import log
-from bottega.events.steps import Step
+from bottega.events.log import Step
 
 
 async def append(pool: asyncpg.Pool, tenant_id: UUID, run_id: UUID, **step: Any) -> None:

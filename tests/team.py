@@ -4,7 +4,7 @@ from typing import Any
 
 import httpx2
 
-from bottega.cli.demo.scenarios import SOFTWARE
+from bottega.cli.scenarios import SOFTWARE
 from bottega.llm.demo_model.conversation import read
 
 RUN = SOFTWARE.run

@@ -18,9 +18,8 @@ from bottega.db.sessions import Silence
 from bottega.descriptors import Descriptors, raise_limit, warn_when_exhausted
 from bottega.engine import queue
 from bottega.engine.budget import DayBudgets
-from bottega.events.listener import NotifyListener
+from bottega.events.listener import Notifier, NotifyListener, WakeupFeed
 from bottega.events.run_streams import RunStreams
-from bottega.events.wakeups import Notifier, WakeupFeed
 from bottega.files.store import FileQuota, FileStore
 from bottega.leased_work import LeasedWork, WorkLoop, wake_on_notify
 from bottega.memory.episodes.store import EpisodicMemory
@@ -33,8 +32,8 @@ from bottega.secrets.lookup import SecretLookup
 from bottega.services import Services
 from bottega.settings import Settings
 from bottega.tenants import erase
-from bottega.tenants.key_cache import KeyCache
-from bottega.tenants.storage import StorageSums
+from bottega.tenants.keys import KeyCache
+from bottega.tenants.retention import StorageSums
 from bottega.tracing.export import exporting
 from bottega.users.erasure import UserErasure
 from bottega.vocabulary import read_words
@@ -230,7 +229,7 @@ async def _analyst(settings: Settings, models: "ModelServices") -> "Analyst | No
 def _subagent_runtime(service: Service, models: "ModelServices") -> "SubagentRuntime":
     """Return this process's shared state for asynchronous sub-agents."""
     from bottega.engine.async_tasks import SubagentRuntime
-    from bottega.engine.linked.runs import LinkedRuns
+    from bottega.engine.linked_runs import LinkedRuns
     from bottega.engine.plugins import subagent_plugins
     from bottega.subagents.registry import SubagentRegistry
     from bottega.subagents.scheduler import SubagentScheduler
@@ -281,10 +280,10 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
     """Execute runs during the block; at its end, hand back unfinished ones."""
     from bottega.engine.build_agents import Teams
     from bottega.engine.executor import Executor
+    from bottega.engine.journal import StepWriter
     from bottega.engine.live_text import LiveText
-    from bottega.engine.mcp.tools import McpSessions
-    from bottega.engine.observed.gauges import measured
-    from bottega.engine.step_writer import StepWriter
+    from bottega.engine.mcp import McpSessions
+    from bottega.engine.telemetry import measured
     from bottega.runs.control import CancelWatch
 
     settings, database, worker_id = service.settings, service.database, uuid4()
@@ -343,7 +342,7 @@ def _pins(settings: Settings) -> PinCache:
 async def _models(
     service: Service, worker_id: UUID, secrets: SecretLookup, budgets: DayBudgets
 ) -> "AsyncIterator[ModelServices]":
-    from bottega.llm.traffic.gates import Traffic
+    from bottega.llm.gates import Traffic
     from bottega.model_services import open_models
 
     traffic = Traffic(service.database.pool, worker_id, service.listener)
@@ -407,7 +406,7 @@ async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[Non
     """Start scheduled runs and send webhooks during the block."""
     from bottega.background.schedules import Limits, Ticker
     from bottega.background.webhooks import Webhooks
-    from bottega.files.retention import FileRetention
+    from bottega.files.store import FileRetention
     from bottega.tenants.retention import Pruning
 
     settings, database = service.settings, service.database

@@ -1,9 +1,13 @@
-"""The ASGI application and its server."""
+"""The ASGI application and its server.
+
+Routing by an index; Starlette tries the pattern of each route in turn, a hundred of them.
+"""
 
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from ipaddress import ip_network
@@ -12,67 +16,120 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from pydantic_core import to_json
+from starlette.routing import BaseRoute, Match, Route, Router, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import bottega as package
-from bottega.api import errors
+from bottega.api import documents, errors
 from bottega.api.auth import Authenticate
-from bottega.api.documents import asyncapi, openapi
 from bottega.api.routes import (
     agents,
-    audit,
+    deploy,
     files,
     graphs,
     interrupts,
     keys,
     operations,
     providers,
-    run_control,
     runs,
-    scheduler,
     schedules,
     secrets,
     sessions,
     stream,
     tickets,
-    usage,
     users,
-    webhook_secrets,
+    webhooks,
     websocket,
 )
-from bottega.api.routes.deploy import apply
+from bottega.api.routes.files import LONGEST_BODY
+from bottega.api.routes.graphs import DryRuns
 from bottega.api.routes.mcp import endpoint as mcp_endpoint
 from bottega.api.routes.mcp import servers as mcp_servers
-from bottega.api.routes.memory import (
-    episodes,
-    learning,
-    maintenance,
-    pattern_lifecycle,
-    patterns,
-    run_memory,
-)
-from bottega.api.routes.openai import completions, models, responses
-from bottega.api.routes.run_views import deliveries, diff, prompt
+from bottega.api.routes.memory import episodes, learning, patterns
+from bottega.api.routes.openai import completions, responses
 from bottega.api.schemas.parts import LONGEST_DATA
 from bottega.api.server import http_protocol, mcp_errors, openai_errors
 from bottega.api.server.addresses import Addresses, KeylessRates, Networks
-from bottega.api.server.console import add_console
-from bottega.api.server.docs import add_docs
+from bottega.api.server.documents import add_console, add_docs
 from bottega.api.server.facade_errors import FacadeErrors
 from bottega.api.server.headers import SecurityHeaders
 from bottega.api.server.http_protocol import Bounds, HttpProtocol
 from bottega.api.server.limits import LimitTenants
-from bottega.api.server.measured import MeasureRequests
-from bottega.api.server.middleware import Cors, LongBodies, OnlyFromHere, RefuseLongBody
-from bottega.api.server.repeated import RepeatRequests
-from bottega.api.server.route_index import RouteIndex
+from bottega.api.server.middleware import (
+    Cors,
+    LongBodies,
+    MeasureRequests,
+    OnlyFromHere,
+    RefuseLongBody,
+    RepeatRequests,
+)
 from bottega.api.server.websocket_protocol import WebSocketProtocol
 from bottega.api.shared.drawings import Drawings
-from bottega.api.shared.dry_runs import DryRuns
-from bottega.api.shared.uploads import LONGEST_BODY
 from bottega.container import Service, open_service, settle
 from bottega.errors import InvalidInputError, UnavailableError
 from bottega.settings import Settings
 from bottega.tenants import operator
+
+_WEBSOCKET = "websocket"
+_Key = tuple[str, int, str]
+"""Method, or :data:`_WEBSOCKET`; number of segments; and the second segment, such as ``runs``."""
+
+
+class RouteIndex:
+    """Router that tries only routes which fit the request's method and the shape of its path.
+
+    Whatever they do not match goes to Starlette's router: other paths, methods that are not
+    allowed, and all requests while FastAPI traces them.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._every: ASGIApp = router.app
+        self._index = _indexed(router.routes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (
+            scope["type"] == "lifespan"
+            or "fastapi.telemetry" in scope
+            or (found := self.find(scope)) is None
+        ):
+            await self._every(scope, receive, send)
+        else:
+            route, more = found
+            scope["router"] = self._router
+            scope.update(more)
+            await route.handle(scope, receive, send)
+
+    def find(self, scope: Scope) -> tuple[BaseRoute, Scope] | None:
+        """Return the request's route, and the fields that it adds to the scope."""
+        method = scope["method"] if scope["type"] == "http" else _WEBSOCKET
+        for route in self._index.get(_key(method, scope["path"]), ()):
+            match, more = route.matches(scope)
+            if match is Match.FULL:
+                return route, more
+        return None
+
+
+def _key(method: str, path: str) -> _Key:
+    segments = path.split("/", 3)
+    return method, path.count("/"), segments[2] if len(segments) > 2 else ""
+
+
+def _indexed(routes: Sequence[BaseRoute]) -> dict[_Key, list[BaseRoute]]:
+    """Index the routes whose first two segments are plain, in their order."""
+    index: defaultdict[_Key, list[BaseRoute]] = defaultdict(list)
+    for route in routes:
+        methods: Sequence[str] = ()
+        if isinstance(route, Route):
+            methods = sorted(route.methods or ())
+        elif isinstance(route, WebSocketRoute):
+            methods = [_WEBSOCKET]
+        for method in methods:
+            key = _key(method, route.path)  # type: ignore[attr-defined]
+            if "{" not in key[2] and ":path}" not in route.path:  # type: ignore[attr-defined]
+                index[key].append(route)
+    return index
+
 
 _DESCRIPTION = """
 Teams of LLM agents on Postgres. Define agents and a graph of their dependencies, start runs, and
@@ -83,43 +140,37 @@ its own machine.
 """
 
 
-_ROUTES = (
-    agents,
-    asyncapi,
-    graphs,
-    providers,
-    mcp_servers,
-    mcp_endpoint,
-    runs,
-    run_control,
-    run_memory,
-    diff,
-    prompt,
-    deliveries,
-    stream,
-    websocket,
-    tickets,
-    schedules,
-    apply,
-    sessions,
-    users,
-    files,
-    interrupts,
-    episodes,
-    learning,
-    maintenance,
-    keys,
-    webhook_secrets,
-    secrets,
-    audit,
-    usage,
-    scheduler,
-    operations,
-    patterns,
-    pattern_lifecycle,
-    completions,
-    models,
-    responses,
+_ROUTERS = (
+    agents.router,
+    documents.router,
+    graphs.router,
+    providers.router,
+    mcp_servers.router,
+    mcp_endpoint.router,
+    runs.router,
+    stream.router,
+    websocket.router,
+    tickets.router,
+    schedules.router,
+    deploy.router,
+    sessions.router,
+    users.router,
+    files.router,
+    interrupts.router,
+    episodes.router,
+    learning.router,
+    learning.run_router,
+    keys.router,
+    webhooks.router,
+    webhooks.deliveries_router,
+    secrets.router,
+    operations.router,
+    operations.audit_router,
+    operations.usage_router,
+    operations.load_router,
+    patterns.router,
+    completions.router,
+    responses.router,
 )
 
 
@@ -148,13 +199,13 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(Authenticate, rates=KeylessRates(settings.keyless_per_s, _trusted(settings)))
     app.add_middleware(OnlyFromHere, host=settings.host, origins=settings.cors_origins)
     errors.install(app)
-    for routes in _ROUTES:
+    for router in _ROUTERS:
         # `include_router` would build each route again, and match each request twice.
-        app.router.routes.extend(routes.router.routes)
+        app.router.routes.extend(router.routes)
     add_console(app)
     app.router.add_websocket_route("/{path:path}", websocket.nowhere)
     app.router.middleware_stack = RouteIndex(app.router)
-    app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
+    app.openapi = lambda: documents.openapi_document(app)  # type: ignore[method-assign]
     return app
 
 

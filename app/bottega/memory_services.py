@@ -128,7 +128,7 @@ async def keeping(
     """
     from bottega.leased_work import WorkLoop, wake_on_notify
     from bottega.memory.episodes.embedding_worker import EmbeddingWorker
-    from bottega.memory.episodes.upkeep import EpisodeUpkeep
+    from bottega.memory.episodes.maintenance import EpisodeUpkeep
     from bottega.memory.learning.reflection_worker import ReflectionWorker
 
     vectors = EmbeddingWorker(database.pool, parts.embedders)
@@ -163,7 +163,7 @@ async def keeping(
 
 
 def _maintenance(settings: Settings, database: Database, parts: MemoryServices) -> "Maintenance":
-    from bottega.background.cron import next_tick, previous_tick
+    from bottega.background.schedules import next_tick, previous_tick
     from bottega.db import indexes
     from bottega.memory.episodes.maintenance import EpisodeMaintenance
     from bottega.memory.learning.maintenance import Maintenance

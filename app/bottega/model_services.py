@@ -13,27 +13,25 @@ import asyncpg
 import httpx2
 
 from bottega.background.checks import SuccessChecks
-from bottega.db.base import DEFAULT_TENANT
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.definitions.models import DEFAULT, listed, named_by
 from bottega.definitions.pinned import PinnedModels
 from bottega.engine.budget import DayBudgets
 from bottega.engine.plugins import success_checks
 from bottega.errors import InvalidInputError
-from bottega.llm.environment import NO_KEY, with_openai
+from bottega.llm.accounts import PermitsOnly
 from bottega.llm.fallback import FallbackProvider, ServedModel
+from bottega.llm.gates import Traffic
+from bottega.llm.limits import ServerKey, TaskPlaces
 from bottega.llm.prices import TokenPrices
 from bottega.llm.server import ServerSpec
 from bottega.llm.servers import OpenServer, Servers, SpecSource
 from bottega.llm.structured_output import JUDGEMENT, ProviderFor, RunKey
-from bottega.llm.traffic.accounts import PermitsOnly
-from bottega.llm.traffic.gates import Traffic
-from bottega.llm.traffic.limits import ServerKey
-from bottega.llm.traffic.task_places import TaskPlaces
+from bottega.llm.vendors import NO_KEY, with_openai
 from bottega.lookups import NameLookups
 from bottega.secrets.lookup import SecretLookup
 from bottega.settings import Settings
-from bottega.tools.addresses import AllowList
-from bottega.tools.guard import check_address
+from bottega.tools.guard import AllowList, check_address
 from bottega.tools.secrets import DEFAULT as DEFAULT_NAME
 
 PROBE = "provider:test"

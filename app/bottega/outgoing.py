@@ -13,10 +13,10 @@ from bottega.logs import clean_of_tenants
 from bottega.secrets import rows as secret_rows
 from bottega.secrets.lookup import SecretLookup, SecretRules
 from bottega.settings import Settings, keyring, secrets
-from bottega.tools.addresses import AllowList
+from bottega.tools.guard import AllowList
 
 if TYPE_CHECKING:
-    from bottega.engine.mcp.servers import McpAccess
+    from bottega.engine.mcp import McpAccess
     from bottega.tools.egress import Egress
 
 
@@ -42,7 +42,7 @@ async def open_outgoing(
     Args:
         is_open: returns true if the server has no keys.
     """
-    from bottega.engine.mcp.servers import McpAccess
+    from bottega.engine.mcp import McpAccess
     from bottega.mcp.servers import StdioCommand
     from bottega.tools.egress import Egress
 

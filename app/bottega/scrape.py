@@ -16,7 +16,7 @@ from bottega import metrics
 from bottega.db.failures import is_transient
 from bottega.errors import BottegaError, UnauthenticatedError, UnavailableError
 from bottega.settings import Settings
-from bottega.tenants.key_cache import KeyCache
+from bottega.tenants.keys import KeyCache
 
 _REFRESH_S = 2.0
 _PATIENCE_S = 2.0

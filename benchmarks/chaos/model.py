@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bottega.cli.demo.scenarios import SOFTWARE
+from bottega.cli.scenarios import SOFTWARE
 from bottega.llm.demo_model import wire
 from bottega.llm.demo_model.conversation import read
 from bottega.llm.demo_model.decide import decide

@@ -26,7 +26,7 @@ from pydantic_core import from_json
 from benchmarks.chaos.audit import Entry, Requests, RunLog, by_step
 from benchmarks.chaos.model import CountingModel
 from benchmarks.chaos.proxy import Proxy
-from bottega.cli.demo.scenarios import SOFTWARE
+from bottega.cli.scenarios import SOFTWARE
 from bottega.db import embedded, migrate
 
 LATENCY_S = (0.05, 0.2)

@@ -20,8 +20,7 @@ from bottega.memory.episodes.episode import Episode, Outcome
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.episodes.scoring import Candidate, ScoringOptions, score
 from bottega.memory.episodes.store import Hit
-from bottega.memory.learning.call_trace import Observed, observed
-from bottega.memory.learning.mining import mine
+from bottega.memory.learning.mining import Observed, mine, observed
 from bottega.memory.learning.reflection import applications_of
 from bottega.memory.patterns.evidence import Group, WeighedEvidence, falling, validated, weigh
 from bottega.memory.patterns.matcher import Match, Matcher

@@ -41,7 +41,7 @@ from benchmarks.learning.outside import (
 )
 from bottega.agents.tokens import estimated_tokens
 from bottega.memory.episodes.episode import Episode
-from bottega.memory.learning.call_trace import told_steps
+from bottega.memory.learning.mining import told_steps
 
 DOMAIN = "science"
 TASKS = (

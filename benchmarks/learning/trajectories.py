@@ -45,7 +45,7 @@ from benchmarks.learning.outside import (
     went_well,
 )
 from bottega.memory.episodes.episode import Episode
-from bottega.memory.learning.call_trace import told_steps
+from bottega.memory.learning.mining import told_steps
 
 DOMAIN = "airline"
 PLACEBO, EPISODES, BEST = "placebo", "episodes", "always the best one"

@@ -14,8 +14,8 @@ import asyncpg
 
 from benchmarks.memory.corpus import Told
 from bottega.db import embedded, migrate
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as, open_database
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.memory.episodes import search
 from bottega.memory.text.embeddings import Embedder
 from bottega.memory.text.signature import failure_signature

@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from bottega.agents import BaseAgent
-from bottega.db.base import DEFAULT_TENANT
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.definitions.agents import TASK_TOOLS
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.registry import SubagentRegistry

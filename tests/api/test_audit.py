@@ -9,7 +9,7 @@ import websockets
 from pydantic_core import to_json
 from sqlalchemy import text
 
-from bottega.db.base import DEFAULT_TENANT as TENANT
+from bottega.db.tables import DEFAULT_TENANT as TENANT
 from tests.service import Running
 
 AGENT = {"name": "a", "system_message": "x"}

@@ -8,8 +8,7 @@ from uuid import UUID
 
 import httpx2
 
-from bottega.api.shared.drawings import Drawings
-from bottega.api.shared.processes import output_of
+from bottega.api.shared.drawings import Drawings, output_of
 from bottega.errors import LimitedError
 from tests.api.test_bad_input import problem
 

@@ -9,10 +9,9 @@ import httpx2
 import pytest
 from pydantic_core import from_json
 
-from bottega.api.shared.dry_runs import DryRuns
-from bottega.dry_run.result import MOST_CHARACTERS
+from bottega.api.routes.graphs import DryRuns
+from bottega.dry_run.result import MOST_CHARACTERS, NOT_CALLED
 from bottega.dry_run.result import dry_run as made
-from bottega.dry_run.team import NOT_CALLED
 from bottega.errors import LimitedError, UnavailableError
 from tests.api.test_bad_input import problem
 from tests.rows import unchanged
@@ -152,9 +151,7 @@ async def test_a_dry_run_that_needs_too_much_is_ended(
     monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     """Check it of too much CPU time, and of too little memory."""
-    monkeypatch.setattr(
-        "bottega.api.shared.dry_runs.command", lambda: (["python3", "-c", ends], {})
-    )
+    monkeypatch.setattr("bottega.api.routes.graphs.command", lambda: (["python3", "-c", ends], {}))
     with pytest.raises(UnavailableError) as refused:
         await DryRuns().answer(MINE, {})
     assert refused.value.code == "dry_run_too_large"

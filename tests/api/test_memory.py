@@ -9,8 +9,8 @@ import httpx2
 import pytest
 
 from bottega.clock import utcnow
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import acting_as
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.events.listener import NotifyListener
 from bottega.memory.learning.context import ReportedOutcome, learn_from_episode
 from bottega.memory.patterns.cache import PatternCache

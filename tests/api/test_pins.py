@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from pydantic_core import from_json
 
-from bottega.db.base import DEFAULT_TENANT
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.runs.once import OnceKey
 from bottega.runs.pins import PinCache
 from bottega.runs.submit import NewRun, submit

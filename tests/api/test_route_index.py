@@ -4,8 +4,7 @@ from typing import Any
 
 from starlette.routing import Match
 
-from bottega.api.server.route_index import RouteIndex
-from bottega.main import create_app
+from bottega.main import RouteIndex, create_app
 from tests.service import Running
 
 ID = "0198c9a5-6b1c-7000-8000-000000000001"

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from jsonschema import Draft202012Validator
 
-from bottega.api.documents.variants import VARIANTS
+from bottega.api.documents import VARIANTS
 from bottega.settings import Settings
 from bottega.settings.mcp import StdioServer
 from tests.service import running

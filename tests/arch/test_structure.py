@@ -34,7 +34,7 @@ def test_the_clock_is_read_in_one_place() -> None:
         "time.time",
         "time.monotonic",
         "perf_counter",
-        but=("app/bottega/clock.py", "app/bottega/cli/remote/screen.py"),
+        but=("app/bottega/clock.py", "app/bottega/cli/transcript.py"),
     )
 
 
@@ -59,7 +59,7 @@ def test_every_provider_of_the_service_has_an_account() -> None:
         "open_provider": ("app/bottega/llm/servers.py",),
         "OpenServer": (),  # but by its own class method
         "OpenServer.opened": ("app/bottega/llm/servers.py",),
-        "DemoProvider": ("app/bottega/dry_run/team.py",),
+        "DemoProvider": ("app/bottega/dry_run/result.py",),
         # Of the library, for agents without the service.
         "OpenAIProvider": (),
         "AnthropicProvider": (),

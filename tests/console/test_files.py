@@ -8,7 +8,7 @@ from hashlib import sha256
 import httpx2
 import pytest
 
-from bottega.api.server.console import FILES
+from bottega.api.server.documents import FILES
 from tests.fake_model import FakeModel
 from tests.flows.conftest import shared, shared_model, shared_url
 from tests.service import Running

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from playwright.async_api import Page, expect
 
-from bottega.cli.demo.scenarios import SOFTWARE
+from bottega.cli.scenarios import SOFTWARE
 from tests.console.conftest import Console
 
 PICTURES = Path(__file__).parents[2] / "docs/pictures"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bottega import errors
-from bottega.api.documents import asyncapi
-from bottega.api.routes.deploy.bodies import Resources
+from bottega.api import documents
+from bottega.api.routes.deploy import Resources
 from bottega.api.schemas.runs import Event
 from bottega.errors import BottegaError
 from bottega.events.types import EventType
@@ -78,7 +78,7 @@ def test_events_are_unchanged() -> None:
 
 
 def test_asyncapi_document_is_unchanged() -> None:
-    check("asyncapi", asyncapi.document())
+    check("asyncapi", documents.asyncapi_document())
 
 
 def test_error_catalogue_is_unchanged() -> None:

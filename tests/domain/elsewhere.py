@@ -6,7 +6,7 @@ from collections.abc import Callable
 from bottega.agents import AgentUsage
 from bottega.errors import BudgetExhaustedError
 from bottega.subagents.handle import SubagentHandle, SubagentOutcome
-from bottega.subagents.linked.work import LinkedEnd, LinkedWork
+from bottega.subagents.linked import LinkedEnd, LinkedWork
 from bottega.subagents.shared_context import folder_of
 from bottega.subagents.states import SubagentStatus
 from tests.domain.scripted import COST

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bottega.agents.people.approval import approval_of, check_approval
+from bottega.agents.approval import approval_of, check_approval
 from bottega.errors import InvalidInputError
 
 AMOUNT = {"feature": "arguments.amount", "op": "gt", "value": 100}

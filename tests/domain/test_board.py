@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bottega.cli.remote.board import Board
+from bottega.cli.transcript import Board
 
 START = datetime.fromisoformat("2026-11-21T10:53:53+00:00")
 

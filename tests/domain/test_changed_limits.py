@@ -2,7 +2,7 @@
 
 import pytest
 
-from bottega.llm.traffic.limits import ServerLimits, Share
+from bottega.llm.limits import ServerLimits, Share
 
 
 @pytest.mark.parametrize(

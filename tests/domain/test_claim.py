@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from pydantic_core import to_json
 
-from bottega.db.base import DEFAULT_TENANT
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.definitions.pinned import Pin
 from bottega.engine.claim import ClaimedRun
 from tests.claims import claim_of

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bottega.cli.remote.client_settings import ClientSettings
+from bottega.cli.client import ClientSettings
 
 
 @pytest.mark.parametrize("key", [None, "k" * 40])

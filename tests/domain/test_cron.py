@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.background.cron import check_cron, check_zone, next_tick, previous_tick
+from bottega.background.schedules import check_cron, check_zone, next_tick, previous_tick
 from bottega.errors import InvalidInputError
 
 BERLIN = "Europe/Berlin"  # 2026: forward on 29 March at 2:00, back on 25 October at 3:00

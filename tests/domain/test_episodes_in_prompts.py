@@ -9,7 +9,7 @@ from bottega.engine.retrieval import render_episode
 from bottega.memory.episodes.episode import Episode, Outcome, State, Summary
 from bottega.memory.episodes.scoring import Parts
 from bottega.memory.episodes.store import Hit
-from bottega.memory.learning.call_trace import cure_in, told_steps
+from bottega.memory.learning.mining import cure_in, told_steps
 from bottega.memory.text.identities import told_arguments
 from bottega.memory.text.summaries import summary_of
 

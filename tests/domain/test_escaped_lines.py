@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from bottega.api.shared.lines import escaped_lines
+from bottega.api.shared.pages import escaped_lines
 
 
 async def test_only_line_feeds_end_lines() -> None:

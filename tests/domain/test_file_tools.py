@@ -9,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.agents import ToolResult, ToolStatus
-from bottega.subagents.file_tools import MAX_CONTENT, MAX_LISTED, MAX_READ, file_tools
-from bottega.subagents.shared_context import SharedContext, Workspace
+from bottega.subagents.shared_context import (
+    MAX_CONTENT,
+    MAX_LISTED,
+    MAX_READ,
+    SharedContext,
+    Workspace,
+    file_tools,
+)
 from tests.domain.scripted import agent, answers_in, call, model_of
 
 CHILD = UUID(int=7)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from bottega.agents.messages import ToolMessage, ToolResult, ToolStatus
 from bottega.agents.tokens import estimated_tokens
+from bottega.engine.recorder import help_after
 from bottega.engine.retrieval import CURE
-from bottega.engine.sharing.recovery import help_after
 from bottega.memory.text.identities import (
     ID,
     SERVER,
@@ -20,7 +20,7 @@ from bottega.memory.text.identities import (
     without_identities,
 )
 from bottega.memory.text.summaries import summary_of
-from bottega.memory.working.blocks import PromptMessage
+from bottega.memory.working.prompts import PromptMessage
 from bottega.memory.working.working_memory import Retrieved, WorkingMemory
 
 TASK = "35422862-d715-44b3-ad82-5acfcb3ba7ec"

@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 
 from bottega.agents import SharedMemoryGraph, tool
 from bottega.agents.messages import SystemMessage
-from bottega.agents.recall import recalled_message
-from bottega.agents.shared_memory import awareness_message, fence, shared_message, unheld
+from bottega.agents.shared_memory import (
+    awareness_message,
+    fence,
+    recalled_message,
+    shared_message,
+    unheld,
+)
 from bottega.graph.publication import MemoryItem, PropagationPolicy
 from tests.domain.scripted import agent, ask, call, model_of
 from tests.domain.test_agent_shared_memory import member

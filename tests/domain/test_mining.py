@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from bottega.memory.episodes.episode import Episode, Outcome, State, StorageState, Summary
 from bottega.memory.learning import mining
-from bottega.memory.learning.call_trace import Observed, TracedCall, observed
-from bottega.memory.learning.mining import mine
-from bottega.memory.patterns.pattern import Category, Pattern
-from bottega.memory.patterns.rendering import pattern_text
+from bottega.memory.learning.mining import Observed, TracedCall, mine, observed
+from bottega.memory.patterns.pattern import Category, Pattern, pattern_text
 from bottega.memory.text.signature import failure_signature
 from tests.examples import examples
 

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from pydantic_core import from_json, to_json
 
-from bottega.events.live_text import MAX_CHARACTERS, PartialCompletions
+from bottega.events.stream import MAX_CHARACTERS, PartialCompletions
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 

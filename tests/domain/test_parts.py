@@ -6,7 +6,7 @@ from bottega.agents import HumanMessage, Part, ToolCall, ToolMessage, ToolResult
 from bottega.agents.parts import content_tokens, parts_tokens
 from bottega.agents.tokens import estimated_tokens
 from bottega.errors import InvalidInputError
-from bottega.memory.working.blocks import PromptMessage, tokens_of
+from bottega.memory.working.prompts import PromptMessage, tokens_of
 
 PNG = b"\x89PNG\r\n\x1a\n\xff"
 

@@ -17,8 +17,13 @@ from bottega.agents import (
     tool,
 )
 from bottega.agents.messages import SHARED_MEMORY
-from bottega.agents.recall import Recall, Recalled, nearest
-from bottega.agents.shared_memory import inject_shared_memory, shared_message
+from bottega.agents.shared_memory import (
+    Recall,
+    Recalled,
+    inject_shared_memory,
+    nearest,
+    shared_message,
+)
 from bottega.errors import InvalidInputError, UnavailableError
 from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.memory.text.embeddings import Vectors

@@ -22,8 +22,9 @@ from bottega.memory.patterns.pattern import (
     Lifecycle,
     Pattern,
     PatternState,
+    condition_text,
+    pattern_text,
 )
-from bottega.memory.patterns.rendering import condition_text, pattern_text
 from tests.domain.patterns import CONDITIONS
 
 SALT = UUID(int=7)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bottega.agents import BaseAgent, ToolCall, ToolResult
-from bottega.agents.calls.abandoning import GRACE_S
+from bottega.agents.tool_calls import GRACE_S
 from bottega.agents.tools import ToolBase
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.plugins import (
@@ -17,7 +17,7 @@ from bottega.subagents.plugins import (
     before_dispatch,
 )
 from bottega.subagents.prompt_guard import PromptGuard
-from bottega.subagents.tools.guarding import screening
+from bottega.subagents.tools.shared import screening
 from tests.domain.scripted import ScriptedModel, call
 from tests.domain.subagents import (
     Model,

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from bottega.engine.waiting import hold_slot_again, pause, resume
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.states import SubagentStatus as S
 from bottega.subagents.states import stands_still
-from bottega.subagents.waiting.people import decided, pause, resume
 from tests.domain.subagents import (
     Heard,
     by_hand,
@@ -40,7 +40,7 @@ def test_a_task_that_waits_leaves_its_slot_to_others_and_gets_one_again() -> Non
             await settled()
             assert (status(asks), status(other)) == (S.WAITING, S.RUNNING)
             assert (where.active_count, where.scheduler.busy) == (1, 1)
-            going_on = asyncio.ensure_future(decided(where, asks))
+            going_on = asyncio.ensure_future(hold_slot_again(where, asks))
             await settled()
             assert status(asks) is S.QUEUED
             assert not going_on.done()
@@ -64,7 +64,7 @@ def test_a_task_that_goes_on_comes_before_new_ones() -> None:
             pause(where, asks)
             await settled()
             new = put(where, parent, "new", priority=1)
-            going_on = asyncio.ensure_future(decided(where, asks))
+            going_on = asyncio.ensure_future(hold_slot_again(where, asks))
             await settled()
             await job(other).finish()
             assert (going_on.done(), status(new)) == (True, S.QUEUED)
@@ -81,7 +81,7 @@ def test_the_timeout_of_a_task_that_waits_stands_still() -> None:
             await passed(1000)
             where.collect()
             assert status(asks) is S.WAITING
-            await decided(where, asks)
+            await hold_slot_again(where, asks)
             await passed(5)
             assert status(asks) is S.RUNNING
             await passed(2)
@@ -97,7 +97,7 @@ def test_the_watchdog_does_not_count_the_time_in_which_a_task_waited() -> None:
             await settled()
             pause(where, asks)
             await passed(1000)
-            await decided(where, asks)
+            await hold_slot_again(where, asks)
             asks.stop_timer()
             where.collect()
             assert status(asks) is S.RUNNING
@@ -116,7 +116,7 @@ def test_time_in_the_queue_after_a_decision_does_not_count() -> None:
             await settled()
             pause(where, asks)
             await settled()
-            going_on = asyncio.ensure_future(decided(where, asks))
+            going_on = asyncio.ensure_future(hold_slot_again(where, asks))
             await passed(100)
             assert status(asks) is S.QUEUED
             await job(other).finish()
@@ -165,7 +165,7 @@ def test_an_await_s_timeout_stands_still_while_it_needs_people(
             await passed(5)
             pause(where, asks)
             await passed(100)
-            await decided(where, asks)
+            await hold_slot_again(where, asks)
             assert waiting.done() == (ends_at is None)
             assert not await waiting
             assert where.scheduler.now() == (ends_at or 105)
@@ -200,7 +200,7 @@ def test_a_task_that_waits_can_be_cancelled_and_nothing_is_left() -> None:
             await settled()
             pause(where, asks)
             await settled()
-            going_on = asyncio.ensure_future(decided(where, asks))
+            going_on = asyncio.ensure_future(hold_slot_again(where, asks))
             await settled()
             where.cancel(asks.task_id, "no more")
             with pytest.raises(asyncio.CancelledError):
@@ -221,8 +221,8 @@ def test_only_a_running_task_waits() -> None:
             await job(over).finish()
             pause(where, over)
             resume(where, queued)
-            await decided(where, over)
-            await decided(where, queued)
+            await hold_slot_again(where, over)
+            await hold_slot_again(where, queued)
             assert (status(over), status(queued)) == (S.COMPLETED, S.RUNNING)
 
     run_virtual(run())

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bottega.graph.layout import HEAD
 from bottega.graph.publication import PropagationPolicy, Publication
 from bottega.graph.shared_memory import SharedMemoryGraph
-from bottega.graph.svg import FONT_SIZE, draw_svg, printable, text_width, wrapped
+from bottega.graph.svg import FONT_SIZE, HEAD, draw_svg, printable, text_width, wrapped
 
 SVG = "{http://www.w3.org/2000/svg}"
 POLICIES = list(PropagationPolicy)

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from bottega.subagents.slots.queue import WAKE, QueueEntry, TakeQueue
+from bottega.subagents.queue import WAKE, QueueEntry, TakeQueue
 from tests.examples import examples
 
 TENANTS = "ab"

@@ -6,8 +6,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from bottega.engine.replay_tasks import Clocks
 from bottega.events.types import Event, EventType
-from bottega.subagents.waiting.clocks import Clocks
 
 BEGIN = datetime(2026, 11, 21, tzinfo=UTC)
 A, B = uuid4(), uuid4()

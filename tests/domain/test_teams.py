@@ -13,12 +13,12 @@ from bottega.agents.provider import LLMProvider
 from bottega.engine import build_agents
 from bottega.engine.build_agents import AgentDependencies, ConfigureAgent, Teams
 from bottega.engine.claim import ClaimedRun
-from bottega.engine.mcp.servers import McpAccess
+from bottega.engine.mcp import McpAccess
 from bottega.errors import InvalidInputError
 from bottega.secrets.lookup import SecretLookup, SecretRules
-from bottega.tools.addresses import AllowList
 from bottega.tools.builtin import ToolDeps
 from bottega.tools.egress import Egress
+from bottega.tools.guard import AllowList
 from bottega.tools.secrets import TenantSecrets
 from tests.claims import claim_of
 from tests.domain.scripted import ScriptedModel

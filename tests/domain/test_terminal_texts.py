@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from bottega.cli.remote.people import shown, value_for
-from bottega.cli.remote.spent import Spent
-from bottega.cli.remote.transcript import Transcript, text_of
-from bottega.cli.texts import one_line, safe
+from bottega.cli.people import shown, value_for
+from bottega.cli.terminal import one_line, safe
+from bottega.cli.transcript import Spent, Transcript, text_of
 
 
 class Screen(StringIO):

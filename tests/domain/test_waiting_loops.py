@@ -13,7 +13,7 @@ from bottega.agents.query import CurrentCall, Path, Query, Recorder, current_cal
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.clock import monotonic
 from bottega.engine.live_text import ModelCall
-from bottega.engine.waiting.loops import Loops
+from bottega.engine.waiting import Loops
 from bottega.subagents.handle import Waiter
 from bottega.subagents.states import SubagentStatus as S
 from bottega.subagents.swarm import QueryScope

@@ -8,7 +8,7 @@ import pytest
 from bottega import services as services_module
 from bottega.services import MANY, Services, background
 from bottega.settings import Settings
-from bottega.tenants.storage import StorageSums
+from bottega.tenants.retention import StorageSums
 from tests.fake_model import FakeModel
 from tests.flows.conftest import asking
 from tests.service import running

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from bottega.cli.demo import session
-from bottega.cli.demo.scenarios import SOFTWARE
+from bottega.cli import demo
+from bottega.cli.scenarios import SOFTWARE
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, http_error, text
 from tests.service import running
@@ -20,7 +20,7 @@ async def test_exit_status_of_the_demo_tells_if_its_run_failed(
     settings: Settings, database_url: str, model: FakeModel, reply: Reply, status: int
 ) -> None:
     model.decide = lambda request: reply
-    found = await session.run(offline(settings, model), database_url, SOFTWARE, keep=False)
+    found = await demo.run(offline(settings, model), database_url, SOFTWARE, keep=False)
     assert found == status
 
 
@@ -36,7 +36,7 @@ def test_demo_updates_its_own_agents_and_no_others(settings: Settings, database_
                 for agent in (mine, its_own):
                     created = await server.client.post("/v1/agents", json=agent)
                     assert created.status_code == 201
-            await session.run(offline(settings, model), database_url, SOFTWARE, keep=False)
+            await demo.run(offline(settings, model), database_url, SOFTWARE, keep=False)
 
     async def look() -> list[str]:
         async with running(settings, database_url) as server:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bottega.cli.demo.scenarios import RESEARCH, SOFTWARE, Scenario
+from bottega.cli.scenarios import RESEARCH, SOFTWARE, Scenario
 from bottega.llm.demo_model.conversation import read
 from bottega.llm.demo_model.decide import decide
 from tests.fake_model import FakeModel, Reply, gated

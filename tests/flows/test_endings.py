@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bottega.llm.dialects.stand_ins import GO_ON
+from bottega.llm.dialects.wire import GO_ON
 from bottega.settings import Settings
 from tests.claims import sweep
 from tests.fake_model import FakeModel, calls, chunk, gated, http_error, sse, text

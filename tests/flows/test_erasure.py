@@ -14,8 +14,8 @@ from pydantic_core import from_json
 from structlog.testing import capture_logs
 
 from bottega.api.shared import followed
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.driver import driver_of
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.runs import control
 from bottega.runs.pins import PinCache
 from bottega.runs.retry import retry

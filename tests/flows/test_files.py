@@ -7,11 +7,10 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import InvalidInputError
-from bottega.files.retention import FileRetention
-from bottega.files.store import FileOrigin, FileStore, Owner
+from bottega.files.store import FileOrigin, FileRetention, FileStore, Owner
 from bottega.objects import Objects
 from tests.processes import command
 from tests.service import client_of

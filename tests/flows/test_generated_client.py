@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from bottega.cli.demo.scenarios import SOFTWARE
+from bottega.cli.scenarios import SOFTWARE
 from tests.service import Running
 from tests.tenants import holder
 

@@ -8,7 +8,7 @@ import pytest
 import websockets
 from pydantic_core import from_json, to_json
 
-from bottega.db.base import DEFAULT_TENANT
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.memory.episodes.episode import episode_id_of
 from bottega.memory.patterns.pattern import Applicability, Category, Content, ContentKind, Pattern
 from bottega.memory.text.signature import failure_signature

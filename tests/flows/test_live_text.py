@@ -10,7 +10,7 @@ from uuid import uuid4
 import websockets
 from pydantic_core import from_json
 
-from bottega.db.base import DEFAULT_TENANT
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.settings import Settings
 from tests.claims import sweep
 from tests.fake_model import FakeModel, Reply, calls, cut, gated_cut, gated_within, text

@@ -9,9 +9,8 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.engine import live_text
-from bottega.llm import fallback
-from bottega.llm.traffic import breakers, gates
-from bottega.llm.traffic.breakers import LEAST_CALLS
+from bottega.llm import fallback, gates
+from bottega.llm.gates import LEAST_CALLS
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, http_error, response, text
 from tests.flows.test_model_servers import log_of
@@ -165,7 +164,7 @@ async def test_many_runs_do_not_hammer_a_dead_server(
     count = 30
     is_up = False
     model.decide = lambda request: text("back") if is_up else http_error(503)
-    monkeypatch.setattr(breakers, "delay_s", lambda *_: 0.3)
+    monkeypatch.setattr(gates, "delay_s", lambda *_: 0.3)
     monkeypatch.setattr(fallback, "next_delay_s", lambda *_: 0.5)
     await prepare(bottega, model)
     runs = await start(bottega, count)

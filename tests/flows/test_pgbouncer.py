@@ -11,9 +11,9 @@ import websockets
 from pydantic import SecretStr
 from pydantic_core import from_json
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.connect import APP_ROLE
 from bottega.db.engine import acting_as, open_database
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, gated, text
 from tests.flows.test_processes import environment

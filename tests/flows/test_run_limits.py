@@ -8,7 +8,7 @@ from uuid import UUID
 import httpx2
 import pytest
 
-from bottega.db.base import DEFAULT_TENANT
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine.fair_queue import FairQueue
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, calls, chunk, gated, sse, text

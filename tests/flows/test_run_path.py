@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bottega.cli.demo.scenarios import SOFTWARE
+from bottega.cli.scenarios import SOFTWARE
 from bottega.clock import monotonic
 from tests.arch.sources import PACKAGE
 from tests.arch.test_budgets import BUDGETS

@@ -8,7 +8,7 @@ import pytest
 import websockets
 from pydantic_core import from_json, to_json
 
-from bottega.llm.dialects.stand_ins import UNDERSTOOD
+from bottega.llm.dialects.wire import UNDERSTOOD
 from tests.fake_model import FakeModel, calls, gated, http_error, text
 from tests.flows.test_conversations import ask, define, messages, said
 from tests.flows.test_interrupts import decide, pending

@@ -6,8 +6,8 @@ import asyncpg
 import pytest
 from pydantic import SecretStr
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import acting_as, open_database
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.settings import Settings
 from bottega.tenants import operator
 from tests.fake_model import FakeModel

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from bottega.cli.demo import support
-from bottega.cli.demo.scenarios import SUPPORT
-from bottega.cli.remote.server import RemoteServer
+from bottega.cli import demo
+from bottega.cli.client import RemoteServer
+from bottega.cli.scenarios import SUPPORT
 from tests.fake_model import FakeModel
 from tests.service import Running
 from tests.terminals import CTRL_D, Terminal, terminal
@@ -56,7 +56,7 @@ async def test_a_refund_is_paid_when_a_pipe_says_yes(
         monkeypatch.setattr("sys.stdin", StringIO("\n".join(lines)))
         key = guest.headers["Authorization"].removeprefix("Bearer ")
         with RemoteServer(f"http://127.0.0.1:{guest.port}", key) as server:
-            return support.talk(server, SUPPORT, "demo-1")
+            return demo.talk(server, SUPPORT, "demo-1")
 
     with capture_logs():  # the service is in this process: its log would be in the chat's output
         assert await asyncio.to_thread(piped) == 4  # at its end the refund waits

@@ -40,7 +40,7 @@ async def client_for(server: Running, url: str, tenant: str) -> httpx2.AsyncClie
 async def tenant_tables(owner: asyncpg.Connection) -> list[str]:
     """Return every table of the catalogue with a tenant column.
 
-    Without those of :mod:`bottega.tenants.storage`, which change at any time.
+    Without those of :mod:`bottega.tenants.retention`, which change at any time.
     """
     rows = await owner.fetch(
         "SELECT a.attrelid::regclass::text AS name FROM pg_attribute a"

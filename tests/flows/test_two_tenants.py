@@ -22,7 +22,7 @@ from pydantic_core import to_json
 from websockets.typing import Subprotocol
 
 from bottega.api.auth import is_public
-from bottega.cli.demo.scenarios import SOFTWARE
+from bottega.cli.scenarios import SOFTWARE
 from bottega.settings import Settings
 from tests.fake_model import FakeModel
 from tests.rows import IN_BACKGROUND

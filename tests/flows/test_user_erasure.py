@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from pydantic_core import from_json
 
-from bottega.users import belongings, erasure
+from bottega.users import erasure, export
 from tests.fake_model import FakeModel, text
 from tests.service import Running
 from tests.team import define_graph
@@ -58,7 +58,7 @@ async def user_tables(owner: asyncpg.Pool) -> dict[str, str]:
     )
     found = {}
     for row in rows:
-        owners = [name for name in belongings.OWNERS if name in row["columns"]]
+        owners = [name for name in export.OWNERS if name in row["columns"]]
         if owners and "tenant_id" in row["columns"]:
             found[row["name"]] = owners[0]
     return found
@@ -273,7 +273,7 @@ async def test_no_table_keeps_anything_of_an_erased_user(
     assert lines[-1]["type"] == "end"
     assert lines[-1]["data"]["lines"] == named - Counter(end=1)
     exported = {table: count for table, count in before.items() if count} | {"schedules": 1}
-    exported = {t: n for t, n in exported.items() if t not in belongings.NOT_EXPORTED}
+    exported = {t: n for t, n in exported.items() if t not in export.NOT_EXPORTED}
     del named["end"], named["live_text"]
     exported.pop("live_text", None)
     assert named == exported | {"content": 1}

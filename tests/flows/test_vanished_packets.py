@@ -8,11 +8,10 @@ import pytest
 import websockets
 
 from benchmarks.chaos.proxy import Proxy
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, open_database
 from bottega.db.sessions import Silence
-from bottega.events.listener import NotifyListener
-from bottega.events.wakeups import Notifier, WakeupFeed
+from bottega.db.tables import DEFAULT_TENANT
+from bottega.events.listener import Notifier, NotifyListener, WakeupFeed
 from bottega.services import background
 from bottega.settings import Settings
 from tests.fake_model import FakeModel

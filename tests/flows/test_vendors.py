@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from bottega.cli.demo.scenarios import SOFTWARE
+from bottega.cli.scenarios import SOFTWARE
 from bottega.llm.demo_model.decide import decide as demo_decide
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, gated

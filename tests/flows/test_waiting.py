@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 from pydantic_core import from_json, to_json
 
-from bottega.db.base import DEFAULT_TENANT
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine.queue import sweep
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, gated, text

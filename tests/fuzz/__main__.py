@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx2
 
-from bottega.cli.demo.scenarios import SOFTWARE
+from bottega.cli.scenarios import SOFTWARE
 from bottega.db import embedded, migrate
 from tests.conftest import data_folder
 from tests.fuzz.checks import KEY_ID

@@ -8,7 +8,7 @@ import pytest
 
 from bottega.agents.messages import HumanMessage, StandardMessage, SystemMessage
 from bottega.agents.provider import FailedTry, ModelOptions
-from bottega.llm.openai_provider import OpenAIProvider
+from bottega.llm.vendors import OpenAIProvider
 from tests.fake_model import FakeModel
 
 KEY = "sk-very-secret-0123456789"

@@ -9,7 +9,7 @@ import pytest
 from bottega.agents.messages import HumanMessage, Usage
 from bottega.agents.provider import LLMProvider, ModelOptions
 from bottega.errors import ModelError
-from bottega.llm.openai_provider import OpenAIProvider
+from bottega.llm.vendors import OpenAIProvider
 from tests.fake_model import (
     FakeModel,
     chunk,

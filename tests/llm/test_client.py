@@ -11,10 +11,9 @@ from httpx2 import URL
 from bottega.agents.messages import HumanMessage
 from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.client import _proxy
-from bottega.llm.environment import NO_KEY
-from bottega.llm.openai_provider import OpenAIProvider
 from bottega.llm.provider import open_provider
 from bottega.llm.server import ServerSpec
+from bottega.llm.vendors import NO_KEY, OpenAIProvider
 from tests.fake_model import FakeModel
 from tests.llm.conftest import KEY
 from tests.llm.test_errors import server_of_heads
@@ -151,7 +150,7 @@ async def test_long_error_is_read_as_far_as_it_came() -> None:
 BOTH_FORMS = """
 import asyncio, sys
 from bottega.agents import BaseAgent, set_default_provider
-from bottega.llm.openai_provider import OpenAIProvider
+from bottega.llm.vendors import OpenAIProvider
 
 provider = OpenAIProvider("m", api_key="k", base_url=sys.argv[1])
 set_default_provider(lambda: provider)

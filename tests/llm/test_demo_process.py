@@ -12,7 +12,7 @@ import pytest
 from bottega.agents.messages import HumanMessage
 from bottega.errors import UnavailableError
 from bottega.llm.demo_process import demo_model
-from bottega.llm.openai_provider import OpenAIProvider
+from bottega.llm.vendors import OpenAIProvider
 from tests.waiting import until
 
 PARENT = """
@@ -126,7 +126,7 @@ async def test_process_that_hangs_is_stopped(
 
 def test_the_client_side_loads_no_web_server() -> None:
     code = (
-        "import bottega.llm.openai_provider, bottega.llm.demo_process, sys; "
+        "import bottega.llm.vendors, bottega.llm.demo_process, sys; "
         "web = {'starlette', 'fastapi', 'uvicorn', 'bottega.llm.demo_model'}; "
         "print(sorted(web & set(sys.modules)))"
     )

@@ -12,7 +12,7 @@ import pytest
 
 from bottega.agents.messages import HumanMessage
 from bottega.errors import InvalidInputError, ModelError
-from bottega.llm.openai_provider import OpenAIProvider
+from bottega.llm.vendors import OpenAIProvider
 from tests.fake_model import (
     FakeModel,
     Reply,

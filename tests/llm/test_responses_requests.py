@@ -22,7 +22,7 @@ from bottega.agents.provider import ToolSchema
 from bottega.errors import HistoryError, InvalidInputError
 from bottega.llm.dialects.opaque import origin_of
 from bottega.llm.dialects.turns import Piece
-from bottega.llm.openai_provider import OpenAIProvider
+from bottega.llm.vendors import OpenAIProvider
 from tests.fake_responses import FakeResponses, answer, call, say, thought
 from tests.llm.conftest import KEY, Asking, provider_for
 

@@ -7,8 +7,8 @@ from uuid import UUID
 import pytest
 
 from bottega.errors import ModelError
-from bottega.llm.openai_provider import OpenAIProvider
 from bottega.llm.structured_output import ModelAnalyst
+from bottega.llm.vendors import OpenAIProvider
 from tests.fake_model import FakeModel, calls, gated, http_error, text
 
 RUN = UUID(int=1), UUID(int=2)

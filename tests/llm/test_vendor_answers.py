@@ -8,10 +8,9 @@ import pytest
 from bottega.agents.endings import Ending, ending_of
 from bottega.agents.messages import AssistantMessage, HumanMessage, StandardMessage
 from bottega.errors import BottegaError, ModelError
-from bottega.llm.anthropic_provider import AnthropicProvider
-from bottega.llm.gemini_provider import GeminiProvider
 from bottega.llm.provider import ModelProvider, open_provider
 from bottega.llm.server import ServerSpec
+from bottega.llm.vendors import AnthropicProvider, GeminiProvider
 from tests.fake_model import Reply, http_reply, sse, text
 from tests.llm.conftest import KEY
 from tests.llm.test_vendors import dialect_of, serving

@@ -25,10 +25,10 @@ from bottega.agents.parts import FileContent, Part
 from bottega.agents.provider import ModelOptions, ToolSchema
 from bottega.agents.tools import tool
 from bottega.errors import InvalidInputError
-from bottega.llm.dialects.known_parts import takes
 from bottega.llm.params import SUPPORTED
 from bottega.llm.provider import ModelProvider, open_provider
 from bottega.llm.server import DialectName, ServerSpec
+from bottega.runs.parameters import takes
 from tests.fake_model import FakeModel, calls, text
 from tests.llm.conftest import KEY
 from tests.llm.vendors.anthropic import Anthropic

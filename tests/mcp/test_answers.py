@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from bottega.agents.messages import ToolCall, ToolStatus
-from bottega.mcp.answers import result_of, usable
-from bottega.mcp.client import McpConnections
+from bottega.mcp.client import McpConnections, result_of, usable
 from bottega.mcp.servers import McpToolSchema
 from bottega.mcp.tool import McpTool
 from bottega.tools.egress import Egress

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from bottega.clock import monotonic
-from bottega.mcp.client import McpConnections, list_tools
-from bottega.mcp.schemas import MOST_BYTES_OF_TOOLS, MOST_TOOLS
+from bottega.mcp.client import MOST_BYTES_OF_TOOLS, MOST_TOOLS, McpConnections, list_tools
 from bottega.mcp.servers import McpError, McpServer
 from bottega.tools.egress import Egress
 from tests.tools.conftest import egress, web

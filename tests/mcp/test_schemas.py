@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bottega.errors import InvalidInputError
-from bottega.mcp.schemas import Patterns, tool_schema
+from bottega.mcp.client import Patterns, tool_schema
 
 HUGE = {"type": "string", "pattern": "(a{1000}){1000}"}
 PLAIN = {"type": "string", "pattern": "^a+$"}

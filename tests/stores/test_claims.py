@@ -8,9 +8,9 @@ from uuid import UUID, uuid4
 import asyncpg
 from pydantic_core import from_json, to_json
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as, open_database
 from bottega.db.sessions import Silence
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.definitions.pinned import Pin, PinnedDefinitions
 from bottega.engine import queue
 from bottega.engine.claim import ClaimedRun, ClaimReader

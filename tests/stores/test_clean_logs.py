@@ -3,8 +3,8 @@
 import subprocess
 import sys
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.redaction import Redactor
 from bottega.settings import Settings
 from tests.growing import growing

@@ -10,10 +10,10 @@ from uuid import uuid4
 import pytest
 
 from bottega import container
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.connect import connect
 from bottega.db.engine import open_database
 from bottega.db.failures import is_transient
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.files.store import FileStore, Owner
 from bottega.objects import Objects
 from bottega.settings import Settings

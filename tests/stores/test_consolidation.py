@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from pydantic_core import to_json
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import UnavailableError
 from bottega.memory.episodes.consolidation import as_one
 from bottega.memory.episodes.embedders import Embedders

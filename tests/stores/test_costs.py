@@ -9,11 +9,10 @@ import pytest
 from pydantic_core import to_json
 
 from bottega.clock import monotonic, utcnow
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.connect import connect, normalise_url
 from bottega.db.driver import driver_of
 from bottega.db.engine import Database, acting_as
-from bottega.db.tables import runs
+from bottega.db.tables import DEFAULT_TENANT, runs
 from bottega.events import log
 from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.memory.episodes.embedders import Embedders

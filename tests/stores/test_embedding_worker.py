@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from bottega.clock import utcnow
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.llm.demo_model import embeddings
 from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.llm.openai_embedder import OpenAIEmbedder

@@ -8,9 +8,9 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
-from bottega.memory.episodes.upkeep import EpisodeUpkeep
+from bottega.db.tables import DEFAULT_TENANT
+from bottega.memory.episodes.maintenance import EpisodeUpkeep
 from bottega.objects import ALL_PARTS, Objects, copied
 from tests.memories import day
 

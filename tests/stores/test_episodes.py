@@ -11,8 +11,8 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import NotFoundError, UnavailableError
 from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.memory.episodes.embedders import Embedders

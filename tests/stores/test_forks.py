@@ -5,8 +5,8 @@ import time
 import asyncpg
 import pytest
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import acting_as, open_database
+from bottega.db.tables import DEFAULT_TENANT
 
 RUNS = """
     INSERT INTO runs (tenant_id, id, mode, agent, input, pinned, timeout_s, status, started_at,

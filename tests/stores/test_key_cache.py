@@ -10,8 +10,8 @@ from bottega.db.engine import Database
 from bottega.errors import UnavailableError
 from bottega.events.listener import NotifyListener
 from bottega.services import background
-from bottega.tenants import key_cache
-from bottega.tenants.key_cache import BELIEVED_S, KeyCache
+from bottega.tenants import keys
+from bottega.tenants.keys import BELIEVED_S, KeyCache
 from tests.tenants import Holder, holder
 from tests.waiting import until
 
@@ -199,7 +199,7 @@ async def test_unknown_keys_delay_no_valid_key(
 async def test_too_many_unknown_keys_are_refused(
     ring: KeyCache, strangers_wait: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_cache, "_STRANGERS_WAITING", 5)
+    monkeypatch.setattr(keys, "_STRANGERS_WAITING", 5)
     unknown_keys = [asyncio.ensure_future(ring.find(f"{UNKNOWN}{n}")) for n in range(6)]
     done, waiting = await asyncio.wait(unknown_keys, return_when=asyncio.FIRST_COMPLETED)
     assert len(done) == 1
@@ -213,7 +213,7 @@ async def test_too_many_unknown_keys_are_refused(
 async def test_a_refused_key_is_cached(
     ring: KeyCache, time: Time, owner: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_cache, "_MOST_KEYS", 100)
+    monkeypatch.setattr(keys, "_MOST_KEYS", 100)
     for n in range(300):
         assert await ring.find(f"{UNKNOWN}{n}") is None
     assert len(ring._refused) == 100

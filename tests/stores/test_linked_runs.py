@@ -8,9 +8,9 @@ import asyncpg
 import pytest
 from pydantic_core import to_json
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
-from bottega.engine.linked.runs import LinkedRuns, Linking
+from bottega.db.tables import DEFAULT_TENANT
+from bottega.engine.linked_runs import LinkedRuns, Linking
 from bottega.errors import FencedError
 from bottega.events.listener import NotifyListener
 from bottega.subagents.states import SubagentStatus

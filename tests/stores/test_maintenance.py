@@ -12,10 +12,10 @@ import asyncpg
 import pytest
 
 from bottega.db import indexes
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.connect import connect
 from bottega.db.engine import Database, acting_as
 from bottega.db.indexes import maintain_indexes
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import NotFoundError, UnavailableError
 from bottega.memory.learning import maintenance as jobs
 from bottega.memory.learning.maintenance import Job, Maintenance, Nights, Stages

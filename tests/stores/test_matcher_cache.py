@@ -10,11 +10,11 @@ import asyncpg
 import pytest
 
 from bottega.clock import utcnow
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as, open_database
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.events.listener import NotifyListener
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns import rows
+from bottega.memory.patterns import application_rows
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import Category, Content, ContentKind, Pattern, PatternState
 from bottega.memory.patterns.store import PatternStore
@@ -37,7 +37,7 @@ async def hearing(database: Database) -> AsyncIterator[PatternCache]:
 
 async def until_listening(cache: PatternCache, *, is_listening: bool = True) -> None:
     async with asyncio.timeout(WITHIN_S):
-        await until(lambda: cache.listener.hears(rows.CHANNEL) is is_listening)
+        await until(lambda: cache.listener.hears(application_rows.CHANNEL) is is_listening)
 
 
 async def add(
@@ -49,7 +49,7 @@ async def add(
     async with acting_as(database.pool, tenant) as connection:
         stored = (await PatternStore(connection, tenant, LearningOptions(), NOW).add(new)).key
         await connection.execute("UPDATE patterns SET state = $2 WHERE id = $1", stored, state)
-        await rows.notify_change(connection, tenant)
+        await application_rows.notify_change(connection, tenant)
     return stored
 
 
@@ -85,7 +85,7 @@ async def test_a_change_by_another_process_is_noticed(
         await until_found(cache, [first])
         async with acting_as(other.pool, DEFAULT_TENANT) as connection:
             await connection.execute("UPDATE patterns SET state = 'IN_REVIEW'")
-            await rows.notify_change(connection, DEFAULT_TENANT)
+            await application_rows.notify_change(connection, DEFAULT_TENANT)
         await until_found(cache, [])
 
 

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from bottega.db import migrate, sql_files, tables
+from bottega.db import migrate, tables
 from bottega.db.engine import Database, open_database
 from bottega.errors import UnavailableError
 from tests.conftest import at
@@ -198,11 +198,11 @@ def test_the_owner_of_a_function_belongs_to_the_revision(
     monkeypatch: pytest.MonkeyPatch, changed: str, same: bool
 ) -> None:
     revision = migrate.head()
-    texts = dict(sql_files.texts())
+    texts = dict(migrate.texts())
     line = "-- owner: bottega_system, execute: bottega_app\n"
     assert line in texts["schedules.sql"]
     texts["schedules.sql"] = texts["schedules.sql"].replace(line, changed)
-    monkeypatch.setattr(sql_files, "texts", lambda: texts)
+    monkeypatch.setattr(migrate, "texts", lambda: texts)
     assert (migrate.head.__wrapped__() == revision) == same
 
 
@@ -212,7 +212,7 @@ async def test_every_function_has_a_valid_body(owner: asyncpg.Pool) -> None:
         FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
         WHERE p.pronamespace = 'public'::regnamespace AND l.lanname IN ('sql', 'plpgsql')
     """)
-    assert len(rows) == len(sql_files.signatures())
+    assert len(rows) == len(migrate.signatures())
     for row in rows:
         await owner.execute(f"SELECT {row['validator']}({row['oid']}::oid)")
 

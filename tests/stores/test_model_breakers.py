@@ -7,14 +7,13 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import ModelError
 from bottega.events.listener import NotifyListener
-from bottega.llm.traffic import breakers
-from bottega.llm.traffic.breakers import LEAST_CALLS, PROBE_S, WINDOW_S, ModelBreakers, ModelKey
-from bottega.llm.traffic.gates import Traffic
-from bottega.llm.traffic.limits import ServerKey
+from bottega.llm import gates
+from bottega.llm.gates import LEAST_CALLS, PROBE_S, WINDOW_S, ModelBreakers, ModelKey, Traffic
+from bottega.llm.limits import ServerKey
 from bottega.services import background
 from tests.waiting import until
 
@@ -66,7 +65,7 @@ async def test_half_of_the_recent_calls_open_a_breaker(
     workers: list[Traffic], monkeypatch: pytest.MonkeyPatch, well: int, opens: bool
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(breakers, "monotonic", lambda: now)
+    monkeypatch.setattr(gates, "monotonic", lambda: now)
     worker = workers[0].breakers
     await worker.failed(KEY, DOWN, was_probe=False)  # long ago
     now += WINDOW_S + 1

@@ -12,11 +12,11 @@ import pytest
 from pydantic_core import to_json
 
 from bottega.clock import monotonic
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.events.listener import NotifyListener
-from bottega.llm.traffic.gates import Traffic
-from bottega.llm.traffic.limits import ServerKey, ServerLimits
+from bottega.llm.gates import Traffic
+from bottega.llm.limits import ServerKey, ServerLimits
 from bottega.services import background
 from tests.claims import report, sweep
 from tests.waiting import until

@@ -8,12 +8,12 @@ import asyncpg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.driver import driver_of
 from bottega.db.engine import open_database
 from bottega.db.pages import PageItems
-from bottega.files import rows as files
-from bottega.runs import deliveries, interrupts, read, sessions
+from bottega.db.tables import DEFAULT_TENANT
+from bottega.files import store as files
+from bottega.runs import interrupts, read, sessions
 from bottega.tenants import audit
 from tests.many import fill, rows_read
 
@@ -30,7 +30,7 @@ async def _runs(tx: AsyncConnection, tenant: UUID, **more: Any) -> PageItems[Any
 _LISTS: dict[str, tuple[Read, str, dict[str, Any]]] = {
     "runs": (_runs, "id FROM runs", {}),
     "interrupts": (interrupts.page, "created_at, id FROM interrupts", {"filters": {}}),
-    "deliveries": (deliveries.page, "run_id, seq FROM webhooks", {"filters": {}}),
+    "deliveries": (read.page, "run_id, seq FROM webhooks", {"filters": {}}),
     "audit": (audit.page, "id FROM audit_log", {}),
     "files": (files.page, "id FROM files", {"session_id": None}),
     "sessions": (sessions.page, "id FROM sessions", {"user": None, "metadata": ()}),
@@ -82,7 +82,7 @@ async def test_a_page_in_the_middle_reads_its_own_rows(
     [
         (interrupts.page, {"filters": {"status": "pending"}}),
         (interrupts.page, {"filters": {"session_id": "7"}}),
-        (deliveries.page, {"filters": {"status": "pending"}}),
+        (read.page, {"filters": {"status": "pending"}}),
         (files.page, {"session_id": "7"}),
         (files.page, {"session_id": None, "user": "7"}),
         (sessions.page, {"user": "7", "metadata": ()}),

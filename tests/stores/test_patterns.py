@@ -11,13 +11,14 @@ import asyncpg
 import pytest
 from pydantic_core import to_json
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.events.listener import NotifyListener
 from bottega.memory.episodes.episode import Outcome, StorageState
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.patterns import store
+from bottega.memory.patterns.application_rows import CHANNEL
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import (
     Applicability,
@@ -34,7 +35,6 @@ from bottega.memory.patterns.pattern import (
     PatternState,
     Relations,
 )
-from bottega.memory.patterns.rows import CHANNEL
 from bottega.memory.patterns.validation import Verdict
 from tests.memories import day, make_episode, remember
 from tests.pattern_changes import add, deprecate, merge, record, update

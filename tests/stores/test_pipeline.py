@@ -12,9 +12,9 @@ import asyncpg
 import pytest
 
 from bottega.db import indexes
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.connect import connect
 from bottega.db.engine import Database, acting_as, open_database
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.events.listener import NotifyListener
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Episode, Outcome

@@ -12,9 +12,9 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.connect import APP_ROLE
 from bottega.db.engine import Database
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.events import log
 from tests.claims import report
 from tests.many import fill

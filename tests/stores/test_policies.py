@@ -9,11 +9,11 @@ import asyncpg
 import pytest
 from pydantic import SecretStr
 
-from bottega.cli.demo.scenarios import SOFTWARE
+from bottega.cli.scenarios import SOFTWARE
 from bottega.db import embedded, migrate
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.connect import APP_ROLE, SYSTEM_ROLE, connect
 from bottega.db.engine import acting_as, open_database
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import UnavailableError
 from bottega.settings import Settings
 from tests.claims import claim, report

@@ -11,11 +11,11 @@ import asyncpg
 import pytest
 
 from bottega.clock import utcnow
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.events.listener import NotifyListener
-from bottega.llm.openai_provider import OpenAIProvider
 from bottega.llm.structured_output import ModelAnalyst
+from bottega.llm.vendors import OpenAIProvider
 from bottega.memory.episodes.episode import Episode, Outcome, State, StorageState, episode_id_of
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.learning import maintenance as jobs

@@ -7,8 +7,8 @@ import asyncpg
 import numpy as np
 
 from bottega.clock import monotonic, utcnow
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker

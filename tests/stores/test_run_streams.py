@@ -14,12 +14,12 @@ import asyncpg
 import pytest
 
 from bottega.clock import monotonic
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.connect import APP_ROLE
 from bottega.db.engine import Database
-from bottega.events import answers, reader
+from bottega.db.tables import DEFAULT_TENANT
+from bottega.events import reader
 from bottega.events.frames import Filter, Frame
-from bottega.events.listener import NotifyListener
+from bottega.events.listener import AWAKE_S, CHANNEL, QUIET_S, Notifier, NotifyListener, WakeupFeed
 from bottega.events.reader import LogReader, RunCursor
 from bottega.events.run_streams import (
     LONGEST_POLL_S,
@@ -29,13 +29,6 @@ from bottega.events.run_streams import (
     RunStreams,
 )
 from bottega.events.stream import RING_EVENTS, Subscriber
-from bottega.events.wakeups import (
-    AWAKE_S,
-    CHANNEL,
-    QUIET_S,
-    Notifier,
-    WakeupFeed,
-)
 from bottega.services import background
 from bottega.settings import Settings
 from tests.growing import Growing, growing
@@ -300,7 +293,7 @@ async def test_a_page_with_long_answers_is_short(run: Growing, is_elsewhere: boo
         assert found.more or last == run.seq
 
 
-@pytest.mark.parametrize("bound", [(reader, "_TOTAL_BYTES"), (answers, "_MOST")])
+@pytest.mark.parametrize("bound", [(reader, "_TOTAL_BYTES"), (reader, "_MOST")])
 async def test_long_answers_of_many_runs_come_one_after_the_other(
     settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch, bound: tuple[Any, str]
 ) -> None:

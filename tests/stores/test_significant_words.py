@@ -2,8 +2,8 @@
 
 import pytest
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope
 from bottega.memory.episodes.search import candidates, refresh_common
 from bottega.memory.text.content import content_words

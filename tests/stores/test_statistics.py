@@ -11,9 +11,9 @@ import asyncpg
 import pytest
 from pydantic_core import to_json
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.connect import connect, normalise_url
 from bottega.db.engine import Database
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.memory.episodes import embedding_worker, maintenance
 from bottega.memory.patterns import application_rows
 from tests.claims import leased

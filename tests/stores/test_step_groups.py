@@ -9,14 +9,13 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, acting_as, open_database
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine.claim import ClaimedRun
-from bottega.engine.journal import End, Journal
-from bottega.engine.step_writer import StepWriter
+from bottega.engine.journal import End, Journal, StepWriter
 from bottega.errors import FencedError
 from bottega.events import log
-from bottega.events.steps import Step
+from bottega.events.log import Step
 from bottega.events.types import EventType, RunStatus
 from tests.claims import claim, end_leases, report, sweep
 from tests.stores.test_neighbours import claimed
@@ -270,9 +269,9 @@ async def test_two_workers_that_publish_to_the_same_sessions_do_not_deadlock(
 KILLED = """
 import asyncio, sys
 from uuid import UUID
-from bottega.db.base import DEFAULT_TENANT
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.db.engine import open_database
-from bottega.engine.step_writer import StepWriter
+from bottega.engine.journal import StepWriter
 from tests.stores.test_step_groups import Step, warnings
 
 async def write(writer, run):

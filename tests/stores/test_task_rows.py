@@ -8,13 +8,11 @@ import asyncpg
 import pytest
 from pydantic_core import from_json, to_json
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine.claim import ClaimedRun
-from bottega.engine.journal import End, Journal
-from bottega.engine.step_writer import StepWriter
-from bottega.events.log import append_steps
-from bottega.events.steps import Step
+from bottega.engine.journal import End, Journal, StepWriter
+from bottega.events.log import Step, append_steps
 from bottega.events.types import EventType, RunStatus
 from tests.claims import claim, end_leases, hand_back
 from tests.stores.test_neighbours import claimed

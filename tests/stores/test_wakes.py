@@ -10,8 +10,8 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, open_database
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine import queue
 from bottega.engine.claim import ClaimedRun, ClaimReader
 from bottega.events.listener import NotifyListener

@@ -12,8 +12,8 @@ import pytest
 from pydantic_core import from_json
 
 from bottega import __version__
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine.workers import Load, RunLease, WorkerLease, alive, any_alive
 from tests.claims import report, sweep
 from tests.stores.test_queue import tenants

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import InvalidInputError
-from bottega.tools.addresses import AllowList, host_address, why_refused
+from bottega.tools.guard import AllowList, host_address, why_refused
 
 INSIDE = {
     "127.0.0.1": "loopback",

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bottega.errors import InvalidInputError
-from bottega.tools.calculator import CONSTANTS, FUNCTIONS, MAX_BITS, evaluate
+from bottega.tools.builtin import CONSTANTS, FUNCTIONS, MAX_BITS, evaluate
 from tests.tools.helpers import error_of, result_of
 from tests.tools.test_builtin import made
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.agents.messages import ToolCall
-from bottega.api.shared.uploads import MultipartFile
+from bottega.api.routes.files import MultipartFile
 from bottega.mcp.client import list_tools
 from bottega.mcp.servers import McpServer, StdioCommand
 from bottega.outside import BoundedReader, OutsideError, check_json

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bottega.errors import InvalidInputError
 from bottega.tools.egress import checked_url
-from bottega.tools.url_template import UrlTemplate
+from bottega.tools.http import UrlTemplate
 
 TEMPLATE = UrlTemplate.parse("https://api.example.com:8443/v1/{a}/x-{b}.json?fixed=1&q={q}")
 HOSTILE = st.one_of(

@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from bottega.agents.agent import BaseAgent
-from bottega.agents.callers.context import Caller, CancelScope, ToolContext
+from bottega.agents.approval import Approval, Interrupt, Resolution
+from bottega.agents.context import Caller, CancelScope, ToolContext
 from bottega.agents.factory import AgentFactory
 from bottega.agents.hooks import AgentEvent, AgentStatus, EventContract, Hook, HookDecision
 from bottega.agents.messages import (
@@ -25,13 +26,11 @@ from bottega.agents.messages import (
 )
 from bottega.agents.params import ModelParams, NamedTool
 from bottega.agents.parts import FileContent, FileLoader, Part
-from bottega.agents.people.approval import Approval
-from bottega.agents.people.interrupts import Interrupt, Resolution
 from bottega.agents.policy import ToolRequirement
 from bottega.agents.provider import LLMProvider, ModelOptions, ToolSchema, set_default_provider
 from bottega.agents.query import PromptMemory, Query, Recorder
-from bottega.agents.recall import AncestorRecall, Recall, RecallEmbedder
-from bottega.agents.streaming.events import (
+from bottega.agents.shared_memory import AncestorRecall, Recall, RecallEmbedder
+from bottega.agents.stream import (
     QueryAnswered,
     QueryEvent,
     SubAgentEnded,

@@ -1,13 +1,18 @@
-"""The agent: a system message, a history, tools, hooks."""
+"""The agent: a system message, a history, tools, hooks.
+
+Refusals of what is no part of an agent. Pure.
+
+Type checkers see these mistakes, but many programs run without one.
+"""
 
 import asyncio
 import copy
 import threading
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, get_args
 
-from bottega.agents.callers.context import Caller
+from bottega.agents.context import Caller
 from bottega.agents.endings import OnLength
 from bottega.agents.history import QueryInput, query_messages, split_turns
 from bottega.agents.hooks import AgentEvent, Hook
@@ -18,13 +23,73 @@ from bottega.agents.params import ModelParams, ToolChoiceScope
 from bottega.agents.policy import ToolRequirement
 from bottega.agents.provider import LLMProvider, default_provider
 from bottega.agents.query import PromptMemory, Query, RecallPort, Recorder, take_next_query
-from bottega.agents.streaming.events import QueryEvent
-from bottega.agents.streaming.stream import events_of
+from bottega.agents.stream import QueryEvent, events_of
 from bottega.agents.subagent import FreshCopies, SubAgentWrapper
 from bottega.agents.tools import ToolBase
-from bottega.agents.wrong_parts import refuse_no_tool, refuse_wrong_parts
 from bottega.errors import AgentBusyError, CycleError, InvalidInputError
 from bottega.graph.shared_memory import SharedMemoryGraph
+
+_Fits = Callable[[object], bool]
+
+
+def _is_policy(value: object) -> bool:
+    return isinstance(value, Sequence) and all(isinstance(one, ToolRequirement) for one in value)
+
+
+_PARTS: Mapping[str, tuple[_Fits, str]] = {
+    "system_message": (lambda value: isinstance(value, str | SystemMessage), "a text"),
+    "provider": (
+        lambda value: hasattr(value, "invoke"),
+        "an object with `invoke`, such as OpenAIProvider('gpt-5-mini')",
+    ),
+    "tools": (lambda value: isinstance(value, Iterable), "a list of tools"),
+    "tool_policy": (_is_policy, "a list of ToolRequirement(…)"),
+    "exit_on_success": (
+        lambda value: isinstance(value, Iterable) and not isinstance(value, str),
+        "a list of names of tools",
+    ),
+    "params": (lambda value: isinstance(value, ModelParams), "ModelParams(…)"),
+    "output_schema": (
+        lambda value: isinstance(value, Mapping),
+        "a JSON Schema as a dict (that of a Pydantic model: {name}.model_json_schema())",
+    ),
+}
+
+
+def refuse_wrong_parts(**parts: object) -> None:
+    """Check an agent's arguments, by their names; ``None`` is absent.
+
+    Raises:
+        TypeError: one has another type; the text says what to write.
+    """
+    for name, value in parts.items():
+        fits, what = _PARTS[name]
+        if value is not None and not fits(value):
+            described = what.format(name=value.__name__ if isinstance(value, type) else "MODEL")
+            raise TypeError(f"an agent's {name} takes {described}, not {_kind(value)}")
+
+
+def refuse_no_tool(value: object) -> None:
+    """Check that a value is a tool, or a class of tools.
+
+    Raises:
+        TypeError: it is neither; the text says how to make one.
+    """
+    if not (
+        isinstance(value, ToolBase) or (isinstance(value, type) and issubclass(value, ToolBase))
+    ):
+        how = (
+            "add it by register_agent(agent, name=…, description=…)"
+            if hasattr(value, "execute_query")
+            else "make it one with @tool(name=…, description=…)"
+        )
+        raise TypeError(f"{_kind(value)} is no tool: {how}")
+
+
+def _kind(value: object) -> str:
+    named = getattr(value, "__qualname__", None)
+    return f"'{named}'" if isinstance(named, str) else type(value).__name__
+
 
 DEFAULT_MAX_ITERATIONS = 15
 MOST_WAITING_EVENTS = 100

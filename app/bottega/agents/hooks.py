@@ -9,7 +9,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Self
 
-from bottega.agents.callers.context import annotated
+from bottega.agents.context import annotated
 from bottega.agents.messages import (
     AssistantMessage,
     AssistantResponse,

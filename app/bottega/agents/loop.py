@@ -1,11 +1,13 @@
-"""The loop of one query."""
+"""The loop of one query.
+
+Messages that come while a query is under way.
+"""
 
 import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bottega.agents.calls.sent_messages import sent_to
 from bottega.agents.endings import (
     RUN_AGAIN,
     Ending,
@@ -33,6 +35,19 @@ from bottega.agents.shared_memory import inject_shared_memory, publish_answer
 from bottega.agents.tool_calls import after_tools, answer_calls
 from bottega.agents.tools import ToolBase
 from bottega.errors import ModelError
+
+
+def sent_to(query: Query, *, answered: bool) -> tuple[list[StandardMessage], list[StandardMessage]]:
+    """Return users' messages for the next model call, and these with a parent's to its task.
+
+    Args:
+        answered: true if otherwise the query's last answer was final.
+    """
+    inbox, task = query.recorder.inbox, query.task
+    of_users = [] if inbox is None else list(inbox.due(query, answered=answered))
+    texts = () if task is None else task.messages(query, answered=answered)
+    return of_users, [*of_users, *(HumanMessage(content=text) for text in texts)]
+
 
 logger = logging.getLogger(__name__)
 

@@ -2,9 +2,11 @@
 
 All of them are frozen: a change is a copy. So the encoding cached on a message stays valid for
 later model calls.
+
+The one estimate of the tokens that a model call sends, for budgets and for limits of servers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
@@ -12,7 +14,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from bottega.agents.parts import Part, text_of
+from bottega.agents.parts import Part, parts_tokens, text_of
+from bottega.agents.tokens import size_of, tokens_in
 from bottega.clock import utcnow
 from bottega.graph.rendering import as_text
 
@@ -327,3 +330,23 @@ class AssistantResponse(BaseModel):
     def is_answer(self) -> bool:
         """True if its run or task is completed: success, or partial text at ``max_iterations``."""
         return self.error is None or (self.stop_reason == "max_iterations" and bool(self.content))
+
+
+_PER_MESSAGE = 4
+_PER_TOOL = 100
+
+
+def tokens_sent(messages: Iterable[StandardMessage], tools: int) -> int:
+    """Estimate the tokens of a call's input.
+
+    Args:
+        tools: number of tools that the model may call.
+    """
+    return sum(map(_tokens_of, messages)) + _PER_TOOL * tools
+
+
+def _tokens_of(message: StandardMessage) -> int:
+    calls = message.tool_calls if isinstance(message, AssistantMessage) else ()
+    arguments = sum(len(str(call.arguments)) for call in calls)  # large if one wrote a file
+    size = size_of(message.content) + arguments
+    return tokens_in(size) + parts_tokens(message.parts) + _PER_MESSAGE

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any, Protocol
 from uuid import UUID, uuid5
 
-from bottega.agents.callers.context import Caller, QueryScopePort
+from bottega.agents.approval import Interrupt, Resolution
+from bottega.agents.context import Caller, QueryScopePort
 from bottega.agents.endings import OnLength, QueryFailed
 from bottega.agents.hooks import AgentEvent, AgentStatus, Hook, HookDecision, HookOutcome, run_hooks
 from bottega.agents.messages import (
@@ -29,7 +30,6 @@ from bottega.agents.messages import (
 from bottega.agents.output import AnswerSchema
 from bottega.agents.params import ModelParams, ToolChoiceScope
 from bottega.agents.parts import FileLoader
-from bottega.agents.people.interrupts import Interrupt, Resolution
 from bottega.agents.policy import ToolRequirement
 from bottega.agents.provider import (
     FailedTry,

@@ -11,20 +11,23 @@ from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from bottega.agents.callables.arguments import (
+from bottega.agents.approval import EXPIRES_S, Interrupt
+from bottega.agents.callables import (
     CallableArguments,
     Names,
     ToolArguments,
+    as_json,
     context_for,
     fields_of,
     instances_of,
     is_context,
+    listed,
+    listed_async,
     names_near,
     refuse_arguments,
     schema_of,
     valid_of,
 )
-from bottega.agents.callables.values import as_json, listed, listed_async
 from bottega.agents.messages import (
     AgentUsage,
     StandardMessage,
@@ -33,7 +36,6 @@ from bottega.agents.messages import (
     ToolStatus,
 )
 from bottega.agents.parts import Part
-from bottega.agents.people.interrupts import EXPIRES_S, Interrupt
 from bottega.agents.provider import ToolSchema
 from bottega.agents.threads import run_in_thread
 from bottega.errors import BottegaError, shortened

@@ -14,8 +14,8 @@ from bottega.api.server.addresses import KeylessRates
 from bottega.api.server.headers import sent
 from bottega.api.server.limits import limited
 from bottega.api.server.middleware import refuse
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.failures import is_transient
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import (
     BottegaError,
     ConflictError,
@@ -24,7 +24,7 @@ from bottega.errors import (
     UserRequiredError,
 )
 from bottega.tenants import keys
-from bottega.tenants.key_cache import Identity, KeyCache
+from bottega.tenants.keys import Identity, KeyCache
 from bottega.tenants.ratelimit import Decision
 from bottega.users.names import names_nobody
 

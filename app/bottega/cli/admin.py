@@ -1,12 +1,16 @@
 """``bottega keys`` and ``bottega tenants``: administration of all tenants.
 
 Results for scripts go to standard output, all other text to standard error.
+
+``bottega prune`` and ``bottega tenants retain``: how long finished runs are kept.
+
+``bottega secrets``: change the key that seals tenants' secrets.
 """
 
 import re
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bottega.cli.terminal import console, database, run, start
+from bottega.errors import ConflictError
 
 keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys, of any tenant.")
 tenants = typer.Typer(no_args_is_help=True, help="List and delete tenants.")
@@ -196,3 +201,129 @@ def _cell(value: object) -> Text:
 
 def _at(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%MZ}"
+
+
+_DAY = timedelta(days=1)
+_Kept = Annotated[
+    str | None, typer.Option(help="30d, 12h, 'forever', or 'default': as the settings say.")
+]
+
+
+def _days(text: str) -> float:
+    time = duration(text)
+    if not time:
+        raise typer.BadParameter("write a time such as 30d, 12h or 30m")
+    return time / _DAY
+
+
+def prune(
+    older_than: Annotated[
+        str | None,
+        typer.Option(help="Finished runs whose end is longer ago: 30d, 12h, 30m."),
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option(callback=tenant_name, help="Only this tenant's.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+) -> None:
+    """Remove finished runs that are old, with all that belongs to them.
+
+    Without --older-than: what the settings BOTTEGA_RETENTION_… and `tenants retain` no longer keep,
+    as workers do all the time. With it, a tenant's own time for runs still counts, unless --tenant
+    names it. Episodes stay. If the command breaks off, repeat it.
+    """
+    settings = start()
+    from bottega.tenants import operator
+    from bottega.tenants.retention import RUNS
+
+    days = settings.retention_days if older_than is None else {RUNS: _days(older_than)}
+    own = older_than is None or tenant is None
+    with database(settings) as url:
+        removed = run(operator.prune(url, days, tenant=tenant, own=own, dry_run=dry_run))
+    if not removed:
+        console.print("There is nothing to remove.", highlight=False)
+        return
+    table = Table("tenant", "table", "rows to remove" if dry_run else "rows removed")
+    for name, counts in removed.items():
+        for each, count in sorted(counts.items()):
+            table.add_row(name, each, str(count))
+    Console().print(table)
+
+
+@tenants.command("retain")
+def retain(
+    name: Annotated[str, typer.Argument(callback=tenant_name, help="As `tenants list` shows it.")],
+    runs: _Kept = None,
+    audit: _Kept = None,
+    episodes: _Kept = None,
+) -> None:
+    """Change how long a tenant keeps finished runs, its audit log and archived episodes.
+
+    Without options: show it.
+    """
+    given = {"runs": runs, "audit": audit, "episodes": episodes}
+    wanted = {kind: each for kind, each in given.items() if each is not None}
+    reset = [kind for kind, each in wanted.items() if each == "default"]
+    changes = {
+        kind: None if each == "forever" else _days(each)
+        for kind, each in wanted.items()
+        if kind not in reset
+    }
+    settings = start()
+    from bottega.tenants import operator
+
+    with database(settings) as url:
+        own = run(operator.retain(url, name, changes, reset))
+    table = Table("what", "kept", "by")
+    for kind, days in settings.retention_days.items():
+        kept = own.get(kind, days)
+        shown = "for ever" if kept is None else f"{kept:g} days"
+        table.add_row(kind, shown, "the tenant" if kind in own else "the settings")
+    Console().print(table)
+
+
+if TYPE_CHECKING:
+    from bottega.settings import Settings
+
+secrets = typer.Typer(no_args_is_help=True, help="Change the key of tenants' secrets.")
+
+
+@secrets.callback()
+def _group() -> None:
+    """Keep the name of the only command."""
+
+
+@secrets.command("reencrypt")
+def reencrypt() -> None:
+    """Seal all secrets with the first key of BOTTEGA_SECRETS_KEY. Repeat it if it breaks off.
+
+    Its exit status is 1 if a secret was sealed by a key that is not among them.
+    """
+    settings = start()
+    with database(settings) as url:
+        changed, unreadable = run(_reencrypt(settings, url))
+    console.print(f"Sealed again: {changed}. Cannot be opened: {unreadable}.", highlight=False)
+    raise typer.Exit(1 if unreadable else 0)
+
+
+async def _reencrypt(settings: "Settings", url: str) -> tuple[int, int]:
+    """Return how many secrets were changed, and how many no key opens."""
+    from bottega.secrets import rows
+    from bottega.settings import keyring
+    from bottega.tenants import operator
+
+    keys = keyring(settings)
+    if keys is None:
+        raise ConflictError("set BOTTEGA_SECRETS_KEY to the new key, a comma and the old one")
+    changed, unreadable, after = 0, 0, None
+    async with operator.transactions(url) as begin:
+        while True:
+            async with begin() as tx:
+                page = await rows.seal_again(tx, keys, after)
+            changed, unreadable, after = (
+                changed + page.changed,
+                unreadable + page.unreadable,
+                page.last,
+            )
+            if after is None:
+                return changed, unreadable

@@ -14,14 +14,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from bottega import __version__
-from bottega.cli import daily, deploy
-from bottega.cli.admin import keys, tenants
-from bottega.cli.demo.scenarios import SCENARIOS, ScenarioName
-from bottega.cli.interrupts import interrupts
+from bottega.cli import daily
+from bottega.cli.admin import keys, prune, secrets, tenants
+from bottega.cli.daily import interrupts
 from bottega.cli.processes import Child, ParentLink, Supervisor
 from bottega.cli.providers import providers
-from bottega.cli.retention import prune
-from bottega.cli.secrets import secrets
+from bottega.cli.scenarios import SCENARIOS, ScenarioName
 from bottega.cli.terminal import console, database, run, start, store_bootstrap_key
 from bottega.errors import BottegaError, InvalidInputError
 
@@ -40,8 +38,8 @@ cli.command("run")(daily.start_run)
 cli.command("watch")(daily.watch)
 cli.command("chat")(daily.chat)
 cli.command("cancel")(daily.cancel)
-cli.command("apply")(deploy.apply)
-cli.command("export")(deploy.export)
+cli.command("apply")(daily.apply)
+cli.command("export")(daily.export)
 cli.command("prune")(prune)
 cli.add_typer(interrupts, name="interrupts")
 cli.add_typer(keys, name="keys")
@@ -203,7 +201,7 @@ def demo(
     support: a chat with a refund that waits for you, even over Ctrl-C; then --resume.
     """
     settings = start(port=port)
-    from bottega.cli.demo import session, support
+    from bottega.cli import demo
 
     if resume:
         scenario = "support"
@@ -213,9 +211,9 @@ def demo(
     with database(settings) as url:
         _announce_models(settings)
         if scenario == "support":
-            status = support.run(settings, url, chosen, resume=resume, keep=keep)
+            status = demo.run_support(settings, url, chosen, resume=resume, keep=keep)
         else:
-            status = run(session.run(settings, url, chosen, keep=keep))
+            status = run(demo.run(settings, url, chosen, keep=keep))
     sys.exit(status)
 
 

@@ -1,19 +1,29 @@
-"""``bottega run``, ``watch``, ``chat`` and ``cancel``: work with agents of any server."""
+"""``bottega run``, ``watch``, ``chat`` and ``cancel``: work with agents of any server.
 
+``bottega interrupts``: calls that wait for people, and decisions on them.
+
+``bottega apply`` and ``bottega export``: a team's definitions as files.
+"""
+
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from difflib import unified_diff
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from bottega.cli.terminal import console
+from bottega.cli.terminal import console, one_line, safe
 
 if TYPE_CHECKING:
-    from bottega.cli.remote.server import RemoteServer
+    from bottega.cli.client import RemoteServer
 
 _Agent = Annotated[str, typer.Argument(metavar="AGENT", help="Its name.")]
 _RunId = Annotated[UUID, typer.Argument(metavar="RUN", help="Its id.")]
@@ -26,9 +36,8 @@ _User = Annotated[str | None, typer.Option(help="Whose it is, among your own use
 @contextmanager
 def connected() -> "Iterator[RemoteServer]":
     """Yield the server of ``BOTTEGA_URL``; end the command if it refuses a request."""
-    from bottega.cli.remote.client_settings import ClientSettings
-    from bottega.cli.remote.following import REFUSED
-    from bottega.cli.remote.server import RemoteError, RemoteServer
+    from bottega.cli.client import ClientSettings, RemoteError, RemoteServer
+    from bottega.cli.people import REFUSED
 
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -56,10 +65,9 @@ def start_run(
     Ctrl-C leaves the run going. Exit status: 0 completed, 1 failed or out of time, 3 cancelled,
     4 it waits for people and nobody here decides, 5 the server refused or is away.
     """
-    from bottega.cli.remote.events import RunEvents
-    from bottega.cli.remote.following import INTERRUPTED, STATUSES, follow
-    from bottega.cli.remote.people import People, Undecided
-    from bottega.cli.remote.transcript import Transcript
+    from bottega.cli.client import RunEvents
+    from bottega.cli.people import INTERRUPTED, STATUSES, People, Undecided, follow
+    from bottega.cli.transcript import Transcript
 
     if text == "-":
         text = sys.stdin.read().removesuffix("\n")
@@ -92,10 +100,9 @@ def watch(run_id: _RunId) -> None:
 
     Ctrl-C leaves the run going. The exit status is as of `bottega run`.
     """
-    from bottega.cli.remote.events import RunEvents
-    from bottega.cli.remote.following import STATUSES
-    from bottega.cli.remote.screen import drawing
-    from bottega.cli.remote.transcript import Transcript
+    from bottega.cli.client import RunEvents
+    from bottega.cli.people import STATUSES
+    from bottega.cli.transcript import Transcript, drawing
 
     with connected() as server:
         run = server.get(f"/v1/runs/{run_id}")
@@ -115,8 +122,8 @@ def chat(agent: _Agent, session: _Session = None, user: _User = None) -> None:
     Ctrl-C cancels the answer under way; where you type, it leaves, as Ctrl-D does. A call that
     waits for your decision still waits when you come back with --session.
     """
-    from bottega.cli.remote.chat import Chat, command_of, open_session
-    from bottega.cli.remote.people import People
+    from bottega.cli.chat import Chat, command_of, open_session
+    from bottega.cli.people import People
 
     with connected() as server:
         server.agent(agent)
@@ -139,3 +146,285 @@ def cancel(run_id: _RunId) -> None:
     over = run["status"] in ("completed", "failed", "timeout", "cancelled")
     said = f"The run is over: {run['status']}." if over else "The run is being cancelled."
     Console(stderr=True).print(said, highlight=False)
+
+
+interrupts = typer.Typer(help="List calls that wait for people, and decide on them.")
+
+_Id = Annotated[UUID, typer.Argument(metavar="ID", help="As the list shows it.")]
+_Run = Annotated[UUID | None, typer.Option("--run", help="Only this run's.")]
+_OfSession = Annotated[str | None, typer.Option(help="Only this session's.")]
+_All = Annotated[bool, typer.Option("--all", help="Those decided on, too.")]
+_PAGE = 100
+
+
+@interrupts.callback(invoke_without_command=True)
+def _group(context: typer.Context) -> None:
+    """List calls that wait for people, and decide on them."""
+    if context.invoked_subcommand is None:
+        _list({"status": "pending"})
+
+
+@interrupts.command("list")
+def list_interrupts(run: _Run = None, session: _OfSession = None, all_: _All = False) -> None:
+    """List the calls that wait, the oldest first; to a pipe, with a tab between the columns."""
+    wanted = {"run_id": run and str(run), "session_id": session}
+    _list({**wanted, "status": None if all_ else "pending"})
+
+
+@interrupts.command("show")
+def show(interrupt_id: _Id) -> None:
+    """Show a call: its arguments, the reason, and the decision."""
+    with connected() as server:
+        _show_interrupts(server.get(f"/v1/interrupts/{interrupt_id}"))
+
+
+@interrupts.command("resolve")
+def resolve_command(
+    interrupt_id: _Id,
+    approve: Annotated[bool, typer.Option("--approve", help="Let the tool be called.")] = False,
+    deny: Annotated[bool, typer.Option("--deny", help="Do not let it be called.")] = False,
+    arguments: Annotated[
+        str | None, typer.Option(help="With --approve: other arguments, as JSON.")
+    ] = None,
+    comment: Annotated[str | None, typer.Option(help="On an approval.")] = None,
+    answer: Annotated[
+        str | None, typer.Option(help="To a question: text, or JSON if its schema wants it.")
+    ] = None,
+    result: Annotated[str | None, typer.Option(help="Of a client's tool: text or JSON.")] = None,
+    error: Annotated[str | None, typer.Option(help="Of a client's tool that failed.")] = None,
+) -> None:
+    """Decide on a call; the run goes on once all calls of one message are decided on."""
+    from bottega.cli.people import json_or_text, value_for
+
+    if sum([approve, deny, *(said is not None for said in (answer, result, error))]) != 1:
+        raise typer.BadParameter("give one of --approve, --deny, --answer, --result and --error")
+    if (comment is not None and not (approve or deny)) or (arguments is not None and not approve):
+        raise typer.BadParameter("--arguments go with --approve, --comment also with --deny")
+    decision: dict[str, Any] = {}
+    with connected() as server:
+        path = f"/v1/interrupts/{interrupt_id}"
+        if approve or deny:
+            decision = {"decision": "approve" if approve else "deny"}
+        if comment is not None:
+            decision["comment"] = comment
+        if arguments is not None:
+            decision["arguments"] = _object(arguments)
+        if answer is not None:
+            decision["answer"] = value_for(server.get(path)["schema"], answer)
+        if result is not None:
+            decision["result"] = json_or_text(result)
+        if error is not None:
+            decision["error"] = error
+        _show_interrupts(server.post(f"{path}/resolve", decision))
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise typer.BadParameter("--arguments must be a JSON object")
+    return found
+
+
+def _list(wanted: dict[str, Any]) -> None:
+    found: list[dict[str, Any]] = []
+    cursor = None
+    with connected() as server:
+        while cursor is not None or not found:
+            page = server.get("/v1/interrupts", **wanted, limit=_PAGE, cursor=cursor)
+            found += page["items"]
+            cursor = page.get("next_cursor")
+            if cursor is None:
+                break
+    columns = ("id", "kind", "status", "agent", "tool", "created_at", "about")
+    rows = [[str(each[name] or "") for name in columns[:-1]] + [_about(each)] for each in found]
+    if not sys.stdout.isatty():
+        for row in rows:
+            print("\t".join(row))  # noqa: T201 (a script reads it)
+        return
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console().print(table if rows else "Nothing waits for people.")
+
+
+def _about(interrupt: dict[str, Any]) -> str:
+    said = interrupt["question"] or json.dumps(interrupt["arguments"], ensure_ascii=False)
+    return one_line(said)
+
+
+def _show_interrupts(interrupt: dict[str, Any]) -> None:
+    """Print a call, then who decided."""
+    from bottega.cli.people import shown
+
+    print(shown(interrupt))  # noqa: T201 (a script reads it)
+    print(f"run {interrupt['run_id']}, {interrupt['status']}", end="")  # noqa: T201
+    if interrupt["status"] == "pending":
+        print(f" until {interrupt['expires_at']}")  # noqa: T201
+        return
+    by = (interrupt["resolved_by"] or {}).get("name")
+    resolution = json.dumps(interrupt["resolution"], ensure_ascii=False)
+    print(f"{f' by {by}' if by else ''}: {resolution}")  # noqa: T201
+
+
+_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
+_SIGNS = {"created": "+", "replaced": "~", "deleted": "-", "unchanged": "="}
+SECTIONS = ("providers", "mcp_servers", "agents", "graphs", "schedules")
+"""Of a file; see :class:`bottega.api.routes.deploy.Resources`."""
+
+
+def apply(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE…", help="YAML or JSON; - reads standard input."),
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would change; store nothing.")
+    ] = False,
+    prune: Annotated[
+        bool,
+        typer.Option("--prune", help="Delete what an earlier apply with this --source had more."),
+    ] = False,
+    source: Annotated[
+        str | None, typer.Option(help="Name of what the files are from, such as a repository.")
+    ] = None,
+    allow_missing: Annotated[
+        bool,
+        typer.Option("--allow-missing", help="Store names of what does not exist, with warnings."),
+    ] = False,
+) -> None:
+    """Store the definitions of files, all or none, and show what changed.
+
+    A file has lists of providers, mcp_servers, agents, graphs and schedules. Exit status: 0 done,
+    5 the server refused or is away.
+    """
+    from bottega.cli.client import placed
+
+    if prune and source is None:
+        raise typer.BadParameter("--prune needs --source, the name that it compares")
+    sections: dict[str, list[Any]] = {}
+    origins: dict[str, str] = {}
+    for path in files:
+        for section, number, definition in _definitions(path):
+            listed = sections.setdefault(section, [])
+            origins[f"/{section}/{len(listed)}"] = f"{path}, {section}[{number}]"
+            listed.append(definition)
+    body = {**sections, "dry_run": dry_run, "prune": prune, "source": source}
+    body |= {"allow_missing": True} if allow_missing else {}
+    with connected() as server:
+        result = server.apply(body, origins)
+    console, counts = Console(highlight=False, soft_wrap=True), dict.fromkeys(_SIGNS, 0)
+    for item in result["items"]:
+        counts[item["action"]] += 1
+        if item["action"] != "unchanged":
+            _show(console, item)
+    for warning in result["warnings"]:
+        (said,) = placed({"errors": [warning]}, origins)
+        text = safe(f"warning: {said}")
+        Console(stderr=True, soft_wrap=True).print(Text(text, style="yellow"))
+    said = ", ".join(f"{number} {action}" for action, number in counts.items() if number)
+    console.print(f"{said or 'nothing to do'}{' (dry run: nothing was stored)' * dry_run}")
+
+
+def export(
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of YAML.")] = False,
+) -> None:
+    """Print all definitions of the tenant as a file for ``bottega apply``."""
+    import yaml
+
+    from bottega.api.routes.deploy import Resources
+
+    found: dict[str, list[Any]] = {}
+    with connected() as server:
+        for section, field in Resources.model_fields.items():
+            (model,) = field.annotation.__args__  # type: ignore[union-attr]
+            path = f"/v1/{section.replace('_', '-')}"
+            items = [_as_defined(each, model) for each in server.all(path, _PAGE) if _is_own(each)]
+            if items:
+                found[section] = items
+    escaped = sys.stdout.isatty()  # stored text could steer a terminal
+    if as_json:
+        text = json.dumps(found, ensure_ascii=escaped, indent=2) + "\n"
+    else:
+        text = yaml.safe_dump(found, allow_unicode=not escaped, sort_keys=False) if found else ""
+    sys.stdout.write(text)
+    if any("webhook_url" in each["run"] for each in found.get("schedules", ())):
+        typer.echo("note: webhook URLs are without their query, which is never shown", err=True)
+
+
+def _definitions(path: Path) -> Iterator[tuple[str, int, Any]]:
+    """Yield the definitions of a file: section, number in it, and definition."""
+    import yaml
+
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
+        documents = list(yaml.safe_load_all(text))  # JSON is YAML, too
+        json.dumps(documents, allow_nan=False)
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"cannot read {path}: {error}") from None
+    except yaml.YAMLError as error:
+        raise typer.BadParameter(f"{path} is no YAML: {error}") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise typer.BadParameter(
+            f"{path} has a value that is no JSON, such as a date without quotes: {error}"
+        ) from None
+    for document in documents:
+        if document is None:
+            continue
+        if not isinstance(document, dict) or not all(
+            isinstance(listed, list) for listed in document.values()
+        ):
+            raise typer.BadParameter(
+                f"{path} has no lists of definitions: write 'agents:' with one item for each"
+            )
+        if unknown := [str(section) for section in document if section not in SECTIONS]:
+            raise typer.BadParameter(
+                f"{path} has a section '{unknown[0]}': there are {', '.join(SECTIONS)}"
+            )
+        for section, listed in document.items():
+            for number, definition in enumerate(listed):
+                yield str(section), number, definition
+
+
+def _show(console: Console, item: Mapping[str, Any]) -> None:
+    """Print what became of a definition, and the lines that changed."""
+    head = safe(f"{_SIGNS[item['action']]} {item['kind']} {item['name']}")
+    console.print(Text(head, style="bold"))
+    if item["action"] == "replaced":
+        before, after = _lines(item["before"]), _lines(item["after"])
+        for line in list(unified_diff(before, after, lineterm=""))[2:]:
+            text = safe(f"  {line.rstrip()}")
+            console.print(Text(text, style=_COLOURS.get(line[0], "")))
+
+
+def _lines(body: Mapping[str, Any] | None) -> list[str]:
+    import yaml
+
+    if body is None:
+        return []
+    return yaml.safe_dump(dict(body), allow_unicode=True, width=1000).split("\n")
+
+
+def _is_own(item: Mapping[str, Any]) -> bool:
+    return item.get("owner") != "operator"
+
+
+def _as_defined(item: Mapping[str, Any], model: Any) -> Any:
+    """Return what a listed definition was made of, without what is as by default."""
+    known = {key: item[key] for key in model.model_fields if key in item}
+    body = model.model_validate_json(json.dumps(known))
+    whole = body.model_dump(mode="json", by_alias=True)
+    short = _tagged(body.model_dump(mode="json", by_alias=True, exclude_defaults=True), whole)
+    return {"name": short.pop("name"), **short}
+
+
+def _tagged(short: Any, whole: Any) -> Any:
+    """Return a value without defaults but for the `type` of objects, which tells them apart."""
+    if isinstance(short, list):
+        return [_tagged(*each) for each in zip(short, whole, strict=True)]
+    if not isinstance(short, dict):
+        return short
+    tag = {"type": whole["type"]} if "type" in whole and "type" not in short else {}
+    return tag | {key: _tagged(value, whole[key]) for key, value in short.items()}

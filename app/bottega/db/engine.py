@@ -3,6 +3,8 @@
 A database has an SQLAlchemy engine for requests (composed queries, one transaction per request) and
 an asyncpg pool for frequent single statements (steps of a run, reads of the log). Both connect the
 same way.
+
+Metrics of the connections to the database.
 """
 
 import asyncio
@@ -21,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.util import greenlet_spawn
 
 from bottega import metrics
+from bottega.clock import monotonic
 from bottega.db.connect import (
     APP_ROLE,
     LONGEST_STATEMENT_S,
@@ -29,8 +32,31 @@ from bottega.db.connect import (
     normalise_url,
 )
 from bottega.db.driver import ShrinkingPool, session_of
-from bottega.db.measured import count_connections, measure_statements
 from bottega.db.sessions import ListenSession, Silence, Trust
+
+
+def measure_statements(engine: AsyncEngine) -> None:
+    """Measure the time of each statement of an engine."""
+
+    def begin(connection: Any, *_: object) -> None:
+        connection.info["began"] = monotonic()
+
+    def end(connection: Any, *_: object) -> None:
+        metrics.db_statement_duration.observe(monotonic() - connection.info["began"])
+
+    event.listen(engine.sync_engine, "before_cursor_execute", begin)
+    event.listen(engine.sync_engine, "after_cursor_execute", end)
+
+
+def count_connections(engine: AsyncEngine, pool: asyncpg.Pool) -> None:
+    """Set the gauges of a database's connections: those of its engine and of its pool."""
+    of_engine = engine.sync_engine.pool
+    assert isinstance(of_engine, ShrinkingPool)
+    idle = pool.get_idle_size()
+    used = pool.get_size() - idle + of_engine.checkedout()
+    metrics.db_pool_connections.labels("used").set(used)
+    metrics.db_pool_connections.labels("idle").set(idle + of_engine.checkedin())
+
 
 _IDLE_S = 30.0
 

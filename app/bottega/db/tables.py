@@ -2,9 +2,12 @@
 
 The baseline migration has the whole schema, with comments. Most tables are used by SQL functions
 and by statements in text alone, and are not here.
+
+Constants of the schema.
 """
 
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import (
     BigInteger,
@@ -309,3 +312,7 @@ run_heads = _table(
     time="claimed_at deadline",
     flag="is_child",
 )
+
+
+DEFAULT_TENANT = UUID("00000000-0000-7000-8000-000000000001")
+"""The tenant of a server without keys; the first migration creates it."""

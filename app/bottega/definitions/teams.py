@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bottega.agents import AgentFactory, BaseAgent, ModelParams, ToolBase, ToolRequirement
+from bottega.agents.approval import approval_of
 from bottega.agents.output import answer_schema
-from bottega.agents.people.approval import approval_of
 from bottega.agents.provider import LLMProvider
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.clock import monotonic

@@ -1,18 +1,312 @@
-"""A dry run, from its plan to its answer."""
+"""A dry run, from its plan to its answer.
 
-from collections.abc import Mapping
-from dataclasses import asdict
+The demo model as a provider, without a server.
+
+Notes of a dry run: what each task was asked, received, sent to the model and answered.
+
+The team of a dry run: as in a run, but with the demo model, and with tools that do nothing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
-from bottega.agents import BaseAgent, SharedMemoryGraph
+from bottega.agents import BaseAgent, Recall, ToolBase
+from bottega.agents.messages import (
+    AssistantMessage,
+    AssistantResponse,
+    StandardMessage,
+    ToolCall,
+    ToolMessage,
+    ToolResult,
+    Usage,
+)
+from bottega.agents.provider import LLMProvider, ModelOptions, OnDelta, ToolSchema
+from bottega.agents.query import Invoke, Query, Recorder
+from bottega.agents.shared_memory import AncestorRecall, RecallEmbedder
+from bottega.agents.tools import success_result
 from bottega.definitions.graphs import to_graph
-from bottega.definitions.teams import BuiltTeam
-from bottega.dry_run.notes import LONGEST_TEXT, Note, Notes, TooMuchError, shortened
-from bottega.dry_run.team import team_of, tools_of
+from bottega.definitions.teams import BuiltTeam, build_team
 from bottega.errors import BottegaError
+from bottega.graph.shared_memory import MemoryItem, SharedMemoryGraph
+from bottega.llm.demo_model import wire
+from bottega.llm.demo_model.conversation import Answer, json_object, text_of
+from bottega.llm.demo_model.decide import decide
+from bottega.llm.dialects.chat import chat
+from bottega.llm.server import ServerSpec
 from bottega.subagents.registry import SubagentRegistry
+from bottega.subagents.tools import use_defined_subagents
+from bottega.tools.build import build_tool
+from bottega.tools.builtin import ToolDeps
+from bottega.tools.egress import Egress
+from bottega.tools.mcp import model_name, tools_in
+
+PROMPT = "prompt"
+"""Key of the sent messages in an answer's metadata."""
+
+_DEFAULTS = ModelOptions()
+
+
+class DemoProvider:
+    """Sends each request to the demo model as Chat Completions, and keeps its messages."""
+
+    def __init__(self) -> None:
+        self._dialect = chat(ServerSpec(), "demo", "")
+        self._calls = 0
+
+    async def invoke(
+        self,
+        messages: Sequence[StandardMessage],
+        tools: Sequence[ToolSchema] = (),
+        *,
+        options: ModelOptions = _DEFAULTS,
+        on_delta: OnDelta | None = None,
+    ) -> AssistantMessage:
+        """Answer a request. Parameters of models have no effect on the demo model."""
+        output = self._dialect.output(options)
+        plain = replace(options, params=None)
+        request: dict[str, Any] = from_json(self._dialect.body(messages, tools, plain, output))
+        message = self._message(decide(request), request)
+        if output is not None:
+            message = output.read(message, isinstance(messages[-1], ToolMessage))
+        message.metadata[PROMPT] = request["messages"]
+        return message
+
+    def _message(self, answer: Answer, request: dict[str, Any]) -> AssistantMessage:
+        calls = []
+        for call in answer.calls:
+            self._calls += 1
+            calls.append(
+                ToolCall(id=f"call_{self._calls}", name=call.name, arguments=call.arguments)
+            )
+        used = wire.usage(answer, request)
+        return AssistantMessage(
+            content=answer.text,
+            tool_calls=tuple(calls),
+            usage=Usage(used["prompt_tokens"], used["completion_tokens"]),
+            metadata={"finish_reason": "tool_calls" if calls else "stop"},
+        )
+
+
+LONGEST_TEXT = 20_000
+"""Characters after which texts are cut at once, so that they need no memory."""
+MOST_TASKS = 1_000
+MOST_CALLS = 5_000
+"""Limit of the model calls of all tasks."""
+
+
+class TooMuchError(Exception):
+    """A dry run reached a limit; its message says which."""
+
+
+@dataclass(slots=True)
+class Note:
+    """One task, in the order of the tasks' starts.
+
+    Attributes:
+        number: 1-based.
+        parent: number of the task whose agent asked for it; ``None``: nobody did.
+        received: answers of others, in the order in which they are in the prompt.
+        messages: the prompt of the last model call, and its answer.
+    """
+
+    number: int
+    agent: str
+    parent: int | None
+    question: str
+    received: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    model_calls: int = 0
+    output: str = ""
+    error: str | None = None
+
+
+class Notes(Recorder):
+    """A recorder that keeps everything in memory, within limits."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Note] = []
+        self.warnings: list[tuple[str, str]] = []
+        self._of: dict[Query, Note] = {}
+        self._calls = 0
+
+    def query_started(self, query: Query) -> None:
+        if len(self.tasks) >= MOST_TASKS:
+            raise TooMuchError(f"the dry run ends here, after {MOST_TASKS} tasks")
+        parent = None if query.parent is None else self._of[query.parent].number
+        question = "\n".join(message.content for message in query.messages)
+        name = query.agent.agent_id or query.agent.agent_name
+        self._of[query] = self.add(name, question, parent)
+
+    def add(self, agent: str, question: str, parent: int | None = None) -> Note:
+        """Note that a task begins."""
+        note = Note(len(self.tasks) + 1, agent, parent, shortened(question))
+        self.tasks.append(note)
+        return note
+
+    def query_ended(self, query: Query, response: AssistantResponse) -> None:
+        note = self._of[query]
+        note.output, note.error = shortened(response.content), response.error
+
+    async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
+        self._calls += 1
+        if self._calls > MOST_CALLS:
+            raise TooMuchError(f"the dry run ends here, after {MOST_CALLS} model calls")
+        answer = await super().model_call(query, invoke)
+        note = self._of[query]
+        note.model_calls += 1
+        note.messages = [_shown(message) for message in answer.metadata.pop(PROMPT)]
+        calls = [_call(each.id, each.name, each.arguments) for each in answer.tool_calls]
+        note.messages.append(_message("assistant", answer.content, calls))
+        return answer
+
+    def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
+        self._receive(query, items, direct=True)
+
+    def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float | None]]) -> None:
+        self._receive(query, [item for item, _ in items], direct=False)
+
+    def warning(self, query: Query, code: str, message: str) -> None:
+        self.warnings.append((code, message))
+
+    def _receive(self, query: Query, items: Sequence[MemoryItem], *, direct: bool) -> None:
+        self._of[query].received += [
+            {
+                "source": item.source_id,
+                "version": item.version,
+                "policy": str(item.policy) if direct else None,
+                "content": shortened(item.content),
+            }
+            for item in items
+        ]
+
+
+def _shown(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message of Chat Completions as the API shows it."""
+    calls = [
+        _call(each["id"], each["function"]["name"], json_object(each["function"]["arguments"]))
+        for each in message.get("tool_calls") or ()
+    ]
+    said = text_of(dict(message))
+    return _message(message["role"], said, calls, message.get("tool_call_id"))
+
+
+def _call(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {"id": call_id, "name": name, "arguments": dict(arguments)}
+
+
+def _message(
+    role: str, content: str, calls: Sequence[dict[str, Any]], answers: str | None = None
+) -> dict[str, Any]:
+    said = shortened(content)
+    return {"role": role, "content": said, "tool_calls": calls, "tool_call_id": answers}
+
+
+def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
+    """Return a text without what is too long."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+NOT_CALLED = "This is a dry run: the tool was not called."
+_HARMLESS = frozenset(("calculator", "current_time", "read_shared_memory"))
+
+
+class NotCalled(ToolBase):
+    """A tool that models see as it is, and that does nothing."""
+
+    timeout_s = None
+    idempotent = True
+    local = True
+
+    def __init__(self, name: str, description: str, parameters: dict[str, Any]) -> None:
+        self.name = name
+        self.description = description
+        self._parameters = parameters
+
+    def create_schema(self) -> dict[str, Any]:
+        return self._parameters
+
+    async def execute(self, tool_call: ToolCall) -> ToolResult:
+        return success_result(tool_call, NOT_CALLED)
+
+
+async def team_of(
+    definitions: Mapping[str, Mapping[str, Any]],
+    graph: SharedMemoryGraph,
+    roots: Sequence[str],
+    registry: SubagentRegistry,
+    mcp_servers: Mapping[str, Mapping[str, Any]],
+) -> BuiltTeam:
+    """Build the agents; nobody is asked to approve their calls.
+
+    Args:
+        mcp_servers: definitions of those that they name.
+
+    Raises:
+        InvalidInputError: ``tool_outdated``.
+    """
+    provider, deps = DemoProvider(), ToolDeps(Egress())
+
+    async def equip(
+        name: str, definition: Mapping[str, Any]
+    ) -> tuple[LLMProvider, Sequence[ToolBase]]:
+        tools = definition["tools"]
+        return provider, [made for tool in tools for made in _tools(tool, deps, mcp_servers)]
+
+    asked_nobody = {name: {**each, "approval": None} for name, each in definitions.items()}
+    built = await build_team(asked_nobody, graph, roots, equip, with_async=True)
+    for member in built.members:
+        agent, definition = member.agent, member.definition
+        if member.children is not None:
+            use_defined_subagents(agent, registry, member.children, definition["subagents"])
+        if recall := definition["recall"]:
+            everything = recall["mode"] == "ancestors"
+            agent.recall = AncestorRecall() if everything else Recall(_embedder(), recall["k"])
+    return built
+
+
+def _embedder() -> RecallEmbedder:
+    from bottega.llm.local.builtin import BuiltinEmbedder  # loads numpy
+
+    return BuiltinEmbedder()
+
+
+def tools_of(agent: BaseAgent) -> list[dict[str, Any]]:
+    """Return an agent's tools for people, and whether a dry run calls them."""
+    return [
+        {
+            "name": tool.name,
+            "description": tool.description,
+            "called": not isinstance(tool, NotCalled),
+            "agent": next((each.agent_id for each in tool.subagents), None),
+        }
+        for tool in agent.registered_tools
+    ]
+
+
+def _tools(
+    definition: Mapping[str, Any],
+    deps: ToolDeps,
+    mcp_servers: Mapping[str, Mapping[str, Any]],
+) -> Iterator[ToolBase]:
+    if definition["type"] == "mcp":
+        server = definition["server"]
+        for tool in tools_in(definition, mcp_servers[server]):
+            name = model_name(server, tool["name"])
+            yield NotCalled(name, tool["description"], tool["input_schema"])
+        return
+    made = build_tool(definition, None, deps, lambda _: _no_secret)
+    if definition["type"] != "builtin" or made.name not in _HARMLESS:
+        made = NotCalled(made.name, made.description, made.schema.parameters)
+    made.approval = None
+    yield made
+
+
+async def _no_secret(name: str) -> str:
+    raise AssertionError("a dry run sends nothing")
+
 
 MOST_CHARACTERS = 4_000_000
 """Limit of an answer, about."""

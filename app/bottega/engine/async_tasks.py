@@ -1,4 +1,7 @@
-"""Asynchronous sub-agents of a run: journalled, and resumed after a crash."""
+"""Asynchronous sub-agents of a run: journalled, and resumed after a crash.
+
+Unfinished tasks of a run's earlier attempts, resumed by the next one.
+"""
 
 import asyncio
 from collections import Counter
@@ -17,12 +20,10 @@ from bottega.clock import monotonic
 from bottega.db.engine import acting_as
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.journal import Journal
-from bottega.engine.linked.runs import LinkedRuns
-from bottega.engine.linked.spreading import Spreading, give_files
+from bottega.engine.linked_runs import LinkedRuns, Spreading, give_files
 from bottega.engine.recorder import JournalRecorder
 from bottega.engine.replay_tasks import ENDS, TaskReplay, linked_runs, remember
-from bottega.engine.resumed_tasks import ResumedTasks
-from bottega.engine.task_rows import CANCELLED
+from bottega.engine.task_rows import CANCELLED, TaskPlace
 from bottega.engine.workers import Load
 from bottega.events.types import Event, EventType
 from bottega.subagents.handle import Parent, SubagentHandle
@@ -31,8 +32,64 @@ from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import Swarm, SwarmOptions
 from bottega.subagents.telemetry import Totals
-from bottega.subagents.tools.guarding import screening
-from bottega.subagents.tools.reports import shown_usage
+from bottega.subagents.tools.shared import screening, shown_usage
+
+
+class ResumedTasks:
+    """The unfinished tasks of a resumed run.
+
+    A task is dispatched again when its parent reaches that call again. If the parent or the whole
+    run ends before that, the task's end is written here.
+    """
+
+    def __init__(
+        self, recorder: JournalRecorder, replay: TaskReplay, registry: SubagentRegistry
+    ) -> None:
+        self._tasks = recorder.tasks
+        self._registry = registry
+        self._replay = replay
+        self._left = dict.fromkeys(replay.unfinished())
+
+    def resume(self) -> None:
+        """Write that each task is queued again."""
+        for task_id in self._left:
+            data = {"attempt": self._replay.tasks[task_id].attempt}
+            self._tasks.write(self._place(task_id), EventType.SUBAGENT_RESUMED, data)
+
+    def ended(self, task_id: UUID) -> None:
+        """End the tasks below an ended task that were not dispatched again."""
+        if task_id not in self._left:
+            return
+        del self._left[task_id]
+        below = [each for each in self._left if task_id in self._replay.line(each)]
+        for each in below:
+            if self._registry.get(each) is None:
+                self._cancel(each)
+
+    def close(self) -> None:
+        """End the remaining tasks, because the run is over."""
+        for each in list(self._left):
+            self._cancel(each)
+
+    def _cancel(self, task_id: UUID) -> None:
+        del self._left[task_id]
+        place, restored = self._place(task_id), self._replay.tasks[task_id]
+        moved = {"from": SubagentStatus.QUEUED, "to": SubagentStatus.CANCELLED}
+        self._tasks.write(
+            place, EventType.SUBAGENT_STATUS_CHANGED, {"attempt": restored.attempt, **moved}
+        )
+        end = {
+            "duration_ms": round(restored.waited * 1000),
+            "token_usage": restored.spent.to_dict(),
+            "error": {"code": "cancelled", "message": "parent-ended"},
+        }
+        self._tasks.write(place, EventType.SUBAGENT_CANCELLED, end)
+
+    def _place(self, task_id: UUID) -> TaskPlace:
+        above = self._replay.line(task_id)
+        agent = self._replay.tasks[task_id].params.agent
+        return TaskPlace(task_id, self._replay.parents[task_id], agent, len(above) - 1)
+
 
 # Only tasks below the asking task ($4) are found; NULL is the root, above all.
 _LOOK_UP = """

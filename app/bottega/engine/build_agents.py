@@ -19,17 +19,16 @@ from bottega.agents import (
     SystemMessage,
     ToolBase,
 )
+from bottega.agents.approval import approval_of
 from bottega.agents.output import answer_schema
 from bottega.agents.params import merged
-from bottega.agents.people.approval import approval_of
 from bottega.agents.provider import LLMProvider
 from bottega.agents.subagent import FreshCopies
 from bottega.agents.tools import ApprovalPort
 from bottega.definitions.graphs import to_graph
 from bottega.definitions.teams import Definitions, Member, build_team
 from bottega.engine.claim import ClaimedRun
-from bottega.engine.mcp.servers import McpAccess
-from bottega.engine.mcp.tools import McpSession, mcp_tools
+from bottega.engine.mcp import McpAccess, McpSession, mcp_tools
 from bottega.errors import InvalidInputError
 from bottega.graph.shared_memory import Publication
 from bottega.secrets.lookup import SecretLookup

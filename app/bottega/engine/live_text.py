@@ -20,8 +20,8 @@ from bottega.agents.messages import Usage
 from bottega.agents.provider import ModelTarget, OnDelta
 from bottega.clock import monotonic
 from bottega.engine.journal import Journal
+from bottega.events.log import storable
 from bottega.events.payloads import served_by
-from bottega.events.steps import storable
 
 FLUSH_S = 0.05
 PER_CALL_S = 0.09

@@ -17,7 +17,7 @@ from bottega.agents.agent import BaseAgent
 from bottega.agents.parts import content_text
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.journal import Journal
-from bottega.engine.recorder import JournalRecorder
+from bottega.engine.recorder import JournalRecorder, ToolFailure, with_cures_once
 from bottega.engine.replay import ANALYSIS
 from bottega.engine.retrieval import (
     MOST_EPISODES,
@@ -30,16 +30,15 @@ from bottega.engine.retrieval import (
     render_episode,
     tells_a_topic,
 )
-from bottega.engine.sharing.recovery import ToolFailure, with_cures_once
 from bottega.errors import BottegaError, UnavailableError
 from bottega.events.payloads import ContextReceived, context_recalled, warning
 from bottega.events.types import EventType
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome
 from bottega.memory.episodes.scope import Scope, scope_of_run
 from bottega.memory.episodes.store import Hit
-from bottega.memory.learning.call_trace import cure_in
 from bottega.memory.learning.episode_recorder import RunFacts
 from bottega.memory.learning.insights import insight_outcomes, insights_in
+from bottega.memory.learning.mining import cure_in
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.task_analysis import Goals, analyse, lines_of, refined
 from bottega.memory.working.prompts import RunMemory

@@ -15,15 +15,14 @@ from bottega.events.types import RunStatus
 from bottega.memory.episodes.episode import IMPORTED, Outcome
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.episodes.store import EpisodicMemory
-from bottega.memory.learning.call_trace import is_call
 from bottega.memory.learning.insights import INSIGHT, FoundInsight, Tallies, assigned, rendered
+from bottega.memory.learning.mining import is_call
 from bottega.memory.learning.reflection import Analyst
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.evidence import arm_of, uniform
 from bottega.memory.patterns.matcher import Match
-from bottega.memory.patterns.pattern import Arm, Baseline, Features, Pattern
-from bottega.memory.patterns.rendering import pattern_text
+from bottega.memory.patterns.pattern import Arm, Baseline, Features, Pattern, pattern_text
 from bottega.memory.text.content import content_words
 from bottega.memory.text.identities import of_earlier_run, without_identities
 from bottega.memory.text.summaries import EARLIER, summary_of

@@ -1,6 +1,11 @@
 """The one connection of a process that listens for notifications, for all who wait for some.
 
 Each NOTIFY is work for every listening connection of the database, whatever its channel.
+
+Wake-ups between processes: "run X has news". They are only hints; the log has the facts.
+
+NOTIFY takes a lock for the whole database at commit. So a process sends its wake-ups afterwards,
+for many runs at a time, and never inside a step's transaction.
 """
 
 import asyncio
@@ -8,9 +13,13 @@ import contextlib
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from itertools import islice
+from uuid import UUID
 
+import asyncpg
 import structlog
 
+from bottega.clock import monotonic
 from bottega.db.failures import is_transient
 from bottega.db.sessions import ListenSession
 
@@ -109,3 +118,134 @@ async def keep_connected(
             log.warning("events.reconnect", error=str(error) or repr(error))
         await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311 (spreads reconnects)
         delay = min(delay * 2, longest_s)
+
+
+CHANNEL = "bottega_events"
+"""Channel for ids of runs that began, or have news after a silence."""
+AWAKE_S = 2.0
+"""Seconds for which subscribers poll a run after each of its events and notices."""
+QUIET_S = 0.8
+"""Silence of a run, in seconds, after which its next event needs a notice.
+
+It is shorter than ``AWAKE_S`` by more than the time until a worker knows that its step is stored.
+"""
+_RUNS_PER_NOTICE = 200  # 200 ids of 36 characters and commas fit into NOTIFY's 8,000 bytes
+_PATIENCE_S = 3.0
+_PAUSE_S = 0.01
+"""Pause after a notice, to batch wake-ups, since each makes every listening process read."""
+
+
+class Notifier:
+    """Sender of wake-ups. New ones during a send go with the next."""
+
+    def __init__(self, pool: asyncpg.Pool, *, clock: Callable[[], float] = monotonic) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._awake: dict[UUID, float] = {}
+        self._pending: dict[UUID, None] = {}
+        self._notified = asyncio.Event()
+        self._sent = asyncio.Event()
+
+    def wake(self, run_id: UUID) -> None:
+        """Notify every process that this run has news."""
+        self._awake[run_id] = self._clock() + QUIET_S
+        self._pending[run_id] = None
+        self._notified.set()
+
+    def began(self, run_id: UUID, quiet_s: float | None) -> None:
+        """Notify of the start of a run, unless it was accepted only ``quiet_s`` seconds before.
+
+        Its subscribers began after that, and so poll it still.
+        """
+        if quiet_s is None or quiet_s >= QUIET_S:
+            self.wake(run_id)
+        else:
+            self._awake[run_id] = self._clock() + QUIET_S
+
+    def wrote(self, run_id: UUID) -> None:
+        """Notify of events or live text just stored, unless the run was not quiet before."""
+        now = self._clock()
+        if self._awake.get(run_id, now) <= now:
+            self.wake(run_id)
+        else:
+            self._awake[run_id] = now + QUIET_S
+
+    async def sent(self) -> None:
+        """Wait until nothing is pending."""
+        while self._pending:
+            await self._sent.wait()
+            self._sent.clear()
+
+    async def run(self) -> None:
+        """Send until cancelled; a failed notice goes with the next."""
+        while True:
+            if not self._pending:
+                await self._notified.wait()
+            self._notified.clear()
+            while self._pending:
+                await self._send()
+            self._sent.set()
+            now = self._clock()
+            self._awake = {run: until for run, until in self._awake.items() if until > now}
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _send(self) -> None:
+        batch = list(islice(self._pending, _RUNS_PER_NOTICE))
+        for run_id in batch:
+            del self._pending[run_id]
+        try:
+            ids = ",".join(map(str, batch))
+            await self._pool.execute("SELECT pg_notify($1, $2)", CHANNEL, ids, timeout=_PATIENCE_S)
+        except Exception:
+            self._pending.update(dict.fromkeys(batch))
+            raise
+
+
+class WakeupFeed:
+    """Receiver of wake-ups, which it hands to the watchers of the run in this process."""
+
+    def __init__(self, listener: NotifyListener) -> None:
+        self._watchers: defaultdict[UUID, list[Callable[[], None]]] = defaultdict(list)
+        self._closed = asyncio.Event()
+        listener.subscribe(CHANNEL, self._on_notice)
+
+    def watch(self, run_id: UUID, notify: Callable[[], None]) -> Callable[[], None]:
+        """Call ``notify`` when a run may have news, until the function returned is called.
+
+        Start by reading its log.
+        """
+        self._watchers[run_id].append(notify)
+
+        def end() -> None:
+            self._watchers[run_id].remove(notify)
+            if not self._watchers[run_id]:
+                del self._watchers[run_id]
+
+        return end
+
+    def watched(self) -> int:
+        """Return the number of runs that are watched through this process."""
+        return len(self._watchers)
+
+    @property
+    def closed(self) -> asyncio.Event:
+        """Set when this process is about to stop, so that streams end in time."""
+        return self._closed
+
+    def close(self) -> None:
+        """Wake all watchers for the last time."""
+        self._closed.set()
+        self._on_notice(None)
+
+    def _on_notice(self, payload: str | None) -> None:
+        if payload is None:  # notices may have been missed
+            for run_id in list(self._watchers):
+                self._wake(run_id)
+            return
+        for text in payload.split(",") if self._watchers else ():
+            with contextlib.suppress(ValueError):
+                self._wake(UUID(text))
+
+    def _wake(self, run_id: UUID) -> None:
+        for notify in self._watchers.get(run_id, ()):
+            notify()

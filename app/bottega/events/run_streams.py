@@ -3,7 +3,7 @@
 A run is *awake* for some seconds after each of its events and notices. Runs that are awake are read
 every few milliseconds, less often the more of them wait for a model or show a model's text; the
 others every few seconds, in case a notice was lost. At a notice its run alone is read. Workers send
-notices only for runs that may not be awake (:class:`bottega.events.wakeups.Notifier`).
+notices only for runs that may not be awake (:class:`bottega.events.listener.Notifier`).
 """
 
 import asyncio
@@ -17,10 +17,9 @@ import structlog
 from bottega import metrics
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.db.failures import is_transient
-from bottega.events.listener import happens
+from bottega.events.listener import AWAKE_S, WakeupFeed, happens
 from bottega.events.reader import LogReader, RunCursor
 from bottega.events.stream import RunStream
-from bottega.events.wakeups import AWAKE_S, WakeupFeed
 
 POLL_S, LONGEST_POLL_S = 0.015, 0.1
 """Time between two reads of the runs that are awake: least and most, if they are quick."""

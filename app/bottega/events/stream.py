@@ -3,21 +3,250 @@
 A subscriber is only a cursor, a ``seq``. It takes newer events from the run's tail. If the tail no
 longer reaches back far enough (the subscriber came late or reads slowly), it reads pages from the
 log until it has caught up. So no subscriber delays another, and a slow one costs no memory.
+
+Live text of a watched run's model calls, as far as this process has received it.
+
+Progress of a watched run's calls of MCP tools, as far as this process has received it.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import islice
 from types import TracebackType
 from uuid import UUID
 
+from pydantic_core import from_json
+
 from bottega.clock import monotonic
-from bottega.events.frames import Filter, Frame, of_row
+from bottega.events.frames import LLM_DELTA, TOOL_PROGRESS, Filter, Frame, of_row, of_text
 from bottega.events.listener import happens
-from bottega.events.live_text import PartialCompletion, PartialCompletions
+from bottega.events.payloads import LlmStarted, is_repeated
 from bottega.events.reader import PAGE, LogReader, NewEvents, Row, RunCursor
-from bottega.events.tool_progress import Key, OpenToolCalls
+from bottega.events.types import EventType
+
+MAX_CHARACTERS = 500_000
+"""Limit for all open calls of a run; the rest is shown with the complete answer."""
+
+_TEXT_ENDS = frozenset(
+    [
+        EventType.LLM_COMPLETED,
+        EventType.LLM_CANCELLED,
+        EventType.AGENT_COMPLETED,
+        EventType.AGENT_FAILED,
+    ]
+)
+
+
+@dataclass(slots=True, eq=False)
+class PartialCompletion:
+    """The live text of one model call; ``is_async``: of an asynchronous task.
+
+    Text that replaces other text is a new object.
+    """
+
+    run_id: UUID
+    task_id: UUID | None
+    parent_task_id: UUID | None
+    agent: str | None
+    depth: int
+    call: int
+    attempt: int
+    is_async: bool = False
+    text: str = ""
+    at: datetime | None = None
+    _frames: dict[str, tuple[int, int, Frame]] = field(default_factory=dict, repr=False)
+
+    def is_of(self, row: Row) -> bool:
+        """Return true if a row of text belongs to this call."""
+        return bool(self.call == row["call"] and self.attempt == row["attempt"])
+
+    def same_call(self, other: "PartialCompletion") -> bool:
+        """Return true if both are text of the same call in the same attempt."""
+        return (self.call, self.attempt) == (other.call, other.attempt)
+
+    def frame(self, offset: int, kind: str = LLM_DELTA) -> Frame:
+        """Return the text from ``offset`` on; encoded once for all subscribers at that offset."""
+        assert self.at is not None
+        end = len(self.text)
+        known = self._frames.get(kind)
+        if known is None or known[:2] != (offset, end):
+            data = {
+                "call": self.call,
+                "attempt": self.attempt,
+                "offset": offset,
+                "text": self.text[offset:],
+            }
+            frame = of_text(
+                kind,
+                self.run_id,
+                task_id=self.task_id,
+                parent_task_id=self.parent_task_id,
+                agent=self.agent,
+                depth=self.depth,
+                at=self.at,
+                data=data,
+            )
+            known = self._frames[kind] = offset, end, frame
+        return known[2]
+
+
+class PartialCompletions:
+    """The open model calls of a run; a task has one at a time."""
+
+    def __init__(self, run_id: UUID) -> None:
+        self._run_id = run_id
+        self._open: dict[UUID | None, PartialCompletion] = {}
+
+    def open(self) -> Iterable[PartialCompletion]:
+        """Return those with text."""
+        return [call for call in self._open.values() if call.at is not None]
+
+    @property
+    def any_open(self) -> bool:
+        """True if a call is under way, with text or without."""
+        return bool(self._open)
+
+    def see(self, row: Row) -> None:
+        """Process an event of the log, in order; it may open or close a call."""
+        kind, task_id = row["type"], row["task_id"]
+        if kind == EventType.LLM_STARTED:
+            started = LlmStarted.of(from_json(row["data"]))
+            self._open[task_id] = PartialCompletion(
+                self._run_id,
+                task_id,
+                row["parent_task_id"],
+                row["agent"],
+                -1 if row["depth"] is None else row["depth"],
+                started.call,
+                started.attempt,
+                started.beside,
+            )
+        elif kind in _TEXT_ENDS or (
+            kind == EventType.LLM_FAILED and not is_repeated(from_json(row["data"]))
+        ):
+            self._open.pop(task_id, None)
+        elif kind == EventType.RUN_RESUMED:
+            self._open.clear()
+
+    def recall(self, rows: Iterable[Row]) -> None:
+        """Process the newest such event of each task whose events were not seen in order."""
+        for row in rows:
+            if row["task_id"] not in self._open:
+                self.see(row)
+
+    def covers(self, rows: Iterable[Row]) -> bool:
+        """Return true if all rows of text belong to open calls."""
+        return all((call := self._open.get(row["task_id"])) and call.is_of(row) for row in rows)
+
+    def add_rows(self, rows: Iterable[Row]) -> None:
+        """Add rows of text, in order. Text of closed calls and older tries is dropped."""
+        room = MAX_CHARACTERS - sum(len(call.text) for call in self._open.values())
+        for row in rows:
+            call = self._open.get(row["task_id"])
+            if call is None or not call.is_of(row) or row["at"] > len(call.text):
+                continue
+            if row["at"] < len(call.text):
+                call = self._again(call, call.text[: row["at"]])
+            if len(row["text"]) <= room:
+                room -= len(row["text"])
+                call.text += row["text"]
+                call.at = row["now"]
+
+    def _again(self, old: PartialCompletion, text: str) -> PartialCompletion:
+        new = PartialCompletion(
+            self._run_id,
+            old.task_id,
+            old.parent_task_id,
+            old.agent,
+            old.depth,
+            old.call,
+            old.attempt,
+            old.is_async,
+            text,
+            old.at,
+        )
+        self._open[old.task_id] = new
+        return new
+
+
+_MARK = "__"
+"""Part of the names of all MCP tools; the calls of no others report progress."""
+_CALL_ENDS = frozenset([EventType.TOOL_COMPLETED, EventType.TOOL_FAILED])
+Key = tuple[UUID | None, str]
+
+
+@dataclass(slots=True, eq=False)
+class ReportedProgress:
+    """The newest report of a tool call; ``number`` grows with each one, 0: none."""
+
+    task_id: UUID | None
+    parent_task_id: UUID | None
+    agent: str | None
+    depth: int
+    number: int = 0
+    frame: Frame | None = None
+
+
+class OpenToolCalls:
+    """The open calls of MCP tools of a run."""
+
+    def __init__(self, run_id: UUID) -> None:
+        self._run_id = run_id
+        self._open: dict[Key, ReportedProgress] = {}
+
+    @property
+    def any_open(self) -> bool:
+        """True if a call is under way, with a report or without."""
+        return bool(self._open)
+
+    def reported(self) -> Iterable[tuple[Key, ReportedProgress, Frame]]:
+        """Return the calls with a report, and its frame."""
+        return [(key, call, call.frame) for key, call in self._open.items() if call.frame]
+
+    def see(self, row: Row) -> None:
+        """Process an event of the log, in order; it may open or close a call."""
+        kind, task_id = row["type"], row["task_id"]
+        if kind == EventType.TOOL_STARTED and _MARK in row["data"]:
+            data = from_json(row["data"])
+            if _MARK in data["name"]:
+                depth = -1 if row["depth"] is None else row["depth"]
+                call = ReportedProgress(task_id, row["parent_task_id"], row["agent"], depth)
+                self._open[task_id, data["tool_call_id"]] = call
+        elif kind in _CALL_ENDS and self._open:
+            self._open.pop((task_id, from_json(row["data"])["tool_call_id"]), None)
+        elif kind == EventType.RUN_RESUMED:
+            self._open.clear()
+
+    def recall(self, rows: Iterable[Row]) -> None:
+        """Process the starts of the calls under way, whose events were not seen in order."""
+        for row in rows:
+            if row["type"] == EventType.TOOL_STARTED:
+                self.see(row)
+
+    def covers(self, rows: Iterable[Row]) -> bool:
+        """Return true if all reports belong to open calls."""
+        return all((row["task_id"], row["tool_call_id"]) in self._open for row in rows)
+
+    def add_rows(self, rows: Iterable[Row]) -> None:
+        """Add reports, in order. Those of closed calls are dropped."""
+        newest = {(row["task_id"], row["tool_call_id"]): row for row in rows}
+        for key, row in newest.items():
+            if (call := self._open.get(key)) is not None:
+                call.number = row["id"]
+                call.frame = of_text(
+                    TOOL_PROGRESS,
+                    self._run_id,
+                    task_id=call.task_id,
+                    parent_task_id=call.parent_task_id,
+                    agent=call.agent,
+                    depth=call.depth,
+                    at=row["now"],
+                    data=from_json(row["text"]),
+                )
+
 
 RING_EVENTS = 1000
 RING_BYTES = 512 * 1024

@@ -3,22 +3,35 @@
 A file's bytes are objects of one size, its pieces. So an upload needs the memory of one piece, and
 a part of a file can be read alone. The keys of pieces are claimed before they are written: those
 that no row names an hour later are deleted, even if the process was killed.
+
+Rows of files, for requests.
+
+Deletion of files that nobody uses any more.
 """
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
+import structlog
 from pydantic_core import to_json
+from sqlalchemy import ColumnElement, Select, Table, and_, delete, func, select, true, union, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from bottega.agents.parts import FileContent, content_tokens
+from bottega.clock import Clock, utcnow
+from bottega.db.driver import driver_of
 from bottega.db.engine import Database, acting_as
+from bottega.db.pages import PageItems, beside, fetch_page, paged
 from bottega.db.quota import storage_full
+from bottega.db.tables import files, runs, sessions
 from bottega.errors import (
     InvalidInputError,
     LimitedError,
@@ -26,7 +39,7 @@ from bottega.errors import (
     UnavailableError,
     UserErasingError,
 )
-from bottega.events.steps import storable
+from bottega.events.log import storable
 from bottega.objects import Objects, new_key
 from bottega.outside import BoundedReader
 from bottega.tools.media import HEAD_BYTES, PageCount, media_type_of, pixels_of
@@ -347,3 +360,111 @@ def check_size(row: Mapping[str, Any], pointer: str | None = None) -> None:
             code="file_too_large",
             pointer=pointer,
         )
+
+
+async def page(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    *,
+    session_id: str | None,
+    user: str | None = None,
+    after: UUID | None,
+    descending: bool,
+    limit: int,
+) -> PageItems[dict[str, Any]]:
+    """List files by age: the page after the id ``after``.
+
+    Args:
+        session_id: only files of this session.
+        user: only files of this user's sessions and runs.
+    """
+    shown: ReadOnlyColumnCollection[str, Any] = files.c
+    query = select(files).where(files.c.tenant_id == tenant_id)
+    if user is not None:
+        of_session = _of(sessions, files.c.session_id, tenant_id, user)
+        found = union(of_session, _of(runs, files.c.run_id, tenant_id, user)).subquery()
+        query, shown = select(found), found.c
+    if session_id is not None:
+        query = query.where(shown.session_id == session_id)
+    query = paged(query, shown.id, after=after, descending=descending)
+    few = session_id is not None or user is not None
+    return await fetch_page(connection, query, limit, by_index=not few)
+
+
+def _of(table: Table, place: ColumnElement[Any], tenant_id: UUID, user: str) -> Select[Any]:
+    """Return the files of a user's sessions, or runs; ``place``: the column that names those."""
+    its = beside(files, and_(files.c.tenant_id == tenant_id, place == table.c.id), *files.c.keys())
+    own = table.c.tenant_id == tenant_id, table.c.user_id == user
+    return select(*its.c).select_from(table.join(its, true())).where(*own)
+
+
+async def owner_of_run(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> Owner:
+    """Return the user and the session of a run.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+    """
+    own = runs.c.tenant_id == tenant_id, runs.c.id == run_id
+    found = await connection.execute(select(runs.c.user_id, runs.c.session_id).where(*own))
+    if (row := found.one_or_none()) is None:
+        raise NotFoundError(f"there is no run {run_id}")
+    return Owner(*row, run_id)
+
+
+async def user_of(connection: AsyncConnection, tenant_id: UUID, file_id: UUID) -> str | None:
+    """Return the user of a file's session or run; ``None``: of nobody, or unknown."""
+    query = "SELECT o.user_id FROM files f, file_owner(f) AS o WHERE f.tenant_id = $1 AND f.id = $2"
+    user: str | None = await (await driver_of(connection)).fetchval(query, tenant_id, file_id)
+    return user
+
+
+async def touch(connection: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID]) -> None:
+    """Note that a run uses some files again."""
+    if ids:
+        used = and_(files.c.tenant_id == tenant_id, files.c.id.in_(sorted(ids)))
+        await connection.execute(update(files).where(used).values(used_at=func.now()))
+
+
+async def remove(connection: AsyncConnection, tenant_id: UUID, file_id: UUID) -> None:
+    """Delete a file; its bytes are deleted some minutes later.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+    """
+    own = and_(files.c.tenant_id == tenant_id, files.c.id == file_id)
+    if not (await connection.execute(delete(files).where(own))).rowcount:
+        raise NotFoundError(f"there is no file {file_id}")
+
+
+_AT_ONCE = 500
+_START = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
+_UNUSED = "SELECT tenant_id, id, used_at FROM unused_files($1, $2, $3, $4)"
+_DELETE = "DELETE FROM files WHERE tenant_id = $1 AND id = $2 AND used_at < $3"
+"""The condition holds for a file that a run begins to use meanwhile, too."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FileRetention:
+    """Background work; any number of processes may do it at once.
+
+    Attributes:
+        kept: time after the last use for which a file without a session is kept.
+    """
+
+    pool: asyncpg.Pool
+    kept: timedelta
+    clock: Clock = utcnow
+
+    async def delete_unused(self) -> float:
+        """Delete the unused files, in pages; return the seconds until more may be due."""
+        before = self.clock() - self.kept
+        place = _START
+        while due := await self.pool.fetch(_UNUSED, before, *place, _AT_ONCE):
+            for row in due:
+                async with acting_as(self.pool, row["tenant_id"]) as connection:
+                    await connection.execute(_DELETE, row["tenant_id"], row["id"], before)
+            log.info("files.expired", count=len(due))
+            place = due[-1]["used_at"], due[-1]["id"]
+        return float("inf")

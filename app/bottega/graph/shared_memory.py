@@ -2,25 +2,153 @@
 
 An edge ``source -> target`` passes the source's last answer to the target's next query. Agents
 publish and pull concurrently, from tasks of any event loop and from any thread.
+
+Search for a cycle among many edges at once.
+
+Nodes of the shared-memory graph, and its lock.
+
+Diagram source of a graph: Mermaid and Graphviz DOT.
 """
 
+import functools
 import heapq
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from copy import copy
+from dataclasses import dataclass, field
 from datetime import datetime
 from math import isfinite
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 import networkx as nx
 
 from bottega.clock import Clock, utcnow
 from bottega.errors import CycleError, InvalidInputError
-from bottega.graph import diagrams
-from bottega.graph.cycles import refuse_cycle
-from bottega.graph.nodes import Node, locked
 from bottega.graph.publication import MemoryItem, PropagationPolicy, Publication
 from bottega.graph.rendering import MessageLike, ToolResultLike
+
+
+def refuse_cycle(edges: Sequence[tuple[str, str]]) -> None:
+    """Check that edges form no cycle, in time linear in their number.
+
+    Raises:
+        CycleError: they do; the path begins with the cycle's last edge.
+    """
+    graph = nx.DiGraph(edges)
+    if nx.is_directed_acyclic_graph(graph):
+        return
+    cycle = [(edge[0], edge[1]) for edge in nx.find_cycle(graph)]
+    place = {edge: number for number, edge in enumerate(edges)}
+    last = max(range(len(cycle)), key=lambda number: place[cycle[number]])
+    path = [source for source, _ in [*cycle[last:], *cycle[:last]]]
+    raise CycleError((*path, path[0]))
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Locked(Protocol):
+    """An object with a lock."""
+
+    _lock: threading.RLock
+
+
+L = TypeVar("L", bound=Locked)
+
+
+def locked(method: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P], T]:
+    """Run a short method, which never waits, under its object's lock."""
+
+    @functools.wraps(method)
+    def run(self: L, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return run
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Published:
+    """A publication, and how readers of each policy see it."""
+
+    publication: Publication
+    items: dict[PropagationPolicy, MemoryItem] = field(default_factory=dict)
+
+    def item(self, policy: PropagationPolicy) -> MemoryItem:
+        """Return the publication for readers of a policy; built once."""
+        item = self.items.get(policy)
+        if item is None:
+            publication = self.publication
+            item = self.items[policy] = MemoryItem(
+                publication.agent_id,
+                publication.text_for(policy),
+                publication.timestamp,
+                publication.version,
+                policy,
+                publication.metadata,
+            )
+        return item
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """An agent with its last publication, its own TTL, and the TTL in effect (``lifetime_s``)."""
+
+    ttl_s: float | None = None
+    published: _Published | None = None
+    lifetime_s: float | None = None
+
+    @property
+    def publication(self) -> Publication | None:
+        published = self.published
+        return None if published is None else published.publication
+
+    def put(self, publication: Publication | None, default_ttl_s: float | None) -> None:
+        self.lifetime_s = default_ttl_s if self.ttl_s is None else self.ttl_s
+        self.published = None if publication is None else _Published(publication)
+
+
+Edge = tuple[str, str, str]
+"""(source, target, policy)."""
+
+_DEFAULT_POLICY = "final_response_only"
+
+
+def mermaid(nodes: Sequence[str], edges: Sequence[Edge], published: AbstractSet[str]) -> str:
+    """Return a Mermaid flowchart; ``published`` agents have the class ``published``."""
+    number = {name: f"n{index}" for index, name in enumerate(nodes)}
+    lines = ["flowchart LR"]
+    for name, short in number.items():
+        # Mermaid has no backslash escapes: use entities for characters that would end the label.
+        label = name.replace("&", "#amp;").replace('"', "#quot;").replace("<", "#lt;")
+        label = " ".join(label.split())
+        lines.append(f'  {short}["{label}"]' + (":::published" if name in published else ""))
+    for source, target, policy in edges:
+        arrow = "-->" if policy == _DEFAULT_POLICY else f"-->|{policy}|"
+        lines.append(f"  {number[source]} {arrow} {number[target]}")
+    lines.append("  classDef published fill:#d6f5d6,stroke:#2e7d32")
+    return "\n".join(lines) + "\n"
+
+
+def dot(nodes: Sequence[str], edges: Sequence[Edge], published: AbstractSet[str]) -> str:
+    """Return a Graphviz digraph; ``published`` agents are filled."""
+    lines = ["digraph shared_memory {", "  rankdir=LR;", "  node [shape=box];"]
+    for name in nodes:
+        style = ' [style=filled, fillcolor="#d6f5d6"]' if name in published else ""
+        lines.append(f"  {_quoted(name)}{style};")
+    for source, target, policy in edges:
+        label = "" if policy == _DEFAULT_POLICY else f" [label={_quoted(policy)}]"
+        lines.append(f"  {_quoted(source)} -> {_quoted(target)}{label};")
+    lines.append("}")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
 
 __all__ = ["MemoryItem", "PropagationPolicy", "Publication", "SharedMemoryGraph"]
 
@@ -376,18 +504,18 @@ class SharedMemoryGraph:
 
     def to_mermaid(self) -> str:
         """Return a Mermaid flowchart that marks the nodes with a publication."""
-        return diagrams.mermaid(*self._diagram())
+        return mermaid(*self._diagram())
 
     def to_dot(self) -> str:
         """Return a Graphviz digraph that marks the nodes with a publication."""
-        return diagrams.dot(*self._diagram())
+        return dot(*self._diagram())
 
     @locked
-    def _diagram(self) -> tuple[tuple[str, ...], list[diagrams.Edge], frozenset[str]]:
+    def _diagram(self) -> tuple[tuple[str, ...], list[Edge], frozenset[str]]:
         published = frozenset(n for n, node in self._nodes.items() if node.publication is not None)
         return self.nodes, self._edges(), published
 
-    def _edges(self) -> list[diagrams.Edge]:
+    def _edges(self) -> list[Edge]:
         return [
             (source, target, str(self.edge_policy(source, target)))
             for source, target in self.get_edges_for_nodes(self._nodes)

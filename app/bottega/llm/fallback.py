@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import NamedTuple
 
-from bottega.agents.messages import AssistantMessage, StandardMessage, Usage
+from bottega.agents.messages import AssistantMessage, StandardMessage, Usage, tokens_sent
 from bottega.agents.provider import (
     FailedTry,
     ModelOptions,
@@ -16,14 +16,13 @@ from bottega.agents.provider import (
     OnDelta,
     ToolSchema,
 )
-from bottega.agents.sent_tokens import tokens_sent
 from bottega.clock import monotonic
 from bottega.errors import BottegaError, ErrorKind, ModelError
+from bottega.llm.accounts import Charge, ModelAccount
 from bottega.llm.backoff import next_delay_s, out_of_patience
 from bottega.llm.errors import BROKEN_ANSWERS, MOST_BROKEN
+from bottega.llm.gates import AT_ONCE_S, LIMITED, HeldBackError, ModelGate, Passage
 from bottega.llm.servers import OpenServer
-from bottega.llm.traffic.accounts import Charge, ModelAccount
-from bottega.llm.traffic.gates import AT_ONCE_S, LIMITED, HeldBackError, ModelGate, Passage
 
 _CONTENT = frozenset({"model_filtered", "model_refused"})
 """Codes of answers that another server would not give either."""

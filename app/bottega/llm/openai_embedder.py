@@ -20,14 +20,14 @@ from pydantic_core import from_json, to_json
 from bottega.agents.messages import Usage
 from bottega.agents.tokens import size_of, tokens_in
 from bottega.clock import Clock, utcnow
-from bottega.db.base import DEFAULT_TENANT
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import InvalidInputError, ModelError
+from bottega.llm.accounts import Charge, ModelAccount, TenantAccounts
 from bottega.llm.backoff import delay_s
 from bottega.llm.client import ModelClient, Request, is_success
-from bottega.llm.environment import with_openai
 from bottega.llm.server import ServerSpec
-from bottega.llm.traffic.accounts import Charge, ModelAccount, TenantAccounts
 from bottega.llm.usage import Counts, Reported
+from bottega.llm.vendors import with_openai
 from bottega.network import NETWORK_ERRORS, body_of, reader_of
 from bottega.outside import OutsideError, check_json
 

@@ -5,9 +5,8 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from bottega.agents.approval import EXPIRES_S, Approval
 from bottega.agents.messages import ToolCall, ToolResult
-from bottega.agents.people.approval import Approval
-from bottega.agents.people.interrupts import EXPIRES_S
 from bottega.agents.tools import ToolBase, error_result, success_result
 from bottega.errors import InvalidInputError, UnavailableError
 from bottega.mcp.client import McpConnections

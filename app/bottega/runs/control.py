@@ -1,16 +1,21 @@
-"""Cancellation of runs and tasks: a stored request, and a notification to the run's worker."""
+"""Cancellation of runs and tasks: a stored request, and a notification to the run's worker.
+
+Clients' messages for runs under way.
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 import asyncpg
+from pydantic_core import from_json, to_json
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.clock import monotonic
 from bottega.db.engine import Database
 from bottega.db.failures import repeated
-from bottega.errors import NotFoundError
+from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFoundError
 from bottega.events.listener import NotifyListener
 from bottega.leased_work import WorkLoop
 from bottega.tenants import audit
@@ -126,3 +131,67 @@ class CancelWatch:
             await self._runs.take_messages(sent)
         await self._runs.take_decisions()
         return _SLOW_POLL_S
+
+
+_SEND = text("""
+SELECT CAST(send_message(
+    :tenant, :run, CAST(:content AS jsonb), :principal, CAST(:files AS uuid[])) AS text)
+""")
+_CONFLICTS = {
+    "final": "run {run} is over, or is being cancelled: start another one",
+    "no_root": "run {run} has the mode 'dag', and so no agent that takes messages: wait for its "
+    "end, or cancel it",
+    "too_many_messages": "run {run} has got {limit} messages, the most that a run takes: send it "
+    "after the end",
+}
+REFUSED_MESSAGES = frozenset((*_CONFLICTS, "message_too_large"))
+
+
+class SentMessage(NamedTuple):
+    """A message as it is stored.
+
+    Attributes:
+        content: a text or parts.
+        made_files: files that were made of data in it; they are deleted with the run.
+    """
+
+    content: Any
+    made_files: Sequence[UUID]
+    principal: str
+
+
+async def send(tx: AsyncConnection, tenant_id: UUID, run_id: UUID, sent: SentMessage) -> UUID:
+    """Store a message for a run under way; return its id.
+
+    Raises:
+        NotFoundError: unknown, or another tenant's.
+        ConflictError: ``final``, ``no_root`` or ``too_many_messages``.
+        InvalidInputError: ``message_too_large``.
+    """
+    values = {"tenant": tenant_id, "run": run_id, "content": to_json(sent.content).decode()}
+    values |= {"principal": sent.principal, "files": list(sent.made_files)}
+    answer = from_json(await tx.scalar(_SEND, values))
+    if answer.get("refused") == "unknown":
+        raise NotFoundError(f"there is no run {run_id}")
+    if "refused" in answer:
+        raise refused_message(answer, run_id, "/content")
+    details = {"message_id": answer["id"]}
+    await audit.note(tx, tenant_id, sent.principal, "run.message", str(run_id), details)
+    return UUID(answer["id"])
+
+
+def refused_message(answer: Mapping[str, Any], run_id: object, pointer: str) -> BottegaError:
+    """Return the error for a message that a run does not take.
+
+    Args:
+        pointer: the message's place in the request.
+    """
+    reason, limit = answer["refused"], answer.get("limit")
+    if reason == "message_too_large":
+        return InvalidInputError(
+            f"a message takes {limit} bytes at most, as JSON without the data of its files: "
+            "upload the rest as a file",
+            code=reason,
+            pointer=pointer,
+        )
+    return ConflictError(_CONFLICTS[reason].format(run=run_id, limit=limit), code=reason)

@@ -138,7 +138,7 @@ async def resolve(
     """Store what people decided, and let the run go on; return the interrupt.
 
     Args:
-        said: see :class:`bottega.agents.people.interrupts.Resolution`.
+        said: see :class:`bottega.agents.approval.Resolution`.
         by: ``key_id`` and ``name`` of the key.
 
     Raises:

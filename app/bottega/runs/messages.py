@@ -23,6 +23,7 @@ from bottega.db.pages import PAGE_BYTES, PageItems, fetch_page
 from bottega.db.tables import run_events, tasks
 from bottega.engine.replay import result_of
 from bottega.errors import NotFoundError
+from bottega.events.log import STEP_EVENTS
 from bottega.events.payloads import (
     ContextReceived,
     LlmCompleted,
@@ -30,7 +31,6 @@ from bottega.events.payloads import (
     SubagentDispatched,
     ToolEnded,
 )
-from bottega.events.steps import STEP_EVENTS
 from bottega.events.types import FINAL_EVENT, EventType
 from bottega.llm.dialects.wire import tool_outputs
 from bottega.runs import read

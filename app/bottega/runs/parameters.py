@@ -1,12 +1,17 @@
-"""Checks of model parameters and inputs against the dialects of an agent's models. Pure."""
+"""Checks of model parameters and inputs against the dialects of an agent's models. Pure.
+
+The parts that each dialect takes, for checks before a run.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from bottega.agents.params import merged
-from bottega.agents.parts import Part
+from bottega.agents.parts import FileContent, Part
 from bottega.errors import InvalidInputError, UnknownAgentError
 from bottega.files.inputs import RunInput, parts_of
+from bottega.llm.dialects import anthropic, chat, gemini, responses
+from bottega.llm.dialects.parts import Media, WritePart, loaded
 from bottega.llm.params import reserved_in, supported
 from bottega.llm.server import DialectName
 
@@ -108,8 +113,6 @@ def refuse_parts(asked: RunInput, dialects: Iterable[DialectName]) -> None:
         InvalidInputError: ``unsupported_part``, at the part.
     """
     for at, part in parts_of(asked):
-        from bottega.llm.dialects.known_parts import takes  # of little use to most runs
-
         for dialect in dialects:
             if not takes(dialect, Part.from_dict(part)):
                 kind = part.get("media_type") or "unknown type"
@@ -120,3 +123,25 @@ def refuse_parts(asked: RunInput, dialects: Iterable[DialectName]) -> None:
                     code="unsupported_part",
                     pointer=f"/input{at}",
                 )
+
+
+_WRITERS: Mapping[DialectName, WritePart] = {
+    "chat": chat.write_media,
+    "responses": responses.write_media,
+    "anthropic": anthropic.write_media,
+    "gemini": gemini.write_media,
+}
+
+
+def takes(dialect: DialectName, part: Part, media_type: str | None = None) -> bool:
+    """Return true if a dialect has a form for a part.
+
+    Args:
+        media_type: of a part that is a stored file.
+    """
+    if part.text is not None:
+        return True
+    kind = media_type or part.media_type or ""
+    files = {} if part.file is None else {part.file: FileContent(b"", kind)}
+    found = loaded(part, files)
+    return not isinstance(found, Media) or _WRITERS[dialect](found) is not None

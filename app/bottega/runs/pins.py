@@ -1,10 +1,14 @@
-"""Versions of agents and graphs that a new run pins, cached by each process."""
+"""Versions of agents and graphs that a new run pins, cached by each process.
 
+Check that the price of a run's models is known, for runs that may only cost so much.
+"""
+
+import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -15,10 +19,60 @@ from bottega.definitions import store
 from bottega.definitions.agents import TASK_TOOLS, Reached, refuse_stateful
 from bottega.definitions.models import DEFAULT, KnownProvider, ModelName, checked, listed
 from bottega.errors import InvalidInputError, UnknownAgentError
+from bottega.llm.prices import prices_of
+from bottega.llm.server import VENDORS
 from bottega.memory.episodes.scope import MemoryScope
-from bottega.runs.model_prices import UsedModel
 from bottega.runs.parameters import Dialects, dialects_of, refuse_unsupported
 from bottega.tools.mcp import model_name, refuse_unfit
+
+
+class UsedModel(NamedTuple):
+    """A model that an agent may call.
+
+    Attributes:
+        address: URL of its server.
+        is_priced: its provider has a price for it.
+    """
+
+    name: str
+    address: str
+    is_priced: bool
+
+    @classmethod
+    def of(cls, provider: KnownProvider, model: str | None, default: str) -> "UsedModel":
+        """Build it from a reference.
+
+        Args:
+            model: ``None``: the provider's first one, or ``default``.
+        """
+        name = model or (provider.models[0] if provider.models else default)
+        address = provider.base_url or VENDORS[provider.dialect]
+        return cls(name, address, name in (provider.prices or ()))
+
+
+async def refuse_unpriced(models: Mapping[str, Sequence[UsedModel]]) -> None:
+    """Refuse models without a known price.
+
+    Args:
+        models: of each agent.
+
+    Raises:
+        InvalidInputError: ``unpriced_model``.
+    """
+    for agent, used in models.items():
+        for model in used:
+            if model.is_priced:
+                continue
+            # In a thread: the first search loads the public lists.
+            prices = await asyncio.to_thread(prices_of, model.name, model.address)
+            if prices is None:
+                raise InvalidInputError(
+                    f"cost_budget cannot be kept: no price is known for the model '{model.name}' "
+                    f"of the agent '{agent}'. Give its provider prices, or leave the budget out",
+                    code="unpriced_model",
+                    pointer="/cost_budget",
+                )
+
 
 _MAX_CHAIN = 20
 _MODES = ("off", "read", "full")

@@ -1,11 +1,16 @@
-"""Queries about runs, for the API."""
+"""Queries about runs, for the API.
+
+Deliveries of webhooks, as clients see them.
+
+Sums of what a tenant's runs spent, by one of their properties.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from pydantic_core import from_json, to_json
@@ -29,6 +34,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB, distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.history import DEMAND_TITLES
+from bottega.agents.messages import CURRENCY
 from bottega.db.pages import MOST_SKEW, PageItems, beside, fetch_page, first_id, measured, paged
 from bottega.db.tables import (
     episode_feedback,
@@ -40,11 +46,11 @@ from bottega.db.tables import (
     webhooks,
 )
 from bottega.definitions import kinds
-from bottega.errors import NotFoundError
+from bottega.errors import InvalidInputError, NotFoundError
 from bottega.events.payloads import ContextReceived
 from bottega.events.types import EventType, RunStatus
 from bottega.memory.episodes.scope import OFF
-from bottega.runs import outcomes
+from bottega.runs.learning import OF_CHECK, shown
 
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
 _BODIES = ("input", *DEMAND_TITLES, "output", "output_json", "output_schema", "overrides")
@@ -62,14 +68,14 @@ def _runs(*but: str) -> Select[Any]:
     ends = beside(webhooks, _of_run(webhooks) & (webhooks.c.seq == 0), *_OF_WEBHOOK)
     learning = beside(run_learning, _of_run(run_learning), "status")
     feedback = beside(episode_feedback, _of_run(episode_feedback), "outcome")
-    checks = beside(run_checks, _of_run(run_checks), *outcomes.OF_CHECK)
+    checks = beside(run_checks, _of_run(run_checks), *OF_CHECK)
     return (
         select(
             *(column for column in runs.c if column.name not in but),
             *(ends.c[name].label(f"webhook_{name}") for name in _OF_WEBHOOK),
             learning.c.status.label("learning"),
             feedback.c.outcome.label("feedback_outcome"),
-            *(checks.c[name].label(f"check_{name}") for name in outcomes.OF_CHECK),
+            *(checks.c[name].label(f"check_{name}") for name in OF_CHECK),
             case((runs.c.queued_at.is_(None) & (runs.c.status == "queued"), _BLOCKED_BY)).label(
                 "blocked_by"
             ),
@@ -155,7 +161,7 @@ def to_response(row: Mapping[str, Any]) -> dict[str, Any]:
         "learning": None,
         "blocked_by": None,
         **row,
-        **outcomes.shown(row),
+        **shown(row),
         "user": row["user_id"],
         "memory_used": OFF if row["memory"] == "off" else row["memory_used"],
         "webhook": webhook,
@@ -423,3 +429,111 @@ async def context(
         content = row.output if received.content is None else received.content
         found.append({**row.data, "seq": row.seq, "task_id": row.task_id, "content": content})
     return found
+
+
+Place = tuple[UUID, int]
+"""Run and ``seq`` of a delivery, by which they are listed: runs by age."""
+
+_same_run = and_(runs.c.tenant_id == webhooks.c.tenant_id, runs.c.id == webhooks.c.run_id)
+_run = beside(runs, _same_run, "status", "user_id")
+_event = case(
+    (webhooks.c.seq > 0, EventType.RUN_WAITING.value), else_=func.concat("run.", _run.c.status)
+)
+
+
+async def deliveries_page(
+    tx: AsyncConnection,
+    tenant_id: UUID,
+    filters: Mapping[str, Any],
+    *,
+    user: str | None = None,
+    after: Place | None,
+    descending: bool,
+    limit: int,
+) -> PageItems[dict[str, Any]]:
+    """List a page of deliveries; ``filters``: values of ``status`` and ``run_id``, ``None``: any.
+
+    Args:
+        user: only of this user's runs.
+
+    A delivery has the ``event`` that it tells of, and ``url`` without its query, which may hold a
+    secret.
+    """
+    own = webhooks.c
+    query = (
+        select(
+            own.run_id,
+            own.seq,
+            _event.label("event"),
+            func.split_part(own.url, "?", 1).label("url"),
+            *(own[name] for name in ("status", "tries", "answer", "error", "next_at", "ended_at")),
+        )
+        .join(_run, true())
+        .where(own.tenant_id == tenant_id)
+        .where(*(own[name] == value for name, value in filters.items() if value is not None))
+    )
+    if user is not None:
+        query = query.where(_run.c.user_id == user)
+    query = paged(query, own.run_id, own.seq, after=after, descending=descending)
+    few = filters.get("status") == "pending"  # their index has another order
+    return await fetch_page(tx, query, limit, by_index=not few)
+
+
+UsageBy = Literal["agent", "model", "session", "day", "key", "user"]
+
+_USUAL = timedelta(days=30)
+_LONGEST = timedelta(days=366)
+_SUMS = ("input", "output", "cached", "reasoning", "estimated")
+_COLUMNS = ("name", *_SUMS, "amount", "complete", "runs")
+
+
+async def usage_page(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    by: UsageBy,
+    *,
+    since: datetime | None,
+    until: datetime | None,
+    after: str | None,
+    descending: bool,
+    limit: int,
+) -> PageItems[dict[str, object]]:
+    """List sums of ended runs that were created in a time, by name, after the name ``after``.
+
+    The name is under the key ``by``; ``None``: of runs without a session, or without a user.
+
+    Args:
+        until: ``None``: now.
+        since: ``None``: 30 days before ``until``.
+
+    Raises:
+        InvalidInputError: the time is longer than a year.
+    """
+    until = until or await connection.scalar(select(func.now()))
+    assert until is not None
+    since = since or until - _USUAL
+    if until - since > _LONGEST:
+        raise InvalidInputError(
+            f"from since to until there are more than {_LONGEST.days} days: ask for less",
+            pointer="/since",
+        )
+    bounds = since, until, first_id(since), first_id(until + MOST_SKEW)
+    sums = func.usage_by(tenant_id, by, *bounds).table_valued(*_COLUMNS)
+    query = select(sums)
+    query = paged(query, sums.c.name, after=after, descending=descending)
+    rows = await fetch_page(connection, query, limit)
+    return PageItems(
+        (
+            {
+                by: row["name"] or None,
+                **{name: row[name] for name in (*_SUMS, "runs")},
+                "cost": {
+                    "amount": row["amount"],
+                    "currency": CURRENCY,
+                    "complete": row["complete"],
+                },
+            }
+            for row in rows
+        ),
+        more=rows.more,
+    )

@@ -32,7 +32,7 @@ from bottega.events.payloads import (
 )
 from bottega.events.types import UNFINISHED, Event, EventType, RunStatus
 from bottega.files.inputs import files_of
-from bottega.files.rows import touch
+from bottega.files.store import touch
 from bottega.runs import read
 from bottega.runs.pins import stricter
 from bottega.runs.submit import Carried, accept

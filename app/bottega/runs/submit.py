@@ -17,11 +17,10 @@ from bottega import trace_context
 from bottega.db.quota import STORAGE_FULL, STORAGE_QUOTA
 from bottega.errors import BottegaError, LimitedError, UnknownAgentError, UserErasingError
 from bottega.memory.episodes.scope import memory_used, scope_of_run
-from bottega.runs.inbox import REFUSED_MESSAGES, refused_message
-from bottega.runs.model_prices import refuse_unpriced
+from bottega.runs.control import REFUSED_MESSAGES, refused_message
 from bottega.runs.once import REFUSED_KEYS, OnceKey, first_answer, refused_key
 from bottega.runs.parameters import refuse_overrides, refuse_parts
-from bottega.runs.pins import PinCache, stricter
+from bottega.runs.pins import PinCache, refuse_unpriced, stricter
 from bottega.runs.read import to_response
 from bottega.runs.sessions import conversation_busy, session_user
 

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 import httpx2
 
 from bottega.errors import InvalidInputError
-from bottega.tools.addresses import AllowList, host_address
+from bottega.tools.guard import AllowList, host_address
 
 
 def refuse_stored(name: str, hosts: Iterable[str], url: str, allowed: AllowList) -> None:

@@ -22,7 +22,7 @@ from bottega.redaction import Redactor
 from bottega.secrets.hosts import refuse_environment, refuse_stored
 from bottega.secrets.rows import CHANNEL
 from bottega.secrets.sealing import CannotOpenError, Keyring, Place
-from bottega.tools.addresses import AllowList
+from bottega.tools.guard import AllowList
 from bottega.tools.http import Secrets
 from bottega.tools.secrets import DEFAULT, TenantSecrets
 

@@ -236,7 +236,7 @@ class Settings(
     @field_validator("egress_allow")
     @classmethod
     def _addresses(cls, entries: list[str]) -> list[str]:
-        from bottega.tools.addresses import AllowList
+        from bottega.tools.guard import AllowList
 
         try:
             AllowList.parse(entries)

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings
 
-from bottega.background.cron import check_cron
+from bottega.background.schedules import check_cron
 from bottega.errors import InvalidInputError
 from bottega.memory.episodes.options import LearningOptions
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
 
-from bottega.agents.messages import Usage, decimal_text
+from bottega.agents.messages import Usage, decimal_text, tokens_sent
 from bottega.agents.provider import ModelPrices, Permit, prices_of
 from bottega.agents.query import Query
-from bottega.agents.sent_tokens import tokens_sent
 from bottega.errors import BudgetExhaustedError, ModelError
 
 MAX_OUTPUT = 4096

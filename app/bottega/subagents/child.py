@@ -12,10 +12,9 @@ from bottega.agents.messages import AgentUsage, AssistantResponse, ToolCall
 from bottega.agents.query import QueriedAgent, Query, current_call, next_query
 from bottega.agents.tools import ToolBase
 from bottega.errors import BudgetExhaustedError, InvalidInputError
-from bottega.subagents.file_tools import file_tools
 from bottega.subagents.handle import DispatchParams, SubagentHandle, SubagentOutcome
-from bottega.subagents.linked.work import MOST_FILES_CHARS, LinkedWork
-from bottega.subagents.shared_context import GLOBAL, Workspace, folder_of
+from bottega.subagents.linked import MOST_FILES_CHARS, LinkedWork
+from bottega.subagents.shared_context import GLOBAL, Workspace, file_tools, folder_of
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import (
     DispatchingTool,

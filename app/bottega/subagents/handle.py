@@ -14,7 +14,7 @@ from bottega.graph.shared_memory import Publication
 from bottega.subagents.breaker import BreakerKey
 from bottega.subagents.budget import Account
 from bottega.subagents.limits import SubagentLimits
-from bottega.subagents.slots.queue import QueueEntry
+from bottega.subagents.queue import QueueEntry
 from bottega.subagents.states import Mailbox, SubagentStatus, stands_still
 
 MAX_PARTIAL_OUTPUT = 10_000

@@ -1,26 +1,202 @@
 """Scheduler of tasks: slots, timers, cancellation.
 
 The queue, the pool's size and the breakers decide; this module carries their decisions out.
+
+Places of tasks where a tenant's limit holds over all workers.
+
+Estimates of a waiting task's start, from the recent tasks of its parent.
 """
 
 import asyncio
 import logging
 import math
-from collections import deque
-from collections.abc import AsyncIterator, Hashable
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from bottega.errors import BudgetExhaustedError
 from bottega.subagents.breaker_set import BreakerSet
-from bottega.subagents.estimates import SlotLimit, estimated_start_ms
 from bottega.subagents.handle import Parent, SubagentHandle, SubagentOutcome
 from bottega.subagents.limits import SchedulerOptions, resized
+from bottega.subagents.queue import WAKE, QueueEntry, TakeQueue
 from bottega.subagents.quotas import TaskRegistry
-from bottega.subagents.slots.places import TenantPlaces
-from bottega.subagents.slots.queue import WAKE, QueueEntry, TakeQueue
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.waits import all_done
+
+
+class PlaceSource(Protocol):
+    """Source of places for the tasks of this worker; places are all alike."""
+
+    def take(self, tenant: UUID) -> bool:
+        """Take a place that this worker already holds; return false if there is none."""
+        ...
+
+    async def wait(self, tenant: UUID) -> None:
+        """Return with a place; a cancelled wait has none."""
+        ...
+
+    def give_back(self, tenant: UUID) -> None: ...
+
+
+class TenantPlaces:
+    """Places that tasks need beside a slot, taken when the queue gives them one.
+
+    Args:
+        came: called when a place has come that a tenant's tasks waited for.
+    """
+
+    def __init__(self, came: Callable[[], None]) -> None:
+        self.source: PlaceSource | None = None
+        self._came = came
+        self._asks: dict[UUID, set[asyncio.Task[None]]] = {}
+        self._unused: Counter[UUID] = Counter()
+
+    def take_for_next(self, queue: TakeQueue, free: int) -> bool:
+        """Take a place for the queue's next entry; return false if no entry can have one.
+
+        A tenant without a place loses its turn until one comes. It asks for as many as it could
+        use now.
+
+        Args:
+            free: free slots.
+        """
+        while free > 0 and queue.ready:
+            tenant = queue.turn
+            if self.source is None or not isinstance(tenant, UUID) or self._take(tenant):
+                return True
+            self._ask(queue, tenant, min(free, queue.ready_of(tenant)))
+            queue.block(tenant)
+        return False
+
+    def give_back(self, tenant: UUID | None) -> None:
+        if self.source is not None and tenant is not None:
+            self.source.give_back(tenant)
+
+    def give_back_unused(self) -> None:
+        """Give back the places that came when no slot was free, or for tasks that had ended."""
+        for tenant in self._unused.elements():
+            self.give_back(tenant)
+        self._unused.clear()
+
+    def stop(self) -> None:
+        """Ask no more."""
+        for asks in self._asks.values():
+            for ask in asks:
+                ask.cancel()
+
+    def _take(self, tenant: UUID) -> bool:
+        if self._unused[tenant]:
+            self._unused[tenant] -= 1
+            return True
+        return self.source is not None and self.source.take(tenant)
+
+    def _ask(self, queue: TakeQueue, tenant: UUID, wanted: int) -> None:
+        asks = self._asks.setdefault(tenant, set())
+        for _ in range(wanted - len(asks)):
+            asks.add(asyncio.get_running_loop().create_task(self._get(queue, tenant)))
+
+    async def _get(self, queue: TakeQueue, tenant: UUID) -> None:
+        assert self.source is not None
+        try:
+            await self.source.wait(tenant)
+            self._unused[tenant] += 1
+        finally:
+            asks = self._asks[tenant]
+            asks.discard(asyncio.current_task())
+            if not asks:
+                del self._asks[tenant]
+            queue.unblock(tenant)
+        self._came()
+
+
+_LEAST_KNOWN = 3
+"""Ended tasks of an agent from which its next ones can be estimated."""
+_ALIKE = 1.8
+"""Longest recent time over the shortest one, up to which the next one is known."""
+
+
+class SlotLimit(NamedTuple):
+    """Slots of a tenant or of the pool.
+
+    Attributes:
+        slots: those that its tasks may hold together.
+        claims: tasks that hold one, wait for one or will ask for one again.
+        is_fixed: the number of slots stays.
+    """
+
+    slots: int
+    claims: int
+    is_fixed: bool = True
+
+
+def estimated_start_ms(
+    handle: SubagentHandle, queue: TakeQueue, limits: Sequence[SlotLimit], now: float
+) -> int | None:
+    """Return the milliseconds until a queued task starts; ``None``: they cannot be known.
+
+    They are known while only its siblings are before it, and those take about equally long.
+
+    Args:
+        limits: of slots, beside the parent's own limit.
+    """
+    parent, entry = handle.parent, handle.entry
+    if entry is None or not _all_are_in_line(parent, queue):
+        return None
+    before = queue.siblings_before(entry, now)
+    slots = _slots(parent, queue, before, limits)
+    known = _durations(parent)
+    if slots is None or known is None or slots < len(parent.holders):
+        return None
+    left = [max(known) - (now - since) for since in parent.holders.values()]
+    if min(left, default=0.0) < 0:
+        return None  # one takes longer than those before
+    free = sorted([0.0] * (slots - len(left)) + left)
+    mean = sum(known) / len(known)
+    soon = free[before % slots] + before // slots * mean
+    before = queue.siblings_before(entry, now + 2 * soon)  # others may age sooner
+    late = free[before % slots] + before // slots * mean
+    if max(soon, late) > 2 * min(soon, late):
+        return None
+    return round(1000 * (soon + late) / 2)
+
+
+def _all_are_in_line(parent: Parent, queue: TakeQueue) -> bool:
+    """Check that each task of a parent waits in the queue, or holds the slot that it began with."""
+    waiting = queue.entries_of(parent)
+    return (
+        parent.queued == waiting
+        and parent.here == waiting + len(parent.holders)
+        and all(handle.started_at == since for handle, since in parent.holders.items())
+    )
+
+
+def _slots(
+    parent: Parent, queue: TakeQueue, before: int, limits: Sequence[SlotLimit]
+) -> int | None:
+    """Return the slots that a parent's tasks take in turn; ``None``: others want them too."""
+    slots = parent.limits.max_concurrent
+    own = len(parent.holders)
+    for limit in limits:
+        others = limit.claims - own - queue.entries_of(parent)
+        if others + min(slots, own + before + 1) <= limit.slots:
+            continue
+        if others or not limit.is_fixed:
+            return None
+        slots = min(slots, limit.slots)
+    return slots
+
+
+def _durations(parent: Parent) -> list[float] | None:
+    """Return how long tasks lasted that are like those under way; ``None``: too different."""
+    agents = {*parent.waiting, *(handle.agent for handle in parent.holders)}
+    known = [parent.durations.get(agent, ()) for agent in agents]
+    if min(map(len, known)) < _LEAST_KNOWN:
+        return None
+    seconds = [each for one in known for each in one]
+    return seconds if max(seconds) < _ALIKE * min(seconds) else None
+
 
 logger = logging.getLogger(__name__)
 

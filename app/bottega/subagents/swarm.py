@@ -24,7 +24,7 @@ from bottega.subagents.handle import (
     Waiter,
 )
 from bottega.subagents.limits import SubagentLimits
-from bottega.subagents.linked.work import Elsewhere
+from bottega.subagents.linked import Elsewhere
 from bottega.subagents.plugins import PluginContext, TaskOutcome, after_complete
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.shared_context import SharedContext, Workspace

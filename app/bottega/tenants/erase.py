@@ -35,9 +35,9 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.engine import Database, name_tenant
 from bottega.db.tables import (
+    DEFAULT_TENANT,
     api_keys,
     episodes,
     idempotency_keys,

@@ -1,23 +1,40 @@
 """API keys: create, list, revoke. A key is shown once; only its hash is stored.
 
 A key has 32 random bytes, so one round of SHA-256 suffices: it cannot be guessed.
+
+Each API process's cache of keys.
+
+Few requests query the database. A valid key is trusted for a few seconds. A background task checks
+the keys in use periodically, and at once after a notification of changed keys. Even if that fails,
+no answer is used for longer than ``BELIEVED_S``.
 """
 
+import asyncio
 import hashlib
+import hmac
+import math
 import secrets
 import string
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 from uuid import UUID
 
+import asyncpg
+import structlog
 from sqlalchemy import DateTime, RowMapping, func, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from bottega import metrics
+from bottega.clock import Clock, monotonic, utcnow
+from bottega.db.failures import repeated
 from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.tables import api_keys
-from bottega.errors import ConflictError, InvalidInputError, NotFoundError
+from bottega.errors import ConflictError, InvalidInputError, NotFoundError, UnavailableError
+from bottega.events.listener import NotifyListener, happens
 from bottega.tenants import audit
 
 Scope = Literal["read", "run", "define", "approve", "admin"]
@@ -159,3 +176,298 @@ async def revoke(tx: AsyncConnection, tenant_id: UUID, actor: str, key_id: UUID)
         .where(_keys.tenant_id == tenant_id, _keys.id == key_id)
     )
     await audit.note(tx, tenant_id, actor, "key.revoke", row["prefix"])
+
+
+CHANNEL = "bottega_keys"
+BELIEVED_S = 4.0
+"""Seconds that an answer of the database is valid; with the time of a query below 5 s."""
+REFRESH_S = 1.5
+_PAUSE_S = 0.02
+"""Pause after each check: many keys that change at once cause few checks."""
+_PATIENCE_S = 2.0
+_NOTE_EVERY_S = 60.0
+_MOST_KEYS = 10_000
+_REFUSED_S = 2.0
+_STRANGERS_AT_ONCE = 2
+_STRANGERS_WAITING = 200
+_OPEN = b""
+_REQUIRED = "SELECT keys_required() AS required"
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+Identity = tuple[UUID, UUID] | None
+"""Tenant and id of a key; ``None``: all local clients, while there are no keys."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A key, with monotonic times of its last check, its last use and the storing of that use."""
+
+    key: Key
+    key_hash: bytes
+    checked_at: float
+    used_at: float = -math.inf
+    noted_at: float = -math.inf
+
+    @property
+    def identity(self) -> tuple[UUID, UUID]:
+        return self.key.tenant_id, self.key.id
+
+
+class KeyCache:
+    """Access control of this process.
+
+    Args:
+        local: the server is reachable from this machine only, so it may be open.
+        believed_s: seconds that an answer of the database is valid.
+        refresh_s: pause between two checks of the keys in use.
+        clock: wall clock, for expiry; ``ticks``: monotonic clock, for the rest.
+    """
+
+    def __init__(
+        self,
+        pool: asyncpg.Pool,
+        listener: NotifyListener,
+        *,
+        local: bool,
+        believed_s: float = BELIEVED_S,
+        refresh_s: float = REFRESH_S,
+        clock: Clock = utcnow,
+        ticks: Callable[[], float] = monotonic,
+    ) -> None:
+        self._pool = pool
+        self._believed_s = believed_s
+        self._refresh_s = refresh_s
+        self._clock = clock
+        self._ticks = ticks
+        self._may_be_open = local
+        self._open_seen_at = -math.inf
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._refused: dict[bytes, float] = {}
+        self._asking: dict[bytes, asyncio.Future[None]] = {}
+        self._strangers = asyncio.Semaphore(_STRANGERS_AT_ONCE)
+        self._strangers_waiting = 0
+        self._watchers: defaultdict[Identity, set[Callable[[], None]]] = defaultdict(set)
+        self._nudge = asyncio.Event()
+        listener.subscribe(CHANNEL, lambda _: self._nudge.set())
+
+    # Open access
+
+    @property
+    def may_be_open(self) -> bool:
+        """True until a key is seen; never true afterwards."""
+        return self._may_be_open
+
+    async def is_open(self) -> bool:
+        """Return true if all clients may do everything, since there never was a key.
+
+        Raises:
+            UnavailableError, OSError, ...: the database is not available.
+        """
+        if self._may_be_open and self._ticks() - self._open_seen_at > self._believed_s:
+            await self._once(_OPEN, self._look_whether_open)
+        return self._may_be_open
+
+    async def _look_whether_open(self) -> None:
+        asked_at = self._ticks()
+        row = await self._ask(_REQUIRED)
+        self._learn(row is None or row["required"], asked_at)
+
+    def _learn(self, required: bool, asked_at: float) -> None:
+        if required:
+            self._may_be_open = False
+        else:
+            self._open_seen_at = asked_at
+
+    # Finding keys
+
+    def has(self, text: str) -> bool:
+        """Return whether the key of a request was found before, so that :meth:`find` costs little.
+
+        It may be revoked or expired since.
+        """
+        key_hash = hashed(text)
+        entry = self._entries.get(key_hash[:16])
+        return entry is not None and hmac.compare_digest(entry.key_hash, key_hash)
+
+    async def find(self, text: str) -> Key | None:
+        """Look up the key of a request; ``None`` if it is unknown or revoked. It may have expired.
+
+        Raises:
+            UnavailableError, OSError, ...: the database is not available, or too many unknown keys
+                are being looked up.
+        """
+        # Found by half of its hash. The other half is compared in constant time.
+        key_hash = hashed(text)
+        place = key_hash[:16]
+        now, entry = self._ticks(), self._entries.get(place)
+        if entry is None and now < self._refused.get(place, -math.inf):
+            return None
+        if entry is None or now - entry.checked_at > self._believed_s:
+            await self._once(place, lambda: self._look(place, key_hash, stranger=entry is None))
+            entry = self._entries.get(place)
+        else:
+            metrics.cache_hits.labels("keys").inc()
+        if entry is None or not hmac.compare_digest(entry.key_hash, key_hash):
+            return None
+        if not self.expired(entry.key):
+            entry.used_at = now
+        self._entries.move_to_end(place)
+        return entry.key
+
+    def expired(self, key: Key) -> bool:
+        return key.expired(self._clock())
+
+    async def redeem(self, ticket_hash: bytes, run_id: UUID, opens: str) -> asyncpg.Record | None:
+        """Return ``tenant_id`` and ``scopes`` of a valid ticket, and of its key.
+
+        Few calls run concurrently, as for unknown keys.
+
+        Args:
+            opens: ``websocket``, which consumes the ticket, valid or not; or ``sse``.
+        """
+        query = "SELECT * FROM redeem_ticket($1, $2, $3)"
+        asking = asyncio.ensure_future(self._ask_as_stranger(query, ticket_hash, run_id, opens))
+        asking.add_done_callback(_retrieve_error)
+        return await _patiently(asking)
+
+    async def _look(self, place: bytes, key_hash: bytes, *, stranger: bool) -> None:
+        ask = self._ask_as_stranger if stranger else self._ask
+        asked_at = self._ticks()
+        row = await ask("SELECT * FROM find_key($1)", key_hash)
+        if row is None:
+            self._entries.pop(place, None)
+            self._refused.pop(place, None)  # moves it to the end
+            self._refused[place] = self._ticks() + _REFUSED_S
+            if len(self._refused) > _MOST_KEYS:
+                del self._refused[next(iter(self._refused))]
+            return
+        entry = self._entries.get(place)
+        if entry is None:
+            self._entries[place] = _Entry(Key(**row), key_hash, asked_at)
+            if len(self._entries) > _MOST_KEYS:
+                self._entries.popitem(last=False)
+        else:
+            entry.key, entry.checked_at = Key(**row), asked_at
+
+    @repeated
+    async def _ask(self, query: str, *arguments: object) -> asyncpg.Record | None:
+        async with self._pool.acquire(timeout=_PATIENCE_S) as connection:
+            return await connection.fetchrow(query, *arguments, timeout=_PATIENCE_S)
+
+    async def _ask_as_stranger(self, query: str, *arguments: object) -> asyncpg.Record | None:
+        """Query with limited concurrency, so that unknown keys put little load on the database."""
+        if self._strangers_waiting >= _STRANGERS_WAITING:
+            raise UnavailableError("too many unknown keys are being looked up: try again")
+        self._strangers_waiting += 1
+        try:
+            async with self._strangers:
+                return await self._ask(query, *arguments)
+        finally:
+            self._strangers_waiting -= 1
+
+    async def _once(self, what: bytes, ask: Callable[[], Awaitable[None]]) -> None:
+        """Share one query among concurrent callers with the same question."""
+        asking = self._asking.get(what)
+        if asking is None:
+            asking = self._asking[what] = asyncio.ensure_future(ask())
+            asking.add_done_callback(lambda asked: self._forget(what, asked))
+        try:
+            await _patiently(asking)
+        except TimeoutError:
+            self._forget(what, asking)  # the next caller uses another connection
+            raise
+
+    def _forget(self, what: bytes, asked: "asyncio.Future[None]") -> None:
+        if self._asking.get(what) is asked:
+            del self._asking[what]
+        if asked.done():
+            _retrieve_error(asked)
+
+    # Watching keys in use
+
+    @contextmanager
+    def watching(self, identity: Identity, lost: Callable[[], None]) -> Iterator[None]:
+        """Call ``lost`` when the key's access ends: revoked, expired, or keys are now required."""
+        self._watchers[identity].add(lost)
+        try:
+            yield
+        finally:
+            self._watchers[identity].discard(lost)
+            if not self._watchers[identity]:
+                del self._watchers[identity]
+
+    async def run(self) -> None:
+        """Watch keys until cancelled."""
+        while True:
+            self._nudge.clear()
+            async with asyncio.timeout(_PATIENCE_S), self._pool.acquire() as connection:
+                await self._refresh(connection)
+            await asyncio.sleep(_PAUSE_S)
+            await happens(self._nudge, self._refresh_s)
+
+    async def _refresh(self, connection: asyncpg.Connection) -> None:
+        now = self._ticks()
+        if self._may_be_open:
+            self._learn(await connection.fetchval(_REQUIRED), now)
+        if not self._may_be_open:
+            self._lose(None)
+        used = {
+            place: entry
+            for place, entry in self._entries.items()
+            if now - entry.used_at <= self._believed_s
+        }
+        watched = [identity for identity in self._watchers if identity is not None]
+        asked = {*(entry.identity for entry in used.values()), *watched}
+        live = await self._live(connection, asked)
+        for place, entry in used.items():
+            if key := live.get(entry.identity):
+                entry.key, entry.checked_at = key, now
+            else:
+                self._entries.pop(place, None)
+        for identity in watched:
+            if identity not in live or self.expired(live[identity]):
+                self._lose(identity)
+        await self._note_uses(connection, now)
+
+    async def _live(
+        self, connection: asyncpg.Connection, asked: set[tuple[UUID, UUID]]
+    ) -> dict[tuple[UUID, UUID], Key]:
+        if not asked:
+            return {}
+        rows = await connection.fetch("SELECT * FROM live_keys($1, $2)", *zip(*asked, strict=True))
+        return {(row["tenant_id"], row["id"]): Key(**row) for row in rows}
+
+    def _lose(self, identity: Identity) -> None:
+        for lost in list(self._watchers.get(identity, ())):
+            lost()
+
+    async def _note_uses(self, connection: asyncpg.Connection, now: float) -> None:
+        due = [
+            entry
+            for entry in self._entries.values()
+            if entry.used_at > entry.noted_at and now - entry.noted_at >= _NOTE_EVERY_S
+        ]
+        if due:
+            identities = {entry.identity for entry in due}
+            await connection.execute("SELECT note_key_use($1, $2)", *zip(*identities, strict=True))
+        for entry in due:
+            entry.noted_at = now
+
+
+async def _patiently(asking: "asyncio.Future[T]") -> T:
+    """Wait with a time limit. The query continues, since cancelling it needs the database too.
+
+    Raises:
+        TimeoutError: it took too long.
+    """
+    async with asyncio.timeout(_PATIENCE_S):
+        return await asyncio.shield(asking)
+
+
+def _retrieve_error(asked: "asyncio.Future[Any]") -> None:
+    """Retrieve the exception, against a warning if all callers have left."""
+    if not asked.cancelled():
+        asked.exception()

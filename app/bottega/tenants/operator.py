@@ -13,11 +13,17 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from bottega.db.base import DEFAULT_TENANT
 from bottega.db.connect import SYSTEM_ROLE, connect, normalise_url
 from bottega.db.engine import name_tenant
 from bottega.db.migrate import require_current
-from bottega.db.tables import api_keys, provider_versions, providers, retention, tenants
+from bottega.db.tables import (
+    DEFAULT_TENANT,
+    api_keys,
+    provider_versions,
+    providers,
+    retention,
+    tenants,
+)
 from bottega.errors import ConflictError, NotFoundError
 from bottega.tenants import audit, keys
 from bottega.tenants.erase import Begin, Removed, erase_tenant

@@ -2,6 +2,8 @@
 
 Pages are removed one by one, each in a transaction of its own that skips what others have locked.
 So any number of processes may do it at once, and a repetition after a crash continues.
+
+Storage of tenants: the sums that the quota and ``GET /v1/scheduler`` read.
 """
 
 import asyncio
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+import asyncpg
 import structlog
 from pydantic_core import to_json
 from sqlalchemy import ARRAY, Uuid, bindparam, func, select, text
@@ -189,4 +192,24 @@ class Pruning:
         for due, count in removed.items():
             if count:
                 log.info("retention.removed", tenant=due.tenant, kind=due.kind, **count)
+        return float("inf")
+
+
+_SUMS_POLL_S = 5.0
+_SUM = "SELECT sum_storage($1)"
+
+
+@dataclass(frozen=True, slots=True)
+class StorageSums:
+    """Background work of every process; together they do it once per five seconds."""
+
+    pool: asyncpg.Pool
+
+    async def __call__(self) -> None:
+        """Add up what tenants stored and deleted, until cancelled."""
+        await WorkLoop("storage", self.add_up, poll_s=_SUMS_POLL_S).run()
+
+    async def add_up(self) -> float:
+        """Add up all changes so far; return the seconds until more may be due."""
+        await self.pool.execute(_SUM, _SUMS_POLL_S)
         return float("inf")

@@ -14,8 +14,7 @@ import asyncpg
 from sqlalchemy import RowMapping, delete, func, insert, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.base import DEFAULT_TENANT
-from bottega.db.tables import webhook_secrets
+from bottega.db.tables import DEFAULT_TENANT, webhook_secrets
 from bottega.errors import ConflictError
 from bottega.tenants import audit
 

@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, JsonValue, StringConstraints
 
-from bottega.agents.people.approval import Approval, approval_of, check_approval
-from bottega.agents.people.interrupts import EXPIRES_S
+from bottega.agents.approval import EXPIRES_S, Approval, approval_of, check_approval
 from bottega.errors import InvalidInputError
 
 MOST_EXPIRES_S = 31_536_000.0

@@ -27,9 +27,9 @@ from bottega.network import (
     reader_of,
 )
 from bottega.outside import STEP_BYTES, BoundedReader, OutsideError
-from bottega.tools.addresses import AllowList
 from bottega.tools.guard import (
     AddressGuard,
+    AllowList,
     Asking,
     EgressRefusedError,
     address_in,

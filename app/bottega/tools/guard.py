@@ -2,18 +2,174 @@
 
 A name is resolved once, here, and the connection goes to a checked address: a later DNS answer has
 no effect. ``Host``, SNI and the certificate still use the name.
+
+Addresses that outgoing HTTP may reach. Pure.
 """
 
+import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
-from ipaddress import ip_address
-from typing import NamedTuple
+from dataclasses import dataclass
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
+from typing import NamedTuple, Self
 
 from bottega.errors import InvalidInputError
 from bottega.lookups import NameLookups
 from bottega.network import AddressRefusedError
-from bottega.tools.addresses import Address, AllowList, host_address, why_refused
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+_NAME = re.compile(
+    r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*"
+)
+_LONGEST_NAME = 253
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+
+
+def _networks(blocks: Iterable[tuple[str, str]]) -> tuple[tuple[Network, str], ...]:
+    return tuple((ip_network(block), reason) for block, reason in blocks)
+
+
+# Blocks of IPv4, and of IPv6 within its global unicast block. Source: the IANA special-purpose
+# address registries. 168.63.129.16 is public, but Azure serves a machine's own secrets there.
+_REFUSED = _networks(
+    (
+        ("0.0.0.0/8", "unspecified"),
+        ("10.0.0.0/8", "private"),
+        ("100.64.0.0/10", "private"),
+        ("127.0.0.0/8", "loopback"),
+        ("168.63.129.16/32", "cloud metadata"),
+        ("169.254.0.0/16", "link-local"),
+        ("172.16.0.0/12", "private"),
+        ("192.0.0.0/24", "reserved"),
+        ("192.0.2.0/24", "reserved"),
+        ("192.88.99.0/24", "reserved"),
+        ("192.168.0.0/16", "private"),
+        ("198.18.0.0/15", "private"),
+        ("198.51.100.0/24", "reserved"),
+        ("203.0.113.0/24", "reserved"),
+        ("224.0.0.0/4", "multicast"),
+        ("240.0.0.0/4", "reserved"),
+        ("::/128", "unspecified"),
+        ("::1/128", "loopback"),
+        ("fc00::/7", "private"),
+        ("fe80::/10", "link-local"),
+        ("fec0::/10", "private"),
+        ("ff00::/8", "multicast"),
+        ("2001::/23", "reserved"),  # Teredo is in here
+        ("2001:db8::/32", "reserved"),
+        ("2002::/16", "reserved"),  # 6to4: reaches any IPv4 address
+        ("3fff::/20", "reserved"),
+    )
+)
+_GLOBAL_IPV6 = IPv6Network("2000::/3")
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+def why_refused(address: Address) -> str | None:
+    """Return the reason why an address is not public, in a word or two; ``None`` if it is.
+
+    An IPv6 address that embeds an IPv4 one (mapped, NAT64) is checked as that one.
+    """
+    if isinstance(address, IPv6Address):
+        if address.scope_id is not None:
+            return "link-local"
+        if embedded := _embedded(address):
+            return why_refused(embedded)
+    for network, reason in _REFUSED:
+        if address in network:
+            return reason
+    if isinstance(address, IPv6Address) and address not in _GLOBAL_IPV6:
+        return "reserved"
+    # A newer Python may know blocks that are missing from this table.
+    return None if address.is_global else "reserved"
+
+
+def _embedded(address: IPv6Address) -> IPv4Address | None:
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFF_FFFF)
+    return address.ipv4_mapped
+
+
+def host_address(host: str) -> Address | None:
+    """Parse ``host`` as an address; ``None`` if it is a name to resolve.
+
+    Args:
+        host: in lower case, without the brackets of an IPv6 address.
+
+    Raises:
+        InvalidInputError: it is neither. This includes spellings of IPv4 that only some resolvers
+            accept (decimal, octal, hexadecimal, short).
+    """
+    try:
+        return ip_address(host)
+    except ValueError:
+        pass
+    name = host.removesuffix(".")
+    if _NUMBER.fullmatch(name.rsplit(".", 1)[-1]):
+        raise InvalidInputError(f"'{host}' is an unusual spelling of an IP address: write a.b.c.d")
+    if len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):
+        raise InvalidInputError(f"'{host[:100]}' is not a valid host name")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class AllowList:
+    """Hosts and networks that may be reached although they are not public.
+
+    Attributes:
+        names: allowed host names, with any address.
+        networks: allowed addresses, under any name.
+    """
+
+    names: frozenset[str]
+    networks: tuple[Network, ...]
+
+    @classmethod
+    def parse(cls, entries: Sequence[str]) -> Self:
+        """Parse host names, addresses and CIDR blocks.
+
+        Raises:
+            InvalidInputError: an entry is none of these.
+        """
+        names: set[str] = set()
+        networks: list[Network] = []
+        for entry in entries:
+            text = entry.strip().lower().removeprefix("[").removesuffix("]")
+            try:
+                networks.append(ip_network(text))
+                continue
+            except ValueError as error:
+                if "/" in text:
+                    raise InvalidInputError(f"'{entry}' is not a CIDR block: {error}") from None
+            try:
+                host_address(text)
+            except InvalidInputError:
+                raise InvalidInputError(
+                    f"'{entry}' is not a host, address or CIDR block such as 10.1.0.0/16"
+                ) from None
+            names.add(text.removesuffix("."))
+        return cls(frozenset(names), tuple(networks))
+
+    def has_name(self, host: str) -> bool:
+        return host.removesuffix(".") in self.names
+
+    def has_address(self, address: Address) -> bool:
+        """Return true if the address, or its embedded IPv4 address, is in an allowed network."""
+        if any(address in network for network in self.networks):
+            return True
+        embedded = _embedded(address) if isinstance(address, IPv6Address) else None
+        return embedded is not None and self.has_address(embedded)
+
 
 _MOST_ADDRESSES = 8
 

@@ -1,11 +1,21 @@
-"""User-defined tools that send an HTTP request."""
+"""User-defined tools that send an HTTP request.
+
+A URL template; a model's arguments fill its placeholders and change nothing else. Pure.
+
+The form in which models read HTTP answers. Pure.
+"""
 
 import asyncio
+import codecs
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import quote
 
+import httpx2
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -16,29 +26,281 @@ from pydantic import (
     model_validator,
 )
 
+from bottega.agents.approval import Approval
 from bottega.agents.messages import ToolCall, ToolResult
-from bottega.agents.people.approval import Approval
+from bottega.agents.parts import Part, PartType
 from bottega.agents.tools import ToolBase, error_result, success_result
 from bottega.errors import InvalidInputError, UnavailableError
 from bottega.json_schema.arguments import ArgumentSchema, argument_schema
 from bottega.json_schema.output import output_schema
-from bottega.json_schema.values import WHOLE
+from bottega.json_schema.values import WHOLE, depth_of
+from bottega.outside import OutsideError, check_json
 from bottega.redaction import Redactor
 from bottega.tools.approvals import Approvable
-from bottega.tools.egress import Egress, Reply
+from bottega.tools.egress import Egress, EgressRefusedError, Reply, checked_url
 from bottega.tools.headers import carries_credentials, check_header, is_credential_in_query
-from bottega.tools.replies import (
-    body_of,
-    content_type,
-    excerpt,
-    failure_of,
-    is_redirect,
-    media_of,
-    redirect_target,
-    text_of,
-)
-from bottega.tools.url_template import UrlTemplate
+from bottega.tools.media import HEAD_BYTES, media_type_of
 from bottega.trace_context import with_trace
+
+_LONGEST = 2000
+_ORIGIN = re.compile(r"(https?://[^/?#\\{}@\s]+)(/[^?#]*)?(?:\?([^#]*))?")
+_GAP = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
+_FIXED_PATH = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*")
+_FIXED_QUERY = re.compile(r"(?:[A-Za-z0-9._~!$'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*")
+_DOTS = (".", "..")
+
+Pieces = tuple[str, ...]
+"""Fixed text and placeholder names in turn, with fixed text at both ends; or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class UrlTemplate:
+    """A parsed template such as ``https://host/items/{id}?q={q}``.
+
+    Attributes:
+        origin: scheme, host and port, without placeholders.
+        segments: segments of the path.
+        query: keys and values; a pair is omitted if a placeholder has no argument.
+    """
+
+    origin: str
+    segments: tuple[Pieces, ...]
+    query: tuple[tuple[str, Pieces], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse a template.
+
+        Raises:
+            InvalidInputError: the template is not valid.
+        """
+        found = _ORIGIN.fullmatch(text) if len(text) <= _LONGEST else None
+        if found is None:
+            raise InvalidInputError(
+                "the URL must look like https://host/path/{name}?key={name}, with placeholders in "
+                f"path and query only, no fragment, and at most {_LONGEST} characters"
+            )
+        origin, path, query = found[1], found[2] or "/", found[3]
+        checked_url(origin)
+        segments = tuple(_pieces(segment, _FIXED_PATH) for segment in path[1:].split("/"))
+        if any(_is_dots("".join(pieces)) for pieces in segments):  # placeholder names hold no dots
+            raise InvalidInputError("the URL's path must not hold the segments '.' and '..'")
+        return cls(origin, segments, _pairs(query) if query else ())
+
+    @property
+    def path_names(self) -> frozenset[str]:
+        return frozenset(name for pieces in self.segments for name in pieces[1::2])
+
+    @property
+    def names(self) -> frozenset[str]:
+        return self.path_names | {name for _, pieces in self.query for name in pieces[1::2]}
+
+    @property
+    def keys(self) -> frozenset[str]:
+        return frozenset(key for key, _ in self.query)
+
+    def fill(self, arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
+        """Return the URL with ``arguments`` in its placeholders and ``extra`` added to its query.
+
+        Arguments cannot change scheme, host, port, the number of path segments and the fixed parts.
+
+        Raises:
+            InvalidInputError: an argument does not fit its place.
+        """
+        path = "/".join(_segment(pieces, arguments) for pieces in self.segments)
+        pairs: list[str] = []
+        for key, pieces in self.query:
+            if not pieces:
+                pairs.append(key)
+            elif len(pieces) == 3 and pieces[0] == pieces[2] == "":
+                pairs += _repeated(key, arguments.get(pieces[1]))
+            elif all(arguments.get(name) is not None for name in pieces[1::2]):
+                pairs.append(f"{key}={_filled(pieces, arguments)}")
+        for name, value in extra.items():
+            key = _quoted(name)
+            if key in self.keys:
+                raise InvalidInputError(f"'{name}' is fixed by the tool's URL")
+            pairs += _repeated(key, value)
+        return f"{self.origin}/{path}" + (f"?{'&'.join(pairs)}" if pairs else "")
+
+
+def _pieces(text: str, allowed: re.Pattern[str]) -> Pieces:
+    pieces = tuple(_GAP.split(text))
+    for fixed in pieces[::2]:
+        if not allowed.fullmatch(fixed):
+            raise InvalidInputError(
+                f"'{fixed[:60]}' in the URL is not a placeholder such as {{name}}, and is "
+                "not valid in a URL: percent-encode it"
+            )
+    return pieces
+
+
+def _pairs(query: str) -> tuple[tuple[str, Pieces], ...]:
+    pairs = []
+    for pair in query.split("&"):
+        key, equals, value = pair.partition("=")
+        if not key or not _FIXED_QUERY.fullmatch(key):
+            raise InvalidInputError("the URL's query must look like key=value&key={name}")
+        pairs.append((key, _pieces(value, _FIXED_QUERY) if equals else ()))
+    return tuple(pairs)
+
+
+def _segment(pieces: Pieces, arguments: Mapping[str, Any]) -> str:
+    for name in pieces[1::2]:
+        text = _as_text(name, arguments.get(name))
+        if not text:
+            raise InvalidInputError(f"'{name}' must not be empty: it is a part of the URL's path")
+        # Also for encoded slashes: some servers decode a path before they resolve its dots.
+        if any(part in _DOTS for part in re.split(r"[/\\]", text)) or not text.isprintable():
+            raise InvalidInputError(f"'{name}' cannot be a part of a URL's path")
+    return _filled(pieces, arguments)
+
+
+def _is_dots(segment: str) -> bool:
+    return re.sub("%2e", ".", segment, flags=re.IGNORECASE) in _DOTS
+
+
+def _filled(pieces: Pieces, arguments: Mapping[str, Any]) -> str:
+    return "".join(
+        _quoted(_as_text(piece, arguments.get(piece))) if index % 2 else piece
+        for index, piece in enumerate(pieces)
+    )
+
+
+def _repeated(key: str, value: Any) -> list[str]:
+    """Return a value's query pairs: none for null, one for each item of a list."""
+    values = value if isinstance(value, list) else [value]
+    return [f"{key}={_quoted(_as_text(key, item))}" for item in values if item is not None]
+
+
+def _as_text(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (ValueError, RecursionError):
+        raise InvalidInputError(f"'{name}' cannot be written into a URL") from None
+
+
+def _quoted(text: str) -> str:
+    try:
+        return quote(text, safe="")
+    except UnicodeEncodeError:
+        raise InvalidInputError("lone surrogates (U+D800 to U+DFFF) are not text") from None
+
+
+MAX_DEPTH = 64
+_EXCERPT = 1000
+_LONGEST_TYPE = 200
+
+_CHARSET = re.compile(r"charset\s*=\s*[\"']?([A-Za-z0-9._:-]{1,40})", re.IGNORECASE)
+# Python knows more codecs, but some are very slow and some do not decode to text.
+_TEXT_CODECS = re.compile(
+    r"utf-(8|16|32)(-[bl]e)?|ascii|iso8859-\d+|cp\d+|koi8-[ru]|shift_jis|euc_(jp|kr)|gb\w+|big5"
+)
+_KINDS: dict[str, PartType] = {
+    "image": "image",
+    "audio": "audio",
+    "application/pdf": "document",
+}
+_SVG = "image/svg+xml"
+"""Text, which no model's server takes as an image."""
+_TEXT_TYPES = re.compile(r"text/.*|.*[/+](json|xml|javascript|yaml|x-www-form-urlencoded)")
+
+
+def content_type(reply: Reply) -> str:
+    """Return the header's value, cut to 200 characters; empty without the header."""
+    return reply.headers.get("content-type", "")[:_LONGEST_TYPE]
+
+
+def _media_type(reply: Reply) -> str:
+    return content_type(reply).partition(";")[0].strip().lower()
+
+
+def text_of(reply: Reply) -> str | None:
+    """Decode the body as text; ``None`` if it is not text."""
+    claims_text = _TEXT_TYPES.fullmatch(_media_type(reply)) is not None
+    codec = _codec(content_type(reply))
+    errors = "replace" if claims_text or codec else "strict"
+    decoder = codecs.getincrementaldecoder(codec or "utf-8")(errors)
+    try:
+        text = decoder.decode(reply.body, final=not reply.truncated)
+    except UnicodeDecodeError:
+        return None
+    if "\x00" in text and not claims_text:
+        return None
+    return text.removeprefix("\ufeff")
+
+
+def _codec(header: str) -> str | None:
+    if found := _CHARSET.search(header):
+        try:
+            name = codecs.lookup(found[1]).name
+        except LookupError:
+            return None
+        if _TEXT_CODECS.fullmatch(name):
+            return name
+    return None
+
+
+def body_of(reply: Reply) -> Any:
+    """Decode the body: declared JSON, else text; ``None`` if it is empty or not text."""
+    text = text_of(reply)
+    if not text:
+        return None
+    media_type = _media_type(reply)
+    if media_type == "application/json" or media_type.endswith("+json"):
+        return _decoded(text)
+    return text
+
+
+def _decoded(text: str) -> Any:
+    try:
+        check_json(text)
+        value = json.loads(text, parse_constant=lambda _: None)
+    except (OutsideError, ValueError, RecursionError):
+        return text
+    return value if depth_of(value) <= MAX_DEPTH else text
+
+
+def media_of(reply: Reply) -> Part | None:
+    """Return the body as a part if its bytes are an image, audio or a PDF, and whole."""
+    media_type = media_type_of(reply.body[:HEAD_BYTES])
+    kind = _KINDS.get(media_type) or _KINDS.get(media_type.partition("/")[0])
+    if kind is None or reply.truncated or media_type == _SVG:
+        return None
+    return Part(kind, data=reply.body, media_type=media_type)
+
+
+def failure_of(reply: Reply) -> str | None:
+    """Return the error text of a status, without the body; ``None`` for a success."""
+    if 200 <= reply.status < 300:
+        return None
+    said = f"the server answered {reply.status} {httpx2.codes.get_reason_phrase(reply.status)}"
+    wait = reply.headers.get("retry-after", "")
+    if wait.isdecimal() and len(wait) < 8:
+        said += f" and asks to wait {wait} s"
+    return said.rstrip()
+
+
+def excerpt(text: str) -> str:
+    return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}…"
+
+
+def is_redirect(reply: Reply) -> bool:
+    return 300 <= reply.status < 400 and "location" in reply.headers
+
+
+def redirect_target(reply: Reply, url: str) -> httpx2.URL | None:
+    """Return a redirect's target without user, password and fragment; ``None`` if invalid."""
+    try:
+        target = httpx2.URL(url).join(reply.headers["location"]).copy_with(userinfo=b"")
+        return checked_url(str(target))
+    except (httpx2.InvalidURL, EgressRefusedError):
+        return None
+
 
 Secrets = Callable[[str], Awaitable[str]]
 """Returns a secret's value by name, or raises InvalidInputError."""

@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from bottega.agents.approval import EXPIRES_S, Interrupt
 from bottega.agents.messages import ToolCall, ToolResult
-from bottega.agents.people.interrupts import EXPIRES_S, Interrupt
 from bottega.agents.tools import ToolBase, error_result, refused_arguments
 from bottega.errors import InvalidInputError
 from bottega.json_schema.output import output_schema

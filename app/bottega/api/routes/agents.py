@@ -7,9 +7,8 @@ from uuid import UUID
 
 from bottega.api.schemas.agents import Agent, AgentContent, AgentSummary, NewAgent
 from bottega.api.schemas.checks import EqualsCheck, PythonCheck, SchemaCheck
-from bottega.api.shared.definitions import Caller, definition_router
+from bottega.api.shared.definitions import Caller, Sending, definition_router, refuse_foreign
 from bottega.api.shared.schemas import check_schemas
-from bottega.api.shared.secret_hosts import Sending, refuse_foreign
 from bottega.container import Service
 from bottega.definitions.agents import refuse_circle, refuse_stateful
 from bottega.definitions.kinds import AGENTS

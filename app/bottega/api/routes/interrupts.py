@@ -5,16 +5,15 @@ from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from bottega.agents.people.interrupts import Kind
+from bottega.agents.approval import Kind
 from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import Page, PlaceInTime
 from bottega.api.schemas.interrupts import InterruptItem, InterruptStatus, NewDecision
 from bottega.api.schemas.runs import SessionName
-from bottega.api.shared.decisions import decide
 from bottega.api.shared.deps import PeopleTenant, PrincipalDep, Tenant, Transaction
-from bottega.api.shared.pages import LINK, PageQuery
-from bottega.api.shared.wanted import QueriedUser
+from bottega.api.shared.pages import LINK, PageQuery, QueriedUser
+from bottega.api.shared.run_control import decide
 from bottega.runs import interrupts
 
 router = APIRouter(prefix="/v1/interrupts", tags=["runs"])

@@ -1,22 +1,37 @@
-"""Routes for operators: health, readiness, version."""
+"""Routes for operators: health, readiness, version.
+
+Load of the workers, from their reports.
+
+The route of the audit log.
+
+The route that sums up what runs spent.
+"""
 
 import asyncio
-from typing import Annotated, Literal
+from datetime import datetime
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+from uuid import UUID
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 import bottega
-from bottega.api.errors import problem_response, problems, storage_full
-from bottega.api.schemas.base import Answer
-from bottega.api.server.console import CONSOLE, wants_page
+from bottega.api.errors import headers, problem_response, problems, storage_full
+from bottega.api.schemas.base import Answer, Page, PlaceInTime
+from bottega.api.schemas.usage import UsageSum
+from bottega.api.server.documents import CONSOLE, wants_page
 from bottega.api.server.headers import sent
-from bottega.api.shared.deps import ReadTenant, ServiceDep
+from bottega.api.shared.deps import AdminTenant, ReadTenant, ServiceDep, Tenant, Transaction
+from bottega.api.shared.pages import LINK, PageQuery
 from bottega.db.migrate import require_current
+from bottega.engine import workers
 from bottega.engine.workers import any_alive
 from bottega.errors import BottegaError
 from bottega.metrics import CONTENT_TYPE
+from bottega.runs import read
+from bottega.tenants import audit
 
 router = APIRouter(tags=["operations"])
 
@@ -133,3 +148,256 @@ async def info(service: ServiceDep, tenant: ReadTenant) -> Info:
         model=service.settings.default_model,
         demo_model=service.settings.uses_demo_model,
     )
+
+
+load_router = APIRouter(prefix="/v1/scheduler", tags=["operations"])
+
+ByPriority = Annotated[
+    dict[str, int],
+    Field(description="Waiting tasks by priority.", examples=[{"1": 2, "5": 9}]),
+]
+Parked = Annotated[
+    int,
+    Field(description="Started tasks without a slot: they wait for tasks, or for one."),
+]
+
+
+class Pool(Answer):
+    """A worker's tasks, of all tenants together."""
+
+    size: Annotated[int, Field(description="Number of slots.")] = 0
+    min: int = 0
+    max: int = 0
+    busy: Annotated[int, Field(description="Slots that tasks hold.")] = 0
+    parked: Parked = 0
+    queued: Annotated[int, Field(description="Tasks that wait for a slot.")] = 0
+    queue: ByPriority = Field(default_factory=dict)
+    runs: Annotated[int, Field(description="Runs that it executes.")] = 0
+    totals: Annotated[
+        dict[str, float],
+        Field(
+            description=(
+                "Counters since the worker's start, by name; a histogram has its count, its sum, "
+                "and cumulative counts up to bounds (le_). Times in milliseconds."
+            ),
+            examples=[{"subagent.dispatch.count": 12, "subagent.status.completed": 11}],
+        ),
+    ] = Field(default_factory=dict)
+
+
+class Breaker(Answer):
+    """A circuit breaker: it stops the dispatch of an agent's tasks that keep failing in a run."""
+
+    run_id: Annotated[UUID, Field(description="The run whose tasks fail.")]
+    agent: Annotated[str, Field(description="The agent whose tasks fail.")]
+    state: Annotated[
+        Literal["open", "half_open"],
+        Field(description="`open`: none is dispatched. `half_open`: one is tried."),
+    ]
+    failures: int
+    retry_after_ms: Annotated[
+        int | None,
+        Field(description="Of an open breaker: time until one task is let through."),
+    ] = None
+
+
+class OwnTasks(Answer):
+    """A worker's tasks of the caller's tenant."""
+
+    running: Annotated[int, Field(description="Started tasks, including parked ones.")] = 0
+    parked: Parked = 0
+    queued: Annotated[int, Field(description="Tasks that wait for a slot.")] = 0
+    queue: ByPriority = Field(default_factory=dict)
+    breakers: Annotated[list[Breaker], Field(description="Breakers that are not closed.")] = Field(
+        default_factory=list
+    )
+
+
+class Worker(Answer):
+    """A worker that is alive."""
+
+    id: UUID
+    started_at: datetime
+    version: Annotated[str, Field(description="Of Bottega, as it runs there.")]
+    seen_at: Annotated[datetime, Field(description="Its last report.")]
+    pool: Pool
+    tenant: OwnTasks
+
+
+class QueuedRuns(Answer):
+    """The caller's queued runs of one priority."""
+
+    priority: int
+    queued: Annotated[int, Field(description="Number of runs that wait for a place.")]
+    oldest_at: Annotated[datetime, Field(description="Since when the oldest of them waits.")]
+
+
+class Quota(Answer):
+    """A limit of the caller's tenant, and how much of it is used."""
+
+    name: Literal[
+        "concurrent_runs", "queued_runs", "tokens_per_day", "cost_per_day", "storage_bytes"
+    ]
+    used: Annotated[
+        Decimal,
+        Field(description="Runs, tokens of today (UTC), US dollars of today, or stored bytes."),
+    ]
+    limit: Annotated[Decimal | None, Field(description="Null: there is none.")]
+
+
+class Storage(Answer):
+    """Bytes that the caller's tenant stores, as they were some seconds ago."""
+
+    definitions: Annotated[int, Field(description="With deleted and earlier ones.")] = 0
+    episodes: int = 0
+    files: int = 0
+    runs: Annotated[int, Field(description="With their logs; of one under way, its request.")] = 0
+    sessions: Annotated[int, Field(description="Metadata and shared memory.")] = 0
+
+
+class Workers(Answer):
+    """The workers that are alive, oldest first, and what the caller's tenant waits for."""
+
+    workers: list[Worker]
+    runs: Annotated[list[QueuedRuns], Field(description="Queued runs, the first to go first.")]
+    quotas: list[Quota]
+    storage: Storage
+
+
+@load_router.get(
+    "",
+    operation_id="get_scheduler",
+    summary="Read the workers' load",
+    description=(
+        "The workers that are alive, and their asynchronous tasks: "
+        "totals of all tenants, and the caller's own part; its queued runs, and its limits."
+    ),
+    response_model=Workers,
+    responses=problems(),
+)
+async def get(tx: Transaction, tenant: Tenant) -> dict[str, Any]:
+    found = await workers.alive(tx)
+    load = await workers.load_of(tx, tenant)
+    return {"workers": [{**row, "tenant": row["state"] or {}} for row in found], **load}
+
+
+audit_router = APIRouter(prefix="/v1/audit", tags=["operations"])
+
+
+class AuditEntry(Answer):
+    """An action that the audit log recorded."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "id": "01980c53-6b1e-7cc0-8f3e-6a3c1b0f4d11",
+                    "at": "2026-11-02T08:30:00Z",
+                    "actor": "key:btg_4fqx0a1b",
+                    "action": "run.cancel",
+                    "target": "01980c52-9f10-7a51-9c56-2f8d3f0f2c77",
+                    "details": {},
+                }
+            ]
+        }
+    )
+
+    id: UUID
+    at: datetime
+    actor: Annotated[
+        str,
+        Field(description="`key:` and the prefix of a key, `local` (no keys), or `cli`."),
+    ]
+    action: Annotated[str, Field(description="Kind of action: `run.cancel`, `session.delete` …")]
+    target: Annotated[str, Field(description="Id or name of its object.")]
+    details: dict[str, Any]
+
+
+class AuditQuery(PageQuery):
+    """Query parameters of the audit log."""
+
+    action: Annotated[
+        str | None, Field(pattern=r"^[a-z_]{1,32}\.[a-z_]{1,32}$", description="Only this action.")
+    ] = None
+    noted_after: PlaceInTime | None = None
+    noted_before: PlaceInTime | None = None
+
+
+@audit_router.get(
+    "",
+    operation_id="list_audit_log",
+    summary="List the audit log",
+    description=(
+        "Keys and secrets made or revoked, runs and tasks cancelled, feedback, changes of "
+        "patterns, learning and maintenance on demand, and deletions. Each entry is stored in "
+        "the transaction of its action. The API cannot change the log."
+    ),
+    response_model=Page[AuditEntry],
+    responses={**problems(), 200: headers(Link=LINK)},
+)
+async def list_(
+    tx: Transaction,
+    tenant: AdminTenant,
+    query: Annotated[AuditQuery, Query()],
+    request: Request,
+    response: Response,
+) -> Any:
+    found = await audit.page(
+        tx,
+        tenant,
+        action=query.action,
+        noted_after=query.noted_after,
+        noted_before=query.noted_before,
+        after=query.place(UUID),
+        descending=query.descending,
+        limit=query.limit,
+    )
+    return query.page(request, response, found, lambda entry: entry["id"])
+
+
+usage_router = APIRouter(prefix="/v1/usage", tags=["operations"])
+
+
+class UsageQuery(PageQuery):
+    """Query parameters of the sums."""
+
+    by: read.UsageBy = "day"
+    since: Annotated[
+        PlaceInTime | None,
+        Field(description="Of runs created then or later; by default 30 days before `until`."),
+    ] = None
+    until: Annotated[
+        PlaceInTime | None, Field(description="Of runs created before; by default now.")
+    ] = None
+
+
+@usage_router.get(
+    "",
+    operation_id="sum_usage",
+    summary="Sum up tokens and cost of runs",
+    description=(
+        "By agent, model, session, day (UTC), key or user, of runs that are over; those that a "
+        "retry copied count once, deleted runs no longer. Sums of a year at most."
+    ),
+    response_model=Page[UsageSum],
+    response_model_exclude_unset=True,
+    responses={**problems(), 200: headers(Link=LINK)},
+)
+async def sum_usage(
+    tx: Transaction,
+    tenant: Tenant,
+    query: Annotated[UsageQuery, Query()],
+    request: Request,
+    response: Response,
+) -> Any:
+    found = await read.usage_page(
+        tx,
+        tenant,
+        query.by,
+        since=query.since,
+        until=query.until,
+        after=query.place(str),
+        descending=query.descending,
+        limit=query.limit,
+    )
+    return query.page(request, response, found, lambda item: item[query.by] or "")

@@ -17,8 +17,14 @@ from bottega.api.schemas.providers import (
     ProviderHealth,
     ProviderSummary,
 )
-from bottega.api.shared.definitions import Caller, Shown, answer, definition_router
-from bottega.api.shared.secret_hosts import Sending, refuse_foreign
+from bottega.api.shared.definitions import (
+    Caller,
+    Sending,
+    Shown,
+    answer,
+    definition_router,
+    refuse_foreign,
+)
 from bottega.container import Service
 from bottega.definitions import store
 from bottega.definitions.kinds import PROVIDERS
@@ -26,9 +32,8 @@ from bottega.definitions.models import KnownProvider
 from bottega.definitions.providers import open_breakers
 from bottega.engine import workers
 from bottega.errors import InvalidInputError, NotFoundError
-from bottega.tools.addresses import AllowList
 from bottega.tools.egress import refuse_inside
-from bottega.tools.guard import EgressRefusedError, check_address
+from bottega.tools.guard import AllowList, EgressRefusedError, check_address
 from bottega.tools.http import SecretHeader
 
 _RESOLVE_S = 3.0

@@ -1,43 +1,390 @@
-"""Routes of runs."""
+"""Routes of runs.
+
+Routes that cancel, retry or steer runs, and cancel tasks.
+
+The route that compares two runs.
+
+The route that shows the prompt of a model call.
+
+Requests that need nothing of FastAPI: for them its dependencies cost more than all the rest.
+"""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.routing import APIRoute
 from pydantic import Field
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
 
 from bottega.api.auth import Principal, acts_for
 from bottega.api.errors import headers, problems
-from bottega.api.schemas.base import NAME_PATTERN, Page, PlaceInTime
-from bottega.api.schemas.messages import Message
-from bottega.api.schemas.run_graphs import Context, RunGraph
+from bottega.api.schemas.agents import EffectiveLimits
+from bottega.api.schemas.base import NAME_PATTERN, Answer, Body, OwnUser, Page, PlaceInTime
+from bottega.api.schemas.messages import Message, MessageSent, NewMessage, Prompt
 from bottega.api.schemas.runs import (
+    Context,
     NewRun,
     Run,
+    RunDiff,
+    RunGraph,
     RunSummary,
     SessionName,
     Status,
     Task,
     TaskStatus,
 )
-from bottega.api.schemas.teams.subagents import EffectiveLimits
+from bottega.api.server.headers import sent
 from bottega.api.shared import idempotency
-from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant, Transaction
+from bottega.api.shared.deps import Actor, PrincipalDep, ServiceDep, Tenant, Transaction
 from bottega.api.shared.followed import until_rest
-from bottega.api.shared.idempotency import OnceDep
+from bottega.api.shared.idempotency import HEADER, OnceDep, is_key
 from bottega.api.shared.new_runs import submit
-from bottega.api.shared.pages import LINK, PageQuery, ViewQuery, encoded_page
-from bottega.api.shared.plain import plain_route
-from bottega.api.shared.wanted import MessagePart, MetadataPairs, QueriedUser, Seq, pairs_of
+from bottega.api.shared.pages import (
+    LINK,
+    MessagePart,
+    MetadataPairs,
+    OwnerNamed,
+    PageQuery,
+    QueriedUser,
+    Seq,
+    ViewQuery,
+    encoded_page,
+    pairs_of,
+)
+from bottega.api.shared.run_control import refuse_other_user, send_message
+from bottega.clock import monotonic
+from bottega.container import Service
+from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient
 from bottega.definitions.agents import first_subagents
-from bottega.runs import messages, read
+from bottega.files.store import owner_of_run
+from bottega.runs import messages, prompts, read
+from bottega.runs.control import request_cancel, request_task_cancel
+from bottega.runs.diff import compare, differences, totals
+from bottega.runs.retry import retry as repeat
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 RunId = Annotated[UUID, Path(description="The run's id.")]
+_CONFIRMED_WITHIN_S = 1.0
+_LOOK_EVERY_S = 0.02
+
+
+class Retry(Body):
+    """The point from which to repeat a run."""
+
+    from_: Annotated[
+        Literal["start", "last_step"],
+        Field(
+            alias="from",
+            description="`last_step` keeps the successful steps.",
+        ),
+    ] = "start"
+    user: OwnUser = None
+
+
+class StoppedTask(Answer):
+    """The result of cancelling a task."""
+
+    task_id: UUID
+    status: Literal["stopped", "already_final", "stopping"]
+
+
+class StoppedTasks(Answer):
+    """The cancelled task, and all tasks below it."""
+
+    items: list[StoppedTask]
+
+
+@router.post(
+    "/{run_id}/cancel",
+    operation_id="cancel_run",
+    summary="Cancel a run",
+    description=(
+        "The request is stored and takes effect within a second, in any process: running model "
+        "calls are cut off, and no further ones are made. 200: the run was over already."
+    ),
+    status_code=202,
+    response_model=Run,
+    responses={
+        **problems(404, 409),
+        200: {"model": Run, "description": "The run was over already."},
+    },
+)
+async def cancel(
+    service: ServiceDep,
+    tenant: Tenant,
+    principal: PrincipalDep,
+    actor: Actor,
+    run_id: RunId,
+    response: Response,
+    user: OwnerNamed = None,
+) -> Any:
+    await refuse_other_user(service, principal, run_id, user)
+    if await request_cancel(service.database, tenant, run_id, actor):
+        response.status_code = 200
+    async with service.database.begin(tenant) as tx:
+        return await read.get(tx, tenant, run_id)
+
+
+@router.post(
+    "/{run_id}/tasks/{task_id}/cancel",
+    operation_id="cancel_run_task",
+    summary="Cancel a task and all tasks below it",
+    description=(
+        "The request is stored, and the response waits up to a second for the worker. The run "
+        "goes on: the agent that called the task reads that it was cancelled. 202: some tasks "
+        "have not stopped yet."
+    ),
+    response_model=StoppedTasks,
+    responses={
+        **problems(404, 409),
+        202: {"model": StoppedTasks, "description": "Some tasks have not stopped yet."},
+    },
+)
+async def cancel_task(
+    service: ServiceDep,
+    tenant: Tenant,
+    principal: PrincipalDep,
+    actor: Actor,
+    run_id: RunId,
+    task_id: Annotated[UUID, Path(description="The task's id.")],
+    response: Response,
+    user: OwnerNamed = None,
+) -> Any:
+    await refuse_other_user(service, principal, run_id, user)
+    before = await request_task_cancel(service.database, tenant, run_id, task_id, actor)
+    stopping = {task for task, was_over in before.items() if not was_over}
+    until = monotonic() + _CONFIRMED_WITHIN_S
+    while stopping := stopping - await _over(service, tenant, run_id, stopping):
+        if monotonic() >= until:
+            response.status_code = 202
+            break
+        await asyncio.sleep(_LOOK_EVERY_S)
+    return {
+        "items": [
+            {"task_id": task, "status": _cancel_status(task, was_over, stopping)}
+            for task, was_over in before.items()
+        ]
+    }
+
+
+def _cancel_status(task: UUID, was_over: bool, stopping: set[UUID]) -> str:
+    if was_over:
+        return "already_final"
+    return "stopping" if task in stopping else "stopped"
+
+
+async def _over(service: Service, tenant: UUID, run_id: UUID, tasks: set[UUID]) -> set[UUID]:
+    async with acting_as(service.database.pool, tenant) as connection:
+        rows = await connection.fetch(
+            "SELECT id FROM tasks WHERE tenant_id = $1 AND run_id = $2 AND id = ANY($3)"
+            " AND ended_at IS NOT NULL",
+            tenant,
+            run_id,
+            list(tasks),
+        )
+    return {row["id"] for row in rows}
+
+
+@router.post(
+    "/{run_id}/messages",
+    operation_id="send_run_message",
+    summary="Send a message to a run under way",
+    description=(
+        "The run's own agent gets the user's message before its next model call; while its last "
+        "one is under way, the agent makes another call. A run that is queued or waits for people "
+        "gets it when it goes on; the message does not wake it. 409 `final`: the run is over; "
+        "`no_root`: the run is of the mode `dag`; `too_many_messages`: it has got 100; "
+        "`session_user`: the run is of another user."
+    ),
+    status_code=202,
+    response_model=MessageSent,
+    responses=problems(400, 404, 409, 413, 415),
+)
+async def send(
+    service: ServiceDep,
+    tenant: Tenant,
+    principal: PrincipalDep,
+    run_id: RunId,
+    body: NewMessage,
+    response: Response,
+    once: OnceDep,
+) -> Any:
+    return await send_message(service, principal, run_id, body, (once, response))
+
+
+@router.post(
+    "/{run_id}/retry",
+    operation_id="retry_run",
+    summary="Repeat a finished run",
+    description=(
+        "Starts a new run (`retry_of` names this one) with the same input and pinned versions. "
+        "`last_step`: it takes over this run's log up to the last successful step, and goes on "
+        "from there."
+    ),
+    status_code=202,
+    response_model=Run,
+    responses={**problems(400, 404, 409, 413, 415), 202: headers(Location="Path of the new run.")},
+)
+async def retry(
+    service: ServiceDep,
+    tenant: Tenant,
+    principal: PrincipalDep,
+    run_id: RunId,
+    body: Retry,
+    response: Response,
+    once: OnceDep,
+) -> Any:
+    from_last_step = body.from_ == "last_step"
+    acting = acts_for(principal, body.user)
+    async with service.database.begin(tenant) as tx:
+        owner = await owner_of_run(tx, tenant, run_id)
+        acting.refuse_other(owner.user, f"run {run_id}")
+
+        async def accept() -> dict[str, Any]:
+            pool = service.database.pool
+            run = await repeat(
+                tx,
+                pool,
+                tenant,
+                run_id,
+                from_last_step=from_last_step,
+                memory=service.settings.memory,
+                principal=principal.actor,
+            )
+            response.headers["Location"] = f"/v1/runs/{run['id']}"
+            return run
+
+        return await once(tx, response, Run, accept)
+
+
+class DiffQuery(PageQuery):
+    """Query parameters of a comparison."""
+
+    with_: Annotated[UUID, Field(alias="with", description="Id of the other run, the `after`.")]
+    limit: Annotated[int, Field(ge=1, le=50, description="Agents on a page.")] = 50
+
+
+@router.get(
+    "/{run_id}/diff",
+    operation_id="compare_runs",
+    summary="Compare two runs, agent by agent",
+    description=(
+        "The run in the path is `before`, the other one `after`. The runs may be of different "
+        "agents, and may be under way: then it shows what their logs have so far."
+    ),
+    response_model=RunDiff,
+    responses={**problems(404), 200: headers(Link=LINK)},
+)
+async def diff(
+    service: ServiceDep,
+    tenant: Tenant,
+    run_id: Annotated[UUID, Path(description="The run's id.")],
+    query: Annotated[DiffQuery, Query()],
+    request: Request,
+    response: Response,
+) -> Any:
+    async with service.database.begin(tenant) as tx:
+        before, after, pairs = await compare(
+            tx,
+            tenant,
+            run_id,
+            query.with_,
+            place=query.place(str),
+            descending=query.descending,
+            limit=query.limit,
+        )
+    page = query.page(request, response, pairs, lambda pair: pair[0])
+    return {
+        "before": before,
+        "after": after,
+        "total": totals(before, after),
+        "agents": await differences(before, after, pairs),
+        "next_cursor": page["next_cursor"],
+    }
+
+
+_MOST = 2**31 - 1
+
+
+@router.get(
+    "/{run_id}/prompt",
+    operation_id="get_run_prompt",
+    summary="Read the prompt of a model call",
+    description=(
+        "The messages that a model got, in their order, with the origin of each: the agent's "
+        "system message, what other agents and memory gave, the question, and the conversation "
+        "before the call. Turns of earlier runs, and changes by plugins, are not in it."
+    ),
+    response_model=Prompt,
+    responses=problems(404),
+)
+async def prompt(
+    tx: Transaction,
+    tenant: Tenant,
+    run_id: Annotated[UUID, Path(description="The run's id.")],
+    task_id: Annotated[
+        UUID | None, Query(description="Task of the call; without, the run's own agent.")
+    ] = None,
+    call: Annotated[
+        int | None, Query(ge=1, le=_MOST, description="Its number; without, the last one.")
+    ] = None,
+) -> Any:
+    return await prompts.prompt(tx, tenant, run_id, task_id, call)
+
+
+Sent = TypeVar("Sent", bound=Body)
+Handle = Callable[[Request], Awaitable[Response]]
+
+
+def plain_route(schema: type[Sent], answer: Callable[[Request, Sent], Awaitable[Response]]) -> type:
+    """Return a class of routes that answer plain requests by themselves.
+
+    A plain request has a valid JSON body, no query, and at most a valid
+    ``Idempotency-Key``. All others go to the
+    route's function, as FastAPI does it: errors of validation are FastAPI's.
+
+    Args:
+        answer: does what the route's function does with such a request, the scope's check included.
+    """
+
+    class PlainRoute(APIRoute):
+        def get_route_handler(self) -> Handle:  # type: ignore[override]
+            usual: Handle = super().get_route_handler()
+
+            async def handle(request: Request) -> Response:
+                body = await _plain_body(request, schema)
+                return await (usual(request) if body is None else answer(request, body))
+
+            return handle
+
+    return PlainRoute
+
+
+async def _plain_body(request: Request, schema: type[Sent]) -> Sent | None:
+    scope = request.scope
+    headers = dict(scope["headers"])
+    if (
+        scope["query_string"]
+        or headers.get(b"content-type") != b"application/json"
+        or not _may_be_keys(sent(scope, HEADER.encode()))
+    ):
+        return None
+    try:
+        return schema.model_validate(from_json(await request.body()))
+    except (ValueError, ClientDisconnect):
+        return None
+
+
+def _may_be_keys(values: Sequence[bytes]) -> bool:
+    return len(values) < 2 and all(is_key(value.decode("latin-1")) for value in values)
+
+
 MAX_WAIT_S = 60.0
 
 

@@ -19,9 +19,8 @@ from bottega.api.schemas.schedules import (
 from bottega.api.shared.deps import Actor, DefineTenant, PrincipalDep, ServiceDep, Transaction
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.new_runs import check_webhook
-from bottega.api.shared.pages import LINK, ViewQuery
+from bottega.api.shared.pages import LINK, QueriedUser, ViewQuery
 from bottega.api.shared.schemas import check_schema
-from bottega.api.shared.wanted import QueriedUser
 from bottega.background import schedules
 from bottega.container import Service
 from bottega.db.pages import PageItems

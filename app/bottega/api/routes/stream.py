@@ -18,8 +18,7 @@ from bottega.api.server.http_protocol import DROP
 from bottega.api.server.limits import PAST
 from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant
 from bottega.api.shared.event_filter import MAX_SEQ, WatchQuery
-from bottega.api.shared.lines import escaped_lines
-from bottega.api.shared.pages import PageQuery
+from bottega.api.shared.pages import PageQuery, escaped_lines
 from bottega.container import Service
 from bottega.db.pages import PageItems
 from bottega.events import log

@@ -1,22 +1,64 @@
-"""Routes of end users."""
+"""Routes of end users.
 
-from typing import Annotated, Any
-from urllib.parse import quote
+Bodies of the users' routes.
+
+Routes whose path parameters may be any text.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from urllib.parse import quote, unquote
 
 from fastapi import APIRouter, Header, Path, Response
 from fastapi.responses import StreamingResponse
-from pydantic import AfterValidator
+from fastapi.routing import APIRoute
+from pydantic import AfterValidator, Field
+from starlette.routing import Match
+from starlette.types import Scope
 
 from bottega.api.errors import headers, problems
-from bottega.api.schemas.base import UserName
-from bottega.api.schemas.users import User
+from bottega.api.schemas.base import Answer, UserName
 from bottega.api.shared.deps import Actor, AdminTenant, ServiceDep, Transaction
-from bottega.api.shared.encoded_paths import EncodedPathRoute
-from bottega.api.shared.lines import escaped_lines
-from bottega.api.shared.wanted import storable
+from bottega.api.shared.pages import escaped_lines, storable
 from bottega.tenants import audit
 from bottega.users import erasure
 from bottega.users.export import UserExport, as_array
+
+
+class User(Answer):
+    """An end user, and the erasure of the user's data if one is under way."""
+
+    user: str
+    status: Annotated[
+        Literal["active", "erasing"],
+        Field(description="`erasing`: nothing new of this user is accepted."),
+    ]
+    requested_at: datetime | None
+    removed: Annotated[
+        dict[str, int],
+        Field(
+            description="Number of rows removed so far, by table.",
+            examples=[{"runs": 300, "run_steps": 2410}],
+        ),
+    ]
+
+
+class EncodedPathRoute(APIRoute):
+    """A route that is matched before its path is decoded, so that a parameter may contain ``%2F``.
+
+    Bytes that are no UTF-8 become lone surrogates, which no parameter may contain.
+    """
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        raw = scope.get("raw_path", b"").decode("latin-1")
+        match, more = super().matches({**scope, "path": raw})
+        if match is not Match.NONE:
+            more["path_params"] = {
+                name: unquote(value, errors="surrogateescape")
+                for name, value in more["path_params"].items()
+            }
+        return match, more
+
 
 router = APIRouter(prefix="/v1/users", tags=["users"], route_class=EncodedPathRoute)
 

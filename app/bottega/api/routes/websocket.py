@@ -36,11 +36,9 @@ from bottega.api.server.websocket_protocol import (
     SEND,
     TOO_MANY_PINGS,
 )
-from bottega.api.shared.decisions import decide
 from bottega.api.shared.deps import refuse_unknown_query
 from bottega.api.shared.event_filter import WatchQuery
-from bottega.api.shared.owners import refuse_other_user
-from bottega.api.shared.sent_messages import send_message
+from bottega.api.shared.run_control import decide, refuse_other_user, send_message
 from bottega.container import Service
 from bottega.db.failures import is_transient
 from bottega.errors import BottegaError, InvalidInputError

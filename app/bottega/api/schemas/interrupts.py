@@ -7,7 +7,7 @@ from uuid import UUID
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints
 from pydantic.config import JsonDict
 
-from bottega.agents.people.interrupts import Kind
+from bottega.agents.approval import Kind
 from bottega.api.schemas.base import Answer, Body, OwnUser
 
 InterruptStatus = Literal["pending", "resolved", "expired", "cancelled"]

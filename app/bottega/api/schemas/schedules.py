@@ -9,8 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import Answer, Body, Name
 from bottega.api.schemas.runs import Failure, NewRun
-from bottega.background.cron import check_cron, check_zone
-from bottega.background.schedules import MARK
+from bottega.background.schedules import MARK, check_cron, check_zone
 from bottega.errors import InvalidInputError
 
 

@@ -1,19 +1,31 @@
-"""Public documents: bytes that are made once, with entity tags (RFC 9110, 13)."""
+"""Public documents: bytes that are made once, with entity tags (RFC 9110, 13).
+
+The documentation that this server shows: its OpenAPI document, and a page that reads it.
+
+The console: pages of this package that use the public API, for browsers.
+"""
 
 import asyncio
 import gzip
+import json
 import re
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from copy import copy
-from functools import cached_property
+from functools import cache, cached_property
 from hashlib import sha256
 from mimetypes import guess_type
 from pathlib import Path
 
+import fastapi_offline
+from fastapi import FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import RedirectResponse
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+import bottega
 from bottega.api.errors import problem_response
 
 CHECK = "no-cache"
@@ -137,3 +149,93 @@ def _is_current(header: str, tag: str) -> bool:
 
 def _takes_gzip(header: str) -> bool:
     return "gzip" in header and not _NO_GZIP.search(header)
+
+
+ASSETS = "/docs-assets"
+OPENAPI = "/openapi.json"
+
+
+def add_docs(app: FastAPI, openapi: Callable[[], bytes]) -> None:
+    """Add ``/openapi.json``, and ``/docs`` with a policy that allows only its own scripts.
+
+    Args:
+        openapi: makes the OpenAPI document.
+    """
+    page, document = _page(app.title), LateDocument(openapi)
+
+    async def docs(request: Request) -> Response:
+        return page.answer(request)
+
+    # Plain routes, which take HEAD, too.
+    app.add_route("/docs", docs, include_in_schema=False)
+    app.add_route(OPENAPI, document.answer, include_in_schema=False)
+    app.mount(ASSETS, _assets())
+
+
+def _page(title: str) -> Document:
+    page = get_swagger_ui_html(
+        openapi_url=OPENAPI,
+        title=f"{title} - Swagger UI",
+        swagger_js_url=f"{ASSETS}/swagger-ui-bundle.js",
+        swagger_css_url=f"{ASSETS}/swagger-ui.css",
+        swagger_favicon_url=f"{ASSETS}/favicon.png",
+    )
+    html = bytes(page.body).decode()
+    script = html.rpartition("<script>")[2].partition("</script>")[0]
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; script-src 'self' 'sha256-{digest}'; connect-src 'self'; "
+        "style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'"
+    )
+    return Document(html.encode(), "text/html", {"Content-Security-Policy": policy})
+
+
+@cache
+def _assets() -> DocumentFolder:
+    """Read the page's script and style once per process; FastAPI's own come from the internet."""
+    return DocumentFolder(Path(fastapi_offline.__file__).parent / "static", "[!r]*")
+
+
+CONSOLE = "/console"
+FILES = Path(bottega.__file__).parent / "console"
+
+_MODULES = {
+    "preact": "preact.mjs",
+    "preact/hooks": "preact-hooks.mjs",
+    "htm": "htm.mjs",
+    "@preact/signals": "signals.mjs",
+    "@preact/signals-core": "signals-core.mjs",
+    "cytoscape": "cytoscape.mjs",
+    "@dagrejs/dagre": "dagre.mjs",
+}
+"""Files in ``vendor``, by the name that other modules import."""
+
+
+def add_console(app: FastAPI) -> None:
+    """Add the console's pages, with a policy that allows only their own scripts and styles."""
+    imports = {name: f"{CONSOLE}/vendor/{file}" for name, file in _MODULES.items()}
+    modules = json.dumps({"imports": imports})
+    html = (FILES / "index.html").read_text().replace("{{modules}}", modules)
+    digest = b64encode(sha256(modules.encode()).digest()).decode()
+    policy = (
+        f"default-src 'self'; script-src 'self' 'sha256-{digest}'; img-src 'self' data: blob:; "
+        "base-uri 'none'; form-action 'none'; object-src 'none'; frame-ancestors 'none'"
+    )
+    page = Document(html.encode(), "text/html", {"Content-Security-Policy": policy})
+
+    @app.get(CONSOLE, include_in_schema=False)
+    async def without_slash() -> RedirectResponse:
+        return RedirectResponse(f"{CONSOLE}/")
+
+    app.mount(CONSOLE, _files().with_index(page))
+
+
+def wants_page(request: Request) -> bool:
+    """Return true if a browser asks for a page to show."""
+    return "text/html" in request.headers.get("accept", "")
+
+
+@cache
+def _files() -> DocumentFolder:
+    """Read the console's files once per process."""
+    return DocumentFolder(FILES)

@@ -1,5 +1,13 @@
-"""Middleware: size limit of bodies, CORS, and access while there are no keys."""
+"""Middleware: size limit of bodies, CORS, and access while there are no keys.
 
+Spans of requests that may start a run.
+
+Metrics of requests, and their traces.
+
+Repetition of requests for which the database failed for a moment.
+"""
+
+import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -16,9 +24,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 from uvicorn.protocols.utils import ClientDisconnected
 
-from bottega.api.errors import database_unavailable, problem_response
+from bottega import metrics, trace_context
+from bottega.api.errors import FAILURE, database_unavailable, problem_response
 from bottega.api.server.headers import sent
-from bottega.db.failures import is_transient
+from bottega.clock import monotonic
+from bottega.db.failures import PAUSES_S, REPEAT_S, is_transient, is_undone
+from bottega.tracing import spans
+from bottega.tracing.spans import CANCELLED, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,3 +242,127 @@ async def refuse(answer: Response, scope: Scope, receive: Receive, send: Send) -
         return
     with contextlib.suppress(ClientDisconnected):
         await WebSocket(scope, receive, send).send_denial_response(answer)
+
+
+def begin(method: str) -> Span | None:
+    """Begin the span of a request, below the caller's; only of POST, which starts work."""
+    if spans.tracer is None or method != "POST":
+        return None
+    return spans.begin("POST", spans.SERVER, {spans.METHOD: method})
+
+
+def end(span: Span, route: str, status: int) -> None:
+    """End the span of an answered request.
+
+    Args:
+        route: the pattern of its path.
+    """
+    span.name(f"POST {route}")
+    span.set({spans.ROUTE: route, spans.STATUS: status})
+    span.end(str(status) if status >= 500 else None)
+
+
+UNMATCHED = "unmatched"
+
+
+class MeasureRequests:
+    """Middleware that counts each request, and measures the time to the head of its answer.
+
+    The request's trace is that of all that is done for it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, counted = monotonic(), False
+        states = sent(scope, b"tracestate")
+        trace_context.current.set(trace_context.taken(sent(scope, b"traceparent"), states))
+        span = begin(scope["method"])
+
+        def count(status: int) -> None:
+            nonlocal counted
+            counted = True
+            route = getattr(scope.get("route"), "path", UNMATCHED)
+            metrics.answered(scope["method"], route, status, monotonic() - began)
+            if span is not None:
+                end(span, route, status)
+
+        async def send_counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                count(message["status"])
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_counted)
+        except Exception:
+            if not counted:
+                count(500)
+            raise
+        finally:
+            if span is not None:
+                span.end(CANCELLED)  # unless it was answered
+
+
+_READS = ("GET", "HEAD")
+_IDEMPOTENT = ("PUT", "DELETE")
+
+
+class RepeatRequests:
+    """Middleware that repeats a request in place of the answer that the database is unavailable.
+
+    One that only reads is repeated after any error that passes; one that may be made twice only if
+    the transaction that failed was undone, since nobody knows what else it would find. What other
+    requests store is repeated where it is stored.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] not in _READS + _IDEMPOTENT:
+            await self.app(scope, receive, send)
+            return
+        until = monotonic() + REPEAT_S
+        received: list[Message] = []
+        for pause_s in PAUSES_S:
+            answer = _Answer(scope, send, until)
+            await self.app(scope, _again(received, receive), answer.send)
+            if not answer.is_dropped:
+                return
+            await asyncio.sleep(pause_s)
+        await self.app(scope, _again(received, receive), send)
+
+
+class _Answer:
+    """An answer to the client, which is dropped if the request may be repeated."""
+
+    def __init__(self, scope: Scope, send: Send, until: float) -> None:
+        self.is_dropped = False
+        self._scope = scope
+        self._send = send
+        self._until = until
+
+    async def send(self, message: Message) -> None:
+        failure = self._scope.get("state", {}).pop(FAILURE, None)
+        if failure is not None and message["type"] == "http.response.start":
+            reads = self._scope["method"] in _READS
+            self.is_dropped = monotonic() < self._until and (reads or is_undone(failure))
+        if not self.is_dropped:
+            await self._send(message)
+
+
+def _again(received: list[Message], receive: Receive) -> Receive:
+    """Return what gives the messages of an earlier try, and then new ones, which it keeps."""
+    earlier: Iterator[Message] = iter([*received])
+
+    async def receive_again() -> Message:
+        if (message := next(earlier, None)) is None:
+            message = await receive()
+            received.append(message)
+        return message
+
+    return receive_again

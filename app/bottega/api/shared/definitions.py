@@ -1,27 +1,70 @@
-"""Routes that all kinds of definitions share: create, list, read, replace, delete, versions."""
+"""Routes that all kinds of definitions share: create, list, read, replace, delete, versions.
 
+``If-Match`` and ``If-None-Match``, with versions as entity tags (RFC 9110, 13.1).
+
+Checks that definitions send secrets to those secrets' hosts only.
+"""
+
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.auth import Principal
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import NAME_PATTERN, Page
 from bottega.api.shared.deps import Actor, DefineTenant, PrincipalDep, ServiceDep, Transaction
-from bottega.api.shared.etags import if_match_version, is_only_new
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, ViewQuery, encoded_page, merged
 from bottega.container import Service
 from bottega.db.pages import PageItems
+from bottega.db.tables import tenants
 from bottega.definitions import store
 from bottega.definitions.kinds import DefinitionKind
 from bottega.definitions.store import Definition
+from bottega.errors import InvalidInputError, VersionConflictError
+from bottega.secrets import rows
+from bottega.secrets.hosts import refuse_environment, refuse_stored
 from bottega.tenants import audit
+from bottega.tools.guard import AllowList
+
+_TAG = re.compile(r'"(\d{1,9})"')
+
+
+def if_match_version(header: str | None) -> int | None:
+    """Return the version in ``If-Match``, or ``None`` if any version will do.
+
+    Raises:
+        VersionConflictError: the header is no ETag of this API, so it matches no version.
+    """
+    if header is None or header.strip() == "*":
+        return None
+    match = _TAG.fullmatch(header.strip())
+    if match is None:
+        raise VersionConflictError(
+            'If-Match takes one ETag as it was answered, such as "3", or *; this matches nothing'
+        )
+    return int(match.group(1))
+
+
+def is_only_new(if_none_match: str | None) -> bool:
+    """Return true if ``If-None-Match`` asks for a new resource.
+
+    Raises:
+        VersionConflictError: the header is not ``*``.
+    """
+    if if_none_match is None:
+        return False
+    if if_none_match.strip() != "*":
+        raise VersionConflictError("If-None-Match takes only *: store it if the name is new")
+    return True
+
 
 DefinitionName = Annotated[str, Path(pattern=NAME_PATTERN)]
 Version = Annotated[int, Path(ge=1, le=2**31 - 1)]
@@ -382,3 +425,40 @@ def _add_versions(
         response: Response,
     ) -> Any:
         return render(service, await store.version(tx, kind, tenant, name, version), response)
+
+
+class Sending(NamedTuple):
+    """A secret that a definition sends to a URL.
+
+    Attributes:
+        pointer: its place in the body.
+    """
+
+    pointer: str
+    name: str
+    url: str
+
+
+async def refuse_foreign(caller: Caller, found: Sequence[Sending]) -> None:
+    """Refuse secrets that must not be sent where a definition sends them.
+
+    Raises:
+        InvalidInputError: ``secret_host_unset``, ``secret_not_for_host``, ``secret_needs_https``.
+    """
+    if not found:
+        return
+    settings = caller.service.settings
+    stored = await rows.hosts_of(caller.tx, caller.tenant, [each.name for each in found])
+    query = select(tenants.c.name).where(tenants.c.id == caller.tenant)
+    tenant: str = (await caller.tx.execute(query)).scalar_one()
+    allowed = AllowList.parse(settings.egress_allow)
+    is_open = caller.principal.key_id is None
+    for each in found:
+        try:
+            if (hosts := stored.get(each.name)) is not None:
+                refuse_stored(each.name, hosts, each.url, allowed)
+            else:
+                of_operator = settings.hosts_of_secret(tenant, each.name)
+                refuse_environment(each.name, of_operator, each.url, may_be_unset=is_open)
+        except InvalidInputError as error:
+            raise InvalidInputError(error.detail, code=error.code, pointer=each.pointer) from None

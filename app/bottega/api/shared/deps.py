@@ -2,7 +2,7 @@
 
 Every route that is not public depends on ``Tenant``, ``DefineTenant``, ``ReadTenant``,
 ``PeopleTenant`` or ``AdminTenant``, which check the key's scopes and the query's names.
-``bottega.api.documents.openapi`` enforces this.
+``bottega.api.documents`` enforces this.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable

@@ -20,8 +20,8 @@ from bottega.runs import submit as submitting
 from bottega.runs.once import OnceKey
 from bottega.settings import Settings
 from bottega.tenants import webhook_secrets
-from bottega.tools.addresses import AllowList
 from bottega.tools.egress import EgressRefusedError, refuse_inside
+from bottega.tools.guard import AllowList
 
 
 async def check_webhook(

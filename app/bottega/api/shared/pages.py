@@ -1,20 +1,31 @@
 """Pages of lists: ``limit``, ``order``, and an opaque ``cursor`` for the next page.
 
 A page ends early if its items exceed ``PAGE_BYTES``, see :mod:`bottega.db.pages`.
+
+Query parameters that several lists have.
+
+JSON in answers that clients read line by line.
 """
 
 import asyncio
 import binascii
 import functools
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import Request, Response
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from fastapi import Query, Request, Response
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic_core import PydanticCustomError, from_json, to_json
 
-from bottega.api.schemas.base import check_storable
+from bottega.api.schemas.base import UserName, check_storable
 from bottega.db.pages import PageItems
 from bottega.errors import InvalidInputError
 
@@ -151,3 +162,76 @@ def merged(
     found |= {each["name"]: each for each in page}
     items = sorted(found.values(), key=lambda item: place[item["name"]])
     return PageItems(items[:limit], more=page.more or len(items) > limit)
+
+
+T = TypeVar("T")
+
+Seq = Annotated[int, Field(ge=0, le=2**62)]
+MessagePart = Annotated[int, Field(ge=0, le=10_000)]
+
+
+def storable(value: T) -> T:
+    """Return a value that the database can store.
+
+    Raises:
+        PydanticCustomError: see :func:`check_storable`.
+    """
+    check_storable(value)
+    return value
+
+
+QueriedUser = Annotated[
+    UserName | None,
+    AfterValidator(storable),
+    Field(description="Only this user's. A key that must name a user needs it."),
+]
+OwnerNamed = Annotated[
+    UserName | None,
+    AfterValidator(storable),
+    Query(
+        description="The user that this acts for; 409 `session_user` if it belongs to another one, "
+        "or to none. Without it is not compared, unless the key must name a user."
+    ),
+]
+MetadataPairs = Annotated[
+    list[Annotated[str, StringConstraints(pattern=r"^[^:]{1,64}:.{0,200}$")]],
+    AfterValidator(storable),
+    Field(
+        default_factory=list,
+        max_length=5,
+        description=(
+            "`key:value`, up to five times: only those with all of these in their metadata. A "
+            "value may be a text, or a number, `true`, `false` or `null`."
+        ),
+    ),
+]
+
+
+def pairs_of(entries: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs that such parameters spell."""
+    pairs = [entry.partition(":") for entry in entries]
+    return [(key, value) for key, _, value in pairs]
+
+
+_BREAKS = {
+    "\N{NEXT LINE}".encode(): rb"\u0085",
+    "\N{LINE SEPARATOR}".encode(): rb"\u2028",
+    "\N{PARAGRAPH SEPARATOR}".encode(): rb"\u2029",
+}
+"""Characters that many readers take for an end of line, and how JSON escapes them."""
+
+
+async def escaped_lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Yield chunks of JSON, each of whole characters, in which only line feeds end lines.
+
+    Closes ``chunks`` with itself: a reader that is cut off must not stay a reader.
+    """
+    try:
+        async for chunk in chunks:
+            if not chunk.isascii():
+                for character, escape in _BREAKS.items():
+                    chunk = chunk.replace(character, escape)
+            yield chunk
+    finally:
+        if isinstance(chunks, AsyncGenerator):
+            await chunks.aclose()

@@ -115,7 +115,7 @@ BEGIN
 END $$;
 
 -- Return an event's data as JSON, with the text of the answer to which they refer as "output". See
--- bottega.events.answers.
+-- bottega.events.reader.
 CREATE OR REPLACE FUNCTION with_answer(p_tenant uuid, p_run uuid, p_type text, p_body text)
 RETURNS text LANGUAGE plpgsql STABLE AS $$
 BEGIN

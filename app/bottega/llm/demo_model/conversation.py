@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from bottega.llm.dialects.stand_ins import GO_ON
+from bottega.llm.dialects.wire import GO_ON
 
 _POLICY = re.compile(r"call the tool '([^']+)'")
 _PART = " (your part: "

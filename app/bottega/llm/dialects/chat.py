@@ -16,10 +16,10 @@ from bottega.llm.dialects.dialect import Dialect, Encode
 from bottega.llm.dialects.opaque import origin_of, size_of_fields, state_for, state_of, take
 from bottega.llm.dialects.parts import NO_FILES, Files, Media, blocks_of, encoded_blocks
 from bottega.llm.dialects.schemas import is_strict
-from bottega.llm.dialects.stand_ins import UNDERSTOOD
 from bottega.llm.dialects.text_chunks import TextChunks
 from bottega.llm.dialects.turns import Blocks, Form, ResultsAndBlocks, piece_of
 from bottega.llm.dialects.wire import (
+    UNDERSTOOD,
     encode_head,
     encode_json,
     function_of,

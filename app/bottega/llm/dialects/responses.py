@@ -2,24 +2,28 @@
 
 Each request holds the whole conversation (``store: false``). For a message's state see
 :class:`ResponsesAnswer`.
+
+An answer of the Responses API, from the events of its stream.
 """
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from bottega.agents.messages import AssistantMessage, StandardMessage, ToolMessage
+from bottega.agents.messages import AssistantMessage, StandardMessage, ToolCall, ToolMessage
 from bottega.agents.params import ModelParams, NamedTool
 from bottega.agents.parts import Part
 from bottega.agents.provider import ToolSchema
+from bottega.llm.dialects.answer import AnswerBuilder, PartialCall
 from bottega.llm.dialects.dialect import Dialect, Encode
-from bottega.llm.dialects.opaque import origin_of, state_for
+from bottega.llm.dialects.opaque import origin_of, state_for, state_of
 from bottega.llm.dialects.parts import NO_FILES, Files, Media, blocks_of, encoded_blocks
-from bottega.llm.dialects.responses_answer import ResponsesAnswer
 from bottega.llm.dialects.schemas import is_strict
-from bottega.llm.dialects.stand_ins import UNDERSTOOD
 from bottega.llm.dialects.turns import Blocks, Form, piece_of
 from bottega.llm.dialects.wire import (
+    UNDERSTOOD,
     encode_head,
     encode_json,
     function_of,
@@ -27,7 +31,197 @@ from bottega.llm.dialects.wire import (
     name_of,
     tool_outputs,
 )
+from bottega.llm.errors import ErrorMapper
 from bottega.llm.server import ServerSpec
+from bottega.llm.usage import Reported, reported
+from bottega.llm.vendor_words import STOP, TOOL_CALLS
+
+_ENDS = frozenset({"completed", "incomplete", "failed"})
+
+
+@dataclass(slots=True)
+class _Item:
+    """An item of the answer whose pieces are still arriving.
+
+    Attributes:
+        kind: the item's type; only ``message``, ``function_call`` and ``reasoning`` are used.
+        spoke: its text came in pieces.
+        done: the item is complete.
+        body: the complete item.
+    """
+
+    index: int
+    kind: str
+    call: PartialCall = field(default_factory=PartialCall)
+    spoke: bool = False
+    done: bool = False
+    body: dict[str, Any] = field(default_factory=dict)
+
+
+class ResponsesAnswer(AnswerBuilder):
+    """Collects the events of one answer, or a complete answer of a server that does not stream.
+
+    Its state's ``message`` is ``{"output": …}``, in the order of the answer's items. Texts and
+    calls are kept in the message itself:
+
+        [{"type": "reasoning", "id": "…", "summary": […], "encrypted_content": "…"},
+         {"type": "message", "phase": "commentary"},
+         {"type": "function_call"}]
+
+    Reasoning is kept only with tool calls; the API ignores other reasoning. An answer without
+    reasoning and phase has no state.
+
+    Args:
+        origin: the server and model that answer, from :func:`.opaque.origin_of`.
+    """
+
+    def __init__(self, report: ErrorMapper, after_results: bool, *, origin: str) -> None:
+        super().__init__(report)
+        self._origin = origin
+        self._items: list[_Item] = []
+        self._by_key: dict[Any, _Item] = {}
+
+    def _add(self, event: dict[str, Any]) -> str:
+        match event.get("type"):
+            case "response.output_text.delta":
+                return self._say(self._item(event, "message"), event["delta"])
+            case "response.refusal.delta":
+                self._refused = True
+                return self._say(self._item(event, "message"), event["delta"])
+            case "response.function_call_arguments.delta":
+                call = self._item(event, "function_call").call
+                call.arguments.append(_as_text(event["delta"]))
+            case "response.function_call_arguments.done":
+                call = self._item(event, "function_call").call
+                call.arguments[:] = [_as_text(event["arguments"])]
+            case "response.output_item.added":
+                self._begin(_key(event), event["item"])
+            case "response.output_item.done":
+                return self._done(_key(event), event["item"])
+            case "response.completed" | "response.incomplete" | "response.failed" as kind:
+                return self._take_end(event["response"], kind.removeprefix("response."))
+            case None if event.get("object") == "response":
+                return self._take_end(event, "")
+        return ""  # other events are ignored
+
+    def _reported(self) -> Reported:
+        return reported(self._usage, "input", "output")
+
+    def _partial_calls(self) -> Iterable[PartialCall]:
+        return [item.call for item in self._in_order() if item.kind == "function_call"]
+
+    def _state(self, calls: Sequence[ToolCall]) -> dict[str, Any]:
+        with_calls = any(item.kind == "function_call" for item in self._items)
+        output: list[dict[str, Any]] = []
+        spoken: dict[str, Any] = {}
+        for item in self._in_order():
+            if item.kind == "function_call":
+                output.append({"type": "function_call"})
+            elif item.kind == "message":
+                if not spoken:  # all texts become one message
+                    spoken["type"] = "message"
+                    output.append(spoken)
+                if phase := item.body.get("phase"):
+                    spoken["phase"] = phase
+            elif item.kind == "reasoning" and with_calls and item.body.get("encrypted_content"):
+                output.append(_reasoning(item.body))
+        if any(len(item) > 1 for item in output):
+            return state_of(self._origin, {"output": output}, {})
+        return {}
+
+    def _in_order(self) -> list[_Item]:
+        return sorted(self._items, key=lambda item: item.index)
+
+    def _item(self, event: dict[str, Any], kind: str) -> _Item:
+        key = _key(event)
+        return self._by_key.get(key) or self._new(key, kind)
+
+    def _new(self, key: Any, kind: str) -> _Item:
+        item = _Item(key if isinstance(key, int) else len(self._items), kind)
+        self._items.append(item)
+        self._by_key[key] = item
+        return item
+
+    def _begin(self, key: Any, body: dict[str, Any]) -> _Item:
+        item = self._by_key.get(key)
+        if item is None or item.done:  # some servers number every item 0
+            item = self._new(key, "")
+        item.kind = str(body["type"])
+        if item.kind == "function_call":
+            item.call.id = str(body.get("call_id") or item.call.id)
+            item.call.name = str(body.get("name") or item.call.name)
+        return item
+
+    def _done(self, key: Any, body: dict[str, Any]) -> str:
+        """Take a complete item; return its text if it did not come in pieces."""
+        item = self._begin(key, body)
+        item.done = True
+        item.body = body
+        if item.kind == "function_call" and (arguments := body.get("arguments")):
+            item.call.arguments[:] = [_as_text(arguments)]
+        if item.kind != "message" or item.spoke:
+            return ""
+        text = ""
+        for part in body.get("content") or ():
+            if part["type"] == "refusal":
+                self._refused = True
+                text += self._say(item, part["refusal"])
+            elif part["type"] == "output_text":
+                text += self._say(item, part["text"])
+        return text
+
+    def _say(self, item: _Item, piece: str) -> str:
+        item.spoke = True
+        text = self._whole(piece)
+        self._text.append(text)
+        return text
+
+    def _take_end(self, response: dict[str, Any], event: str) -> str:
+        """Take the final response.
+
+        Args:
+            event: the status in the event's type; empty if there is no event.
+        """
+        status = response.get("status")
+        if status not in _ENDS:
+            status = event or ("completed" if status is None else status)
+        if status == "failed":
+            raise self._report.failed_in_stream(response)
+        text = ""
+        streamed = bool(self._items)
+        for index, body in enumerate(response.get("output") or ()):
+            known = self._by_key.get(index)
+            if not streamed or (known is not None and not known.done):
+                text += self._done(index, body)
+        self._usage = response.get("usage")
+        if status == "completed":
+            called = any(item.kind == "function_call" for item in self._items)
+            self._end(TOOL_CALLS if called else STOP)
+        elif status == "incomplete":
+            reason = (response.get("incomplete_details") or {}).get("reason")
+            self._end(str(reason or "incomplete"))
+        self.complete = self.finished
+        return text
+
+
+def _key(event: dict[str, Any]) -> Any:
+    """Return an item's key: its index, or its id if the server sends no index."""
+    index = event.get("output_index")
+    if index is not None:
+        return index
+    return event.get("item_id") or event["item"].get("id")
+
+
+def _reasoning(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the item as a request may hold it: the API refuses some fields of an answer."""
+    kept = {"type": "reasoning", "summary": body.get("summary") or []}
+    kept |= {name: body[name] for name in ("id", "encrypted_content") if body.get(name)}
+    return kept
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
 
 KEY = "responses"
 

@@ -25,8 +25,7 @@ from bottega.agents.messages import (
     SystemMessage,
     ToolMessage,
 )
-from bottega.llm.dialects.stand_ins import GO_ON
-from bottega.llm.dialects.wire import encode_json
+from bottega.llm.dialects.wire import GO_ON, encode_json
 
 _JOINT = b"\\n\\n"  # in JSON
 

@@ -1,4 +1,7 @@
-"""Encoding shared by the dialects: JSON, names, arguments, tool outputs."""
+"""Encoding shared by the dialects: JSON, names, arguments, tool outputs.
+
+Placeholder texts where a chat template requires a turn or a text and the history has none.
+"""
 
 import re
 from collections.abc import Mapping
@@ -10,9 +13,16 @@ from pydantic_core import PydanticSerializationError, to_json
 from bottega.agents.messages import ToolCall, ToolMessage, ToolStatus
 from bottega.agents.parts import Part
 from bottega.errors import HistoryError, InvalidInputError
-from bottega.llm.dialects.stand_ins import EMPTY
 from bottega.llm.params import reserved_in
 from bottega.llm.server import ServerSpec
+
+GO_ON = "Please go on."
+"""The user's, before a first answer or between two answers."""
+UNDERSTOOD = "Understood."
+"""The model's, between a tool's result and the user's next message."""
+EMPTY = "(empty)"
+"""The tool's, for an empty result."""
+
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 _MAX_NAME = 64

@@ -35,9 +35,9 @@ from bottega.memory.episodes.episode import (
     Summary,
     episode_id_of,
 )
-from bottega.memory.learning.call_trace import told_steps
 from bottega.memory.learning.insights import MOST as MOST_INSIGHTS
 from bottega.memory.learning.insights import noted
+from bottega.memory.learning.mining import told_steps
 from bottega.memory.learning.reflection import reflect
 from bottega.memory.patterns.adherence import FAILED_TASK, Adherence
 from bottega.memory.patterns.pattern import APPLIED

@@ -25,15 +25,14 @@ from bottega.errors import InvalidInputError, NotFoundError
 from bottega.memory.episodes import rows as episode_rows
 from bottega.memory.episodes.maintenance import EpisodeMaintenance
 from bottega.memory.episodes.scope import EVERYTHING
-from bottega.memory.learning.call_trace import Observed, observed
 from bottega.memory.learning.maintenance import Counts, Job, Stages
-from bottega.memory.learning.mining import mine
+from bottega.memory.learning.mining import Observed, mine, observed
 from bottega.memory.patterns import application_rows
+from bottega.memory.patterns.application_rows import notify_change
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.evidence import falling
 from bottega.memory.patterns.pattern import PatternState
 from bottega.memory.patterns.refinement import groups, narrowed, narrowing, started_over
-from bottega.memory.patterns.rows import notify_change
 from bottega.memory.patterns.store import PatternStore
 from bottega.objects import CorruptObjectError, Objects
 

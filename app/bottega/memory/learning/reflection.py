@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from bottega.memory.episodes.episode import Episode, Outcome
-from bottega.memory.learning.call_trace import TracedCall, calls_of, counts, failures_in
+from bottega.memory.learning.mining import TracedCall, calls_of, counts, failures_in
 from bottega.memory.patterns.pattern import OF_RUN, Application, Arm, Baseline, Category
 from bottega.memory.text.identities import without_identities
 from bottega.memory.text.summaries import cut

@@ -25,7 +25,7 @@ from bottega.leased_work import Blame, LeasedWork
 from bottega.memory.episodes import rows
 from bottega.memory.episodes.episode import Episode
 from bottega.memory.episodes.scope import EVERYTHING
-from bottega.memory.learning.call_trace import counts
+from bottega.memory.learning.mining import counts
 from bottega.memory.learning.reflection import (
     Analyst,
     Reflection,

@@ -23,7 +23,7 @@ from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_rows
 from bottega.events.listener import NotifyListener
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns import rows
+from bottega.memory.patterns import application_rows
 from bottega.memory.patterns.application_rows import baselines_for
 from bottega.memory.patterns.evidence import Validation
 from bottega.memory.patterns.matcher import Match, Matcher
@@ -49,7 +49,7 @@ LIVE = (PatternState.CANDIDATE, PatternState.VALIDATED)
 _SIMILAR = (*LIVE, PatternState.IN_REVIEW)
 
 _LIVE = f"""
-SELECT {rows.COLUMNS} FROM patterns p
+SELECT {application_rows.COLUMNS} FROM patterns p
 WHERE p.tenant_id = $1 AND p.state IN ('VALIDATED', 'CANDIDATE')
 ORDER BY p.state DESC, p.confidence DESC, p.id LIMIT {MOST_PATTERNS}
 """  # noqa: S608 (constant texts)
@@ -71,7 +71,7 @@ class PatternCache:
     _turns: WeakValueDictionary[UUID, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     def __post_init__(self) -> None:
-        self.listener.subscribe(rows.CHANNEL, self._on_change)
+        self.listener.subscribe(application_rows.CHANNEL, self._on_change)
 
     async def get(self, tenant_id: UUID, pattern_id: UUID) -> Pattern:
         """Return a complete pattern in its current version.
@@ -95,13 +95,13 @@ class PatternCache:
     ) -> PageItems[Pattern]:
         """List patterns in the order of their creation, after the one with the id ``after``."""
         beyond, order = ("<", "DESC") if descending else (">", "ASC")
-        query = rows.PAGE.format(beyond=beyond, order=order)
-        where = rows.GIVEN_ARMS, [*states], [*categories], after
+        query = application_rows.PAGE.format(beyond=beyond, order=order)
+        where = application_rows.GIVEN_ARMS, [*states], [*categories], after
         async with acting_as(self.pool, tenant_id) as connection:
             found = await fetch_rows(
                 connection, query, tenant_id, *where, limit=limit, by_index=True
             )
-        return PageItems(map(rows.pattern, found), more=found.more)
+        return PageItems(map(application_rows.pattern, found), more=found.more)
 
     async def pages(
         self,
@@ -206,14 +206,14 @@ class PatternCache:
 
     async def _matcher(self, tenant_id: UUID) -> Matcher:
         async with self._turns.setdefault(tenant_id, asyncio.Lock()):
-            if tenant_id in self._matchers and self.listener.hears(rows.CHANNEL):
+            if tenant_id in self._matchers and self.listener.hears(application_rows.CHANNEL):
                 metrics.cache_hits.labels("matchers").inc()
                 self._matchers.move_to_end(tenant_id)
                 return self._matchers[tenant_id]
             self._loading.add(tenant_id)
             async with acting_as(self.pool, tenant_id) as connection:
                 found = await connection.fetch(_LIVE, tenant_id)
-            matcher = await asyncio.to_thread(lambda: Matcher(map(rows.pattern, found)))
+            matcher = await asyncio.to_thread(lambda: Matcher(map(application_rows.pattern, found)))
             if tenant_id in self._loading:
                 self._matchers[tenant_id] = matcher
             while sum(map(len, self._matchers.values())) > MOST_KEPT:

@@ -15,7 +15,7 @@ from pydantic_core import to_json
 
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns import application_rows, rows
+from bottega.memory.patterns import application_rows
 from bottega.memory.patterns.evidence import (
     Validation,
     WeighedEvidence,
@@ -140,7 +140,7 @@ class PatternStore:
             if since < max(1, self.options.min_applications):
                 return
             await self.write(started_over(was))
-        await self._do(rows.SOURCES, pattern_id, sources)
+        await self._do(application_rows.SOURCES, pattern_id, sources)
 
     async def update(
         self,
@@ -240,7 +240,7 @@ class PatternStore:
         one = merged([held[each] for each in ids])
         check_applicability(one.applicability)
         stored = await self._insert(one)
-        await self._do(_POOL, ids, stored, rows.GIVEN_ARMS)
+        await self._do(_POOL, ids, stored, application_rows.GIVEN_ARMS)
         await self._do(_POOL_USES, ids, stored)
         for each in held.values():
             await self.write(each.moved(PatternState.DEPRECATED, f"merged into {stored}", stored))
@@ -304,15 +304,21 @@ class PatternStore:
 
     async def _load(self, ids: Collection[UUID], *, lock: bool) -> dict[UUID, Pattern]:
         # Locks are taken in the order of ids, so that transactions do not deadlock.
-        query = f"{rows.LOAD} ORDER BY p.id FOR NO KEY UPDATE OF p" if lock else rows.LOAD
-        found = await self.connection.fetch(query, self.tenant_id, rows.GIVEN_ARMS, list(ids))
-        return {row["id"]: rows.pattern(row) for row in found}
+        query = (
+            f"{application_rows.LOAD} ORDER BY p.id FOR NO KEY UPDATE OF p"
+            if lock
+            else application_rows.LOAD
+        )
+        found = await self.connection.fetch(
+            query, self.tenant_id, application_rows.GIVEN_ARMS, list(ids)
+        )
+        return {row["id"]: application_rows.pattern(row) for row in found}
 
     async def _insert(self, new: Pattern) -> UUID:
         fresh = new.but(version=1, evidence=Evidence(), lifecycle=Lifecycle())
-        row = rows.row_of(fresh, self.now)
-        stored: UUID = await self._do(rows.INSERT, new.id, row, self.now)
-        await self._do(rows.SOURCES, stored, new.evidence.mined_from)
+        row = application_rows.row_of(fresh, self.now)
+        stored: UUID = await self._do(application_rows.INSERT, new.id, row, self.now)
+        await self._do(application_rows.SOURCES, stored, new.evidence.mined_from)
         return stored
 
     async def _read(self, pattern_id: UUID) -> Pattern:
@@ -324,4 +330,6 @@ class PatternStore:
 
     async def write(self, changed: Pattern) -> None:
         """Store a locked pattern, and notify all processes on commit."""
-        await self._do(rows.WRITE, changed.key, rows.row_of(changed, self.now))
+        await self._do(
+            application_rows.WRITE, changed.key, application_rows.row_of(changed, self.now)
+        )

@@ -6,12 +6,17 @@ from typing import Any
 from bottega.agents.agent import BaseAgent
 from bottega.agents.shared_memory import awareness_message
 from bottega.errors import CycleError, InvalidInputError
-from bottega.subagents.file_tools import file_tools
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.tools.dispatching import DispatchTool, FanOutTool
-from bottega.subagents.tools.looking import AwaitTool, CancelTool, PollTool
-from bottega.subagents.tools.sending import SendTool
+from bottega.subagents.shared_context import file_tools
+from bottega.subagents.tools.calls import (
+    AwaitTool,
+    CancelTool,
+    DispatchTool,
+    FanOutTool,
+    PollTool,
+    SendTool,
+)
 from bottega.subagents.tools.shared import AsyncSubagents
 
 _TOOLS = (DispatchTool, FanOutTool, PollTool, AwaitTool, CancelTool, SendTool)

@@ -1,14 +1,42 @@
-"""The base of an agent's tools, and the state that they share."""
+"""The base of an agent's tools, and the state that they share.
 
-from collections.abc import Callable, Collection, Mapping
+The arguments of the tools, as a model gives them.
+
+The state of tasks, as a model reads it.
+
+Plugins about what reaches an agent beside a dispatch: messages, and synchronous calls.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Annotated, Any
+from uuid import UUID
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from bottega.agents.agent import BaseAgent
-from bottega.agents.query import CurrentCall, current_call
+from bottega.agents.loop import FINAL_ANSWER
+from bottega.agents.messages import ToolCall, ToolResult, Usage
+from bottega.agents.query import CurrentCall, Query, Screen, current_call
+from bottega.agents.tools import error_result, success_result
 from bottega.errors import InvalidInputError
+from bottega.subagents.child import answer_file, is_long
+from bottega.subagents.files import MAX_PATH_BYTES
+from bottega.subagents.handle import SubagentHandle
 from bottega.subagents.limits import SubagentLimits
+from bottega.subagents.plugins import (
+    DispatchRequest,
+    PluginContext,
+    Refused,
+    Skip,
+    before_dispatch,
+    checked_metadata,
+    guarded,
+)
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.shared_context import Workspace
-from bottega.subagents.swarm import DispatchingTool, QueryScope, scope_of
+from bottega.subagents.shared_context import MAX_CONTENT, Workspace
+from bottega.subagents.states import SubagentStatus
+from bottega.subagents.swarm import DispatchingTool, QueryScope, Swarm, scope_of
+from bottega.subagents.waits import Mode, as_id
 
 
 class AsyncSubagents:
@@ -80,3 +108,293 @@ class SubagentTool(DispatchingTool):
 
     def ancestors(self) -> Callable[[str], frozenset[str]] | None:
         return self.shared.ancestors()
+
+
+MOST_TASKS = 50
+"""Tasks that one call may name or dispatch."""
+USUAL_PRIORITY, LAST_PRIORITY = 5, 10
+
+TaskId = Annotated[str, Field(max_length=100)]
+TaskIds = Annotated[
+    list[TaskId],
+    Field(min_length=1, max_length=MOST_TASKS, description="Ids that a dispatch answered."),
+]
+
+FilePath = Annotated[str, Field(min_length=1, max_length=MAX_PATH_BYTES)]
+
+
+def checked_input(files: dict[str, str]) -> dict[str, str]:
+    """Check that files have at most ``MAX_CONTENT`` characters together."""
+    if sum(map(len, files.values())) > MAX_CONTENT:
+        raise ValueError(f"the files of input may have {MAX_CONTENT} characters together")
+    return files
+
+
+class Arguments(BaseModel):
+    """Base of all arguments."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class DispatchArguments(Arguments):
+    """One task."""
+
+    prompt: str = Field(min_length=1, max_length=10_000, description="What the task is to do.")
+    instructions: str | None = Field(
+        default=None, max_length=5_000, description="How it is to work: its system message."
+    )
+    agent: str | None = Field(default=None, max_length=64)
+    priority: int = Field(
+        default=USUAL_PRIORITY, ge=1, le=LAST_PRIORITY, description="1 goes first, 10 last."
+    )
+    timeout_ms: int | None = Field(default=None, ge=5_000, le=600_000)
+    token_budget: int | None = Field(
+        default=None, ge=1, le=10**12, description="Tokens it may spend."
+    )
+    metadata: Annotated[dict[str, Any], AfterValidator(checked_metadata)] = Field(
+        default_factory=dict
+    )
+    input: Annotated[dict[FilePath, str], AfterValidator(checked_input)] = Field(
+        default_factory=dict,
+        max_length=20,
+        description="Files for it, by path below its folder's input/.",
+    )
+    retries: int = Field(
+        default=0, ge=0, le=3, description="Further tries if its model or a tool fails."
+    )
+
+
+class FanOutArguments(Arguments):
+    """Several tasks; each is checked by itself."""
+
+    tasks: list[Any] = Field(
+        min_length=1, max_length=MOST_TASKS, description="As for dispatch_subagent."
+    )
+
+
+class PollArguments(Arguments):
+    """A choice of tasks and of what to report."""
+
+    task_ids: TaskIds | None = Field(default=None, description="Without it: all your tasks.")
+    include_partial_output: bool = True
+    max_partial_output_length: int = Field(default=2_000, ge=0, le=10_000)
+
+
+class AwaitArguments(Arguments):
+    """A wait."""
+
+    task_id: TaskId | None = None
+    task_ids: TaskIds | None = None
+    mode: Mode = Field(
+        default="all", description="any_success: until one has completed, or all are over."
+    )
+    quorum: int | None = Field(
+        default=None, ge=1, le=MOST_TASKS, description="How many, in that mode."
+    )
+    timeout_ms: int = Field(default=300_000, ge=1_000, le=600_000)
+
+
+class CancelArguments(Arguments):
+    """Tasks to cancel."""
+
+    task_ids: TaskIds
+
+
+class SendArguments(Arguments):
+    """A message to a task."""
+
+    task_id: TaskId
+    message: str = Field(min_length=1, max_length=10_000)
+
+
+def schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON Schema without titles and descriptions of classes, which cost tokens."""
+    schema = model.model_json_schema()
+    for field in schema["properties"].values():
+        field.pop("title", None)
+    del schema["title"], schema["description"]
+    return schema
+
+
+MOST_LISTED = 50
+"""Tasks of one report."""
+NOT_FOUND = "not_found"
+EXCERPT = 4_096
+"""Characters of the head and of the tail of a long answer."""
+
+
+def distinct(ids: Iterable[str]) -> list[str]:
+    """Return ids without repetitions; two spellings of one UUID are the same id."""
+    return list({as_id(each) or each: each for each in ids}.values())
+
+
+def find(scope: QueryScope, task_id: str) -> SubagentHandle | None:
+    """Return the task of this id if it is a descendant of the calling query."""
+    known = as_id(task_id)
+    return None if known is None else scope.swarm.registry.get(known, scope.parent)
+
+
+async def report(
+    scope: QueryScope,
+    ids: Sequence[str],
+    longest_partial: int,
+    *,
+    news: bool = False,
+    reads: bool = True,
+) -> dict[str, Any]:
+    """Build the result of ``poll_subagent``; mark the caller's finished tasks as received.
+
+    Args:
+        news: leave out what the caller got before.
+        reads: the caller gets the outputs.
+    """
+    now = scope.swarm.registry.scheduler.now()
+    views: dict[str, dict[str, Any] | None] = {}
+    for each in ids:
+        handle = find(scope, each)
+        views[each] = None if handle is None else _view(scope, handle, now, longest_partial, news)
+        if handle is not None and reads:
+            _note_read(scope, handle, longest_partial)
+    if scope.swarm.options.lookup is not None and None in views.values():
+        await _look_up(scope, views, news=news, reads=reads)
+    tasks = [
+        view or {"task_id": each, "status": NOT_FOUND, "error": "no task of yours has this id"}
+        for each, view in views.items()
+    ]
+    counts = {str(status): 0 for status in SubagentStatus} | {NOT_FOUND: 0}
+    for view in tasks:
+        counts[view["status"]] += 1
+    return {"tasks": tasks, "summary": {"total": len(tasks), **counts}}
+
+
+def own_tasks(scope: QueryScope) -> tuple[list[str], str | None]:
+    """Return the ids of at most ``MOST_LISTED`` of the caller's own tasks, and a note on others.
+
+    Those whose end it has not read go first; then the latest. The ids are in order of dispatch.
+    """
+    places = {task_id: place for place, task_id in enumerate(scope.dispatched)}
+    children = scope.parent.children
+
+    def first_then_latest(task_id: UUID) -> tuple[bool, int]:
+        child = children.get(task_id)
+        return child is None or child.received, -places[task_id]
+
+    ordered = sorted(places, key=first_then_latest)
+    chosen, others = ordered[:MOST_LISTED], ordered[MOST_LISTED:]
+    ids = [str(each) for each in sorted(chosen, key=places.__getitem__)]
+    if not others:
+        return ids, None
+    under_way = sum(each in children and not children[each].status.is_final for each in others)
+    return ids, (
+        f"{len(others)} more of your tasks are not listed ({under_way} under way, "
+        f"{len(others) - under_way} over): name their ids"
+    )
+
+
+async def _look_up(
+    scope: QueryScope, views: dict[str, dict[str, Any] | None], *, news: bool, reads: bool
+) -> None:
+    """Fill in collected tasks from the stored records."""
+    assert scope.swarm.options.lookup is not None
+    gone = {task: each for each, view in views.items() if view is None and (task := as_id(each))}
+    if not gone:
+        return
+    for task, view in (await scope.swarm.options.lookup(list(gone), scope.task_id)).items():
+        if "final_output" in view and news and scope.dispatched.get(task):
+            view = {key: view[key] for key in view if key not in ("final_output", "stop_reason")}
+            view["sent_before"] = True
+        elif "final_output" in view:
+            view = {**view, "final_output": shown(scope, task, view["final_output"])}
+        views[gone[task]] = view
+        if reads and task in scope.dispatched:
+            scope.dispatched[task] = True
+
+
+def shown_usage(usage: Usage) -> dict[str, int]:
+    """Return a task's tokens; a model needs no more of its usage."""
+    return {"input": usage.input, "output": usage.output}
+
+
+def shown(scope: QueryScope, task_id: UUID, output: str) -> str | dict[str, Any]:
+    """Return a task's answer; of a long one its head and tail, and the file that has all of it."""
+    if not is_long(output):
+        return output
+    parts = {"head": output[:EXCERPT], "tail": output[-EXCERPT:], "bytes": len(output.encode())}
+    return parts | ({"file": answer_file(task_id)} if task_id in scope.dispatched else {})
+
+
+def _view(
+    scope: QueryScope, handle: SubagentHandle, now: float, longest_partial: int, news: bool
+) -> dict[str, Any]:
+    view: dict[str, Any] = {"task_id": str(handle.task_id), "status": str(handle.status)}
+    is_own = handle.parent is scope.parent
+    if longest_partial and handle.partial_output and handle.final_output is None:
+        unread = handle.written - handle.polled if news and is_own else handle.written
+        if new := handle.partial_output[-min(unread, longest_partial) :] if unread else "":
+            view["partial_output"] = new
+    if handle.final_output is not None and news and is_own and handle.received:
+        view["sent_before"] = True
+    elif handle.final_output is not None:
+        view["final_output"] = shown(scope, handle.task_id, handle.final_output)
+        if handle.stop_reason not in (None, FINAL_ANSWER):
+            view["stop_reason"] = handle.stop_reason
+    if handle.error is not None:
+        view["error"] = handle.error
+    if handle.status.is_final and handle.mailbox and handle.mailbox.unread and not handle.spread:
+        view["unread_messages"] = len(handle.mailbox.unread)
+    view["duration_ms"] = handle.duration_ms(now)
+    view["token_usage"] = shown_usage(handle.token_usage)
+    return view
+
+
+def _note_read(scope: QueryScope, handle: SubagentHandle, longest_partial: int) -> None:
+    """Note what the caller has read of its own task."""
+    if handle.parent is not scope.parent:
+        return
+    handle.received = handle.received or handle.status.is_final
+    if handle.task_id in scope.dispatched:
+        scope.dispatched[handle.task_id] = handle.received
+    if longest_partial:
+        handle.polled = handle.written
+
+
+Ask = Callable[
+    [Sequence[object], PluginContext, DispatchRequest],
+    Awaitable[DispatchRequest | Skip | Refused],
+]
+"""Asks all plugins, or the guards alone."""
+
+
+async def checked_message(
+    swarm: Swarm, query: Query, agent: str, text: str
+) -> str | Skip | Refused:
+    """Return a message to a task as the guards want it, or their decision."""
+    return await _checked(guarded, swarm, query, agent, text)
+
+
+async def _checked(
+    ask: Ask, swarm: Swarm, query: Query, agent: str, text: str
+) -> str | Skip | Refused:
+    asker = query.agent
+    context = PluginContext(
+        run_id=swarm.run_id,
+        tenant_id=swarm.options.tenant_id,
+        parent_id=swarm.id_at(query.path),
+        depth=query.depth,
+        agent=asker.agent_id or asker.agent_name,
+    )
+    request = DispatchRequest(text, None, agent, 5, {})
+    said = await ask(swarm.options.plugins, context, request)
+    return said.prompt if isinstance(said, DispatchRequest) else said
+
+
+def screening(swarm: Swarm) -> Screen:
+    """Return the function that asks the plugins about calls of sub-agents in mode ``sync``."""
+
+    async def screen(call: CurrentCall, tool_call: ToolCall, question: str) -> str | ToolResult:
+        said = await _checked(before_dispatch, swarm, call.query, tool_call.name, question)
+        if isinstance(said, Refused):
+            return error_result(tool_call, said.detail)
+        return success_result(tool_call, said.result) if isinstance(said, Skip) else said
+
+    return screen

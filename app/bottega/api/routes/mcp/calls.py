@@ -1,4 +1,9 @@
-"""Calls of MCP tools: runs, and what their clients are told until they rest."""
+"""Calls of MCP tools: runs, and what their clients are told until they rest.
+
+Elicitations: what an MCP client asks a person for an interrupt. Pure.
+
+Agents as MCP tools, and the results of their runs.
+"""
 
 import asyncio
 import json
@@ -7,19 +12,18 @@ from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
+from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.responses import JSONResponse, Response
 
 from bottega.api.auth import Acting, Principal, acts_for
 from bottega.api.errors import for_error
-from bottega.api.routes.mcp import tools
 from bottega.api.routes.mcp.messages import McpMessage, is_id, run_of, state_of
-from bottega.api.routes.mcp.people import decision, elicitation
-from bottega.api.routes.openai.answers import event
+from bottega.api.routes.openai.answers import event, output_text
 from bottega.api.routes.stream import EventStream
+from bottega.api.schemas.interrupts import NewDecision
 from bottega.api.schemas.runs import NewRun
 from bottega.api.server.mcp_errors import INVALID_PARAMS, code_of, error_body
-from bottega.api.shared.decisions import decide
 from bottega.api.shared.followed import (
     HEARTBEAT,
     Calls,
@@ -29,14 +33,227 @@ from bottega.api.shared.followed import (
     until_rest,
 )
 from bottega.api.shared.new_runs import submit
+from bottega.api.shared.run_control import decide
 from bottega.clock import monotonic
 from bottega.container import Service
+from bottega.definitions import store
 from bottega.definitions.agents import exposed_inputs
+from bottega.definitions.kinds import AGENTS
+from bottega.definitions.store import Definition
 from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFoundError
 from bottega.events.frames import Filter, Frame
 from bottega.events.types import UNFINISHED, EventType, RunStatus
+from bottega.json_schema.output import output_schema
 from bottega.runs import interrupts
 from bottega.runs.control import request_cancel
+
+_SHOWN = 2000
+"""Most characters of a call's arguments that a person is shown."""
+_TYPES = ("string", "number", "integer", "boolean")
+_KEPT = frozenset(
+    (
+        *("type", "title", "description", "default", "enum", "oneOf", "items"),
+        *("minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems"),
+    )
+)
+_ANSWER = "answer"
+_APPROVAL = {
+    "type": "object",
+    "properties": {
+        "decision": {"type": "string", "title": "Decision", "enum": ["approve", "deny"]},
+        "comment": {
+            "type": "string",
+            "title": "Comment",
+            "description": "The agent reads that of a denial.",
+            "maxLength": 2000,
+        },
+    },
+    "required": ["decision"],
+}
+
+
+def elicitation(interrupt: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the request that asks a person; ``None``: a form of MCP cannot ask it."""
+    if interrupt["kind"] == "approval":
+        return _request(_of_approval(interrupt), _APPROVAL)
+    if interrupt["kind"] == "question" and (form := _form(interrupt["schema"])) is not None:
+        server, question = interrupt["server"], interrupt["question"] or "The agent asks."
+        return _request(f"The MCP server {server} asks: {question}" if server else question, form)
+    return None
+
+
+def _request(message: str, form: Mapping[str, Any]) -> dict[str, Any]:
+    params = {"mode": "form", "message": message, "requestedSchema": form}
+    return {"method": "elicitation/create", "params": params}
+
+
+def _of_approval(interrupt: Mapping[str, Any]) -> str:
+    arguments = json.dumps(interrupt["arguments"], ensure_ascii=False)
+    if len(arguments) > _SHOWN:
+        arguments = f"{arguments[:_SHOWN]}… ({len(arguments)} characters)"
+    why = f"\nReason: {interrupt['reason']}" if interrupt["reason"] else ""
+    return f"{interrupt['agent']} wants to call {interrupt['tool']} with {arguments}{why}"
+
+
+def _form(schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the form for an answer: an object whose properties are not nested."""
+    if schema is None or schema.get("type") != "object":
+        field = _field({"type": "string"} if schema is None else schema)
+        if field is None:
+            return None
+        return {"type": "object", "properties": {_ANSWER: field}, "required": [_ANSWER]}
+    fields = {name: _field(each) for name, each in schema.get("properties", {}).items()}
+    if not fields or None in fields.values():
+        return None
+    required = [name for name in schema.get("required", ()) if name in fields]
+    return {"type": "object", "properties": fields, "required": required}
+
+
+def _field(schema: Any) -> dict[str, Any] | None:
+    if not isinstance(schema, dict):
+        return None
+    if schema.get("type") == "array":
+        items = schema.get("items")
+        if not isinstance(items, dict) or not ("enum" in items or "anyOf" in items):
+            return None
+    elif schema.get("type") not in _TYPES:
+        return None
+    return {name: value for name, value in schema.items() if name in _KEPT}
+
+
+def decision(interrupt: Mapping[str, Any], response: Any) -> NewDecision | None:
+    """Return what a person decided; ``None``: nobody wants the run any longer.
+
+    A question that is declined has no answer. An approval that is declined is denied.
+
+    Raises:
+        InvalidInputError: it is no answer to what was asked.
+    """
+    match response:
+        case {"action": "accept", "content": dict(content)}:
+            return _accepted(interrupt, content)
+        case {"action": "decline"} if interrupt["kind"] == "approval":
+            return NewDecision(decision="deny")
+        case {"action": "decline" | "cancel"}:
+            return None
+    raise InvalidInputError("an answer has an 'action', and with 'accept' its 'content'")
+
+
+def _accepted(interrupt: Mapping[str, Any], content: Mapping[str, Any]) -> NewDecision:
+    if interrupt["kind"] == "question":
+        schema = interrupt["schema"]
+        whole = schema is not None and schema.get("type") == "object"
+        said: dict[str, Any] = {"answer": content if whole else content.get(_ANSWER)}
+    else:
+        said = {name: content[name] for name in ("decision", "comment") if content.get(name)}
+    return checked(NewDecision, said)
+
+
+WAY = "mcp"
+"""What ``expose`` of an agent says if it is a tool."""
+
+RUN = "bottega/run_id"
+"""Field of a result's ``_meta``."""
+
+_PAGE = 100
+_INPUT = {
+    "type": "object",
+    "properties": {"input": {"type": "string", "description": "What the agent is asked."}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+async def listed(tx: AsyncConnection, tenant: UUID, message: McpMessage) -> dict[str, Any]:
+    """Return a page of the tenant's tools; the cursor is the name of the last one."""
+    after = message.params.get("cursor")
+    if after is not None and not is_id(after):
+        raise message.refusal(INVALID_PARAMS, "'cursor' is that of the page before")
+    page = await store.page(
+        tx,
+        AGENTS,
+        tenant,
+        after=None if after is None else str(after),
+        descending=False,
+        limit=_PAGE,
+        full=False,
+        exposed=WAY,
+    )
+    result: dict[str, Any] = {"tools": [_tool(each, message) for each in page]}
+    if page.more:
+        result["nextCursor"] = page[-1].name
+    if message.stateless:
+        result |= {"ttlMs": 0, "cacheScope": "private"}
+    return result
+
+
+def _tool(agent: Definition, message: McpMessage) -> dict[str, Any]:
+    tool = {"name": agent.name, "inputSchema": agent.content.get("input_schema") or _INPUT}
+    if description := agent.content.get("description"):
+        tool["description"] = description
+    schema = agent.content.get("output_schema")
+    if schema is not None and (message.stateless or schema.get("type") == "object"):
+        tool["outputSchema"] = schema
+    return tool
+
+
+async def input_of(arguments: Any, schema: Mapping[str, Any] | None) -> str:
+    """Return the input of a run for the arguments of a call; ``schema``: the agent's own.
+
+    Raises:
+        InvalidInputError: they do not fit.
+    """
+    if schema is None:
+        match arguments:
+            case {"input": str(text), **more} if not more:
+                return text
+        raise InvalidInputError('the tool takes one argument: {"input": "a text"}')
+    text = to_json({} if arguments is None else arguments).decode()
+    problems = await asyncio.to_thread(output_schema(schema).problems, from_json(text))
+    if problems:
+        raise InvalidInputError(problems[0].message, pointer=problems[0].pointer)
+    return text
+
+
+def completed(run: Mapping[str, Any], message: McpMessage) -> dict[str, Any]:
+    """Return the result of a call whose run is complete."""
+    result = _result(run, output_text(run))
+    answer = run["output_json"]
+    if answer is not None and (message.stateless or isinstance(answer, dict)):
+        result["structuredContent"] = answer
+    return result
+
+
+def failed(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the result of a call whose run ended in another way."""
+    error = run["error"]
+    why = f": {error['message']} ({error['code']})" if error else ""
+    return _result(run, f"The run {run['id']} is {run['status']}{why}") | {"isError": True}
+
+
+def waiting(run: Mapping[str, Any], pending: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the result of a call whose run waits for people whom the client cannot ask."""
+    waits = [
+        f"- {each['kind']} {each['id']} (tool {each['tool']}): "
+        f"POST /v1/interrupts/{each['id']}/resolve"
+        for each in pending
+    ]
+    text = (
+        f"The run {run['id']} waits for a person. It goes on once these are resolved, in the "
+        "console or with the API:\n" + "\n".join(waits) + "\n"
+        f"Its answer is then at GET /v1/runs/{run['id']}."
+    )
+    return _result(run, text) | {"isError": True}
+
+
+def refused(text: str) -> dict[str, Any]:
+    """Return the result of a call with wrong arguments, which the client's model can mend."""
+    return {"content": [{"type": "text", "text": text}], "isError": True}
+
+
+def _result(run: Mapping[str, Any], text: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}], "_meta": {RUN: str(run["id"])}}
+
 
 SESSION = "bottega/session"
 """Key of a call's ``_meta`` with the session of its run."""
@@ -183,8 +400,8 @@ class ToolCall:
         if run["status"] == RunStatus.WAITING:
             return self._message.answer(self._waiting(run, pending))
         if run["status"] == RunStatus.COMPLETED:
-            return self._message.answer(tools.completed(run, self._message))
-        return self._message.answer(tools.failed(run))
+            return self._message.answer(completed(run, self._message))
+        return self._message.answer(failed(run))
 
     def _waiting(self, run: Mapping[str, Any], pending: Calls) -> dict[str, Any]:
         asked = {}
@@ -192,7 +409,7 @@ class ToolCall:
             questions = {str(each["id"]): self._question(each) for each in pending}
             asked = {name: question for name, question in questions.items() if question}
         if not asked:
-            return tools.waiting(run, pending)
+            return waiting(run, pending)
         return {
             "resultType": "input_required",
             "inputRequests": asked,
@@ -219,7 +436,7 @@ async def begun(service: Service, principal: Principal, message: McpMessage) -> 
         return await _resumed(service, principal, message, name)
     if not (found := await _schemas(service, principal, name)):
         raise message.refusal(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
-    text = await tools.input_of(message.params.get("arguments"), found[0])
+    text = await input_of(message.params.get("arguments"), found[0])
     acting = acts_for(principal, message.user, None)
     run = await submit(
         service, principal, checked(NewRun, _run_of(message, acting.user, name, text))
@@ -233,7 +450,7 @@ async def _schemas(service: Service, principal: Principal, name: str) -> Sequenc
         return []
     tenant = principal.tenant_id
     async with service.database.turn(tenant):
-        return await exposed_inputs(service.database.pool, tenant, name, tools.WAY)
+        return await exposed_inputs(service.database.pool, tenant, name, WAY)
 
 
 def _run_of(message: McpMessage, user: str | None, agent: str, text: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 
 from bottega.api.auth import Principal, acts_for
 from bottega.api.errors import for_error
-from bottega.api.routes.mcp import tools
+from bottega.api.routes.mcp import calls
 from bottega.api.routes.mcp.calls import CALL, ToolCall, begun, call_key, taken
 from bottega.api.routes.mcp.messages import (
     SERVER,
@@ -87,7 +87,7 @@ async def _handled(
     if message.method == "tools/list":
         async with service.database.begin(principal.tenant_id) as tx:
             return JSONResponse(
-                message.answer(await tools.listed(tx, principal.tenant_id, message))
+                message.answer(await calls.listed(tx, principal.tenant_id, message))
             )
     return _of_protocol(message)
 
@@ -126,7 +126,7 @@ async def _call(
         if "requestState" in message.params or isinstance(error, UserRequiredError):
             raise
         where = f"{error.pointer}: " if error.pointer else ""
-        return JSONResponse(message.answer(tools.refused(f"{where}{error.detail}")))
+        return JSONResponse(message.answer(calls.refused(f"{where}{error.detail}")))
     call = ToolCall(service, principal, message, followed)
     may_stream = "text/event-stream" in request.headers.get("accept", "")
     answer = call.response(may_stream=may_stream)

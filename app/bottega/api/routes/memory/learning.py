@@ -1,22 +1,51 @@
-"""Routes that find memory for a task, and that learn from episodes."""
+"""Routes that find memory for a task, and that learn from episodes.
+
+Routes of memory maintenance and its reports.
+
+Routes of a run's working memory, its learning, and feedback on it.
+"""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problems
 from bottega.api.routes.memory.episodes import to_response, within
 from bottega.api.routes.memory.imports import imported
-from bottega.api.schemas.memory.found import ContextFound, ContextQuery, Learnt, NewLearning
-from bottega.api.shared.deps import PrincipalDep, ReadTenant, ServiceDep, Tenant, Turn
+from bottega.api.schemas.base import Page
+from bottega.api.schemas.memory.episodes import Feedback, NewFeedback
+from bottega.api.schemas.memory.learning import (
+    ContextFound,
+    ContextQuery,
+    Learnt,
+    MaintenanceJob,
+    MemoryReport,
+    NewLearning,
+    RunLearning,
+    WorkingMemory,
+)
+from bottega.api.shared.deps import (
+    Actor,
+    AdminTenant,
+    PrincipalDep,
+    ReadTenant,
+    ServiceDep,
+    Tenant,
+    Transaction,
+    Turn,
+)
 from bottega.api.shared.idempotency import OnceDep
+from bottega.api.shared.pages import LINK, PageQuery
 from bottega.db.driver import driver_of
+from bottega.errors import ConflictError
+from bottega.events.types import UNFINISHED
 from bottega.memory.episodes import rows
 from bottega.memory.episodes.episode import Episode
 from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.learning import maintenance as jobs
 from bottega.memory.learning.context import (
     Lesson,
     ReportedOutcome,
@@ -27,7 +56,9 @@ from bottega.memory.learning.insights import FoundInsight
 from bottega.memory.patterns.matcher import Match
 from bottega.memory.patterns.pattern import Category, Pattern
 from bottega.memory.text.signature import failure_signature
+from bottega.runs import learning, read
 from bottega.runs.sessions import hold_owner
+from bottega.runs.working_memory import working_memory
 from bottega.tenants import audit
 
 router = APIRouter(prefix="/v1/memory", tags=["memory"])
@@ -195,3 +226,141 @@ async def learn(
             }
 
         return await once(tx, response, Learnt, create)
+
+
+ReportId = Annotated[UUID, Path(description="The report's id.")]
+
+
+@router.post(
+    "/maintenance",
+    operation_id="maintain_memory",
+    summary="Start a maintenance job of the tenant's memory",
+    description=(
+        "Does the work of the nightly job: age and consolidate episodes; mine, validate and "
+        "refine patterns; maintain indexes; write a report. A worker does it beside the runs. "
+        "While a job is open, it is returned instead of a new one, so there is no "
+        "`Idempotency-Key`."
+    ),
+    status_code=202,
+    response_model=MaintenanceJob,
+    responses={**problems(409), 202: headers(Location="Path of its report.")},
+)
+async def maintain(tx: Transaction, tenant: AdminTenant, actor: Actor, response: Response) -> Any:
+    driver = await driver_of(tx)
+    job_id, new = await jobs.order(driver, tenant)
+    if new:
+        await audit.note(tx, tenant, actor, "memory.maintain", str(job_id))
+    response.headers["Location"] = f"/v1/memory/reports/{job_id}"
+    return await jobs.get(driver, tenant, job_id)
+
+
+@router.get(
+    "/reports",
+    operation_id="list_memory_reports",
+    summary="List maintenance jobs by age",
+    description="The last 400. Read a job's own report for its results.",
+    response_model=Page[MaintenanceJob],
+    responses={**problems(), 200: headers(Link=LINK)},
+)
+async def list_(
+    tx: Transaction,
+    tenant: Tenant,
+    query: Annotated[PageQuery, Query()],
+    request: Request,
+    response: Response,
+) -> Any:
+    found = await jobs.page(
+        await driver_of(tx),
+        tenant,
+        after=query.place(UUID),
+        descending=query.descending,
+        limit=query.limit,
+    )
+    return query.page(request, response, found, lambda job: job.id)
+
+
+@router.get(
+    "/reports/{report_id}",
+    operation_id="get_memory_report",
+    summary="Read a maintenance job's report",
+    description="While the job is open, it shows the progress.",
+    response_model=MemoryReport,
+    responses=problems(404),
+)
+async def get(tx: Transaction, tenant: Tenant, report_id: ReportId) -> Any:
+    driver = await driver_of(tx)
+    return await jobs.get(driver, tenant, report_id)
+
+
+run_router = APIRouter(prefix="/v1/runs", tags=["runs"])
+
+RunId = Annotated[UUID, Path(description="The run's id.")]
+
+
+@run_router.post(
+    "/{run_id}/feedback",
+    operation_id="give_run_feedback",
+    summary="Give feedback on a run's result",
+    description=(
+        "Only for a run that is over. The `outcome` becomes the run's, and replaces that of its "
+        "episode wherever episodes are read or searched; the episode itself stays as it is. New "
+        "feedback replaces the old as a whole. 409 `not_final`."
+    ),
+    response_model=Feedback,
+    responses=problems(400, 404, 409, 413, 415),
+)
+async def give_feedback(
+    tx: Transaction,
+    tenant: Tenant,
+    principal: PrincipalDep,
+    actor: Actor,
+    run_id: RunId,
+    body: NewFeedback,
+) -> Any:
+    acting = acts_for(principal, body.user)
+    run = await read.get(tx, tenant, run_id)
+    acting.refuse_other(run["user"], f"run {run_id}")
+    if run["status"] in UNFINISHED:
+        raise ConflictError(
+            f"run {run_id} is not over (it is {run['status']}): wait for its end",
+            code="not_final",
+        )
+    said = body.model_dump(exclude={"user"})
+    given = await learning.give_feedback(tx, tenant, run_id, actor, **said)
+    details = {"outcome": body.outcome, "score": body.score}
+    await audit.note(tx, tenant, actor, "run.feedback", str(run_id), details)
+    return given
+
+
+@run_router.get(
+    "/{run_id}/working-memory",
+    operation_id="get_run_working_memory",
+    summary="Read a run's working memory",
+    description=(
+        "Computed from the run's log, during the run and after it: the definition, task and "
+        "progress of its own agent, and the answers of its tools and sub-agents (in a DAG, its "
+        "agents). Each section keeps within its budget of tokens; all answers have references."
+    ),
+    response_model=WorkingMemory,
+    responses=problems(404),
+)
+async def get_working_memory(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
+    return await working_memory(tx, tenant, run_id)
+
+
+@run_router.get(
+    "/{run_id}/learning",
+    operation_id="get_run_learning",
+    summary="Read the learning from a run",
+    description=(
+        "After the run's end, rules or a model learn from it in the background: insights, "
+        "patterns found in it, and results of patterns that it was given. Failures are retried. "
+        "After the last try `status` is `failed`, until feedback or `POST "
+        "/v1/memory/maintenance` requests learning again. The run itself never changes."
+    ),
+    response_model=RunLearning,
+    responses=problems(404),
+)
+async def get_learning(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
+    await read.get(tx, tenant, run_id)
+    return await learning.learnt(tx, tenant, run_id)

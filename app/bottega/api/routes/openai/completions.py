@@ -1,4 +1,7 @@
-"""Routes of OpenAI's chat completions: a model is an agent, and a completion is a run."""
+"""Routes of OpenAI's chat completions: a model is an agent, and a completion is a run.
+
+Routes of OpenAI's list of models: the tenant's agents and graphs.
+"""
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -6,13 +9,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Request, Response
 
 from bottega.api.routes.openai.answers import RoundAnswer, event, pieces, whole
-from bottega.api.routes.openai.callers import acting_of, memory_headers
-from bottega.api.routes.openai.chat_answers import DONE, Completion
-from bottega.api.routes.openai.chat_requests import ChatRequest, read_chat, without_nothing
-from bottega.api.routes.openai.start import start_or_resume
+from bottega.api.routes.openai.chat import DONE, ChatRequest, Completion, read_chat, without_nothing
+from bottega.api.routes.openai.model_request import GRAPH, WAY, graph_of, versioned
+from bottega.api.routes.openai.start import acting_of, memory_headers, start_or_resume
 from bottega.api.routes.stream import EventStream
 from bottega.api.server.openai_errors import error_body
-from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant
+from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant, Transaction
 from bottega.api.shared.followed import (
     HEARTBEAT,
     FollowedRun,
@@ -20,7 +22,9 @@ from bottega.api.shared.followed import (
     leaving,
     while_connected,
 )
-from bottega.errors import BottegaError
+from bottega.definitions import store
+from bottega.definitions.kinds import AGENTS, GRAPHS
+from bottega.errors import BottegaError, NotFoundError, UnknownAgentError
 
 router = APIRouter(prefix="/openai/v1", include_in_schema=False)
 
@@ -68,3 +72,51 @@ async def _chunks(
     except BottegaError as error:
         yield event(error_body(error.code, error.detail))
         yield DONE
+
+
+_MOST = 1000
+
+
+@router.get("/models")
+async def list_(tx: Transaction, tenant: Tenant) -> Any:
+    found = []
+    for kind, prefix in ((AGENTS, ""), (GRAPHS, GRAPH)):
+        page = await store.page(
+            tx,
+            kind,
+            tenant,
+            after=None,
+            descending=False,
+            limit=_MOST,
+            full=False,
+            exposed=WAY if kind is AGENTS else None,
+        )
+        found += [_model(f"{prefix}{each.name}", each) for each in page]
+    return {"object": "list", "data": found}
+
+
+@router.get("/models/{name:path}")
+async def get(tx: Transaction, tenant: Tenant, name: str) -> Any:
+    plain, version = versioned(name)
+    graph = graph_of(plain)
+    kind, named = (AGENTS, plain) if graph is None else (GRAPHS, graph)
+    try:
+        found = (
+            await store.get(tx, kind, tenant, named)
+            if version is None
+            else await store.version(tx, kind, tenant, named, version)
+        )
+    except NotFoundError:
+        raise UnknownAgentError(f"there is no model '{name}'") from None
+    if kind is AGENTS and WAY not in found.content.get("expose", (WAY,)):
+        raise UnknownAgentError(f"there is no model '{name}'")
+    return _model(name, found)
+
+
+def _model(name: str, definition: store.Definition) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(definition.created_at.timestamp()),
+        "owned_by": "bottega",
+    }

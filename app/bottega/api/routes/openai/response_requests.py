@@ -10,13 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, JsonValue, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
-from bottega.api.routes.openai.chat_requests import (
-    MOST_MESSAGES,
-    Request,
-    choice_of,
-    schema_of,
-    tools_of,
-)
+from bottega.api.routes.openai.chat import MOST_MESSAGES, Request, choice_of, schema_of, tools_of
 from bottega.api.routes.openai.model_request import (
     Call,
     HistoryMessage,
@@ -24,8 +18,8 @@ from bottega.api.routes.openai.model_request import (
     ModelRequest,
     Role,
     as_json,
+    content_of,
 )
-from bottega.api.routes.openai.parts import content_of
 from bottega.api.schemas.runs import SessionName
 from bottega.errors import InvalidInputError
 

@@ -1,20 +1,58 @@
-"""Routes of OpenAI's responses: a response is a run, and a chain of them is a session."""
+"""Routes of OpenAI's responses: a response is a run, and a chain of them is a session.
 
-from collections.abc import AsyncIterator
+OpenAI's responses, whole and as events, made of runs. Pure.
+
+Places from which a response goes on: earlier responses, conversations, items of these.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
+from uuid import UUID, uuid4
 
 from fastapi import APIRouter, Body, Request, Response
+from pydantic_core import to_json
+from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.responses import JSONResponse
 
-from bottega.api.auth import Principal
-from bottega.api.routes.openai.answers import RoundAnswer, pieces, shown, whole
-from bottega.api.routes.openai.callers import acting_of, memory_headers, named_in
-from bottega.api.routes.openai.chat_requests import without_nothing
-from bottega.api.routes.openai.model_request import NamedUser, known_by, model_of
-from bottega.api.routes.openai.places import known_items, place_of, unknown
-from bottega.api.routes.openai.response_answers import ResponseEvents, ResponseObject
-from bottega.api.routes.openai.response_requests import ResponsesRequest, read_response_request
-from bottega.api.routes.openai.start import start_or_resume
+from bottega.api.auth import Acting, Principal
+from bottega.api.routes.openai.answers import (
+    ClientCall,
+    RoundAnswer,
+    answer_of,
+    created_at,
+    pieces,
+    shown,
+    whole,
+)
+from bottega.api.routes.openai.chat import usage_of, without_nothing
+from bottega.api.routes.openai.model_request import (
+    MOST_CALLS,
+    Call,
+    HistoryMessage,
+    NamedUser,
+    as_json,
+    id_of,
+    known_by,
+    model_of,
+    versioned,
+)
+from bottega.api.routes.openai.response_requests import (
+    ResponsesRequest,
+    read_response_request,
+    references,
+)
+from bottega.api.routes.openai.start import (
+    Place,
+    Waiting,
+    acting_of,
+    memory_headers,
+    message_of_calls,
+    named_in,
+    start_or_resume,
+    waits_for,
+)
 from bottega.api.routes.stream import EventStream
 from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant
 from bottega.api.shared.followed import (
@@ -25,8 +63,390 @@ from bottega.api.shared.followed import (
     while_connected,
 )
 from bottega.container import Service
-from bottega.errors import BottegaError, NotFoundError
+from bottega.errors import BottegaError, InvalidInputError, NotFoundError
+from bottega.memory.episodes.scope import UNASKED
+from bottega.runs import interrupts, messages, read, sessions
 from bottega.runs.control import request_cancel
+from bottega.runs.rounds import checks_of, round_of
+
+_STATUSES = {
+    "queued": "queued",
+    "running": "in_progress",
+    "waiting": "in_progress",
+    "completed": "completed",
+    "cancelled": "cancelled",
+}
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseObject:
+    """A response, under way or complete.
+
+    Attributes:
+        after: ``seq`` after which the run's events are the response.
+        request: what it answers; ``None``: not known any more.
+    """
+
+    run_id: UUID
+    after: int
+    model: str
+    request: ResponsesRequest | None = None
+
+    def body(self, status: str = "in_progress") -> dict[str, Any]:
+        """Return the response without output."""
+        request = self.request
+        return {
+            "id": id_of("resp", self.run_id, self.after),
+            "object": "response",
+            "created_at": created_at(self.run_id),
+            "status": status,
+            "background": bool(request and request.background),
+            "error": None,
+            "incomplete_details": None,
+            "instructions": request and request.instructions,
+            "max_output_tokens": request and request.max_output_tokens,
+            "max_tool_calls": None,
+            "metadata": (request and request.metadata) or {},
+            "model": self.model,
+            "output": [],
+            "parallel_tool_calls": not request or request.parallel_tool_calls is not False,
+            "previous_response_id": request and request.previous_response_id,
+            "reasoning": {
+                "effort": request and request.reasoning and request.reasoning.effort,
+                "summary": None,
+            },
+            "service_tier": "default",
+            "store": not request or request.store is not False,
+            "temperature": request and request.temperature,
+            "text": {
+                "format": (request and request.text and request.text.format) or {"type": "text"}
+            },
+            "tool_choice": (request and request.tool_choice) or "auto",
+            "tools": (request and request.tools) or [],
+            "top_logprobs": 0,
+            "top_p": request and request.top_p,
+            "truncation": (request and request.truncation) or "disabled",
+            "usage": None,
+            "user": request and request.user,
+        }
+
+    def whole(self, answer: RoundAnswer) -> dict[str, Any]:
+        """Return the response with an answer, which may still be under way."""
+        run = answer.run
+        made = self.body("completed" if answer.calls else _STATUSES.get(run["status"], "failed"))
+        said = made["status"] == "completed" and (answer.text or not answer.calls)
+        made["output"] = [self.message(answer.text)] if said else []
+        made["output"] += map(item_of, answer.calls)
+        if not answer.calls and (reason := _INCOMPLETE.get(run["stop_reason"] or "")):
+            made |= {"status": "incomplete", "incomplete_details": {"reason": reason}}
+        if made["status"] == "failed":
+            error = run["error"] or {"message": f"the run is {run['status']}"}
+            made["error"] = {"code": "server_error", "message": error["message"]}
+        if (usage := usage_of(answer)) is not None:
+            made["usage"] = {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": usage["completion_tokens_details"],
+                "total_tokens": usage["total_tokens"],
+            }
+        return made
+
+    def message(self, text: str, status: str = "completed") -> dict[str, Any]:
+        """Return the item with the answer; ``status``: ``in_progress``: it has no text yet."""
+        return {
+            "id": id_of("msg", self.run_id, self.after),
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": [] if status == "in_progress" else [part(text)],
+        }
+
+
+def item_of(call: ClientCall) -> dict[str, Any]:
+    """Return the item of a call of a client's tool."""
+    return {
+        "id": id_of("fc", call.interrupt),
+        "type": "function_call",
+        "status": "completed",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+    }
+
+
+def part(text: str) -> dict[str, Any]:
+    """Return a part of a message with a text."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+class ResponseEvents:
+    """The events of a streamed response, numbered in their order."""
+
+    def __init__(self, response: ResponseObject) -> None:
+        self._response = response
+        self._number = 0
+        self._text = ""
+        self._is_open = False
+
+    def begin(self) -> Iterator[bytes]:
+        """Yield the events before any output."""
+        for kind in ("response.created", "response.in_progress"):
+            yield self._event(kind, response=self._response.body())
+
+    def delta(self, text: str) -> Iterator[bytes]:
+        """Yield the events of a piece of the answer."""
+        if not self._is_open:
+            self._is_open = True
+            item = self._response.message("", "in_progress")
+            yield self._event("response.output_item.added", output_index=0, item=item)
+            yield self._at_part("response.content_part.added", part=part(""))
+        self._text += text
+        yield self._at_part("response.output_text.delta", delta=text, logprobs=[])
+
+    def end(self, answer: RoundAnswer) -> Iterator[bytes]:
+        """Yield the events after all text."""
+        if not (self._is_open or answer.calls):
+            yield from self.delta("")
+        if self._is_open:
+            item = self._response.message(self._text)
+            yield self._at_part("response.output_text.done", text=self._text, logprobs=[])
+            yield self._at_part("response.content_part.done", part=part(self._text))
+            yield self._event("response.output_item.done", output_index=0, item=item)
+        for number, call in enumerate(answer.calls):
+            item, at = item_of(call), {"output_index": number + self._is_open}
+            begun = {**item, "status": "in_progress", "arguments": ""}
+            yield self._event("response.output_item.added", **at, item=begun)
+            at_item = {**at, "item_id": item["id"]}
+            arguments = item["arguments"]
+            kind = "response.function_call_arguments"
+            yield self._event(f"{kind}.delta", **at_item, delta=arguments)
+            yield self._event(f"{kind}.done", **at_item, name=item["name"], arguments=arguments)
+            yield self._event("response.output_item.done", **at, item=item)
+        whole = self._response.whole(answer)
+        yield self._event(f"response.{whole['status']}", response=whole)
+
+    def failed(self, message: str) -> bytes:
+        """Return the event of a response that failed."""
+        error = {"code": "server_error", "message": message}
+        whole = self._response.body("failed") | {"error": error}
+        return self._event("response.failed", response=whole)
+
+    def _at_part(self, kind: str, **more: Any) -> bytes:
+        item = self._response.message("", "in_progress")["id"]
+        return self._event(kind, item_id=item, output_index=0, content_index=0, **more)
+
+    def _event(self, kind: str, **more: Any) -> bytes:
+        body = {"type": kind, "sequence_number": self._number, **more}
+        self._number += 1
+        return b"event: %s\ndata: %s\n\n" % (kind.encode(), to_json(body))
+
+
+_AT = "/previous_response_id"
+_MOST_MESSAGES, _MOST_PAGES = 500, 8
+
+
+def unknown(response: str, pointer: str | None = None) -> NotFoundError:
+    return NotFoundError(
+        f"there is no response '{response[:80]}' of this user, or of nobody if the request names "
+        "none",
+        pointer=pointer,
+    )
+
+
+async def place_of(service: Service, acting: Acting, sent: ResponsesRequest) -> Place:
+    """Return the place of a response; a new session begins with its run.
+
+    A response that is not the last of its session is gone on from in a fork.
+
+    Raises:
+        NotFoundError: a ``previous_response_id`` that is unknown, or of another user.
+        InvalidInputError: that response is not complete, or there is a conversation beside it.
+    """
+    new = f"{UNASKED}{uuid4().hex}"
+    if sent.conversation is not None:
+        if sent.previous_response_id:
+            raise InvalidInputError(
+                "send either a conversation or a previous_response_id", pointer="/conversation"
+            )
+        return await _in_conversation(service, acting, sent.conversation, sent.model)
+    if not sent.previous_response_id:
+        return Place(None if sent.store is False else new)
+    known = known_by("resp", sent.previous_response_id)
+    if known is None:
+        raise unknown(sent.previous_response_id, _AT)
+    run_id, after = known
+    async with service.database.begin(acting.tenant_id) as tx:
+        try:
+            run = await read.get(tx, acting.tenant_id, run_id)
+        except NotFoundError:
+            raise unknown(sent.previous_response_id, _AT) from None
+        if run["user"] != acting.user or after > run["last_seq"]:
+            raise unknown(sent.previous_response_id, _AT)
+        return await _after(service, tx, run, after, new)
+
+
+async def _in_conversation(service: Service, acting: Acting, session: str, model: str) -> Place:
+    """Return the place in a conversation; the caller's run of the model may wait there."""
+    async with service.database.begin(acting.tenant_id) as tx:
+        waiting = await interrupts.of_client(tx, acting.tenant_id, session_id=session)
+    name = versioned(model)[0]
+    own = [each for each in waiting if waits_for(each, acting) and model_of(each) == name]
+    if not own:
+        return Place(session)
+    run_id, until = own[-1]["run_id"], own[-1]["last_seq"]
+    calls = [each for each in own if each["run_id"] == run_id]
+    history = partial(_history, service, acting.tenant_id, run_id, until, calls, "/conversation")
+    return Place(session, history=history, waits=run_id)
+
+
+async def _after(
+    service: Service, tx: AsyncConnection, run: Mapping[str, Any], after: int, new: str
+) -> Place:
+    """Return the place after a round of a run; ``new``: id of a new session."""
+    tenant, session, run_id = run["tenant_id"], run["session_id"], run["id"]
+    if session is None:
+        raise InvalidInputError("that response was not stored: send the whole history", pointer=_AT)
+    part = await round_of(tx, run, after)
+    if part.calls:
+        waits = any(each["status"] == "pending" for each in part.calls)
+        history = partial(_history, service, tenant, run_id, part.until, part.calls, _AT)
+        return Place(new, await _base(tx, run), history, run_id if waits else None)
+    if run["status"] != "completed":
+        raise InvalidInputError(
+            f"that response is not complete, its run is {run['status']}", pointer=_AT
+        )
+    if await sessions.ends_with(tx, tenant, session, run_id):
+        return Place(session)
+    return Place(new, (session, run_id))
+
+
+async def _base(tx: AsyncConnection, run: Mapping[str, Any]) -> tuple[str, UUID] | None:
+    """Return session and run of the turn before a run; ``None``: it is the first."""
+    if (base := (run["turn"] or {}).get("base")) is None:
+        return None
+    earlier = await read.get(tx, run["tenant_id"], UUID(str(base)))
+    return earlier["session_id"], earlier["id"]
+
+
+async def _history(
+    service: Service, tenant: UUID, run_id: UUID, until: int, calls: Waiting, at: str
+) -> Sequence[HistoryMessage]:
+    """Return what was said in a run until an event, with calls that have no results yet.
+
+    Raises:
+        InvalidInputError: it is more than a request may have.
+    """
+    ids = {each["tool_call_id"]: id_of("call", each["id"]) for each in calls}
+    said: list[HistoryMessage] = []
+    page: Any = None
+    pages = 0
+    async with service.database.begin(tenant) as tx:
+        while page is None or (page.more and page[-1]["seq"] <= until):
+            page = await messages.page(
+                tx,
+                tenant,
+                run_id,
+                None,
+                types=messages.SAID,
+                after=page and (page[-1]["seq"], page[-1]["part"]),
+                descending=False,
+                limit=_MOST_MESSAGES,
+            )
+            pages += 1
+            said += [
+                _said(each, ids, at)
+                for each in page
+                if each["seq"] <= until and each["role"] != "system"
+            ]
+            if len(said) > _MOST_MESSAGES or pages > _MOST_PAGES:
+                raise InvalidInputError(
+                    f"it goes on from more than {_MOST_MESSAGES} messages, or several megabytes: "
+                    "send a summary of them instead",
+                    pointer=at,
+                )
+    known = {call.id for one in said for call in one.calls}
+    of_others = [each for each in calls if id_of("call", each["id"]) not in known]
+    return [*said, message_of_calls(of_others, at)]
+
+
+def _said(message: Mapping[str, Any], waits: Mapping[str, str], at: str) -> HistoryMessage:
+    calls = [
+        Call(
+            waits.get(call["id"], call["id"]),
+            call["name"],
+            call.get("malformed") or as_json(call["arguments"]),
+        )
+        for call in message.get("tool_calls") or ()
+    ]
+    text, parts = message["content"] or "", message.get("parts") or []
+    if parts and text and all(part["type"] != "text" for part in parts):
+        parts = [{"type": "text", "text": text}, *parts]
+    content = parts or text
+    return HistoryMessage(message["role"], content, at, calls, message.get("tool_call_id"))
+
+
+async def known_items(
+    service: Service, acting: Acting, sent: ResponsesRequest
+) -> dict[int, Mapping[str, Any]]:
+    """Return the items of earlier responses that the input only refers to, by their places.
+
+    Raises:
+        InvalidInputError: there is no such item of this user.
+    """
+    wanted = references(sent)
+    if len(set(wanted.values())) > MOST_CALLS:
+        raise InvalidInputError(
+            f"refers to more than {MOST_CALLS} items: send some of them whole", pointer="/input"
+        )
+    found: dict[str, Mapping[str, Any]] = {}
+    if not wanted:
+        return {}
+    async with service.database.begin(acting.tenant_id) as tx:
+        for number, name in wanted.items():
+            if name in found:
+                continue
+            try:
+                item = await _item(tx, acting, name)
+            except NotFoundError:
+                item = None
+            if item is None:
+                raise InvalidInputError(
+                    f"there is no item '{name[:80]}' of this user: send it whole",
+                    code="unknown_item",
+                    pointer=f"/input/{number}",
+                )
+            found[name] = item
+    return {number: found[name] for number, name in wanted.items()}
+
+
+async def _item(tx: AsyncConnection, acting: Acting, name: str) -> Mapping[str, Any] | None:
+    """Return an item; ``None``: no such item of this user, or it is not complete.
+
+    Raises:
+        NotFoundError: there is no such item at all.
+    """
+    if (known := known_by("fc", name)) is not None:
+        call = await interrupts.get(tx, acting.tenant_id, known[0])
+        if call["user"] != acting.user or call["kind"] != "client_tool":
+            return None
+        return {
+            "type": "function_call",
+            "call_id": id_of("call", known[0]),
+            "name": call["tool"],
+            "arguments": as_json(call["arguments"]),
+        }
+    if (known := known_by("msg", name)) is None:
+        return None
+    run = await read.get(tx, acting.tenant_id, known[0])
+    if run["user"] != acting.user:
+        return None
+    part = await round_of(tx, run, known[1])
+    answer = answer_of(run, part, await checks_of(tx, run))
+    is_complete = answer.text and (answer.calls or run["status"] == "completed")
+    return {"role": "assistant", "content": answer.text} if is_complete else None
+
 
 router = APIRouter(prefix="/openai/v1/responses", include_in_schema=False)
 

@@ -2,24 +2,29 @@
 
 A run that waits for results of its client is the caller's if it was started with the same key and
 user. The caller's next request answers it or leaves it; either way nothing waits afterwards.
+
+The end user for whom a client of OpenAI's API asks, and what it is told about memory.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
+from fastapi import Request
+from pydantic import AfterValidator, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.api.auth import Acting
+from bottega.api.auth import Acting, Principal, acts_for
 from bottega.api.routes.openai.model_request import (
     WAY,
     Call,
     HistoryMessage,
     ModelRequest,
+    NamedUser,
     RunBody,
     as_json,
     body_of,
@@ -29,17 +34,20 @@ from bottega.api.routes.openai.model_request import (
     result_of,
     versioned,
 )
+from bottega.api.schemas.base import UserName
 from bottega.api.schemas.interrupts import NewDecision
 from bottega.api.schemas.messages import NewMessage
 from bottega.api.schemas.runs import NewRun
-from bottega.api.shared.decisions import decide
+from bottega.api.server.headers import sent
 from bottega.api.shared.followed import FollowedRun, checked
 from bottega.api.shared.new_runs import submit
-from bottega.api.shared.sent_messages import stored_message
+from bottega.api.shared.pages import storable
+from bottega.api.shared.run_control import decide, stored_message
 from bottega.container import Service
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
-from bottega.runs import inbox, interrupts, read, sessions
+from bottega.runs import control, interrupts, read, sessions
 from bottega.runs.control import request_cancel
+from bottega.users.names import names_nobody
 
 _LEFT = "the client left this call without an answer"
 ClientCall = Mapping[str, Any]
@@ -191,8 +199,8 @@ async def _resumed(
             async with service.database.begin(tenant) as tx:
                 if stored is not None:
                     content = stored.input[0]["content"]
-                    sent = inbox.SentMessage(content, [*stored.made], principal.actor)
-                    await inbox.send(tx, tenant, run_id, sent)
+                    sent = control.SentMessage(content, [*stored.made], principal.actor)
+                    await control.send(tx, tenant, run_id, sent)
                 for interrupt, said in decisions.items():
                     await decide(
                         tx, principal, interrupt, NewDecision.model_validate({**said, "user": user})
@@ -244,3 +252,72 @@ async def _new_run(
                 )
             fields["overrides"] = {name: {"instructions": told} for name in first}
         return body, checked(NewRun, fields)
+
+
+MEMORY = "x-bottega-memory"
+"""Header of answers: whether the run could read memory of earlier ones."""
+_NAME: TypeAdapter[str] = TypeAdapter(Annotated[UserName, AfterValidator(storable)])
+
+
+def acting_of(
+    request: Request, principal: Principal, headers: Sequence[str], caller: NamedUser
+) -> Acting:
+    """Return for whom a request acts: the first user that it names; a blank text names nobody.
+
+    Args:
+        headers: of chat products that name their users, in this order; they come first.
+        caller: the request's body.
+
+    Raises:
+        InvalidInputError: a name is too long, or cannot be stored.
+        UserRequiredError: the key must name a user.
+    """
+    body = {
+        "/user": caller.user,
+        "/safety_identifier": caller.safety_identifier,
+        "/metadata/user_id": (caller.metadata or {}).get("user_id"),
+    }
+    for pointer, value in (*_sent(request, headers), *body.items()):
+        if isinstance(value, str) and not names_nobody(value):
+            return acts_for(principal, _checked(value, pointer))
+    return acts_for(principal, None)
+
+
+def named_in(request: Request, headers: Sequence[str]) -> str | None:
+    """Return the user that a request without a body names; ``None``: nobody."""
+    return next((value for _, value in _sent(request, headers)), None)
+
+
+def memory_headers(user: str | None) -> dict[str, str]:
+    """Return the header of an answer that tells its reader why it remembers nothing."""
+    return {MEMORY: "off; no user" if user is None else "user"}
+
+
+def _sent(request: Request, headers: Sequence[str]) -> Iterator[tuple[None, str]]:
+    """Yield the user of each header that names one.
+
+    Raises:
+        InvalidInputError: it names two.
+    """
+    for name in headers:
+        texts = [_text(value) for value in sent(request.scope, name.lower().encode("latin-1"))]
+        named = {text for text in texts if not names_nobody(text)}
+        if len(named) > 1:
+            raise InvalidInputError(f"the header {name} names two users: send one")
+        yield from ((None, text) for text in named)
+
+
+def _text(value: bytes) -> str:
+    """Return a header's text, in UTF-8 if it is that, else in Latin-1."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def _checked(name: Any, pointer: str | None) -> str:
+    try:
+        return _NAME.validate_python(name)
+    except ValidationError as error:
+        detail = f"the user's name: {error.errors(include_url=False)[0]['msg']}"
+        raise InvalidInputError(detail, pointer=pointer) from None

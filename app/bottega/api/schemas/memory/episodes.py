@@ -1,4 +1,9 @@
-"""Episodes, searches of them, and feedback on the wire."""
+"""Episodes, searches of them, and feedback on the wire.
+
+Feedback on a run's result, on the wire.
+
+Stored parts of episodes, on the wire: objects with any members.
+"""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
@@ -7,18 +12,75 @@ from uuid import UUID
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError, to_json
 
-from bottega.api.schemas.base import Answer, Body, PlaceInTime, UserName
-from bottega.api.schemas.memory.feedback import Feedback
-from bottega.api.schemas.memory.recorded import (
-    RecordedExecution,
-    RecordedMetadata,
-    RecordedReflection,
-    RecordedResult,
-    RecordedTask,
-)
+from bottega.api.schemas.base import Answer, Body, OwnUser, PlaceInTime, UserName
 from bottega.api.schemas.runs import SessionName
 from bottega.json_schema.values import WHOLE
-from bottega.runs.outcomes import OutcomeSource, OutcomeValue
+from bottega.runs.learning import OutcomeSource, OutcomeValue
+
+_FIELDS = ("outcome", "score", "comment")
+
+
+class NewFeedback(Body):
+    """Feedback to store on a run's result."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "minProperties": 1,
+            "not": {"properties": {name: {"enum": [None]} for name in _FIELDS}},
+            "examples": [{"outcome": "FAILURE", "score": 0.2, "comment": "Two invoices missing."}],
+        }
+    )
+
+    outcome: Annotated[
+        Literal["SUCCESS", "PARTIAL", "FAILURE"] | None,
+        Field(description="Replaces the run's own outcome; null: that stays."),
+    ] = None
+    score: Annotated[float | None, Field(ge=0, le=1, description="1 is best.")] = None
+    comment: Annotated[str, StringConstraints(max_length=10_000)] | None = None
+    user: OwnUser = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if all(getattr(self, name) is None for name in _FIELDS):
+            raise PydanticCustomError("empty", "give at least one of outcome, score and comment")
+        return self
+
+
+class Feedback(Answer):
+    """Stored feedback on a run's result."""
+
+    outcome: Literal["SUCCESS", "PARTIAL", "FAILURE"] | None
+    score: float | None
+    comment: str | None
+    by: Annotated[str, Field(description="`key:` and the prefix of a key, or `local`.")]
+    at: datetime
+
+
+class _Recorded(Answer):
+    """A stored part of an episode, with any members."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class RecordedTask(_Recorded):
+    """The task: `original_input`, `goals`, `constraints`, `context`, `complexity`."""
+
+
+class RecordedExecution(_Recorded):
+    """The execution: `plan`, `adaptations`, `duration_s`, `resources`, `trace` (null: not read)."""
+
+
+class RecordedResult(_Recorded):
+    """The result: `output`, `side_effects`, `quality`, `error`."""
+
+
+class RecordedReflection(_Recorded):
+    """The reflection: `insights`, `patterns`, `failures`, `performance`."""
+
+
+class RecordedMetadata(_Recorded):
+    """The metadata: `tools_used`, `strategies_applied`, `agents`."""
+
 
 MAX_CORE_BYTES = 65_536
 """Limit on an episode's JSON without its input, output and trace."""

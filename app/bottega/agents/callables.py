@@ -1,0 +1,449 @@
+"""Arguments of a callable, as a schema for a model and a check of each call.
+
+Results of callables as JSON.
+"""
+
+import dataclasses
+import inspect
+import sys
+import typing
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+    ValuesView,
+)
+from contextlib import aclosing, nullcontext, suppress
+from functools import partial
+from types import FrameType, MethodType, SimpleNamespace, UnionType
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
+
+import typing_extensions
+from pydantic import ConfigDict, Field, TypeAdapter, create_model
+from pydantic.errors import PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
+from pydantic_core import PydanticSerializationError, SchemaError, to_json, to_jsonable_python
+
+from bottega.agents.context import ToolContext, current_context
+
+Names = Mapping[str, Any]
+"""Values by name, for types that are written as text."""
+Fields = dict[str, tuple[Any, Any]]
+"""Type and default (``...``: none) by argument."""
+
+_NO_SCHEMA = (PydanticUserError, SchemaError, NameError, TypeError, AttributeError)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class _Schema(GenerateJsonSchema):
+    """Schema generator without titles of fields, which only cost tokens."""
+
+    ignored_warning_kinds: set[JsonSchemaWarningKind] = {  # noqa: RUF012 (Pydantic's form)
+        "skipped-choice",
+        "non-serializable-default",
+    }
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+class ToolArguments:
+    """The arguments of a tool.
+
+    Args:
+        what: words for the tool in errors.
+        known: names for types that are written as text, beside those of the tool's module.
+
+    Attributes:
+        schema: JSON Schema of them, an object.
+
+    Raises:
+        TypeError: a type has no JSON Schema; the text names the argument.
+    """
+
+    def __init__(self, what: str, fields: Fields, known: Names) -> None:
+        # Neutral names of fields: an argument may have the name of a Pydantic method, as ``json``.
+        self._names = {f"argument_{index}": name for index, name in enumerate(fields)}
+        self._adapter: TypeAdapter[Any]
+        try:
+            self._adapter, self.schema = self._built(fields, known)
+        except _NO_SCHEMA as error:
+            for name, field in fields.items():
+                try:
+                    self._built({name: field}, known)
+                except _NO_SCHEMA as cause:
+                    text = f"{what}: the type of '{name}' is not one for JSON: {_first_line(cause)}"
+                    raise TypeError(text) from cause
+            raise TypeError(f"{what}: {_first_line(error)}") from error
+
+    def _built(self, fields: Fields, known: Names) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+        definitions: dict[str, Any] = {
+            field: (_named(hint, name), default)
+            for field, (name, (hint, default)) in zip(self._names, fields.items(), strict=False)
+        }
+        for hint, _ in fields.values():
+            _adapt_typed_dicts(hint, known)
+        config = ConfigDict(extra="forbid", defer_build=True)
+        model = create_model("arguments", __config__=config, **definitions)
+        model.model_rebuild(_types_namespace=known)
+        adapter = TypeAdapter(model)
+        return adapter, schema_of(adapter)
+
+    def values(self, arguments: Names) -> dict[str, Any]:
+        """Return the arguments of a call as their types, with defaults.
+
+        Raises:
+            pydantic.ValidationError: they do not fit.
+        """
+        valid = valid_of(self._adapter, arguments)
+        return {name: getattr(valid, field) for field, name in self._names.items()}
+
+
+def schema_of(adapter: TypeAdapter[Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a type without its title."""
+    schema = adapter.json_schema(schema_generator=_Schema)
+    return {key: value for key, value in schema.items() if key != "title"}
+
+
+def valid_of(adapter: TypeAdapter[Any], arguments: Names) -> Any:
+    """Return arguments as a type. Strict types, too, take dates and the like as JSON has them.
+
+    Raises:
+        pydantic.ValidationError: they do not fit.
+    """
+    try:
+        encoded = to_json(arguments, inf_nan_mode="constants")
+    except PydanticSerializationError:  # half of a character, or an object from a hook
+        return adapter.validate_python(arguments)
+    return adapter.validate_json(encoded)
+
+
+class CallableArguments:
+    """The arguments of a callable.
+
+    What ``functools.partial`` has filled by name is no argument for the model.
+
+    Args:
+        what: words for the tool in errors.
+        known: as of :class:`ToolArguments`.
+
+    Raises:
+        TypeError: the callable does not say its parameters, or one of them cannot be filled by a
+            model; the text names it.
+    """
+
+    def __init__(self, what: str, function: Callable[..., Any], known: Names) -> None:
+        if not callable(function):
+            raise TypeError(f"{what} needs a function, a class or another callable")
+        fields: Fields = {}
+        self._context: list[str] = []
+        self._positional: list[str] = []
+        hint_of = _Hints(what, function, known)
+        for parameter in _parameters(what, function):
+            name = parameter.name
+            hint = hint_of(parameter)
+            if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+                self._positional.append(name)
+            if is_context(hint):
+                self._context.append(name)
+                continue
+            default = ... if parameter.default is parameter.empty else parameter.default
+            fields[name] = (hint, default)
+        self._arguments = ToolArguments(what, fields, {**hint_of.names, **known})
+        self._function = function
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return self._arguments.schema
+
+    def call(self, arguments: Names) -> Callable[[], Any]:
+        """Return a call of the function, ready to be made.
+
+        Raises:
+            pydantic.ValidationError: the arguments do not fit.
+        """
+        values = {**self._arguments.values(arguments), **context_for(self._context)}
+        first = [values.pop(name) for name in self._positional]
+        return partial(self._function, *first, **values)
+
+
+def _parameters(what: str, function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        raise TypeError(
+            f"{what}: {function!r} does not say its parameters; wrap it in a function with types"
+        ) from None
+    filled = function.keywords if isinstance(function, partial) else {}
+    for parameter in signature.parameters.values():
+        if parameter.kind in _VARIADIC:
+            raise TypeError(f"{what} takes {parameter}, but a tool takes named parameters only")
+        if parameter.name not in filled:
+            yield parameter
+
+
+class _Hints:
+    """The types of a callable's parameters."""
+
+    def __init__(self, what: str, function: Callable[..., Any], known: Names) -> None:
+        self._what = what
+        self._known = known
+        code = _code_of(function)
+        try:
+            self._hints: Names = getattr(code, "__annotations__", {})
+        except NameError as error:  # from Python 3.14 on, types are evaluated here
+            raise TypeError(_unknown(f"{what}: the type of a parameter", error)) from error
+        self.names: Names = {**getattr(code, "__globals__", {}), **_captured(code)}
+
+    def __call__(self, parameter: inspect.Parameter) -> Any:
+        name = parameter.name
+        written = self._hints.get(name, parameter.annotation)
+        if written is parameter.empty:
+            bound = "make the tool of an object's method, as in tool(…)(thing.method)"
+            hint = bound if name in ("self", "cls") else f"write one, as in '{name}: str'"
+            raise TypeError(f"{self._what}: the parameter '{name}' has no type; {hint}")
+        hint = resolved(f"{self._what}: the type of '{name}'", written, self.names, self._known)
+        return _or_none(hint) if parameter.default is None else hint
+
+
+def names_near(target: Any, frame: FrameType) -> Names:
+    """Return the local names of the frame that makes a tool, if the tool is defined there."""
+    code = target if inspect.isclass(target) else _code_of(target)
+    return frame.f_locals if "<locals>" in getattr(code, "__qualname__", "") else {}
+
+
+def _code_of(function: Any) -> Any:
+    """Return the function that a callable leads to, which has the annotations."""
+    while True:
+        if isinstance(function, partial):
+            function = function.func
+        elif isinstance(function, MethodType):
+            function = function.__func__
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif inspect.isroutine(function):
+            return function
+        else:
+            function = type(function).__call__
+
+
+def _captured(code: Any) -> dict[str, Any]:
+    """Return the values around a function that its body uses."""
+    found = {}
+    names = code.__code__.co_freevars if inspect.isfunction(code) else ()
+    for name, cell in zip(names, getattr(code, "__closure__", None) or (), strict=False):
+        with suppress(ValueError):  # it has no value yet
+            found[name] = cell.cell_contents
+    return found
+
+
+def resolved(what: str, written: Any, names: Names, known: Names) -> Any:
+    """Return a type with all texts in it replaced by types.
+
+    Args:
+        what: words for the type in errors.
+        names: global names.
+        known: local ones.
+
+    Raises:
+        TypeError: it is no type, or a name in it has no value yet.
+    """
+    holder = SimpleNamespace(__annotations__={"it": written})
+    try:
+        return get_type_hints(holder, dict(names), dict(known), include_extras=True)["it"]
+    except NameError as error:
+        raise TypeError(_unknown(what, error)) from error
+    except (TypeError, SyntaxError, AttributeError) as error:
+        raise TypeError(f"{what} is no type: {_first_line(error)}") from error
+
+
+def fields_of(what: str, cls: type[Any], known: Names) -> Fields:
+    """Return the fields of a class as arguments: its annotated public attributes.
+
+    Raises:
+        TypeError: a name in a type has no value yet.
+    """
+    try:
+        hints = get_type_hints(cls, localns=dict(known), include_extras=True)
+    except NameError as error:
+        raise TypeError(_unknown(f"{what}: the type of a field", error)) from error
+    return {
+        name: (hint, getattr(cls, name, ...))
+        for name, hint in hints.items()
+        if not name.startswith("_") and getattr(hint, "__origin__", hint) is not ClassVar
+    }
+
+
+def instances_of(what: str, cls: type[Any], known: Names) -> TypeAdapter[Any]:
+    """Return the schema of a dataclass or Pydantic model, whose fields are the arguments.
+
+    Raises:
+        TypeError: a field has no JSON Schema.
+    """
+    _adapt_typed_dicts(cls, known)
+    try:
+        adapter = TypeAdapter(cls)
+        adapter.rebuild(_types_namespace=known)
+        schema_of(adapter)
+    except _NO_SCHEMA as error:
+        raise TypeError(f"{what}: {_first_line(error)}") from error
+    return adapter
+
+
+def refuse_arguments(what: str, function: Callable[..., Any], known: Names) -> list[str]:
+    """Return the parameters of a class's ``execute`` that take the context.
+
+    Raises:
+        TypeError: it has other parameters.
+    """
+    found = []
+    hint_of = _Hints(what, function, known)
+    for parameter in list(_parameters(what, function))[1:]:
+        if not is_context(hint_of(parameter)):
+            raise TypeError(
+                f"{what}: execute takes only self and a ToolContext, not '{parameter.name}'; "
+                "the arguments of the tool are the fields of its class"
+            )
+        found.append(parameter.name)
+    return found
+
+
+def is_context(hint: Any) -> bool:
+    """Return true for the type :class:`ToolContext`, optional or not."""
+    if get_origin(hint) is Annotated:
+        return is_context(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return any(map(is_context, get_args(hint)))
+    return hint is ToolContext
+
+
+def context_for(parameters: Sequence[str]) -> dict[str, ToolContext]:
+    """Return the arguments for a function's parameters that take the context."""
+    if not parameters:
+        return {}
+    context = current_context.get() or ToolContext()  # called outside of a query
+    return dict.fromkeys(parameters, context)
+
+
+def _named(hint: Any, name: str) -> Any:
+    """Return a type whose field has an argument's name, if the field gives itself no other."""
+    if get_origin(hint) is Annotated:
+        base, *about = get_args(hint)
+        return Annotated[(base, Field(alias=name), *about)]
+    return Annotated[hint, Field(alias=name)]
+
+
+def _or_none(hint: Any) -> Any:
+    if get_origin(hint) is Annotated:
+        base, *about = get_args(hint)
+        return Annotated[(Union[base, None], *about)]  # noqa: UP007 (base may be any object)
+    return Union[hint, None]  # noqa: UP007
+
+
+def _unknown(what: str, error: NameError) -> str:
+    return f"{what} names '{error.name}', which is not defined before the tool is made"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0]
+
+
+def _adapt_typed_dicts(hint: Any, known: Names) -> None:
+    """Let Pydantic take the typed dicts of ``typing`` in a type, which it refuses before 3.12."""
+    if sys.version_info >= (3, 12):
+        return
+    todo, seen = [hint], set[int]()
+    while todo:
+        hint = todo.pop()
+        if id(hint) in seen:
+            continue
+        seen.add(id(hint))
+        todo += get_args(hint)
+        is_dict = typing.is_typeddict(hint)
+        if is_dict or dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
+            try:
+                inner = get_type_hints(hint, localns=dict(known), include_extras=True)
+            except (NameError, TypeError):
+                continue  # Pydantic says what is wrong
+            todo += inner.values()
+            if is_dict and type(hint).__module__ == "typing":
+                _adapt(hint, inner)
+
+
+def _adapt(typed: Any, hints: Names) -> None:
+    """Give a typed dict the schema of its twin from ``typing_extensions``."""
+    qualified: tuple[Any, ...] = (typing.Required, typing.NotRequired)
+    fields = {
+        name: typing_extensions.NotRequired[hint]
+        for name, hint in hints.items()
+        if name not in typed.__required_keys__ and get_origin(hint) not in qualified
+    }
+    make: Any = typing_extensions.TypedDict
+    twin = make(typed.__name__, {**hints, **fields})
+    twin.__doc__ = typed.__doc__
+    typed.__get_pydantic_core_schema__ = lambda source, handler: handler.generate_schema(twin)
+
+
+_BASIC = (str, bool, int, type(None))
+
+
+def as_json(value: Any) -> Any:
+    """Return a value in JSON's types.
+
+    Dataclasses, Pydantic models and other objects with public attributes are objects; named tuples,
+    sets and iterators are lists; bytes are base64; dates, decimals, paths and the like are texts.
+
+    Raises:
+        TypeError: a part of it has no such form.
+        ValueError: it contains itself.
+    """
+    if type(value) in _BASIC:
+        return value
+    return to_jsonable_python(value, fallback=_plain, inf_nan_mode="null", bytes_mode="base64")
+
+
+def _plain(value: Any) -> Any:
+    """Return an object that Pydantic does not know, in types that it knows."""
+    kind: Any = type(value)
+    if isinstance(value, memoryview):
+        return bytes(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if callable(to_list := getattr(value, "tolist", None)):  # of numpy and array
+        return to_list()
+    if isinstance(value, Iterator | Sequence | Set | ValuesView):
+        return list(value)
+    if kind.__str__ is not object.__str__ and not isinstance(value, type):
+        return str(value)
+    shown = getattr(value, "__dict__", {})
+    public = {name: each for name, each in shown.items() if not name.startswith("_")}
+    if callable(value) or not public:
+        raise TypeError(
+            f"the tool has run, but its result has a {kind.__name__}, which has no form in JSON; "
+            "let it return a dict, a list, a text, a number or a dataclass"
+        )
+    return public
+
+
+def listed(function: Callable[[], Any]) -> Any:
+    """Call a function; of an iterator return the items, read as long as the call is not over."""
+    value = function()
+    if not isinstance(value, Iterator):
+        return value
+    context = current_context.get()
+    found = []
+    for each in value:
+        if context is not None and context.cancel.is_cancelled:
+            break
+        found.append(each)
+    return found
+
+
+async def listed_async(values: AsyncIterator[Any]) -> list[Any]:
+    """Return the items of an asynchronous iterator, and close it if it is a generator."""
+    async with aclosing(values) if isinstance(values, AsyncGenerator) else nullcontext():
+        return [each async for each in values]

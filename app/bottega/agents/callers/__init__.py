@@ -1,1 +1,0 @@
-"""Context of tool calls, for the tools' code."""

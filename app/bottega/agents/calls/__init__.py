@@ -1,1 +1,0 @@
-"""Calls of tools, and messages between calls of models."""

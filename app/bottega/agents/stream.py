@@ -1,0 +1,216 @@
+"""Events of a streamed query. They support ``match``: ``case TextDelta(text): …``.
+
+Queries as streams of events, at the pace of their reader.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from bottega.agents.messages import AssistantMessage, AssistantResponse, ToolCall, ToolResult
+from bottega.agents.provider import FailedTry, OnDelta
+from bottega.agents.query import Invoke, Path, Query, Recorder
+from bottega.agents.tools import ToolBase
+
+
+@dataclass(frozen=True, slots=True)
+class QueryEvent:
+    """An event of a query or of one of its sub-agents; base class of all events.
+
+    Attributes:
+        agent: name of the agent.
+        path: place of its query: ``()`` for the streamed query itself; per level of sub-agents
+            (number of the model call, index of the tool call).
+    """
+
+    agent: str = field(kw_only=True)
+    path: Path = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta(QueryEvent):
+    """A piece of a model's text; the pieces of one call join to its message.
+
+    A message may be a draft that is not accepted, or come before tool calls. The accepted answer is
+    in :class:`QueryAnswered`.
+
+    Attributes:
+        model_call: number of the model call within the query, from 1.
+    """
+
+    text: str
+    model_call: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextRestarted(QueryEvent):
+    """A model call failed after it sent text and is tried again: discard the text of that call."""
+
+    model_call: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalled(QueryEvent):
+    """A tool call begins; a call to a sub-agent too."""
+
+    call: ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAnswered(QueryEvent):
+    """A tool call has ended, with success or an error; hooks may still change the result."""
+
+    call: ToolCall
+    result: ToolResult
+
+
+@dataclass(frozen=True, slots=True)
+class SubAgentStarted(QueryEvent):
+    """A sub-agent begins to work on ``query``."""
+
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubAgentEnded(QueryEvent):
+    """A sub-agent has an answer or has failed; there is none for a cancelled one."""
+
+    response: AssistantResponse
+
+
+@dataclass(frozen=True, slots=True)
+class QueryAnswered(QueryEvent):
+    """The last event: the query's response, whose ``error`` is set if it failed."""
+
+    response: AssistantResponse
+
+
+async def events_of(
+    name: str, start: Callable[[Recorder], Coroutine[Any, Any, AssistantResponse]], most: int
+) -> AsyncGenerator[QueryEvent, None]:
+    """Run a query and yield its events; cancel it when the generator is closed.
+
+    Args:
+        name: name of the queried agent.
+        start: makes the query with this recorder.
+        most: events that wait for the reader before the query waits, too.
+
+    Raises:
+        Exception: any error of the query that is not a response.
+    """
+    events = _Events(most)
+    query = asyncio.create_task(start(_EventRecorder(events)))
+    query.add_done_callback(events.close)
+    try:
+        while (event := await events.take()) is not None:
+            yield event
+        yield QueryAnswered(await query, agent=name, path=())
+    finally:
+        if not query.done():
+            query.cancel()
+            await asyncio.wait([query])
+        if not query.cancelled():
+            query.exception()  # retrieve it, so that asyncio does not log it
+
+
+class _Events:
+    """Events between a query and its reader."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._waiting: deque[QueryEvent] = deque()
+        self._is_over = False
+        self._any = asyncio.Event()
+        self._room = asyncio.Event()
+
+    def add(self, event: QueryEvent) -> None:
+        """Add an event, even beyond the limit."""
+        self._waiting.append(event)
+        self._any.set()
+
+    async def room(self) -> None:
+        """Wait until fewer events than the limit wait for the reader."""
+        while len(self._waiting) >= self._most:
+            self._room.clear()
+            await self._room.wait()
+
+    def close(self, _: object = None) -> None:
+        self._is_over = True
+        self._any.set()
+
+    async def take(self) -> QueryEvent | None:
+        """Return the next event; ``None`` after the last."""
+        while not self._waiting:
+            if self._is_over:
+                return None
+            self._any.clear()
+            await self._any.wait()
+        event = self._waiting.popleft()
+        self._room.set()
+        return event
+
+
+class _EventRecorder(Recorder):
+    """Recorder that turns what it observes into events.
+
+    Before each model call, tool call and piece of text it waits for room. Only starts and ends of
+    sub-agents, and failed tries, come without waiting: few for each call.
+    """
+
+    def __init__(self, events: _Events) -> None:
+        self._events = events
+        self._spoken: set[Query] = set()  # whose current model call has sent text
+
+    def query_started(self, query: Query) -> None:
+        if query.path:
+            text = "\n".join(message.content for message in query.messages)
+            self._events.add(SubAgentStarted(text, **_place(query)))
+
+    def query_ended(self, query: Query, response: AssistantResponse) -> None:
+        if query.path:
+            self._events.add(SubAgentEnded(response, **_place(query)))
+
+    async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
+        self._spoken.discard(query)
+        try:
+            await self._events.room()
+            message = await super().model_call(query, invoke)
+            if message.content and query not in self._spoken:  # the provider does not stream
+                await self._say(query, message.content)
+            return message
+        finally:
+            self._spoken.discard(query)
+
+    def delta_listener(self, query: Query) -> OnDelta:
+        return lambda text: self._say(query, text)
+
+    async def _say(self, query: Query, text: str) -> None:
+        await self._events.room()
+        self._spoken.add(query)
+        self._events.add(TextDelta(text, query.model_calls, **_place(query)))
+
+    def model_try_failed(self, query: Query, failed: FailedTry) -> None:
+        if query in self._spoken:
+            self._spoken.discard(query)
+            self._events.add(TextRestarted(query.model_calls, **_place(query)))
+
+    async def tool_call(
+        self,
+        query: Query,
+        tool_call: ToolCall,
+        tool: ToolBase | None,
+        execute: Callable[[], Awaitable[ToolResult]],
+    ) -> ToolResult:
+        await self._events.room()
+        self._events.add(ToolCalled(tool_call, **_place(query)))
+        result = await execute()
+        await self._events.room()
+        self._events.add(ToolAnswered(tool_call, result, **_place(query)))
+        return result
+
+
+def _place(query: Query) -> "dict[str, Any]":
+    path: Path = query.path
+    return {"agent": query.agent.agent_id or query.agent.agent_name, "path": path}

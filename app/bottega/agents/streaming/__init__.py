@@ -1,1 +1,0 @@
-"""Queries as streams of events."""

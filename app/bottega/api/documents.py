@@ -1,0 +1,494 @@
+"""OpenAPI document: FastAPI's, with problems and keys added.
+
+Variants of request bodies whose fields depend on each other, for OpenAPI.
+
+Validators check such rules, and Pydantic leaves them out of the schema. Here a body's schema
+becomes `oneOf` complete schemas, so that generators of clients make a class for each.
+
+``/asyncapi.json``: the AsyncAPI document of the WebSocket.
+"""
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.dependencies.models import Dependant
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute, iter_route_contexts
+from pydantic import BaseModel, Field
+from pydantic.json_schema import models_json_schema
+from pydantic_core import to_json
+
+import bottega
+from bottega.api.auth import TICKET, is_public
+from bottega.api.errors import Problem, problems
+from bottega.api.routes.tickets import VALID_S
+from bottega.api.routes.websocket import CLOSES, PING_LIMIT, SUBPROTOCOL
+from bottega.api.schemas.base import Answer
+from bottega.api.schemas.events import EVENTS, OtherEvent, type_events
+from bottega.api.schemas.interrupts import Resolve
+from bottega.api.schemas.messages import MessageSent, SendMessage
+from bottega.api.schemas.runs import Event
+from bottega.api.server.documents import LateDocument
+from bottega.api.shared.deps import required_scopes
+from bottega.api.shared.event_filter import WatchQuery
+from bottega.events.frames import LLM_DELTA
+from bottega.tenants.keys import Scope
+
+_REF_PREFIX = "#/components/schemas/"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One variant of a body.
+
+    Attributes:
+        name: of the variant's schema.
+        needs: fields that must be present and not null.
+        lacks: fields that must be absent or null.
+        mode: allowed values of the field `mode`; empty if the body has no such field.
+        rules: keywords to add to a field's schema.
+    """
+
+    name: str
+    needs: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+    mode: tuple[str, ...] = ()
+    rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+_NULL: dict[str, Any] = {"const": None}
+"""As `{"type": "null"}`, which openapi-generator takes for the name of a class."""
+_NO_SIGNATURE = {"properties": {"failure_signature": _NULL}}
+_SIGNATURE = {
+    "properties": {"failure_signature": {"type": "string"}},
+    "required": ["failure_signature"],
+}
+_NO_HEADERS = {"headers": {"maxProperties": 0}}
+
+VARIANTS: dict[str, tuple[Variant, ...]] = {
+    "NewRun": (
+        Variant("OrchestratedRun", needs=("agent",), mode=("orchestrated",)),
+        Variant("DagRun", needs=("mode", "graph"), lacks=("agent",), mode=("dag",)),
+    ),
+    "SubAgents": (
+        Variant("SyncSubAgents", lacks=("limits",), mode=("sync",)),
+        Variant("AsyncSubAgents", needs=("mode",), mode=("async",)),
+    ),
+    "EpisodeSearch": (
+        Variant("SearchByQuery", needs=("query",), lacks=("failure",), mode=("semantic", "hybrid")),
+        Variant(
+            "SearchByFilters",
+            needs=("mode",),
+            lacks=("query", "failure"),
+            mode=("structured", "temporal"),
+        ),
+        Variant(
+            "SearchByFailure",
+            needs=("mode", "failure"),
+            lacks=("query",),
+            mode=("failures",),
+            rules={"filters": _NO_SIGNATURE},
+        ),
+        Variant(
+            "SearchBySignature",
+            needs=("mode", "filters"),
+            lacks=("query", "failure"),
+            mode=("failures",),
+            rules={"filters": _SIGNATURE},
+        ),
+    ),
+    "SimilarFailures": (
+        Variant("SimilarToError", needs=("error",), lacks=("failure_signature",)),
+        Variant("SimilarToSignature", needs=("failure_signature",), lacks=("error",)),
+    ),
+    "NewLearning": (
+        Variant("LearningFromStored", needs=("episode_id",), lacks=("episode",)),
+        Variant("LearningFromNew", needs=("episode",), lacks=("episode_id",)),
+    ),
+    "NewMcpServer": (
+        Variant("NewMcpServerAtUrl", needs=("url",), lacks=("command",)),
+        Variant("NewMcpProgram", needs=("command",), lacks=("url",), rules=_NO_HEADERS),
+    ),
+    "McpServerBody": (
+        Variant("McpServerAtUrl", needs=("url",), lacks=("command",)),
+        Variant("McpProgram", needs=("command",), lacks=("url",), rules=_NO_HEADERS),
+    ),
+    "PatternsWanted": (
+        Variant("PatternsForFeatures", needs=("features",), lacks=("task",)),
+        Variant("PatternsForTask", needs=("task",), lacks=("features",)),
+    ),
+}
+
+
+def split(schemas: dict[str, Any]) -> None:
+    """Replace each schema that has variants by `oneOf` of them, in place."""
+    for name, variants in VARIANTS.items():
+        whole = schemas[name]
+        for variant in variants:
+            schemas[variant.name] = _of(whole, variant)
+        kept = {key: whole[key] for key in ("title", "description", "examples") if key in whole}
+        kinds = [{"$ref": f"{_REF_PREFIX}{variant.name}"} for variant in variants]
+        schemas[name] = {**kept, "oneOf": kinds}
+
+
+def _of(whole: dict[str, Any], variant: Variant) -> dict[str, Any]:
+    schema = {key: deepcopy(value) for key, value in whole.items() if key != "examples"}
+    schema["title"] = variant.name
+    fields = schema["properties"]
+    if variant.mode:
+        fields["mode"]["enum"] = list(variant.mode)
+    for name in variant.needs:
+        fields[name] = _not_null(fields[name])
+    for name in variant.lacks:
+        fields[name] = {**_NULL, "title": name.replace("_", " ").title()}
+    for name, rules in variant.rules.items():
+        fields[name] |= deepcopy(dict(rules))
+    if required := [*dict.fromkeys((*schema.get("required", ()), *variant.needs))]:
+        schema["required"] = required
+    return schema
+
+
+def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a required field: no null, no default."""
+    about = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
+    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
+    if not kinds:
+        return about
+    return about | (kinds[0] if len(kinds) == 1 else {"anyOf": kinds})
+
+
+SCHEME = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": (
+        "An API key. Each operation names the scope that it needs (`x-required-scope`): `read`; "
+        "`run` or `define`, which include `read`; or `admin`, which includes all. A server that "
+        "never had a key needs none, and serves only its own machine."
+    ),
+}
+
+
+_SCHEMAS = "#/components/schemas/"
+_AT_THE_EDGE = (408, 414, 431)
+"""Statuses of requests that are too slow or too long, refused before routing."""
+
+
+def openapi_document(app: FastAPI) -> dict[str, Any]:
+    """Return the document of all routes; it is made once."""
+    if app.openapi_schema is None:
+        schema = get_openapi(
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            routes=app.routes,
+        )
+        _, definitions = models_json_schema(
+            [(Problem, "serialization")], ref_template="#/components/schemas/{model}"
+        )
+        schema["components"]["schemas"] |= definitions["$defs"]
+        split(schema["components"]["schemas"])
+        _name_defaults(schema)
+        type_events(schema["components"]["schemas"])
+        schema["components"]["securitySchemes"] = {"key": SCHEME}
+        for operations in schema["paths"].values():
+            for operation in operations.values():
+                _add_problems(operation, *_AT_THE_EDGE)
+        for path, method, scopes in _protected(app):
+            _protect(schema["paths"][path][method], scopes)
+        app.openapi_schema = schema
+    return app.openapi_schema
+
+
+def _name_defaults(document: dict[str, Any]) -> None:
+    """Write the defaults of what clients send as words, and as ``x-default``.
+
+    Generators of types take a field with ``default`` for one that is always there, also in what is
+    sent.
+    """
+    schemas = document["components"]["schemas"]
+    bodies = [
+        operation["requestBody"]
+        for operations in document["paths"].values()
+        for operation in operations.values()
+        if "requestBody" in operation
+    ]
+    for name in _reached(bodies, schemas):
+        for member in schemas[name].get("properties", {}).values():
+            if "default" in member:
+                member["x-default"] = default = member.pop("default")
+                said = f"Default: {to_json(default).decode()}."
+                member["description"] = " ".join(filter(None, (member.get("description"), said)))
+
+
+def _reached(parts: list[Any], schemas: Mapping[str, Any]) -> set[str]:
+    """Return the names of the schemas that parts of a document lead to."""
+    todo, names = list(parts), set[str]()
+    while todo:
+        part = todo.pop()
+        if isinstance(part, list):
+            todo += part
+        elif isinstance(part, dict):
+            todo += part.values()
+            name = str(part.get("$ref", "")).removeprefix(_SCHEMAS)
+            if name in schemas and name not in names:
+                names.add(name)
+                todo.append(schemas[name])
+    return names
+
+
+def _protected(app: FastAPI) -> Iterator[tuple[str, str, tuple[Scope, ...]]]:
+    """Yield path, method and required scope of every operation that is not public."""
+    for context in iter_route_contexts(app.routes):
+        route = context.original_route
+        path = context.path_format or ""
+        if not isinstance(route, APIRoute) or not route.include_in_schema or is_public(path):
+            continue
+        for method in route.methods or ():
+            yield path, method.lower(), _scopes(route, method)
+
+
+def _scopes(route: APIRoute, method: str) -> tuple[Scope, ...]:
+    asked = [each.call for each in _all(route.dependant) if each.call is not None]
+    found = {scopes for call in asked if (scopes := required_scopes(call, method))}
+    if len(found) != 1:
+        raise TypeError(
+            f"{method} {route.path} must ask for one kind of tenant, see bottega.api.shared.deps"
+        )
+    return found.pop()
+
+
+def _all(dependant: Dependant) -> Iterator[Dependant]:
+    for each in dependant.dependencies:
+        yield each
+        yield from _all(each)
+
+
+def _protect(operation: dict[str, Any], scopes: tuple[Scope, ...]) -> None:
+    operation["security"] = [{"key": []}]
+    operation["x-required-scope"] = scopes[0] if len(scopes) == 1 else list(scopes)
+    _add_problems(operation, 401, 403, 422, 429, 500, 503)
+
+
+def _add_problems(operation: dict[str, Any], *statuses: int) -> None:
+    added = {str(status): problems(status)[status] for status in statuses}
+    operation["responses"] = dict(sorted({**added, **operation["responses"]}.items()))
+
+
+router = APIRouter(tags=["operations"])
+
+_REF = "#/components/schemas/{model}"
+
+
+class LiveText(Answer):
+    """Text of a model call that arrived since the last frame."""
+
+    call: int
+    attempt: int
+    offset: Annotated[
+        int, Field(description=("Place in characters; it replaces the text from there."))
+    ]
+    text: str
+
+
+class Delta(Event):
+    """Live text; not stored."""
+
+    seq: None  # type: ignore[assignment]
+    type: Literal["llm.delta"]
+    data: LiveText  # type: ignore[assignment]
+
+
+class OutputChunk(Delta):
+    """Live text of an asynchronous task, for subscribers that name this type."""
+
+    type: Literal["subagent.output_chunk"]  # type: ignore[assignment]
+
+
+class ToolReport(Answer):
+    """Progress of a call of an MCP tool, in the server's own units."""
+
+    tool_call_id: str
+    name: str
+    progress: float
+    total: float | None
+    message: str | None
+
+
+class ToolProgress(Event):
+    """The newest progress of a tool call; not stored."""
+
+    seq: None  # type: ignore[assignment]
+    type: Literal["tool.progress"]
+    data: ToolReport  # type: ignore[assignment]
+
+
+class Heartbeat(Answer):
+    """A frame in quiet times: all events up to `seq` were sent or filtered out."""
+
+    type: Literal["heartbeat"]
+    seq: int
+
+
+class Pong(Answer):
+    """The answer to a ping."""
+
+    type: Literal["pong"]
+
+
+class CancelAccepted(Answer):
+    """Confirmation that the cancellation is stored."""
+
+    type: Literal["cancel.accepted"]
+
+
+class ResolveAccepted(Answer):
+    """Confirmation that the decision is stored."""
+
+    type: Literal["resolve.accepted"]
+    interrupt_id: UUID
+
+
+class MessageAccepted(MessageSent):
+    """Confirmation that the message is stored."""
+
+    type: Literal["message.accepted"]
+
+
+class FrameError(Answer):
+    """An error: the frame is unknown, or cannot be carried out."""
+
+    type: Literal["error"]
+    code: str
+    detail: str
+
+
+class Ping(Answer):
+    """A request for a pong."""
+
+    type: Literal["ping"]
+
+
+class Cancel(Answer):
+    """A request to cancel the run, or one task and all tasks below it.
+
+    With a ``user`` it is refused unless the run is that user's.
+    """
+
+    type: Literal["cancel"]
+    task_id: UUID | None = None
+    user: str | None = None
+
+
+_TICKET_SCHEME = {
+    "type": "httpApiKey",
+    "name": "Sec-WebSocket-Protocol",
+    "in": "header",
+    "description": f"For browsers: `{SUBPROTOCOL}, {TICKET}<ticket>`.",
+}
+
+_SENT: tuple[type[BaseModel], ...] = (
+    Delta,
+    OutputChunk,
+    ToolProgress,
+    Heartbeat,
+    Pong,
+    CancelAccepted,
+    ResolveAccepted,
+    MessageAccepted,
+    FrameError,
+)
+_RECEIVED: tuple[type[BaseModel], ...] = (Ping, Cancel, SendMessage, Resolve)
+
+
+@router.head("/asyncapi.json", include_in_schema=False)
+@router.get(
+    "/asyncapi.json",
+    operation_id="get_asyncapi",
+    summary="The WebSocket as an AsyncAPI document",
+    response_model=dict[str, Any],
+)
+async def asyncapi(request: Request) -> Response:
+    return await _DOCUMENT.answer(request)
+
+
+def asyncapi_document() -> dict[str, Any]:
+    """Return the AsyncAPI 3.0 document of this version."""
+    models: tuple[type[BaseModel], ...] = (*EVENTS.values(), OtherEvent, *_SENT, *_RECEIVED)
+    _, schemas = models_json_schema(
+        [(model, "serialization") for model in models], ref_template=_REF
+    )
+    sent = [*map(str, EVENTS), "other", *map(_name, _SENT)]
+    received = [_name(model) for model in _RECEIVED]
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "Bottega: watching a run",
+            "version": bottega.__version__,
+            "description": _described(),
+        },
+        "defaultContentType": "application/json",
+        "channels": {
+            "run": {
+                "address": "/v1/runs/{run_id}/ws",
+                "parameters": {"run_id": {"description": "The run's id."}},
+                "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in
+                             (*sent, *received)},
+                "bindings": {"ws": {"method": "GET", "query": WatchQuery.model_json_schema()}},
+            }
+        },
+        "operations": {
+            "watch": _operation("send", sent),
+            "control": _operation("receive", received),
+        },
+        "components": {
+            "messages": {
+                **{str(kind): _message(model) for kind, model in EVENTS.items()},
+                "other": _message(OtherEvent),
+                **{_name(model): _message(model) for model in (*_SENT, *_RECEIVED)},
+            },
+            "schemas": schemas["$defs"],
+            "securitySchemes": {"key": SCHEME, "ticket": _TICKET_SCHEME},
+        },
+    }  # fmt: skip
+
+
+def _described() -> str:
+    closes = "; ".join(f"{code}: {meaning}" for code, meaning in CLOSES.items())
+    return (
+        f"Close codes: {closes}. A refusal is an HTTP answer with a problem, before the upgrade. "
+        f"Subprotocols: `{SUBPROTOCOL}`, and for browsers `{TICKET}<ticket>` with a ticket of "
+        f"POST /v1/ws-tickets, good once for {VALID_S['websocket']:g} s. Watching needs the scope "
+        "`read`, the frames `cancel` and `message` the scope `run`, the frame `resolve` the scope "
+        "`approve` "
+        "(approvals), or `run` or `approve` (the rest); else an `error` frame has the code "
+        f"`insufficient_scope`. Pings: {PING_LIMIT}."
+    )
+
+
+def _operation(action: str, names: list[str]) -> dict[str, Any]:
+    messages = [{"$ref": f"#/channels/run/messages/{name}"} for name in names]
+    security = [{"$ref": f"#/components/securitySchemes/{name}"} for name in ("key", "ticket")]
+    return {
+        "action": action,
+        "channel": {"$ref": "#/channels/run"},
+        "messages": messages,
+        "security": security,
+    }
+
+
+def _name(model: type[BaseModel]) -> str:
+    if model is Delta:
+        return LLM_DELTA
+    name: str = model.model_fields["type"].annotation.__args__[0]  # type: ignore[union-attr]
+    return name
+
+
+def _message(model: type[BaseModel]) -> dict[str, Any]:
+    return {"summary": model.__doc__, "payload": {"$ref": _REF.format(model=model.__name__)}}
+
+
+_DOCUMENT = LateDocument(lambda: to_json(asyncapi_document()))

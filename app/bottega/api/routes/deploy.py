@@ -1,0 +1,477 @@
+"""The route that stores a document of definitions.
+
+A team's definitions on the wire, as one document.
+
+References of a document's definitions to others by name.
+
+Stores a document of definitions in one transaction.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from difflib import get_close_matches
+from graphlib import CycleError, TopologicalSorter
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter
+from pydantic import ConfigDict, Field
+from pydantic_core import from_json, to_json
+from sqlalchemy import and_, delete, func, select, tuple_
+from sqlalchemy.dialects.postgresql import insert
+
+from bottega.api.auth import acts_for
+from bottega.api.errors import problems
+from bottega.api.routes import agents, graphs, providers
+from bottega.api.routes.mcp import servers
+from bottega.api.routes.providers import check_address_of
+from bottega.api.schemas.agents import NewAgent
+from bottega.api.schemas.base import Answer, Body
+from bottega.api.schemas.graphs import NewGraph
+from bottega.api.schemas.mcp_servers import NewMcpServer
+from bottega.api.schemas.providers import NewProvider
+from bottega.api.schemas.schedules import NewSchedule
+from bottega.api.shared.definitions import Caller, Prepare, note
+from bottega.api.shared.deps import DefineTenant, PrincipalDep, ServiceDep
+from bottega.api.shared.new_runs import check_webhook
+from bottega.api.shared.schemas import check_schema
+from bottega.background import schedules
+from bottega.container import Service
+from bottega.db.tables import applied_definitions
+from bottega.definitions import store
+from bottega.definitions.agents import hold_sub_agents
+from bottega.definitions.kinds import AGENTS, GRAPHS, MCP_SERVERS, PROVIDERS, DefinitionKind
+from bottega.definitions.store import Definition
+from bottega.errors import BottegaError, InvalidInputError, NotFoundError, UnknownReferenceError
+from bottega.files.inputs import parts_of
+from bottega.tenants import audit
+from bottega.tools.mcp import McpToolDefinition
+
+MOST = 500
+"""Definitions of each kind in one document."""
+
+
+class Resources(Body):
+    """Definitions of a tenant. Each is as in the body of its own POST."""
+
+    deep = frozenset({"providers", "mcp_servers", "agents", "graphs", "schedules"})
+
+    providers: Annotated[list[NewProvider], Field(max_length=MOST, default_factory=list)]
+    mcp_servers: Annotated[list[NewMcpServer], Field(max_length=MOST, default_factory=list)]
+    agents: Annotated[list[NewAgent], Field(max_length=MOST, default_factory=list)]
+    graphs: Annotated[list[NewGraph], Field(max_length=MOST, default_factory=list)]
+    schedules: Annotated[list[NewSchedule], Field(max_length=MOST, default_factory=list)]
+
+
+class Apply(Resources):
+    """Definitions to store, all or none."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"agents": [{"name": "clerk", "system_message": "You answer customers."}]}]
+        }
+    )
+
+    dry_run: Annotated[
+        bool, Field(description="Check everything, say what would change, and store nothing.")
+    ] = False
+    source: Annotated[
+        str | None,
+        Field(
+            pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._/-]{0,99}$",
+            description="Name of what these definitions come from, such as a repository. The "
+            "server remembers which definitions were stored from it.",
+        ),
+    ] = None
+    prune: Annotated[
+        bool,
+        Field(
+            description="Delete the definitions that an earlier call with the same `source` "
+            "stored, and that this one does not have."
+        ),
+    ] = False
+
+    allow_missing: Annotated[
+        bool,
+        Field(
+            description="Store definitions that name agents, graphs or MCP servers that do not "
+            "exist, with warnings; their runs are refused until these do."
+        ),
+    ] = False
+
+
+class Applied(Answer):
+    """Result for one definition."""
+
+    kind: Literal["provider", "mcp_server", "agent", "graph", "schedule"]
+    name: str
+    action: Literal["created", "replaced", "unchanged", "deleted"]
+    before: Annotated[
+        dict[str, Any] | None,
+        Field(
+            description="What was stored; null if nothing, or the same, or once the answer has "
+            "4 MiB of bodies."
+        ),
+    ]
+    after: Annotated[
+        dict[str, Any] | None,
+        Field(description="What is stored now; null if nothing, or the same."),
+    ]
+
+
+class ApplyWarning(Answer):
+    """Defect of a definition that does not keep it from being stored."""
+
+    pointer: Annotated[str, Field(description="JSON Pointer of the name in the request.")]
+    detail: str
+
+
+class ApplyResult(Answer):
+    """Results, in the order in which the definitions were stored."""
+
+    dry_run: bool
+    items: list[Applied]
+    warnings: Annotated[
+        list[ApplyWarning],
+        Field(
+            description="Names of agents, graphs and MCP servers that do not exist; only with "
+            "`allow_missing`."
+        ),
+    ]
+
+
+Place = tuple[str, DefinitionKind, str]
+"""JSON Pointer of a name in a document, and kind and name of the definition that it means."""
+_MOST = 100
+
+
+async def missing(caller: Caller, asked: Apply) -> list[tuple[str, str]]:
+    """Return place and detail of each name in a document that does not exist.
+
+    Runs would be refused. At most 100 are returned.
+    """
+    names: dict[str, set[str]] = defaultdict(set)
+    places = list(_named(asked))
+    for _, kind, name in places:
+        names[kind.word].add(name)
+    kinds = {kind.word: kind for _, kind, _ in places}
+    unknown = {
+        word: await store.unknown(caller.tx, kinds[word], caller.tenant, wanted)
+        for word, wanted in names.items()
+    }
+    own: dict[str, list[str]] = {
+        AGENTS.word: [each.name for each in asked.agents],
+        GRAPHS.word: [each.name for each in asked.graphs],
+        MCP_SERVERS.word: [each.name for each in asked.mcp_servers],
+    }
+    found = [
+        (pointer, f"there is no {kind.noun} '{name}'{_near(name, own[kind.word])}")
+        for pointer, kind, name in places
+        if name in unknown[kind.word]
+    ]
+    return [*found, *_unlisted(asked)][:_MOST]
+
+
+def _named(asked: Apply) -> Iterator[Place]:
+    for number, agent in enumerate(asked.agents):
+        place = f"/agents/{number}"
+        children = () if agent.subagents is None else agent.subagents.names
+        for index, name in enumerate(children):
+            yield f"{place}/subagents/names/{index}", AGENTS, name
+        for index, tool in enumerate(agent.tools):
+            if isinstance(tool, McpToolDefinition):
+                yield f"{place}/tools/{index}/server", MCP_SERVERS, tool.server
+    for number, graph in enumerate(asked.graphs):
+        place = f"/graphs/{number}"
+        for index, node in enumerate(graph.nodes):
+            at = f"{place}/nodes/{index}"
+            yield (
+                (at, AGENTS, node) if isinstance(node, str) else (f"{at}/agent", AGENTS, node.agent)
+            )
+        for pointer, name in _ends(number, graph):
+            if not graph.nodes:
+                yield pointer, AGENTS, name
+    for number, schedule in enumerate(asked.schedules):
+        place = f"/schedules/{number}/run"
+        if schedule.run.agent is not None:
+            yield f"{place}/agent", AGENTS, schedule.run.agent
+        if schedule.run.graph is not None:
+            yield f"{place}/graph", GRAPHS, schedule.run.graph
+
+
+def _ends(number: int, graph: NewGraph) -> Iterator[tuple[str, str]]:
+    for index, edge in enumerate(graph.edges):
+        place = f"/graphs/{number}/edges/{index}"
+        yield from ((f"{place}/source", edge.source), (f"{place}/target", edge.target))
+
+
+def _unlisted(asked: Apply) -> Iterator[tuple[str, str]]:
+    """Yield ends of edges that are no nodes of a graph that lists its nodes."""
+    for number, graph in enumerate(asked.graphs):
+        nodes = [node if isinstance(node, str) else node.agent for node in graph.nodes]
+        for pointer, name in _ends(number, graph):
+            if nodes and name not in nodes:
+                yield pointer, f"'{name}' is none of the graph's nodes{_near(name, nodes)}"
+
+
+def _near(name: str, names: Sequence[str]) -> str:
+    near = get_close_matches(name, names, n=1)
+    return f": did you mean '{near[0]}'?" if near else ""
+
+
+_MOST_SHOWN = 4 * 1024 * 1024
+"""Bytes of bodies in an answer; a response has no other limit."""
+_KINDS: dict[str, tuple[DefinitionKind, Prepare]] = {
+    "providers": (PROVIDERS, providers.prepare),
+    "mcp_servers": (MCP_SERVERS, servers.prepare),
+    "agents": (AGENTS, agents.prepare),
+    "graphs": (GRAPHS, graphs.prepare),
+}
+"""Sections of a document, in the order in which they are stored."""
+_BY_WORD = {kind.word: kind for kind, _ in _KINDS.values()}
+_DELETED = (schedules.KIND, *reversed(_BY_WORD))
+"""Kinds in the order of deletion: what refers to others goes first."""
+_columns = applied_definitions.c
+
+
+async def check_patterns(service: Service, tenant: UUID, asked: Apply) -> None:
+    """Check the schemas of a document's agents and runs, which may take seconds.
+
+    Raises:
+        BottegaError: one was refused; ``pointer`` names it.
+    """
+    for number, agent in enumerate(asked.agents):
+        with _at("agents", number):
+            await agents.check_patterns_of(service, tenant, agent)
+    for number, schedule in enumerate(asked.schedules):
+        with _at("schedules", number):
+            await check_schema(tenant, schedule.run.output_schema, "/run/output_schema")
+
+
+async def store_all(caller: Caller, asked: Apply) -> list[dict[str, Any]]:
+    """Store the definitions of a document that differ from what is stored.
+
+    Returns:
+        What became of each, as :class:`bottega.api.routes.deploy.bodies.Applied`.
+
+    Raises:
+        BottegaError: one was refused; ``pointer`` names it.
+    """
+    lock = func.hashtextextended(f"apply:{caller.tenant}", 0)
+    await caller.tx.execute(select(func.pg_advisory_xact_lock(lock)))
+    await hold_sub_agents(caller.tx, caller.tenant)
+    results = []
+    for section, (kind, prepare) in _KINDS.items():
+        bodies = getattr(asked, section)
+        names = [body.name for body in bodies]
+        known = await store.named(caller.tx, kind, caller.tenant, names) if names else {}
+        for number, body in _in_order(section, bodies):
+            with _at(section, number):
+                content = await prepare(caller, body.name, body)
+                results.append(await _store(caller, kind, body, content, known.get(body.name)))
+    for number, schedule in _in_order("schedules", asked.schedules):
+        with _at("schedules", number):
+            results.append(await _store_schedule(caller, schedule))
+    if asked.source is not None:
+        results += await _note_source(caller, asked.source, results, prune=asked.prune)
+    return _bounded(results)
+
+
+def _in_order(section: str, bodies: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    """Yield the definitions of a section with their numbers, sub-agents before their parents.
+
+    Raises:
+        InvalidInputError: two have the same name.
+    """
+    places: dict[str, int] = {}
+    for number, body in enumerate(bodies):
+        if places.setdefault(body.name, number) != number:
+            raise InvalidInputError(
+                f"'{body.name}' is there twice", pointer=f"/{section}/{number}/name"
+            )
+    order = list(places)
+    if section == "agents":
+        children = {body.name: _children(body) for body in bodies}
+        # Otherwise a step between two sound states could be a circle. Each agent's check names one
+        # that stays.
+        with suppress(CycleError):
+            order = [name for name in TopologicalSorter(children).static_order() if name in places]
+    for name in order:
+        yield places[name], bodies[places[name]]
+
+
+def _children(body: NewAgent) -> Sequence[str]:
+    return () if body.subagents is None else body.subagents.names
+
+
+@contextmanager
+def _at(section: str, number: int) -> Iterator[None]:
+    """Let an error name its place in the document."""
+    try:
+        yield
+    except BottegaError as error:
+        error.pointer = f"/{section}/{number}{error.pointer or ''}"
+        raise
+
+
+async def _store(
+    caller: Caller,
+    kind: DefinitionKind,
+    body: Any,
+    prepared: Mapping[str, Any],
+    current: Definition | None,
+) -> dict[str, Any]:
+    content = from_json(to_json(prepared))  # as it is read from the database
+    before = None if current is None else current.content
+    if content != before:
+        stored, is_new = await store.put(caller.tx, kind, caller.tenant, body.name, content)
+        await note(caller, kind, "create" if is_new else "replace", stored)
+    return _result(kind.word, body.name, _shown(before, body), _shown(content, body))
+
+
+def _shown(content: Mapping[str, Any] | None, body: Body) -> dict[str, Any] | None:
+    """Return the part of a content that its body can set."""
+    if content is None:
+        return None
+    known = type(body).model_fields
+    return {key: value for key, value in content.items() if key in known and key != "name"}
+
+
+async def _store_schedule(caller: Caller, body: NewSchedule) -> dict[str, Any]:
+    asked, run = body.model_dump(), body.run
+    if any(parts_of(asked["run"]["input"])):
+        raise InvalidInputError(
+            "here a schedule's input is text: use PUT /v1/schedules for one with files",
+            pointer="/run/input",
+        )
+    acts_for(caller.principal, run.user, "/run/user")
+    place, settings = "/run/webhook_url", caller.service.settings
+    await check_webhook(caller.tx, caller.tenant, settings, run.webhook_url, pointer=place)
+    before = None
+    try:
+        current = await schedules.get(caller.tx, caller.tenant, body.name, lock=True)
+    except NotFoundError:
+        pass
+    else:
+        before = _of_schedule(current)
+        url = current["run"].get("webhook_url")
+        if url is not None and run.webhook_url == url.split("?")[0]:
+            asked["run"]["webhook_url"] = url  # its query is never shown, so it cannot be sent
+    row, _ = await schedules.put(caller.tx, caller.tenant, asked)
+    return _result(schedules.KIND, body.name, before, _of_schedule(row))
+
+
+def _of_schedule(row: Mapping[str, Any]) -> dict[str, Any]:
+    run = {name: value for name, value in row["run"].items() if value is not None}
+    if url := run.get("webhook_url"):
+        run["webhook_url"] = url.split("?")[0]
+    return {"cron": row["cron"], "timezone": row["timezone"], "paused": row["paused"], "run": run}
+
+
+def _result(
+    kind: str, name: str, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    action = "replaced"
+    if before is None:
+        action = "created"
+    elif before == after:
+        action, before, after = "unchanged", None, None
+    elif after is None:
+        action = "deleted"
+    return {"kind": kind, "name": name, "action": action, "before": before, "after": after}
+
+
+async def _note_source(
+    caller: Caller, source: str, results: Sequence[Mapping[str, Any]], *, prune: bool
+) -> list[dict[str, Any]]:
+    """Remember the source of definitions; delete those that it no longer has, if asked to."""
+    here = [(each["kind"], each["name"]) for each in results]
+    mine = and_(_columns.tenant_id == caller.tenant, _columns.source == source)
+    deleted = []
+    if prune:
+        gone = mine if not here else and_(mine, tuple_(_columns.kind, _columns.name).not_in(here))
+        removal = delete(applied_definitions).where(gone)
+        rows = (await caller.tx.execute(removal.returning(_columns.kind, _columns.name))).all()
+        for kind, name in sorted(rows, key=lambda row: (_DELETED.index(row.kind), row.name)):
+            if (before := await _delete(caller, kind, name)) is not None:
+                deleted.append(_result(kind, name, before, None))
+    if here:
+        values = [
+            {"tenant_id": caller.tenant, "kind": kind, "name": name, "source": source}
+            for kind, name in here
+        ]
+        query = insert(applied_definitions).values(values)
+        key = [_columns.tenant_id, _columns.kind, _columns.name]
+        changes = {"source": query.excluded.source}
+        await caller.tx.execute(query.on_conflict_do_update(index_elements=key, set_=changes))
+    return deleted
+
+
+async def _delete(caller: Caller, kind: str, name: str) -> dict[str, Any] | None:
+    """Delete a definition and return what it was; ``None``: somebody else deleted it."""
+    tx, tenant = caller.tx, caller.tenant
+    try:
+        if kind == schedules.KIND:
+            before = _of_schedule(await schedules.get(tx, tenant, name, lock=True))
+            await schedules.remove(tx, tenant, name)
+        else:
+            of = _BY_WORD[kind]
+            before = (await store.get(tx, of, tenant, name, lock=True)).content
+            await store.delete(tx, of, tenant, name)
+    except NotFoundError:
+        return None
+    await audit.note(tx, tenant, caller.principal.actor, f"{kind}.delete", name)
+    return before
+
+
+def _bounded(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave bodies out once an answer has enough of them."""
+    left = _MOST_SHOWN
+    for each in results:
+        left -= len(to_json(each["before"])) + len(to_json(each["after"]))
+        if left < 0:
+            each["before"] = each["after"] = None
+    return results
+
+
+router = APIRouter(prefix="/v1/apply", tags=["deployment"])
+
+
+@router.post(
+    "",
+    operation_id="apply",
+    summary="Store many definitions, all or none",
+    description=(
+        "Stores a new version of each definition that differs from what is stored, and says what "
+        "changed. Sub-agents may come after their parents. If one is refused, or names another "
+        "that does not exist, nothing is stored."
+    ),
+    response_model=ApplyResult,
+    responses=problems(400, 404, 409, 413, 415),
+)
+async def apply(
+    service: ServiceDep, principal: PrincipalDep, tenant: DefineTenant, body: Apply
+) -> Any:
+    if body.prune and body.source is None:
+        raise InvalidInputError("'prune' needs 'source': the name it compares", pointer="/source")
+    for number, provider in enumerate(body.providers):
+        try:
+            await check_address_of(service, tenant, provider)
+        except InvalidInputError as error:
+            error.pointer = f"/providers/{number}{error.pointer or ''}"
+            raise
+    await check_patterns(service, tenant, body)
+    async with service.database.begin(tenant) as tx:
+        undo = await tx.begin_nested()
+        caller = Caller(service, tx, tenant, principal)
+        items = await store_all(caller, body)
+        absent = await missing(caller, body)
+        if absent and not body.allow_missing:
+            raise UnknownReferenceError(absent)
+        if body.dry_run:
+            await undo.rollback()
+        else:
+            await undo.commit()
+    warnings = [{"pointer": pointer, "detail": detail} for pointer, detail in absent]
+    return {"dry_run": body.dry_run, "items": items, "warnings": warnings}

@@ -1,1 +1,0 @@
-"""Routes that store many definitions at once."""

@@ -1,0 +1,162 @@
+"""Routes of the secrets that sign a tenant's webhooks.
+
+Webhook secrets on the wire.
+
+The route of webhooks' deliveries.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import ConfigDict, Field
+from pydantic.config import JsonDict
+
+from bottega.api.auth import acts_for
+from bottega.api.errors import headers, problems
+from bottega.api.schemas.base import Answer, Page
+from bottega.api.shared.deps import (
+    Actor,
+    AdminTenant,
+    PrincipalDep,
+    ServiceDep,
+    Tenant,
+    Transaction,
+)
+from bottega.api.shared.pages import LINK, PageQuery, QueriedUser, Seq
+from bottega.runs import read
+from bottega.tenants import webhook_secrets
+
+_EXAMPLE: JsonDict = {
+    "id": "01980c53-6b1e-7cc0-8f3e-6a3c1b0f4d11",
+    "created_at": "2026-11-02T08:30:00Z",
+    "expires_at": None,
+}
+
+
+class WebhookSecret(Answer):
+    """A secret that signs the tenant's webhooks, without its value."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+
+    id: Annotated[UUID | None, Field(description="Null: the server's `BOTTEGA_WEBHOOK_SECRET`.")]
+    created_at: datetime | None
+    expires_at: Annotated[
+        datetime | None,
+        Field(description="Until then it signs beside newer ones; null: until the next one."),
+    ]
+
+
+class MadeWebhookSecret(WebhookSecret):
+    """A new webhook secret with its value, which no later response shows."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{**_EXAMPLE, "secret": "whsec_<44 characters>"}]}
+    )
+
+    secret: Annotated[
+        str, Field(description="Verify webhooks with it (Standard Webhooks). Shown only here.")
+    ]
+
+
+class WebhookSecrets(Answer):
+    """The tenant's valid webhook secrets, newest first."""
+
+    items: list[WebhookSecret]
+
+
+router = APIRouter(prefix="/v1/webhook-secret", tags=["webhooks"])
+
+
+@router.post(
+    "",
+    operation_id="rotate_webhook_secret",
+    summary="Make the tenant's next webhook secret",
+    description=(
+        "Only this response holds the secret. The previous secret signs too for a day: each "
+        "delivery carries a signature of every valid secret, so that receivers can change over. "
+        "There is no `Idempotency-Key`, which would store the response: if it is lost, make "
+        "another secret. At most 5 are valid at the same time (409 `too_many`)."
+    ),
+    status_code=201,
+    response_model=MadeWebhookSecret,
+    responses={
+        **problems(409),
+        201: headers(Location="Path of the tenant's secrets.", Cache_Control="Always `no-store`."),
+    },
+)
+async def rotate(tx: Transaction, tenant: AdminTenant, actor: Actor, response: Response) -> Any:
+    row, secret = await webhook_secrets.rotate(tx, tenant, actor)
+    response.headers["Location"] = "/v1/webhook-secret"
+    response.headers["Cache-Control"] = "no-store"
+    return {**row, "secret": secret}
+
+
+@router.get(
+    "",
+    operation_id="get_webhook_secrets",
+    summary="List the tenant's valid webhook secrets, without the secrets themselves",
+    response_model=WebhookSecrets,
+    responses=problems(),
+)
+async def get(tx: Transaction, tenant: AdminTenant, service: ServiceDep) -> Any:
+    has_first = service.settings.webhook_secret is not None
+    return {"items": await webhook_secrets.page(tx, tenant, has_first=has_first)}
+
+
+deliveries_router = APIRouter(prefix="/v1/webhook-deliveries", tags=["webhooks"])
+
+DeliveryStatus = Literal["pending", "delivered", "failed"]
+
+
+class Delivery(Answer):
+    """A webhook that was sent, or is to be sent."""
+
+    run_id: UUID
+    seq: Annotated[
+        int, Field(description="Of the event `run.waiting` that it tells of; 0: the run's end.")
+    ]
+    event: Annotated[str, Field(examples=["run.completed"])]
+    url: Annotated[str, Field(description="Without its query string, which may hold a secret.")]
+    status: DeliveryStatus
+    tries: int
+    answer: Annotated[int | None, Field(description="HTTP status of the last try's answer.")]
+    error: Annotated[str | None, Field(description="Error of the last try.")]
+    next_at: Annotated[datetime | None, Field(description="Time of the next try, if there is one.")]
+    ended_at: datetime | None
+
+
+class DeliveryQuery(PageQuery):
+    """Query parameters of the list of deliveries."""
+
+    status: DeliveryStatus | None = None
+    run_id: UUID | None = None
+    user: QueriedUser = None
+
+
+@deliveries_router.get(
+    "",
+    operation_id="list_webhook_deliveries",
+    summary="List deliveries of webhooks by the age of their runs",
+    response_model=Page[Delivery],
+    responses={**problems(), 200: headers(Link=LINK)},
+)
+async def list_(
+    tx: Transaction,
+    tenant: Tenant,
+    principal: PrincipalDep,
+    query: Annotated[DeliveryQuery, Query()],
+    request: Request,
+    response: Response,
+) -> Any:
+    found = await read.deliveries_page(
+        tx,
+        tenant,
+        query.model_dump(include={"status", "run_id"}),
+        user=acts_for(principal, query.user, None).user,
+        after=query.place(tuple[UUID, Seq]),
+        descending=query.descending,
+        limit=query.limit,
+    )
+    return query.page(request, response, found, lambda each: [each["run_id"], each["seq"]])

@@ -1,0 +1,162 @@
+"""Decisions of people, however they come: by HTTP or by a WebSocket.
+
+Messages for runs under way, however they come: by HTTP or by a WebSocket.
+
+Changes of runs by requests that may name the run's user.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import UUID
+
+from fastapi import Response
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.api.auth import Acting, Principal, acts_for
+from bottega.api.schemas.interrupts import NewDecision
+from bottega.api.schemas.messages import MessageSent, NewMessage
+from bottega.api.shared.idempotency import Once
+from bottega.container import Service
+from bottega.errors import BottegaError, InvalidInputError, NotFoundError
+from bottega.files.inputs import StoredInput, parts_of, stored_input
+from bottega.files.store import owner_of_run
+from bottega.runs import control, interrupts, read
+from bottega.runs.parameters import refuse_parts
+from bottega.runs.pins import Pins
+from bottega.tenants import keys
+
+
+async def decide(
+    tx: AsyncConnection,
+    principal: Principal,
+    interrupt_id: UUID,
+    body: NewDecision,
+    *,
+    run_id: UUID | None = None,
+) -> dict[str, Any]:
+    """Resolve an interrupt, if the caller's scopes allow it; return it.
+
+    Args:
+        run_id: the only run that it may be of; ``None``: any.
+
+    Raises:
+        ForbiddenError: ``insufficient_scope``.
+        UserRequiredError: the key must name a user.
+        ConflictError: ``session_user``.
+        NotFoundError: it is unknown, or of another run.
+        InvalidInputError, ConflictError: see :func:`bottega.runs.interrupts.resolve`.
+    """
+    principal.need("run", "approve")
+    acting = acts_for(principal, body.user)
+    interrupt = await interrupts.get(tx, principal.tenant_id, interrupt_id)
+    if run_id not in (None, interrupt["run_id"]):
+        raise NotFoundError(f"there is no interrupt {interrupt_id} of this run")
+    acting.refuse_other(interrupt["user"], f"the run of interrupt {interrupt_id}")
+    if interrupt["kind"] == "approval":
+        principal.need("approve")
+    by: dict[str, Any] = {"key_id": None, "name": principal.actor}
+    if principal.key_id is not None:
+        key = await keys.get(tx, principal.tenant_id, principal.key_id)
+        by = {"key_id": key["id"], "name": key["name"]}
+    return await interrupts.resolve(tx, interrupt, body.said, by=by, actor=principal.actor)
+
+
+async def send_message(
+    service: Service,
+    principal: Principal,
+    run_id: UUID,
+    body: NewMessage,
+    once: tuple[Once, Response] | None = None,
+) -> Any:
+    """Store a message for a run; return its ``message_id``.
+
+    Args:
+        once: of a request that may have a key, and its response.
+
+    Raises:
+        ConflictError: ``session_user``.
+        NotFoundError, ConflictError, InvalidInputError: see :func:`bottega.runs.inbox.send`.
+        InvalidInputError, LimitedError: see :func:`bottega.files.inputs.stored_input`;
+            ``unsupported_part``.
+    """
+    tenant, is_new = principal.tenant_id, False
+    acting = acts_for(principal, body.user)
+    async with stored_message(service, acting, run_id, body) as stored:
+        async with service.database.begin(tenant) as tx:
+
+            async def accept() -> dict[str, Any]:
+                nonlocal is_new
+                is_new = True
+                sent = control.SentMessage(
+                    stored.input[0]["content"], [*stored.made], principal.actor
+                )
+                return {"message_id": await control.send(tx, tenant, run_id, sent)}
+
+            if once is None:
+                answer: Any = await accept()
+            else:
+                answer = await once[0](tx, once[1], MessageSent, accept)
+        if is_new:
+            stored.keep(stored.input)
+    return answer
+
+
+@contextlib.asynccontextmanager
+async def stored_message(
+    service: Service, acting: Acting, run_id: UUID, body: NewMessage
+) -> AsyncIterator[StoredInput]:
+    """Yield a message as a run's input, with files in place of data.
+
+    Raises:
+        ConflictError, InvalidInputError, LimitedError: as :func:`send_message`.
+    """
+    tenant = acting.tenant_id
+    async with service.database.begin(tenant) as tx:
+        owner = await owner_of_run(tx, tenant, run_id)
+    acting.refuse_other(owner.user, f"run {run_id}")
+    asked = [{"role": "user", **body.model_dump(include={"content"})}]
+    try:
+        async with stored_input(service.files, tenant, asked, owner) as stored:
+            if any(parts_of(stored.input)) and (pins := await _pins(service, tenant, run_id)):
+                for agent in pins.first:
+                    refuse_parts(stored.input, pins.dialects[agent])
+            yield stored
+    except InvalidInputError as error:
+        if error.pointer is not None and error.pointer.startswith("/input"):
+            error.pointer = "/content" + error.pointer.removeprefix("/input").removeprefix(
+                "/0/content"
+            )
+        raise
+
+
+async def _pins(service: Service, tenant: UUID, run_id: UUID) -> Pins | None:
+    """Return what a new run of a run's agent would pin; ``None``: it was deleted since."""
+    async with service.database.begin(tenant) as tx:
+        run = await read.get(tx, tenant, run_id)
+    with contextlib.suppress(BottegaError):
+        return await service.pins.find(service.database.pool, tenant, run["agent"], run["graph"])
+    return None
+
+
+async def refuse_other_user(
+    service: Service,
+    principal: Principal,
+    run_id: UUID,
+    user: str | None,
+    pointer: str | None = None,
+) -> None:
+    """Check that a run is the user's whom a request names, if it names one.
+
+    Args:
+        pointer: as of :func:`acts_for`.
+
+    Raises:
+        UserRequiredError: the key must name a user.
+        NotFoundError: there is no such run.
+        ConflictError: ``session_user``.
+    """
+    acting = acts_for(principal, user, pointer)
+    async with service.database.begin(acting.tenant_id) as tx:
+        owner = await owner_of_run(tx, acting.tenant_id, run_id)
+    acting.refuse_other(owner.user, f"run {run_id}")

@@ -1,0 +1,134 @@
+"""A conversation with an agent at the terminal: a session on the server, run by run."""
+
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from rich.console import Console
+
+from bottega.cli.client import RemoteError, RemoteServer, RunEvents
+from bottega.cli.people import STATUSES, People, Undecided, follow, read_line
+from bottega.cli.terminal import one_line
+from bottega.cli.transcript import Transcript, text_of
+
+PROMPT = "> "
+_TURNS_SHOWN = 6
+_UNDER_WAY = ("queued", "running", "waiting")
+
+
+class _Left(Exception):  # noqa: N818 (no error)
+    """The person leaves."""
+
+
+@dataclass(slots=True)
+class Chat:
+    """A session with one agent.
+
+    Attributes:
+        user: the session's; ``None``: nobody's.
+        again: the command that goes on with this chat.
+        read: asks for the next message; raises ``EOFError`` at the end.
+    """
+
+    server: RemoteServer
+    console: Console
+    people: People
+    agent: str
+    session: str
+    user: str | None
+    again: str
+    read: Callable[[str], str] = read_line
+    _status: int = field(default=0)
+
+    def talk(self, first: Iterable[str] = ()) -> int:
+        """Go on with what is under way, send ``first``, then what is typed; return the status."""
+        try:
+            for run in self._under_way():
+                self._note("This conversation has a run under way.")
+                self._answer(run["id"], ours=False)
+            for text in first:
+                self._note(f"{PROMPT}{text}")
+                self._ask(text)
+            while True:
+                if text := self._typed():
+                    self._ask(text)
+        except (_Left, KeyboardInterrupt):
+            self._note(f"Left. Go on with: {self.again}")
+        return self._status
+
+    def show_history(self) -> None:
+        """Show the last turns of the conversation."""
+        path = f"/v1/sessions/{quote(self.session, safe='')}/messages"
+        found = self.server.get(path, agent=self.agent, order="desc", limit=_TURNS_SHOWN)["items"]
+        for message in reversed(found):
+            if message["role"] != "tool" and (text := text_of(message["content"])):
+                self._note(f"{PROMPT if message['role'] == 'user' else ''}{one_line(text)}")
+
+    def _under_way(self) -> list[Any]:
+        wanted = {"session_id": self.session, "agent": self.agent}
+        found = self.server.get("/v1/runs", **wanted, order="desc", limit=20)["items"]
+        return [run for run in reversed(found) if run["status"] in _UNDER_WAY]
+
+    def _typed(self) -> str:
+        try:
+            return self.read(PROMPT).strip()
+        except (EOFError, KeyboardInterrupt):
+            raise _Left from None
+
+    def _ask(self, text: str) -> None:
+        whose = {} if self.user is None else {"user": self.user}
+        run = self.server.start(self.agent, input=text, session_id=self.session, **whose)
+        self._answer(run["id"], ours=True)
+
+    def _answer(self, run_id: str, *, ours: bool) -> None:
+        """Show a run's answer; Ctrl-C cancels it, and a second one leaves."""
+        transcript = Transcript(self.console)
+        events = RunEvents(self.server, run_id, transcript.note)
+        try:
+            try:
+                follow(events, transcript.show, self.people, ours=ours)
+            except KeyboardInterrupt:
+                transcript.note("cancelling …")
+                self.server.post(f"/v1/runs/{run_id}/cancel")
+                follow(events, transcript.show, self.people, ours=ours)
+        except Undecided as undecided:
+            transcript.note("The run waits for a decision.")
+            if not self.people.asks:
+                transcript.note(f"Decide with: {undecided}")
+            self._status = STATUSES["waiting"]
+            raise _Left from None
+        except KeyboardInterrupt:
+            raise _Left from None
+        run = self.server.get(f"/v1/runs/{run_id}")
+        transcript.end(run)
+        self._status = STATUSES.get(run["status"], 1)
+
+    def _note(self, text: str) -> None:
+        self.console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def open_session(
+    server: RemoteServer, session: str | None, user: str | None
+) -> tuple[str, str | None]:
+    """Return a session's id and user; ``None`` begins one, and so does a name that is new.
+
+    Args:
+        user: of a new session, or for whom the caller goes on with an old one.
+    """
+    if session is not None:
+        try:
+            found = server.get(f"/v1/sessions/{quote(session, safe='')}")
+            return str(found["id"]), user or found["user"]
+        except RemoteError as error:
+            if error.status != 404:
+                raise
+    wanted = {"id": session, "user": user}
+    body = {name: value for name, value in wanted.items() if value is not None}
+    return str(server.create("/v1/sessions", body)["id"]), user
+
+
+def command_of(agent: str, session: str) -> str:
+    """Return the command that goes on with a chat."""
+    return shlex.join(["bottega", "chat", agent, "--session", session])

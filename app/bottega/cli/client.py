@@ -1,0 +1,398 @@
+"""A Bottega server, asked over HTTP. What it answers is made safe for a terminal at once.
+
+Settings of the commands that talk to a server.
+
+Events of a run, as they happen, over any number of lost connections.
+"""
+
+import contextlib
+import difflib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, Self
+from urllib.parse import quote
+from uuid import uuid4
+
+import httpx2
+from pydantic import Field, SecretStr, field_validator
+from pydantic_core import from_json
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from bottega.cli.terminal import safe
+from bottega.clock import monotonic
+from bottega.errors import BottegaError, ErrorKind
+
+
+class ClientSettings(BaseSettings):
+    """Address of the server and key for it, from environment variables or a ``.env`` file.
+
+    A key from the environment keeps the file from being read: the file of a strange folder must not
+    send that key to a server of its own.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="BOTTEGA_",
+        env_file=".env",
+        extra="ignore",
+        frozen=True,
+        env_ignore_empty=True,
+        hide_input_in_errors=True,
+    )
+
+    url: Annotated[
+        str | None, Field(description="Address of the server. Unset: the one of this machine.")
+    ] = None
+    port: Annotated[int, Field(description="Port of this machine's server.")] = 8400
+    key: Annotated[SecretStr | None, Field(description="API key, if the server has keys.")] = None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        has_key = any(name.upper() == "BOTTEGA_KEY" and os.environ[name] for name in os.environ)
+        return (env_settings,) if has_key else (env_settings, dotenv_settings)
+
+    @field_validator("url")
+    @classmethod
+    def _is_address(cls, url: str | None) -> str | None:
+        if url is not None and not url.startswith(("http://", "https://")):
+            raise ValueError("must begin with http:// or https://")
+        return url
+
+    @field_validator("key")
+    @classmethod
+    def _fits_a_header(cls, key: SecretStr | None) -> SecretStr | None:
+        text = "" if key is None else key.get_secret_value()
+        if not (text.isascii() and (text.isprintable() or not text)) or " " in text:
+            raise ValueError("is no key: it has spaces, or characters that no key has")
+        return key
+
+    @property
+    def address(self) -> str:
+        """The server's address, without a slash at its end."""
+        return (self.url or f"http://127.0.0.1:{self.port}").rstrip("/")
+
+
+_CONNECT_S = 5.0
+_ANSWER_S = 60.0
+"""Longest silence: above the usual time between the heartbeats of a stream."""
+_PATIENCE_S = 30.0
+"""Time for which a request is repeated that was lost, or came while the server was busy."""
+_LONGEST_PAUSE_S = 5.0
+_HERE = frozenset(("127.0.0.1", "localhost", "::1"))
+_NAMES_SHOWN = 10
+
+
+class RemoteError(BottegaError):
+    """The server refused a request, or cannot be reached.
+
+    Attributes:
+        status: of HTTP; 0: there was no answer.
+    """
+
+    kind = ErrorKind.UNAVAILABLE
+    code = "unreachable"
+
+    def __init__(self, detail: str, *, code: str | None = None, status: int = 0) -> None:
+        super().__init__(detail, code=code)
+        self.status = status
+
+    @property
+    def may_pass(self) -> bool:
+        """True if the same request may succeed later."""
+        return self.status in (0, 429) or self.status >= 500 or self.code == "in_flight"
+
+
+class RemoteServer:
+    """Client of one server.
+
+    Args:
+        address: such as ``http://127.0.0.1:8400``.
+        key: API key; ``None``: the server has none.
+    """
+
+    def __init__(self, address: str, key: str | None) -> None:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        try:
+            here = httpx2.URL(address).host in _HERE
+            self._client = httpx2.Client(
+                base_url=address,
+                headers=headers,
+                timeout=httpx2.Timeout(_ANSWER_S, connect=_CONNECT_S),
+                trust_env=not here,  # no proxy to this machine
+            )
+        except httpx2.InvalidURL as error:
+            raise RemoteError(f"BOTTEGA_URL is no address: {error}") from None
+        self.address = address
+        self._reached = False
+
+    @classmethod
+    def of(cls, settings: ClientSettings) -> Self:
+        key = settings.key
+        return cls(settings.address, None if key is None else key.get_secret_value())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def get(self, path: str, **query: Any) -> Any:
+        """Return the body of the answer.
+
+        Raises:
+            RemoteError: also all other methods.
+        """
+        wanted = {name: value for name, value in query.items() if value is not None}
+        return self._patient("GET", path, params=wanted)
+
+    def create(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Post, under a key with which a repetition creates nothing."""
+        return self._patient("POST", path, json=body, headers={"Idempotency-Key": uuid4().hex})
+
+    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Post what may be repeated: the server does the same only once."""
+        return self._patient("POST", path, json=body or {})
+
+    def replace(self, path: str, body: Mapping[str, Any]) -> Any:
+        return self._patient("PUT", path, json=body)
+
+    def all(self, path: str, limit: int) -> Iterator[Any]:
+        """Yield all items of a list, with their bodies, as they are stored."""
+        wanted = {"view": "full", "limit": limit}
+        page = self._patient("GET", path, params=wanted, as_stored=True)
+        yield from page["items"]
+        while (cursor := page["next_cursor"]) is not None:
+            page = self._patient("GET", path, params={**wanted, "cursor": cursor}, as_stored=True)
+            yield from page["items"]
+
+    def apply(self, body: Mapping[str, Any], places: Mapping[str, str]) -> Any:
+        """Store many definitions, and return what became of each, as it is stored.
+
+        An error names the places of those that were refused.
+
+        Args:
+            places: what to call each, by its JSON Pointer.
+        """
+        return self._patient("POST", "/v1/apply", json=body, places=places, as_stored=True)
+
+    def start(self, agent: str, **run: Any) -> Any:
+        """Start a run of an agent and return it; the error of an unknown one has near names."""
+        try:
+            return self.create("/v1/runs", {"agent": agent, **run})
+        except RemoteError as error:
+            if error.status in (404, 422):
+                self.agent(agent)
+            raise
+
+    def agent(self, name: str) -> Any:
+        """Return an agent's definition; the error of an unknown one has near names."""
+        try:
+            return self.get(f"/v1/agents/{quote(name, safe='')}")
+        except RemoteError as error:
+            if error.status in (404, 422):
+                raise self._unknown(name, error) from None
+            raise
+
+    @contextmanager
+    def streaming(self, path: str, after: int) -> Iterator[Iterator[bytes] | None]:
+        """Open a stream of server-sent events behind ``after``; yield its bytes.
+
+        ``None``: the run is over, and has nothing behind ``after``.
+        """
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
+        with self._translated(), self._client.stream("GET", path, headers=headers) as answer:
+            if answer.headers.get("content-type", "").startswith("text/event-stream"):
+                yield answer.iter_bytes()
+            else:
+                answer.read()
+                self._checked(answer)
+                yield None
+
+    def _patient(
+        self,
+        method: str,
+        path: str,
+        *,
+        places: Mapping[str, str] = {},
+        as_stored: bool = False,
+        **request: Any,
+    ) -> Any:
+        """Send a request, again if it was lost or the server is busy; return the answer's body."""
+        began, pause_s = monotonic(), 0.1
+        while True:
+            reached = self._reached
+            try:
+                with self._translated():
+                    answer = self._client.request(method, path, **request)
+                    body = self._checked(answer, places)
+                    return from_json(answer.content) if as_stored else body
+            except RemoteError as error:
+                never_there = not reached and error.code == "nobody"
+                if never_there or not error.may_pass or monotonic() - began > _PATIENCE_S:
+                    raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx2.ConnectError as error:
+            raise RemoteError(
+                f"no server answers at {self.address} ({safe(str(error))}): start one with "
+                "`bottega serve`, or set BOTTEGA_URL",
+                code="nobody",
+            ) from None
+        except (httpx2.TransportError, httpx2.InvalidURL, httpx2.DecodingError) as error:
+            why = safe(str(error)) or type(error).__name__
+            raise RemoteError(f"the connection to {self.address} failed: {why}") from None
+
+    def _checked(self, answer: httpx2.Response, places: Mapping[str, str] = {}) -> Any:
+        """Return the answer's body.
+
+        Raises:
+            RemoteError: it is a refusal, or of another kind of server.
+        """
+        body: Any = None
+        with contextlib.suppress(ValueError):
+            body = safe(from_json(answer.content))
+        if answer.is_success and (answer.status_code == 204 or isinstance(body, dict)):
+            self._reached = True
+            return body
+        if not isinstance(body, dict) or not isinstance(body.get("detail"), str):
+            raise RemoteError(
+                f"{self.address} is no Bottega server, or something between answers for it "
+                f"(HTTP {answer.status_code}): check BOTTEGA_URL",
+                code="no_bottega",
+                status=answer.status_code,
+            )
+        self._reached = True
+        detail = "; ".join(placed(body, places)) or body["detail"]
+        if answer.status_code == 401:
+            detail += ". The key is read from BOTTEGA_KEY"
+        raise RemoteError(detail, code=str(body.get("code")), status=answer.status_code)
+
+    def _unknown(self, name: str, error: RemoteError) -> RemoteError:
+        """Return the error for an agent that is unknown, with near names."""
+        try:
+            names = [each["name"] for each in self.get("/v1/agents", limit=100)["items"]]
+        except RemoteError:  # the key may not read
+            return error
+        detail = f"there is no agent '{safe(name)}'"
+        if near := difflib.get_close_matches(name, names, cutoff=0.5):
+            detail += f": did you mean {' or '.join(near)}?"
+        elif names:
+            more = ", …" if len(names) > _NAMES_SHOWN else ""
+            detail += f". There are: {', '.join(names[:_NAMES_SHOWN])}{more}"
+        else:
+            detail += ", nor any other: POST /v1/agents makes one"
+        return RemoteError(detail, code="unknown_agent", status=404)
+
+
+def placed(problem: Mapping[str, Any], places: Mapping[str, str]) -> Iterator[str]:
+    """Yield the errors of a problem that are at known places, with those."""
+    for error in problem.get("errors") or ():
+        _, section, number, *rest = [*str(error.get("pointer")).split("/"), "", ""]
+        if (place := places.get(f"/{section}/{number}")) is not None:
+            inside = "/".join(each for each in rest if each)
+            yield f"{place}{inside and f' at {inside}'}: {error.get('detail')}"
+
+
+Event = dict[str, Any]
+
+ENDS = frozenset(("run.completed", "run.failed", "run.timeout", "run.cancelled"))
+
+_RECONNECT_S = 300.0
+"""Time for which a server may be away."""
+_FIRST_PAUSE_S = 0.1
+
+
+class RunEvents:
+    """The events of a run, and its live text, until the final one.
+
+    A second iteration goes on behind the last event of the first.
+
+    Args:
+        notice: called with a text when the connection is lost, and when it is back.
+    """
+
+    def __init__(self, server: RemoteServer, run_id: str, notice: Callable[[str], None]) -> None:
+        self._server = server
+        self._path = f"/v1/runs/{run_id}/events"
+        self._notice = notice
+        self._after = 0
+        self._over = False
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yield event after event.
+
+        Raises:
+            RemoteError: the run or the key is gone, or the server was away for 5 minutes.
+        """
+        away_since: float | None = None
+        pause_s = _FIRST_PAUSE_S
+        while not self._over:
+            try:
+                for event in self._connected():
+                    if away_since is not None:
+                        self._notice("The connection is back.")
+                        away_since, pause_s = None, _FIRST_PAUSE_S
+                    if event is not None:
+                        yield event
+            except RemoteError as error:
+                if not error.may_pass:
+                    raise
+                if away_since is None:
+                    away_since = monotonic()
+                    self._notice(f"{error.detail}. Trying again …")
+                if monotonic() - away_since > _RECONNECT_S:
+                    raise
+            if not self._over:  # else a server that stops has closed the stream, or it was lost
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _connected(self) -> Iterator[Event | None]:
+        """Yield what one connection brings; ``None`` for a heartbeat."""
+        with self._server.streaming(self._path, self._after) as content:
+            if content is None:
+                self._over = True
+                return
+            for place, text in _frames(content):
+                self._after = max(self._after, place)
+                event = None if text is None else safe(from_json(text))
+                self._over = event is not None and event["type"] in ENDS
+                yield event
+
+
+def _frames(content: Iterable[bytes]) -> Iterator[tuple[int, bytes | None]]:
+    """Split a stream into (id or 0, data) of its frames.
+
+    Only a line feed ends a line here: JSON may hold the others that Python knows.
+    """
+    place, data = 0, None
+    for line in _lines(content):
+        if line.startswith(b"id: "):
+            place = int(line[4:])
+        elif line.startswith(b"data: "):
+            data = line[6:]
+        elif not line and (place or data is not None):
+            yield place, data
+            place, data = 0, None
+
+
+def _lines(content: Iterable[bytes]) -> Iterator[bytes]:
+    parts: list[bytes] = []
+    for chunk in content:
+        first, *more = chunk.split(b"\n")
+        parts.append(first)
+        for rest in more:
+            yield b"".join(parts).removesuffix(b"\r")
+            parts = [rest]

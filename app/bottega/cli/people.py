@@ -1,0 +1,261 @@
+"""Decisions of the person at the terminal, on calls that wait for people.
+
+Follow a run to its end, and let the person at the terminal decide what it asks.
+"""
+
+import contextlib
+import json
+import sys
+import termios
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+
+from bottega.cli.client import Event, RemoteError, RemoteServer, RunEvents
+from bottega.cli.terminal import one_line
+
+Tool = Callable[[Mapping[str, Any]], Any]
+Reader = Callable[..., str]
+
+_LONGEST_VALUE = 2000
+_APPROVE = "Approve? y or n (a comment may follow), e to edit the arguments: "
+
+
+class Undecided(Exception):  # noqa: N818 (no error: the person leaves)
+    """Nobody here decides; the call still waits. The text is the command that decides."""
+
+    def __init__(self, interrupt: Mapping[str, Any]) -> None:
+        how = {
+            "approval": "--approve (or --deny)",
+            "question": "--answer TEXT",
+            "client_tool": "--result JSON",
+        }
+        decision = how[interrupt["kind"]]
+        super().__init__(f"bottega interrupts resolve {interrupt['id']} {decision}")
+
+
+@dataclass(slots=True)
+class People:
+    """The person at the terminal.
+
+    Attributes:
+        console: for texts beside the answer.
+        asks: false if nobody can be asked, as in a script.
+        tools: what executes calls of a client's tools; others are refused.
+        read: see :func:`ask`.
+    """
+
+    server: RemoteServer
+    console: Console
+    asks: bool
+    tools: Mapping[str, Tool] = field(default_factory=dict)
+    read: Reader = field(default_factory=lambda: ask)
+
+    def decide(self, interrupt_id: str, *, ours: bool) -> None:
+        """Let the person decide on a call, unless it is decided on already.
+
+        Args:
+            ours: this process started the run, so that it must execute or refuse client's tools.
+
+        Raises:
+            Undecided: nobody is here, or the person left; the call still waits.
+            RemoteError: the server could not be asked.
+        """
+        interrupt = self.server.get(f"/v1/interrupts/{interrupt_id}")
+        while interrupt["status"] == "pending":
+            decision = self._decision(interrupt, ours=ours)
+            try:
+                interrupt = resolve(self.server, interrupt_id, decision)
+            except RemoteError as error:
+                if error.status not in (403, 422):
+                    raise
+                self._say(f"error: {error.detail}")
+                if error.status == 403 or interrupt["kind"] == "client_tool":
+                    raise Undecided(interrupt) from None
+
+    def _decision(self, interrupt: Mapping[str, Any], *, ours: bool) -> dict[str, Any]:
+        if interrupt["kind"] == "client_tool" and (ours or interrupt["tool"] in self.tools):
+            return self._executed(interrupt)
+        self._say(shown(interrupt))
+        if not self.asks or interrupt["kind"] == "client_tool":
+            raise Undecided(interrupt)
+        is_question = interrupt["kind"] == "question"
+        said = None
+        try:
+            while said is None:
+                said = self._answer(interrupt) if is_question else self._approval(interrupt)
+        except (EOFError, KeyboardInterrupt):
+            raise Undecided(interrupt) from None
+        return said
+
+    def _answer(self, interrupt: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Ask for an answer; ``None``: it was empty."""
+        text = self.read("Your answer: ")
+        return {"answer": value_for(interrupt["schema"], text)} if text.strip() else None
+
+    def _approval(self, interrupt: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Ask for an approval; ``None``: that was no decision."""
+        word, _, comment = self.read(_APPROVE).strip().partition(" ")
+        about = {"comment": comment.strip()} if comment.strip() else {}
+        match word.lower():
+            case "y" | "yes":
+                return {"decision": "approve", **about}
+            case "n" | "no":
+                return {"decision": "deny", **about}
+            case "e" | "edit":
+                with contextlib.suppress(ValueError):
+                    text = _written(interrupt["arguments"])
+                    found = json.loads(self.read("Arguments, as JSON: ", text))
+                    if isinstance(found, dict):
+                        return {"decision": "approve", "arguments": found, **about}
+                self._say("That is no JSON object.")
+        return None
+
+    def _executed(self, interrupt: Mapping[str, Any]) -> dict[str, Any]:
+        name = interrupt["tool"]
+        if tool := self.tools.get(name):
+            return {"result": tool(interrupt["arguments"])}
+        self._say(f"{name} is refused: it is a tool of the client, and a terminal has none.")
+        return {"error": f"the client is a terminal, which cannot execute '{name}'"}
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True, emoji=False)
+
+
+def resolve(server: RemoteServer, interrupt_id: str, decision: Mapping[str, Any]) -> Any:
+    """Send a decision; return the interrupt, perhaps as somebody else decided.
+
+    Raises:
+        RemoteError: it is of another kind, or the server could not be asked.
+    """
+    path = f"/v1/interrupts/{interrupt_id}"
+    try:
+        return server.post(f"{path}/resolve", decision)
+    except RemoteError as error:
+        if error.code not in ("resolved", "expired", "cancelled"):
+            raise
+        return server.get(path)  # a repeated request, too, finds it resolved
+
+
+def value_for(schema: Mapping[str, Any] | None, text: str) -> Any:
+    """Return a typed answer: the text, or the JSON that it is if the schema wants no text."""
+    wanted = schema or {}
+    choices = wanted.get("enum", ())
+    kinds = wanted.get("type", None if choices else "string")
+    is_text = "string" in (kinds if isinstance(kinds, list) else [kinds]) or text in choices
+    return text if is_text else json_or_text(text)
+
+
+def json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def shown(interrupt: Mapping[str, Any]) -> str:
+    """Describe a call in lines; words of the model are quoted with ``|``."""
+    who, tool = interrupt["agent"] or "the run", interrupt["tool"]
+    lines = {
+        "approval": [f"{who} wants to call {tool}:"],
+        "question": [f"{_asking(interrupt)} asks:"],
+        "client_tool": [f"{who} wants its client to execute {tool}:"],
+    }[interrupt["kind"]]
+    if interrupt["question"] is not None:
+        lines += _quoted(interrupt["question"])
+        if choices := (interrupt["schema"] or {}).get("enum"):
+            lines.append(f"  one of: {', '.join(map(_written, choices))}")
+        elif interrupt["schema"]:
+            lines.append(f"  as JSON that fits {_written(interrupt['schema'])}")
+    else:
+        for name, value in interrupt["arguments"].items():
+            lines += _quoted(f"{name} = {_written(value)}")
+    if interrupt["reason"]:
+        lines.append(f"  because: {one_line(interrupt['reason'])}")
+    return "\n".join(lines)
+
+
+def _asking(interrupt: Mapping[str, Any]) -> str:
+    if (server := interrupt["server"]) is not None:
+        return f"the MCP server {server}"
+    return interrupt["agent"] or "the run"
+
+
+def _quoted(text: str) -> list[str]:
+    more = len(text) - _LONGEST_VALUE
+    lines = [f"  | {line}" for line in text[:_LONGEST_VALUE].split("\n")]
+    return [*lines, f"  | … and {more:,} more characters"] if more > 0 else lines
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def ask(prompt: str, text: str = "") -> str:
+    """Do what :func:`read_line` does, without what was typed before the prompt was shown.
+
+    So a line that was meant for something else approves no call.
+    """
+    if sys.stdin.isatty():
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)
+    return read_line(prompt, text)
+
+
+def read_line(prompt: str, text: str = "") -> str:
+    """Read a line from standard input, after a prompt that no pipe gets.
+
+    Args:
+        text: what the line begins with, on a terminal, to be changed there.
+
+    Raises:
+        EOFError: there is no more.
+    """
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        return _edited_line(prompt, text)
+    sys.stderr.write(prompt)
+    sys.stderr.flush()
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    if not sys.stdin.isatty():
+        sys.stderr.write(line.removesuffix("\n") + "\n")
+    return line.removesuffix("\n")
+
+
+def _edited_line(prompt: str, text: str) -> str:
+    with contextlib.suppress(ImportError):  # not on each platform
+        import readline  # input() then edits lines
+
+        readline.set_startup_hook(lambda: readline.insert_text(text))
+    try:
+        return input(prompt)
+    except (EOFError, KeyboardInterrupt):
+        print()  # noqa: T201 (the terminal's cursor is behind the prompt)
+        raise
+
+
+STATUSES = {"completed": 0, "failed": 1, "timeout": 1, "cancelled": 3, "waiting": 4}
+"""Exit statuses of commands, by how a run ended or stands."""
+REFUSED = 5
+"""Exit status: the server refused the request, or cannot be reached."""
+INTERRUPTED = 130
+
+
+def follow(
+    events: RunEvents, show: Callable[[Event], None], people: People, *, ours: bool = True
+) -> None:
+    """Show events until the run is over.
+
+    Args:
+        ours: this process started the run.
+
+    Raises:
+        Undecided: the run waits for people, and nobody here decides.
+        RemoteError: the run cannot be followed any more.
+    """
+    for event in events:
+        show(event)
+        if event["type"] == "interrupt.created":
+            people.decide(event["data"]["interrupt_id"], ours=ours)

@@ -1,6 +1,0 @@
-"""Constants of the schema."""
-
-from uuid import UUID
-
-DEFAULT_TENANT = UUID("00000000-0000-7000-8000-000000000001")
-"""The tenant of a server without keys; the first migration creates it."""

@@ -1,0 +1,337 @@
+"""A run as a turn of a conversation: what its agents said and heard in the turns before.
+
+The text of a turn is in its run's log, and is read from there. A run's row has how large the turn
+is, so that no more is read than a prompt may hold.
+
+Ends of runs.
+
+Messages of a turn of a conversation, from its run's log. Pure.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import structlog
+from pydantic_core import from_json
+
+from bottega.agents import BaseAgent
+from bottega.agents.approval import Resolution, as_edited
+from bottega.agents.history import query_of, user_message, with_distinct_ids, without_calls
+from bottega.agents.messages import (
+    AgentUsage,
+    AssistantMessage,
+    AssistantResponse,
+    HumanMessage,
+    StandardMessage,
+    SystemMessage,
+    ToolMessage,
+    ToolResult,
+)
+from bottega.agents.tokens import BYTES_PER_TOKEN, estimated_tokens
+from bottega.db.engine import acting_as
+from bottega.db.failures import persist
+from bottega.engine.claim import ClaimedRun
+from bottega.engine.journal import End
+from bottega.engine.memory import facts_of
+from bottega.engine.replay import answer_of, result_of
+from bottega.errors import BottegaError
+from bottega.events.payloads import LlmCompleted, MessageDelivered, ToolEnded, tool_call_of
+from bottega.events.types import EventType, RunStatus
+from bottega.graph.rendering import as_text, message_lines
+from bottega.memory.text.summaries import cut, summary_of
+from bottega.memory.working.prompts import RECALL, RunMemory, TurnReader, tokens_of
+
+logger = structlog.get_logger(__name__)
+
+
+def end_of(response: AssistantResponse, answer_seq: int | None) -> End:
+    """Return the end of a run from the root's response. Pure."""
+    if not response.is_answer:
+        failure = response.error or ""
+        error = {"code": response.error_code or "agent_failed", "message": failure}
+        return End(
+            RunStatus.FAILED,
+            output=response.content or None,
+            error=error,
+            stop_reason=response.stop_reason,
+            usage=response.usage,
+        )
+    return End(
+        RunStatus.COMPLETED,
+        output=response.content,
+        output_json=response.output_json,
+        stop_reason=response.stop_reason,
+        usage=response.usage,
+        answer_seq=answer_seq,
+    )
+
+
+def broken(
+    error: Exception, run_id: UUID, usage: AgentUsage, *, timeout_s: float | None = None
+) -> End:
+    """Return the end of a run that raised an error.
+
+    Args:
+        timeout_s: the time that it had, if that is over.
+    """
+    if timeout_s is not None and isinstance(error, TimeoutError):
+        detail = f"the run took longer than its timeout_s of {timeout_s:g} s"
+        return End(RunStatus.TIMEOUT, error={"code": "timeout", "message": detail}, usage=usage)
+    if isinstance(error, BottegaError):
+        failure = {"code": error.code, "message": error.detail}
+        return End(RunStatus.FAILED, error=failure, usage=usage)
+    logger.error("run.broken", run_id=str(run_id), exc_info=error)
+    detail = "an internal error ended the run; the worker's log says more"
+    return End(RunStatus.FAILED, error={"code": "internal", "message": detail}, usage=usage)
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenLine:
+    """An event of a turn: said by a model, a tool or the user, or a decision on a tool call."""
+
+    type: str
+    agent: str
+    data: Mapping[str, Any]
+
+
+def said(answer: str | None) -> list[StandardMessage]:
+    return [] if answer is None else [AssistantMessage(content=answer)]
+
+
+def turn_messages(lines: Sequence[SpokenLine], answer: str | None) -> list[StandardMessage]:
+    """Return what an agent said and heard after the question of a turn. Pure.
+
+    These are the model's messages with tool calls, each with all its answers, what the user said
+    meanwhile, and the final answer. Drafts that were sent back are left out.
+
+    Args:
+        answer: the final one; ``None``: the last message without calls.
+    """
+    results: dict[tuple[int, str], ToolResult] = {}
+    edited: set[tuple[int, str]] = set()
+    drafts: dict[int, AssistantMessage] = {}
+    told: defaultdict[int, list[MessageDelivered]] = defaultdict(list)
+    for line in lines:
+        if line.type == EventType.LLM_COMPLETED:
+            completed = LlmCompleted.of(line.data)
+            drafts[completed.call] = with_distinct_ids(answer_of(completed))
+        elif line.type == EventType.MESSAGE_DELIVERED:
+            delivered = MessageDelivered.of(line.data)
+            told[delivered.call].append(delivered)
+        elif line.type == EventType.INTERRUPT_RESOLVED:
+            if Resolution(line.data["resolution"]).arguments is not None:
+                edited.add(tool_call_of(line.data))
+        else:
+            ended = ToolEnded.of(line.data)
+            key = ended.call, ended.tool_call_id
+            result = result_of(ended)
+            results[key] = as_edited(result) if key in edited else result
+    found: list[StandardMessage] = []
+    for call, message in drafts.items():
+        found += map(user_message, (each.content for each in told[call]))
+        keys = [(call, tool_call.id) for tool_call in message.tool_calls]
+        if keys and all(key in results for key in keys):
+            found += [message, *(ToolMessage.answering(results[key]) for key in keys)]
+        elif any(each.answered for each in told[call + 1]):
+            found.append(without_calls(message))
+    last = next(reversed(drafts.values()), None)
+    if last is not None and not last.tool_calls and answer in (None, last.content):
+        found.append(last)
+    elif answer is not None:
+        found += said(answer)
+    return found
+
+
+GISTS = 12
+"""Turns before those in the prompt of which it tells the gist."""
+_GIST_BYTES = 150
+_LEAST = 50  # tokens that a turn counts for at least: bounds the turns of a prompt
+_MOST_EVENTS = 1000  # of a run whose log is read
+_SPOKEN = ("final_answer", "hook_stop", "length", "max_iterations")
+_TURNS = "SELECT * FROM earlier_turns($1, $2, $3, $4)"
+_TURN = "SELECT * FROM earlier_turn($1, $2, $3)"
+_LINES = "SELECT * FROM lines_of_turns($1, $2, $3)"
+_ANSWERS = "SELECT * FROM answers_in_logs($1, $2, $3)"
+
+
+@dataclass(frozen=True, slots=True)
+class PastTurns:
+    """The turns of a conversation before a run's own, as far as a prompt may hold them.
+
+    Attributes:
+        number: of the run's own turn, from 1.
+        first: number of the first turn in the prompt.
+        tokens: of the turns in the prompt.
+        histories: messages of those turns by agent, the oldest first.
+        gists: of turns before those, by number, the oldest first.
+        read: returns the text of one of those turns.
+    """
+
+    number: int
+    first: int
+    tokens: int
+    histories: Mapping[str, Sequence[StandardMessage]]
+    gists: Mapping[int, str]
+    read: TurnReader | None = None
+
+    def begin(self, agents: Mapping[str, BaseAgent]) -> None:
+        """Put the turns before into the agents' histories."""
+        for name, agent in agents.items():
+            agent.conversation_history += self.histories.get(name, ())
+            if self.gists and self.read and isinstance(agent.memory, RunMemory):
+                agent.memory.go_on(self.opening(), self.first - 1, self.read)
+
+    def opening(self) -> str:
+        """Return what a prompt tells of the turns that it leaves out."""
+        left = self.first - 1
+        lines = [
+            f"## Earlier turns of this conversation: 1 to {left}",
+            f'{RECALL}("t{left}") returns turn {left}, and so on.',
+        ]
+        lines += [f"{number}. {gist}" for number, gist in self.gists.items()]
+        return "\n".join(lines)
+
+    def ended(self, end: End, agents: Mapping[str, BaseAgent], run: ClaimedRun) -> End:
+        """Return a run's end with its turn, if it completed."""
+        if end.status is not RunStatus.COMPLETED:
+            return end
+        tokens = max(_LEAST, *(self._own_tokens(name, agents[name]) for name in agents))
+        asked = facts_of(run).question
+        answer = end.output if isinstance(end.output, str) else as_text(end.output)
+        turn = {
+            "number": self.number,
+            "first": self.first,
+            "window": self.tokens + tokens,
+            "tokens": tokens,
+            "gist": f"{_gist(asked)} → {_gist(answer)}",
+        }
+        return replace(end, turn=turn)
+
+    def _own_tokens(self, name: str, agent: BaseAgent) -> int:
+        earlier = set(map(id, self.histories.get(name, ())))
+        return sum(
+            tokens_of(message, estimated_tokens)
+            for message in agent.conversation_history
+            if id(message) not in earlier and not isinstance(message, SystemMessage)
+        )
+
+
+def _gist(text: str) -> str:
+    return cut(" ".join(text[: 4 * _GIST_BYTES].split()), _GIST_BYTES)
+
+
+async def conversation_of(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns | None:
+    """Read the turns before a run's own; ``None``: it is in no conversation.
+
+    Waits while the database is away.
+
+    Args:
+        most: tokens of all turns before that a prompt may hold.
+    """
+    if not run.in_conversation:
+        return None
+    if run.base is None:
+        return PastTurns(1, 1, 0, {}, {})
+    return await persist(lambda: _before(pool, run, most))
+
+
+async def _before(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns:
+    rows = await pool.fetch(_TURNS, run.tenant_id, run.base, most, GISTS)
+    turns = [row for row in reversed(rows) if not row["is_left"]]
+    if not turns:  # they were erased
+        return PastTurns(1, 1, 0, {}, {})
+    whole = [row for row in turns if _is_read(row, most)]
+    lines = await _lines(pool, run, [row["run_id"] for row in whole]) if whole else {}
+    histories: defaultdict[str, list[StandardMessage]] = defaultdict(list)
+    for row in turns:
+        for name, messages in _messages(run, row, lines.get(row["run_id"]), most).items():
+            histories[name] += messages
+    return PastTurns(
+        number=turns[-1]["number"] + 1,
+        first=turns[0]["number"],
+        tokens=sum(row["tokens"] for row in turns),
+        histories=histories,
+        gists={row["number"]: row["gist"] for row in reversed(rows) if row["is_left"]},
+        read=partial(_text_of_turn, pool, run, most),
+    )
+
+
+async def _text_of_turn(pool: asyncpg.Pool, run: ClaimedRun, most: int, number: int) -> str | None:
+    """Return the text of a turn before a run, at most half of ``most`` tokens; ``None``: none."""
+    row = await persist(lambda: pool.fetchrow(_TURN, run.tenant_id, run.base, number))
+    if row is None:
+        return None
+    run_id = row["run_id"]
+    whole = [run_id] if _is_read(row, most) else []
+    lines = await persist(lambda: _lines(pool, run, whole)) if whole else {}
+    messages = _messages(run, row, lines.get(run_id), most)
+    said = (each for own in messages.values() for each in own)
+    return cut("\n".join(message_lines(said)), most // 2 * BYTES_PER_TOKEN)
+
+
+def _is_read(row: Mapping[str, Any], most: int) -> bool:
+    """Check if a turn is read from its log; of a very large one, only question and answer are."""
+    return bool(row["tokens"] <= most // 2 and row["events"] <= _MOST_EVENTS)
+
+
+async def _lines(
+    pool: asyncpg.Pool, run: ClaimedRun, runs: Sequence[UUID]
+) -> dict[UUID, list[SpokenLine]]:
+    """Return what the agents of runs said and heard, with the answers of their sub-agents."""
+    found: dict[UUID, list[SpokenLine]] = {run_id: [] for run_id in runs}
+    asked: list[tuple[UUID, int]] = []
+    for row in await pool.fetch(_LINES, run.tenant_id, runs, run.mode == "dag"):
+        event = from_json(row["line"])
+        line = SpokenLine(event["type"], event["agent"], event["data"])
+        found[row["run_id"]].append(line)
+        if (seq := event["data"].get("answer_seq")) is not None:
+            asked.append((row["run_id"], seq))
+    if asked:
+        keys = [run_id for run_id, _ in asked], [seq for _, seq in asked]
+        async with acting_as(pool, run.tenant_id) as connection:
+            rows = await connection.fetch(_ANSWERS, run.tenant_id, *keys)
+        answers = {(row["run_id"], row["seq"]): row["output"] for row in rows}
+        for run_id, lines in found.items():
+            found[run_id] = [_with_answer(line, run_id, answers) for line in lines]
+    return found
+
+
+def _with_answer(
+    line: SpokenLine, run_id: UUID, answers: Mapping[tuple[UUID, int], str]
+) -> SpokenLine:
+    if (seq := line.data.get("answer_seq")) is None:
+        return line
+    data = {**line.data, "answer_seq": None, "result": answers.get((run_id, seq), "")}
+    return replace(line, data=data)
+
+
+def _messages(
+    run: ClaimedRun, row: Mapping[str, Any], lines: Sequence[SpokenLine] | None, most: int
+) -> dict[str, list[StandardMessage]]:
+    """Return the messages of a turn by agent; ``lines``: ``None`` for a very large one."""
+    asked = query_of(from_json(row["asked"]))
+    question = [HumanMessage(content=asked)] if isinstance(asked, str) else asked
+    answer = from_json(row["answer"]) if row["answer"] else None
+    if run.mode != "dag":
+        assert run.agent is not None
+        final = answer if isinstance(answer, str) and row["ending"] in _SPOKEN else None
+        if lines is None:
+            return {run.agent: _shortened([*question, *said(final)], most)}
+        return {run.agent: [*question, *turn_messages(lines, final)]}
+    by_agent: defaultdict[str, list[SpokenLine]] = defaultdict(list)
+    for line in lines or ():
+        by_agent[line.agent].append(line)
+    return {name: [*question, *turn_messages(own, None)] for name, own in by_agent.items()}
+
+
+def _shortened(messages: Iterable[StandardMessage], most: int) -> list[StandardMessage]:
+    """Return messages of texts that fit together, each at most a quarter of ``most`` tokens."""
+    return [
+        type(message)(content=summary_of(message.content, most // 4, estimated_tokens))
+        for message in messages
+    ]

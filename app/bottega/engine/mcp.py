@@ -1,0 +1,324 @@
+"""Progress of a tool call, on its way to the run's subscribers: the newest report counts.
+
+MCP servers as their definitions describe them, with the operator's commands and the secrets.
+
+Tools of MCP servers as an agent of a run has them.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+from uuid import UUID
+
+import asyncpg
+import structlog
+from pydantic_core import to_json
+
+from bottega.agents.approval import Interrupt
+from bottega.agents.messages import ToolCall, ToolResult
+from bottega.agents.query import CurrentCall, current_call
+from bottega.agents.tools import ToolBase
+from bottega.clock import monotonic
+from bottega.db.failures import is_transient
+from bottega.engine.claim import ClaimedRun
+from bottega.engine.journal import Journal
+from bottega.engine.live_text import LiveText
+from bottega.engine.task_rows import Tasks, name_of
+from bottega.engine.waiting import MOST_OF_CALL
+from bottega.errors import InvalidInputError
+from bottega.events.log import storable
+from bottega.json_schema.output import output_schema
+from bottega.mcp.client import McpConnections
+from bottega.mcp.connection import QUESTION_S
+from bottega.mcp.servers import Headers, McpServer, McpToolSchema, StdioCommand
+from bottega.mcp.tool import McpTool
+from bottega.redaction import Redactor
+from bottega.secrets.lookup import SecretLookup
+from bottega.tools.egress import Egress
+from bottega.tools.mcp import McpToolDefinition, model_name, tools_in
+
+LEAST_S = 0.2
+"""Time between two reports of a call that subscribers see."""
+_SHARE = 0.02
+"""That time as a share of the call's, so that a long call leaves few rows."""
+LONGEST_MESSAGE = 1000
+
+
+@dataclass(slots=True, eq=False)
+class CallProgress:
+    """The progress of one tool call.
+
+    Attributes:
+        clean: removes secrets from the server's words.
+        started: time at which the call began.
+    """
+
+    journal: Journal
+    task_id: UUID | None
+    parent_task_id: UUID | None
+    agent: str
+    call: int
+    tool_call_id: str | None
+    name: str
+    clean: Callable[[str], str]
+    started: float
+    has_rows: bool = False
+    _due_at: float = 0.0
+    _number: int = 0
+    _newest: dict[str, Any] | None = None
+
+    def report(self, progress: float, total: float | None, message: str | None) -> None:
+        """Take a report of the server; it replaces those that were not shown yet."""
+        if not math.isfinite(progress):
+            return
+        said = None if message is None else self.clean(storable(message))[:LONGEST_MESSAGE]
+        self._newest = {
+            "tool_call_id": self.tool_call_id,
+            "name": self.name,
+            "progress": progress,
+            "total": total if total is not None and math.isfinite(total) else None,
+            "message": said,
+        }
+
+    def take(self, now: float) -> tuple[int, str] | None:
+        """Return the newest report and its number, if it is to be written now."""
+        if self._newest is None or now < self._due_at:
+            return None
+        text, self._newest = to_json(self._newest).decode(), None
+        self._number += 1
+        self._due_at = now + max(LEAST_S, _SHARE * (monotonic() - self.started))
+        self.has_rows = True
+        return self._number, text
+
+    def give_back(self, at: int, text: str) -> None:
+        """Forget a report that could not be written: a newer one follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class McpAccess:
+    """Needs of all tenants' servers besides their definitions.
+
+    Attributes:
+        commands: programs that the operator allows, by key.
+    """
+
+    commands: Mapping[str, StdioCommand]
+    secrets: SecretLookup
+
+    def server(
+        self, tenant_id: UUID, tenant: str, name: str, definition: Mapping[str, Any]
+    ) -> McpServer:
+        """Return a tenant's server, whose headers are looked up at each connection.
+
+        Raises:
+            InvalidInputError: ``unknown_command``: the operator has withdrawn its command.
+        """
+        command = definition["command"]
+        if command is not None and command not in self.commands:
+            raise InvalidInputError(
+                f"the MCP server '{name}' needs the command '{command}', which the operator has "
+                "withdrawn from BOTTEGA_MCP_STDIO",
+                code="unknown_command",
+            )
+        return McpServer(
+            name=name,
+            url=definition["url"],
+            headers=partial(self._headers, tenant_id, tenant, definition),
+            command=None if command is None else self.commands[command],
+            timeout_s=definition["timeout_s"],
+            max_bytes=definition["max_bytes"],
+            tenant=tenant,
+        )
+
+    async def _headers(
+        self, tenant_id: UUID, tenant: str, definition: Mapping[str, Any]
+    ) -> Headers:
+        if definition["url"] is None:
+            return Headers({})
+        secret = self.secrets.bound(tenant_id, tenant, definition["url"])
+        fields: dict[str, str] = {}
+        sent: list[str] = []
+        for name, value in definition["headers"].items():
+            fields[name] = value
+            if not isinstance(value, str):
+                fields[name] = (await secret(value["secret"])).strip()
+                sent.append(fields[name])
+        return Headers(fields, sent)
+
+
+logger = structlog.get_logger(__name__)
+
+_CLOSE_S = 10.0
+_NO_CONNECTIONS = McpConnections(Egress())
+_LONGEST_QUESTION = 10_000
+_STALE = "SELECT note_stale_tools($1, $2, $3)"
+_PATIENCE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class McpSession:
+    """The connections of one attempt of a run, and what shows its calls' progress."""
+
+    connections: McpConnections
+    tasks: Tasks
+    live_text: LiveText | None
+
+    def own(self, tool: ToolBase) -> ToolBase:
+        """Return a tool for this attempt."""
+        return tool.within(self) if isinstance(tool, PinnedMcpTool) else tool
+
+    @contextmanager
+    def progress(self, call: CurrentCall, name: str, known: Redactor) -> Iterator[CallProgress]:
+        """Show a call's progress during the block."""
+        query = call.query
+        parent = None if query.parent is None else self.tasks.id_of(query.parent)
+        progress = CallProgress(
+            self.tasks.journal,
+            self.tasks.id_of(query),
+            parent,
+            name_of(query.agent),
+            query.model_calls,
+            call.id,
+            name,
+            known.text,
+            monotonic(),
+        )
+        if self.live_text is None:
+            yield progress
+            return
+        self.live_text.begin(progress)
+        try:
+            yield progress
+        finally:
+            self.live_text.end(progress)
+
+
+@dataclass(frozen=True, slots=True)
+class McpSessions:
+    """Makes the sessions of this worker's runs."""
+
+    pool: asyncpg.Pool
+    egress: Egress
+    live_text: LiveText | None
+
+    def open(self, run: ClaimedRun, tasks: Tasks, ending: AsyncExitStack) -> McpSession | None:
+        """Return the session of an attempt, until ``ending``; ``None``: the run needs none."""
+        if not run.mcp_servers:
+            return None
+        connections = McpConnections(self.egress, partial(self._changed, run.tenant_id))
+        ending.push_async_callback(_close, connections)
+        return McpSession(connections, tasks, self.live_text)
+
+    async def _changed(self, tenant_id: UUID, server: McpServer) -> None:
+        """Note that a server's stored tools are stale; without a database that of another run."""
+        try:
+            of_server = tenant_id, server.name, server.url
+            await self.pool.execute(_STALE, *of_server, timeout=_PATIENCE_S)
+        except Exception as error:
+            log = logger.warning if is_transient(error) else logger.exception
+            log("mcp.stale_not_noted", server=server.name)
+
+
+async def _close(connections: McpConnections) -> None:
+    try:
+        async with asyncio.timeout(_CLOSE_S):
+            await connections.aclose()
+    except Exception:  # the run has its end
+        logger.exception("mcp.not_closed")
+
+
+class PinnedMcpTool(McpTool):
+    """A tool of a server, with the schema that its runs pin; one for all of them."""
+
+    session: McpSession | None = None
+
+    def within(self, session: McpSession) -> Self:
+        """Return the tool for an attempt of a run."""
+        tool = copy(self)
+        tool.session = session
+        return tool
+
+    async def execute(self, tool_call: ToolCall) -> ToolResult:
+        call = current_call.get()
+        assert self.session is not None
+        assert call is not None
+        one = copy(self)
+        one._connections = self.session.connections
+        server = self._server.name
+        one._questions = lambda _: Questions(call, tool_call, self._known, server).ask
+        with self.session.progress(call, self.name, self._known) as progress:
+            one._progress = lambda _: progress.report
+            return await McpTool.execute(one, tool_call)
+
+
+class Questions:
+    """The questions of a server during one call."""
+
+    def __init__(
+        self, call: CurrentCall, tool_call: ToolCall, clean: Redactor, server: str
+    ) -> None:
+        self._call = call
+        self._tool_call = tool_call
+        self._clean = clean
+        self._server = server
+        self._asked = 0
+
+    async def ask(self, message: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return people's answer; ``None``: they gave none, or cannot be asked."""
+        self._asked += 1
+        if self._asked > MOST_OF_CALL:
+            return None
+        try:
+            checked = await asyncio.to_thread(output_schema, schema)
+        except InvalidInputError:
+            return None
+        if checked.patterns:
+            return None
+        asked = Interrupt(
+            kind="question",
+            question=self._clean.text(storable(message))[:_LONGEST_QUESTION],
+            schema=self._clean.value(schema),
+            server=self._server,
+            expires_s=QUESTION_S,
+            number=self._asked,
+        )
+        query = self._call.query
+        decided = await query.recorder.decision(query, self._tool_call, asked)
+        answer = decided.said.get("answer")
+        return dict(answer) if isinstance(answer, Mapping) else None
+
+
+def mcp_tools(
+    definition: Mapping[str, Any],
+    pinned: Mapping[str, Any],
+    server: Callable[[str, Mapping[str, Any]], McpServer],
+    agents: Any,
+    known: Redactor,
+) -> Iterator[PinnedMcpTool]:
+    """Yield the tools that an agent has from a server; :meth:`McpSession.own` lets them work.
+
+    Args:
+        definition: dump of a :class:`McpToolDefinition`.
+        pinned: definition of its server.
+        server: makes the server, by its name and definition.
+        agents: its agent's rule of approval, as JSON.
+    """
+    checked = McpToolDefinition.model_validate(definition)
+    made = server(checked.server, pinned)
+    if made.command is not None:
+        known = Redactor(made.command.secrets, beside=known)
+    for tool in tools_in(definition, pinned):
+        yield PinnedMcpTool(
+            model_name(made.name, tool["name"]),
+            made,
+            McpToolSchema(tool["name"], tool["description"], tool["input_schema"]),
+            _NO_CONNECTIONS,
+            known=known,
+            approval=checked.rule(agents),
+            expires_s=checked.expires_s,
+        )

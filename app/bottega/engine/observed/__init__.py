@@ -1,1 +1,0 @@
-"""Log lines and metrics of runs under way."""

@@ -1,1 +1,0 @@
-"""Shared memory in a run's log: publications, and what agents received."""

@@ -1,0 +1,399 @@
+"""Gauges of a worker's load.
+
+A run's recorder that also writes the service's log and counts for its metrics.
+
+Texts of messages and tools in the form of the GenAI conventions: JSON, bounded, no secrets.
+
+A run's recorder that also makes its spans.
+"""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+from uuid import UUID
+
+import structlog
+
+from bottega import metrics, trace_context
+from bottega.agents.hooks import AgentEvent
+from bottega.agents.messages import (
+    AssistantMessage,
+    AssistantResponse,
+    StandardMessage,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+    ToolResult,
+    ToolStatus,
+)
+from bottega.agents.provider import FailedTry, ModelTarget
+from bottega.agents.query import CurrentCall, Query
+from bottega.agents.subagent import SubAgentWrapper
+from bottega.agents.tools import ToolBase
+from bottega.engine.async_tasks import SubagentRuntime
+from bottega.engine.claim import ClaimedRun
+from bottega.engine.journal import End, Journal
+from bottega.engine.recorder import JournalRecorder
+from bottega.engine.task_rows import name_of
+from bottega.errors import BottegaError
+from bottega.events.types import RunStatus
+from bottega.mcp.tool import McpTool
+from bottega.tools.http import HttpTool
+from bottega.tools.people import AskUser, ClientTool
+from bottega.trace_context import Trace
+from bottega.tracing import spans
+from bottega.tracing.spans import Span, ids_of
+
+
+class ModelBreakerCount(Protocol):
+    """The model servers that a worker calls."""
+
+    def open_breakers(self) -> int:
+        """Return the number of breakers of models that are not closed."""
+
+
+@asynccontextmanager
+async def measured(runtime: SubagentRuntime, models: ModelBreakerCount) -> AsyncIterator[None]:
+    """Report the load of tasks, and open breakers, during the block."""
+    registry, scheduler = runtime.registry, runtime.registry.scheduler
+
+    def refresh() -> None:
+        states = {
+            "running": scheduler.busy,
+            "parked": scheduler.parked,
+            "queued": registry.queued_count,
+        }
+        for state, count in states.items():
+            metrics.subagents.labels(state).set(count)
+        of_tasks = sum(each["state"] != "closed" for _, each in scheduler.circuits.open())
+        metrics.breakers_open.set(of_tasks + models.open_breakers())
+
+    key = object()
+    metrics.refreshers[key] = refresh
+    try:
+        yield
+    finally:
+        del metrics.refreshers[key]
+
+
+log = structlog.get_logger(__name__)
+
+_TYPES: dict[type[ToolBase], str] = {
+    SubAgentWrapper: "subagent",
+    HttpTool: "http",
+    McpTool: "mcp",
+    ClientTool: "client",
+    AskUser: "ask_user",
+}
+
+
+class ObservedRecorder(JournalRecorder):
+    """The recorder of a run in this worker."""
+
+    def __init__(self, journal: Journal, run: ClaimedRun, **options: Any) -> None:
+        super().__init__(journal, run, **options)
+        self._run = run
+
+    def began(self) -> None:
+        """Log that this attempt begins; its trace goes with what it sends."""
+        trace_context.current.set(Trace.of(self._run.traceparent, self._run.tracestate))
+        attempt = self.journal.attempt
+        if attempt == 1:
+            log.info("run.started")
+        else:
+            log.info("run.resumed", attempt=attempt)
+
+    def ended(self, end: End) -> None:
+        """Log and count the end of the run, which is stored."""
+        metrics.runs.labels(end.status, self._run.mode).inc()
+        if self.journal.episode_recorder is not None:
+            metrics.episodes_stored.inc()
+        say = log.info if end.error is None else log.warning
+        say("run.ended", status=str(end.status), error=end.error)
+
+    def closed(self) -> None:
+        """Note that this attempt is over, whether its run has ended or not."""
+
+    def query_started(self, query: Query) -> None:
+        """Name the task in all log lines of the query."""
+        if query.path:
+            structlog.contextvars.bind_contextvars(**about(self._run, self.tasks.id_of(query)))
+        super().query_started(query)
+
+    async def _act(
+        self,
+        call: CurrentCall,
+        tool_call: ToolCall,
+        tool: ToolBase | None,
+        execute: Callable[[], Awaitable[ToolResult]],
+    ) -> ToolResult:
+        outcome = "cancelled"
+        try:
+            result = await super()._act(call, tool_call, tool, execute)
+            outcome = "error" if result.status is ToolStatus.ERROR else "ok"
+            return result
+        finally:
+            metrics.tool_calls.labels(type_of(tool), outcome).inc()
+
+
+def about(run: ClaimedRun, task_id: UUID | None = None) -> dict[str, str | None]:
+    """Return the fields of all log lines of a run; a task of it has its id there instead."""
+    trace_id = trace_context.trace_id(run.traceparent)
+    return {
+        "run_id": str(run.run_id),
+        "tenant": run.tenant,
+        "task_id": None if task_id is None else str(task_id),
+        "trace_id": trace_id,
+    }
+
+
+def type_of(tool: ToolBase | None) -> str:
+    """Return the name of a tool's type; ``unknown``: the model called one that does not exist."""
+    if tool is None:
+        return "unknown"
+    return next((name for kind, name in _TYPES.items() if isinstance(tool, kind)), "builtin")
+
+
+MOST_MESSAGES = 50
+"""The newest messages of a prompt that are sent."""
+LONGEST = 8192
+"""Characters of one text that are sent."""
+
+Clean = Callable[[str], str]
+
+
+def prompt(sent: Sequence[StandardMessage], clean: Clean) -> dict[str, str]:
+    """Return the attributes of a model call's prompt."""
+    rules = [each for each in sent if isinstance(each, SystemMessage) and not each.is_context]
+    told = [each for each in sent if each not in rules]
+    found = {spans.INPUT: messages(told[-MOST_MESSAGES:], clean)}
+    if rules:
+        parts = [_text(each.content, clean) for each in rules]
+        found[spans.INSTRUCTIONS] = json.dumps(parts, ensure_ascii=False)
+    return found
+
+
+def messages(sent: Sequence[StandardMessage], clean: Clean) -> str:
+    """Return messages as JSON."""
+    told = [{"role": each.role, "parts": _parts(each, clean)} for each in sent[-MOST_MESSAGES:]]
+    return json.dumps(told, ensure_ascii=False)
+
+
+def answer(content: str, clean: Clean) -> str:
+    """Return an answer as JSON."""
+    told = [{"role": "assistant", "parts": [_text(content, clean)]}]
+    return json.dumps(told, ensure_ascii=False)
+
+
+def value(found: Any, clean: Clean) -> str:
+    """Return arguments or a result; a text unchanged, others as JSON."""
+    text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False, default=str)
+    return clean(text)[:LONGEST]
+
+
+def _parts(message: StandardMessage, clean: Clean) -> list[dict[str, Any]]:
+    if isinstance(message, ToolMessage) and message.tool_results:
+        return [
+            {
+                "type": "tool_call_response",
+                "id": each.tool_call_id,
+                "response": value(each.text, clean),
+            }
+            for each in message.tool_results
+        ]
+    parts: list[dict[str, Any]] = [_text(message.content, clean)] if message.content else []
+    if isinstance(message, AssistantMessage):
+        for call in message.tool_calls:
+            arguments = value(call.arguments, clean)
+            about = {"type": "tool_call", "id": call.id, "name": call.name}
+            parts.append({**about, "arguments": arguments})
+    return parts
+
+
+def _text(content: str, clean: Clean) -> dict[str, Any]:
+    return {"type": "text", "content": clean(content)[:LONGEST]}
+
+
+def recorder_of(journal: Journal, run: ClaimedRun, **options: Any) -> ObservedRecorder:
+    """Return the recorder of an attempt; it makes spans only while they are sent."""
+    kind = ObservedRecorder if spans.tracer is None else TracedRecorder
+    return kind(journal, run, **options)
+
+
+class TracedRecorder(ObservedRecorder):
+    """The recorder of a run with spans: of the attempt, its agents, model calls and tools.
+
+    What an earlier attempt recorded has its spans there, and gets none here.
+    """
+
+    def __init__(self, journal: Journal, run: ClaimedRun, **options: Any) -> None:
+        super().__init__(journal, run, **options)
+        self._attempt: Span | None = None
+        self._agents: dict[Query, Span] = {}
+        self._model_calls: dict[Query, Span] = {}
+
+    def began(self) -> None:
+        super().began()
+        run, attempt = self._run, self.journal.attempt
+        name = run.agent if run.graph_name is None else run.graph_name
+        about: dict[str, str | int] = {
+            spans.OPERATION: "invoke_workflow",
+            spans.RUN: str(run.run_id),
+            spans.TENANT: run.tenant,
+            spans.ATTEMPT: attempt,
+        }
+        if name is not None:
+            about[spans.AGENT] = name
+        if run.session_id is not None:
+            about[spans.CONVERSATION] = run.session_id
+        ids = ids_of(run.run_id, attempt, run.traceparent)
+        link = None if attempt == 1 else ids_of(run.run_id, attempt - 1, run.traceparent)
+        title = f"invoke_workflow {name}" if name else "invoke_workflow"
+        self._attempt = spans.begin(title, spans.CONSUMER, about, ids=ids, link=link)
+
+    def ended(self, end: End) -> None:
+        super().ended(end)
+        if self._attempt is not None:
+            self._attempt.set({spans.RUN_STATUS: str(end.status)})
+            failed = end.status is not RunStatus.COMPLETED
+            self._attempt.end((end.error or {}).get("code", str(end.status)) if failed else None)
+
+    def closed(self) -> None:
+        super().closed()
+        for span in (*self._model_calls.values(), *self._agents.values(), self._attempt):
+            if span is not None:
+                span.end()
+
+    def query_started(self, query: Query) -> None:
+        super().query_started(query)
+        if self.is_replayed(query, AgentEvent.QUERY_END, None):
+            return
+        agent = name_of(query.agent)
+        about = {spans.OPERATION: "invoke_agent", spans.AGENT: agent}
+        if (task := self.tasks.id_of(query)) is not None:
+            about[spans.TASK] = str(task)
+        span = spans.begin(f"invoke_agent {agent}", spans.INTERNAL, about)
+        if span is not None:
+            self._agents[query] = span
+            if span.takes_texts:
+                span.set({spans.INPUT: messages(query.messages, self._clean)})
+
+    def query_ended(self, query: Query, response: AssistantResponse) -> None:
+        super().query_ended(query, response)
+        if (span := self._agents.pop(query, None)) is not None:
+            if span.takes_texts and response.content:
+                span.set({spans.OUTPUT: answer(response.content, self._clean)})
+            span.end(None if response.error is None else response.error_code or "agent_failed")
+
+    def query_escaped(self, query: Query, error: BaseException) -> None:
+        super().query_escaped(query, error)
+        if (span := self._agents.pop(query, None)) is not None:
+            span.end(_code_of(error))
+
+    async def _ask(
+        self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
+    ) -> AssistantMessage:
+        target = getattr(query.agent.provider, "target", None)
+        about = {spans.OPERATION: "chat", spans.AGENT: name_of(query.agent), **_served(target)}
+        title = "chat" if target is None else f"chat {target.model}"
+        span = spans.begin(title, spans.CLIENT, about)
+        if span is None:
+            return await super()._ask(query, invoke)
+        self._model_calls[query] = span
+        if span.takes_texts:
+            sent = query.agent.conversation_history
+            span.set(prompt(sent, self._clean))
+        error: str | None = spans.CANCELLED
+        try:
+            message = await super()._ask(query, invoke)
+            error = None
+        except BaseException as failure:
+            error = _code_of(failure)
+            raise
+        else:
+            span.set(_answered(message))
+            if span.takes_texts:
+                span.set({spans.OUTPUT: messages([message], self._clean)})
+            return message
+        finally:
+            del self._model_calls[query]
+            span.end(error)
+
+    def model_try_began(self, query: Query, target: ModelTarget) -> None:
+        super().model_try_began(query, target)
+        if (span := self._model_calls.get(query)) is not None:
+            span.set(_served(target))
+
+    def model_try_failed(self, query: Query, failed: FailedTry) -> None:
+        super().model_try_failed(query, failed)
+        if (span := self._model_calls.get(query)) is not None:
+            span.event(spans.FAILED_TRY, {spans.ERROR: failed.error.code, "try": failed.number})
+
+    async def _act(
+        self,
+        call: CurrentCall,
+        tool_call: ToolCall,
+        tool: ToolBase | None,
+        execute: Callable[[], Awaitable[ToolResult]],
+    ) -> ToolResult:
+        key = (self.tasks.id_of(call.query), call.query.model_calls, tool_call.id)
+        kind = type_of(tool)
+        about = {
+            spans.OPERATION: "execute_tool",
+            spans.AGENT: name_of(call.query.agent),
+            spans.TOOL: tool_call.name,
+            spans.TOOL_CALL: tool_call.id,
+            spans.TOOL_TYPE: "function" if kind == "client" else "extension",
+            spans.TOOL_KIND: kind,
+        }
+        span = None
+        if key not in self.journal.replay.ended:
+            span = spans.begin(f"execute_tool {tool_call.name}", spans.CLIENT, about)
+        if span is None:
+            return await super()._act(call, tool_call, tool, execute)
+        if span.takes_texts:
+            span.set({spans.ARGUMENTS: value(tool_call.arguments, self._clean)})
+        error: str | None = spans.CANCELLED
+        try:
+            result = await super()._act(call, tool_call, tool, execute)
+            error = "tool_error" if result.status is ToolStatus.ERROR else None
+            if span.takes_texts:
+                span.set({spans.RESULT: value(result.text, self._clean)})
+            return result
+        except BaseException as failure:
+            error = _code_of(failure)
+            raise
+        finally:
+            span.end(error)
+
+    def _clean(self, text: str) -> str:
+        return self.journal.known.text(text)
+
+
+def _served(target: ModelTarget | None) -> dict[str, str]:
+    return {} if target is None else {spans.PROVIDER: target.provider, spans.MODEL: target.model}
+
+
+def _answered(message: AssistantMessage) -> spans.Attributes:
+    usage = message.usage
+    found: dict[str, spans.AttributeValue] = {
+        spans.INPUT_TOKENS: usage.input,
+        spans.OUTPUT_TOKENS: usage.output,
+    }
+    if usage.cached:
+        found[spans.CACHED_TOKENS] = usage.cached
+    if usage.reasoning:
+        found[spans.REASONING_TOKENS] = usage.reasoning
+    if reason := message.metadata.get("finish_reason"):
+        found[spans.FINISH_REASONS] = (str(reason),)
+    if model := message.metadata.get("model"):
+        found[spans.ANSWERED_BY] = model
+    return found
+
+
+def _code_of(error: BaseException) -> str:
+    """Return ``error.type``: a code, or the class; never the text, which may quote anything."""
+    if isinstance(error, BottegaError):
+        return error.code
+    return type(error).__name__ if isinstance(error, Exception) else spans.CANCELLED

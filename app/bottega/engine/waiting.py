@@ -1,0 +1,547 @@
+"""The messages that users send to a run under way, on the worker that executes the run.
+
+The loops of a run, at work or waiting: a run none of whose loops is at work is suspended.
+
+Tasks that wait for people: without a slot, and with a timeout that stands still.
+
+The tasks of a run that wait for people, as their rows and its log show them.
+
+The tool calls of a run that wait for people, on the worker that executes the run.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID, uuid5
+
+import asyncpg
+from pydantic_core import from_json
+
+from bottega.agents.approval import Interrupt, Resolution
+from bottega.agents.history import user_message
+from bottega.agents.messages import StandardMessage, ToolCall
+from bottega.agents.query import CurrentCall, Path, Query, current_call
+from bottega.agents.subagent import SubAgentWrapper
+from bottega.agents.tools import ToolBase
+from bottega.clock import monotonic
+from bottega.db.failures import persist
+from bottega.engine.live_text import ModelCall, waits_of
+from bottega.engine.task_rows import Tasks, name_of
+from bottega.events.types import EventType
+from bottega.subagents.handle import SubagentHandle, Waiter
+from bottega.subagents.registry import SubagentRegistry
+from bottega.subagents.states import SubagentStatus
+from bottega.subagents.swarm import QueryScope, TaskOfQuery
+
+_AFTER = "SELECT * FROM messages_after($1, $2, $3)"
+_PATIENCE_S = 3.0
+
+
+class Inbox:
+    """The messages for the root agent of one run: see :class:`bottega.agents.query.InboxPort`.
+
+    A message is in its row first. The worker records that it came in, and before which model call
+    the agent got it; a later attempt gives it before the same call.
+
+    Attributes:
+        read: number of messages that the agent got.
+    """
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self._journal = tasks.journal
+        self._known: int | None = None
+        self._new: deque[tuple[str, Any]] = deque()
+        self.read = 0
+
+    def open(self) -> None:
+        """Begin, once the journal's replay is known."""
+        self._known = self.read = self._journal.replay.messages_read
+
+    def lacks(self, sent: int) -> int | None:
+        """Return the number of messages known here, if it is less than ``sent``."""
+        return self._known if self._known is not None and self._known < sent else None
+
+    def take(self, number: int, message_id: UUID, content: Any) -> None:
+        """Take the next message; ignore one that is known."""
+        if self._known is None or number != self._known + 1 or self._journal.finishing:
+            return
+        self._known = number
+        self._journal.add(EventType.MESSAGE_RECEIVED, {"message_id": str(message_id)})
+        self._new.append((str(message_id), content))
+
+    def due(self, query: Query, *, answered: bool) -> Sequence[StandardMessage]:
+        """Return the messages for the root's next model call."""
+        replay = self._journal.replay
+        if query.path or not (self._new or replay.delivered):
+            return ()
+        call = query.model_calls + 1
+        contents = replay.delivered.pop(call, [])
+        if not replay.has_call(call):
+            while self._new:
+                message_id, content = self._new.popleft()
+                told = {"message_id": message_id, "call": call, "content": content}
+                self._tasks.add(
+                    query,
+                    EventType.MESSAGE_DELIVERED,
+                    told | ({"answered": True} if answered else {}),
+                )
+                replay.reopen()
+                self.read += 1
+                contents.append(content)
+        return list(map(user_message, contents))
+
+
+async def take_messages(pool: asyncpg.Pool, sent: Mapping[UUID, tuple[UUID, Inbox, int]]) -> None:
+    """Let runs have the messages that they lack. Waits while the database is away.
+
+    Args:
+        sent: tenant, inbox and number of messages, by run.
+    """
+    lacking = {
+        run_id: (tenant_id, known)
+        for run_id, (tenant_id, inbox, count) in sent.items()
+        if (known := inbox.lacks(count)) is not None
+    }
+    if not lacking:
+        return
+    tenants, numbers = zip(*lacking.values(), strict=True)
+    wanted = tenants, list(lacking), numbers
+    rows = await persist(lambda: pool.fetch(_AFTER, *wanted, timeout=_PATIENCE_S))
+    for row in rows:
+        sent[row["run_id"]][1].take(row["number"], row["id"], from_json(row["content"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The wait of a run none of whose loops is at work.
+
+    Attributes:
+        left_s: seconds until the run is suspended; may be negative.
+        pause_s: seconds until a model is tried again; ``None``: it waits for people alone.
+        interrupts: what those must decide on.
+    """
+
+    left_s: float
+    pause_s: float | None = None
+    interrupts: tuple[UUID, ...] = ()
+
+
+class Loops:
+    """The state of a run's loops.
+
+    Args:
+        queries: those under way.
+        calls: open model calls.
+
+    Attributes:
+        between: returns true if a loop is about to begin, or has just ended.
+        tasks: returns the asynchronous tasks that have not ended.
+    """
+
+    def __init__(self, queries: Mapping[Query, None], calls: Mapping[Query, ModelCall]) -> None:
+        self.between: Callable[[], bool] = lambda: False
+        self.tasks: Callable[[], Sequence[SubagentHandle]] = lambda: ()
+        self._queries = queries
+        self._calls = calls
+        self._admitted: Counter[Query] = Counter()
+        self._busy: Counter[Query] = Counter()
+        self._asking: dict[UUID, None] = {}
+        self._askers: Counter[Query] = Counter()
+        self._decided: set[tuple[Query, int]] = set()
+        self._delegated: dict[tuple[Path, int], tuple[Path, SubAgentWrapper]] = {}
+
+    @contextmanager
+    def admission(self, query: Query) -> Iterator[Callable[[], None]]:
+        """Mark that a query's model call waits until it may begin; yields what ends that."""
+        self._admitted[query] += 1
+        ended = False
+
+        def end() -> None:
+            nonlocal ended
+            if not ended:
+                ended = True
+                _count(self._admitted, query, -1)
+
+        try:
+            yield end
+        finally:
+            end()
+
+    @contextmanager
+    def tool_call(self, query: Query, tool: ToolBase | None, call: CurrentCall) -> Iterator[None]:
+        """Mark that a tool call of a query is under way."""
+        self._decided.discard((query, call.index))
+        if isinstance(tool, SubAgentWrapper):
+            place = (query.model_calls, call.index)
+            key = (query.path, call.index)
+            self._delegated[key] = ((*query.path, place), tool)
+            try:
+                yield
+            finally:
+                del self._delegated[key]
+            return
+        _count(self._busy, query, 1)
+        try:
+            yield
+        finally:
+            _count(self._busy, query, -1)
+
+    @contextmanager
+    def asking(self, query: Query, interrupt_id: UUID) -> Iterator[None]:
+        """Mark that a tool call of a query waits for people; then it is at work."""
+        call = current_call.get()
+        assert call is not None
+        self._decided.discard((query, call.index))
+        self._asking[interrupt_id] = None
+        _count(self._askers, query, 1)
+        try:
+            yield
+            self._decided.add((query, call.index))
+        finally:
+            del self._asking[interrupt_id]
+            _count(self._askers, query, -1)
+
+    @property
+    def needs_a_model(self) -> bool:
+        """True if all open model calls wait, and no tool is at work: the run cannot end soon."""
+        is_busy = any(self._has_tool_at_work(query) for query in self._queries)
+        return not is_busy and waits_of(self._calls.values(), monotonic()) is not None
+
+    @property
+    def wait(self) -> Wait | None:
+        """The wait of all loops together; ``None``: one is at work."""
+        now = monotonic()
+        if not self._queries or self.between():
+            return None
+        if not all(self._rests(query, now) for query in self._queries):
+            return None
+        if not all(self._task_rests(handle) for handle in self.tasks()):
+            return None
+        if self._calls:
+            found = waits_of(self._calls.values(), now)
+            return None if found is None else Wait(*found)
+        if not self._asking or self._admitted:
+            return None
+        return Wait(0.0, interrupts=tuple(self._asking))
+
+    @property
+    def any_asks(self) -> bool:
+        """True if a tool call waits for people."""
+        return bool(self._asking)
+
+    def needing_people(self) -> Iterator[tuple[Query, bool]]:
+        """Yield the queries, and if they cannot go on without people; the deepest first.
+
+        The caller may change the state of a query's task before the next one. A query that has just
+        begun or ended is left out.
+        """
+        found: set[Query] = set()
+        for query in sorted(self._queries, key=lambda query: -query.depth):
+            needs = self._needs_people(query, found)
+            if needs:
+                found.add(query)
+            if needs is not None:
+                yield query, needs
+
+    def _rests(self, query: Query, now: float) -> bool:
+        if call := self._calls.get(query):
+            return call.goes_on_at > now
+        if query in self._admitted:
+            return True
+        if self._has_tool_at_work(query):
+            return False
+        delegated = self._delegated_by(query)
+        if not all(self._is_open(*each) for each in delegated):
+            return False
+        return bool(delegated or _waits_of(query)) or query in self._askers
+
+    def _task_rests(self, handle: SubagentHandle) -> bool:
+        """Check if an asynchronous task neither begins nor ends now."""
+        if any(query.path == handle.path for query in self._queries):
+            return True
+        if handle.status is not SubagentStatus.QUEUED:
+            return False
+        # While models are away, their calls may hold the slots that it needs.
+        return bool(self._calls or handle.holds)
+
+    def _needs_people(self, query: Query, found: Collection[Query]) -> bool | None:
+        """Check a query, if those below it that need people are ``found``; ``None``: unknown."""
+        if query in self._calls or query in self._admitted or self._has_tool_at_work(query):
+            return False
+        parts = [waiter.needs_people for waiter in _waits_of(query)]
+        if query in self._askers:
+            parts.append(True)
+        for path, tool in self._delegated_by(query):
+            below = [each for each in self._queries if each.path == path]
+            if not below and not tool.stateless:  # another query of the same agent is before it
+                below = [each for each in self._queries if each.agent is tool.agent]
+            parts.append(bool(below) and all(each in found for each in below))
+        return all(parts) if parts else None
+
+    def _has_tool_at_work(self, query: Query) -> bool:
+        if any(each is query for each, _ in self._decided):
+            return True
+        return self._busy[query] > len(_waits_of(query))
+
+    def _delegated_by(self, query: Query) -> list[tuple[Path, SubAgentWrapper]]:
+        return [each for (path, _), each in self._delegated.items() if path == query.path]
+
+    def _is_open(self, path: Path, tool: SubAgentWrapper) -> bool:
+        """Check if a sub-agent's query has begun, or waits for another one of the same agent."""
+        if any(query.path == path for query in self._queries):
+            return True
+        return not tool.stateless and tool.agent.turn().locked()
+
+
+def _waits_of(query: Query) -> list[Waiter]:
+    """Return a query's waits for asynchronous tasks that nothing has ended yet."""
+    scope = query.scope
+    return [wait for wait in scope.waits if wait.is_open] if isinstance(scope, QueryScope) else []
+
+
+def _count(counter: Counter[Query], query: Query, change: int) -> None:
+    counter[query] += change
+    if not counter[query]:
+        del counter[query]
+
+
+def pause(registry: SubagentRegistry, handle: SubagentHandle) -> None:
+    """Let a running task wait for people."""
+    if handle.status not in (SubagentStatus.RUNNING, SubagentStatus.STREAMING):
+        return
+    handle.pause(registry.scheduler.now())
+    registry.transition(handle, SubagentStatus.WAITING)
+    registry.scheduler.release(handle)
+    handle.tell_waiters()
+
+
+def resume(registry: SubagentRegistry, handle: SubagentHandle) -> None:
+    """Let a task go on whose own tasks had waited for people; it needs no slot yet."""
+    if handle.status is SubagentStatus.WAITING:
+        _queue(registry, handle)
+        _run(registry, handle)
+
+
+async def hold_slot_again(registry: SubagentRegistry, handle: SubagentHandle) -> None:
+    """Return when a task for which people have decided holds a slot again."""
+    if handle.status is SubagentStatus.WAITING:
+        _queue(registry, handle)
+    if handle.status is SubagentStatus.QUEUED:
+        try:
+            async with registry.scheduler.calling(handle):
+                pass
+        finally:  # also if only this call is cancelled: the task's others go on
+            _run_if_queued(registry, handle)
+
+
+def _queue(registry: SubagentRegistry, handle: SubagentHandle) -> None:
+    registry.transition(handle, SubagentStatus.QUEUED)
+    handle.tell_waiters()
+
+
+def _run_if_queued(registry: SubagentRegistry, handle: SubagentHandle) -> None:
+    if handle.status is SubagentStatus.QUEUED and not handle.suspended:
+        _run(registry, handle)
+
+
+def _run(registry: SubagentRegistry, handle: SubagentHandle) -> None:
+    scheduler = registry.scheduler
+    handle.resume(scheduler.now())
+    assert handle.deadline is not None
+    registry.transition(handle, SubagentStatus.RUNNING)
+    loop = asyncio.get_running_loop()
+    handle.timer = loop.call_at(handle.deadline, scheduler.time_out, handle)
+
+
+class WaitingTasks:
+    """The tasks that cannot go on without people: those that ask, and those that await them."""
+
+    def __init__(self, tasks: Tasks, loops: Loops) -> None:
+        self._tasks = tasks
+        self._loops = loops
+        self._waiting: set[Query] = set()
+
+    def show(self) -> None:
+        """Write which tasks have begun to wait, or go on."""
+        if not (self._loops.any_asks or self._waiting):
+            return
+        self._waiting &= self._tasks.open.keys()
+        for query, waits in self._loops.needing_people():
+            if waits == (query in self._waiting):
+                continue
+            if waits:
+                self._waiting.add(query)
+            else:
+                self._waiting.remove(query)
+            self._show(query, waits)
+
+    def _show(self, query: Query, waits: bool) -> None:
+        if (task := task_of(query)) is not None:
+            (pause if waits else resume)(task.swarm.registry, task.handle)
+        elif query.path:
+            attempt = {"attempt": self._tasks.journal.attempt}
+            kind = EventType.AGENT_WAITING if waits else EventType.AGENT_RESUMED
+            self._tasks.add(query, kind, attempt)
+
+
+def task_of(query: Query) -> TaskOfQuery | None:
+    """Return the asynchronous task whose own query this is, if it is one's."""
+    task = query.task
+    return task if isinstance(task, TaskOfQuery) and task.handle.path == query.path else None
+
+
+class Soon:
+    """A call that is made once, when what happens now is done, however often it is asked for."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+        self._is_due = False
+
+    def __call__(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._now)
+
+    def _now(self) -> None:
+        self._is_due = False
+        self._act()
+
+
+_DECIDED = "SELECT run_id, id, decided FROM decided_interrupts($1, $2)"
+MOST_OF_CALL, _MOST_OF_RUN = 10, 50
+"""Questions of MCP servers that reach people, of one call and of one run."""
+
+Decided = Mapping[str, Any]
+"""``status``, ``resolution`` and ``by`` of an interrupt."""
+
+
+class OpenInterrupts:
+    """The interrupts of one run.
+
+    A call asks, and waits here. If nothing else of the run goes on, the run is suspended; the next
+    attempt comes to the same call, and finds the decision in the log. A decision that comes while a
+    worker has the run is only in the interrupt's row until the worker records it.
+
+    Args:
+        waits: called when a call has begun to wait, or goes on.
+
+    Attributes:
+        tasks: shows which tasks wait.
+    """
+
+    def __init__(self, tasks: Tasks, run_id: UUID, loops: Loops, waits: Callable[[], None]) -> None:
+        self._tasks = tasks
+        self._journal = tasks.journal
+        self._run_id = run_id
+        self._loops = loops
+        self._waits = waits
+        self.tasks = WaitingTasks(tasks, loops)
+        self._decided: dict[UUID, Decided] = {}
+        self._waiting: dict[UUID, asyncio.Event] = {}
+        self._questions: set[str] = set()
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if a call waits here."""
+        return bool(self._waiting)
+
+    def decide(self, interrupt_id: UUID, decided: Decided) -> None:
+        """Take a decision that was stored. Idempotent."""
+        self._decided[interrupt_id] = decided
+        if waiting := self._waiting.get(interrupt_id):
+            waiting.set()
+
+    async def decision(self, query: Query, tool_call: ToolCall, interrupt: Interrupt) -> Resolution:
+        """Return what people decided on a call; ask them and wait, unless the log has it.
+
+        Questions of MCP servers beyond the bound get no answer.
+        """
+        key = (self._tasks.id_of(query), query.model_calls, tool_call.id)
+        kind = interrupt.kind
+        number = (interrupt.number,) if interrupt.number else ()
+        interrupt_id = uuid5(self._run_id, ":".join(map(str, (*key, kind, *number))))
+        replay = self._journal.replay
+        if known := replay.decisions.get((key, kind)):
+            asked, resolution = known
+            # A decision of the run that this one repeats serves only a call that has its result.
+            if asked == str(interrupt_id) or key in replay.ended:
+                return Resolution(resolution)
+        if interrupt.server is not None and self._is_too_many(str(interrupt_id)):
+            return Resolution({})
+        self._ask(query, tool_call, interrupt, interrupt_id)
+        decided = await self._wait(query, interrupt_id)
+        about = {"kind": kind, "call": query.model_calls, "tool_call_id": tool_call.id}
+        self._tasks.add(
+            query,
+            EventType.INTERRUPT_RESOLVED,
+            {"interrupt_id": str(interrupt_id), **about, **decided},
+        )
+        self._waits()
+        if isinstance(query.task, TaskOfQuery):
+            await hold_slot_again(query.task.swarm.registry, query.task.handle)
+        return Resolution(decided["resolution"])
+
+    def _is_too_many(self, interrupt_id: str) -> bool:
+        """Check the bound of servers' questions; count this one if it is within it."""
+        asked = self._journal.replay.questions | self._questions
+        if interrupt_id in asked:
+            return False
+        if len(asked) >= _MOST_OF_RUN:
+            return True
+        self._questions.add(interrupt_id)
+        return False
+
+    def _ask(
+        self, query: Query, tool_call: ToolCall, interrupt: Interrupt, interrupt_id: UUID
+    ) -> None:
+        asked = {
+            "kind": interrupt.kind,
+            "call": query.model_calls,
+            "tool_call_id": tool_call.id,
+            "tool": tool_call.name,
+            "arguments": tool_call.arguments,
+            "question": interrupt.question,
+            "schema": interrupt.schema,
+            "reason": interrupt.reason,
+            "server": interrupt.server,
+            "expires_s": interrupt.expires_s,
+        }
+        seq = self._tasks.add(
+            query, EventType.INTERRUPT_CREATED, {"interrupt_id": str(interrupt_id), **asked}
+        )
+        if self._journal.is_new(seq):
+            task_id = self._tasks.id_of(query)
+            self._journal.interrupt(
+                id=interrupt_id, task_id=task_id, agent=name_of(query.agent), **asked
+            )
+
+    async def _wait(self, query: Query, interrupt_id: UUID) -> Decided:
+        if interrupt_id not in self._decided:
+            waiting = self._waiting[interrupt_id] = asyncio.Event()
+            try:
+                with self._loops.asking(query, interrupt_id):
+                    self._waits()
+                    await waiting.wait()
+            finally:
+                del self._waiting[interrupt_id]
+        return self._decided[interrupt_id]
+
+
+async def take_decisions(
+    pool: asyncpg.Pool, asking: Mapping[UUID, tuple[UUID, OpenInterrupts]]
+) -> None:
+    """Let runs know what was decided on their interrupts. Waits while the database is away.
+
+    Args:
+        asking: tenant and interrupts, by run.
+    """
+    if not asking:
+        return
+    wanted = [tenant for tenant, _ in asking.values()], list(asking)
+    rows = await persist(lambda: pool.fetch(_DECIDED, *wanted, timeout=_PATIENCE_S))
+    for row in rows:
+        asking[row["run_id"]][1].decide(row["id"], from_json(row["decided"]))

@@ -1,0 +1,215 @@
+"""Settings of the vendors' own servers, from the environment, as their SDKs read them.
+
+A model behind an OpenAI-compatible API: Chat Completions or Responses.
+
+A model behind Anthropic's Messages API.
+
+A model behind Gemini's API.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import httpx2
+
+from bottega.errors import InvalidInputError
+from bottega.llm.provider import ModelProvider
+from bottega.llm.server import DialectName, ServerSpec
+from bottega.network import certificates
+
+NO_KEY = "none"
+"""Placeholder key for a server that needs none; it is not a secret."""
+
+
+def with_openai(spec: ServerSpec) -> ServerSpec:
+    """Fill in key, address, organisation and project, by OpenAI's SDK.
+
+    The SDK resolves them once; its own calls walk the whole history and build URL and headers each
+    time.
+
+    Raises:
+        InvalidInputError: there is no key, or it is not one.
+    """
+    from openai import AsyncOpenAI, Omit, OpenAIError
+
+    key = checked_key(spec.api_key, "OPENAI_API_KEY")
+    try:
+        sdk = AsyncOpenAI(api_key=key, base_url=spec.base_url, http_client=_unused_client())
+    except OpenAIError:
+        raise _no_key("OPENAI_API_KEY") from None
+    own = {**sdk.auth_headers, **sdk.default_headers}
+    headers = {
+        name: value
+        for name, value in own.items()
+        # Not those that describe this machine.
+        if not isinstance(value, Omit) and not name.startswith("X-Stainless")
+    }
+    if sdk.api_key == NO_KEY and sdk.base_url.userinfo:
+        headers.pop("Authorization")  # the URL's user and password take its place
+    return replace(
+        spec,
+        api_key=None if sdk.api_key == NO_KEY else sdk.api_key,
+        base_url=str(sdk.base_url),
+        headers={**headers, **spec.headers},
+    )
+
+
+class VendorProvider(ModelProvider):
+    """A model of a vendor whose SDK is not used, since it costs more than it gives.
+
+    Attributes:
+        key_variables: of the key; the first one that is set counts.
+        address_variable: of the address.
+    """
+
+    dialect: ClassVar[DialectName]
+    key_variables: ClassVar[tuple[str, ...]]
+    address_variable: ClassVar[str]
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        timeout_s: float = 300.0,
+        patience_s: float = 30.0,
+        extra_body: Mapping[str, Any] | None = None,
+        **tools: Any,
+    ) -> None:
+        found = api_key or next(filter(None, map(os.environ.get, self.key_variables)), None)
+        key = checked_key(found, self.key_variables[0])
+        if not key:
+            raise _no_key(self.key_variables[0])
+        spec = ServerSpec(
+            dialect=self.dialect,
+            api_key=None if key == NO_KEY else key,
+            base_url=base_url or os.environ.get(self.address_variable) or None,
+            timeout_s=timeout_s,
+            patience_s=patience_s,
+            extra_body=dict(extra_body or {}),
+        )
+        super().__init__(spec, model, **tools)
+
+
+def checked_key(api_key: str | None, variable: str) -> str | None:
+    """Return the key without surrounding blanks, such as the line end of a file.
+
+    Args:
+        variable: the environment's name of the key, for a key of ``None``.
+
+    Raises:
+        InvalidInputError: it is not a key.
+    """
+    if api_key is None:
+        api_key = os.environ.get(variable)
+    key = api_key.strip() if api_key is not None else None
+    if key and not (key.isascii() and key.isprintable()):
+        raise InvalidInputError(
+            "the API key contains invalid characters; copy it again",
+            code="model_unauthorized",
+        )
+    return key
+
+
+def _unused_client() -> httpx2.AsyncClient:
+    """Return the SDK's HTTP client; no request goes through it."""
+    return httpx2.AsyncClient(trust_env=False, verify=certificates())
+
+
+def _no_key(variable: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"there is no API key for the model: set {variable}, or pass api_key=…; if the "
+        f"server needs none, use any text, such as '{NO_KEY}'",
+        code="model_unauthorized",
+    )
+
+
+Api = Literal["chat", "responses"]
+
+
+class OpenAIProvider(ModelProvider):
+    """Calls a model, with settings from the environment where none are given.
+
+    Args:
+        model: default model, for calls whose options name none.
+        api: ``chat``, which most servers have, or ``responses``, with which reasoning models
+            continue their reasoning after tool calls.
+        api_key: ``None`` takes ``OPENAI_API_KEY``.
+        base_url: ``None`` takes ``OPENAI_BASE_URL``, then OpenAI's own.
+        timeout_s: longest silence of the server, in seconds, before and within an answer.
+        patience_s: seconds after a call's first failure during which it is repeated while the
+            server is down or overloaded, or breaks off its answers; 0: no repetition.
+        extra_body: extra fields of every request. With Responses set ``{"include": []}`` for models
+            without reasoning.
+        tools: time and randomness; see :class:`ModelProvider`.
+
+    Raises:
+        InvalidInputError: there is no key, or an argument is invalid.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        api: Api = "chat",
+        api_key: str | None = None,
+        base_url: str | None = None,
+        timeout_s: float = 300.0,
+        patience_s: float = 30.0,
+        extra_body: Mapping[str, Any] | None = None,
+        **tools: Any,
+    ) -> None:
+        if api not in ("chat", "responses"):
+            raise InvalidInputError("api must be one of: chat, responses")
+        given = ServerSpec(
+            dialect=api,
+            api_key=api_key,
+            base_url=base_url,
+            timeout_s=timeout_s,
+            patience_s=patience_s,
+            extra_body=dict(extra_body or {}),
+        )
+        super().__init__(with_openai(given), model, **tools)
+
+
+class AnthropicProvider(VendorProvider):
+    """Calls a model, with settings from the environment where none are given.
+
+    Args:
+        model: default model, for calls whose options name none.
+        api_key: ``None`` takes ``ANTHROPIC_API_KEY``.
+        base_url: without ``/v1``; ``None`` takes ``ANTHROPIC_BASE_URL``, then Anthropic's own.
+        timeout_s, patience_s: as in :class:`~bottega.llm.openai_provider.OpenAIProvider`.
+        extra_body: extra fields of every request, such as ``{"thinking": {"type": "adaptive"}}``.
+        tools: time and randomness; see :class:`~bottega.llm.provider.ModelProvider`.
+
+    Raises:
+        InvalidInputError: there is no key, or an argument is invalid.
+    """
+
+    dialect = "anthropic"
+    key_variables = ("ANTHROPIC_API_KEY",)
+    address_variable = "ANTHROPIC_BASE_URL"
+
+
+class GeminiProvider(VendorProvider):
+    """Calls a model, with settings from the environment where none are given.
+
+    Args:
+        model: default model, for calls whose options name none.
+        api_key: ``None`` takes ``GEMINI_API_KEY``, then ``GOOGLE_API_KEY``.
+        base_url: with ``/v1beta``; ``None`` takes ``GOOGLE_GEMINI_BASE_URL``, then Google's.
+        timeout_s, patience_s: as in :class:`~bottega.llm.openai_provider.OpenAIProvider`.
+        extra_body: extra fields of every request, such as ``{"generationConfig": {"topK": 40}}``.
+        tools: time and randomness; see :class:`~bottega.llm.provider.ModelProvider`.
+
+    Raises:
+        InvalidInputError: there is no key, or an argument is invalid.
+    """
+
+    dialect = "gemini"
+    key_variables = ("GEMINI_API_KEY", "GOOGLE_API_KEY")
+    address_variable = "GOOGLE_GEMINI_BASE_URL"

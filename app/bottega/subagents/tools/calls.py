@@ -1,0 +1,414 @@
+"""The tools ``dispatch_subagent`` and ``dispatch_subagents``.
+
+The tools ``poll_subagent``, ``await_subagent`` and ``cancel_subagent``.
+
+The tool ``send_to_subagent``.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from bottega.agents.messages import AssistantMessage, ToolCall, ToolResult
+from bottega.agents.query import CurrentCall
+from bottega.agents.tools import error_result, explain, success_result
+from bottega.errors import InvalidInputError, SubagentRefusedError
+from bottega.subagents.child import ANONYMOUS, FAN_OUT, ChildTask, places_of
+from bottega.subagents.handle import DispatchParams, SubagentHandle
+from bottega.subagents.plugins import DispatchRequest, Refused, Skip, before_dispatch
+from bottega.subagents.states import Mailbox, SubagentStatus
+from bottega.subagents.swarm import QueryScope, context_of
+from bottega.subagents.tools.shared import (
+    LAST_PRIORITY,
+    USUAL_PRIORITY,
+    AsyncSubagents,
+    AwaitArguments,
+    CancelArguments,
+    DispatchArguments,
+    FanOutArguments,
+    PollArguments,
+    SendArguments,
+    SubagentTool,
+    checked_message,
+    distinct,
+    find,
+    own_tasks,
+    report,
+    schema_of,
+)
+from bottega.subagents.waits import as_id
+
+Answer = dict[str, Any]
+
+
+class DispatchTool(SubagentTool):
+    name = "dispatch_subagent"
+
+    def __init__(self, shared: AsyncSubagents) -> None:
+        super().__init__(shared)
+        self.subagents = tuple(shared.agents.values())
+        known = "".join(f"\n- {name}: {a.description}" for name, a in shared.agents.items())
+        helper = " Without an agent, a helper like you does it." if shared.anonymous else ""
+        self.description = (
+            "Starts a task that runs beside you, and answers its task_id at once; then "
+            "poll_subagent, or await_subagent." + (f"{helper} Agents:{known}" if known else "")
+        )
+
+    def create_schema(self) -> dict[str, Any]:
+        schema = schema_of(DispatchArguments)
+        if self.shared.agents:
+            schema["properties"]["agent"] = {"type": "string", "enum": list(self.shared.agents)}
+        else:
+            del schema["properties"]["agent"]
+        if not self.shared.anonymous:
+            schema["required"].append("agent")
+        return schema
+
+    async def execute(self, tool_call: ToolCall) -> ToolResult:
+        call, scope = self.shared.scope()
+        place = places_of(call.query.model_calls, call.index, tool_call)[0]
+        try:
+            started = await self.dispatch(call, scope, place, tool_call.arguments)
+        except InvalidInputError as error:
+            return error_result(tool_call, error.detail, error.code)
+        return success_result(tool_call, self.answer_of(started, call))
+
+    def replayed(self, tool_call: ToolCall) -> None:
+        call, scope = self.shared.scope()
+        places = places_of(call.query.model_calls, call.index, tool_call)
+        for place, asked in zip(places, self._asked(tool_call), strict=True):
+            child = self._child(call, scope, place)
+            if child.known() is not None:
+                child.give_again(asked.get("input") or {})
+
+    def _asked(self, tool_call: ToolCall) -> Sequence[Mapping[str, Any]]:
+        """Return the arguments of the tasks that a call asks for."""
+        return [tool_call.arguments]
+
+    async def dispatch(
+        self, call: CurrentCall, scope: QueryScope, place: tuple[int, int], asked: Any
+    ) -> SubagentHandle | Answer:
+        """Dispatch one task; return it, or what the model reads instead.
+
+        Raises:
+            InvalidInputError: the arguments are wrong, or a guard refuses the task.
+        """
+        arguments = self._valid(asked)
+        child = self._child(call, scope, place)
+        if (handle := child.known()) is None:
+            decided = await _decided(scope, arguments)
+            if isinstance(decided, Skip):
+                return {"status": "skipped", "result": decided.result}
+            if isinstance(decided, Refused):
+                raise InvalidInputError(decided.detail)
+            await child.give(arguments.input)
+            try:
+                handle = child.dispatch(_params(decided, arguments, self.shared.share_metadata))
+            except SubagentRefusedError as error:
+                child.take_back()
+                return {"error": error.detail, **error.about}
+        else:
+            child.give_again(arguments.input)
+        return handle
+
+    def _valid(self, asked: Any) -> DispatchArguments:
+        try:
+            arguments = DispatchArguments.model_validate(asked)
+        except ValidationError as error:
+            raise InvalidInputError(explain(error)) from None
+        names = ", ".join(self.shared.agents) or "none"
+        if arguments.agent is None and not self.shared.anonymous:
+            raise InvalidInputError(f"name one of your agents in 'agent': {names}")
+        if arguments.agent is not None and arguments.agent not in self.shared.agents:
+            raise InvalidInputError(f"there is no agent '{arguments.agent}'; use: {names}")
+        return arguments
+
+    def _child(self, call: CurrentCall, scope: QueryScope, place: tuple[int, int]) -> ChildTask:
+        return ChildTask(scope, call.query, place, self.shared.agents, self.shared.configure)
+
+    def answer_of(self, started: SubagentHandle | Answer, call: CurrentCall) -> Answer:
+        """Return what the model reads of a task that it dispatched by this call."""
+        if not isinstance(started, SubagentHandle):
+            return started
+        scheduler = self.shared.registry.scheduler
+        is_queued = started.status is SubagentStatus.QUEUED
+        is_known = is_queued and started.priority <= _best_to_come(call)
+        return {
+            "task_id": str(started.task_id),
+            "status": str(started.status),
+            "queue_position": started.queue_position if is_queued else None,
+            "estimated_start_ms": scheduler.estimated_start_ms(started) if is_known else None,
+        }
+
+
+class FanOutTool(DispatchTool):
+    name = "dispatch_subagents"
+
+    def __init__(self, shared: AsyncSubagents) -> None:
+        super().__init__(shared)
+        self.subagents = ()
+        self.description = (
+            "Starts several tasks in one call, as dispatch_subagent does. Answers for each its "
+            "task_id, or the error for which it was not started; the others start all the same."
+        )
+
+    def create_schema(self) -> dict[str, Any]:
+        schema = schema_of(FanOutArguments)
+        schema["properties"]["tasks"]["items"] = super().create_schema()
+        return schema
+
+    def _asked(self, tool_call: ToolCall) -> Sequence[Mapping[str, Any]]:
+        tasks = tool_call.arguments.get("tasks")
+        return tasks if isinstance(tasks, list) else [{}]
+
+    async def execute(self, tool_call: ToolCall) -> ToolResult:
+        try:
+            tasks = FanOutArguments.model_validate(tool_call.arguments).tasks
+        except ValidationError as error:
+            return error_result(tool_call, explain(error))
+        call, scope = self.shared.scope()
+        places = places_of(call.query.model_calls, call.index, tool_call)
+        each_one = (self._one(call, scope, *each) for each in zip(places, tasks, strict=True))
+        if scope.swarm.options.plugins:
+            started = await asyncio.gather(*each_one)
+        else:  # without a pause: none has begun before all are queued
+            started = [await one for one in each_one]
+        answers = [self.answer_of(each, call) for each in started]
+        numbered = [{"index": index, **answer} for index, answer in enumerate(answers)]
+        return success_result(tool_call, {"tasks": numbered})
+
+    async def _one(
+        self, call: CurrentCall, scope: QueryScope, place: tuple[int, int], asked: Any
+    ) -> SubagentHandle | Answer:
+        try:
+            return await self.dispatch(call, scope, place, asked)
+        except InvalidInputError as error:
+            return {"error": error.detail}
+
+
+def _best_to_come(call: CurrentCall) -> int:
+    """Return the best priority of the tasks that later calls of the same message dispatch."""
+    history = call.query.agent.conversation_history
+    message = next((each for each in reversed(history) if isinstance(each, AssistantMessage)), None)
+    later = [] if message is None else message.tool_calls[call.index + 1 :]
+    asked: list[Any] = []
+    for other in later:
+        if other.name == DispatchTool.name:
+            asked.append(other.arguments)
+        elif other.name == FAN_OUT and isinstance(tasks := other.arguments.get("tasks"), list):
+            asked += tasks
+    given = (each.get("priority", USUAL_PRIORITY) for each in asked if isinstance(each, dict))
+    return min((each for each in given if isinstance(each, int)), default=LAST_PRIORITY)
+
+
+async def _decided(
+    scope: QueryScope, arguments: DispatchArguments
+) -> DispatchRequest | Skip | Refused:
+    request = DispatchRequest(
+        prompt=arguments.prompt,
+        instructions=arguments.instructions,
+        agent=arguments.agent,
+        priority=arguments.priority,
+        metadata=arguments.metadata,
+    )
+    if not scope.swarm.options.plugins:
+        return request
+    return await before_dispatch(scope.swarm.options.plugins, context_of(scope.parent), request)
+
+
+def _params(
+    request: DispatchRequest, arguments: DispatchArguments, share_metadata: Collection[str]
+) -> DispatchParams:
+    return DispatchParams(
+        prompt=request.prompt,
+        agent=arguments.agent or ANONYMOUS,
+        named=arguments.agent is not None,
+        instructions=request.instructions,
+        priority=request.priority,
+        timeout=None if arguments.timeout_ms is None else arguments.timeout_ms / 1000,
+        token_budget=arguments.token_budget,
+        metadata=request.metadata,
+        retries=arguments.retries,
+        shared=tuple(key for key in share_metadata if key in request.metadata),
+    )
+
+
+CANCELLED = "its parent cancelled it"
+
+
+class PollTool(SubagentTool):
+    name = "poll_subagent"
+    description = (
+        "Says how tasks are doing, with what they wrote since you last read it. Never waits."
+    )
+
+    def create_schema(self) -> dict[str, Any]:
+        return schema_of(PollArguments)
+
+    async def execute(self, tool_call: ToolCall) -> ToolResult:
+        try:
+            arguments = PollArguments.model_validate(tool_call.arguments)
+        except ValidationError as error:
+            return error_result(tool_call, explain(error))
+        _, scope = self.shared.scope()
+        longest = arguments.max_partial_output_length if arguments.include_partial_output else 0
+        if arguments.task_ids is not None:
+            answer = await report(scope, distinct(arguments.task_ids), longest, news=True)
+            return success_result(tool_call, answer)
+        ids, note = own_tasks(scope)
+        answer = await report(scope, ids, longest, news=True)
+        if note:
+            answer["note"] = note
+        return success_result(tool_call, answer)
+
+
+class AwaitTool(SubagentTool):
+    name = "await_subagent"
+    description = (
+        "Waits until a task, or all, any or a quorum of several, are over, or one has succeeded, "
+        "and answers what they found. When timeout_ms is over first, they go on, and you may await "
+        "them again."
+    )
+
+    def create_schema(self) -> dict[str, Any]:
+        return schema_of(AwaitArguments)
+
+    async def execute(self, tool_call: ToolCall) -> ToolResult:
+        try:
+            arguments = AwaitArguments.model_validate(tool_call.arguments)
+        except ValidationError as error:
+            return error_result(tool_call, explain(error))
+        ids = list(arguments.task_ids or ())
+        ids = distinct([*ids, arguments.task_id] if arguments.task_id is not None else ids)
+        if not ids:
+            return error_result(tool_call, "invalid arguments: give task_id or task_ids")
+        if problem := _bad_quorum(arguments, len(ids)):
+            return error_result(tool_call, problem)
+        call, scope = self.shared.scope()
+        key = (scope.task_id, call.query.model_calls, tool_call.id)
+        seconds = max(0.0, arguments.timeout_ms / 1000 - scope.swarm.options.waits.get(key, 0.0))
+        met = await _met(scope, ids, arguments, seconds)
+        answer = await report(scope, ids, 0)
+        status = _status(arguments, met, [task["status"] for task in answer["tasks"]])
+        answer = {"status": status, "wait_timed_out": not met, "tasks": answer["tasks"]}
+        return success_result(tool_call, answer)
+
+
+async def _met(
+    scope: QueryScope, ids: list[str], arguments: AwaitArguments, seconds: float
+) -> bool:
+    """Wait until the condition is met; return false on timeout."""
+    found = {each: find(scope, each) for each in ids}
+    known = [handle for handle in found.values() if handle]
+    gone = [
+        each for each, handle in found.items() if not handle and as_id(each) in scope.dispatched
+    ]
+    if gone and arguments.mode == "any_success":
+        views = (await report(scope, gone, 0))["tasks"]
+        if any(view["status"] == SubagentStatus.COMPLETED for view in views):
+            return True
+    return await scope.wait(known, arguments.mode, arguments.quorum, seconds, len(gone))
+
+
+def _status(arguments: AwaitArguments, met: bool, statuses: list[str]) -> str:
+    if arguments.mode == "any_success" and met and SubagentStatus.COMPLETED not in statuses:
+        return "none_succeeded"
+    if len(statuses) == 1:
+        return statuses[0]
+    return "done" if met else "pending"
+
+
+def _bad_quorum(arguments: AwaitArguments, tasks: int) -> str | None:
+    if arguments.mode != "quorum":
+        return None
+    if arguments.quorum is None or arguments.quorum > tasks:
+        return f"invalid arguments: quorum must say how many of the {tasks} tasks, at least 1"
+    return None
+
+
+class CancelTool(SubagentTool):
+    name = "cancel_subagent"
+    description = "Stops tasks and all that they started. What they found so far is lost."
+
+    def create_schema(self) -> dict[str, Any]:
+        return schema_of(CancelArguments)
+
+    async def execute(self, tool_call: ToolCall) -> ToolResult:
+        try:
+            arguments = CancelArguments.model_validate(tool_call.arguments)
+        except ValidationError as error:
+            return error_result(tool_call, explain(error))
+        _, scope = self.shared.scope()
+        ids = distinct(arguments.task_ids)
+        for each in ids:
+            if (handle := find(scope, each)) is not None:
+                scope.swarm.registry.cancel(handle.task_id, CANCELLED)
+        views = (await report(scope, ids, 0, reads=False))["tasks"]
+        tasks = [{"task_id": view["task_id"], "status": view["status"]} for view in views]
+        return success_result(tool_call, {"tasks": tasks})
+
+
+MOST_UNREAD = 10
+MOST_MESSAGES = 50
+"""Messages to one task: each adds a step to its loop."""
+
+
+class SendTool(SubagentTool):
+    name = "send_to_subagent"
+    description = "Sends a message to a task under way; it reads it before its next step."
+
+    def create_schema(self) -> dict[str, Any]:
+        return schema_of(SendArguments)
+
+    async def execute(self, tool_call: ToolCall) -> ToolResult:
+        try:
+            arguments = SendArguments.model_validate(tool_call.arguments)
+        except ValidationError as error:
+            return error_result(tool_call, explain(error))
+        call, scope = self.shared.scope()
+        handle = find(scope, arguments.task_id)
+        if handle is None:
+            return error_result(tool_call, "no task of yours under way has this id")
+        message_id = str(scope.id_below((call.query.model_calls, call.index)))
+        sent = {"task_id": str(handle.task_id), "status": "sent"}
+        if handle.mailbox is not None and message_id in handle.mailbox.known:
+            return success_result(tool_call, sent)  # before a crash
+        text: str | Skip | Refused = arguments.message
+        if scope.swarm.options.plugins:
+            text = await checked_message(scope.swarm, call.query, handle.agent, arguments.message)
+        if isinstance(text, Skip):
+            return success_result(tool_call, {**sent, "status": "skipped", "result": text.result})
+        problem = text.detail if isinstance(text, Refused) else _refusal(handle)
+        if problem or isinstance(text, Refused):
+            return error_result(tool_call, problem or "")
+        if not await _told(scope, handle, message_id, text):
+            return error_result(tool_call, "the task is over: it reads no more messages")
+        handle.mailbox = handle.mailbox or Mailbox()
+        handle.mailbox.put(message_id, text)
+        about = {"message_id": message_id, "message": text}
+        handle.parent.listener.on_event(handle, "message_sent", about)
+        return success_result(tool_call, sent)
+
+
+async def _told(scope: QueryScope, handle: SubagentHandle, message_id: str, text: str) -> bool:
+    """Send a message on if a linked run does the task; return false if that is over."""
+    elsewhere = scope.swarm.options.elsewhere if handle.spread else None
+    return elsewhere is None or await elsewhere.tell(handle, message_id, text)
+
+
+def _refusal(handle: SubagentHandle) -> str | None:
+    if handle.status.is_final or handle.suspended:
+        return f"the task is {handle.status}: it reads no more messages"
+    if handle.has_answered:
+        return "the task has given its answer already: it reads no more messages"
+    if handle.mailbox is None:
+        return None
+    if len(handle.mailbox.unread) >= MOST_UNREAD and not handle.spread:  # it does not tell
+        unread = len(handle.mailbox.unread)
+        return f"the task has {unread} unread messages: wait until it has read some"
+    if len(handle.mailbox.known) >= MOST_MESSAGES:
+        sent = len(handle.mailbox.known)
+        return f"the task got {sent} messages already, and may get no more"
+    return None
