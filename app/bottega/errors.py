@@ -313,10 +313,10 @@ class FencedError(BottegaError):
     code = "fenced"
 
 
-class UnreadMessagesError(BottegaError):
-    """A run may not end: it has not read a message that was sent to it."""
+class PendingRequestError(BottegaError):
+    """A run may not complete: a message, or its cancellation, waits for it."""
 
-    code = "unread"
+    code = "pending_request"
 
 
 def is_internal(error: Exception) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -15,9 +16,11 @@ from tests.fake_model import FakeModel, Reply, calls, gated, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named, says
 from tests.flows.test_processes import environment
+from tests.flows.test_sent_messages import ENDING
 from tests.processes import command
 from tests.service import Running, client_of, running, watch
 from tests.team import define, define_graph, start
+from tests.waiting import until
 
 
 async def test_a_running_run_is_cancelled_in_another_process(
@@ -126,6 +129,29 @@ async def test_a_frame_is_answered_though_it_ended_the_run(
                 seen.set()
     assert types[-2:] == ["run.cancelled", "cancel.accepted"]
     assert socket.close_code == 1000
+
+
+async def test_a_cancellation_at_the_very_end_is_not_lost(
+    bottega: Running, model: FakeModel
+) -> None:
+    """Commit a cancellation after the loop has ended: the run may not complete."""
+    await define(bottega.client)
+    gate = asyncio.Event()
+    model.script(gated(gate, text("Hello.")))
+    run_id = await start(bottega.client)
+    await model.received(1)
+    async with bottega.owner.acquire() as connection, connection.transaction():
+        answer = await connection.fetchval(
+            "SELECT cancel_run(tenant_id, id) FROM runs WHERE id = $1", UUID(run_id)
+        )
+        gate.set()
+        await until(lambda: bottega.owner.fetchval(ENDING))
+    frames = await watch(bottega.port, run_id)
+    run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
+    assert answer == "requested"
+    assert frames[-1]["type"] == "run.cancelled"
+    assert (run["status"], run["output"]) == ("cancelled", None)
+    assert len(run["attempts"]) == 1
 
 
 async def test_an_unknown_run_is_not_found(bottega: Running) -> None:

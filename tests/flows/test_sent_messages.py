@@ -29,6 +29,13 @@ def model(guest_model: FakeModel) -> FakeModel:
     return guest_model
 
 
+ENDING = (
+    "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%append_steps%'"
+    " AND state = 'active' AND wait_event_type = 'Lock' AND pid <> pg_backend_pid()"
+)
+"""Count the steps that wait for a lock, such as one that ends a run whose row is locked."""
+
+
 async def send(bottega: Running, run_id: str, content: Any, **headers: str) -> tuple[int, Any]:
     path = f"/v1/runs/{run_id}/messages"
     answer = await bottega.client.post(path, json={"content": content}, headers=headers)
@@ -152,10 +159,6 @@ async def test_a_message_at_the_very_end_is_read_before_the_run_completes(
     model.script(gated(gate, text("Hello.")), text("Hallo."))
     run = await ask(bottega, "Greet me.", wait=0)
     await model.received(1)
-    ending = (
-        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%append_steps%'"
-        " AND state = 'active' AND wait_event_type = 'Lock' AND pid <> pg_backend_pid()"
-    )
     async with bottega.owner.acquire() as connection, connection.transaction():
         answer = await connection.fetchval(
             "SELECT send_message(tenant_id, id, '\"In German!\"', NULL, '{}') FROM runs"
@@ -163,7 +166,7 @@ async def test_a_message_at_the_very_end_is_read_before_the_run_completes(
             UUID(run["id"]),
         )
         gate.set()
-        await until(lambda: bottega.owner.fetchval(ending))
+        await until(lambda: bottega.owner.fetchval(ENDING))
     message_id = from_json(answer)["id"]
     log = await finished(bottega, run["id"])
     ended = (await bottega.client.get(f"/v1/runs/{run['id']}")).json()

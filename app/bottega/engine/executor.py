@@ -47,7 +47,7 @@ from bottega.engine.task_rows import CANCELLED
 from bottega.engine.telemetry import ObservedRecorder, about, recorder_of
 from bottega.engine.waiting import Soon, Wait, take_decisions, take_messages
 from bottega.engine.workers import RunLease
-from bottega.errors import FencedError, UnreadMessagesError
+from bottega.errors import FencedError, PendingRequestError
 from bottega.events import log
 from bottega.events.listener import Notifier
 from bottega.events.payloads import warning
@@ -346,7 +346,7 @@ class Executor:
             await self._take_to_its_end(entry.recorder, run, entry)
         except FencedError:
             bound.warning("run.fenced")
-        except UnreadMessagesError:
+        except PendingRequestError:
             entry.is_leaving = True
             await self._hand_back(run, journal, Wait(0.0), "message")
         except asyncio.CancelledError:
@@ -490,7 +490,7 @@ class Executor:
                 else:
                     end = await self._work(recorder, run, entry)
             await self._finish(recorder, run, end)
-        except (FencedError, UnreadMessagesError):
+        except (FencedError, PendingRequestError):
             raise
         except Exception as error:
             if is_outage(error) or (not began and is_transient(error)):

@@ -30,7 +30,7 @@ from bottega.clock import monotonic
 from bottega.db.failures import is_transient, persist
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.replay import Replay, key_of
-from bottega.errors import UnreadMessagesError
+from bottega.errors import PendingRequestError
 from bottega.events import log
 from bottega.events.log import Step
 from bottega.events.payloads import EventError, ToolError, warning
@@ -72,7 +72,8 @@ class StepWriter:
 
         Raises:
             FencedError: the run belongs to a newer attempt, or is over.
-            UnreadMessagesError: the step ends a run that must read a message first.
+            PendingRequestError: the step completes a run for which a message or its
+                cancellation waits.
             DatabaseAwayError: the database was away for too long.
         """
         loop, began = asyncio.get_running_loop(), monotonic()
@@ -142,7 +143,7 @@ class StepWriter:
             if answer == "busy":
                 self._each_alone([each])
             elif not each.stored.done():
-                if answer in ("refused", "unread"):
+                if answer in ("refused", "pending"):
                     each.stored.set_exception(log.refusal(each.step, answer))
                 else:
                     each.stored.set_result(None)
@@ -450,7 +451,7 @@ class Journal:
                 known=self.known,
             )
             await self._writer.store(step)
-        except UnreadMessagesError:
+        except PendingRequestError:
             self._step, self._end = open_step.before(end or (0, 0)), None
             self._in_flight = 0
             raise
@@ -486,7 +487,7 @@ class Journal:
         A step that the database refused for good is dropped, so that the run can still end.
 
         Raises:
-            UnreadMessagesError: the run must read a message first; nothing of its end is stored.
+            PendingRequestError: a message or its cancellation waits; nothing of its end is stored.
         """
         self.finishing = True
         if isinstance(self._failure, asyncpg.PostgresError) and not is_transient(self._failure):

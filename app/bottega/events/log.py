@@ -17,7 +17,7 @@ from pydantic_core import from_json, to_json
 from bottega.db.engine import acting_as
 from bottega.db.failures import persist
 from bottega.db.pages import PageItems, fetch_rows
-from bottega.errors import FencedError, UnreadMessagesError
+from bottega.errors import FencedError, PendingRequestError
 from bottega.events.frames import Filter
 from bottega.events.types import FINAL_EVENT_TYPES, Event
 from bottega.redaction import Redactor
@@ -293,7 +293,7 @@ async def append_step(
 
     Raises:
         FencedError: the run belongs to a newer attempt, or is over.
-        UnreadMessagesError: it ends a run that must read a message first.
+        PendingRequestError: it completes a run for which a message or its cancellation waits.
     """
 
     async def ask() -> list[str]:
@@ -305,10 +305,10 @@ async def append_step(
         raise refusal(step, answer)
 
 
-def refusal(step: Step, answer: str) -> FencedError | UnreadMessagesError:
+def refusal(step: Step, answer: str) -> FencedError | PendingRequestError:
     """Return the error for a step that will never be stored."""
-    if answer == "unread":
-        return UnreadMessagesError(f"run {step.run_id} has not read a message")
+    if answer == "pending":
+        return PendingRequestError(f"a message or a cancellation waits for run {step.run_id}")
     return FencedError(
         f"run {step.run_id} is not at attempt {step.attempt}, event {step.after} any more"
     )

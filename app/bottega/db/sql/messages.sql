@@ -89,13 +89,19 @@ CREATE OR REPLACE FUNCTION made_files(p_new jsonb) RETURNS uuid[] LANGUAGE sql I
         SELECT f::uuid FROM jsonb_array_elements_text(p_new -> 'made_files') AS f) ELSE '{}' END
 $$;
 
--- Called by append_steps. Return how many of its messages a run has read that a step ends; NULL:
--- the step ends none. Only a run that completes must have read all.
+-- Called by append_steps. Return how many of its messages a run has read that a step completes;
+-- -1: the step ends it in another way; NULL: the step ends none.
 CREATE OR REPLACE FUNCTION messages_read(p_outcome jsonb) RETURNS integer
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_outcome ->> 'status' = 'completed'
         THEN coalesce((p_outcome ->> 'messages')::integer, 0)
-        WHEN p_outcome IS NOT NULL THEN 32767 END
+        WHEN p_outcome IS NOT NULL THEN -1 END
+$$;
+
+-- Called by append_steps; p_read: as messages_read returns it. Return whether a run may end: one that
+-- completes must have read all messages, and nobody may have cancelled it.
+CREATE OR REPLACE FUNCTION may_end(r runs, p_read integer) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT p_read < 0 OR r.messages <= p_read AND r.cancel_requested_at IS NULL
 $$;
 
 -- Called by a worker. Return the messages of its runs after those that it knows, in order.

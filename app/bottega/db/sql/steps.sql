@@ -27,7 +27,8 @@ $$;
 
 -- Called by workers. Store steps of several runs, at most one of each run, in one transaction.
 -- Answer each: stored, repeated (it was stored before), refused (the run was lost, or is over),
--- unread (it ends a run that must read a message), busy (locked: sent alone, it waits).
+-- pending (it completes a run for which a message or its cancellation waits), busy (locked: sent
+-- alone, it waits).
 CREATE OR REPLACE FUNCTION append_steps(
     p_tenants uuid[], p_runs uuid[], p_attempts integer[], p_after bigint[], p_counts integer[],
     p_events text[], p_tasks jsonb[], p_interrupts jsonb[], p_sessions text[],
@@ -126,7 +127,7 @@ CREATE OR REPLACE FUNCTION store_step(
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF p_read IS NOT NULL THEN
-        PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_run AND messages <= p_read
+        PERFORM FROM runs r WHERE tenant_id = p_tenant AND id = p_run AND may_end(r, p_read)
         FOR NO KEY UPDATE;
         IF NOT FOUND THEN
             RETURN false;
@@ -163,7 +164,7 @@ BEGIN
         v_ending := ARRAY(
             SELECT r.id FROM unnest(p_places) AS n
             JOIN runs r ON r.tenant_id = p_tenant AND r.id = p_runs[n]
-            WHERE r.messages <= messages_read(p_outcomes[n])
+            WHERE may_end(r, messages_read(p_outcomes[n]))
             ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED);
     END IF;
     WITH free AS (
@@ -206,8 +207,8 @@ CREATE OR REPLACE FUNCTION why_not_stored(
         WHEN EXISTS (
             SELECT FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run
               AND attempt = p_attempt AND last_seq = p_after) THEN CASE WHEN EXISTS (
-            SELECT FROM runs WHERE tenant_id = p_tenant AND id = p_run AND messages > p_read)
-            THEN 'unread' ELSE 'busy' END
+            SELECT FROM runs r WHERE tenant_id = p_tenant AND id = p_run AND NOT may_end(r, p_read))
+            THEN 'pending' ELSE 'busy' END
         ELSE 'refused' END
 $$;
 
