@@ -18,8 +18,7 @@ from benchmarks.memory import stage
 from bottega.db.connect import connect
 from bottega.db.engine import Database
 from bottega.engine.retrieval import MOST_EPISODES, render_episode
-from bottega.events.payloads import TOOL_ERROR
-from bottega.events.types import EventType, RunStatus
+from bottega.events.types import TOOL_ERROR, EventType, RunStatus
 from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.llm.local.embedder import LocalEmbedder
 from bottega.memory.episodes.embedders import Embedders

@@ -30,8 +30,7 @@ from bottega.engine.retrieval import (
     patterns_for,
     render_episode,
 )
-from bottega.events.payloads import TOOL_ERROR
-from bottega.events.types import EventType, RunStatus
+from bottega.events.types import TOOL_ERROR, EventType, RunStatus
 from bottega.memory.episodes.episode import Episode, Outcome, State
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.learning.episode_recorder import EpisodeRecorder, RunFacts

@@ -11,9 +11,8 @@ import pytest
 from pydantic_core import from_json
 
 from bottega.db.tables import DEFAULT_TENANT
-from bottega.runs.once import OnceKey
 from bottega.runs.pins import PinCache
-from bottega.runs.submit import NewRun, submit
+from bottega.runs.submit import NewRun, OnceKey, submit
 from bottega.settings import Settings
 from tests.service import Running, running
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from bottega.agents import AgentEvent, BaseAgent, HookDecision, SharedMemoryGraph
-from bottega.agents.endings import continued, is_text
 from bottega.agents.messages import AssistantMessage, AssistantResponse
+from bottega.agents.query import continued, is_text
 from bottega.errors import InvalidInputError
 from tests.domain.scripted import agent, call, model_of
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bottega.events.payloads import (
+from bottega.events.types import (
     ContextReceived,
     EventError,
     LlmCompleted,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bottega.agents.messages import AssistantMessage, ToolCall, Usage
 from bottega.engine.replay import answer_of, data_of
-from bottega.events.payloads import LlmCompleted
+from bottega.events.types import LlmCompleted
 
 JSON = st.dictionaries(
     st.text(max_size=3), st.integers() | st.lists(st.text(max_size=3), max_size=2), max_size=2

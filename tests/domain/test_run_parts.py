@@ -6,7 +6,7 @@ import pytest
 
 from bottega.errors import InvalidInputError
 from bottega.llm.server import DialectName
-from bottega.runs.parameters import refuse_parts
+from bottega.runs.pins import refuse_parts
 
 IMAGE = {"type": "image", "file": "f", "media_type": "image/png"}
 WAV = {"type": "audio", "file": "f", "media_type": "audio/wav"}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from bottega.agents.endings import Ending, ending_of
 from bottega.agents.messages import AssistantMessage, HumanMessage, StandardMessage
+from bottega.agents.query import Ending, ending_of
 from bottega.errors import BottegaError, ModelError
 from bottega.llm.provider import ModelProvider, open_provider
 from bottega.llm.server import ServerSpec

@@ -28,7 +28,7 @@ from bottega.errors import InvalidInputError
 from bottega.llm.params import SUPPORTED
 from bottega.llm.provider import ModelProvider, open_provider
 from bottega.llm.server import DialectName, ServerSpec
-from bottega.runs.parameters import takes
+from bottega.runs.pins import takes
 from tests.fake_model import FakeModel, calls, text
 from tests.llm.conftest import KEY
 from tests.llm.vendors.anthropic import Anthropic

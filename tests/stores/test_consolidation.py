@@ -24,7 +24,7 @@ from bottega.memory.episodes.maintenance import EpisodeMaintenance
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.objects import new_key
-from bottega.runs.learning import give_feedback
+from bottega.runs.read import give_feedback
 from bottega.tenants.erase import erase_session, erase_tenant
 from bottega.tenants.operator import transactions
 from tests.memories import (

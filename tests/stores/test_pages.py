@@ -30,7 +30,7 @@ async def _runs(tx: AsyncConnection, tenant: UUID, **more: Any) -> PageItems[Any
 _LISTS: dict[str, tuple[Read, str, dict[str, Any]]] = {
     "runs": (_runs, "id FROM runs", {}),
     "interrupts": (interrupts.page, "created_at, id FROM interrupts", {"filters": {}}),
-    "deliveries": (read.page, "run_id, seq FROM webhooks", {"filters": {}}),
+    "deliveries": (read.deliveries_page, "run_id, seq FROM webhooks", {"filters": {}}),
     "audit": (audit.page, "id FROM audit_log", {}),
     "files": (files.page, "id FROM files", {"session_id": None}),
     "sessions": (sessions.page, "id FROM sessions", {"user": None, "metadata": ()}),
@@ -82,7 +82,7 @@ async def test_a_page_in_the_middle_reads_its_own_rows(
     [
         (interrupts.page, {"filters": {"status": "pending"}}),
         (interrupts.page, {"filters": {"session_id": "7"}}),
-        (read.page, {"filters": {"status": "pending"}}),
+        (read.deliveries_page, {"filters": {"status": "pending"}}),
         (files.page, {"session_id": "7"}),
         (files.page, {"session_id": None, "user": "7"}),
         (sessions.page, {"user": "7", "metadata": ()}),

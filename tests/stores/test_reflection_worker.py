@@ -22,7 +22,7 @@ from bottega.memory.learning import maintenance as jobs
 from bottega.memory.learning.reflection_worker import MOST_TRIES, ReflectionWorker
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import Category, Content, ContentKind, Evidence, Pattern
-from bottega.runs.learning import give_feedback, learnt
+from bottega.runs.read import give_feedback, learnt
 from tests.claims import leased
 from tests.fake_model import FakeModel, calls, gated, http_error
 from tests.memories import make_episode, remember

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any, Self, get_args
 
 from bottega.agents.context import Caller
-from bottega.agents.endings import OnLength
 from bottega.agents.history import QueryInput, query_messages, split_turns
 from bottega.agents.hooks import AgentEvent, Hook
 from bottega.agents.loop import QueryLoop
@@ -22,7 +21,14 @@ from bottega.agents.output import answer_schema
 from bottega.agents.params import ModelParams, ToolChoiceScope
 from bottega.agents.policy import ToolRequirement
 from bottega.agents.provider import LLMProvider, default_provider
-from bottega.agents.query import PromptMemory, Query, RecallPort, Recorder, take_next_query
+from bottega.agents.query import (
+    OnLength,
+    PromptMemory,
+    Query,
+    RecallPort,
+    Recorder,
+    take_next_query,
+)
 from bottega.agents.stream import QueryEvent, events_of
 from bottega.agents.subagent import FreshCopies, SubAgentWrapper
 from bottega.agents.tools import ToolBase

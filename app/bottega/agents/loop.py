@@ -8,17 +8,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bottega.agents.endings import (
-    RUN_AGAIN,
-    Ending,
-    FinalAnswer,
-    NextStep,
-    PendingAnswer,
-    QueryFailed,
-    RunAgain,
-    ending_of,
-    stop_reason_of,
-)
 from bottega.agents.history import check_history, with_distinct_ids, without_calls
 from bottega.agents.hooks import AgentEvent, HookDecision, HookOutcome
 from bottega.agents.messages import (
@@ -30,7 +19,21 @@ from bottega.agents.messages import (
 from bottega.agents.output import OUTPUT_INVALID, Objection, OutputCheck
 from bottega.agents.policy import unmet
 from bottega.agents.provider import LLMProvider, Permit, ToolSchema, answer_from
-from bottega.agents.query import Query, delta_listener, fire, options_of
+from bottega.agents.query import (
+    RUN_AGAIN,
+    Ending,
+    FinalAnswer,
+    NextStep,
+    PendingAnswer,
+    Query,
+    QueryFailed,
+    RunAgain,
+    delta_listener,
+    ending_of,
+    fire,
+    options_of,
+    stop_reason_of,
+)
 from bottega.agents.shared_memory import inject_shared_memory, publish_answer
 from bottega.agents.tool_calls import after_tools, answer_calls
 from bottega.agents.tools import ToolBase

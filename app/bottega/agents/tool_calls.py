@@ -10,7 +10,6 @@ from functools import partial
 
 from bottega.agents.approval import as_edited
 from bottega.agents.context import ToolContext, current_context
-from bottega.agents.endings import RUN_AGAIN, FinalAnswer, NextStep, QueryFailed
 from bottega.agents.hooks import AgentEvent, HookDecision
 from bottega.agents.messages import (
     AgentUsage,
@@ -22,9 +21,13 @@ from bottega.agents.messages import (
     ToolStatus,
 )
 from bottega.agents.query import (
+    RUN_AGAIN,
     CurrentCall,
+    FinalAnswer,
+    NextStep,
     QueriedAgent,
     Query,
+    QueryFailed,
     current_call,
     fire,
 )

@@ -27,7 +27,7 @@ from rich.tree import Tree
 from bottega.cli.client import Event
 from bottega.cli.terminal import one_line
 from bottega.clock import utcnow
-from bottega.events.payloads import (
+from bottega.events.types import (
     ContextReceived,
     EventError,
     LlmCompleted,

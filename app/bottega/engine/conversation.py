@@ -40,8 +40,14 @@ from bottega.engine.journal import End
 from bottega.engine.memory import facts_of
 from bottega.engine.replay import answer_of, result_of
 from bottega.errors import BottegaError
-from bottega.events.payloads import LlmCompleted, MessageDelivered, ToolEnded, tool_call_of
-from bottega.events.types import EventType, RunStatus
+from bottega.events.types import (
+    EventType,
+    LlmCompleted,
+    MessageDelivered,
+    RunStatus,
+    ToolEnded,
+    tool_call_of,
+)
 from bottega.graph.rendering import as_text, message_lines
 from bottega.memory.text.summaries import cut, summary_of
 from bottega.memory.working.prompts import RECALL, RunMemory, TurnReader, tokens_of

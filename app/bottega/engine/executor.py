@@ -50,8 +50,7 @@ from bottega.engine.workers import RunLease
 from bottega.errors import FencedError, PendingRequestError
 from bottega.events import log
 from bottega.events.listener import Notifier
-from bottega.events.payloads import warning
-from bottega.events.types import Event, EventType, RunStatus
+from bottega.events.types import Event, EventType, RunStatus, warning
 from bottega.files.run_files import RunFiles
 from bottega.files.store import FileStore
 from bottega.memory.learning.episode_recorder import EpisodeRecorder

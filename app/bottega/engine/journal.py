@@ -33,8 +33,15 @@ from bottega.engine.replay import Replay, key_of
 from bottega.errors import PendingRequestError
 from bottega.events import log
 from bottega.events.log import Step
-from bottega.events.payloads import EventError, ToolError, warning
-from bottega.events.types import FINAL_EVENT, Event, EventType, RunStatus
+from bottega.events.types import (
+    FINAL_EVENT,
+    Event,
+    EventError,
+    EventType,
+    RunStatus,
+    ToolError,
+    warning,
+)
 from bottega.memory.learning.episode_recorder import EpisodeRecorder
 from bottega.redaction import Redactor
 

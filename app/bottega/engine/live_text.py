@@ -21,7 +21,7 @@ from bottega.agents.provider import ModelTarget, OnDelta
 from bottega.clock import monotonic
 from bottega.engine.journal import Journal
 from bottega.events.log import storable
-from bottega.events.payloads import served_by
+from bottega.events.types import served_by
 
 FLUSH_S = 0.05
 PER_CALL_S = 0.09

@@ -31,8 +31,7 @@ from bottega.engine.retrieval import (
     tells_a_topic,
 )
 from bottega.errors import BottegaError, UnavailableError
-from bottega.events.payloads import ContextReceived, context_recalled, warning
-from bottega.events.types import EventType
+from bottega.events.types import ContextReceived, EventType, context_recalled, warning
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome
 from bottega.memory.episodes.scope import Scope, scope_of_run
 from bottega.memory.episodes.store import Hit

@@ -51,8 +51,7 @@ from bottega.engine.task_rows import CANCELLED, Tasks, is_answered, name_of
 from bottega.engine.waiting import Inbox, Loops, OpenInterrupts
 from bottega.errors import ModelError
 from bottega.events.log import as_stored
-from bottega.events.payloads import ToolError, llm_failed, served_by, warning
-from bottega.events.types import STATE, EventType
+from bottega.events.types import STATE, EventType, ToolError, llm_failed, served_by, warning
 from bottega.files.run_files import RunFiles
 from bottega.graph.shared_memory import MemoryItem, PropagationPolicy, Publication
 from bottega.memory.text.signature import failure_signature

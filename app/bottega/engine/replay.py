@@ -26,10 +26,12 @@ from bottega.agents.messages import (
 )
 from bottega.agents.parts import Part
 from bottega.errors import ModelError
-from bottega.events.payloads import (
+from bottega.events.types import (
     TOOL_ERROR,
     ContextReceived,
+    Event,
     EventError,
+    EventType,
     LlmCompleted,
     MemoryPublished,
     MessageDelivered,
@@ -39,7 +41,6 @@ from bottega.events.payloads import (
     is_repeated,
     tool_call_of,
 )
-from bottega.events.types import Event, EventType
 from bottega.memory.learning.insights import INSIGHT
 from bottega.memory.patterns.adherence import SOURCE
 

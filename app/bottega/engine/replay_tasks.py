@@ -21,8 +21,10 @@ from bottega.agents.messages import (
     Usage,
 )
 from bottega.engine.replay import answer_of, lost_in, result_of, usage_of
-from bottega.events.payloads import (
+from bottega.events.types import (
     AgentCompleted,
+    Event,
+    EventType,
     LlmCompleted,
     MemoryPublished,
     MessageDelivered,
@@ -35,7 +37,6 @@ from bottega.events.payloads import (
     is_repeated,
     tool_call_of,
 )
-from bottega.events.types import Event, EventType
 from bottega.graph.shared_memory import Publication
 from bottega.subagents.child import ANONYMOUS, first_message
 from bottega.subagents.handle import DispatchParams, RestoredTask, SubagentOutcome

@@ -10,8 +10,7 @@ from uuid import UUID
 
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.replay import EPISODE
-from bottega.events.payloads import context_recalled
-from bottega.events.types import RunStatus
+from bottega.events.types import RunStatus, context_recalled
 from bottega.memory.episodes.episode import IMPORTED, Outcome
 from bottega.memory.episodes.options import LearningOptions
 from bottega.memory.episodes.store import EpisodicMemory

@@ -11,13 +11,14 @@ from bottega.agents.query import Path, Query, task_id_at
 from bottega.agents.tools import AgentState
 from bottega.engine.journal import Journal
 from bottega.engine.replay_tasks import ENDS
-from bottega.events.payloads import (
+from bottega.events.types import (
     AgentFailed,
+    EventType,
+    RunStatus,
     SubagentDequeued,
     SubagentDispatched,
     SubagentEnded,
 )
-from bottega.events.types import EventType, RunStatus
 from bottega.subagents.states import SubagentStatus
 
 T = TypeVar("T")

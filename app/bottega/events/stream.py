@@ -23,9 +23,8 @@ from pydantic_core import from_json
 from bottega.clock import monotonic
 from bottega.events.frames import LLM_DELTA, TOOL_PROGRESS, Filter, Frame, of_row, of_text
 from bottega.events.listener import happens
-from bottega.events.payloads import LlmStarted, is_repeated
 from bottega.events.reader import PAGE, LogReader, NewEvents, Row, RunCursor
-from bottega.events.types import EventType
+from bottega.events.types import EventType, LlmStarted, is_repeated
 
 MAX_CHARACTERS = 500_000
 """Limit for all open calls of a run; the rest is shown with the complete answer."""

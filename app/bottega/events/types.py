@@ -1,11 +1,19 @@
-"""Types of the events in a run's log, and their envelope. Pure."""
+"""Types of the events in a run's log, and their envelope. Pure.
 
-from collections.abc import Mapping
+The data of the events that several modules read or write, as typed values. Pure.
+
+``of`` knows which fields are optional, and their defaults. It copies no value and parses none, so
+that it may be called for each event of a running agent. A field that is absent is ``None``.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple, Self
 from uuid import UUID
+
+from bottega.errors import BottegaError
 
 
 class EventType(StrEnum):
@@ -120,3 +128,381 @@ def public_data(data: Mapping[str, Any]) -> Mapping[str, Any]:
     if STATE not in data:
         return data
     return {name: value for name, value in data.items() if name != STATE}
+
+
+Data = Mapping[str, Any]
+"""The data of an event, as it is stored."""
+
+_new = tuple.__new__
+"""Builds the tuples of frequent events in half the time of a call of their class."""
+
+
+class EventError(NamedTuple):
+    """The ``error`` of a failed model call, agent or task; a text of a cancelled one."""
+
+    code: str | None
+    message: str | None
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        error = data.get("error")
+        if isinstance(error, Mapping):
+            return cls(error.get("code"), error.get("message"))
+        return cls(None, error)
+
+
+TOOL_ERROR = "tool_error"
+"""Type of an error that a tool does not tell from others."""
+
+
+class ToolError(NamedTuple):
+    """The ``error`` of ``tool.failed``; ``status`` is that of HTTP."""
+
+    type: str
+    message: str
+    status: int | None = None
+
+    @classmethod
+    def of(cls, error: Data) -> Self:
+        return cls(error["type"], error["message"], error.get("status"))
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The error as the event has it."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
+class LlmStarted(NamedTuple):
+    """Data of ``llm.started``; ``beside``: in an asynchronous task."""
+
+    call: int
+    attempt: int
+    beside: bool
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        return cls(data["call"], data["attempt"], data.get("beside", False))
+
+
+class LlmCompleted(NamedTuple):
+    """Data of ``llm.completed``; ``state`` is the server's, as JSON."""
+
+    call: int
+    message: Data
+    usage: Data
+    state: str | None
+    provider: str | None = None
+    model: str | None = None
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        get = data.get
+        return _new(
+            cls,
+            (
+                data["call"],
+                data["message"],
+                data["usage"],
+                get(STATE),
+                get("provider"),
+                get("model"),
+            ),
+        )
+
+    @property
+    def tool_calls(self) -> Sequence[Data]:
+        """The tool calls that the model asked for."""
+        calls: Sequence[Data] = self.message.get("tool_calls", ())
+        return calls
+
+
+class MessageDelivered(NamedTuple):
+    """Data of ``message.delivered``: a user's message, given before a model call.
+
+    Attributes:
+        content: a text, or parts.
+        answered: true if the agent had given an answer that would have been its last.
+    """
+
+    message_id: str
+    call: int
+    content: str | Sequence[Data]
+    answered: bool
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        return cls(data["message_id"], data["call"], data["content"], data.get("answered", False))
+
+
+class ToolStarted(NamedTuple):
+    """Data of ``tool.started``."""
+
+    call: int
+    tool_call_id: str
+    name: str
+    arguments: Data
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        return _new(cls, (data["call"], data["tool_call_id"], data["name"], data["arguments"]))
+
+
+class ToolEnded(NamedTuple):
+    """Data of ``tool.completed`` and ``tool.failed``.
+
+    A sub-agent's result is not in it: ``answer_seq`` refers to the answer. ``parts`` are images
+    and other content, by reference; ``annotations`` are for the agent's publication.
+    """
+
+    call: int
+    tool_call_id: str
+    name: str
+    status: str
+    result: Any
+    error: ToolError | None
+    answer_seq: int | None
+    parts: Sequence[Data]
+    annotations: Data
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        return _new(
+            cls,
+            (
+                data["call"],
+                data["tool_call_id"],
+                data["name"],
+                data["status"],
+                data["result"],
+                None if (error := data["error"]) is None else ToolError.of(error),
+                data.get("answer_seq"),
+                data.get("parts", ()),
+                data.get("annotations", {}),
+            ),
+        )
+
+
+class AgentCompleted(NamedTuple):
+    """Data of ``agent.completed``.
+
+    Attributes:
+        output: ``None`` if ``answer_seq`` refers to it.
+    """
+
+    output: str | None
+    answer_seq: int | None
+    usage: Data
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        return cls(data.get("output"), data.get("answer_seq"), data["usage"])
+
+
+class AgentFailed(NamedTuple):
+    """Data of ``agent.failed``; ``error`` has ``code`` and ``message``."""
+
+    error: Data
+    usage: Data
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        return cls(data["error"], data["usage"])
+
+
+class MemoryPublished(NamedTuple):
+    """Data of ``memory.published``; without ``content``, the text is the agent's answer."""
+
+    version: int
+    content: str | None
+    metadata: Data
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        return cls(data["version"], data.get("content"), data.get("metadata", {}))
+
+
+class ContextReceived(NamedTuple):
+    """Data of ``memory.injected`` and ``context.recalled``.
+
+    Attributes:
+        content: ``None`` if ``answer_seq`` refers to it.
+        call, tool_call_id: of the failed call that it helps with.
+    """
+
+    source: str
+    version: int
+    content: str | None
+    answer_seq: int | None
+    call: int | None
+    tool_call_id: str | None
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        get = data.get
+        return cls(
+            data["source"],
+            data["version"],
+            get("content"),
+            get("answer_seq"),
+            get("call"),
+            get("tool_call_id"),
+        )
+
+
+class PatternReceived(NamedTuple):
+    """Data of ``context.recalled`` for a pattern that was assigned to the run.
+
+    Attributes:
+        arm: ``None`` if the source is no pattern.
+    """
+
+    version: int
+    arm: str | None
+    category: str
+    baseline: Data
+    uses: Sequence[str]
+    affects: Sequence[str]
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        get = data.get
+        return cls(
+            data["version"],
+            get("arm"),
+            get("category", ""),
+            get("baseline", {}),
+            get("uses", ()),
+            get("affects", ()),
+        )
+
+
+class SubagentDispatched(NamedTuple):
+    """Data of ``subagent.dispatched``.
+
+    Attributes:
+        agent: ``None`` for a helper without a definition.
+        shared: the part of the metadata that the task reads too.
+        linked_run_id: the run that does it; ``None``: its parent's.
+    """
+
+    agent: str | None
+    prompt: str
+    instructions: str | None
+    priority: int
+    timeout_ms: int
+    token_budget: int | None
+    metadata: Data
+    queue_position: int
+    shared: Data
+    retries: int
+    linked_run_id: str | None
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        return cls(
+            data["agent"],
+            data["prompt"],
+            data["instructions"],
+            data["priority"],
+            data["timeout_ms"],
+            data["token_budget"],
+            data["metadata"] or {},
+            data.get("queue_position") or 0,
+            {key: data["metadata"][key] for key in data.get("share_metadata") or ()},
+            data.get("retries") or 0,
+            data.get("linked_run_id"),
+        )
+
+
+class SubagentDequeued(NamedTuple):
+    """Data of ``subagent.dequeued``."""
+
+    waited_ms: int
+    timeout_ms: int
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        return cls(data["waited_ms"], data["timeout_ms"])
+
+
+class SubagentEnded(NamedTuple):
+    """Data of ``subagent.completed``, ``.failed``, ``.timeout`` and ``.cancelled``.
+
+    Attributes:
+        output: ``None`` if ``answer_seq`` refers to it.
+        usage: of the linked run that did the task.
+    """
+
+    duration_ms: int
+    token_usage: Data
+    stop_reason: str | None
+    output: str | None
+    answer_seq: int | None
+    error: EventError
+    usage: Data | None
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        get = data.get
+        return cls(
+            data["duration_ms"],
+            data["token_usage"],
+            get("stop_reason"),
+            get("output"),
+            get("answer_seq"),
+            EventError.of(data),
+            get("usage"),
+        )
+
+
+def call_of(data: Data) -> int:
+    """Return the number of the model call that an event is about."""
+    call: int = data["call"]
+    return call
+
+
+def tool_call_of(data: Data) -> tuple[int, str]:
+    """Return the model call and the id of the tool call that an event is about."""
+    return data["call"], data["tool_call_id"]
+
+
+def tool_name_of(data: Data) -> str:
+    """Return the name of the tool whose start or end an event is."""
+    name: str = data["name"]
+    return name
+
+
+def is_repeated(failed: Data) -> bool:
+    """Return true if ``llm.failed`` is about one try, and another follows."""
+    return "try" in failed
+
+
+def llm_failed(
+    call: int, attempt: int, failure: BottegaError, retry: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """Return the data of ``llm.failed``.
+
+    Args:
+        retry: number of the failed try, and milliseconds until the next one; ``None``: no other
+            follows.
+    """
+    error = {"code": failure.code, "message": failure.detail}
+    data: dict[str, Any] = {"call": call, "attempt": attempt, "error": error}
+    return data if retry is None else data | {"try": retry[0], "retry_in_ms": retry[1]}
+
+
+def served_by(target: tuple[str, str] | None) -> dict[str, str]:
+    """Return the part of a model call's events that names its provider and model, if known."""
+    return {} if target is None else {"provider": target[0], "model": target[1]}
+
+
+def context_recalled(
+    source: str, content: str, *, version: int = 1, score: float = 0.0
+) -> dict[str, Any]:
+    """Return the data of ``context.recalled`` for memory of earlier runs."""
+    return {"source": source, "version": version, "score": score, "content": content}
+
+
+def warning(code: str, message: str) -> dict[str, str]:
+    """Return the data of ``warning``."""
+    return {"code": code, "message": message}

@@ -24,14 +24,15 @@ from bottega.db.tables import run_events, tasks
 from bottega.engine.replay import result_of
 from bottega.errors import NotFoundError
 from bottega.events.log import STEP_EVENTS
-from bottega.events.payloads import (
+from bottega.events.types import (
+    FINAL_EVENT,
     ContextReceived,
+    EventType,
     LlmCompleted,
     MessageDelivered,
     SubagentDispatched,
     ToolEnded,
 )
-from bottega.events.types import FINAL_EVENT, EventType
 from bottega.llm.dialects.wire import tool_outputs
 from bottega.runs import read
 from bottega.subagents.child import first_message

@@ -8,11 +8,10 @@ import asyncpg
 from sqlalchemy import and_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.agents.endings import ending_of
 from bottega.agents.history import DEMAND_TITLES
 from bottega.agents.messages import ToolCall
 from bottega.agents.output import OUTPUT_INVALID
-from bottega.agents.query import task_id_at
+from bottega.agents.query import ending_of, task_id_at
 from bottega.db.driver import driver_of
 from bottega.db.tables import runs
 from bottega.engine.journal import EPISODE_NOT_STORED
@@ -21,16 +20,19 @@ from bottega.engine.replay_tasks import ENDS
 from bottega.engine.task_rows import CANCELLED, row_change
 from bottega.errors import ConflictError
 from bottega.events import log
-from bottega.events.payloads import (
+from bottega.events.types import (
+    UNFINISHED,
     ContextReceived,
+    Event,
     EventError,
+    EventType,
     LlmCompleted,
+    RunStatus,
     call_of,
     is_repeated,
     tool_call_of,
     tool_name_of,
 )
-from bottega.events.types import UNFINISHED, Event, EventType, RunStatus
 from bottega.files.inputs import files_of
 from bottega.files.store import touch
 from bottega.runs import read

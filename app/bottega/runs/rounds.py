@@ -17,8 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from bottega.agents.messages import AssistantMessage
 from bottega.db.tables import run_events
 from bottega.definitions.kinds import AGENTS
-from bottega.events.payloads import LlmCompleted
-from bottega.events.types import UNFINISHED, EventType
+from bottega.events.types import UNFINISHED, EventType, LlmCompleted
 from bottega.runs import interrupts
 
 _SPENDING = (EventType.LLM_COMPLETED, EventType.LLM_FAILED, EventType.LLM_CANCELLED)

@@ -1,11 +1,16 @@
 """Acceptance of a run: its row, pinned versions, first event and queue entry.
 
 All is stored in one transaction, so a run is queued exactly if the client's request succeeds.
+
+Requests with an ``Idempotency-Key``: a repeated one creates nothing, and gets the first answer.
+
+The answer is stored in the transaction that creates, so a crash leaves both or neither. The sweep
+deletes old answers.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -15,14 +20,58 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega import trace_context
 from bottega.db.quota import STORAGE_FULL, STORAGE_QUOTA
-from bottega.errors import BottegaError, LimitedError, UnknownAgentError, UserErasingError
+from bottega.errors import (
+    BottegaError,
+    ConflictError,
+    InvalidInputError,
+    LimitedError,
+    UnknownAgentError,
+    UserErasingError,
+)
 from bottega.memory.episodes.scope import memory_used, scope_of_run
 from bottega.runs.control import REFUSED_MESSAGES, refused_message
-from bottega.runs.once import REFUSED_KEYS, OnceKey, first_answer, refused_key
-from bottega.runs.parameters import refuse_overrides, refuse_parts
-from bottega.runs.pins import PinCache, refuse_unpriced, stricter
+from bottega.runs.pins import PinCache, refuse_overrides, refuse_parts, refuse_unpriced, stricter
 from bottega.runs.read import to_response
 from bottega.runs.sessions import conversation_busy, session_user
+
+
+class OnceKey(NamedTuple):
+    """The key of a request, and a hash of the request."""
+
+    key: str
+    request_hash: bytes
+
+
+def first_answer(found: Mapping[str, Any] | None) -> Any:
+    """Return the stored answer that the SQL function ``earlier_answer`` found, or ``None``.
+
+    Raises:
+        ConflictError: ``in_flight``: a request with this key is in progress.
+        InvalidInputError: ``idempotency_key_reused``: the key belongs to another request.
+    """
+    if found is None:
+        return None
+    if (reason := found.get("refused")) is not None:
+        raise refused_key(reason)
+    return found["answer"]
+
+
+def refused_key(reason: str) -> BottegaError:
+    """Return the error of a key that is refused."""
+    if reason == "in_flight":
+        return ConflictError(
+            "a request with this Idempotency-Key is in progress: repeat it in a moment",
+            code=reason,
+        )
+    return InvalidInputError(
+        "this Idempotency-Key was used for a request with another body or path: use a new key "
+        "for a new request",
+        code=reason,
+    )
+
+
+REFUSED_KEYS = ("in_flight", "idempotency_key_reused")
+
 
 _REFUSALS = {
     STORAGE_QUOTA: STORAGE_FULL,

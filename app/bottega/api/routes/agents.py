@@ -16,7 +16,7 @@ from bottega.definitions.models import listed, named_by
 from bottega.definitions.providers import known_providers, possible_names
 from bottega.engine.plugins import installed
 from bottega.errors import InvalidInputError
-from bottega.runs.parameters import Dialects, dialects_of, refuse_unsupported
+from bottega.runs.pins import Dialects, dialects_of, refuse_unsupported
 from bottega.tools.http import HttpToolDefinition
 
 

@@ -21,8 +21,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from bottega.agents.endings import OnLength
 from bottega.agents.params import ToolChoiceScope
+from bottega.agents.query import OnLength
 from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
 from bottega.api.schemas.checks import SuccessCheck
 from bottega.api.schemas.params import OutputSchemaField, Parameters, ToolInputSchema, ToolName

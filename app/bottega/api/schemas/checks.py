@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, JsonValue, StringConstraints, field_vali
 
 from bottega.api.schemas.base import Answer, Body
 from bottega.api.schemas.params import OutputSchemaField, short_schema
-from bottega.runs.learning import OutcomeSource, OutcomeValue
+from bottega.runs.read import OutcomeSource, OutcomeValue
 
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=10_000)]
 

@@ -1,4 +1,4 @@
-"""``Idempotency-Key`` of requests: see :mod:`bottega.runs.once`."""
+"""``Idempotency-Key`` of requests: see :mod:`bottega.runs.submit`."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.shared.deps import PrincipalDep
-from bottega.runs.once import OnceKey, first_answer
+from bottega.runs.submit import OnceKey, first_answer
 
 HEADER = "idempotency-key"
 _KEY = r"^[!-~]{1,255}$"

@@ -17,7 +17,7 @@ from bottega.errors import InvalidInputError
 from bottega.files.inputs import StoredInput, stored_input
 from bottega.files.store import Owner
 from bottega.runs import submit as submitting
-from bottega.runs.once import OnceKey
+from bottega.runs.submit import OnceKey
 from bottega.settings import Settings
 from bottega.tenants import webhook_secrets
 from bottega.tools.egress import EgressRefusedError, refuse_inside

@@ -22,8 +22,7 @@ from bottega.errors import BottegaError, InvalidInputError, NotFoundError
 from bottega.files.inputs import StoredInput, parts_of, stored_input
 from bottega.files.store import owner_of_run
 from bottega.runs import control, interrupts, read
-from bottega.runs.parameters import refuse_parts
-from bottega.runs.pins import Pins
+from bottega.runs.pins import Pins, refuse_parts
 from bottega.tenants import keys
 
 

@@ -98,9 +98,10 @@ LANGUAGE sql IMMUTABLE AS $$
         WHEN p_outcome IS NOT NULL THEN -1 END
 $$;
 
--- Called by append_steps; p_read: as messages_read returns it. Return whether a run may end: one that
--- completes must have read all messages, and nobody may have cancelled it.
-CREATE OR REPLACE FUNCTION may_end(r runs, p_read integer) RETURNS boolean LANGUAGE sql STABLE AS $$
+-- Called by append_steps; p_read: as messages_read returns it. Return whether a run may end: one
+-- that completes must have read all messages, and nobody may have cancelled it.
+CREATE OR REPLACE FUNCTION may_end(r runs, p_read integer) RETURNS boolean
+LANGUAGE sql STABLE AS $$
     SELECT p_read < 0 OR r.messages <= p_read AND r.cancel_requested_at IS NULL
 $$;
 

@@ -25,10 +25,9 @@ CREATE OR REPLACE FUNCTION put_events(
     GROUP BY part, (n - 1) / 100
 $$;
 
--- Called by workers. Store steps of several runs, at most one of each run, in one transaction.
--- Answer each: stored, repeated (it was stored before), refused (the run was lost, or is over),
--- pending (it completes a run for which a message or its cancellation waits), busy (locked: sent
--- alone, it waits).
+-- Called by workers. Store steps of several runs, one of each, in one transaction. Answer each:
+-- stored, repeated (it was before), refused (the run was lost, or is over), busy (locked: sent
+-- alone, it waits), pending (a message or its cancellation waits for a run that would complete).
 CREATE OR REPLACE FUNCTION append_steps(
     p_tenants uuid[], p_runs uuid[], p_attempts integer[], p_after bigint[], p_counts integer[],
     p_events text[], p_tasks jsonb[], p_interrupts jsonb[], p_sessions text[],

@@ -12,17 +12,18 @@ from uuid import UUID
 from pydantic_core import to_json
 
 from bottega.agents.messages import Usage
-from bottega.events.payloads import (
+from bottega.events.types import (
     AgentCompleted,
     Data,
     EventError,
+    EventType,
     LlmCompleted,
+    RunStatus,
     ToolEnded,
     ToolError,
     ToolStarted,
     is_repeated,
 )
-from bottega.events.types import EventType, RunStatus
 from bottega.graph.rendering import as_text
 from bottega.memory.episodes.episode import (
     LONGEST_TEXT,

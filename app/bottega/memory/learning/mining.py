@@ -24,7 +24,7 @@ from uuid import UUID
 
 from pydantic_core import to_json
 
-from bottega.events.payloads import TOOL_ERROR
+from bottega.events.types import TOOL_ERROR
 from bottega.memory.episodes.episode import READ_OUTSIDE, SEARCHABLE, Episode, Outcome, StorageState
 from bottega.memory.patterns.owners import owner_of, shared_texts
 from bottega.memory.patterns.pattern import (

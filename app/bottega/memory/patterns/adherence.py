@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from bottega.events.payloads import Data, EventError, PatternReceived, ToolEnded, ToolStarted
-from bottega.events.types import EventType
+from bottega.events.types import (
+    Data,
+    EventError,
+    EventType,
+    PatternReceived,
+    ToolEnded,
+    ToolStarted,
+)
 from bottega.memory.patterns.pattern import OF_RUN
 
 SOURCE = "pattern:"

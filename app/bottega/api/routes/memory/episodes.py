@@ -38,7 +38,7 @@ from bottega.memory.episodes import rows
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome
 from bottega.memory.episodes.scope import EVERYTHING, Scope, scope_of_search
 from bottega.memory.text.signature import failure_signature
-from bottega.runs.learning import OutcomeValue
+from bottega.runs.read import OutcomeValue
 from bottega.runs.sessions import hold_owner
 from bottega.tenants import audit, erase
 

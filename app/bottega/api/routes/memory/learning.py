@@ -56,7 +56,7 @@ from bottega.memory.learning.insights import FoundInsight
 from bottega.memory.patterns.matcher import Match
 from bottega.memory.patterns.pattern import Category, Pattern
 from bottega.memory.text.signature import failure_signature
-from bottega.runs import learning, read
+from bottega.runs import read
 from bottega.runs.sessions import hold_owner
 from bottega.runs.working_memory import working_memory
 from bottega.tenants import audit
@@ -326,7 +326,7 @@ async def give_feedback(
             code="not_final",
         )
     said = body.model_dump(exclude={"user"})
-    given = await learning.give_feedback(tx, tenant, run_id, actor, **said)
+    given = await read.give_feedback(tx, tenant, run_id, actor, **said)
     details = {"outcome": body.outcome, "score": body.score}
     await audit.note(tx, tenant, actor, "run.feedback", str(run_id), details)
     return given
@@ -363,4 +363,4 @@ async def get_working_memory(tx: Transaction, tenant: Tenant, run_id: RunId) -> 
 )
 async def get_learning(tx: Transaction, tenant: Tenant, run_id: RunId) -> Any:
     await read.get(tx, tenant, run_id)
-    return await learning.learnt(tx, tenant, run_id)
+    return await read.learnt(tx, tenant, run_id)

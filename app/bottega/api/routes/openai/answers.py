@@ -10,14 +10,13 @@ from uuid import UUID
 
 from pydantic_core import from_json, to_json
 
-from bottega.agents.endings import Ending, continued, ending_of
 from bottega.agents.messages import AssistantMessage
+from bottega.agents.query import Ending, continued, ending_of
 from bottega.api.routes.openai.model_request import as_json, id_of
 from bottega.api.shared.followed import FollowedRun
 from bottega.errors import ModelError
 from bottega.events.frames import LLM_DELTA, Filter
-from bottega.events.payloads import LlmCompleted
-from bottega.events.types import UNFINISHED, EventType, RunStatus
+from bottega.events.types import UNFINISHED, EventType, LlmCompleted, RunStatus
 from bottega.runs.rounds import Checks, Round, checks_of, round_of
 
 _HEARD = frozenset((LLM_DELTA, EventType.LLM_COMPLETED))

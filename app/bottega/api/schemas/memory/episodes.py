@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError, to_json
 from bottega.api.schemas.base import Answer, Body, OwnUser, PlaceInTime, UserName
 from bottega.api.schemas.runs import SessionName
 from bottega.json_schema.values import WHOLE
-from bottega.runs.learning import OutcomeSource, OutcomeValue
+from bottega.runs.read import OutcomeSource, OutcomeValue
 
 _FIELDS = ("outcome", "score", "comment")
 
