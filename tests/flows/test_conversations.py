@@ -178,16 +178,12 @@ async def test_interrupt_ends_runs_that_never_began_as_any_cancellation_does(
     model.script(gated(gate, text("never")), text("now"))
     await ask(bottega, "one", wait=0)
     await until(lambda: len(model.requests) == 1)
-    blocked = [await ask(bottega, "x", wait=0, memory=memory) for memory in ("full", "off")]
+    blocked = [await ask(bottega, "x", wait=0) for _ in range(2)]
     alone = await ask(bottega, "x", wait=0)
     await bottega.client.post(f"/v1/runs/{alone['id']}/cancel")
     assert (await ask(bottega, "three", if_busy="interrupt"))["output"] == "now"
     kinds = [[e["type"] for e in await bottega.watch(run["id"])] for run in (alone, *blocked)]
-    assert kinds == [
-        ["run.queued", "episode.stored", "run.cancelled"],
-        ["run.queued", "episode.stored", "run.cancelled"],
-        ["run.queued", "run.cancelled"],
-    ]
+    assert kinds == [["run.queued", "run.cancelled"]] * 3
     ended = [
         (await bottega.client.get(f"/v1/runs/{run['id']}")).json() for run in (alone, *blocked)
     ]

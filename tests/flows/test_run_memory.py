@@ -92,44 +92,17 @@ async def test_each_end_has_its_outcome(bottega: Running, model: FakeModel) -> N
     assert "timeout" in signatures[2]
 
 
-async def test_a_run_that_no_worker_ended_leaves_an_episode(
+async def test_a_run_that_no_worker_had_leaves_no_episode(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
     configured = settings.model_copy(update={"openai_base_url": model.base_url})
     async with running(configured, database_url) as bottega:
         await define(bottega.client)
-        about = {"domain": " software ", "tags": ["a", 3, "a"]}
-        run_id = await start(bottega.client, metadata=about)
-        assert (await bottega.client.post(f"/v1/runs/{run_id}/cancel")).status_code == 202
-        frames = await ended(bottega, run_id)
-        assert [frame["type"] for frame in frames] == [
-            "run.queued",
-            "episode.stored",
-            "run.cancelled",
-        ]
-        episode = await stored(bottega, run_id)
-        assert episode is not None
-        assert (episode["id"], episode["outcome"]) == (episode_id_of(UUID(run_id)), "CANCELLED")
-        assert (episode["domain"], episode["task_type"]) == ("software", "coordinator")
-        tags = "SELECT tag FROM episode_tags WHERE episode_id = $1"
-        assert [row["tag"] for row in await bottega.owner.fetch(tags, episode["id"])] == ["a"]
-        assert frames[1]["data"]["episode_id"] == str(episode["id"])
-        # A run that waited too long.
-        late = await start(bottega.client, queue_timeout_s=0.001, input="long " * 1000)
-        await bottega.owner.execute("SELECT sweep(5)")
-        frames = await ended(bottega, late)
-        assert [frame["type"] for frame in frames[-2:]] == ["episode.stored", "run.timeout"]
-        part = "SELECT part FROM episode_bodies WHERE episode_id = $1"
-        assert await bottega.owner.fetchval(part, episode_id_of(UUID(late))) == "input"
-        # A run ends although the database refuses its episode.
-        await bottega.owner.execute(
-            "ALTER TABLE episodes ADD CONSTRAINT never CHECK (false) NOT VALID"
-        )
         run_id = await start(bottega.client)
         assert (await bottega.client.post(f"/v1/runs/{run_id}/cancel")).status_code == 202
         frames = await ended(bottega, run_id)
-        assert [frame["type"] for frame in frames] == ["run.queued", "warning", "run.cancelled"]
-        assert frames[1]["data"]["code"] == "episode_not_stored"
+        assert [frame["type"] for frame in frames] == ["run.queued", "run.cancelled"]
+        assert await stored(bottega, run_id) is None
 
 
 @pytest.mark.parametrize("where", ["run", "agent"])

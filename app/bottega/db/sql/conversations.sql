@@ -58,23 +58,12 @@ END $$;
 -- that none is started because of that. All are locked before one ends: its end locks the
 -- conversation.
 CREATE OR REPLACE FUNCTION cancel_unfinished(p_tenant uuid, p_conversation uuid) RETURNS void
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_run uuid;
-    v_runs uuid[] := ARRAY(
+LANGUAGE sql AS $$
+    WITH unfinished AS MATERIALIZED (
         SELECT id FROM runs WHERE tenant_id = p_tenant AND conversation_id = p_conversation
-          AND ended_at IS NULL AND cancel_requested_at IS NULL ORDER BY id FOR UPDATE);
-    v_unbegun uuid[] := ARRAY(
-        SELECT id FROM runs WHERE tenant_id = p_tenant AND id = ANY (v_runs)
-          AND status = 'queued' AND attempt = 0 AND carried_seq = 0);
-BEGIN
-    PERFORM cancel_unbegun(p_tenant, v_unbegun);
-    FOR v_run IN
-        SELECT id FROM unnest(v_runs) AS id WHERE id <> ALL (v_unbegun) ORDER BY id DESC
-    LOOP
-        PERFORM cancel_run(p_tenant, v_run);
-    END LOOP;
-END $$;
+          AND ended_at IS NULL AND cancel_requested_at IS NULL ORDER BY id FOR UPDATE)
+    SELECT cancel_run(p_tenant, id) FROM (SELECT id FROM unfinished ORDER BY id DESC) AS u
+$$;
 
 -- Return the oldest run of a conversation that is not over: all others wait for it.
 CREATE OR REPLACE FUNCTION unfinished_in(p_tenant uuid, p_conversation uuid) RETURNS uuid

@@ -225,7 +225,7 @@ BEGIN
 END $$;
 
 -- Called by cancel_run, hand_back and sweep, which hold the run's row. End a run that no
--- worker executes: its tasks, its episode, its final event and its row in the queue.
+-- worker executes: its tasks, its final event and its row in the queue. It leaves no episode.
 CREATE OR REPLACE FUNCTION end_unclaimed(
     p_tenant uuid, p_run uuid, p_status text, p_error jsonb
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -281,9 +281,6 @@ BEGIN
     CROSS JOIN (VALUES (1, 'subagent.status_changed'), (2, 'subagent.cancelled'))
         AS e(position, type)
     WHERE t.mode = 'async';
-    IF r.memory = 'full' THEN
-        v_lines := v_lines || store_unclaimed_episode(r);
-    END IF;
     IF r.error IS NOT NULL THEN
         v_data := v_data || jsonb_build_object('error', r.error);
     END IF;
@@ -318,25 +315,3 @@ BEGIN
         'run_id', r.id, 'tenant', (SELECT name FROM tenants WHERE id = r.tenant_id),
         'mode', r.mode, 'status', r.status, 'error', r.error, 'traceparent', r.traceparent);
 END $$;
-
--- Called by cancel_unfinished, which holds the rows. Cancel runs that no worker ever had, as
--- cancel_run does it one by one.
-CREATE OR REPLACE FUNCTION cancel_unbegun(p_tenant uuid, p_runs uuid[]) RETURNS void
-LANGUAGE sql AS $$
-    DELETE FROM run_queue WHERE tenant_id = p_tenant AND run_id = ANY (p_runs);
-    WITH ended AS (
-        UPDATE runs SET status = 'cancelled', stop_reason = 'cancelled', ended_at = at,
-            cancel_requested_at = at,
-            last_seq = last_seq + CASE memory WHEN 'full' THEN 2 ELSE 1 END
-        FROM clock_timestamp() AS at
-        WHERE tenant_id = p_tenant AND id = ANY (p_runs)
-        RETURNING runs AS run)
-    INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events)
-    SELECT p_tenant, (run).id, (run).last_seq - CASE (run).memory WHEN 'full' THEN 1 ELSE 0 END,
-           (run).last_seq, 0, (run).ended_at, concat_ws(E'\n',
-               CASE (run).memory WHEN 'full' THEN store_unclaimed_episode(run) END,
-               event_line('run.cancelled', '{"stop_reason": "cancelled", "usage": null}'))
-    FROM ended;
-    SELECT pg_notify('bottega_events', id::text), report_end(r) FROM runs r
-    WHERE tenant_id = p_tenant AND id = ANY (p_runs)
-$$;

@@ -204,7 +204,7 @@ class EpisodeFilter:
 
 
 def episode_id_of(run_id: UUID) -> UUID:
-    """Return the id of a run's episode; the SQL function ``unclaimed_episode`` derives the same."""
+    """Return the id of a run's episode."""
     return derived_id(f"episode {run_id}")
 
 
