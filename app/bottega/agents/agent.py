@@ -1,8 +1,7 @@
 """The agent: a system message, a history, tools, hooks.
 
-Refusals of what is no part of an agent. Pure.
-
-Type checkers see these mistakes, but many programs run without one.
+It refuses what is no part of an agent: type checkers see such mistakes, but many programs run
+without one.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""Rules that say which calls of a tool a person must approve. Pure.
+"""Tool calls that wait for people: for an approval, an answer, or the client's result. Pure.
 
-Tool calls that wait for people: for an approval, an answer, or the client's result. Pure.
+Rules say which calls of a tool a person must approve.
 """
 
 import json

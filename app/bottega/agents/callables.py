@@ -1,7 +1,4 @@
-"""Arguments of a callable, as a schema for a model and a check of each call.
-
-Results of callables as JSON.
-"""
+"""Python's callables as tools: their arguments as a schema and a check, their results as JSON."""
 
 import dataclasses
 import inspect

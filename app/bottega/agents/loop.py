@@ -1,7 +1,4 @@
-"""The loop of one query.
-
-Messages that come while a query is under way.
-"""
+"""The loop of one query, and the messages that come while it is under way."""
 
 import asyncio
 import logging

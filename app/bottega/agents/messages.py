@@ -3,7 +3,7 @@
 All of them are frozen: a change is a copy. So the encoding cached on a message stays valid for
 later model calls.
 
-The one estimate of the tokens that a model call sends, for budgets and for limits of servers.
+``tokens_sent`` is the one estimate of what a model call sends, for budgets and servers' limits.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -2,9 +2,7 @@
 
 The base class records nothing. The service's journal writes events, and replays recorded calls.
 
-The next step of a query's loop, and incomplete answers of a model.
-
-Providers report them in a message's metadata: ``finish_reason`` (``length``: cut off;
+Providers report incomplete answers in a message's metadata: ``finish_reason`` (``length``: cut off;
 ``content_filter``) and ``refusal``. Any other answer that is not empty is complete.
 """
 

@@ -1,7 +1,4 @@
-"""Shared memory in an agent's query: insertion into the history, and publication.
-
-Recall of ancestors' publications: those most similar to an agent's query, or all.
-"""
+"""Shared memory in an agent's query: recall of ancestors' publications, insertion, publication."""
 
 import asyncio
 import logging

@@ -1,6 +1,6 @@
-"""Events of a streamed query. They support ``match``: ``case TextDelta(text): …``.
+"""Queries as streams of events, at the pace of their reader.
 
-Queries as streams of events, at the pace of their reader.
+The events support ``match``: ``case TextDelta(text): …``.
 """
 
 import asyncio

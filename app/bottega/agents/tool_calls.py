@@ -1,7 +1,4 @@
-"""Execution of the tool calls of one message.
-
-Calls of tools that may ignore their cancellation.
-"""
+"""Execution of the tool calls of one message, by tools that may ignore their cancellation."""
 
 import asyncio
 import logging

@@ -1,6 +1,6 @@
-"""Start of a session of PostgreSQL: its address, its role, the limits of tenants.
+"""Start of a session of PostgreSQL:
 
-Sessions of a pooler, such as PgBouncer in transaction mode.
+its address, its role, the limits of tenants; with a pooler, too.
 """
 
 import asyncio

@@ -2,9 +2,7 @@
 
 A database has an SQLAlchemy engine for requests (composed queries, one transaction per request) and
 an asyncpg pool for frequent single statements (steps of a run, reads of the log). Both connect the
-same way.
-
-Metrics of the connections to the database.
+same way. A collector counts them for the metrics.
 """
 
 import asyncio

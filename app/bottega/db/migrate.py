@@ -1,9 +1,8 @@
 """Migration of the database: its tables by Alembic, its functions and policies from SQL files.
 
-The SQL functions, triggers and policies: files in ``sql/`` that ``migrate`` applies.
-
-Each file is safe to apply again. A file's hash is stored when it is applied, so that ``migrate``
-applies the changed ones and a start compares them all.
+Each file of ``sql/`` (functions, triggers, policies) is safe to apply again. A file's hash is
+stored when it is applied, so that ``migrate`` applies the changed ones and a start compares them
+all.
 
 A line ``-- owner: ROLE, execute: ROLE, ROLE`` above a function gives it to an owner and lets only
 those roles call it. The owner ``migrator`` stands for the login that migrates; a function without

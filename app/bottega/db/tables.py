@@ -2,8 +2,6 @@
 
 The baseline migration has the whole schema, with comments. Most tables are used by SQL functions
 and by statements in text alone, and are not here.
-
-Constants of the schema.
 """
 
 from typing import Any

@@ -1,10 +1,7 @@
 """A dry run, from its plan to its answer.
 
-The demo model as a provider, without a server.
-
-Notes of a dry run: what each task was asked, received, sent to the model and answered.
-
-The team of a dry run: as in a run, but with the demo model, and with tools that do nothing.
+The team is that of a run, but with the demo model, without a server, and with tools that do
+nothing. Notes say what each task was asked, received, sent to the model and answered.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

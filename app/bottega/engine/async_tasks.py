@@ -1,7 +1,4 @@
-"""Asynchronous sub-agents of a run: journalled, and resumed after a crash.
-
-Unfinished tasks of a run's earlier attempts, resumed by the next one.
-"""
+"""Asynchronous sub-agents of a run: journalled, and resumed after a crash."""
 
 import asyncio
 from collections import Counter

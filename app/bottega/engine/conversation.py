@@ -2,10 +2,6 @@
 
 The text of a turn is in its run's log, and is read from there. A run's row has how large the turn
 is, so that no more is read than a prompt may hold.
-
-Ends of runs.
-
-Messages of a turn of a conversation, from its run's log. Pure.
 """
 
 from collections import defaultdict

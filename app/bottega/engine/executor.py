@@ -1,9 +1,7 @@
 """Execution of one run: claim, replay of its journal, agents, end.
 
-DAG mode: run a graph's agents, each once its predecessors are done.
-
-There is no orchestrator. Every agent gets the run's own question, and its predecessors' answers
-along the graph.
+In DAG mode there is no orchestrator: each agent runs once its predecessors are done. Every agent
+gets the run's own question, and its predecessors' answers along the graph.
 """
 
 import asyncio

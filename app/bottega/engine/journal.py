@@ -7,10 +7,10 @@ A step is all events since the last commit, stored by one statement. Steps are c
 - at the end of the run,
 - and after ``SHOW_AFTER_S`` at the latest, so that people see it.
 
-Writes the steps of all runs of a worker: steps that are ready together share a transaction.
-
-A group is stored by one call of SQL's ``append_steps``, which fences each step by itself. A step
-that cannot be stored with others is sent alone, so that it neither fails nor delays them.
+``StepWriter`` writes the steps of all runs of a worker: those that are ready together share a
+transaction. A group is stored by one call of SQL's ``append_steps``, which fences each step by
+itself. A step that cannot be stored with others is sent alone, so that it neither fails nor delays
+them.
 """
 
 import asyncio

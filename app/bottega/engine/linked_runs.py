@@ -1,6 +1,7 @@
-"""The linked runs that this worker's runs await: stored, cancelled and read, many at a time.
+"""Linked runs: tasks of this worker's runs that any worker does, as runs of their own.
 
-Work of a run's tasks in linked runs: its budgets, agents and files, and what they return.
+They are stored, cancelled and read many at a time. A task's budgets, agents and files cross to its
+linked run, and its result comes back.
 """
 
 import asyncio

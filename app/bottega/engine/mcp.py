@@ -1,8 +1,6 @@
-"""Progress of a tool call, on its way to the run's subscribers: the newest report counts.
+"""MCP servers as their definitions describe them, and their tools as an agent of a run has them.
 
-MCP servers as their definitions describe them, with the operator's commands and the secrets.
-
-Tools of MCP servers as an agent of a run has them.
+Of a call's reports of progress only the newest goes to the run's subscribers.
 """
 
 import asyncio

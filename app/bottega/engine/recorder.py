@@ -1,12 +1,8 @@
 """The recorder of a run: the agent core's port, backed by the run's journal.
 
-Events about shared memory: what agents publish, and what they receive.
-
-Results of tools as the log has them, and as models read them.
-
-Help of earlier runs after a failed call: it stands behind the error, in the same tool message.
-
-The text follows from the events ``context.recalled``, so that a resumed run has the same message.
+It records what agents publish and receive, and results of tools as the log has them. Help of
+earlier runs after a failed call stands behind the error, in the same tool message: its text follows
+from the events ``context.recalled``, so that a resumed run has the same message.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """State of a run's asynchronous tasks, derived from its log, for a worker that resumes it. Pure.
 
-The time of a run's asynchronous tasks, and of the waits for them, from its log. Pure.
-
-It stands still while they wait for people, or the whole run does.
+The time of tasks, and of the waits for them, stands still while they wait for people, or the whole
+run does.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

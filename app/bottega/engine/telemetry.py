@@ -1,10 +1,6 @@
-"""Gauges of a worker's load.
+"""Runs under way as operators see them: log lines, metrics, spans, and gauges of the worker's load.
 
-A run's recorder that also writes the service's log and counts for its metrics.
-
-Texts of messages and tools in the form of the GenAI conventions: JSON, bounded, no secrets.
-
-A run's recorder that also makes its spans.
+Spans have texts in the form of the GenAI conventions: JSON, bounded, without secrets.
 """
 
 import json

@@ -1,12 +1,7 @@
-"""The messages that users send to a run under way, on the worker that executes the run.
+"""What a run waits for, on the worker that executes it: people, its tasks, messages, a model.
 
-The loops of a run, at work or waiting: a run none of whose loops is at work is suspended.
-
-Tasks that wait for people: without a slot, and with a timeout that stands still.
-
-The tasks of a run that wait for people, as their rows and its log show them.
-
-The tool calls of a run that wait for people, on the worker that executes the run.
+A run none of whose loops is at work is suspended. A task that waits for people has no slot, and its
+timeout stands still; its row and the log show it.
 """
 
 import asyncio

@@ -1,9 +1,8 @@
 """The log of a run in the database: written by the worker that owns the run, read by all.
 
-The form of a run's log in the database: rows of consecutive events, one JSON object a line.
-
-A line has no ``seq``, ``at`` and ``run_id``: its row gives them. ``type`` comes first, ``data``
-last, and what is ``None`` is left out. So a reader can take a line apart without parsing ``data``.
+A row holds consecutive events, one JSON object a line. A line has no ``seq``, ``at`` and
+``run_id``: its row gives them. ``type`` comes first, ``data`` last, and what is ``None`` is left
+out. So a reader can take a line apart without parsing ``data``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,10 +1,9 @@
 """Reading runs' logs and live text for their subscribers, many runs with one query.
 
-Answers in a run's log: a text stands there once, and other events refer to its place.
-
-``agent.completed`` refers by ``answer_seq`` to the ``llm.completed`` with the same text, and the
-end of a sub-agent's call or task to its ``agent.completed``. Clients get the text with each of
-them: it is copied as JSON, without decoding.
+A text stands in a log once, and other events refer to its place: ``agent.completed`` refers by
+``answer_seq`` to the ``llm.completed`` with the same text, and the end of a sub-agent's call or
+task to its ``agent.completed``. Clients get the text with each of them: it is copied as JSON,
+without decoding.
 """
 
 import asyncio

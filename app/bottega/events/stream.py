@@ -4,9 +4,8 @@ A subscriber is only a cursor, a ``seq``. It takes newer events from the run's t
 longer reaches back far enough (the subscriber came late or reads slowly), it reads pages from the
 log until it has caught up. So no subscriber delays another, and a slow one costs no memory.
 
-Live text of a watched run's model calls, as far as this process has received it.
-
-Progress of a watched run's calls of MCP tools, as far as this process has received it.
+Live text of model calls, and progress of calls of MCP tools, are here as far as this process has
+received them.
 """
 
 import asyncio

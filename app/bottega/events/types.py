@@ -1,9 +1,8 @@
 """Types of the events in a run's log, and their envelope. Pure.
 
-The data of the events that several modules read or write, as typed values. Pure.
-
-``of`` knows which fields are optional, and their defaults. It copies no value and parses none, so
-that it may be called for each event of a running agent. A field that is absent is ``None``.
+Data that several modules read or write are typed values. ``of`` knows which fields are optional,
+and their defaults. It copies no value and parses none, so that it may be called for each event of a
+running agent. A field that is absent is ``None``.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,12 +2,6 @@
 
 An edge ``source -> target`` passes the source's last answer to the target's next query. Agents
 publish and pull concurrently, from tasks of any event loop and from any thread.
-
-Search for a cycle among many edges at once.
-
-Nodes of the shared-memory graph, and its lock.
-
-Diagram source of a graph: Mermaid and Graphviz DOT.
 """
 
 import functools

@@ -1,6 +1,6 @@
-"""Cancellation of runs and tasks: a stored request, and a notification to the run's worker.
+"""What clients ask of runs under way: cancellation of a run or task, and messages for it.
 
-Clients' messages for runs under way.
+Each is a stored request, and a notification to the run's worker.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,14 +1,10 @@
 """Versions of agents and graphs that a new run pins, cached by each process.
 
-Check that the price of a run's models is known, for runs that may only cost so much.
-
-Checks of model parameters and inputs against the dialects of an agent's models. Pure.
-
-The parts that each dialect takes, for checks before a run.
+They come with checks before the run: its models have the parameters and take the parts of its
+input, and their prices are known if it may only cost so much.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -16,6 +12,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
+from cachetools import LRUCache
 from pydantic_core import from_json
 
 from bottega import metrics
@@ -216,7 +213,6 @@ async def refuse_unpriced(models: Mapping[str, Sequence[UsedModel]]) -> None:
 
 _MAX_CHAIN = 20
 _MODES = ("off", "read", "full")
-_MOST = 1000
 _MOST_AGENTS = 20_000
 _READ = "SELECT read_pins($1, $2, $3, $4)::text"
 _Key = tuple[UUID, str | None, str | None, int | None]
@@ -278,8 +274,7 @@ class PinCache:
         self.shared = shared
         self._operators = operators
         self._default_model = default_model
-        self._known: OrderedDict[_Key, Pins] = OrderedDict()
-        self._agents = 0
+        self._known: LRUCache[_Key, Pins] = LRUCache(_MOST_AGENTS, _size_of)
 
     async def find(
         self,
@@ -300,26 +295,23 @@ class PinCache:
         """
         key = tenant_id, agent, graph, version
         if (pins := self._known.get(key)) is not None:
-            self._known.move_to_end(key)
             metrics.cache_hits.labels("pins").inc()
             return pins
         found = from_json(await driver.fetchval(_READ, *key))
         _refuse_unknown_version(found, agent, graph, version)
         pins = _pins(found, agent, graph, self._operators, self._default_model)
-        self.forget(*key)
         self._known[key] = pins
-        self._agents += len(pins.pinned["agents"])
-        while len(self._known) > _MOST or self._agents > _MOST_AGENTS:
-            self.forget(*next(iter(self._known)))
         return pins
 
     def forget(
         self, tenant_id: UUID, agent: str | None, graph: str | None, version: int | None = None
     ) -> None:
         """Drop pins that turned out to be stale."""
-        pins = self._known.pop((tenant_id, agent, graph, version), None)
-        if pins is not None:
-            self._agents -= len(pins.pinned["agents"])
+        self._known.pop((tenant_id, agent, graph, version), None)
+
+
+def _size_of(pins: Pins) -> int:
+    return min(_MOST_AGENTS, 1 + len(pins.pinned["agents"]))
 
 
 def _pins(

@@ -1,12 +1,7 @@
 """Queries about runs, for the API.
 
-Deliveries of webhooks, as clients see them.
-
-Sums of what a tenant's runs spent, by one of their properties.
-
-Results of learning from a run, and feedback on it, for the API.
-
-Outcomes: the worth of runs, and who says so. Pure.
+They read runs, tasks, deliveries of webhooks, sums of what runs spent, and what was learned from a
+run, with the outcomes that say its worth.
 """
 
 import math

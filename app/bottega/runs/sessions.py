@@ -1,6 +1,6 @@
 """Sessions: conversations and shared memory that outlive a run.
 
-Messages of a session's conversations, in pages over its runs.
+The messages of a session are pages over its runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -2,9 +2,8 @@
 
 All is stored in one transaction, so a run is queued exactly if the client's request succeeds.
 
-Requests with an ``Idempotency-Key``: a repeated one creates nothing, and gets the first answer.
-
-The answer is stored in the transaction that creates, so a crash leaves both or neither. The sweep
+A repeated request with an ``Idempotency-Key`` creates nothing, and gets the first answer. The
+answer is stored in the transaction that creates, so a crash leaves both or neither. The sweep
 deletes old answers.
 """
 

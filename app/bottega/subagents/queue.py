@@ -1,6 +1,4 @@
-"""Lines of waiting tasks by age, per base priority.
-
-Queue of tasks that wait for a slot: ageing priorities, limits per parent and tenant. Pure.
+"""Queue of tasks that wait for a slot: ageing priorities, limits per parent and tenant. Pure.
 
 Tenants take turns, and so do the runs of a tenant; within a run priorities decide. Priorities age,
 so there is no fixed order of all entries. But of two entries with the same base priority the older

@@ -1,7 +1,4 @@
-"""Registry of tasks: their states, limits and ends. The scheduler executes them.
-
-Garbage collection of finished tasks.
-"""
+"""Registry of tasks: their states, limits, ends, and removal. The scheduler executes them."""
 
 import asyncio
 import contextvars

@@ -1,10 +1,7 @@
 """Scheduler of tasks: slots, timers, cancellation.
 
-The queue, the pool's size and the breakers decide; this module carries their decisions out.
-
-Places of tasks where a tenant's limit holds over all workers.
-
-Estimates of a waiting task's start, from the recent tasks of its parent.
+The queue, the pool's size and the breakers decide; this module carries their decisions out. A
+tenant's limit may hold over all workers. The start of a waiting task is estimated from recent ones.
 """
 
 import asyncio

@@ -2,8 +2,7 @@
 
 The root writes ``/global/**``; all agents read it. ``/subagent/{task_id}/**`` is a task's own
 folder; its parent reads all of it and writes ``input``. Any other path is a query's private file.
-
-File tools for models: ``read_file``, ``write_file``, ``list_files``.
+Models have the tools ``read_file``, ``write_file`` and ``list_files``.
 """
 
 import asyncio

@@ -7,8 +7,6 @@ is due. A later call handles rows that are locked.
 A mature episode waits (``episode_state.task_key``) until all episodes within a time window after it
 are mature. Then it is compared once with those of equal ``task_key`` in that window. So each
 group is complete when it is consolidated, and a second execution changes nothing.
-
-Background work on episodes that no single tenant's maintenance does.
 """
 
 import asyncio

@@ -8,7 +8,7 @@ made elsewhere they helped no run (see the benchmarks of learning).
 Texts (a domain, a task type, a failure's message) that fewer than three users' runs had are removed
 first, because runs of every user are given patterns.
 
-The trace of an episode, as mining sees it and as a model reads it. Pure.
+``CallTrace`` is the trace of an episode, as mining sees it and as a model reads it.
 """
 
 import re

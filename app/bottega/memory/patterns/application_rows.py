@@ -1,4 +1,4 @@
-"""Applications of patterns, as rows, and the baselines that they are compared with.
+"""Rows of patterns, of their applications, and the baselines that these are compared with.
 
 All functions run in a transaction of the tenant (:func:`bottega.db.engine.acting_as`).
 

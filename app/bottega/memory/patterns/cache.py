@@ -6,7 +6,6 @@ call reads the database; a new connection clears the cache.
 
 import asyncio
 import contextlib
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ from uuid import UUID
 from weakref import WeakValueDictionary
 
 import asyncpg
+from cachetools import LRUCache
 
 from bottega import metrics
 from bottega.clock import Clock
@@ -66,7 +66,11 @@ class PatternCache:
     listener: NotifyListener
     clock: Clock
     options: LearningOptions = LearningOptions()
-    _matchers: OrderedDict[UUID, Matcher] = field(default_factory=OrderedDict)
+    _matchers: LRUCache[UUID, Matcher] = field(
+        default_factory=lambda: LRUCache(
+            MOST_KEPT, lambda matcher: min(MOST_KEPT, 1 + len(matcher))
+        )
+    )
     _loading: set[UUID] = field(default_factory=set)  # without a change since
     _turns: WeakValueDictionary[UUID, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
@@ -208,7 +212,6 @@ class PatternCache:
         async with self._turns.setdefault(tenant_id, asyncio.Lock()):
             if tenant_id in self._matchers and self.listener.hears(application_rows.CHANNEL):
                 metrics.cache_hits.labels("matchers").inc()
-                self._matchers.move_to_end(tenant_id)
                 return self._matchers[tenant_id]
             self._loading.add(tenant_id)
             async with acting_as(self.pool, tenant_id) as connection:
@@ -216,8 +219,6 @@ class PatternCache:
             matcher = await asyncio.to_thread(lambda: Matcher(map(application_rows.pattern, found)))
             if tenant_id in self._loading:
                 self._matchers[tenant_id] = matcher
-            while sum(map(len, self._matchers.values())) > MOST_KEPT:
-                self._matchers.popitem(last=False)
             return matcher
 
     async def baselines(

@@ -2,8 +2,6 @@
 
 A pattern holds a condition, advice and evidence. It is data: nothing in it is ever executed, and
 prompts present it as data too.
-
-Patterns as text for a prompt. Pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

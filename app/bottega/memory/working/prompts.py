@@ -2,9 +2,8 @@
 
 Pure: equal histories give equal prompts, also in a resumed run.
 
-Blocks of a conversation for the working memory: messages that stay or leave together.
-
-Pure. Messages of the history never change; a shortened one is a copy.
+The messages of a block stay or leave together. Messages of the history never change; a shortened
+one is a copy.
 """
 
 import re

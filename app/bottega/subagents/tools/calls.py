@@ -1,9 +1,4 @@
-"""The tools ``dispatch_subagent`` and ``dispatch_subagents``.
-
-The tools ``poll_subagent``, ``await_subagent`` and ``cancel_subagent``.
-
-The tool ``send_to_subagent``.
-"""
+"""The tools to dispatch sub-agents, and to poll, await, cancel and message them."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence

@@ -1,10 +1,8 @@
-"""The base of an agent's tools, and the state that they share.
+"""What the tools for sub-agents share:
 
-The arguments of the tools, as a model gives them.
+their base, arguments, and the state of tasks as models read it.
 
-The state of tasks, as a model reads it.
-
-Plugins about what reaches an agent beside a dispatch: messages, and synchronous calls.
+Plugins see what reaches an agent beside a dispatch: messages, and synchronous calls.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
