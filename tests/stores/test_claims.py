@@ -38,8 +38,9 @@ async def test_runs_of_a_claim_whose_answer_was_lost_are_queued_again(
     ):
         executed: list[UUID] = []
 
-        async def execute(run: ClaimedRun) -> None:
+        async def execute(run: ClaimedRun) -> bool:
             executed.append(run.run_id)
+            return False
 
         claimer = queue.RunClaimer(
             through.pool, worker, ClaimReader(through.pool), execute, lambda: 10, str

@@ -83,7 +83,7 @@ async def test_a_refused_step_harms_no_other_of_its_group(
     writer = StepWriter(pool)
     steps = step(first, "a"), step(lost, "a", after=lost.last_seq + ahead), step(third, "a")
     stored = await asyncio.gather(*map(writer.store, steps), return_exceptions=True)
-    assert [type(each) for each in stored] == [type(None), FencedError, type(None)]
+    assert [type(each) for each in stored] == [bool, FencedError, bool]
     assert pool.calls == {3: 1}
     assert await log_of(owner, first) == ["run.queued", "run.started", "warning"]
     assert await log_of(owner, lost) == ["run.queued", "run.started", "run.resumed"]
@@ -164,8 +164,20 @@ async def test_a_step_that_the_database_cannot_store_fails_alone(
     writer = StepWriter(database.pool)
     steps = [step(run, said) for run, said in zip(runs, ("a", "poison", "b"), strict=True)]
     stored = await asyncio.gather(*map(writer.store, steps), return_exceptions=True)
-    assert [type(each) for each in stored] == [type(None), asyncpg.CheckViolationError, type(None)]
+    assert [type(each) for each in stored] == [bool, asyncpg.CheckViolationError, bool]
     assert [len(await log_of(owner, run)) for run in runs] == [3, 2, 3]
+
+
+async def test_an_end_tells_whether_its_tenant_has_due_runs(
+    database: Database, runs: list[ClaimedRun]
+) -> None:
+    journals = [Journal(StepWriter(database.pool), run, wake=lambda _: None) for run in runs[:2]]
+    async with acting_as(database.pool, DEFAULT_TENANT) as connection:
+        next_run = await accept(connection, DEFAULT_TENANT)
+    await journals[0].finish(End(RunStatus.COMPLETED))
+    await claim(database.pool, next_run)
+    await journals[1].finish(End(RunStatus.COMPLETED))
+    assert [journal.others_due for journal in journals] == [True, False]
 
 
 async def test_a_background_commit_that_waits_stores_the_end_whole(

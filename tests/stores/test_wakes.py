@@ -43,6 +43,7 @@ class Worker:
     Attributes:
         runs: those that it began.
         fails: number of executions that fail.
+        others_due: what each execution returns.
     """
 
     def __init__(self, database: Database, places: int = 100) -> None:
@@ -50,6 +51,7 @@ class Worker:
         self.places = places
         self.runs: list[UUID] = []
         self.fails = 0
+        self.others_due = True
         self.begun: Callable[[float], object] = str
         self.gates: dict[UUID, asyncio.Event] = {}
         self.reader = Counting(database.pool)
@@ -58,13 +60,14 @@ class Worker:
             lambda since: self.begun(since),
         )
 
-    async def execute(self, run: ClaimedRun) -> None:
+    async def execute(self, run: ClaimedRun) -> bool:
         self.runs.append(run.run_id)
         if self.fails:
             self.fails -= 1
             raise ValueError("a bug")
         gate = self.gates[run.run_id] = asyncio.Event()
         await gate.wait()
+        return self.others_due
 
 
 @pytest.fixture
@@ -155,6 +158,19 @@ async def test_the_end_of_a_run_leads_to_a_claim(database: Database, owner: asyn
             await end(owner, ended)
             worker.gates[ended].set()
     assert worker.runs == runs
+
+
+@pytest.mark.usefixtures("never_polls")
+async def test_an_end_leads_to_no_claim_if_its_tenant_has_nothing_due(database: Database) -> None:
+    worker = Worker(database)
+    worker.others_due = False
+    async with working(database, worker):
+        for number in range(1, 11):
+            await accept_all(database, DEFAULT_TENANT, 1)
+            await until(lambda: worker.runs, partial(counts, number))
+            worker.gates[worker.runs[-1]].set()
+        claims = worker.reader.claims
+    assert claims <= 12  # two at the start
 
 
 @asynccontextmanager

@@ -301,10 +301,13 @@ class Executor:
         if entry is not None and entry.lease == run and not entry.is_leaving:
             _lose(entry)
 
-    async def execute(self, run: ClaimedRun) -> None:
+    async def execute(self, run: ClaimedRun) -> bool:
         """Execute a claimed run to its end, or until another worker takes it away.
 
         Cancelling this hands the run back: its journal stays, and the next worker resumes it.
+
+        Returns:
+            Whether due runs of its tenant may be claimed now.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -313,13 +316,13 @@ class Executor:
         entry = self._under_way[run.run_id] = _UnderWay(run.tenant_id, task, lease)
         try:
             with structlog.contextvars.bound_contextvars(**about(run)):
-                await self._execute(run, entry, earlier)
+                return await self._execute(run, entry, earlier)
         finally:
             # A later attempt here may have begun, and ended before this one.
             if self._under_way.get(run.run_id) is entry:
                 del self._under_way[run.run_id]
 
-    async def _execute(self, run: ClaimedRun, entry: _UnderWay, earlier: _UnderWay | None) -> None:
+    async def _execute(self, run: ClaimedRun, entry: _UnderWay, earlier: _UnderWay | None) -> bool:
         tenant_id, run_id = run.tenant_id, run.run_id
         self.notifier.began(run_id, run.quiet_s)
         journal = self._journal_of(run)
@@ -375,6 +378,7 @@ class Executor:
             await journal.close()
             entry.recorder.closed()
             await entry.ending.aclose()
+        return journal.others_due
 
     def _journal_of(self, run: ClaimedRun) -> Journal:
         known = Redactor() if self.secrets is None else self.secrets.redactor(run.tenant_id)

@@ -58,7 +58,7 @@ _ALONE = 1
 
 class _Waiting(NamedTuple):
     step: Step
-    stored: "asyncio.Future[None]"
+    stored: "asyncio.Future[bool]"
 
 
 class StepWriter:
@@ -74,8 +74,11 @@ class StepWriter:
         self._unshown: dict[Callable[[], None], float] = {}
         self._show_at: asyncio.TimerHandle | None = None
 
-    async def store(self, step: Step) -> None:
+    async def store(self, step: Step) -> bool:
         """Store a step, in a group if others are ready too. At most one of each run at a time.
+
+        Returns:
+            Whether due runs of its tenant may be claimed now, since it ended one.
 
         Raises:
             FencedError: the run belongs to a newer attempt, or is over.
@@ -91,8 +94,9 @@ class StepWriter:
                 self._begin_at = loop.call_soon(self._begin)
             else:
                 self._begin_at = loop.call_later(_PATIENCE_S, self._begin)
-        await waiting.stored
+        others_due = await waiting.stored
         metrics.step_duration.observe(monotonic() - began)
+        return others_due
 
     def _begin(self) -> None:
         """Send the next group."""
@@ -153,7 +157,7 @@ class StepWriter:
                 if answer in ("refused", "pending"):
                     each.stored.set_exception(log.refusal(each.step, answer))
                 else:
-                    each.stored.set_result(None)
+                    each.stored.set_result(answer != "stored")
 
     def _each_alone(self, group: list[_Waiting]) -> None:
         for each in group:
@@ -161,13 +165,13 @@ class StepWriter:
 
     async def _send_alone(self, waiting: _Waiting) -> None:
         try:
-            await log.append_step(self._pool, waiting.step, self._alone)
+            others_due = await log.append_step(self._pool, waiting.step, self._alone)
         except Exception as error:
             if not waiting.stored.done():
                 waiting.stored.set_exception(error)
         else:
             if not waiting.stored.done():
-                waiting.stored.set_result(None)
+                waiting.stored.set_result(others_due)
 
     def show_later(self, show: Callable[[], None]) -> None:
         """Call ``show`` within :data:`SHOW_AFTER_S`, together with those of other runs."""
@@ -273,6 +277,7 @@ class Journal:
         spent: by this attempt, by agent, model, and whether the server is the tenant's own.
         broken: names and errors of asynchronous tasks that failed and were not yet handled.
         finishing: whether the run's end is being stored, or is stored.
+        others_due: false if the run has ended, and its tenant had no due runs then.
     """
 
     def __init__(
@@ -308,6 +313,7 @@ class Journal:
         self._shower: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self.finishing = False
+        self.others_due = True
         self._step = _OpenStep()
         self._end: tuple[int, int] | None = None
 
@@ -457,7 +463,7 @@ class Journal:
                 outcome=open_step.outcome,
                 known=self.known,
             )
-            await self._writer.store(step)
+            others_due = await self._writer.store(step)
         except PendingRequestError:
             self._step, self._end = open_step.before(end or (0, 0)), None
             self._in_flight = 0
@@ -467,6 +473,8 @@ class Journal:
             raise
         self._stored += self._in_flight
         self._in_flight = 0
+        if step.outcome is not None:
+            self.others_due = others_due
 
     def _show(self) -> None:
         """Store the step in the background, because it has waited long enough."""

@@ -1,8 +1,8 @@
 """The run queue as a worker uses it; ``db/sql/queue.sql`` says which run is next.
 
 Claim: :class:`RunClaimer` claims due runs for the free places of this worker, and executes them. It
-does so after a notice that names this worker, after the end of one of its runs, again at once if
-there were more, and every ``POLL_S`` seconds, so that a lost notice costs only time.
+does so after a notice that names this worker; after the end of a run, if it was full or the run's
+tenant has due ones; at once if there were more; every ``POLL_S`` s, since a notice may be lost.
 
 Fence: a claimed run has an attempt, which each of its writes names. A worker that lost a run learns
 it from the answer to its next write or report, and stops the run.
@@ -75,7 +75,8 @@ class RunClaimer:
     """Claims runs for this worker's free places, and executes them.
 
     Args:
-        execute: executes one run; its errors are logged, and count as crashes of the run.
+        execute: executes one run; returns whether others of its tenant may be claimed then. Its
+            errors are logged, and count as crashes of the run.
         places: returns the number of this worker's places.
         begun: called when runs have begun, with the time before their claim.
     """
@@ -85,13 +86,13 @@ class RunClaimer:
         pool: asyncpg.Pool,
         worker_id: UUID,
         reader: ClaimReader,
-        execute: Callable[[ClaimedRun], Awaitable[None]],
+        execute: Callable[[ClaimedRun], Awaitable[bool]],
         places: Callable[[], int],
         begun: Callable[[float], object],
     ) -> None:
         self._pool, self._worker_id, self._reader = pool, worker_id, reader
         self._execute, self._places, self._begun = execute, places, begun
-        self._active: dict[asyncio.Task[None], ClaimedRun] = {}
+        self._active: dict[asyncio.Task[bool], ClaimedRun] = {}
         self._ended: dict[UUID, float] = {}
         self._wake = asyncio.Event()
 
@@ -145,18 +146,18 @@ class RunClaimer:
         asyncio.get_running_loop().call_soon(self._begun, began)
         return any(row["more"] for row in rows)
 
-    def _end(self, task: asyncio.Task[None]) -> None:
-        run = self._active.pop(task)
-        self._ended[run.tenant_id] = monotonic()
-        asyncio.get_running_loop().call_later(_PAUSE_S, self._wake.set)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("run.abandoned", run_id=str(run.run_id), exc_info=error)
+    def _end(self, task: asyncio.Task[bool]) -> None:
+        was_full = len(self._active) >= self._places() * 4 // 5
+        self._ended[self._active.pop(task).tenant_id] = monotonic()
+        if was_full or task.cancelled() or task.exception() or task.result():
+            asyncio.get_running_loop().call_later(_PAUSE_S, self._wake.set)
 
-    async def _carry_out(self, run: ClaimedRun) -> None:
+    async def _carry_out(self, run: ClaimedRun) -> bool:
         """Execute a run; if that fails, leave it to the next attempt."""
         try:
-            await self._execute(run)
+            return await self._execute(run)
         except Exception as error:
+            log.exception("run.abandoned", run_id=str(run.run_id))
             if not is_transient(error):  # else the sweep queues it: it is named no more
                 await hand_back(self._pool, run, "crash")
-            raise
+            return True

@@ -273,8 +273,9 @@ async def append_steps(pool: asyncpg.Pool, steps: Sequence[Step]) -> list[str]:
     """Store steps of different runs in one transaction; answer each. Safe to repeat.
 
     Returns:
-        For each ``stored``, ``repeated`` (it was stored before), ``refused`` (the run belongs to a
-        newer attempt, or is over), ``unread`` (it ends a run that must read a message first) or
+        For each ``stored``, ``due`` (it ended a run, and its tenant has due ones), ``repeated``
+        (it was stored before), ``refused`` (the run belongs to a newer attempt, or is over),
+        ``pending`` (it would complete a run for which a message or its cancellation waits) or
         ``busy`` (send it alone; then it waits for the run's locks).
     """
     columns = map(list, zip(*steps, strict=True))
@@ -284,8 +285,10 @@ async def append_steps(pool: asyncpg.Pool, steps: Sequence[Step]) -> list[str]:
 
 async def append_step(
     pool: asyncpg.Pool, step: Step, turn: AbstractAsyncContextManager[None] | None = None
-) -> None:
-    """Store one step. Waits while its rows are locked, and while the database is away.
+) -> bool:
+    """Store one step; return whether its tenant's due runs may be claimed now.
+
+    Waits while its rows are locked, and while the database is away.
 
     Args:
         turn: entered for each try.
@@ -300,8 +303,9 @@ async def append_step(
             return await append_steps(pool, [step])
 
     (answer,) = await persist(ask)
-    if answer not in ("stored", "repeated"):
+    if answer not in ("stored", "due", "repeated"):
         raise refusal(step, answer)
+    return answer != "stored"
 
 
 def refusal(step: Step, answer: str) -> FencedError | PendingRequestError:

@@ -109,8 +109,8 @@ DECLARE
     v_limit bigint := bottega_limit('concurrent_runs', 100);
     v_free integer := p_places - cardinality(p_held);
     v_common integer := count_common_places(p_places, cardinality(p_held));
-    v_due uuid[] := '{}';
-    v_mine uuid[] := '{}';  -- those of which this worker may claim runs
+    v_due uuid[];
+    v_mine uuid[];  -- those of which this worker may claim runs
     v_tenants uuid[] := '{}';  -- those that this claim has locked
     v_rooms bigint[] := '{}';  -- how many of their runs may be claimed
     v_claimed uuid[] := '{}';
@@ -128,11 +128,9 @@ BEGIN
             WHERE NOT is_due AND due_at <= clock_timestamp()
             ORDER BY due_at LIMIT 100 FOR UPDATE SKIP LOCKED);
     END IF;
-    IF EXISTS (SELECT FROM run_queue WHERE is_due) THEN  -- most claims after an end find nothing
-        v_due := due_tenants();
-        v_mine := ARRAY(SELECT d FROM unnest(v_due) AS d
-                        WHERE v_free > 0 AND (v_common > 0 OR d <> ALL (p_held)));
-    END IF;
+    v_due := due_tenants();
+    v_mine := ARRAY(SELECT d FROM unnest(v_due) AS d
+                    WHERE v_free > 0 AND (v_common > 0 OR d <> ALL (p_held)));
     FOR q IN
         SELECT t.* FROM tenant_queues t WHERE t.tenant_id = ANY (v_mine)
         -- One at its limit counts as served a second later, and its runs are counted again only

@@ -25,9 +25,9 @@ CREATE OR REPLACE FUNCTION put_events(
     GROUP BY part, (n - 1) / 100
 $$;
 
--- Called by workers. Store steps of several runs, one of each, in one transaction. Answer each:
--- stored, repeated (it was before), refused (the run was lost, or is over), busy (locked: sent
--- alone, it waits), pending (a message or its cancellation waits for a run that would complete).
+-- Called by workers. Store steps of several runs, one of each, in one transaction. Answer: stored,
+-- due (it ended a run whose tenant has due ones), repeated (it was stored), refused (the run was
+-- lost, or is over), busy (locked: alone, it waits), pending (it would complete before a message).
 CREATE OR REPLACE FUNCTION append_steps(
     p_tenants uuid[], p_runs uuid[], p_attempts integer[], p_after bigint[], p_counts integer[],
     p_events text[], p_tasks jsonb[], p_interrupts jsonb[], p_sessions text[],
@@ -105,6 +105,9 @@ BEGIN
         PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
         PERFORM end_run(
             p_tenants[i], p_runs[i], p_after[i] + p_counts[i], p_outcomes[i], v_now);
+        IF next_due(p_tenants[i], false) IS NOT NULL THEN
+            v_answers[i] := 'due';
+        END IF;
     END LOOP;
     FOR v_tenant, v_places IN
         SELECT p_tenants[n], array_agg(n) FROM unnest(v_done) AS n
