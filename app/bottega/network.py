@@ -157,6 +157,9 @@ class _Protocol(ResponseHandler):
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
         self._is_fresh = True
+        if self._received <= STEP_BYTES:  # as BoundedReader measures
+            super().data_received(data)
+            return
         began = cpu_s()
         super().data_received(data)
         self._spent_s += cpu_s() - began
