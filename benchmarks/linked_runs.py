@@ -22,7 +22,7 @@ from pydantic_core import from_json
 
 from benchmarks.harness import cpu_s, process, temporary_database
 from benchmarks.model import ModelConnection, chunked
-from bottega.llm.demo_model.conversation import Answer, DemoCall
+from bottega.llm.demo_model.rules import Answer, DemoCall
 
 _BATCH = 50
 """Tasks that one call of a tool may name."""

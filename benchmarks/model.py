@@ -18,9 +18,8 @@ from typing import Any, ClassVar
 from pydantic_core import from_json
 
 from benchmarks.harness import cpu_s
-from bottega.llm.demo_model import wire
-from bottega.llm.demo_model.conversation import Answer
-from bottega.llm.demo_model.decide import decide
+from bottega.llm.demo_model import server as demo_server
+from bottega.llm.demo_model.rules import Answer, decide
 
 _MOST = 10_000
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -35,7 +34,7 @@ def _answer(body: bytes) -> Sequence[bytes]:
 
 def chunked(answer: Answer, request: dict[str, Any]) -> Sequence[bytes]:
     """Return an answer as chunks of HTTP."""
-    parts = wire.chunks(answer, request)
+    parts = demo_server.chunks(answer, request)
     return [b"%x\r\n%b\r\n" % (len(part), part) for part in parts]
 
 

@@ -13,19 +13,19 @@ import asyncio
 import json
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Self
 
 import uvicorn
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bottega.llm.demo_model import wire
-from bottega.llm.demo_model.conversation import Answer, DemoCall
-from bottega.llm.demo_model.decide import decide as demo_decide
-from bottega.llm.demo_model.embeddings import Vectorise, answering
-from bottega.llm.demo_model.server import create_app
+from bottega.llm.demo_model import server as demo_server
+from bottega.llm.demo_model.rules import Answer, DemoCall
+from bottega.llm.demo_model.rules import decide as demo_decide
+from bottega.llm.demo_model.server import Vectorise, create_app
 from bottega.llm.local.builtin import BuiltinEmbedder
 from tests.waiting import deadline, until
 
@@ -54,7 +54,7 @@ def http_error(
 ) -> Reply:
     """Build an error in the form of OpenAI's API."""
     return http_reply(
-        wire.error(message, code=code),
+        demo_server.error(message, code=code),
         status=status,
         headers=headers,
         media_type="application/json",
@@ -76,7 +76,7 @@ def sse(*events: Any, done: bool = True) -> Reply:
     """Stream these events: dicts are sent as JSON, text unchanged."""
     parts = [event if isinstance(event, str) else json.dumps(event) for event in events]
     body = "".join(f"data: {part}\n\n" for part in parts).encode()
-    return http_reply(body + (wire.DONE if done else b""))
+    return http_reply(body + (demo_server.DONE if done else b""))
 
 
 def chunk(
@@ -96,7 +96,7 @@ def chunk(
 
 def cut(answer: Answer, *, events: int) -> Reply:
     """Send the first ``events`` events of an answer's stream, then break the connection."""
-    return lambda request: _Stream(list(wire.chunks(answer, request))[:events], ends=False)
+    return lambda request: _Stream(list(demo_server.chunks(answer, request))[:events], ends=False)
 
 
 def hang_up() -> Reply:
@@ -124,20 +124,22 @@ def gated(gate: asyncio.Event, reply: Reply) -> Reply:
 
 def sse_until(gate: asyncio.Event, *events: dict[str, Any]) -> Reply:
     """Stream these events, and nothing more until ``gate`` is set; then the answer breaks off."""
-    sent = [wire.event(event) for event in events]
+    sent = [demo_server.event(event) for event in events]
     return lambda request: _Stream([*sent, b""], ends=False, gate=gate, wait_at=len(sent))
 
 
 def gated_within(gate: asyncio.Event, answer: Answer, *, events: int) -> Reply:
     """Stream an answer that stops after ``events`` events until ``gate`` is set."""
-    return lambda request: _Stream(list(wire.chunks(answer, request)), gate=gate, wait_at=events)
+    return lambda request: _Stream(
+        list(demo_server.chunks(answer, request)), gate=gate, wait_at=events
+    )
 
 
 def gated_cut(gate: asyncio.Event, answer: Answer, *, events: int) -> Reply:
     """Send the first ``events`` events of an answer; once ``gate`` is set, break the connection."""
 
     def make(request: dict[str, Any]) -> ASGIApp:
-        sent = list(wire.chunks(answer, request))[: events + 1]
+        sent = list(demo_server.chunks(answer, request))[: events + 1]
         return _Stream(sent, ends=False, gate=gate, wait_at=events)
 
     return make
@@ -156,8 +158,8 @@ def response(reply: Reply, request: dict[str, Any]) -> ASGIApp:
     if not isinstance(reply, Answer):
         return reply(request)
     if not request.get("stream"):
-        return Response(wire.completion(reply, request), media_type="application/json")
-    return _Stream(list(wire.chunks(reply, request)))
+        return Response(demo_server.completion(reply, request), media_type="application/json")
+    return _Stream(list(demo_server.chunks(reply, request)))
 
 
 class _Stream:
@@ -186,6 +188,42 @@ class _Stream:
         # A response that an application leaves open makes the server close the connection.
         if self._ends:
             await send({"type": "http.response.body", "body": b""})
+
+
+class Watched:
+    """Application wrapper that runs until it is done or its client hangs up."""
+
+    def __init__(self, app: ASGIApp, on_disconnect: Callable[[], None]) -> None:
+        self._app = app
+        self._on_disconnect = on_disconnect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.ensure_future(self._app(scope, receive, send))
+        gone = asyncio.ensure_future(receive())  # the body was read: only the end can come
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        hung_up = not work.done()
+        for task in (work, gone):
+            task.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
+        if hung_up:
+            self._on_disconnect()
+        else:
+            work.result()
+
+
+def unpaired(messages: Sequence[dict[str, Any]]) -> str | None:
+    """Return OpenAI's error for a history in which a call has no result directly after it."""
+    waiting: set[str] = set()
+    for message in messages:
+        if message["role"] == "tool":
+            if message.get("tool_call_id") not in waiting:
+                return "messages with role 'tool' must be a response to preceding 'tool_calls'"
+            waiting.remove(message["tool_call_id"])
+            continue
+        if waiting:
+            break
+        waiting = {call["id"] for call in message.get("tool_calls") or ()}
+    return f"these tool calls have no result: {', '.join(sorted(waiting))}" if waiting else None
 
 
 class FakeModel:
@@ -223,17 +261,12 @@ class FakeModel:
         self.embeds = True
         self.base_url = ""
         self.decide = decide
-        self._demo = create_app(
-            self._answer,
-            embed=self._embed,
-            token_delay_s=token_delay_s,
-            on_request=self._on_request,
-            on_disconnect=self._on_disconnect,
-        )
+        self._token_delay_s = token_delay_s
+        self._demo: ASGIApp = create_app(self._watched_answer)
         self._usually = decide
         self._script: deque[Reply] = deque()
         self._vectors: deque[Reply | None] = deque()
-        self._demo_vectors = answering(embed)
+        self._embed = embed
         self._changed = asyncio.Event()
         self._broken: Exception | None = None
         self._stack = AsyncExitStack()
@@ -285,21 +318,37 @@ class FakeModel:
         reply = self._script.popleft() if self._script else self.decide(request)
         return reply if isinstance(reply, Answer) else response(reply, request)
 
-    async def _embed(self, request: dict[str, Any]) -> bytes | ASGIApp:
+    def _watched_answer(self, request: dict[str, Any]) -> ASGIApp:
+        if wrong := unpaired(request["messages"]):
+            return response(http_error(400, message=wrong), request)
+        self._on_request(request)
+        reply = self._answer(request)
+        if isinstance(reply, Answer):
+            reply = demo_server.response(reply, request, self._token_delay_s)
+        return Watched(reply, self._on_disconnect)
+
+    async def _vectors_app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = json.loads(await Request(scope, receive).body())
         self.embedded.append(request)
         self._changed.set()
         reply = self._vectors.popleft() if self._vectors else None
         if not self.embeds:
             reply = http_error(503)
-        return await self._demo_vectors(request) if reply is None else response(reply, request)
+        if reply is None:
+            body = demo_server.vectors_body(await self._embed(request["input"]), request)
+            reply = http_reply(body, media_type="application/json")
+        await response(reply, request)(scope, receive, send)
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Build the demo model's application; its exceptions reach the test, not the client."""
-        if scope["type"] == "http" and not scope["path"].endswith("/embeddings"):
+        app = self._demo
+        if scope["path"].endswith("/embeddings"):
+            app = self._vectors_app
+        else:
             fields = ((name.decode(), value.decode("latin-1")) for name, value in scope["headers"])
             self.headers.append(dict(fields))
         try:
-            await self._demo(scope, receive, send)
+            await app(scope, receive, send)
         except Exception as error:
             self._broken = error
             self._changed.set()

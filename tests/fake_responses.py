@@ -20,11 +20,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from bottega.llm.demo_model.conversation import Answer
-from bottega.llm.demo_model.wire import error
-from tests.fake_model import FakeModel, Reply, _Stream
+from bottega.llm.demo_model.rules import Answer
+from bottega.llm.demo_model.server import error
+from tests.fake_model import FakeModel, Reply, Watched, _Stream
 
 Item = dict[str, Any]
 
@@ -142,25 +142,7 @@ class FakeResponses(FakeModel):
         self._on_request(body)
         reply = self._answer(body)
         assert not isinstance(reply, Answer), "this reply is for Chat Completions"
-        return _Watched(reply, self)
-
-
-class _Watched:
-    """Application wrapper that runs until it is done or its client hangs up."""
-
-    def __init__(self, app: ASGIApp, model: FakeResponses) -> None:
-        self._app = app
-        self._model = model
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.ensure_future(self._app(scope, receive, send))
-        gone = asyncio.ensure_future(receive())
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            self._model._on_disconnect()
-        for task in (work, gone):
-            task.cancel()
-        await asyncio.gather(work, gone, return_exceptions=True)
+        return Watched(reply, self._on_disconnect)
 
 
 def _problem(body: dict[str, Any]) -> str | None:

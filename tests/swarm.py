@@ -14,7 +14,7 @@ import asyncpg
 import httpx2
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bottega.llm.demo_model.conversation import Answer, read
+from bottega.llm.demo_model.rules import Answer, read
 from tests import waiting
 from tests.fake_model import Reply, calls, gated, response, text
 

@@ -5,7 +5,7 @@ from typing import Any
 import httpx2
 
 from bottega.cli.scenarios import SOFTWARE
-from bottega.llm.demo_model.conversation import read
+from bottega.llm.demo_model.rules import read
 
 RUN = SOFTWARE.run
 CALLS = 7
@@ -46,8 +46,7 @@ def systems(request: dict[str, Any]) -> list[str]:
     opens the turn of its query.
     """
     conversation = read(request)
-    (system,) = conversation.system
-    awareness = system.removeprefix(conversation.own).strip()
+    awareness = conversation.system.removeprefix(conversation.own).strip()
     told = [conversation.own, *([awareness] if awareness else [])]
     return told + [piece[0].strip() for piece in conversation.context]
 

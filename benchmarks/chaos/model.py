@@ -13,10 +13,8 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.cli.scenarios import SOFTWARE
-from bottega.llm.demo_model import wire
-from bottega.llm.demo_model.conversation import read
-from bottega.llm.demo_model.decide import decide
-from bottega.llm.demo_model.server import create_app
+from bottega.llm.demo_model.rules import decide, read
+from bottega.llm.demo_model.server import create_app, response
 
 _MARKER = re.compile(r"\bjob-\d+\b")
 _AGENTS = {agent["system_message"]: agent["name"] for agent in SOFTWARE.agents}
@@ -97,25 +95,28 @@ class CountingModel:
     def _answer(self, body: dict[str, Any]) -> ASGIApp:
         request = ModelRequest(step_of(body), time.time())
         self.requests.append(request)
-        answer = list(wire.chunks(decide(body), body))
+        answer = response(decide(body), body)
+
+        async def wait() -> None:
+            await asyncio.sleep(self._random.uniform(*self._latency_s))
+            if self.holds(request):
+                await request.released.wait()
 
         async def respond(scope: Scope, receive: Receive, send: Send) -> None:
             request.port = scope["client"][1]
             self.on_arrival(request)
             self._changed.set()
-            try:
-                await asyncio.sleep(self._random.uniform(*self._latency_s))
-                if self.holds(request):
-                    await request.released.wait()
-                headers = [(b"content-type", b"text/event-stream")]
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
-                await send({"type": "http.response.body", "body": b"".join(answer)})
-                request.answered_at = time.time()
-            except asyncio.CancelledError:
+            waiting = asyncio.ensure_future(wait())
+            gone = asyncio.ensure_future(receive())  # the body was read: only the end can come
+            await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
                 request.cut_at = time.time()
-                raise
-            finally:
-                self._changed.set()
+            else:
+                await answer(scope, receive, send)
+                request.answered_at = time.time()
+            waiting.cancel()
+            gone.cancel()
+            self._changed.set()
 
         return respond
 

@@ -20,7 +20,7 @@ from pydantic_core import from_json, to_json
 from benchmarks.harness import process
 from benchmarks.model import ModelConnection, chunked
 from benchmarks.tenants.attacks import LARGE_GRAPH, LIMIT_PER_S, large_graph
-from bottega.llm.demo_model.conversation import Answer, DemoCall
+from bottega.llm.demo_model.rules import Answer, DemoCall
 
 _FAN_OUT = 20
 _SETTINGS = {

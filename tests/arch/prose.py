@@ -40,7 +40,6 @@ NO_VERB = re.compile(
 )
 EXEMPT = {
     # Model data: an answer of the scripted model, a tool's description in the prompt, an episode.
-    ("app/bottega/llm/demo_model/specialist.py", "Those who"),
     ("app/bottega/memory/working/tools.py", "came of"),
     ("benchmarks/learning/running.py", "came of"),
 }

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bottega.llm.demo_model.conversation import read
+from bottega.llm.demo_model.rules import read
 from tests.fake_model import FakeModel, Reply, calls, gated, http_error, text
 from tests.flows.test_agent_data import create
 from tests.service import Running

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from bottega.cli.scenarios import RESEARCH, SOFTWARE, Scenario
-from bottega.llm.demo_model.conversation import read
-from bottega.llm.demo_model.decide import decide
+from bottega.llm.demo_model.rules import decide, read
 from tests.fake_model import FakeModel, Reply, gated
 from tests.service import Running
 from tests.waiting import until
@@ -24,9 +23,9 @@ async def test_the_lead_fans_out_writes_to_a_task_and_awaits_the_first_success(
 
     def held_until_told(request: dict[str, Any]) -> Reply:
         conversation = read(request)
-        if conversation.folder:
+        if conversation.is_task:
             return gated(told, decide(request))
-        if any(outcome.name == "send_to_subagent" for outcome in conversation.outcomes):
+        if "send_to_subagent" in dict(conversation.outcomes):
             told.set()
         return decide(request)
 

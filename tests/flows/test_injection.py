@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bottega.llm.demo_model.conversation import read
+from bottega.llm.demo_model.rules import read
 from bottega.settings import Settings
 from tests.domain.test_injection import HOSTILE, RENDERED
 from tests.fake_model import FakeModel, Reply, calls, text

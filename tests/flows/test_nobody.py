@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from bottega.llm.demo_model.conversation import Answer
+from bottega.llm.demo_model.rules import Answer
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, text
 from tests.flows.conftest import asking

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bottega.llm.demo_model.conversation import Answer
+from bottega.llm.demo_model.rules import Answer
 from tests.fake_model import FakeModel, calls, text
 from tests.flows.test_conversations import define
 from tests.service import Running

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bottega.llm.demo_model import wire
+from bottega.llm.demo_model import server as demo_server
 from tests.fake_model import FakeModel, Reply, calls, chunk, http_error, sse, sse_until, text
 from tests.flows.test_conversations import define
 from tests.flows.test_openai_api import client
@@ -73,11 +73,11 @@ def slow(*events: dict[str, Any], breaks: bool = False) -> Reply:
         headers = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for event in events:
-            body = wire.event(event)
+            body = demo_server.event(event)
             await send({"type": "http.response.body", "body": body, "more_body": True})
             await pause()
         if not breaks:
-            await send({"type": "http.response.body", "body": wire.DONE})
+            await send({"type": "http.response.body", "body": demo_server.DONE})
 
     def reply(request: dict[str, Any]) -> ASGIApp:
         return app

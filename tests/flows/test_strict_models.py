@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bottega.cli.scenarios import SOFTWARE
-from bottega.llm.demo_model.decide import decide as demo_decide
+from bottega.llm.demo_model.rules import decide as demo_decide
 from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import Reply, gated

@@ -17,7 +17,7 @@ import websockets
 from fastapi.routing import APIRoute
 
 from bottega.api.auth import is_public
-from bottega.llm.demo_model.conversation import Answer
+from bottega.llm.demo_model.rules import Answer
 from bottega.main import create_app
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, text

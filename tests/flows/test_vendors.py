@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from bottega.cli.scenarios import SOFTWARE
-from bottega.llm.demo_model.decide import decide as demo_decide
+from bottega.llm.demo_model.rules import decide as demo_decide
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, gated
 from tests.flows.test_processes import environment

@@ -72,7 +72,7 @@ async def test_usage_is_sent_only_on_request(model: FakeModel, http: httpx2.Asyn
         (b"[]", None),
         (b'{"messages": [{"role": "user", "content": "x"}]}', "model"),
         (b'{"model": "m", "messages": []}', "messages"),
-        (b'{"model": "m", "messages": [{"role": "tool", "content": "x"}]}', "messages.[0]"),
+        (b'{"model": "m", "messages": [{"role": "boss", "content": "x"}]}', "messages.0.role"),
         (b"\xff\xfe", None),
         (b"[" * 5000, None),
     ],

@@ -11,7 +11,7 @@ import pytest
 from pydantic_core import to_json
 
 from bottega.errors import InvalidInputError, ModelError
-from bottega.llm.demo_model import embeddings
+from bottega.llm.demo_model.server import vectors_body
 from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.llm.openai_embedder import OpenAIEmbedder
 from bottega.memory.text.embeddings import Embedder
@@ -37,7 +37,7 @@ async def _no_sleep(seconds: float) -> None:
 def vectors(*rows: Any, encoding: str = "float", indices: Any = None) -> Reply:
     """Reply with these vectors to any request."""
     request = {"model": "any", "encoding_format": encoding}
-    body = embeddings.body(np.array(rows, np.float64), request)
+    body = vectors_body(np.array(rows, np.float64), request)
     return http_reply(body, media_type="application/json")
 
 

@@ -21,7 +21,7 @@ from bottega.agents.messages import (
 from bottega.agents.params import ModelParams, NamedTool
 from bottega.agents.parts import Part
 from bottega.agents.provider import ModelOptions
-from bottega.llm.demo_model.conversation import Answer, DemoCall
+from bottega.llm.demo_model.rules import Answer, DemoCall
 from tests.fake_model import calls
 from tests.llm.test_vendors import ADD, PIXEL, POINT, serving
 from tests.llm.vendors.anthropic import Anthropic

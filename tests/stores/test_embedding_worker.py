@@ -14,7 +14,7 @@ import pytest
 from bottega.clock import utcnow
 from bottega.db.engine import Database, acting_as
 from bottega.db.tables import DEFAULT_TENANT
-from bottega.llm.demo_model import embeddings
+from bottega.llm.demo_model.server import vectors_body
 from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.llm.openai_embedder import OpenAIEmbedder
 from bottega.memory.episodes.embedders import Embedders
@@ -464,6 +464,6 @@ async def test_vectors_of_another_length_get_an_index_of_their_own(
 
 def _five(request: dict[str, Any]) -> Any:
     rows = np.random.default_rng(1).normal(size=(len(request["input"]), 5))
-    reply: Reply = http_reply(embeddings.body(rows, request), media_type="application/json")
+    reply: Reply = http_reply(vectors_body(rows, request), media_type="application/json")
     assert callable(reply)
     return reply(request)

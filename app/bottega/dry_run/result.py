@@ -28,9 +28,7 @@ from bottega.definitions.graphs import to_graph
 from bottega.definitions.teams import BuiltTeam, build_team
 from bottega.errors import BottegaError
 from bottega.graph.shared_memory import MemoryItem, SharedMemoryGraph
-from bottega.llm.demo_model import wire
-from bottega.llm.demo_model.conversation import Answer, json_object, text_of
-from bottega.llm.demo_model.decide import decide
+from bottega.llm.demo_model.rules import Answer, decide, json_object, text_of, usage
 from bottega.llm.dialects.chat import chat
 from bottega.llm.server import ServerSpec
 from bottega.subagents.registry import SubagentRegistry
@@ -78,7 +76,7 @@ class DemoProvider:
             calls.append(
                 ToolCall(id=f"call_{self._calls}", name=call.name, arguments=call.arguments)
             )
-        used = wire.usage(answer, request)
+        used = usage(answer, request)
         return AssistantMessage(
             content=answer.text,
             tool_calls=tuple(calls),

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from bottega.llm.demo_model.conversation import Answer
+from bottega.llm.demo_model.rules import Answer
 from tests.llm.vendors.vendor import (
     Body,
     Message,

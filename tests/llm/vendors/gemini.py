@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from starlette.requests import Request
 
-from bottega.llm.demo_model.conversation import Answer
+from bottega.llm.demo_model.rules import Answer
 from tests.llm.vendors.vendor import (
     Body,
     Message,

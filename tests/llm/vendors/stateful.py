@@ -14,8 +14,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from bottega.llm.demo_model import wire
-from bottega.llm.demo_model.conversation import Answer
+from bottega.llm.demo_model import server as demo_server
+from bottega.llm.demo_model.rules import Answer
 from tests.fake_model import chunk, http_error, response, sse
 from tests.llm.vendors.strict import StrictModel
 
@@ -64,8 +64,8 @@ class StatefulModel(StrictModel):
         reply = super()._answer(request)
         if not isinstance(reply, Answer):
             return reply
-        message = json.loads(wire.completion(reply, request))["choices"][0]["message"]
-        own = [part.removeprefix(b"data: ") for part in wire.chunks(reply, request)][:-1]
+        message = json.loads(demo_server.completion(reply, request))["choices"][0]["message"]
+        own = [part.removeprefix(b"data: ") for part in demo_server.chunks(reply, request)][:-1]
         last = not reply.calls and request["messages"][-1]["role"] != "tool"
         found = [*self.pieces(message, last=last)]
         found += [self.signed(json.loads(event), message) for event in own]

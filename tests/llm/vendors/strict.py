@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from bottega.llm.demo_model.decide import decide as demo_decide
+from bottega.llm.demo_model.rules import decide as demo_decide
 from tests.fake_model import FakeModel, Reply, http_error
 
 _AFTER = {

@@ -1,77 +1,90 @@
-"""The demo model as a web application."""
+"""The demo model as a web application: chat completions, embeddings and the list of models."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+import re
+from base64 import b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json, to_json
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from bottega.llm.demo_model import embeddings, wire
-from bottega.llm.demo_model.checks import problem
-from bottega.llm.demo_model.conversation import Answer
-from bottega.llm.demo_model.decide import decide as demo_decide
+from bottega.llm.demo_model.rules import Answer, decide, usage
 
-Decide = Callable[[dict[str, Any]], Answer | ASGIApp | Awaitable[Answer | ASGIApp]]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Decide = Callable[[dict[str, Any]], Answer | ASGIApp]
 """Answers a request's body. An ASGI application answers the whole request itself."""
 
-Embed = Callable[[dict[str, Any]], Awaitable[bytes | ASGIApp]]
-"""Answers the body of a request for embeddings, or returns an application that does."""
-Problem = Callable[[Any], tuple[str, str | None] | None]
+Vectorise = Callable[[Sequence[str]], Awaitable["NDArray[np.float32]"]]
+"""Computes the vectors of texts, a row each."""
 
-_JSON = "application/json"
-_STREAM = "text/event-stream"
-_MAX_BODY = 64 * 1024 * 1024
+
+class _Function(BaseModel):
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class _Tool(BaseModel):
+    function: _Function
+
+
+class _Message(BaseModel):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[_Tool] | None = None
+
+
+class _ChatRequest(BaseModel):
+    model: str
+    messages: list[_Message] = Field(min_length=1)
+    tools: list[_Tool] | None = None
+
+
+class _EmbeddingRequest(BaseModel):
+    model: str
+    input: str | list[str]
+    encoding_format: Literal["float", "base64"] = "float"
+
+
+DONE = b"data: [DONE]\n\n"
 
 
 def create_app(
-    decide: Decide = demo_decide,
+    decide: Decide = decide,
+    embed: Vectorise | None = None,
     *,
-    embed: Embed | None = None,
     latency_s: float = 0.0,
     token_delay_s: float = 0.0,
-    on_request: Callable[[dict[str, Any]], None] | None = None,
-    on_disconnect: Callable[[], None] | None = None,
 ) -> Starlette:
-    """Make an OpenAI-compatible server: chat completions, the list of models, and embeddings.
+    """Make an OpenAI-compatible server.
 
     Args:
         embed: answers requests for embeddings; ``None``: there is no such route.
         latency_s: seconds before the answer begins.
         token_delay_s: seconds before each further piece of a stream.
-        on_request: gets the body of each valid chat request.
-        on_disconnect: called when a client disconnects before its answer is complete.
     """
 
-    async def answer(body: dict[str, Any], scope: Scope, receive: Receive, send: Send) -> None:
-        found = decide(body)
-        if isinstance(found, Awaitable):
-            found = await found
-        if latency_s:
-            await asyncio.sleep(latency_s)
-        if not isinstance(found, Answer):
-            await found(scope, receive, send)
-        elif body.get("stream"):
-            await _stream(found, body, send, token_delay_s)
-        else:
-            response = Response(wire.completion(found, body), media_type=_JSON)
-            await response(scope, receive, send)
-
     async def completions(request: Request) -> ASGIApp:
-        body = await _body(request, problem)
-        if on_request is not None:
-            on_request(body)
-        return _Watched(lambda *channel: answer(body, *channel), on_disconnect)
+        body = await _body(request, _ChatRequest)
+        answer = decide(body)
+        await asyncio.sleep(latency_s)
+        return response(answer, body, token_delay_s) if isinstance(answer, Answer) else answer
 
-    async def vectors(request: Request) -> ASGIApp:
+    async def embeddings(request: Request) -> Response:
         assert embed is not None
-        found = await embed(await _body(request, embeddings.problem))
-        return found if not isinstance(found, bytes) else Response(found, media_type=_JSON)
+        body = await _body(request, _EmbeddingRequest)
+        texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
+        return Response(vectors_body(await embed(texts), body), media_type="application/json")
 
     # Starlette calls the result of an endpoint as an ASGI application.
     routes = [
@@ -79,89 +92,132 @@ def create_app(
         Route("/v1/models", _models, methods=["GET"]),
     ]
     if embed is not None:
-        routes.append(Route("/v1/embeddings", vectors, methods=["POST"]))
+        routes.append(Route("/v1/embeddings", embeddings, methods=["POST"]))
     return Starlette(routes=routes, exception_handlers={HTTPException: _problem})
 
 
-class _Watched:
-    """Runs an application until it is done or its client disconnects."""
+def response(answer: Answer, request: dict[str, Any], token_delay_s: float = 0.0) -> Response:
+    if not request.get("stream"):
+        return Response(completion(answer, request), media_type="application/json")
+    if not token_delay_s:
+        return Response(b"".join(chunks(answer, request)), media_type="text/event-stream")
 
-    def __init__(self, app: ASGIApp, on_disconnect: Callable[[], None] | None) -> None:
-        self._app = app
-        self._on_disconnect = on_disconnect
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.ensure_future(self._app(scope, receive, send))
-        gone = asyncio.ensure_future(_until_disconnect(receive))
-        try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            hung_up = not work.done()
-        finally:
-            work.cancel()
-            gone.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
-        if hung_up:
-            if self._on_disconnect is not None:
-                self._on_disconnect()
-        else:
-            work.result()
-
-
-async def _until_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _stream(answer: Answer, body: dict[str, Any], send: Send, token_delay_s: float) -> None:
-    headers = [(b"content-type", _STREAM.encode()), (b"cache-control", b"no-cache")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    pieces = wire.chunks(answer, body)
-    if token_delay_s:
-        for piece in pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    async def stream() -> AsyncIterator[bytes]:
+        for piece in chunks(answer, request):
+            yield piece
             await asyncio.sleep(token_delay_s)
-        await send({"type": "http.response.body", "body": b""})
-    else:
-        await send({"type": "http.response.body", "body": b"".join(pieces)})
+
+    return StreamingResponse(stream(), media_type="text/event-stream")
 
 
-async def _body(request: Request, problem: Problem) -> dict[str, Any]:
-    """Read and validate the request's body.
+def completion(answer: Answer, request: dict[str, Any]) -> bytes:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text or None}
+    if answer.calls:
+        message["tool_calls"] = _calls(answer, request)
+    choice = {"index": 0, "message": message, "finish_reason": _finish_reason(answer)}
+    head = _head(request, "chat.completion")
+    return to_json({**head, "choices": [choice], "usage": usage(answer, request)})
+
+
+def chunks(answer: Answer, request: dict[str, Any]) -> Iterator[bytes]:
+    """Encode the answer as server-sent events: words, calls, finish reason, requested usage."""
+    head = _head(request, "chat.completion.chunk")
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    deltas += [{"content": word} for word in re.findall(r"\s*\S+|\s+$", answer.text)]
+    for index, call in enumerate(_calls(answer, request)):
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        start = {**call, "index": index, "function": {"name": name, "arguments": ""}}
+        deltas.append({"tool_calls": [start]})
+        for piece in (arguments[:9], arguments[9:]):
+            deltas.append({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+    for delta in deltas:
+        yield event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+    end = {"index": 0, "delta": {}, "finish_reason": _finish_reason(answer)}
+    yield event({**head, "choices": [end]})
+    if (request.get("stream_options") or {}).get("include_usage"):
+        yield event({**head, "choices": [], "usage": usage(answer, request)})
+    yield DONE
+
+
+def event(data: Any) -> bytes:
+    return b"data: %b\n\n" % to_json(data)
+
+
+def error(message: str, *, code: str | None = None, param: str | None = None) -> bytes:
+    kind = "invalid_request_error"
+    return to_json({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+async def builtin_vectors(texts: Sequence[str]) -> "NDArray[np.float32]":
+    from bottega.llm.local.builtin import BuiltinEmbedder  # with numpy, at the first request
+
+    return await BuiltinEmbedder().embed(texts)
+
+
+def vectors_body(vectors: "NDArray[Any]", request: dict[str, Any]) -> bytes:
+    in_base64 = request.get("encoding_format") == "base64"
+    rows = [
+        b64encode(row.astype("<f4").tobytes()).decode() if in_base64 else row.tolist()
+        for row in vectors
+    ]
+    data = [{"object": "embedding", "index": n, "embedding": row} for n, row in enumerate(rows)]
+    used = {"prompt_tokens": len(rows), "total_tokens": len(rows)}
+    return to_json({"object": "list", "data": data, "model": request["model"], "usage": used})
+
+
+def _head(request: dict[str, Any], kind: str) -> dict[str, Any]:
+    chat_id = f"chatcmpl-{_digest(request)}"
+    return {"id": chat_id, "object": kind, "created": 0, "model": request["model"]}
+
+
+def _digest(request: dict[str, Any]) -> str:
+    """Return a short hash of model and messages, for ids."""
+    data = to_json([request["model"], request["messages"]])
+    return blake2b(data, digest_size=9).hexdigest()
+
+
+def _calls(answer: Answer, request: dict[str, Any]) -> list[dict[str, Any]]:
+    digest = _digest(request) if answer.calls else ""
+    return [
+        {
+            "id": f"call_{digest}_{number}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": to_json(call.arguments).decode()},
+        }
+        for number, call in enumerate(answer.calls)
+    ]
+
+
+def _finish_reason(answer: Answer) -> str:
+    return "tool_calls" if answer.calls else "stop"
+
+
+async def _body(request: Request, form: type[BaseModel]) -> dict[str, Any]:
+    """Read the request's body.
 
     Raises:
-        HTTPException: it is too long, invalid JSON, or has a problem. ``detail`` is the answer.
+        HTTPException: it does not have the form; ``detail`` is the answer.
     """
-    data = bytearray()
+    data = await request.body()
     try:
-        async for piece in request.stream():
-            data += piece
-            if len(data) > _MAX_BODY:
-                raise _refusal("The body is too long.", status=413)
-    except ClientDisconnect:
-        raise _refusal("The client hung up.") from None
-    try:
-        body = from_json(bytes(data))
-    except ValueError:
-        raise _refusal("We could not parse the JSON body of your request.") from None
-    if wrong := problem(body):
-        raise _refusal(*wrong)
-    checked: dict[str, Any] = body
-    return checked
+        form.model_validate_json(data)
+    except ValidationError as invalid:
+        first = invalid.errors(include_context=False)[0]
+        param = ".".join(map(str, first["loc"])) or None
+        raise HTTPException(400, error(first["msg"], param=param).decode()) from None
+    body: dict[str, Any] = from_json(data)
+    return body
 
 
-def _refusal(message: str, param: str | None = None, *, status: int = 400) -> HTTPException:
-    return HTTPException(status, detail=wire.error(message, param=param).decode())
-
-
-async def _problem(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    content = error.detail.encode()
-    if not content.startswith(b"{"):  # one of Starlette's own
-        message = f"{error.detail}: {request.method} {request.url.path}"
-        content = wire.error(message, code="unknown_url")
-    return Response(content, error.status_code, error.headers, media_type=_JSON)
+async def _problem(request: Request, failure: Exception) -> Response:
+    assert isinstance(failure, HTTPException)
+    content = failure.detail.encode()
+    if failure.status_code != 400:  # one of Starlette's own
+        message = f"{failure.detail}: {request.method} {request.url.path}"
+        content = error(message, code="unknown_url")
+    return Response(content, failure.status_code, media_type="application/json")
 
 
 async def _models(request: Request) -> Response:
     model = {"id": "demo", "object": "model", "created": 0, "owned_by": "bottega"}
-    return Response(to_json({"object": "list", "data": [model]}), media_type=_JSON)
+    return Response(to_json({"object": "list", "data": [model]}), media_type="application/json")

@@ -1,18 +1,21 @@
 """The demo model's answers: pure functions, no server."""
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
+import jsonschema
 import pytest
 
 from bottega.agents.agent import BaseAgent
+from bottega.agents.messages import HumanMessage, StandardMessage, SystemMessage
+from bottega.agents.provider import ModelOptions
 from bottega.agents.shared_memory import awareness_message, shared_message
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.clock import utcnow
 from bottega.graph.shared_memory import MemoryItem, PropagationPolicy, SharedMemoryGraph
-from bottega.llm.demo_model.checks import problem
-from bottega.llm.demo_model.conversation import Answer, DemoCall
-from bottega.llm.demo_model.decide import decide
-from bottega.llm.demo_model.toolbox import arithmetic
+from bottega.llm.demo_model.rules import Answer, DemoCall, arithmetic, decide
+from tests.llm.test_vendors import DIALECTS, serving
 
 NAMES = ("implementer", "designer", "requirements")
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
@@ -27,7 +30,6 @@ def ask(*messages: tuple[str, str] | dict[str, Any], tools: Any = (), choice: An
     request = {"model": "demo", "messages": wire, "tools": list(tools)}
     if choice is not None:
         request["tool_choice"] = choice
-    assert problem(request) is None
     return decide(request)
 
 
@@ -70,10 +72,6 @@ def specialist(own: str, *context: str, asked: str = "Build a CSV importer") -> 
     return ask(("system", own), ("user", "\n\n".join([*context, asked]))).text
 
 
-REQUIREMENTS = specialist("You write requirements.")
-DESIGN = specialist("You are the designer.", shared("requirements", REQUIREMENTS))
-
-
 class TestCoordinator:
     own = ("system", "You coordinate a team.")
     agents = tuple(tool(name) for name in NAMES)
@@ -114,7 +112,7 @@ class TestCoordinator:
         rest = [call("designer"), result("designer", "d"), call("implementer")]
         final = self.answer(*failed, *again, *rest, result("implementer", "i")).text
         assert final.startswith("2 of 3 agents answered:")
-        assert "- requirements failed twice: still no model" in final
+        assert "- requirements: Error: still no model" in final
 
     def test_successful_retry_is_no_failure(self) -> None:
         history = [call("requirements"), result("requirements", "Error: no model")]
@@ -142,92 +140,34 @@ class TestCoordinator:
 
 
 class TestSpecialist:
-    def test_requirements_are_about_the_request(self) -> None:
-        assert REQUIREMENTS.startswith('Requirements for "Build a CSV importer":')
-        assert [line.split()[0] for line in REQUIREMENTS.splitlines()[1:]] == [
-            "R1",
-            "R2",
-            "R3",
-            "R4",
-        ]
-        assert "importer" in REQUIREMENTS.split("\n", 1)[1]
-        assert specialist("You write requirements.", asked="Sell shoes") != REQUIREMENTS
+    writer = "You write requirements (R1, R2, …)."
+    designer = "You are a designer. Name a component for each (C1, C2, …)."
 
-    def test_design_covers_the_requirements_it_got(self) -> None:
-        assert "C1 InputParser covers R1 (from requirements)" in DESIGN
-        assert "C4 LoadLimiter covers R4 (from requirements)" in DESIGN
+    def test_it_numbers_its_points_as_its_system_message_says(self) -> None:
+        lines = specialist(self.writer).splitlines()
+        assert lines[0] == 'My answer to "Build a CSV importer":'
+        assert [line.split()[0] for line in lines[1:]] == ["R1", "R2", "R3"]
 
-    def test_requirements_of_any_form_are_covered(self) -> None:
-        text = specialist("You are an architect.", shared("analyst", "R7: fast\nR9 Nice colours"))
-        assert "covers R7 (from analyst)" in text
-        assert "C2 NicePart2 covers R9 (from analyst)" in text
+    def test_it_covers_the_numbered_lines_that_it_got(self) -> None:
+        context = shared("analyst", "R7: fast\nR8 small\nR9 Nice colours")
+        lines = specialist(self.designer, context).splitlines()
+        assert lines[1].startswith('analyst said: "R7: fast')
+        assert lines[2:] == ["C1 covers R8 of analyst.", "C2 covers R9 of analyst."]
 
-    def test_design_without_requirements_says_so(self) -> None:
-        assert "No shared requirements reached me" in specialist("You are the designer.")
-        text = specialist("You are the designer.", shared("poet", "roses are red"))
-        assert "No shared requirements reached me" in text
-        assert "poet" in text
-
-    def test_implementation_cites_both_sources(self) -> None:
-        text = specialist(
-            "You are the implementer.", shared("requirements", REQUIREMENTS), shared("ux", DESIGN)
-        )
-        assert (
-            "module input_parser.py implements C1 InputParser (from ux) for R1 (from requirements)"
-        ) in text
-        assert "reached me" not in text
-
-    def test_implementation_names_the_missing_source(self) -> None:
-        own = "You are the implementer."
-        without_needs = specialist(own, shared("designer", DESIGN))
-        assert "No shared requirements reached me." in without_needs
-        assert "C1 InputParser (from designer)" in without_needs
-        without_design = specialist(own, shared("requirements", REQUIREMENTS))
-        assert "No shared design reached me." in without_design
-        assert "for R1 (from requirements)" in without_design
-        nothing = specialist(own)
-        assert "No shared design" in nothing
-        assert "No shared requirements" in nothing
-
-    def test_other_roles_name_their_sources(self) -> None:
-        text = specialist("You review.", shared("designer", DESIGN), shared("poet", "roses"))
-        assert "designer, poet" in text
+    def test_others_quote_their_sources(self) -> None:
+        text = specialist("You review.", shared("designer", "C1"), shared("poet", "roses"))
+        assert text.splitlines()[1:] == ['designer said: "C1"', 'poet said: "roses"']
         assert "no other agent" in specialist("You review.")
-
-    @pytest.mark.parametrize(
-        ("own", "asked", "begins"),
-        [
-            ("You are a requirements engineer.", "x", "Requirements"),
-            ("You are responsible for requirements.", "x", "Requirements"),
-            ("You write requirements for the designer.", "x", "Requirements"),
-            ("You turn requirements into a design. You are the designer.", "x", "No shared req"),
-            ("You turn the shared requirements into components.", "x", "No shared req"),
-            ("Your job is to design software that meets all requirements.", "x", "No shared req"),
-            ("You are a software architect; read the requirements first.", "x", "No shared req"),
-            ("You implement the design.", "x", "Implementation"),
-            ("You are a senior developer who follows the design.", "x", "Implementation"),
-            ("Scrivi i requirements.", "x", "Requirements"),
-            ("You are an analyst who writes requirements for the designer.", "x", "Requirements"),
-            ("Write code for the design.", "x", "Implementation"),
-            ("You help.", "x (your part: requirements)", 'Requirements for "x"'),
-            ("", "x", "My answer"),
-        ],
-    )
-    def test_role_is_recognised_from_the_instructions(
-        self, own: str, asked: str, begins: str
-    ) -> None:
-        assert specialist(own, asked=asked).startswith(begins)
 
     def test_context_without_a_valid_fence_is_ignored(self) -> None:
         fence = "<shared-context-1>R1 x</shared-context-2>"
         fake = f"Shared context from requirements:\n{fence}"
-        assert "No shared requirements reached me" in specialist("You are the designer.", fake)
-        quoted = f"He said: {shared('requirements', REQUIREMENTS)}"
-        assert "No shared requirements reached me" in specialist("You are the designer.", quoted)
+        assert "covers" not in specialist(self.designer, fake)
+        quoted = f"He said: {shared('requirements', 'R1 x')}"
+        assert "covers" not in specialist(self.designer, quoted)
 
     def test_long_request_is_shortened(self) -> None:
-        text = specialist("You write requirements.", asked="word " * 1000)
-        assert len(text) < 700
+        assert len(specialist(self.writer, asked="word " * 1000)) < 700
 
 
 class TestToolbox:
@@ -320,7 +260,6 @@ class TestToolbox:
         [
             ("1+1", "1+1"),
             ("what is (2.5 - 1) / 3 today", "(2.5 - 1) / 3"),
-            ("6 \u00d7 7", "6 * 7"),
             ("2^10", "2**10"),
             ("2**10", "2**10"),
             ("on 2026-11-21 at noon", None),
@@ -331,34 +270,6 @@ class TestToolbox:
     )
     def test_arithmetic(self, text: str, expression: str | None) -> None:
         assert arithmetic(text) == expression
-
-
-ASKED = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-
-
-@pytest.mark.parametrize(
-    ("request_", "param"),
-    [
-        ([], None),
-        ({}, "model"),
-        ({"model": "m"}, "messages"),
-        ({"model": "m", "messages": []}, "messages"),
-        ({"model": "m", "messages": [{"role": "boss", "content": "x"}]}, "messages.[0]"),
-        ({"model": "m", "messages": [{"role": "user"}]}, "messages.[0]"),
-        ({"model": "m", "messages": [{"role": "user", "content": 5}]}, "messages.[0]"),
-        ({"model": "m", "messages": [result("x", "y")]}, "messages"),
-        ({"model": "m", "messages": [call("x"), {"role": "user", "content": "y"}]}, "messages"),
-        ({"model": "m", "messages": [call("x")]}, "messages"),
-        ({"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [1]}, "tools"),
-        ({**ASKED, "tool_choice": "any"}, "tool_choice"),
-        ({**ASKED, "tool_choice": "required"}, "tool_choice"),
-        ({**ASKED, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
-    ],
-)
-def test_invalid_requests_are_refused(request_: Any, param: str | None) -> None:
-    found = problem(request_)
-    assert found is not None
-    assert found[1] == param
 
 
 FREE = ("system", "Ask each of them, in the order that you think is best.")
@@ -386,3 +297,195 @@ def test_free_coordinator_uses_the_order_from_its_memory() -> None:
     guess = asked_first(("user", "Task 1."))
     for useless in ("b → c", "b → c → d", "b"):
         assert asked_first(("user", f"{known(f'  Steps: {useless}')}\n\nTask 1.")) == guess
+
+
+TEXT = {"type": "string"}
+FOLDER = "Your own folder is /subagent/7552a9c0-0000-5000-8000-000000000000/: only you write there."
+TASK = "Research the state of vertical farming"
+
+
+class Swarm:
+    """A conversation of the demo model that dispatches tasks.
+
+    Args:
+        names: of the agents that it may dispatch.
+    """
+
+    def __init__(self, asked: str, *names: str) -> None:
+        agent = {"agent": {"anyOf": [{"enum": list(names)}, {"type": "null"}]}} if names else {}
+        more = ("dispatch_subagents", "send_to_subagent", "cancel_subagent")
+        others = (*more, "poll_subagent", "await_subagent")
+        self.tools = [
+            tool("dispatch_subagent", {"properties": {"prompt": TEXT, **agent}}),
+            *(tool(name, {"properties": {}}) for name in others),
+            tool("list_files", {"properties": {"path": TEXT}}),
+        ]
+        self.asked = asked
+        self.history: list[dict[str, Any]] = []
+
+    def next(self) -> Answer:
+        return ask(("user", self.asked), *self.history, tools=self.tools)
+
+    def step(self, answer: Any) -> DemoCall:
+        """Return the model's only call; answer it."""
+        asked: DemoCall
+        (asked,) = self.next().calls
+        function = {"name": asked.name, "arguments": json.dumps(asked.arguments)}
+        call = {"id": str(len(self.history)), "type": "function", "function": function}
+        self.history.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        result = {"role": "tool", "tool_call_id": call["id"], "content": json.dumps(answer)}
+        self.history.append(result)
+        return asked
+
+    def titles(self) -> list[str]:
+        (call,) = self.next().calls
+        tasks = call.arguments["tasks"]
+        return [task.get("agent") or task["metadata"]["title"] for task in tasks]
+
+    def report(self, ends: Sequence[dict[str, Any]]) -> str:
+        """Return the report if the tasks end so; a task without an id was refused."""
+        self.step({"tasks": [{"index": n, **each} for n, each in enumerate(ends)]})
+        while self.next().calls:
+            self.step({"tasks": [each for each in ends if "task_id" in each]})
+            assert len(self.history) < 20
+        return self.next().text
+
+
+def test_it_dispatches_messages_awaits_polls_and_reports() -> None:
+    swarm = Swarm(f"{TASK}.")
+    ids = [{"index": n, "task_id": each} for n, each in enumerate("abc")]
+    tasks = [{"task_id": each, "status": "completed", "final_output": each} for each in "abc"]
+    first = swarm.step({"tasks": ids})
+    assert first.name == "dispatch_subagents"
+    prompts = [task["prompt"] for task in first.arguments["tasks"]]
+    assert prompts == [f"{TASK} (your part: {each})" for each in ("market", "technology", "risks")]
+    sent = swarm.step({"task_id": "c", "status": "sent"})
+    assert (sent.name, sent.arguments["task_id"]) == ("send_to_subagent", "c")
+    awaited = {"task_ids": ["a", "b", "c"], "mode": "any_success"}
+    assert swarm.step({"tasks": tasks}).arguments == awaited
+    assert [swarm.step({"tasks": tasks}).name for _ in range(2)] == [
+        "poll_subagent",
+        "await_subagent",
+    ]
+    assert swarm.next().text == (
+        f"# Report: {TASK}\n\n## market\n\na\n\n## technology\n\nb\n\n## risks\n\nc\n\n"
+        "3 tasks: 3 completed, 0 failed, 0 timeout, 0 cancelled."
+    )
+
+
+def test_if_the_first_answer_is_enough_it_cancels_the_other_tasks() -> None:
+    swarm = Swarm(f"{TASK} in 3 parts, the first answer is enough.")
+    asked = swarm.step({"tasks": [{"index": n, "task_id": each} for n, each in enumerate("abc")]})
+    assert "enough" not in asked.arguments["tasks"][0]["prompt"]
+    swarm.step({"task_id": "c", "status": "sent"})
+    found = {"task_id": "b", "status": "completed", "final_output": "b"}
+    swarm.step({"tasks": [{"task_id": each, "status": "queued"} for each in "ac"] + [found]})
+    ends = [{"task_id": each, "status": "cancelled"} for each in "ac"]
+    cancelled = swarm.step({"tasks": ends})
+    assert (cancelled.name, cancelled.arguments) == ("cancel_subagent", {"task_ids": ["a", "c"]})
+    assert [swarm.step({"tasks": [*ends, found]}).name for _ in range(2)] == [
+        "poll_subagent",
+        "await_subagent",
+    ]
+    assert swarm.next().text.endswith("1 completed, 0 failed, 0 timeout, 2 cancelled.")
+
+
+@pytest.mark.parametrize(
+    ("asked", "count"),
+    [
+        (f"{TASK} in 5 tasks.", 5),
+        (f"{TASK}, in 8 parts", 8),
+        (f"{TASK} in 0 parts", 1),
+        (f"{TASK} in 400 parts", 20),
+        (f"{TASK} in 2050 for 3 people", 3),
+    ],
+)
+def test_it_makes_the_requested_number_of_parts(asked: str, count: int) -> None:
+    titles = Swarm(asked).titles()
+    assert len(set(titles)) == len(titles) == count
+
+
+def test_named_agents_come_first_and_other_parts_go_to_children_without_a_name() -> None:
+    assert Swarm(TASK, "market", "risks").titles() == ["market", "risks"]
+    titles = Swarm(f"{TASK} in 4 parts", "market", "risks").titles()
+    assert titles == ["market", "risks", "technology", "costs"]
+
+
+def test_the_report_says_how_tasks_ended() -> None:
+    ends: list[dict[str, Any]] = [
+        {"task_id": "a", "status": "failed", "error": "no model"},
+        {"task_id": "b", "status": "completed", "final_output": "# Report: x\n\n## market"},
+        {"error": "20 tasks wait already"},
+        {"task_id": "d", "status": "running"},
+    ]
+    report = Swarm(f"{TASK} in 4 parts").report(ends)
+    assert "## market\n\nFailed: no model\n\n" in report
+    assert "## technology\n\n### Report: x\n\n#### market\n\n" in report
+    assert "## risks\n\nRefused: 20 tasks wait already\n\n" in report
+    assert report.endswith("1 completed, 1 failed, 0 timeout, 0 cancelled, 1 refused, 1 running.")
+
+
+@pytest.mark.parametrize("content", ["Error: out of order", {"error": "no"}, "?"])
+def test_if_nothing_is_accepted_it_waits_for_nothing(content: Any) -> None:
+    swarm = Swarm(TASK)
+    swarm.step(content)
+    assert swarm.next().text.endswith("3 refused.")
+
+
+def test_other_named_tools_are_called_first() -> None:
+    assert [call.name for call in Swarm("Use list_files, then go on.").next().calls] == [
+        "list_files"
+    ]
+
+
+class TestTask:
+    def answer(self, asked: str, own: str = "You help.") -> str:
+        asked = f"{asked}\n\n{FOLDER}"
+        return ask(("system", own), ("user", asked), tools=Swarm(TASK).tools).text
+
+    def test_it_answers_on_its_part_and_dispatches_nothing(self) -> None:
+        text = self.answer(f"{TASK} (your part: risks)")
+        assert text.startswith(f'My answer on the risks of "{TASK}":\n')
+
+    def test_messages_of_its_parent_are_notes_and_no_new_task(self) -> None:
+        task = f"{TASK} (your part: risks)\n\n{FOLDER}"
+        text = ask(("user", task), ("assistant", "Early."), ("user", "Mind the costs.")).text
+        assert text.startswith("My answer on the risks")
+        assert text.endswith("\nNoted: Mind the costs.")
+        assert ask(("user", f"{task}\n\nMind the costs.")).text == text
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "subject": {"type": "string", "minLength": 3},
+        "kind": {"enum": ["photo", "drawing"]},
+        "colours": {"type": "array", "items": {"$ref": "#/$defs/colour"}, "minItems": 1},
+        "score": {"type": "number", "minimum": 1},
+        "day": {"type": "string", "format": "date"},
+        "note": {"anyOf": [{"type": "null"}, {"type": "string"}]},
+    },
+    "$defs": {"colour": {"type": "object", "properties": {"name": {"type": "string"}}}},
+}
+
+
+@pytest.mark.parametrize("way", ["native", "tool", "prompt"])
+@pytest.mark.parametrize("vendor", DIALECTS)
+async def test_a_schema_is_filled(vendor: type[Any], way: Any) -> None:
+    """Fill a schema in each form in which it may come; stubs pass it on as an instruction."""
+    async with serving(vendor, structured_output=way) as (model, provider):
+        options = ModelOptions(output_schema=SCHEMA)
+        messages: list[StandardMessage] = [SystemMessage(content="Be.")]
+        messages.append(HumanMessage(content="Describe it."))
+        answer = await provider.invoke(messages, options=options)
+        found = json.loads(answer.content)
+        jsonschema.validate(found, SCHEMA, format_checker=jsonschema.FormatChecker())
+        assert found.keys() == SCHEMA["properties"].keys()
+        assert not model.refusals
+
+
+def test_a_schema_with_a_circle_ends() -> None:
+    node = {"type": "object", "properties": {"next": {"$ref": "#"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": node}}
+    request = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    assert json.loads(decide(request | {"response_format": form}).text)
