@@ -20,12 +20,11 @@ from bottega.engine.budget import DayBudgets
 from bottega.engine.plugins import success_checks
 from bottega.errors import InvalidInputError
 from bottega.llm.accounts import PermitsOnly
-from bottega.llm.fallback import FallbackProvider, ServedModel
+from bottega.llm.fallback import FallbackProvider, OpenServer, ServedModel, Servers, SpecSource
 from bottega.llm.gates import Traffic
 from bottega.llm.limits import ServerKey, TaskPlaces
 from bottega.llm.prices import TokenPrices
 from bottega.llm.server import ServerSpec
-from bottega.llm.servers import OpenServer, Servers, SpecSource
 from bottega.llm.structured_output import JUDGEMENT, ProviderFor, RunKey
 from bottega.llm.vendors import NO_KEY, with_openai
 from bottega.lookups import NameLookups

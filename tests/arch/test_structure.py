@@ -56,9 +56,9 @@ def test_every_provider_of_the_service_has_an_account() -> None:
         "OpenAIEmbedder": ("app/bottega/memory_services.py",),
         "PaidEmbedder": ("app/bottega/llm/openai_embedder.py",),
         "ModelProvider": ("app/bottega/llm/provider.py",),
-        "open_provider": ("app/bottega/llm/servers.py",),
+        "open_provider": ("app/bottega/llm/fallback.py",),
         "OpenServer": (),  # but by its own class method
-        "OpenServer.opened": ("app/bottega/llm/servers.py",),
+        "OpenServer.opened": ("app/bottega/llm/fallback.py",),
         "DemoProvider": ("app/bottega/dry_run/result.py",),
         # Of the library, for agents without the service.
         "OpenAIProvider": (),

@@ -7,7 +7,7 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.errors import ModelError
-from bottega.llm import client, reading
+from bottega.llm import client, provider
 from bottega.llm.dialects.answer import MAX_CALLS, MAX_CHARACTERS
 from tests.fake_model import FakeModel, calls, text
 from tests.llm.conftest import Asking
@@ -25,7 +25,7 @@ async def _send_for_ever(send: Send, event: bytes) -> None:
 async def test_endless_answer_is_cut_off(
     model: FakeModel, asking: Asking, event: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_COLLECT_S", 1e-6)  # 64 MB would take 7 s
+    monkeypatch.setattr(provider, "_COLLECT_S", 1e-6)  # 64 MB would take 7 s
     hung_up = asyncio.Event()
 
     def endless(request: dict[str, Any]) -> ASGIApp:

@@ -17,9 +17,8 @@ from bottega.agents.params import ModelParams
 from bottega.agents.parts import FileContent, Part
 from bottega.agents.provider import ModelOptions
 from bottega.errors import InvalidInputError
-from bottega.llm.params import reserved_in
 from bottega.llm.provider import open_provider
-from bottega.llm.server import ServerSpec
+from bottega.llm.server import ServerSpec, reserved_in
 from tests.fake_model import FakeModel, calls, chunk, sse, text
 from tests.llm.conftest import KEY
 from tests.llm.test_vendors import ADD, DIALECTS, PIXEL, dialect_of, sent, serving

@@ -15,8 +15,8 @@ from bottega.json_schema.patterns import (
     compiled,
     is_supported,
     size_of,
+    sized_cache,
 )
-from bottega.json_schema.sized_cache import sized_cache
 
 UUID = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
 

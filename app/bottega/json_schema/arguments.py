@@ -1,12 +1,15 @@
-"""Validation of a tool's arguments with a user's JSON Schema. Pure."""
+"""Schemas of a tool's arguments: applied, or only shown to a model where others check. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic_core import PydanticSerializationError, to_json
+
 from bottega.errors import InvalidInputError
+from bottega.json_schema.patterns import sized_cache
 from bottega.json_schema.schema import SCHEMA_BYTES, Bounds, CheckedSchema
-from bottega.json_schema.sized_cache import sized_cache
+from bottega.json_schema.values import depth_of
 
 BOUNDS = Bounds(depth=16, values=1000, work=100_000)
 _MOST_CACHED_BYTES = 64_000_000
@@ -64,3 +67,27 @@ class ArgumentSchema:
 def argument_schema(text: str) -> ArgumentSchema:
     """Parse a schema from JSON text; cached, since runs build their tools repeatedly."""
     return ArgumentSchema(json.loads(text))
+
+
+MAX_BYTES = 65_536
+MAX_DEPTH = 64
+
+
+def shown_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a tool's arguments as models need it, with the type ``object``.
+
+    Raises:
+        InvalidInputError: it is too large or too deep, or of no object.
+    """
+    if depth_of(schema) > MAX_DEPTH:
+        raise InvalidInputError(f"the schema is nested deeper than {MAX_DEPTH} levels")
+    try:
+        size = len(to_json(schema))
+    except (PydanticSerializationError, ValueError):
+        raise InvalidInputError("the schema has text that is not valid Unicode") from None
+    if size > MAX_BYTES:
+        raise InvalidInputError(f"the schema is longer than {MAX_BYTES} bytes")
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise InvalidInputError("the parameters must be a schema of type 'object'")
+    return {"properties": {}, **schema, "type": "object"}

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from bottega.errors import InvalidInputError
+from bottega.json_schema.patterns import sized_cache
 from bottega.json_schema.schema import SCHEMA_BYTES, Bounds, CheckedSchema, Problem
-from bottega.json_schema.sized_cache import sized_cache
 from bottega.json_schema.values import is_finite
 
 MAX_BYTES = 65_536

@@ -1,19 +1,73 @@
-"""Users' regular expressions: measured before they are compiled, matched in linear time.
+r"""Users' regular expressions: measured before they are compiled, matched in linear time.
 
 The engine is that of pydantic-core (Rust's ``regex``). It holds the GIL while it compiles and
 matches. Both are therefore bounded by the pattern's expanded size: a repeat copies its operand, and
-a Unicode class such as ``\\w`` takes some 40 KB of automaton.
+a Unicode class such as ``\w`` takes some 40 KB of automaton. As even a thread would delay all
+requests, expensive patterns are tried in a process of its own, ``python -m`` this module.
 """
 
+import os
 import re
-from collections.abc import Iterator, Mapping
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import wraps
+from threading import Lock
+from typing import Any, TypeVar
 
-from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
+from pydantic_core import (
+    SchemaError,
+    SchemaValidator,
+    ValidationError,
+    core_schema,
+    from_json,
+    to_json,
+)
 
-from bottega.errors import InvalidInputError
-from bottega.json_schema.sized_cache import sized_cache
+from bottega.errors import InvalidInputError, UnavailableError
+
+T = TypeVar("T")
+
+
+def sized_cache(
+    most_bytes: int, *, size: Callable[[str, Any], int]
+) -> Callable[[Callable[[str], T]], Callable[[str], T]]:
+    """Cache the most recently used results of a function of one text, up to ``most_bytes``.
+
+    Only one thread computes at a time.
+
+    Args:
+        size: returns the bytes that a text's result takes.
+    """
+
+    def decorate(make: Callable[[str], T]) -> Callable[[str], T]:
+        kept: OrderedDict[str, tuple[T, int]] = OrderedDict()
+        turn = Lock()
+        held = 0
+
+        @wraps(make)
+        def cached(text: str) -> T:
+            nonlocal held
+            with turn:
+                if text in kept:
+                    kept.move_to_end(text)
+                    return kept[text][0]
+                made = make(text)
+                took = size(text, made)
+                kept[text] = made, took
+                held += took
+                while held > most_bytes and kept:
+                    _, (_, gone) = kept.popitem(last=False)
+                    held -= gone
+                return made
+
+        return cached
+
+    return decorate
+
 
 LONGEST = 1000
 """Characters of a pattern."""
@@ -298,3 +352,50 @@ class _Measure:
 def _count(repeat: re.Match[str]) -> int:
     least, most = (int((text or "").lstrip("0")[:9] or 0) for text in repeat.groups())
     return max(least, most, 1)
+
+
+_NICENESS = 10
+_LONGEST_S = 30.0
+
+
+def compile_apart(patterns: Mapping[str, Mapping[str, str]]) -> None:
+    """Compile patterns in another process, and wait for it.
+
+    Raises:
+        InvalidInputError: as :func:`compile_patterns`.
+        UnavailableError: ``patterns_too_slow``.
+    """
+    command = [sys.executable, "-P", "-m", "bottega.json_schema.patterns"]
+    path = os.pathsep.join(filter(None, sys.path))
+    try:
+        done = subprocess.run(  # noqa: S603
+            command,
+            input=to_json(patterns),
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+            timeout=_LONGEST_S,
+            check=True,
+        )
+    except subprocess.TimeoutExpired:
+        raise UnavailableError(
+            "the check of the tools' patterns took too long: try again, or repeat less in them",
+            code="patterns_too_slow",
+        ) from None
+    if error := from_json(done.stdout):
+        raise InvalidInputError(error["detail"], code=error["code"], pointer=error["pointer"])
+
+
+def main() -> None:
+    """Read patterns from standard input, as JSON; write the error, or null."""
+    os.nice(_NICENESS)
+    try:
+        compile_patterns(from_json(sys.stdin.buffer.read()))
+    except InvalidInputError as error:
+        found = {"detail": error.detail, "code": error.code, "pointer": error.pointer}
+        sys.stdout.buffer.write(to_json(found))
+    else:
+        sys.stdout.buffer.write(b"null")
+
+
+if __name__ == "__main__":
+    main()

@@ -20,9 +20,8 @@ from yarl import URL
 from bottega.clock import Clock
 from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.errors import ErrorMapper, places_of
-from bottega.llm.params import ANTHROPIC_VERSION, VERSION_HEADER
 from bottega.llm.prices import LOOPBACK
-from bottega.llm.server import VENDORS, ServerSpec
+from bottega.llm.server import ANTHROPIC_VERSION, VENDORS, VERSION_HEADER, ServerSpec
 from bottega.network import NETWORK_ERRORS, body_of, open_session, reader_of
 from bottega.outside import OutsideError
 from bottega.trace_context import with_trace

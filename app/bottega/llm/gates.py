@@ -24,8 +24,7 @@ from bottega.db.failures import is_transient
 from bottega.errors import ModelError
 from bottega.events.listener import NotifyListener
 from bottega.failure_rates import FailureRates
-from bottega.llm.backoff import delay_s
-from bottega.llm.errors import BROKEN_ANSWERS, STREAM_BROKEN
+from bottega.llm.errors import BROKEN_ANSWERS, STREAM_BROKEN, delay_s
 from bottega.llm.limits import Admission, ServerKey, ServerLimits, Shares
 
 LEAST_CALLS, WINDOW_S = 5, 60.0

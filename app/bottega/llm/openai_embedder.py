@@ -23,8 +23,8 @@ from bottega.clock import Clock, utcnow
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import InvalidInputError, ModelError
 from bottega.llm.accounts import Charge, ModelAccount, TenantAccounts
-from bottega.llm.backoff import delay_s
 from bottega.llm.client import ModelClient, Request, is_success
+from bottega.llm.errors import delay_s
 from bottega.llm.server import ServerSpec
 from bottega.llm.usage import Counts, Reported
 from bottega.llm.vendors import with_openai

@@ -1,11 +1,4 @@
-"""Settings of the vendors' own servers, from the environment, as their SDKs read them.
-
-A model behind an OpenAI-compatible API: Chat Completions or Responses.
-
-A model behind Anthropic's Messages API.
-
-A model behind Gemini's API.
-"""
+"""Models of vendors, with settings from the environment as the vendors' SDKs read them."""
 
 import os
 from collections.abc import Mapping
@@ -58,6 +51,15 @@ def with_openai(spec: ServerSpec) -> ServerSpec:
 
 class VendorProvider(ModelProvider):
     """A model of a vendor whose SDK is not used, since it costs more than it gives.
+
+    Args:
+        model: default model, for calls whose options name none.
+        api_key, base_url: ``None`` takes them from the environment; then the vendor's own address.
+        timeout_s, patience_s, tools: as in :class:`OpenAIProvider`.
+        extra_body: extra fields of every request, such as ``{"thinking": {"type": "adaptive"}}``.
+
+    Raises:
+        InvalidInputError: there is no key, or an argument is invalid.
 
     Attributes:
         key_variables: of the key; the first one that is set counts.
@@ -176,19 +178,7 @@ class OpenAIProvider(ModelProvider):
 
 
 class AnthropicProvider(VendorProvider):
-    """Calls a model, with settings from the environment where none are given.
-
-    Args:
-        model: default model, for calls whose options name none.
-        api_key: ``None`` takes ``ANTHROPIC_API_KEY``.
-        base_url: without ``/v1``; ``None`` takes ``ANTHROPIC_BASE_URL``, then Anthropic's own.
-        timeout_s, patience_s: as in :class:`~bottega.llm.openai_provider.OpenAIProvider`.
-        extra_body: extra fields of every request, such as ``{"thinking": {"type": "adaptive"}}``.
-        tools: time and randomness; see :class:`~bottega.llm.provider.ModelProvider`.
-
-    Raises:
-        InvalidInputError: there is no key, or an argument is invalid.
-    """
+    """Calls a model of Anthropic's; ``base_url`` is without ``/v1``."""
 
     dialect = "anthropic"
     key_variables = ("ANTHROPIC_API_KEY",)
@@ -196,19 +186,7 @@ class AnthropicProvider(VendorProvider):
 
 
 class GeminiProvider(VendorProvider):
-    """Calls a model, with settings from the environment where none are given.
-
-    Args:
-        model: default model, for calls whose options name none.
-        api_key: ``None`` takes ``GEMINI_API_KEY``, then ``GOOGLE_API_KEY``.
-        base_url: with ``/v1beta``; ``None`` takes ``GOOGLE_GEMINI_BASE_URL``, then Google's.
-        timeout_s, patience_s: as in :class:`~bottega.llm.openai_provider.OpenAIProvider`.
-        extra_body: extra fields of every request, such as ``{"generationConfig": {"topK": 40}}``.
-        tools: time and randomness; see :class:`~bottega.llm.provider.ModelProvider`.
-
-    Raises:
-        InvalidInputError: there is no key, or an argument is invalid.
-    """
+    """Calls a model of Google's; ``base_url`` is with ``/v1beta``."""
 
     dialect = "gemini"
     key_variables = ("GEMINI_API_KEY", "GOOGLE_API_KEY")

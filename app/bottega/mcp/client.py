@@ -19,9 +19,9 @@ from pydantic_core import from_json, to_json
 
 from bottega.agents.parts import Part, PartType, text_of
 from bottega.errors import InvalidInputError
+from bottega.json_schema.arguments import shown_schema
 from bottega.json_schema.patterns import MOST_IN_AGENT, size_of
 from bottega.json_schema.schema import escaped
-from bottega.json_schema.shown import shown_schema
 from bottega.mcp.connection import Connection, McpForgottenError, OnProgress, OnQuestion
 from bottega.mcp.servers import McpServer, McpToolSchema
 from bottega.tools.egress import Egress

@@ -25,9 +25,8 @@ from bottega.errors import InvalidInputError, UnknownAgentError
 from bottega.files.inputs import RunInput, parts_of
 from bottega.llm.dialects import anthropic, chat, gemini, responses
 from bottega.llm.dialects.parts import Media, WritePart, loaded
-from bottega.llm.params import reserved_in, supported
 from bottega.llm.prices import prices_of
-from bottega.llm.server import VENDORS, DialectName
+from bottega.llm.server import VENDORS, DialectName, reserved_in, supported
 from bottega.memory.episodes.scope import MemoryScope
 from bottega.tools.mcp import model_name, refuse_unfit
 

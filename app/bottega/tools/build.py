@@ -7,10 +7,9 @@ from pydantic import ValidationError
 
 from bottega.agents.tools import ToolBase
 from bottega.errors import InvalidInputError
-from bottega.tools.approvals import Approvable
 from bottega.tools.builtin import ToolDeps, builtin_tool
 from bottega.tools.http import HttpTool, HttpToolDefinition, Secrets
-from bottega.tools.people import ClientTool
+from bottega.tools.people import Approvable, ClientTool
 
 
 def build_tool(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, StringConstraints, field_validator
 
 from bottega.errors import InvalidInputError
-from bottega.tools.approvals import Approvable
+from bottega.tools.people import Approvable
 
 SEPARATOR = "__"
 """Between the server and the tool in a name."""

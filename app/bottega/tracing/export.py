@@ -55,7 +55,7 @@ def exporting() -> Iterator[None]:
 def _open() -> Any:
     """Start the export; return what is to be shut down, or ``None`` with a warning in the log."""
     try:
-        from bottega.tracing import sdk
+        from bottega.tracing import otlp
     except ImportError as error:
         hint = "install the extra otel (in the checkout: .[otel]), or unset the variables OTEL_*"
         log.warning("traces.off", error=str(error), hint=hint)
@@ -67,7 +67,7 @@ def _open() -> Any:
         log.warning("traces.off", exporter=exporter, protocol=protocol, hint=hint)
         return None
     takes_texts = os.environ.get(_TEXTS, "").strip().lower() == "true"
-    provider, spans.tracer = sdk.opened(takes_texts)
+    provider, spans.tracer = otlp.opened(takes_texts)
     return provider
 
 

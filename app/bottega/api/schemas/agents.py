@@ -31,8 +31,8 @@ from bottega.definitions.agents import TASK_TOOLS
 from bottega.definitions.models import MOST_MODELS
 from bottega.json_schema.values import WHOLE
 from bottega.memory.episodes.scope import MemoryScope
-from bottega.tools.approvals import ApprovalField
 from bottega.tools.mcp import McpToolDefinition
+from bottega.tools.people import ApprovalField
 
 Facade = Literal["mcp", "openai"]
 

@@ -6,10 +6,10 @@ from pydantic import Field, JsonValue, StringConstraints, field_validator
 
 from bottega.api.schemas.base import Body
 from bottega.errors import InvalidInputError
-from bottega.json_schema.shown import shown_schema
-from bottega.tools.approvals import Approvable
+from bottega.json_schema.arguments import shown_schema
 from bottega.tools.http import HttpToolDefinition, ToolName, ToolParameters, ToolPurpose
 from bottega.tools.mcp import McpToolDefinition
+from bottega.tools.people import Approvable
 
 
 class BuiltinTool(Body, Approvable):

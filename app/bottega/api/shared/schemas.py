@@ -10,9 +10,8 @@ from typing import Any
 from uuid import UUID
 
 from bottega.errors import InvalidInputError, LimitedError
-from bottega.json_schema.compiling import compile_apart
 from bottega.json_schema.output import output_schema
-from bottega.json_schema.patterns import compile_patterns, measure_patterns
+from bottega.json_schema.patterns import compile_apart, compile_patterns, measure_patterns
 
 Patterns = dict[str, str]
 """Patterns by JSON Pointer."""

@@ -23,12 +23,19 @@ from bottega.agents.messages import AssistantMessage, StandardMessage, ToolCall,
 from bottega.agents.params import ModelParams, NamedTool
 from bottega.agents.parts import Part
 from bottega.agents.provider import ToolSchema
-from bottega.llm.dialects.answer import AnswerBuilder, PartialCall, in_order
+from bottega.llm.dialects.answer import AnswerBuilder, PartialCall, TextChunks, in_order
 from bottega.llm.dialects.dialect import Dialect, Encode
 from bottega.llm.dialects.opaque import origin_of, state_for, state_of
-from bottega.llm.dialects.parts import NO_FILES, Files, Media, blocks_of, encoded_blocks
-from bottega.llm.dialects.text_chunks import TextChunks
-from bottega.llm.dialects.turns import Blocks, Form, piece_of
+from bottega.llm.dialects.parts import (
+    NO_FILES,
+    Blocks,
+    Files,
+    Form,
+    Media,
+    blocks_of,
+    encoded_blocks,
+    piece_of,
+)
 from bottega.llm.dialects.wire import (
     encode_head,
     encode_json,

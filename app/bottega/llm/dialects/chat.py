@@ -11,13 +11,21 @@ from bottega.agents.messages import AssistantMessage, StandardMessage, ToolCall,
 from bottega.agents.params import ModelParams, NamedTool
 from bottega.agents.parts import Part
 from bottega.agents.provider import ToolSchema
-from bottega.llm.dialects.answer import AnswerBuilder, PartialCall
+from bottega.llm.dialects.answer import AnswerBuilder, PartialCall, TextChunks
 from bottega.llm.dialects.dialect import Dialect, Encode
 from bottega.llm.dialects.opaque import origin_of, size_of_fields, state_for, state_of, take
-from bottega.llm.dialects.parts import NO_FILES, Files, Media, blocks_of, encoded_blocks
+from bottega.llm.dialects.parts import (
+    NO_FILES,
+    Blocks,
+    Files,
+    Form,
+    Media,
+    ResultsAndBlocks,
+    blocks_of,
+    encoded_blocks,
+    piece_of,
+)
 from bottega.llm.dialects.schemas import is_strict
-from bottega.llm.dialects.text_chunks import TextChunks
-from bottega.llm.dialects.turns import Blocks, Form, ResultsAndBlocks, piece_of
 from bottega.llm.dialects.wire import (
     UNDERSTOOD,
     encode_head,

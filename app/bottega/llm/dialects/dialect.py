@@ -11,9 +11,8 @@ from bottega.agents.messages import StandardMessage
 from bottega.agents.params import ModelParams
 from bottega.agents.provider import ModelOptions, ToolSchema
 from bottega.llm.dialects.answer import AnswerBuilder
-from bottega.llm.dialects.parts import NO_FILES, Files
+from bottega.llm.dialects.parts import NO_FILES, Files, Form, Piece, arranged
 from bottega.llm.dialects.schemas import Output, output_of
-from bottega.llm.dialects.turns import Form, Piece, arranged
 from bottega.llm.dialects.wire import encode_head, merged
 from bottega.llm.errors import ErrorMapper
 from bottega.llm.server import ServerSpec

@@ -19,9 +19,17 @@ from bottega.agents.provider import ToolSchema
 from bottega.llm.dialects.answer import AnswerBuilder, PartialCall
 from bottega.llm.dialects.dialect import Dialect, Encode
 from bottega.llm.dialects.opaque import origin_of, state_for, state_of
-from bottega.llm.dialects.parts import NO_FILES, Files, Media, blocks_of, encoded_blocks
+from bottega.llm.dialects.parts import (
+    NO_FILES,
+    Blocks,
+    Files,
+    Form,
+    Media,
+    blocks_of,
+    encoded_blocks,
+    piece_of,
+)
 from bottega.llm.dialects.schemas import is_strict
-from bottega.llm.dialects.turns import Blocks, Form, piece_of
 from bottega.llm.dialects.wire import (
     UNDERSTOOD,
     encode_head,

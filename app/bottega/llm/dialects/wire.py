@@ -13,8 +13,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from bottega.agents.messages import ToolCall, ToolMessage, ToolStatus
 from bottega.agents.parts import Part
 from bottega.errors import HistoryError, InvalidInputError
-from bottega.llm.params import reserved_in
-from bottega.llm.server import ServerSpec
+from bottega.llm.server import ServerSpec, reserved_in
 
 GO_ON = "Please go on."
 """The user's, before a first answer or between two answers."""
