@@ -145,14 +145,13 @@ class TestSpecialist:
 
     def test_it_numbers_its_points_as_its_system_message_says(self) -> None:
         lines = specialist(self.writer).splitlines()
-        assert lines[0] == 'My answer to "Build a CSV importer":'
+        assert lines[0] == 'My answer on "Build a CSV importer":'
         assert [line.split()[0] for line in lines[1:]] == ["R1", "R2", "R3"]
 
     def test_it_covers_the_numbered_lines_that_it_got(self) -> None:
         context = shared("analyst", "R7: fast\nR8 small\nR9 Nice colours")
         lines = specialist(self.designer, context).splitlines()
-        assert lines[1].startswith('analyst said: "R7: fast')
-        assert lines[2:] == ["C1 covers R8 of analyst.", "C2 covers R9 of analyst."]
+        assert lines[1:] == ["C1 covers R8 (from analyst).", "C2 covers R9 (from analyst)."]
 
     def test_others_quote_their_sources(self) -> None:
         text = specialist("You review.", shared("designer", "C1"), shared("poet", "roses"))
@@ -445,12 +444,12 @@ class TestTask:
 
     def test_it_answers_on_its_part_and_dispatches_nothing(self) -> None:
         text = self.answer(f"{TASK} (your part: risks)")
-        assert text.startswith(f'My answer on the risks of "{TASK}":\n')
+        assert text.startswith(f'Risks on "{TASK}":\n')
 
     def test_messages_of_its_parent_are_notes_and_no_new_task(self) -> None:
         task = f"{TASK} (your part: risks)\n\n{FOLDER}"
         text = ask(("user", task), ("assistant", "Early."), ("user", "Mind the costs.")).text
-        assert text.startswith("My answer on the risks")
+        assert text.startswith("Risks on ")
         assert text.endswith("\nNoted: Mind the costs.")
         assert ask(("user", f"{task}\n\nMind the costs.")).text == text
 

@@ -38,6 +38,7 @@ _FIRST_IS_ENOUGH = re.compile(r",?\s*the first answer is enough")
 _DISPATCH, _SEND, _CANCEL = "dispatch_subagents", "send_to_subagent", "cancel_subagent"
 _POLL, _AWAIT = "poll_subagent", "await_subagent"
 _TASK_TOOLS = frozenset(("dispatch_subagent", _DISPATCH, _SEND, _CANCEL, _POLL, _AWAIT))
+_POINTS = ("Input is checked.", "Equal input has equal results.", "Errors say what to mend.")
 _ENDS = ("completed", "failed", "timeout", "cancelled")
 _ASPECTS = (
     "market", "technology", "risks", "costs", "regulation", "history", "outlook", "competition",
@@ -413,26 +414,27 @@ def _own_text(conversation: Conversation) -> str:
     """Answer from the tools' results and the shared context, whose sources it quotes.
 
     It numbers its points if its system message says so, as in "requirements (R1, R2, …)": one for
-    each numbered line of its sources, else three.
+    each numbered line of its sources, else those of :data:`_POINTS`.
     """
     results = [
-        f"{name} failed: {text[6:].strip()}"
-        if text.startswith("Error:")
-        else f"{name} says: {text}"
+        f"{name} says: {text}".replace("says: Error:", "failed:", 1)
         for name, text in conversation.outcomes
     ]
     sources = [(each["source"], each["content"]) for each in conversation.context if each["source"]]
     lines = [f'{name} said: "{_shortened(text)}"' for name, text in sources]
     if numbering := _NUMBERING.search(conversation.own):
         cited = [(line, name) for name, text in sources for line in _NUMBERED_LINE.findall(text)]
-        points = [f"covers {line} of {name}" for line, name in cited] or ["is new"] * 3
-        lines += [f"{numbering[1]}{n} {point}." for n, point in enumerate(points, 1)]
+        points = [f"covers {line} (from {name})." for line, name in cited]
+        numbered = enumerate(points or _POINTS, 1)
+        lines = [f"{numbering[1]}{number} {point}" for number, point in numbered]
+    elif conversation.is_task and not sources:
+        lines = [f"Most of what is known of the {conversation.part or 'subject'} is recent."]
     if conversation.is_task:
         lines += [f"Noted: {note}" for note in conversation.later]
     if results and not lines:
         return "\n".join(results)
-    part = f" on the {conversation.part} of" if conversation.part else " to"
-    head = f'My answer{part} "{_shortened(conversation.asked)}":'
+    title = (conversation.part or "my answer").capitalize()
+    head = f'{title} on "{_shortened(conversation.asked)}":'
     return "\n".join([head, *(lines or ["no other agent shared anything with me."]), *results])
 
 
