@@ -2,7 +2,6 @@
 
 import time
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,12 +9,10 @@ from hypothesis import strategies as st
 
 from bottega.errors import InvalidInputError
 from bottega.json_schema.patterns import (
-    MOST_CACHED_BYTES,
     check_patterns,
     compiled,
     is_supported,
     size_of,
-    sized_cache,
 )
 
 UUID = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
@@ -127,22 +124,3 @@ def test_pattern_measured_as_small_compiles(pattern: str) -> None:
 def test_measuring_any_pattern_ends(pattern: str) -> None:
     with suppress(InvalidInputError):
         check([pattern])
-
-
-def test_cache_is_bounded_by_bytes() -> None:
-    made: list[str] = []
-
-    @sized_cache(10, size=lambda text, _: len(text))
-    def upper(text: str) -> str:
-        made.append(text)
-        return text.upper()
-
-    def use(*texts: str) -> list[Any]:
-        made.clear()
-        assert [upper(text) for text in texts] == [text.upper() for text in texts]
-        return list(made)
-
-    assert use("aaaa", "bbbb", "aaaa") == ["aaaa", "bbbb"]
-    assert use("cccc", "aaaa", "bbbb") == ["cccc", "bbbb"]
-    assert use("d" * 11, "d" * 11) == ["d" * 11] * 2
-    assert MOST_CACHED_BYTES <= 64_000_000

@@ -2,17 +2,17 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from threading import Lock
 from typing import Any
 
+from cachetools import cached
 from pydantic_core import PydanticSerializationError, to_json
 
 from bottega.errors import InvalidInputError
-from bottega.json_schema.patterns import sized_cache
-from bottega.json_schema.schema import SCHEMA_BYTES, Bounds, CheckedSchema
+from bottega.json_schema.schema import Bounds, CheckedSchema, schema_cache
 from bottega.json_schema.values import depth_of
 
 BOUNDS = Bounds(depth=16, values=1000, work=100_000)
-_MOST_CACHED_BYTES = 64_000_000
 
 
 class ArgumentSchema:
@@ -63,7 +63,7 @@ class ArgumentSchema:
             raise InvalidInputError(f"invalid arguments: {'; '.join(map(str, problems))}")
 
 
-@sized_cache(_MOST_CACHED_BYTES, size=lambda text, _: SCHEMA_BYTES * len(text))
+@cached(schema_cache(), lock=Lock())
 def argument_schema(text: str) -> ArgumentSchema:
     """Parse a schema from JSON text; cached, since runs build their tools repeatedly."""
     return ArgumentSchema(json.loads(text))

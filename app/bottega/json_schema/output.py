@@ -3,13 +3,14 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from threading import Lock
 from typing import Any
 
+from cachetools import cached
 from pydantic_core import from_json, to_json
 
 from bottega.errors import InvalidInputError
-from bottega.json_schema.patterns import sized_cache
-from bottega.json_schema.schema import SCHEMA_BYTES, Bounds, CheckedSchema, Problem
+from bottega.json_schema.schema import Bounds, CheckedSchema, Problem, schema_cache
 from bottega.json_schema.values import is_finite
 
 MAX_BYTES = 65_536
@@ -19,7 +20,6 @@ MAX_ANSWER = 1_000_000
 """Characters of an answer."""
 _QUICK_CHARACTERS = 4_000
 _QUICK_SIZE = 200
-_MOST_CACHED_BYTES = 64_000_000
 _THOUGHT = re.compile(r"<(think|thinking|thought|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*+(?:[A-Za-z][\w+.-]*+)?+")
 
@@ -78,7 +78,7 @@ class OutputSchema:
         return value, self._checked.problems(value)
 
 
-@sized_cache(_MOST_CACHED_BYTES, size=lambda text, _: SCHEMA_BYTES * len(text))
+@cached(schema_cache(), lock=Lock())
 def _cached(text: str) -> OutputSchema:
     return OutputSchema(json.loads(text))
 
@@ -96,7 +96,7 @@ def check_length(schema: Mapping[str, Any]) -> None:
 def output_schema(schema: Mapping[str, Any]) -> OutputSchema:
     """Check a schema; cached, since runs build their agents repeatedly.
 
-    A large schema takes up to 50 ms, and waits for others': call it in a thread first.
+    A large schema takes up to 50 ms: call it in a thread first.
 
     Raises:
         InvalidInputError: it is not a valid schema, or exceeds a bound.

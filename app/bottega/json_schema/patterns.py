@@ -10,14 +10,12 @@ import os
 import re
 import subprocess
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import wraps
 from threading import Lock
-from typing import Any, TypeVar
 
+from cachetools import LRUCache, cached
 from pydantic_core import (
     SchemaError,
     SchemaValidator,
@@ -28,46 +26,6 @@ from pydantic_core import (
 )
 
 from bottega.errors import InvalidInputError, UnavailableError
-
-T = TypeVar("T")
-
-
-def sized_cache(
-    most_bytes: int, *, size: Callable[[str, Any], int]
-) -> Callable[[Callable[[str], T]], Callable[[str], T]]:
-    """Cache the most recently used results of a function of one text, up to ``most_bytes``.
-
-    Only one thread computes at a time.
-
-    Args:
-        size: returns the bytes that a text's result takes.
-    """
-
-    def decorate(make: Callable[[str], T]) -> Callable[[str], T]:
-        kept: OrderedDict[str, tuple[T, int]] = OrderedDict()
-        turn = Lock()
-        held = 0
-
-        @wraps(make)
-        def cached(text: str) -> T:
-            nonlocal held
-            with turn:
-                if text in kept:
-                    kept.move_to_end(text)
-                    return kept[text][0]
-                made = make(text)
-                took = size(text, made)
-                kept[text] = made, took
-                held += took
-                while held > most_bytes and kept:
-                    _, (_, gone) = kept.popitem(last=False)
-                    held -= gone
-                return made
-
-        return cached
-
-    return decorate
-
 
 LONGEST = 1000
 """Characters of a pattern."""
@@ -240,7 +198,7 @@ class Compiled:
         return True
 
 
-@sized_cache(MOST_CACHED_BYTES, size=lambda _, made: _OVERHEAD + made.size.bytes)
+@cached(LRUCache(MOST_CACHED_BYTES, lambda made: _OVERHEAD + made.size.bytes), lock=Lock())
 def compiled(pattern: str) -> Compiled:
     """Compile a pattern, or take it from the cache.
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import jsonschema
+from cachetools import LRUCache
 
 from bottega.errors import InvalidInputError
 from bottega.json_schema.patterns import UnsupportedPatternError, compiled, is_supported
@@ -28,8 +29,9 @@ MAX_MATCHING = 4_000_000
 """States of patterns times bytes that a check matches with them: up to 0.2 s."""
 MAX_STEPS = 100_000
 """Keywords that a check applies to values: up to 2 s."""
-SCHEMA_BYTES = 20
+_SCHEMA_BYTES = 20
 """Bytes of a checked schema per character of its text."""
+_MOST_CACHED_BYTES = 64_000_000
 
 _CHEAP = 50
 """Values, of a keyword or of what it is applied to, that cost as much as one step."""
@@ -174,6 +176,11 @@ class CheckedSchema:
             return [Problem((), "numbers too large or nesting too deep to be checked")]
         except InvalidInputError as error:
             return [Problem((), error.detail)]
+
+
+def schema_cache() -> LRUCache[Any, Any]:
+    """Make a cache of schemas, with their text in ``schema``, that is bounded by their bytes."""
+    return LRUCache(_MOST_CACHED_BYTES, lambda made: _SCHEMA_BYTES * len(json.dumps(made.schema)))
 
 
 def _problem(error: jsonschema.ValidationError) -> Problem:
