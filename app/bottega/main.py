@@ -44,26 +44,23 @@ from bottega.api.routes import (
 from bottega.api.routes.files import LONGEST_BODY
 from bottega.api.routes.graphs import DryRuns
 from bottega.api.routes.mcp import endpoint as mcp_endpoint
+from bottega.api.routes.mcp import errors as mcp_errors
 from bottega.api.routes.mcp import servers as mcp_servers
 from bottega.api.routes.memory import episodes, learning, patterns
 from bottega.api.routes.openai import completions, responses
+from bottega.api.routes.openai import errors as openai_errors
 from bottega.api.schemas.parts import LONGEST_DATA
-from bottega.api.server import http_protocol, mcp_errors, openai_errors
+from bottega.api.server import connections
 from bottega.api.server.addresses import Addresses, KeylessRates, Networks
+from bottega.api.server.connections import Bounds, HttpProtocol, WebSocketProtocol
 from bottega.api.server.documents import add_console, add_docs
-from bottega.api.server.facade_errors import FacadeErrors
-from bottega.api.server.headers import SecurityHeaders
-from bottega.api.server.http_protocol import Bounds, HttpProtocol
-from bottega.api.server.limits import LimitTenants
 from bottega.api.server.middleware import (
+    Answers,
     Cors,
+    LimitRequests,
     LongBodies,
-    MeasureRequests,
-    OnlyFromHere,
-    RefuseLongBody,
     RepeatRequests,
 )
-from bottega.api.server.websocket_protocol import WebSocketProtocol
 from bottega.api.shared.drawings import Drawings
 from bottega.container import Service, open_service, settle
 from bottega.errors import InvalidInputError, UnavailableError
@@ -174,7 +171,7 @@ _ROUTERS = (
 )
 
 
-_FACADES = {each.FACADE: each.translated for each in (openai_errors, mcp_errors)}
+_FACADES = {"openai": openai_errors.translated, "mcp": mcp_errors.translated}
 
 
 def create_app(service: Service) -> FastAPI:
@@ -192,12 +189,16 @@ def create_app(service: Service) -> FastAPI:
     app.state.dry_runs = DryRuns()
     settings = service.settings
     # The middleware that is added last runs first.
-    usual = settings.max_body_bytes
     app.add_middleware(RepeatRequests)
-    app.add_middleware(RefuseLongBody, max_bytes=usual, longer=_longer_bodies(usual))
-    app.add_middleware(LimitTenants, per_s=settings.requests_per_s, streams=settings.max_streams)
-    app.add_middleware(Authenticate, rates=KeylessRates(settings.keyless_per_s, _trusted(settings)))
-    app.add_middleware(OnlyFromHere, host=settings.host, origins=settings.cors_origins)
+    app.add_middleware(
+        LimitRequests,
+        per_s=settings.requests_per_s,
+        streams=settings.max_streams,
+        max_bytes=settings.max_body_bytes,
+        longer=_longer_bodies(settings.max_body_bytes),
+    )
+    rates = KeylessRates(settings.keyless_per_s, _trusted(settings))
+    app.add_middleware(Authenticate, rates=rates, host=settings.host, origins=settings.cors_origins)
     errors.install(app)
     for router in _ROUTERS:
         # `include_router` would build each route again, and match each request twice.
@@ -214,7 +215,7 @@ def _longer_bodies(usual: int) -> dict[tuple[str, str], LongBodies]:
     uploads = LongBodies(LONGEST_BODY, each=8, all=64)
     inputs = LongBodies(usual + LONGEST_DATA, each=2, all=4)
     return {
-        http_protocol.UPLOADS: uploads,
+        connections.UPLOADS: uploads,
         ("POST", "/v1/runs"): inputs,
         ("POST", "/v1/schedules"): inputs,
         ("POST", "/openai/v1/chat/completions"): inputs,
@@ -236,13 +237,9 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
         connections=service.descriptors.connections(settings.max_connections),
     )
     addresses = Addresses(max(1, bounds.connections // 4), _trusted(settings))
-    answering = FacadeErrors(app, _FACADES)
+    inner = Cors(app, settings.cors_origins) if settings.cors_origins else app
     return uvicorn.Config(
-        SecurityHeaders(
-            MeasureRequests(
-                Cors(answering, settings.cors_origins) if settings.cors_origins else answering
-            )
-        ),
+        Answers(inner, _FACADES),
         http=partial(HttpProtocol, bounds=bounds, addresses=addresses),  # type: ignore[arg-type]
         ws=partial(WebSocketProtocol, addresses=addresses),  # type: ignore[arg-type]
         ws_max_size=64 * 1024,

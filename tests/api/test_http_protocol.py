@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from pydantic import ValidationError
 
-from bottega.api.server import http_protocol
+from bottega.api.server import connections
 from bottega.settings import Settings
 from tests.service import Running, running
 
@@ -64,7 +64,7 @@ def problem(answer: bytes, status: int, code: str) -> None:
 @pytest.mark.parametrize(
     ("path", "fields", "status", "code"),
     [
-        (b"/" + b"x" * http_protocol.MAX_URL_BYTES, b"", 414, "url_too_long"),
+        (b"/" + b"x" * connections.MAX_URL_BYTES, b"", 414, "url_too_long"),
         (b"/?q=" + b"x" * 10**6, b"", 414, "url_too_long"),
         (b"/", b"x: y\r\n" * 101, 431, "headers_too_large"),
         (b"/", b"x" * 9000 + b": y\r\n", 431, "headers_too_large"),
@@ -118,7 +118,7 @@ async def test_trailers_are_bounded(refusing: Running) -> None:
 async def test_pipelined_requests_are_bounded(refusing: Running) -> None:
     request = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
     answer = await sent(refusing, request * 1000)
-    assert answer.count(b"HTTP/1.1 ") <= http_protocol.MAX_PIPELINED
+    assert answer.count(b"HTTP/1.1 ") <= connections.MAX_PIPELINED
     pipelined = request * 5 + request.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
     assert (await sent(refusing, pipelined)).count(b"HTTP/1.1 200 ") == 6
 

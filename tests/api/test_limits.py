@@ -10,8 +10,8 @@ import pytest
 import websockets
 from starlette.types import Message, Receive, Scope, Send
 
-from bottega.api.server.limits import LimitTenants
-from bottega.api.server.websocket_protocol import PING_BURST
+from bottega.api.server.connections import PING_BURST
+from bottega.api.server.middleware import LimitRequests
 from bottega.settings import Settings
 from tests.growing import growing
 from tests.service import Running, running
@@ -43,7 +43,14 @@ async def asked(app: Any, who: Somebody | None, **scope: Any) -> tuple[int, dict
         raise AssertionError("the body is not read")
 
     state = {} if who is None else {"principal": who}
-    whole = {"type": "http", "path": "/v1/agents", "headers": [], "state": state, **scope}
+    whole = {
+        "type": "http",
+        "method": "GET",
+        "path": "/v1/agents",
+        "headers": [],
+        "state": state,
+        **scope,
+    }
     await app(whole, receive, send)
     headers = {name.decode(): value.decode() for name, value in messages[0].get("headers", [])}
     return messages[0]["status"], headers, b"".join(m.get("body", b"") for m in messages)
@@ -51,7 +58,7 @@ async def asked(app: Any, who: Somebody | None, **scope: Any) -> tuple[int, dict
 
 async def test_too_many_requests_are_refused_with_a_time_to_retry() -> None:
     now = 1000.0
-    app = LimitTenants(ok, per_s=0.5, streams=1, clock=lambda: now)
+    app = LimitRequests(ok, max_bytes=10**8, per_s=0.5, streams=1, clock=lambda: now)
     status, headers, _ = await asked(app, Somebody(A))
     assert status == 200
     assert headers["ratelimit-policy"] == '"requests";q=1;w=2'
@@ -85,8 +92,8 @@ async def test_a_long_body_counts_as_several_requests(size: int, cost: int) -> N
     async def ignored(message: Message) -> None:
         pass
 
-    app = LimitTenants(reads, per_s=10, streams=1, clock=lambda: 0.0)
-    scope = {"type": "http", "path": "/v1/agents", "headers": []}
+    app = LimitRequests(reads, max_bytes=10**8, per_s=10, streams=1, clock=lambda: 0.0)
+    scope = {"type": "http", "method": "POST", "path": "/v1/agents", "headers": []}
     await app({**scope, "state": {"principal": Somebody(A)}}, receive, ignored)
     _, headers, _ = await asked(app, Somebody(A))
     left = max(0, 20 - cost - 1)
@@ -101,7 +108,7 @@ async def test_a_long_answer_counts_as_several_requests() -> None:
         await send({"type": "http.response.body", "body": b"x" * 50_000, "more_body": True})
         await send({"type": "http.response.body", "body": b"x" * 20_000})
 
-    app = LimitTenants(says, per_s=10, streams=1, clock=lambda: 0.0)
+    app = LimitRequests(says, max_bytes=10**8, per_s=10, streams=1, clock=lambda: 0.0)
     await asked(app, Somebody(A))
     _, headers, _ = await asked(app, Somebody(A))
     assert headers["ratelimit"].startswith('"requests";r=14;')  # of 20: twice one, and four
@@ -109,7 +116,7 @@ async def test_a_long_answer_counts_as_several_requests() -> None:
 
 
 async def test_without_keys_there_is_no_limit() -> None:
-    app = LimitTenants(ok, per_s=0.5, streams=1, clock=lambda: 0.0)
+    app = LimitRequests(ok, max_bytes=10**8, per_s=0.5, streams=1, clock=lambda: 0.0)
     for who in (None, Somebody(A, key_id=None)):
         for _ in range(5):
             status, headers, _ = await asked(app, who)
@@ -137,7 +144,7 @@ async def test_event_streams_are_bounded_and_a_closed_one_makes_room(
         await end.wait()
         await ok(scope, receive, send)
 
-    app = LimitTenants(lasting, per_s=1000, streams=2, clock=lambda: 0.0)
+    app = LimitRequests(lasting, max_bytes=10**8, per_s=1000, streams=2, clock=lambda: 0.0)
     open_ = [asyncio.ensure_future(asked(app, Somebody(A), **stream)) for _ in range(2)]
     await until(lambda: len(begun) >= 2)
     status, headers, body = await asked(app, Somebody(A), **stream)

@@ -7,7 +7,7 @@ import pytest
 from pydantic_core import from_json
 from structlog.testing import capture_logs
 
-from bottega.api.server.websocket_protocol import MAX_PIECES, PING_BURST
+from bottega.api.server.connections import MAX_PIECES, PING_BURST
 from bottega.settings import Settings
 from tests.growing import growing
 from tests.service import Running, running

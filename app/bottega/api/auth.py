@@ -1,19 +1,19 @@
 """Authentication: every path but the public ones needs a key or a ticket."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.api.errors import database_unavailable, for_error, problem_response
 from bottega.api.server.addresses import KeylessRates
 from bottega.api.server.headers import sent
-from bottega.api.server.limits import limited
-from bottega.api.server.middleware import refuse
+from bottega.api.server.middleware import ALLOW_ORIGIN, limited, refuse
 from bottega.db.failures import is_transient
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import (
@@ -39,6 +39,16 @@ _PUBLIC = frozenset(
 )
 _UNCOUNTED = frozenset(("/healthz", "/readyz", "/metrics"))
 """Public paths for monitoring: each costs little, or asks for a token."""
+_MONITORED = frozenset(("/healthz", "/readyz"))
+_PROXY = frozenset((b"forwarded", b"via", b"cf-connecting-ip", b"x-real-ip"))
+_PROXY_PREFIX = b"x-forwarded-"
+_CONSOLE = frozenset(("/", "/console", "/console/"))
+"""Pages of the console, to which pages of other sites may link."""
+_KEYS_REQUIRED = (
+    "this request came through a proxy or from a page of another site, and without keys this "
+    "server answers only this machine: make a key with 'bottega keys create --tenant default "
+    "--scope admin', and send it"
+)
 _NOBODY, _LIMITED = 401, 429
 _PAGES = ("/docs-assets/", "/console/")
 _BEARER = re.compile(rf"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{{{SHORTEST},{LONGEST}}}) *".encode())
@@ -147,23 +157,50 @@ def is_public(path: str) -> bool:
     return path in _PUBLIC or path.startswith(_PAGES)
 
 
+def _came_from_elsewhere(scope: Scope) -> bool:
+    """Return true if a proxy passed a request on, or a page of another site made it."""
+    sites = sent(scope, b"sec-fetch-site")
+    if b"cross-site" in sites:
+        to_page = scope.get("method") == "GET" and scope["path"] in _CONSOLE
+        if not (to_page and sent(scope, b"sec-fetch-mode") == [b"navigate"]):
+            return True
+    return any(name in _PROXY or name.startswith(_PROXY_PREFIX) for name, _ in scope["headers"])
+
+
 class Authenticate:
     """Middleware that puts the :class:`Principal` into ``scope["state"]``, or refuses.
 
+    While there are no keys, it refuses requests from elsewhere. A proxy on this machine makes
+    requests of the whole world look local, so what one passed on is refused. The Host must name
+    this machine, else DNS rebinding would let a page read responses. An Origin, which only browsers
+    send, must be the server's own.
+
     Args:
         rates: of requests without a valid key, while there are keys.
+        host: address that the server listens on.
+        origins: other origins that are allowed while there are no keys.
     """
 
-    def __init__(self, app: ASGIApp, rates: KeylessRates) -> None:
+    def __init__(
+        self, app: ASGIApp, *, rates: KeylessRates, host: str, origins: Collection[str]
+    ) -> None:
         self.app = app
         self.rates = rates
+        self.origins = origins
+        self.hosts = {"localhost", "127.0.0.1", "::1", host}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
-        if kind == "lifespan" or (kind == "http" and scope["path"] in _UNCOUNTED):
+        if kind == "lifespan":
             await self.app(scope, receive, send)
             return
         key_cache: KeyCache = scope["app"].state.service.keys
+        if (foreign := await self._refusal_of_foreign(scope, key_cache)) is not None:
+            await refuse(foreign, scope, receive, send)
+            return
+        if kind == "http" and scope["path"] in _UNCOUNTED:
+            await self.app(scope, receive, send)
+            return
         above_the_rate = self._refusal_of_unknown(scope, key_cache)
         found = above_the_rate or await _principal_or_refusal(scope, key_cache)
         refusal = found if isinstance(found, Response) else None
@@ -178,6 +215,39 @@ class Authenticate:
         if isinstance(found, Principal):
             scope.setdefault("state", {})["principal"] = found
         await self.app(scope, receive, send)
+
+    async def _refusal_of_foreign(self, scope: Scope, key_cache: KeyCache) -> Response | None:
+        """Return the refusal of a request from elsewhere, while there are no keys."""
+        if not key_cache.may_be_open or (refused := self._refused(scope)) is None:
+            return None
+        try:
+            is_open = await key_cache.is_open()  # this process may not have seen a key yet
+        except Exception as error:
+            if is_transient(error):
+                return database_unavailable()
+            raise
+        return problem_response(403, *refused) if is_open else None
+
+    def _refused(self, scope: Scope) -> tuple[str, str] | None:
+        """Return the code and the text of a refusal."""
+        if scope["path"] not in _MONITORED and _came_from_elsewhere(scope):
+            return "keys_required", _KEYS_REQUIRED
+        reason = self._foreign(scope)
+        return None if reason is None else ("foreign_request", reason)
+
+    def _foreign(self, scope: Scope) -> str | None:
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host", ""), headers.get("origin")
+        try:
+            name = urlsplit(f"//{host}").hostname
+            own = origin is None or urlsplit(origin).netloc == host
+        except ValueError:
+            return "the Host or Origin header is not an address"
+        if name not in self.hosts:
+            return "without keys this server answers only under this machine's own names"
+        if not own and origin not in self.origins:
+            return f"without keys this server answers no pages of other origins: {ALLOW_ORIGIN}"
+        return None
 
     def _refusal_of_unknown(self, scope: Scope, key_cache: KeyCache) -> Response | None:
         """Return the refusal of a key that the database would have to look up, above the rate."""

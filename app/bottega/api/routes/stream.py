@@ -6,16 +6,13 @@ from uuid import UUID
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from sse_starlette import EventSourceResponse
-from sse_starlette.sse import SendTimeoutError
-from starlette.types import Receive, Scope, Send
 
 from bottega import metrics
 from bottega.api.auth import Principal
 from bottega.api.errors import problems
 from bottega.api.schemas.base import Page
 from bottega.api.schemas.runs import Event as EventAnswer
-from bottega.api.server.http_protocol import DROP
-from bottega.api.server.limits import PAST
+from bottega.api.server.middleware import PAST
 from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant
 from bottega.api.shared.event_filter import MAX_SEQ, WatchQuery
 from bottega.api.shared.pages import PageQuery, escaped_lines
@@ -25,7 +22,6 @@ from bottega.events import log
 from bottega.events.frames import Frame
 from bottega.events.reader import RunCursor
 from bottega.events.stream import Subscriber
-from bottega.settings import Settings
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
@@ -94,7 +90,7 @@ async def events(
         if cursor.over and after >= cursor.last_seq:
             return Response(status_code=204)
         past = request.scope.get("extensions", {}).get(PAST, lambda size: None)
-        return EventStream(_sse(service, principal, cursor, after, query, past), service.settings)
+        return event_stream(_sse(service, principal, cursor, after, query, past))
     place: int | None = query.place(int)
     after, before = query.after, MAX_SEQ
     if place is not None:
@@ -113,27 +109,14 @@ async def events(
     return query.page(request, response, items, lambda event: event["seq"])
 
 
-class EventStream(EventSourceResponse):
-    """Server-sent events of a run; a client that reads nothing for too long is dropped."""
+def event_stream(
+    content: AsyncIterator[bytes], headers: Mapping[str, str] | None = None
+) -> EventSourceResponse:
+    """Return server-sent events, whose heartbeats are in ``content``: they carry an id.
 
-    def __init__(
-        self,
-        content: AsyncIterator[bytes],
-        settings: Settings,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(
-            escaped_lines(content),
-            headers=headers,
-            ping=0,  # the heartbeats below carry an id, too
-            send_timeout=settings.slow_reader_s,
-        )
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        except SendTimeoutError:
-            scope["extensions"][DROP]()
+    The connection of a client that reads nothing for too long ends by itself.
+    """
+    return EventSourceResponse(escaped_lines(content), headers=headers, ping=0)
 
 
 async def _sse(

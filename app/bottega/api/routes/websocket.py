@@ -27,15 +27,15 @@ from bottega.api.errors import (
 from bottega.api.schemas.base import Body
 from bottega.api.schemas.interrupts import Resolve
 from bottega.api.schemas.messages import SendMessage
-from bottega.api.server.http_protocol import DROP
-from bottega.api.server.limits import TURN
-from bottega.api.server.websocket_protocol import (
+from bottega.api.server.connections import (
+    DROP,
     MAY_PING,
     PING_BURST,
     PINGS_PER_S,
     SEND,
     TOO_MANY_PINGS,
 )
+from bottega.api.server.middleware import TURN
 from bottega.api.shared.deps import refuse_unknown_query
 from bottega.api.shared.event_filter import WatchQuery
 from bottega.api.shared.run_control import decide, refuse_other_user, send_message

@@ -1,6 +1,6 @@
 """Security headers of every response."""
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 RawHeader = tuple[bytes, bytes]
 """Name, in lower case, and value: a header in ASGI's form."""
@@ -23,21 +23,3 @@ def for_path(path: str) -> tuple[RawHeader, ...]:
 def sent(scope: Scope, name: bytes) -> list[bytes]:
     """Return the values of a request's header; ``name`` is in lower case."""
     return [value for each, value in scope["headers"] if each == name]
-
-
-class SecurityHeaders:
-    """Outermost middleware, which adds the default headers to every response."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] in ("http.response.start", "websocket.http.response.start"):
-                own = list(message.get("headers", ()))
-                named = {name for name, _ in own}
-                added = (each for each in for_path(scope["path"]) if each[0] not in named)
-                message["headers"] = [*own, *added]
-            await send(message)
-
-        await self.app(scope, receive, send_with_headers)

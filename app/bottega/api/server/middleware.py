@@ -1,22 +1,20 @@
-"""Middleware: size limit of bodies, CORS, and access while there are no keys.
-
-Spans of requests that may start a run.
-
-Metrics of requests, and their traces.
-
-Repetition of requests for which the database failed for a moment.
-"""
+"""Middleware, from the outside in: answers, CORS, limits, repetition."""
 
 import asyncio
 import contextlib
+import json
+import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from functools import partial
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs
 from uuid import UUID
 
-from starlette.datastructures import Headers
+from pydantic_core import to_json
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -25,100 +23,158 @@ from starlette.websockets import WebSocket
 from uvicorn.protocols.utils import ClientDisconnected
 
 from bottega import metrics, trace_context
-from bottega.api.errors import FAILURE, database_unavailable, problem_response
-from bottega.api.server.headers import sent
+from bottega.api.errors import FAILURE, MEDIA_TYPE, problem_response
+from bottega.api.server.connections import RECEIVED
+from bottega.api.server.headers import for_path, sent
 from bottega.clock import monotonic
-from bottega.db.failures import PAUSES_S, REPEAT_S, is_transient, is_undone
+from bottega.db.failures import PAUSES_S, REPEAT_S, is_undone
+from bottega.tenants.ratelimit import Decision, Rate, RateLimits
 from bottega.tracing import spans
 from bottega.tracing.spans import CANCELLED, Span
 
 
-@dataclass(frozen=True, slots=True)
-class LongBodies:
-    """Requests whose bodies may exceed the usual limit, but only a few at once.
+class Translation(NamedTuple):
+    """An error of another API: status, body, and more headers."""
 
-    Attributes:
-        bytes: limit of one.
-        each: concurrent ones of a tenant; ``all``: of all tenants, in this process.
-    """
-
-    bytes: int
-    each: int
-    all: int
-    _open: Counter[UUID] = field(default_factory=Counter)
-
-    @contextmanager
-    def turn(self, tenant: UUID) -> Iterator[bool]:
-        """Count a request during the block; yield false if there are too many."""
-        if self._open[tenant] >= self.each or self._open.total() >= self.all:
-            yield False
-            return
-        self._open[tenant] += 1
-        try:
-            yield True
-        finally:
-            self._open[tenant] -= 1
+    status: int
+    body: Any
+    headers: Mapping[str, str]
 
 
-class RefuseLongBody:
-    """Middleware that answers 413 to a body over the limit (FastAPI's own limit: plain text).
+Translate = Callable[[int, Mapping[str, Any]], Translation]
+"""Makes a translation of a problem and its status."""
 
-    It checks the declared length, then counts the received bytes.
+
+class Answers:
+    """Outermost middleware: adds the default headers, measures, and translates problems.
+
+    It counts each request, and measures the time to the head of its answer. The request's trace is
+    that of all that is done for it.
 
     Args:
-        longer: requests that may have longer bodies, by method and path.
+        facades: how clients of other APIs read problems, by the first segment of the path.
     """
 
-    def __init__(
-        self, app: ASGIApp, max_bytes: int, longer: Mapping[tuple[str, str], LongBodies] = {}
-    ) -> None:
+    def __init__(self, app: ASGIApp, facades: Mapping[str, Translate]) -> None:
         self.app = app
-        self.max_bytes = max_bytes
-        self.longer = longer
+        self.facades = facades
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
+        if scope["type"] == "websocket":
+
+            async def send_with_headers(message: Message) -> None:
+                if message["type"] == "websocket.http.response.start":
+                    _add_headers(message, scope["path"])
+                await send(message)
+
+            await self.app(scope, receive, send_with_headers)
             return
-        longer = self.longer.get((scope["method"], scope["path"]))
-        most = self.max_bytes if longer is None else longer.bytes
-        declared = next(iter(sent(scope, b"content-length")), b"")
-        size = int(declared[:18]) if declared.isdigit() else None
-        if size is not None and size > most:
-            detail = f"the body is longer than this server's limit of {most} bytes"
-            await problem_response(413, "body_too_large", detail)(scope, receive, send)
-        elif longer is None or (size is not None and size <= self.max_bytes):
-            await self._limited(most, scope, receive, send)
+        states = sent(scope, b"tracestate")
+        trace_context.current.set(trace_context.taken(sent(scope, b"traceparent"), states))
+        facade = scope["path"].lstrip("/").split("/", 1)[0]
+        answer = _MeasuredAnswer(scope, send, self.facades.get(facade))
+        try:
+            await self.app(scope, receive, answer.send)
+        except Exception:
+            answer.count(500)
+            raise
+        finally:
+            answer.end()
+
+
+class _MeasuredAnswer:
+    """The answer to a request.
+
+    Args:
+        translate: of a problem; ``None``: clients read it as it is.
+    """
+
+    def __init__(self, scope: Scope, send: Send, translate: Translate | None) -> None:
+        self._scope = scope
+        self._send = send
+        self._translate = translate
+        self._began = monotonic()
+        self._span = begin(scope["method"])
+        self._is_counted = False
+        self._problem: Message | None = None
+        self._body = b""
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            if self._translate is not None and _is_problem(message):
+                self._problem = message
+                return
+            await self._begin(message)
+        elif self._problem is not None and self._translate is not None:
+            self._body += message.get("body", b"")
+            if not message.get("more_body"):
+                made = self._translate(self._problem["status"], json.loads(self._body))
+                await self._translated(self._problem, made)
         else:
-            with longer.turn(scope["state"]["principal"].tenant_id) as allowed:
-                if allowed:
-                    await self._limited(most, scope, receive, send)
-                else:
-                    await _too_many(longer)(scope, receive, send)
+            await self._send(message)
 
-    async def _limited(self, most: int, scope: Scope, receive: Receive, send: Send) -> None:
-        received = 0
+    async def _begin(self, message: Message) -> None:
+        self.count(message["status"])
+        _add_headers(message, self._scope["path"])
+        await self._send(message)
 
-        async def counted() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > most:
-                raise HTTPException(413)
-            return message
+    async def _translated(self, start: Message, made: Translation) -> None:
+        body = to_json(made.body)
+        start = {**start, "status": made.status}
+        headers = MutableHeaders(scope=start)
+        headers["content-type"], headers["content-length"] = "application/json", str(len(body))
+        headers.update(made.headers)
+        await self._begin(start)
+        await self._send({"type": "http.response.body", "body": body})
 
-        await self.app(scope, counted, send)
+    def count(self, status: int) -> None:
+        """Count the request, once."""
+        if self._is_counted:
+            return
+        self._is_counted = True
+        method, route = self._scope["method"], getattr(self._scope.get("route"), "path", UNMATCHED)
+        metrics.answered(method, route, status, monotonic() - self._began)
+        if self._span is not None:
+            end(self._span, route, status)
+
+    def end(self) -> None:
+        """End the request's span, if it was not answered."""
+        if self._span is not None:
+            self._span.end(CANCELLED)
 
 
-def _too_many(longer: LongBodies) -> Response:
-    detail = (
-        f"a tenant may send {longer.each} long bodies at once here, all together {longer.all}: "
-        "try again in a moment"
-    )
-    return problem_response(429, "too_many_uploads", detail, headers={"Retry-After": "1"})
+def _is_problem(message: Message) -> bool:
+    return Headers(scope=message).get("content-type", "").startswith(MEDIA_TYPE)
 
 
-_ALLOW = "add the page's origin to BOTTEGA_CORS_ORIGINS"
+def _add_headers(message: Message, path: str) -> None:
+    own = list(message.get("headers", ()))
+    named = {name for name, _ in own}
+    message["headers"] = [*own, *(each for each in for_path(path) if each[0] not in named)]
+
+
+def begin(method: str) -> Span | None:
+    """Begin the span of a request, below the caller's; only of POST, which starts work."""
+    if spans.tracer is None or method != "POST":
+        return None
+    return spans.begin("POST", spans.SERVER, {spans.METHOD: method})
+
+
+def end(span: Span, route: str, status: int) -> None:
+    """End the span of an answered request.
+
+    Args:
+        route: the pattern of its path.
+    """
+    span.name(f"POST {route}")
+    span.set({spans.ROUTE: route, spans.STATUS: status})
+    span.end(str(status) if status >= 500 else None)
+
+
+UNMATCHED = "unmatched"
+
+
+ALLOW_ORIGIN = "add the page's origin to BOTTEGA_CORS_ORIGINS"
 
 
 class Cors(CORSMiddleware):
@@ -151,88 +207,8 @@ class Cors(CORSMiddleware):
         headers = {"Vary": answer.headers["vary"]}
         reason = bytes(answer.body).decode()
         if "origin" in reason:
-            reason = f"{reason}: {_ALLOW}"
+            reason = f"{reason}: {ALLOW_ORIGIN}"
         return problem_response(400, "cors", reason, headers=headers)
-
-
-_PROXY = frozenset((b"forwarded", b"via", b"cf-connecting-ip", b"x-real-ip"))
-_PROXY_PREFIX = b"x-forwarded-"
-_ALWAYS = frozenset(("/healthz", "/readyz"))
-_PAGES = frozenset(("/", "/console", "/console/"))
-"""Pages of the console, to which pages of other sites may link."""
-_KEYS_REQUIRED = (
-    "this request came through a proxy or from a page of another site, and without keys this "
-    "server answers only this machine: make a key with 'bottega keys create --tenant default "
-    "--scope admin', and send it"
-)
-
-
-def _came_from_elsewhere(scope: Scope) -> bool:
-    """Return true if a proxy passed a request on, or a page of another site made it."""
-    sites = sent(scope, b"sec-fetch-site")
-    if b"cross-site" in sites:
-        to_page = scope.get("method") == "GET" and scope["path"] in _PAGES
-        if not (to_page and sent(scope, b"sec-fetch-mode") == [b"navigate"]):
-            return True
-    return any(name in _PROXY or name.startswith(_PROXY_PREFIX) for name, _ in scope["headers"])
-
-
-class OnlyFromHere:
-    """Middleware that refuses requests from elsewhere while there are no keys.
-
-    A proxy on this machine makes requests of the whole world look local, so what one passed on is
-    refused. The Host must name this machine, else DNS rebinding would let a page read responses.
-    An Origin, which only browsers send, must be the server's own.
-
-    Args:
-        host: address that the server listens on.
-        origins: other origins that are allowed.
-    """
-
-    def __init__(self, app: ASGIApp, *, host: str, origins: Collection[str]) -> None:
-        self.app = app
-        self.origins = origins
-        self.hosts = {"localhost", "127.0.0.1", "::1", host}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and (answer := await self._answer(scope)):
-            await refuse(answer, scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
-
-    async def _answer(self, scope: Scope) -> Response | None:
-        """Return the refusal of a request, if it is refused."""
-        keys = scope["app"].state.service.keys
-        if not keys.may_be_open or (refused := self._refused(scope)) is None:
-            return None
-        try:
-            is_open = await keys.is_open()  # this process may not have seen a key yet
-        except Exception as error:
-            if is_transient(error):
-                return database_unavailable()
-            raise
-        return problem_response(403, *refused) if is_open else None
-
-    def _refused(self, scope: Scope) -> tuple[str, str] | None:
-        """Return the code and the text of a refusal."""
-        if scope["path"] not in _ALWAYS and _came_from_elsewhere(scope):
-            return "keys_required", _KEYS_REQUIRED
-        reason = self._foreign(scope)
-        return None if reason is None else ("foreign_request", reason)
-
-    def _foreign(self, scope: Scope) -> str | None:
-        headers = Headers(scope=scope)
-        host, origin = headers.get("host", ""), headers.get("origin")
-        try:
-            name = urlsplit(f"//{host}").hostname
-            own = origin is None or urlsplit(origin).netloc == host
-        except ValueError:
-            return "the Host or Origin header is not an address"
-        if name not in self.hosts:
-            return "without keys this server answers only under this machine's own names"
-        if not own and origin not in self.origins:
-            return f"without keys this server answers no pages of other origins: {_ALLOW}"
-        return None
 
 
 async def refuse(answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
@@ -244,67 +220,231 @@ async def refuse(answer: Response, scope: Scope, receive: Receive, send: Send) -
         await WebSocket(scope, receive, send).send_denial_response(answer)
 
 
-def begin(method: str) -> Span | None:
-    """Begin the span of a request, below the caller's; only of POST, which starts work."""
-    if spans.tracer is None or method != "POST":
-        return None
-    return spans.begin("POST", spans.SERVER, {spans.METHOD: method})
+@dataclass(frozen=True, slots=True)
+class LongBodies:
+    """Requests whose bodies may exceed the usual limit, but only a few at once.
+
+    Attributes:
+        bytes: limit of one.
+        each: concurrent ones of a tenant; ``all``: of all tenants, in this process.
+    """
+
+    bytes: int
+    each: int
+    all: int
+    _open: Counter[UUID] = field(default_factory=Counter)
+
+    @contextmanager
+    def turn(self, tenant: UUID) -> Iterator[bool]:
+        """Count a request during the block; yield false if there are too many."""
+        if self._open[tenant] >= self.each or self._open.total() >= self.all:
+            yield False
+            return
+        self._open[tenant] += 1
+        try:
+            yield True
+        finally:
+            self._open[tenant] -= 1
 
 
-def end(span: Span, route: str, status: int) -> None:
-    """End the span of an answered request.
+def _too_many(longer: LongBodies) -> Response:
+    detail = (
+        f"a tenant may send {longer.each} long bodies at once here, all together {longer.all}: "
+        "try again in a moment"
+    )
+    return problem_response(429, "too_many_uploads", detail, headers={"Retry-After": "1"})
+
+
+TURN = "bottega.turn"
+"""Scope extension of a WebSocket, if limited: ``await turn()`` waits until a request is allowed."""
+PAST = "bottega.past"
+"""Scope extension of a stream, if limited: ``past(size)`` charges for bytes of a log's past."""
+_WAITING = frozenset({"/mcp", "/openai/v1/chat/completions", "/openai/v1/responses"})
+"""Paths whose POST may wait for a run."""
+_SENT, _RECEIVED = 64 * 1024, 16 * 1024
+"""Each so many bytes of a request's body, or of its answer, cost as much as one more request. Pages
+take milliseconds for each 16 KiB, most of them for checks of the items."""
+_MOST_OF_ANSWER = 16
+_STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
+
+
+class LimitRequests:
+    """Middleware that limits a tenant's requests and streams, and the length of bodies.
+
+    It is right behind the check of the key, so that a refusal is cheap. It adds the remaining quota
+    to every response. While there are no keys, only bodies are limited: only this machine has
+    access. A body's declared length is checked first, then what has come of it. (FastAPI's own
+    limit answers with plain text.)
 
     Args:
-        route: the pattern of its path.
-    """
-    span.name(f"POST {route}")
-    span.set({spans.ROUTE: route, spans.STATUS: status})
-    span.end(str(status) if status >= 500 else None)
-
-
-UNMATCHED = "unmatched"
-
-
-class MeasureRequests:
-    """Middleware that counts each request, and measures the time to the head of its answer.
-
-    The request's trace is that of all that is done for it.
+        per_s: requests (and ``cancel`` frames) of a tenant per second, on average.
+        streams: concurrent streams of a tenant: WebSockets, server-sent events, and requests that
+            wait for a run.
+        max_bytes: of a body.
+        longer: requests that may have longer bodies, by method and path.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        per_s: float,
+        streams: int,
+        max_bytes: int,
+        longer: Mapping[tuple[str, str], LongBodies] = {},
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self.app = app
+        self.streams = streams
+        self.max_bytes = max_bytes
+        self.longer = longer
+        self.open: Counter[UUID] = Counter()
+        self.limits: RateLimits[UUID] = RateLimits(Rate.of(per_s), clock)
+        rate = self.limits.rate
+        self.policy = f'"requests";q={rate.burst};w={math.ceil(rate.window_s)}'.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
+        principal = scope.get("state", {}).get("principal")
+        if principal is None or principal.key_id is None:
+            await self._with_body(_Bill(lambda further: None), scope, receive, send)
             return
-        began, counted = monotonic(), False
-        states = sent(scope, b"tracestate")
-        trace_context.current.set(trace_context.taken(sent(scope, b"traceparent"), states))
-        span = begin(scope["method"])
+        tenant = principal.tenant_id
+        decision, is_stream = self.limits.take(tenant), _is_stream(scope)
+        bill = _Bill(partial(self.limits.charge, tenant))
 
-        def count(status: int) -> None:
-            nonlocal counted
-            counted = True
-            route = getattr(scope.get("route"), "path", UNMATCHED)
-            metrics.answered(scope["method"], route, status, monotonic() - began)
-            if span is not None:
-                end(span, route, status)
-
-        async def send_counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                count(message["status"])
+        async def send_with_headers(message: Message) -> None:
+            if not is_stream:
+                bill.answer(len(message.get("body", b"")))
+            if message["type"] in _STARTS:
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"ratelimit-policy", self.policy),
+                    (b"ratelimit", _left(decision)),
+                ]
             await send(message)
 
+        if not decision.allowed:
+            detail = (
+                f"your tenant may make {self.limits.rate.per_s:g} requests per second here, "
+                f"{self.limits.rate.burst} at once; each 64 KiB of a request's body, and each "
+                "16 KiB of an answer, count as one more: try again after Retry-After"
+            )
+            refusal = limited("rate_limited", detail, decision.retry_after_s)
+            await refuse(refusal, scope, receive, send_with_headers)
+        elif not is_stream:
+            await self._with_body(bill, scope, receive, send_with_headers)
+        elif self.open[tenant] >= self.streams:
+            detail = f"{self.streams} streams of your tenant are open here: close one first"
+            await refuse(limited("too_many_streams", detail, 1), scope, receive, send_with_headers)
+        else:
+            await self._stream(tenant, bill, scope, receive, send_with_headers)
+
+    async def _stream(
+        self, tenant: UUID, bill: "_Bill", scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        async def turn() -> None:
+            while True:
+                decision = self.limits.take(tenant)
+                if decision.allowed:
+                    return
+                await asyncio.sleep(decision.retry_after_s)
+
+        scope.setdefault("extensions", {}).update({PAST: bill.answer, TURN: turn})
+        self.open[tenant] += 1
         try:
-            await self.app(scope, receive, send_counted)
-        except Exception:
-            if not counted:
-                count(500)
-            raise
+            await self._with_body(bill, scope, receive, send)
         finally:
-            if span is not None:
-                span.end(CANCELLED)  # unless it was answered
+            self.open[tenant] -= 1
+            if not self.open[tenant]:
+                del self.open[tenant]
+
+    async def _with_body(self, bill: "_Bill", scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, unless its body is too long."""
+        longer = self.longer.get((scope.get("method", ""), scope["path"]))
+        most = self.max_bytes if longer is None else longer.bytes
+        receive = bill.receiving(scope, receive, most)
+        declared = next(iter(sent(scope, b"content-length")), b"")
+        size = int(declared[:18]) if declared.isdigit() else None
+        if size is not None and size > most:
+            detail = f"the body is longer than this server's limit of {most} bytes"
+            await problem_response(413, "body_too_large", detail)(scope, receive, send)
+        elif longer is None or (size is not None and size <= self.max_bytes):
+            await self.app(scope, receive, send)
+        else:
+            with longer.turn(scope["state"]["principal"].tenant_id) as allowed:
+                app = self.app if allowed else _too_many(longer)
+                await app(scope, receive, send)
+
+
+def _is_stream(scope: Scope) -> bool:
+    if scope["type"] == "websocket":
+        return True
+    if scope["path"].rstrip("/") in _WAITING:
+        return bool(scope["method"] == "POST")
+    if scope["path"] == "/v1/runs":
+        return "wait" in parse_qs(scope.get("query_string", b"").decode("latin-1"))
+    if not scope["path"].endswith("/events"):
+        return False
+    return any(b"text/event-stream" in value for value in sent(scope, b"accept")[:1])
+
+
+@dataclass(slots=True)
+class _Bill:
+    """The cost of a request by its size, charged while the bodies come and go.
+
+    Attributes:
+        charge: takes units of cost, each as much as one more request.
+        sent, received: bytes of the client's body, and of its answer's.
+    """
+
+    charge: Callable[[int], None]
+    sent: int = 0
+    received: int = 0
+
+    def receiving(self, scope: Scope, receive: Receive, most: int) -> Receive:
+        """Charge for the request's body, also for what frames it: chunks may have a byte each.
+
+        Args:
+            most: bytes that the body may have; beyond, reading it raises ``HTTPException(413)``.
+        """
+        whole = scope.get("extensions", {}).get(RECEIVED, lambda: 0)
+        size = 0
+
+        async def charged() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            before = self.sent
+            if message["type"] == "http.request" and message.get("body"):
+                self.sent = max(size, whole())
+            self._charge(self.sent // _SENT - before // _SENT)
+            if size > most:
+                raise HTTPException(413)
+            return message
+
+        return charged
+
+    def answer(self, size: int) -> None:
+        """Charge for a part of the answer, as far as it is longer than the request's body."""
+        before, self.received = self.received, self.received + size
+        self._charge(self._of_answer(self.received) - self._of_answer(before))
+
+    def _of_answer(self, received: int) -> int:
+        return min(max(0, received - self.sent) // _RECEIVED, _MOST_OF_ANSWER)
+
+    def _charge(self, further: int) -> None:
+        if further:
+            self.charge(further)
+
+
+def _left(decision: Decision) -> bytes:
+    return f'"requests";r={decision.remaining};t={math.ceil(decision.whole_s)}'.encode()
+
+
+def limited(code: str, detail: str, retry_after_s: float) -> Response:
+    """Return the refusal of one request too many."""
+    later = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
+    return problem_response(429, code, detail, headers=later)
 
 
 _READS = ("GET", "HEAD")

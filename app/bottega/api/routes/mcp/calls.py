@@ -18,12 +18,12 @@ from starlette.responses import JSONResponse, Response
 
 from bottega.api.auth import Acting, Principal, acts_for
 from bottega.api.errors import for_error
+from bottega.api.routes.mcp.errors import INVALID_PARAMS, code_of, error_body
 from bottega.api.routes.mcp.messages import McpMessage, is_id, run_of, state_of
 from bottega.api.routes.openai.answers import event, output_text
-from bottega.api.routes.stream import EventStream
+from bottega.api.routes.stream import event_stream
 from bottega.api.schemas.interrupts import NewDecision
 from bottega.api.schemas.runs import NewRun
-from bottega.api.server.mcp_errors import INVALID_PARAMS, code_of, error_body
 from bottega.api.shared.followed import (
     HEARTBEAT,
     Calls,
@@ -308,7 +308,7 @@ class ToolCall:
         if self._over:
             return JSONResponse(first)
         chunks = leaving(self.followed, self._stream(first, messages), stay=False)
-        return EventStream(chunks, self._service.settings)
+        return event_stream(chunks)
 
     async def _stream(
         self, first: dict[str, Any] | None, rest: AsyncIterator[dict[str, Any] | None]

@@ -14,6 +14,7 @@ from bottega.api.auth import Principal, acts_for
 from bottega.api.errors import for_error
 from bottega.api.routes.mcp import calls
 from bottega.api.routes.mcp.calls import CALL, ToolCall, begun, call_key, taken
+from bottega.api.routes.mcp.errors import code_of, error_body
 from bottega.api.routes.mcp.messages import (
     SERVER,
     SESSION,
@@ -25,7 +26,6 @@ from bottega.api.routes.mcp.messages import (
     is_id,
     read,
 )
-from bottega.api.server.mcp_errors import code_of, error_body
 from bottega.api.shared.deps import PrincipalDep, ReadTenant, ServiceDep
 from bottega.api.shared.followed import while_connected
 from bottega.container import Service

@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 from pydantic_core import from_json
 
 from bottega import __version__
-from bottega.api.server.mcp_errors import INVALID_PARAMS, INVALID_REQUEST, error_body
+from bottega.api.routes.mcp.errors import INVALID_PARAMS, INVALID_REQUEST, error_body
 
 STATELESS = "2026-07-28"
 WITH_SESSIONS = ("2025-11-25", "2025-06-18", "2025-03-26")

@@ -10,10 +10,10 @@ from fastapi import APIRouter, Body, Request, Response
 
 from bottega.api.routes.openai.answers import RoundAnswer, event, pieces, whole
 from bottega.api.routes.openai.chat import DONE, ChatRequest, Completion, read_chat, without_nothing
+from bottega.api.routes.openai.errors import error_body
 from bottega.api.routes.openai.model_request import GRAPH, WAY, graph_of, versioned
 from bottega.api.routes.openai.start import acting_of, memory_headers, start_or_resume
-from bottega.api.routes.stream import EventStream
-from bottega.api.server.openai_errors import error_body
+from bottega.api.routes.stream import event_stream
 from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant, Transaction
 from bottega.api.shared.followed import (
     HEARTBEAT,
@@ -46,7 +46,7 @@ async def create(
     if sent.stream:
         with_usage = bool(sent.stream_options and sent.stream_options.include_usage)
         chunks = _chunks(followed, completion, with_usage=with_usage)
-        return EventStream(leaving(followed, chunks, stay=stay), service.settings, headers)
+        return event_stream(leaving(followed, chunks, stay=stay), headers)
     answer = _whole(followed, completion)
     return await while_connected(request, followed, answer, stay=stay, headers=headers)
 

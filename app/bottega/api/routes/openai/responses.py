@@ -53,7 +53,7 @@ from bottega.api.routes.openai.start import (
     start_or_resume,
     waits_for,
 )
-from bottega.api.routes.stream import EventStream
+from bottega.api.routes.stream import event_stream
 from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant
 from bottega.api.shared.followed import (
     HEARTBEAT,
@@ -470,7 +470,7 @@ async def create(
     stay = bool(sent.store or sent.background)
     if sent.stream:
         events = leaving(followed, _events(followed, response), stay=stay)
-        return EventStream(events, service.settings, headers)
+        return event_stream(events, headers)
     if sent.background:
         return JSONResponse(response.body("queued"), headers=headers)
     answer = _whole(followed, response)

@@ -3,10 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bottega.api.server.facade_errors import Translation
-
-FACADE = "openai"
-"""First segment of the paths of OpenAI's API."""
+from bottega.api.server.middleware import Translation
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}

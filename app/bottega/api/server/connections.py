@@ -1,4 +1,11 @@
-"""HTTP connections with limits on size, time and number, which uvicorn lacks."""
+"""Connections of clients, with limits on size, time and number, which uvicorn lacks.
+
+The scope of a WebSocket has functions in its extensions that ASGI lacks:
+
+- Drop a client that does not read: a closing handshake would wait until it has read everything.
+- Send many frames at once: with a thousand subscribers, system calls cost more than all the rest.
+- Limit pings.
+"""
 
 import logging
 import socket
@@ -6,19 +13,41 @@ from asyncio import TimerHandle
 from collections.abc import Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.datastructures import Headers
+from websockets.frames import CloseCode, Frame
+from websockets.http11 import Response as Handshake
+from websockets.protocol import State
 
 from bottega.api.errors import problem_response
 from bottega.api.server.addresses import Addresses
 from bottega.api.server.headers import for_path
+from bottega.tenants.ratelimit import Rate, decide
 
-DROP = "bottega.drop"
-"""Scope extension: ``drop(code, reason)`` of a WebSocket, ``drop()`` of a request."""
 RECEIVED = "bottega.received"
 """Scope extension of a request: ``received()`` returns the bytes that have come for it so far."""
+DROP = "bottega.drop"
+"""Scope extension of a WebSocket: ``drop(code, reason)`` ends it."""
+SEND = "bottega.send"
+"""Scope extension: ``await send(texts)`` sends UTF-8 texts, a frame each."""
+MAY_PING = "bottega.may_ping"
+"""Scope extension: ``may_ping()`` counts a client's frame as a ping.
+
+It returns false beyond the limit; then nothing more is read from the client.
+"""
+TOO_MANY_PINGS = "bottega.too_many_pings"
+"""Scope extension that the application sets: called once, if the client sends too many pings."""
+PINGS_PER_S, PING_BURST = 1.0, 20
+ABORT_AFTER_S = 5.0
+MAX_PIECES = 100
+_PINGS = Rate(PINGS_PER_S, PING_BURST)
+_SLICE_BYTES = 1024
+"""Bytes parsed at a time, so that excess pings are noticed before all are parsed."""
 UPLOADS = ("POST", "/v1/files")
 """Method and path of requests whose body may take longer: only their silence is limited."""
 MAX_URL_BYTES = 8000
@@ -54,7 +83,7 @@ class _RefusedError(Exception):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """HTTP protocol with limits, and with ``drop()`` in the scope.
+    """HTTP protocol with limits.
 
     The kernel buffers little for a slow client. A refusal is sent if no other response is in
     progress on the connection, which then closes.
@@ -64,9 +93,8 @@ class HttpProtocol(HttpToolsProtocol):
     _reading: TimerHandle | None = None
     _unread = 0
     _refusal: Response | None = None
-    _in_head = False
-    _in_body = False
-    _upgraded = False
+    _part: Literal["", "head", "body", "socket"] = ""
+    """Part of a request that is arriving; ``socket``: the connection is a WebSocket's."""
     _is_upload = False
     _fields = 0
     _head_bytes = 0
@@ -117,14 +145,14 @@ class HttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._unfinished > MAX_HEAD_BYTES:
             self._refuse(_too_large(f"more than {MAX_HEAD_BYTES} bytes"))
-        elif self._timer is None and not (self._answering or self._upgraded):
+        elif self._timer is None and not (self._answering or self._part):
             self._wait()  # for the request after empty lines, which may stand between requests
 
     # Callbacks of the parser, which turns an exception into send_400_response.
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head = True
+        self._part = "head"
         self._fields = self._head_bytes = 0
         if self._timer is None:
             self._wait()
@@ -152,11 +180,14 @@ class HttpProtocol(HttpToolsProtocol):
             detail = f"more than {MAX_PIPELINED} requests were sent before the first was answered"
             self._stop_parsing(problem_response(400, "too_many_pipelined", detail))
         self._unfinished = 0
-        self._in_head, self._in_body = False, True
+        self._part = "body"
         self._stop_waiting()
         self._wait()
         super().on_headers_complete()
-        self._is_upload = (self.scope["method"], self.scope.get("path")) == UPLOADS
+        scope: Any = self.scope
+        self._is_upload = (scope["method"], scope.get("path")) == UPLOADS
+        begun = self._received_before
+        scope["extensions"] = {RECEIVED: lambda: self._received - begun}
 
     def on_body(self, body: bytes) -> None:
         self._unfinished = 0
@@ -166,7 +197,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._unfinished = 0
-        self._in_body = False
+        self._part = ""
         self._stop_waiting()
         super().on_message_complete()
 
@@ -175,18 +206,10 @@ class HttpProtocol(HttpToolsProtocol):
             detail = "a WebSocket was requested before the previous request was answered"
             self._refuse(problem_response(400, "bad_handshake", detail))
             return
-        self._upgraded = True
+        self._part = "socket"
         self._stop_waiting()
         self._stop_watching()
         super().handle_websocket_upgrade()
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        scope: Any = cycle.scope
-        begun = self._received_before
-        extensions = scope.setdefault("extensions", {})
-        extensions[DROP] = self.transport.abort
-        extensions[RECEIVED] = lambda: self._received - begun
-        super()._start_asgi_task(cycle, app)
 
     # A response stays buffered until it is read, even after the connection ended.
 
@@ -236,18 +259,18 @@ class HttpProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _too_slow(self) -> None:
-        if not (self._in_head or self._in_body):  # no request has begun
+        if not self._part:  # no request has begun
             self.transport.close()
             return
-        if self._in_body and self._is_upload and self._answering:
+        if self._part == "body" and self._is_upload and self._answering:
             if self.flow.read_paused:  # the server still stores what the client sent
                 self._heard_at = self.loop.time()
             left = self._heard_at + self._bounds.patience_s - self.loop.time()
             if left > 0:
                 self._timer = self.loop.call_later(left, self._too_slow)
                 return
-        part = "body" if self._in_body else "head"
-        detail = f"the request's {part} did not arrive within {self._bounds.patience_s:g} seconds"
+        patience = f"{self._bounds.patience_s:g} seconds"
+        detail = f"the request's {self._part} did not arrive within {patience}"
         self._refuse(problem_response(408, "request_timeout", detail))
 
     @property
@@ -261,9 +284,8 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._refusal = answer
         self._stop_waiting()
-        self._unset_keepalive_if_required()
         free = not self._answering
-        if self._in_body:  # its head was accepted, so its response may have begun
+        if self._part == "body":  # its head was accepted, so its response may have begun
             free = not (free or self.pipeline or self.cycle.response_started)
         if self._answering:
             self.cycle.disconnected = True
@@ -304,3 +326,134 @@ def _busy(why: str) -> Response:
 def _too_large(what: str) -> Response:
     detail = f"the header fields are too large: {what}"
     return problem_response(431, "headers_too_large", detail)
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """WebSocket protocol with ``drop()``, ``send()`` and ``may_ping()`` in the scope."""
+
+    _paid_at = 0.0
+    _deaf = False
+
+    def __init__(self, *args: Any, addresses: Addresses, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._addresses = addresses
+        self.conn.reject = _rejection  # type: ignore[method-assign]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._addresses.leave(self.client)  # the connection was entered before its upgrade
+        super().connection_lost(exc)
+
+    async def run_asgi(self) -> None:
+        extensions: Any = self.scope["extensions"]
+        extensions[DROP] = self._drop
+        extensions[SEND] = self._send
+        extensions[MAY_PING] = self._may_ping
+        self.app = self._with_refusals(self.app)
+        await super().run_asgi()
+
+    def _with_refusals(self, app: Any) -> Any:
+        async def wrapped(scope: Any, receive: Any, send: Any) -> None:
+            await app(scope, receive, send)
+            # uvicorn takes a refusal, or a client that has gone, for a missing answer, and would
+            # log an error.
+            answered = self.initial_response is not None or self.transport.is_closing()
+            self.handshake_complete |= answered
+
+        return wrapped
+
+    def data_received(self, data: bytes) -> None:
+        for start in range(0, len(data), _SLICE_BYTES):
+            if self._deaf:
+                return
+            super().data_received(data[start : start + _SLICE_BYTES])
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            # Not even a readable handshake: uvicorn would leave it open without an answer.
+            detail = "this is not a valid WebSocket handshake"
+            unreadable = problem_response(400, "bad_handshake", detail)
+            self.transport.write(b"".join(self.conn.data_to_send()) or raw_answer(unreadable))
+            self.transport.close()
+
+    def handle_cont(self, event: Frame) -> None:
+        """Limit a message's pieces: uvicorn limits its size, and pieces may be empty."""
+        if self.close_sent:
+            return
+        if len(self.frames) >= MAX_PIECES:
+            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"more than {MAX_PIECES} pieces")
+            self.handle_parser_exception()
+        else:
+            super().handle_cont(event)
+
+    def handle_ping(self) -> None:
+        if self._may_ping():
+            super().handle_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        """Count a pong as a ping: the server sends no pings, so it expects no pong."""
+        self._may_ping()
+
+    def _may_ping(self) -> bool:
+        if self._deaf:
+            return False
+        decision = decide(_PINGS, self._paid_at, self.loop.time())
+        self._paid_at = decision.paid_at
+        if not decision.allowed:
+            self._deaf = True
+            extensions: Any = self.scope["extensions"]
+            extensions.get(TOO_MANY_PINGS, self.transport.abort)()
+        return decision.allowed
+
+    async def _send(self, texts: Iterable[bytes]) -> None:
+        """Send frames as soon as there is room for them.
+
+        Raises:
+            ClientDisconnected: the client has gone, or is closing.
+        """
+        await self._room()
+        if self.conn.state is not State.OPEN:
+            raise ClientDisconnected
+        for text in texts:
+            self.conn.send_text(text)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+
+    async def send(self, message: Any) -> None:
+        await self._room()
+        await super().send(message)
+
+    async def _room(self) -> None:
+        """Wait until there is room. (uvloop fails on writes to a closed connection.)
+
+        Raises:
+            ClientDisconnected: the client has gone.
+        """
+        await self.writable.wait()
+        if self.transport.is_closing():
+            raise ClientDisconnected
+
+    def _drop(self, code: int, reason: str) -> None:
+        """Send a close frame behind the unread data, and abort the connection soon after."""
+        if self.transport.is_closing() or self.close_sent:
+            return
+        self.conn.send_close(code, reason)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+        self.close_timer = self.loop.call_later(ABORT_AFTER_S, self.transport.abort)
+
+    def shutdown(self) -> None:
+        """Abort the connection if its client does not read; the application closes the others."""
+        if not self.writable.is_set():
+            self.transport.abort()
+        elif self.close_sent or not self.handshake_complete:
+            super().shutdown()
+
+
+def _rejection(status: int, text: str) -> Handshake:
+    """Return a problem, where :meth:`ServerProtocol.reject` returns plain text."""
+    code = "internal" if status == HTTPStatus.INTERNAL_SERVER_ERROR else "bad_handshake"
+    problem = problem_response(status, code, text.strip())
+    added = ((name.decode(), value.decode()) for name, value in for_path(""))
+    fields = [*problem.headers.items(), *added, ("Connection", "close")]
+    phrase = HTTPStatus(status).phrase
+    return Handshake(status, phrase, Headers(fields), bytes(problem.body))

@@ -3,10 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bottega.api.server.facade_errors import Translation
-
-FACADE = "mcp"
-"""First segment of the MCP server's path."""
+from bottega.api.server.middleware import Translation
 
 INVALID_REQUEST = -32600
 INVALID_PARAMS = -32602
