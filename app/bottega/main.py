@@ -44,11 +44,11 @@ from bottega.api.routes import (
 from bottega.api.routes.files import LONGEST_BODY
 from bottega.api.routes.graphs import DryRuns
 from bottega.api.routes.mcp import endpoint as mcp_endpoint
-from bottega.api.routes.mcp import errors as mcp_errors
 from bottega.api.routes.mcp import servers as mcp_servers
+from bottega.api.routes.mcp.messages import translated as as_rpc_error
 from bottega.api.routes.memory import episodes, learning, patterns
 from bottega.api.routes.openai import completions, responses
-from bottega.api.routes.openai import errors as openai_errors
+from bottega.api.routes.openai.answers import translated as as_openai_error
 from bottega.api.schemas.parts import LONGEST_DATA
 from bottega.api.server import connections
 from bottega.api.server.addresses import Addresses, KeylessRates, Networks
@@ -171,7 +171,7 @@ _ROUTERS = (
 )
 
 
-_FACADES = {"openai": openai_errors.translated, "mcp": mcp_errors.translated}
+_FACADES = {"openai": as_openai_error, "mcp": as_rpc_error}
 
 
 def create_app(service: Service) -> FastAPI:

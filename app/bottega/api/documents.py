@@ -25,6 +25,7 @@ from pydantic_core import to_json
 import bottega
 from bottega.api.auth import TICKET, is_public
 from bottega.api.errors import Problem, problems
+from bottega.api.routes.stream import WatchQuery
 from bottega.api.routes.tickets import VALID_S
 from bottega.api.routes.websocket import CLOSES, PING_LIMIT, SUBPROTOCOL
 from bottega.api.schemas.base import Answer
@@ -34,7 +35,6 @@ from bottega.api.schemas.messages import MessageSent, SendMessage
 from bottega.api.schemas.runs import Event
 from bottega.api.server.documents import LateDocument
 from bottega.api.shared.deps import required_scopes
-from bottega.api.shared.event_filter import WatchQuery
 from bottega.events.frames import LLM_DELTA
 from bottega.tenants.keys import Scope
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from bottega.api.schemas.agents import Agent, AgentContent, AgentSummary, NewAgent
 from bottega.api.schemas.checks import EqualsCheck, PythonCheck, SchemaCheck
-from bottega.api.shared.definitions import Caller, Sending, definition_router, refuse_foreign
+from bottega.api.shared.definitions import Caller, DefinitionRoutes, Sending, refuse_foreign
 from bottega.api.shared.schemas import check_schemas
 from bottega.container import Service
 from bottega.definitions.agents import refuse_circle, refuse_stateful
@@ -104,13 +104,13 @@ async def _dialects(caller: Caller, model: str | list[str] | None) -> Dialects:
     return dialects_of(found)
 
 
-router = definition_router(
-    AGENTS,
+router = DefinitionRoutes(
+    kind=AGENTS,
     new=NewAgent,
     content=AgentContent,
     output=Agent,
     summary=AgentSummary,
     prepare=prepare,
     check=check_patterns_of,
-    extra=_with_limits,
-)
+    more_fields=_with_limits,
+).router()

@@ -24,14 +24,13 @@ from sqlalchemy.dialects.postgresql import insert
 from bottega.api.auth import acts_for
 from bottega.api.errors import problems
 from bottega.api.routes import agents, graphs, providers
+from bottega.api.routes.graphs import NewGraph
 from bottega.api.routes.mcp import servers
-from bottega.api.routes.providers import check_address_of
+from bottega.api.routes.mcp.servers import NewMcpServer
+from bottega.api.routes.providers import NewProvider, check_address_of
+from bottega.api.routes.schedules import NewSchedule
 from bottega.api.schemas.agents import NewAgent
 from bottega.api.schemas.base import Answer, Body
-from bottega.api.schemas.graphs import NewGraph
-from bottega.api.schemas.mcp_servers import NewMcpServer
-from bottega.api.schemas.providers import NewProvider
-from bottega.api.schemas.schedules import NewSchedule
 from bottega.api.shared.definitions import Caller, Prepare, note
 from bottega.api.shared.deps import DefineTenant, PrincipalDep, ServiceDep
 from bottega.api.shared.new_runs import check_webhook

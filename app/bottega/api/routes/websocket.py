@@ -24,6 +24,7 @@ from bottega.api.errors import (
     invalid,
     problem_response,
 )
+from bottega.api.routes.stream import WatchQuery
 from bottega.api.schemas.base import Body
 from bottega.api.schemas.interrupts import Resolve
 from bottega.api.schemas.messages import SendMessage
@@ -37,7 +38,6 @@ from bottega.api.server.connections import (
 )
 from bottega.api.server.middleware import TURN
 from bottega.api.shared.deps import refuse_unknown_query
-from bottega.api.shared.event_filter import WatchQuery
 from bottega.api.shared.run_control import decide, refuse_other_user, send_message
 from bottega.container import Service
 from bottega.db.failures import is_transient

@@ -124,8 +124,6 @@ class Shown:
 
 Extra = Callable[[Service, Mapping[str, Any]], dict[str, Any]]
 """Function (service, content) → further fields of a definition in full."""
-Render = Callable[..., dict[str, Any]]
-"""Function (service, definition, response or nothing) → body; sets the ETag of the response."""
 
 
 def answer(definition: Definition, response: Response | None = None) -> dict[str, Any]:
@@ -140,164 +138,254 @@ def answer(definition: Definition, response: Response | None = None) -> dict[str
     }
 
 
-def definition_router(
-    kind: DefinitionKind,
-    *,
-    new: type[BaseModel],
-    content: type[BaseModel],
-    output: type[BaseModel],
-    summary: type[BaseModel],
-    prepare: Prepare,
-    check: Check | None = None,
-    shown: Shown | None = None,
-    extra: Extra | None = None,
-) -> APIRouter:
-    """Return the routes of one kind, agents under ``/v1/agents``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefinitionRoutes:
+    """The routes of one kind, agents under ``/v1/agents``.
 
-    Args:
+    Attributes:
         new: schema of POST: ``content`` with a ``name``.
         content: schema of PUT.
         output: schema of responses.
         summary: schema of list items, without bodies.
         check: checks the bodies of POST and PUT before their transaction begins: it may be slow.
         shown: what reading shows, if it is more than the definitions.
-        extra: what a definition in full has beside its content.
+        more_fields: what a definition in full has beside its content.
     """
 
-    def render(
-        service: Service, definition: Definition, response: Response | None = None
+    kind: DefinitionKind
+    new: type[BaseModel]
+    content: type[BaseModel]
+    output: type[BaseModel]
+    summary: type[BaseModel]
+    prepare: Prepare
+    check: Check | None = None
+    shown: Shown | None = None
+    more_fields: Extra | None = None
+
+    def router(self) -> APIRouter:
+        router = APIRouter(prefix=self.kind.path, tags=[f"{self.kind.noun}s"])
+        self._add_create(router)
+        self._add_replace(router)
+        self._add_delete(router)
+        self._add_list(router)
+        self._add_get(router)
+        self._add_versions(router)
+        return router
+
+    def _render(
+        self, service: Service, definition: Definition, response: Response | None = None
     ) -> dict[str, Any]:
-        more = {} if extra is None else extra(service, definition.content)
+        more = {} if self.more_fields is None else self.more_fields(service, definition.content)
         return answer(definition, response) | more
 
-    router = APIRouter(prefix=kind.path, tags=[f"{kind.noun}s"])
-    _add_create(router, kind, new, output, prepare, check, render)
-    _add_replace(router, kind, content, output, prepare, check, render)
-    _add_delete(router, kind)
-    _add_list(router, kind, output, summary, shown, render)
-    _add_get(router, kind, output, shown, render)
-    _add_versions(router, kind, output, summary, render)
-    return router
+    def _page_model(self) -> Any:
+        return Page[self.output] | Page[self.summary]  # type: ignore[name-defined]
 
+    def _add_create(self, router: APIRouter) -> None:
+        kind, output = self.kind, self.output
 
-def _add_create(
-    router: APIRouter,
-    kind: DefinitionKind,
-    new: type[BaseModel],
-    output: type[BaseModel],
-    prepare: Prepare,
-    check: Check | None,
-    render: Render,
-) -> None:
-    noun = kind.noun
-
-    @router.post(
-        "",
-        operation_id=f"create_{kind.word}",
-        summary=f"Create {kind.article} {noun}",
-        status_code=201,
-        response_model=output,
-        responses={
-            **problems(400, 409, 413, 415),
-            201: headers(ETag=_ETAG, Location="Path of the new resource."),
-        },
-    )
-    async def create(
-        once: OnceDep,
-        service: ServiceDep,
-        tenant: DefineTenant,
-        principal: PrincipalDep,
-        body: new,  # type: ignore[valid-type]
-        response: Response,
-    ) -> Any:
-        name: str = body.name  # type: ignore[attr-defined]
-        if check is not None:
-            await check(service, tenant, body)
-        async with service.database.begin(tenant) as tx:
-            caller = Caller(service, tx, tenant, principal)
-
-            async def define() -> dict[str, Any]:
-                prepared = await prepare(caller, name, body)
-                definition = await store.create(tx, kind, tenant, name, prepared)
-                await note(caller, kind, "create", definition)
-                response.headers["Location"] = f"{kind.path}/{name}"
-                return render(service, definition, response)
-
-            return await once(tx, response, output, define)
-
-
-def _add_replace(
-    router: APIRouter,
-    kind: DefinitionKind,
-    content: type[BaseModel],
-    output: type[BaseModel],
-    prepare: Prepare,
-    check: Check | None,
-    render: Render,
-) -> None:
-    noun = kind.noun
-
-    @router.put(
-        "/{name}",
-        operation_id=f"replace_{kind.word}",
-        summary=f"Store a new version of the {noun}, or {kind.article} new {noun}",
-        response_model=output,
-        responses={
-            **problems(400, 404, 409, 412, 413, 415),
-            200: headers(ETag=_ETAG),
-            201: {
-                **headers(ETag=_ETAG, Location="Path of the new resource."),
-                "description": "The name is new.",
-                "model": output,
+        @router.post(
+            "",
+            operation_id=f"create_{kind.word}",
+            summary=f"Create {kind.article} {kind.noun}",
+            status_code=201,
+            response_model=output,
+            responses={
+                **problems(400, 409, 413, 415),
+                201: headers(ETag=_ETAG, Location="Path of the new resource."),
             },
-        },
-    )
-    async def replace(
-        service: ServiceDep,
-        tenant: DefineTenant,
-        principal: PrincipalDep,
-        name: DefinitionName,
-        body: content,  # type: ignore[valid-type]
-        response: Response,
-        if_match: IfMatch = None,
-        if_none_match: IfNoneMatch = None,
-    ) -> Any:
-        expected, only_new = if_match_version(if_match), is_only_new(if_none_match)
-        if check is not None:
-            await check(service, tenant, body)
-        async with service.database.begin(tenant) as tx:
-            caller = Caller(service, tx, tenant, principal)
-            prepared = await prepare(caller, name, body)
-            if if_match is None or only_new:
-                stored = await store.put(tx, kind, tenant, name, prepared, only_new=only_new)
-            else:
-                stored = await store.replace(tx, kind, tenant, name, prepared, expected), False
-            definition, is_new = stored
-            await note(caller, kind, "create" if is_new else "replace", definition)
-        if is_new:
-            response.status_code = 201
-            response.headers["Location"] = f"{kind.path}/{name}"
-        return render(service, definition, response)
+        )
+        async def create(
+            once: OnceDep,
+            service: ServiceDep,
+            tenant: DefineTenant,
+            principal: PrincipalDep,
+            body: self.new,  # type: ignore[name-defined]
+            response: Response,
+        ) -> Any:
+            name: str = body.name
+            if self.check is not None:
+                await self.check(service, tenant, body)
+            async with service.database.begin(tenant) as tx:
+                caller = Caller(service, tx, tenant, principal)
 
+                async def define() -> dict[str, Any]:
+                    prepared = await self.prepare(caller, name, body)
+                    definition = await store.create(tx, kind, tenant, name, prepared)
+                    await note(caller, kind, "create", definition)
+                    response.headers["Location"] = f"{kind.path}/{name}"
+                    return self._render(service, definition, response)
 
-def _add_delete(router: APIRouter, kind: DefinitionKind) -> None:
-    @router.delete(
-        "/{name}",
-        operation_id=f"delete_{kind.word}",
-        summary=f"Delete the {kind.noun}",
-        description="Runs that were accepted before keep their pinned version.",
-        status_code=204,
-        responses=problems(404, 412),
-    )
-    async def delete(
-        tx: Transaction,
-        tenant: DefineTenant,
-        actor: Actor,
-        name: DefinitionName,
-        if_match: IfMatch = None,
-    ) -> None:
-        await store.delete(tx, kind, tenant, name, if_match_version(if_match))
-        await audit.note(tx, tenant, actor, f"{kind.word}.delete", name)
+                return await once(tx, response, output, define)
+
+    def _add_replace(self, router: APIRouter) -> None:
+        kind, output = self.kind, self.output
+
+        @router.put(
+            "/{name}",
+            operation_id=f"replace_{kind.word}",
+            summary=f"Store a new version of the {kind.noun}, or {kind.article} new {kind.noun}",
+            response_model=output,
+            responses={
+                **problems(400, 404, 409, 412, 413, 415),
+                200: headers(ETag=_ETAG),
+                201: {
+                    **headers(ETag=_ETAG, Location="Path of the new resource."),
+                    "description": "The name is new.",
+                    "model": output,
+                },
+            },
+        )
+        async def replace(
+            service: ServiceDep,
+            tenant: DefineTenant,
+            principal: PrincipalDep,
+            name: DefinitionName,
+            body: self.content,  # type: ignore[name-defined]
+            response: Response,
+            if_match: IfMatch = None,
+            if_none_match: IfNoneMatch = None,
+        ) -> Any:
+            expected, only_new = if_match_version(if_match), is_only_new(if_none_match)
+            if self.check is not None:
+                await self.check(service, tenant, body)
+            async with service.database.begin(tenant) as tx:
+                caller = Caller(service, tx, tenant, principal)
+                prepared = await self.prepare(caller, name, body)
+                if if_match is None or only_new:
+                    stored = await store.put(tx, kind, tenant, name, prepared, only_new=only_new)
+                else:
+                    stored = await store.replace(tx, kind, tenant, name, prepared, expected), False
+                definition, is_new = stored
+                await note(caller, kind, "create" if is_new else "replace", definition)
+            if is_new:
+                response.status_code = 201
+                response.headers["Location"] = f"{kind.path}/{name}"
+            return self._render(service, definition, response)
+
+    def _add_delete(self, router: APIRouter) -> None:
+        kind = self.kind
+
+        @router.delete(
+            "/{name}",
+            operation_id=f"delete_{kind.word}",
+            summary=f"Delete the {kind.noun}",
+            description="Runs that were accepted before keep their pinned version.",
+            status_code=204,
+            responses=problems(404, 412),
+        )
+        async def delete(
+            tx: Transaction,
+            tenant: DefineTenant,
+            actor: Actor,
+            name: DefinitionName,
+            if_match: IfMatch = None,
+        ) -> None:
+            await store.delete(tx, kind, tenant, name, if_match_version(if_match))
+            await audit.note(tx, tenant, actor, f"{kind.word}.delete", name)
+
+    def _add_list(self, router: APIRouter) -> None:
+        kind = self.kind
+
+        @router.get(
+            "",
+            operation_id=f"list_{kind.word}s",
+            summary=f"List {kind.noun}s by name",
+            response_model=self._page_model(),
+            responses={**problems(), 200: headers(Link=LINK)},
+        )
+        async def list_(
+            caller: CallerDep, query: Paging, request: Request, response: Response
+        ) -> Any:
+            after = query.place(str)
+            found = await store.page(
+                caller.tx,
+                kind,
+                caller.tenant,
+                after=after,
+                descending=query.descending,
+                limit=query.limit,
+                full=query.full,
+            )
+            items = PageItems(
+                (self._render(caller.service, each) for each in found), more=found.more
+            )
+            if self.shown is not None:
+                others = self.shown.others(caller.service)
+                names = [each["name"] for each in (*items, *others)]
+                names += [] if after is None else [after]
+                order = await store.in_order(caller.tx, names, descending=query.descending)
+                items = merged(items, others, after, query.limit, order)
+            page = query.page(request, response, items, lambda item: item["name"])
+            return await encoded_page(page, self.output if query.full else self.summary, response)
+
+    def _add_get(self, router: APIRouter) -> None:
+        kind = self.kind
+
+        @router.get(
+            "/{name}",
+            operation_id=f"get_{kind.word}",
+            summary=f"Read the {kind.noun}",
+            response_model=self.output if self.shown is None else self.shown.output,
+            responses={**problems(404), 200: headers(ETag=_ETAG)},
+        )
+        async def get(caller: CallerDep, name: DefinitionName, response: Response) -> Any:
+            if self.shown is not None:
+                return await self.shown.show(caller, name, response)
+            definition = await store.get(caller.tx, kind, caller.tenant, name)
+            return self._render(caller.service, definition, response)
+
+    def _add_versions(self, router: APIRouter) -> None:
+        kind = self.kind
+
+        @router.get(
+            "/{name}/versions",
+            operation_id=f"list_{kind.word}_versions",
+            summary=f"List the {kind.noun}'s versions",
+            response_model=self._page_model(),
+            responses={**problems(404), 200: headers(Link=LINK)},
+        )
+        async def versions(
+            tx: Transaction,
+            service: ServiceDep,
+            tenant: DefineTenant,
+            name: DefinitionName,
+            query: Paging,
+            request: Request,
+            response: Response,
+        ) -> Any:
+            found = await store.versions(
+                tx,
+                kind,
+                tenant,
+                name,
+                after=query.place(int),
+                descending=query.descending,
+                limit=query.limit,
+                full=query.full,
+            )
+            items = PageItems((self._render(service, each) for each in found), more=found.more)
+            page = query.page(request, response, items, lambda item: item["version"])
+            return await encoded_page(page, self.output if query.full else self.summary, response)
+
+        @router.get(
+            "/{name}/versions/{version}",
+            operation_id=f"get_{kind.word}_version",
+            summary=f"Read one version of the {kind.noun}",
+            response_model=self.output,
+            responses={**problems(404), 200: headers(ETag=_ETAG)},
+        )
+        async def version(
+            tx: Transaction,
+            service: ServiceDep,
+            tenant: DefineTenant,
+            name: DefinitionName,
+            version: Version,
+            response: Response,
+        ) -> Any:
+            return self._render(
+                service, await store.version(tx, kind, tenant, name, version), response
+            )
 
 
 async def note(caller: Caller, kind: DefinitionKind, verb: str, definition: Definition) -> None:
@@ -306,125 +394,6 @@ async def note(caller: Caller, kind: DefinitionKind, verb: str, definition: Defi
         about = {"version": definition.version}
         actor, action = caller.principal.actor, f"{kind.word}.{verb}"
         await audit.note(caller.tx, caller.tenant, actor, action, definition.name, about)
-
-
-def _add_list(
-    router: APIRouter,
-    kind: DefinitionKind,
-    output: type[BaseModel],
-    summary: type[BaseModel],
-    shown: Shown | None,
-    render: Render,
-) -> None:
-    noun = kind.noun
-
-    @router.get(
-        "",
-        operation_id=f"list_{kind.word}s",
-        summary=f"List {noun}s by name",
-        response_model=Page[output] | Page[summary],  # type: ignore[valid-type]
-        responses={**problems(), 200: headers(Link=LINK)},
-    )
-    async def list_(caller: CallerDep, query: Paging, request: Request, response: Response) -> Any:
-        after = query.place(str)
-        found = await store.page(
-            caller.tx,
-            kind,
-            caller.tenant,
-            after=after,
-            descending=query.descending,
-            limit=query.limit,
-            full=query.full,
-        )
-        items = PageItems((render(caller.service, each) for each in found), more=found.more)
-        if shown is not None:
-            others = shown.others(caller.service)
-            names = [each["name"] for each in (*items, *others)]
-            names += [] if after is None else [after]
-            order = await store.in_order(caller.tx, names, descending=query.descending)
-            items = merged(items, others, after, query.limit, order)
-        page = query.page(request, response, items, lambda item: item["name"])
-        return await encoded_page(page, output if query.full else summary, response)
-
-
-def _add_get(
-    router: APIRouter,
-    kind: DefinitionKind,
-    output: type[BaseModel],
-    shown: Shown | None,
-    render: Render,
-) -> None:
-    noun = kind.noun
-
-    @router.get(
-        "/{name}",
-        operation_id=f"get_{kind.word}",
-        summary=f"Read the {noun}",
-        response_model=output if shown is None else shown.output,
-        responses={**problems(404), 200: headers(ETag=_ETAG)},
-    )
-    async def get(caller: CallerDep, name: DefinitionName, response: Response) -> Any:
-        if shown is not None:
-            return await shown.show(caller, name, response)
-        definition = await store.get(caller.tx, kind, caller.tenant, name)
-        return render(caller.service, definition, response)
-
-
-def _add_versions(
-    router: APIRouter,
-    kind: DefinitionKind,
-    output: type[BaseModel],
-    summary: type[BaseModel],
-    render: Render,
-) -> None:
-    noun = kind.noun
-
-    @router.get(
-        "/{name}/versions",
-        operation_id=f"list_{kind.word}_versions",
-        summary=f"List the {noun}'s versions",
-        response_model=Page[output] | Page[summary],  # type: ignore[valid-type]
-        responses={**problems(404), 200: headers(Link=LINK)},
-    )
-    async def versions(
-        tx: Transaction,
-        service: ServiceDep,
-        tenant: DefineTenant,
-        name: DefinitionName,
-        query: Paging,
-        request: Request,
-        response: Response,
-    ) -> Any:
-        found = await store.versions(
-            tx,
-            kind,
-            tenant,
-            name,
-            after=query.place(int),
-            descending=query.descending,
-            limit=query.limit,
-            full=query.full,
-        )
-        items = PageItems((render(service, each) for each in found), more=found.more)
-        page = query.page(request, response, items, lambda item: item["version"])
-        return await encoded_page(page, output if query.full else summary, response)
-
-    @router.get(
-        "/{name}/versions/{version}",
-        operation_id=f"get_{kind.word}_version",
-        summary=f"Read one version of the {noun}",
-        response_model=output,
-        responses={**problems(404), 200: headers(ETag=_ETAG)},
-    )
-    async def version(
-        tx: Transaction,
-        service: ServiceDep,
-        tenant: DefineTenant,
-        name: DefinitionName,
-        version: Version,
-        response: Response,
-    ) -> Any:
-        return render(service, await store.version(tx, kind, tenant, name, version), response)
 
 
 class Sending(NamedTuple):

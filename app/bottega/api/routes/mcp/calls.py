@@ -18,8 +18,15 @@ from starlette.responses import JSONResponse, Response
 
 from bottega.api.auth import Acting, Principal, acts_for
 from bottega.api.errors import for_error
-from bottega.api.routes.mcp.errors import INVALID_PARAMS, code_of, error_body
-from bottega.api.routes.mcp.messages import McpMessage, is_id, run_of, state_of
+from bottega.api.routes.mcp.messages import (
+    INVALID_PARAMS,
+    McpMessage,
+    code_of,
+    error_body,
+    is_id,
+    run_of,
+    state_of,
+)
 from bottega.api.routes.openai.answers import event, output_text
 from bottega.api.routes.stream import event_stream
 from bottega.api.schemas.interrupts import NewDecision

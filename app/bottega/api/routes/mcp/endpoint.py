@@ -14,7 +14,6 @@ from bottega.api.auth import Principal, acts_for
 from bottega.api.errors import for_error
 from bottega.api.routes.mcp import calls
 from bottega.api.routes.mcp.calls import CALL, ToolCall, begun, call_key, taken
-from bottega.api.routes.mcp.errors import code_of, error_body
 from bottega.api.routes.mcp.messages import (
     SERVER,
     SESSION,
@@ -23,6 +22,8 @@ from bottega.api.routes.mcp.messages import (
     McpMessage,
     RpcError,
     agreed,
+    code_of,
+    error_body,
     is_id,
     read,
 )

@@ -1,44 +1,43 @@
 """Routes of patterns.
 
 Routes of a pattern's evidence and end: applications, validation, merge, deprecation, pruning.
+
+Patterns in requests.
+
+Patterns in responses.
 """
 
 import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from bottega.api.errors import headers, problems
 from bottega.api.routes.memory.imports import CLOCK_SKEW
-from bottega.api.schemas.base import Page
-from bottega.api.schemas.memory.patterns import (
-    ApplicationRecorded,
-    CategoryName,
-    Deprecation,
-    EvidenceHistory,
-    NewApplication,
-    NewPattern,
-    Pattern,
-    PatternChanges,
-    PatternsFound,
-    PatternsPruned,
-    PatternsToMerge,
-    PatternsWanted,
-    SimilarPatterns,
-    StateName,
-    Validation,
-)
+from bottega.api.schemas.base import Answer, Body, Page
+from bottega.api.schemas.memory.episodes import Moment, Object
 from bottega.api.shared.definitions import IfMatch, if_match_version
 from bottega.api.shared.deps import Actor, AdminTenant, ReadTenant, ServiceDep, Tenant, Turn
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, PageQuery
+from bottega.conditions import MAX_DEPTH, MAX_LIST, MAX_TESTS, MAX_TEXT
 from bottega.db.driver import driver_of
 from bottega.db.engine import acting_as
 from bottega.errors import ConflictError, InvalidInputError, VersionConflictError
+from bottega.json_schema.values import WHOLE
 from bottega.memory.patterns import pattern as memory
 from bottega.memory.patterns import task_analysis
 from bottega.memory.patterns.application_rows import baselines_for, newest
@@ -46,6 +45,562 @@ from bottega.memory.patterns.evidence import history
 from bottega.memory.patterns.matcher import score_parts
 from bottega.memory.patterns.pattern import Application, Arm, Baseline, Category, PatternState
 from bottega.tenants import audit
+
+CategoryName = Literal[
+    "strategic",
+    "decomposition",
+    "sequence",
+    "tool_selection",
+    "failure",
+    "recovery",
+    "optimization",
+    "domain",
+]
+StateName = Literal["CANDIDATE", "VALIDATED", "IN_REVIEW", "DEPRECATED"]
+Title = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Line = Annotated[str, StringConstraints(min_length=1, max_length=500)]
+Text = Annotated[str, StringConstraints(max_length=4000)]
+Detail = Annotated[str, StringConstraints(max_length=20_000)]
+Term = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]
+Terms = Annotated[list[Term], Field(max_length=MAX_LIST)]
+Lines = Annotated[list[Line], Field(max_length=MAX_LIST)]
+Id = Annotated[UUID, Field(strict=False)]
+Ids = Annotated[list[Id], Field(max_length=MAX_LIST)]
+_LONGEST_FEATURE = 1_000
+Share = Annotated[float, Field(ge=0, le=1)]
+Version = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
+Condition = Annotated[
+    dict[Annotated[str, StringConstraints(min_length=1, max_length=20)], JsonValue],
+    Field(
+        min_length=1,
+        max_length=3,
+        description=(
+            "`{feature, op, value}`, `{all | any: [condition, …]}` or `{not: condition}`, at most "
+            f"{MAX_DEPTH} levels deep. `op`: `eq`, `ne`, `in`, `not_in` (a list of values), "
+            "`lt`, `le`, `gt`, `ge` (a number), `contains` (a list has it as a member, a text as a "
+            "part), `exists` (no value). A test of an absent feature is false, and so is a "
+            f"comparison of different types. A pattern tests at most {MAX_TESTS} values in all."
+        ),
+        examples=[{"feature": "tools_required", "op": "contains", "value": "search"}],
+    ),
+]
+Conditions = Annotated[list[Condition], Field(max_length=MAX_LIST)]
+
+
+class PatternApplicability(Body):
+    """Conditions of a pattern: all must hold, and an empty one always holds."""
+
+    problem_types: Annotated[
+        Terms, Field(description="Allowed values of the feature `task_type`.")
+    ] = Field(default_factory=list)
+    domains: Annotated[Terms, Field(description="Allowed values of the feature `domain`.")] = Field(
+        default_factory=list
+    )
+    complexity: Annotated[
+        Annotated[list[Share], Field(min_length=2, max_length=2)] | None,
+        Field(description="Range of the feature `complexity`, both ends included."),
+    ] = None
+    capabilities: Annotated[
+        Terms, Field(description="Tools and agents that must all be available.")
+    ] = Field(default_factory=list)
+    conditions: Annotated[Conditions, Field(description="All must hold.")] = Field(
+        default_factory=list
+    )
+    anti_conditions: Annotated[Conditions, Field(description="None may hold.")] = Field(
+        default_factory=list
+    )
+
+
+class Step(Body):
+    """One step."""
+
+    do: Annotated[Line, Field(description="The action.")]
+    uses: Annotated[Terms, Field(description="Tools and agents that do it.")] = Field(
+        default_factory=list
+    )
+
+
+class Branch(Body):
+    """An action for one case."""
+
+    when: Line
+    then: Line
+
+
+Steps = Annotated[list[Step], Field(min_length=1, max_length=50)]
+
+
+class StrategyFields(Body):
+    """An approach, with its principles and trade-offs."""
+
+    approach: Annotated[str, StringConstraints(min_length=1, max_length=4000)]
+    principles: Lines = Field(default_factory=list)
+    trade_offs: Lines = Field(default_factory=list)
+
+
+class TemplateFields(Body):
+    """Steps with parameters to fill in."""
+
+    steps: Steps
+    parameters: Lines = Field(default_factory=list)
+    rules: Lines = Field(default_factory=list)
+
+
+class HeuristicFields(Body):
+    """A rule of thumb."""
+
+    condition: Annotated[str, StringConstraints(min_length=1, max_length=2000)]
+    action: Annotated[str, StringConstraints(min_length=1, max_length=4000)]
+    rationale: Annotated[str, StringConstraints(max_length=4000)] = ""
+
+
+class ProcedureFields(Body):
+    """Steps in order, with branches."""
+
+    steps: Steps
+    branches: Annotated[list[Branch], Field(max_length=MAX_LIST)] = Field(default_factory=list)
+    stop_when: Annotated[str, StringConstraints(max_length=2000)] = ""
+
+
+class _Content(Body):
+    uses: Annotated[
+        Terms, Field(description="Tools and agents that the pattern names, in order.")
+    ] = Field(default_factory=list)
+    affects: Annotated[
+        Terms,
+        Field(description="Those whose next call shows the effect; empty: the whole run shows it."),
+    ] = Field(default_factory=list)
+
+
+class StrategyContent(_Content):
+    """A strategy."""
+
+    kind: Literal["STRATEGY"]
+    fields: StrategyFields
+
+
+class TemplateContent(_Content):
+    """A template."""
+
+    kind: Literal["TEMPLATE"]
+    fields: TemplateFields
+
+
+class HeuristicContent(_Content):
+    """A heuristic."""
+
+    kind: Literal["HEURISTIC"]
+    fields: HeuristicFields
+
+
+class ProcedureContent(_Content):
+    """A procedure."""
+
+    kind: Literal["PROCEDURE"]
+    fields: ProcedureFields
+
+
+NewContent = Annotated[
+    StrategyContent | TemplateContent | HeuristicContent | ProcedureContent,
+    Field(discriminator="kind", description="Advice of the pattern."),
+]
+
+
+class PatternGuide(Body):
+    """Advice on applying a pattern."""
+
+    when: Text = ""
+    how: Text = ""
+    benefits: Lines = Field(default_factory=list)
+    risks: Lines = Field(default_factory=list)
+    alternatives: Annotated[Ids, Field(description="Other patterns.")] = Field(default_factory=list)
+
+
+class PatternRelations(Body):
+    """Relations to other patterns."""
+
+    specializes: Id | None = None
+    generalizes: Ids = Field(default_factory=list)
+    contradicts: Annotated[
+        Ids,
+        Field(description="Never given together with it; either may name the other."),
+    ] = Field(default_factory=list)
+    complements: Ids = Field(default_factory=list)
+
+
+_HEURISTIC: dict[str, JsonValue] = {
+    "kind": "HEURISTIC",
+    "fields": {
+        "condition": "The export of invoices takes longer than 30 s.",
+        "action": "Export a month at a time, and join the files.",
+        "rationale": "The store of invoices answers for at most 30 s.",
+    },
+    "uses": ["export_invoices", "join_files"],
+}
+
+
+class NewPattern(Body):
+    """A pattern to add."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "name": "Export by month",
+                    "category": "strategic",
+                    "summary": "Export invoices a month at a time.",
+                    "applicability": {"problem_types": ["export"], "domains": ["billing"]},
+                    "content": _HEURISTIC,
+                }
+            ]
+        }
+    )
+
+    name: Title
+    category: CategoryName
+    content: NewContent
+    applicability: PatternApplicability = Field(default_factory=PatternApplicability)
+    description: Text = ""
+    summary: Annotated[Text, Field(description="One or two sentences that a model reads.")] = ""
+    detail: Detail = ""
+    guide: PatternGuide = Field(default_factory=PatternGuide)
+    relations: PatternRelations = Field(default_factory=PatternRelations)
+
+
+class PatternChanges(Body):
+    """Changes of a pattern; an omitted or null field stays as it is."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"version": 1, "summary": "Export invoices a week at a time."}]
+        }
+    )
+
+    version: Annotated[
+        Version | None,
+        Field(description="Version to change; may be sent as `If-Match` instead."),
+    ] = None
+    name: Title | None = None
+    content: NewContent | None = None
+    applicability: PatternApplicability | None = None
+    description: Text | None = None
+    summary: Text | None = None
+    detail: Detail | None = None
+    guide: PatternGuide | None = None
+    relations: PatternRelations | None = None
+
+
+def _bounded(features: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Refuse features that take long to compare."""
+    for name, value in features.items():
+        if isinstance(value, str | list) and len(value) > _LONGEST_FEATURE:
+            raise PydanticCustomError(
+                "too_long",
+                "the feature '{name}' may have at most {most} characters or values",
+                {"name": name, "most": _LONGEST_FEATURE},
+            )
+    return features
+
+
+Features = Annotated[Object, Field(max_length=50), AfterValidator(_bounded)]
+
+
+class PatternsWanted(Body):
+    """A task, or its features, to find patterns for."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"features": {"task_type": "export", "domain": "billing"}, "explain": True},
+                {"task": "Export the invoices of March as CSV.", "context": {"domain": "billing"}},
+            ]
+        }
+    )
+
+    features: Annotated[
+        Features | None,
+        Field(
+            description=(
+                "Known features of the task: `task_type`, `domain`, `complexity` (0 to 1), "
+                "`tools_required`, `capabilities`, on failure `error_type`, `tool` and "
+                "`failure_signature`, and others that conditions test. Null: unknown. "
+                f"A text or list has at most {_LONGEST_FEATURE} characters or values."
+            ),
+        ),
+    ] = None
+    task: Annotated[
+        Annotated[str, StringConstraints(min_length=1, max_length=100_000)] | None,
+        Field(description="The task in words instead; its features are read from them."),
+    ] = None
+    context: Annotated[
+        Features,
+        Field(description="Features that override those read from `task`."),
+    ] = Field(default_factory=dict)
+    category: CategoryName | None = None
+    failure_signature: Annotated[Term | None, Field(description="Signature of the failure.")] = None
+    k: Annotated[int, Field(ge=1, le=50, description="Maximum number of patterns."), WHOLE] = 5
+    explain: Annotated[bool, Field(description="Return the terms of each score.")] = False
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.features is None) == (self.task is None):
+            raise PydanticCustomError("one", "give either features or a task")
+        return self
+
+
+class NewApplication(Body):
+    """An application of a pattern outside this server, and its result."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"good": True, "features": {"domain": "billing"}}]}
+    )
+
+    good: Annotated[bool, Field(description="True if it went well.")]
+    version: Annotated[
+        Version | None, Field(description="Applied version; null: the current one.")
+    ] = None
+    at: Annotated[Moment | None, Field(description="Time, not in the future; null: now.")] = None
+    episode_id: Annotated[
+        Id | None, Field(description="Stored episode of the application, if any; it counts once.")
+    ] = None
+    followed: Annotated[bool | None, Field(description="True if the pattern was followed.")] = None
+    baseline_rate: Annotated[
+        float | None,
+        Field(
+            ge=0.01,
+            le=0.99,
+            description="Success rate of such tasks without the pattern; null: estimated here.",
+        ),
+    ] = None
+    features: Annotated[Object, Field(max_length=50, description="Features of the task.")] = Field(
+        default_factory=dict
+    )
+    duration_s: Annotated[float | None, Field(ge=0, le=1e9)] = None
+    tokens: Annotated[int | None, Field(ge=0, le=2**31 - 1), WHOLE] = None
+
+
+class Deprecation(Body):
+    """The reason to deprecate a pattern."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"reason": "The store answers at once now."}]}
+    )
+
+    reason: Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+    replaced_by: Annotated[Id | None, Field(description="The pattern to use instead.")] = None
+
+
+class PatternsToMerge(Body):
+    """Equivalent patterns to merge."""
+
+    ids: Annotated[list[Id], Field(min_length=2, max_length=20, description="All of one category.")]
+
+
+class PatternContent(Answer):
+    """The advice of a pattern."""
+
+    kind: Literal["STRATEGY", "TEMPLATE", "HEURISTIC", "PROCEDURE"]
+    fields: dict[str, Any]
+    uses: list[str]
+    affects: list[str]
+
+
+class AppliesWhen(Answer):
+    """The conditions of a pattern."""
+
+    problem_types: list[str]
+    domains: list[str]
+    complexity: list[float] | None
+    capabilities: list[str]
+    conditions: list[dict[str, Any]]
+    anti_conditions: list[dict[str, Any]]
+
+
+class PatternBaseline(Answer):
+    """The success rate of similar tasks without the pattern."""
+
+    name: Annotated[str, Field(description="`like_tasks`, `controls`, `given` or `unknown`.")]
+    rate: float
+    n: Annotated[int, Field(description="Number of tasks.")]
+
+
+class PatternEvidence(Answer):
+    """The evidence for and against a pattern."""
+
+    mined_from: Annotated[list[UUID], Field(description="Source episodes; no evidence for it.")]
+    supporting: Annotated[list[UUID], Field(description="The latest that went well with it.")]
+    contrary: Annotated[list[UUID], Field(description="Latest episodes that did not.")]
+    applications: Annotated[int, Field(description="Of this version, in the time that counts.")]
+    success_rate: float | None
+    time_saved_s: float | None
+    tokens_saved: float | None
+    uplift: Annotated[float | None, Field(description="Success rate minus the baseline.")]
+    confidence: float
+    p_value: float | None
+    e_value: Annotated[float, Field(description="From 20 a candidate may be promoted.")]
+    baseline: PatternBaseline
+    verdict: Annotated[str | None, Field(description="Result of the last validation.")]
+    validated_at: Annotated[datetime | None, Field(description="Time of the last validation.")]
+
+
+class PatternLifecycle(Answer):
+    """The state of a pattern, and its use."""
+
+    state: Annotated[
+        StateName,
+        Field(
+            description=(
+                "`CANDIDATE`: on trial. `VALIDATED`: used. `IN_REVIEW`: there is evidence "
+                "against it. `DEPRECATED`: kept, and not used."
+            )
+        ),
+    ]
+    uses: int
+    last_used: datetime | None
+    replaced_by: UUID | None
+    reason: str | None
+
+
+class GuideShown(Answer):
+    """Advice on applying a pattern."""
+
+    when: str
+    how: str
+    benefits: list[str]
+    risks: list[str]
+    alternatives: list[UUID]
+
+
+class RelationsShown(Answer):
+    """Relations to other patterns."""
+
+    specializes: UUID | None
+    generalizes: list[UUID]
+    contradicts: list[UUID]
+    complements: list[UUID]
+
+
+class Pattern(Answer):
+    """A condition and advice, learned from several runs or added by a client."""
+
+    id: UUID
+    name: str
+    category: CategoryName
+    version: int
+    created_at: datetime
+    updated_at: datetime
+    description: str
+    summary: str
+    detail: str
+    applicability: AppliesWhen
+    content: PatternContent
+    evidence: PatternEvidence
+    guide: GuideShown
+    lifecycle: PatternLifecycle
+    relations: RelationsShown
+    origin: dict[str, Any]
+    trust: Annotated[
+        int,
+        Field(description="3: own runs; 2: own runs that read outside content; 1: a client."),
+    ]
+
+
+class ScoreParts(Answer):
+    """The terms of a score."""
+
+    confidence: float
+    success_rate: float
+    uses: float
+    freshness: float
+    quality: float
+
+
+class PatternMatch(Answer):
+    """A pattern that applies, and its score."""
+
+    pattern: Pattern
+    score: float
+    quality: Annotated[
+        float, Field(description="Share of the task's known features that the pattern tests.")
+    ]
+    parts: Annotated[ScoreParts | None, Field(description="Terms of the score, if `explain`.")]
+
+
+class PatternsFound(Answer):
+    """The patterns that apply, best first."""
+
+    features: Annotated[dict[str, Any], Field(description="Known features of the task.")]
+    items: list[PatternMatch]
+
+
+class ApplicationRecorded(Answer):
+    """The result of reporting an application."""
+
+    recorded: Annotated[
+        bool,
+        Field(
+            description=(
+                "True if it counts. Repetitions do not count, nor do episodes that the pattern "
+                "was found in, or that were imported, cancelled, quarantined or deleted."
+            )
+        ),
+    ]
+
+
+class EvidencePoint(Answer):
+    """The evidence about a pattern after some of its applications."""
+
+    at: Annotated[datetime, Field(description="Time of the last of them.")]
+    given: Annotated[int, Field(description="Applications that were given the pattern.")]
+    given_good: int
+    others: Annotated[int, Field(description="Applications that were not, by assignment.")]
+    others_good: int
+    e_value: Annotated[float, Field(description="From 20 a candidate may be promoted.")]
+
+
+class EvidenceHistory(Answer):
+    """The growth of the evidence about a pattern."""
+
+    points: list[EvidencePoint]
+    more: Annotated[bool, Field(description="There are older applications than the 500 counted.")]
+
+
+class Validation(Answer):
+    """The result of validating a pattern."""
+
+    pattern_id: UUID
+    version: int
+    was: Annotated[StateName, Field(description="The state before.")]
+    state: Annotated[StateName, Field(description="The state after.")]
+    verdict: Literal["INSUFFICIENT_EVIDENCE", "VALIDATED", "CANDIDATE", "IN_REVIEW"]
+    good: int
+    applications: int
+    success_rate: float | None
+    p_value: float
+    confidence: float
+    e_value: float
+    baseline: PatternBaseline
+    reason: str | None
+
+
+class SimilarPattern(Answer):
+    """A similar pattern."""
+
+    pattern: Pattern
+    likeness: Annotated[float, Field(description="1: identical.")]
+
+
+class SimilarPatterns(Answer):
+    """The patterns most similar to one, most similar first."""
+
+    items: list[SimilarPattern]
+
+
+class PatternsPruned(Answer):
+    """The patterns that were pruned."""
+
+    ids: list[UUID]
+
 
 router = APIRouter(prefix="/v1/patterns", tags=["memory"])
 

@@ -1,6 +1,8 @@
 """The answer to a request of OpenAI's API: a round of a run, whole or as it comes.
 
 A text in pieces is the whole text, cut: both are made of the same messages by :class:`Spoken`.
+
+Errors of OpenAI's API: problems, in the form that its clients read.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -13,6 +15,7 @@ from pydantic_core import from_json, to_json
 from bottega.agents.messages import AssistantMessage
 from bottega.agents.query import Ending, continued, ending_of
 from bottega.api.routes.openai.model_request import as_json, id_of
+from bottega.api.server.middleware import Translation
 from bottega.api.shared.followed import FollowedRun
 from bottega.errors import ModelError
 from bottega.events.frames import LLM_DELTA, Filter
@@ -240,3 +243,36 @@ def event(body: Mapping[str, Any]) -> bytes:
 def created_at(run_id: UUID) -> int:
     """Return the time at which a run was made, in seconds since 1970: its id begins with it."""
     return int(run_id.hex[:12], 16) // 1000
+
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
+_MODEL = "/model"
+_REPEATABLE = (429, 503)
+"""Statuses of requests that started nothing; of others clients would repeat a failed run."""
+
+
+def error_body(
+    code: str, message: str, *, status: int = 502, param: str | None = None
+) -> dict[str, Any]:
+    """Return an error as OpenAI's clients expect it."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def translated(status: int, problem: Mapping[str, Any]) -> Translation:
+    """Return a problem as an error of OpenAI's API."""
+    code = problem["code"]
+    errors = problem.get("errors") or [{}]
+    pointer = errors[0].get("pointer")
+    if code == "unknown_agent" or (code == "unknown_graph" and pointer in (None, _MODEL)):
+        status, code, pointer = 404, "model_not_found", _MODEL
+    elif status == 422:
+        status = 400
+    param = None if pointer is None else pointer.strip("/").replace("/", ".")
+    message = problem["detail"]
+    if param and status == 400:
+        message = f"{param}: {errors[0]['detail']}"
+    body = error_body(_CODES.get(status, code), message, status=status, param=param)
+    repeat = "true" if status in _REPEATABLE else "false"
+    return Translation(status, body, {"x-should-retry": repeat})

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request, Response
 
-from bottega.api.routes.openai.answers import RoundAnswer, event, pieces, whole
+from bottega.api.routes.openai.answers import RoundAnswer, error_body, event, pieces, whole
 from bottega.api.routes.openai.chat import DONE, ChatRequest, Completion, read_chat, without_nothing
-from bottega.api.routes.openai.errors import error_body
 from bottega.api.routes.openai.model_request import GRAPH, WAY, graph_of, versioned
 from bottega.api.routes.openai.start import acting_of, memory_headers, start_or_resume
 from bottega.api.routes.stream import event_stream
