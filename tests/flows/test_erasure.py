@@ -13,7 +13,7 @@ import websockets
 from pydantic_core import from_json
 from structlog.testing import capture_logs
 
-from bottega.api.shared import followed
+from bottega.api.shared import run_follower
 from bottega.db.driver import driver_of
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.runs import control
@@ -186,7 +186,7 @@ async def test_a_running_run_is_cut_off_and_its_subscribers_are_informed(
 ) -> None:
     # Leases and polls are too slow to matter here: only the deletion's notice does.
     monkeypatch.setattr(control, "_SLOW_POLL_S", 600.0)
-    monkeypatch.setattr(followed, "SLOW_POLL_S", 600.0)
+    monkeypatch.setattr(run_follower, "SLOW_POLL_S", 600.0)
     configured = settings.model_copy(
         update={"openai_base_url": model.base_url, "takeover_s": 300.0, "drain_grace_s": 0.0}
     )

@@ -168,7 +168,7 @@ async def test_what_a_run_cannot_honour_is_refused(
 ) -> None:
     await define(bottega)
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"tools": [{"type": "web_search"}]}, "tools.0"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format"),

@@ -95,10 +95,10 @@ class Principal:
             ForbiddenError: ``insufficient_scope``.
         """
         if not self.may(*one_of):
-            wanted = " or ".join(f"'{scope}'" for scope in one_of)
+            needed = " or ".join(f"'{scope}'" for scope in one_of)
             held = ", ".join(f"'{each}'" for each in self.scopes)
             raise ForbiddenError(
-                f"this needs a key with the scope {wanted}, and this one has {held}",
+                f"this needs a key with the scope {needed}, and this one has {held}",
                 code="insufficient_scope",
             )
 

@@ -78,8 +78,8 @@ class McpTransport(httpx2.AsyncBaseTransport):
             from mcp.shared.inbound import mcp_param_headers
 
             params = json.loads(request.content)["params"]
-            wanted = self._mirrored.get(params["name"], {})
-            request.headers.update(mcp_param_headers(wanted, params.get("arguments") or {}))
+            names = self._mirrored.get(params["name"], {})
+            request.headers.update(mcp_param_headers(names, params.get("arguments") or {}))
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         # A compressed answer could be a thousand times larger than what arrives.

@@ -68,10 +68,10 @@ def _schemas(body: AgentContent) -> dict[str, Mapping[str, Any]]:
 def _refuse_high_limits(service: Service, body: AgentContent) -> None:
     if body.subagents is None or body.subagents.limits is None:
         return
-    wanted = body.subagents.limits.model_dump()
-    for name, most in service.settings.subagent_limits.above(wanted):
+    limits = body.subagents.limits.model_dump()
+    for name, most in service.settings.subagent_limits.above(limits):
         raise InvalidInputError(
-            f"{name} is {wanted[name]:.15g}, and the operator's limit is {most:.15g}: lower it, or "
+            f"{name} is {limits[name]:.15g}, and the operator's limit is {most:.15g}: lower it, or "
             "leave it out",
             code="limit_above_operator",
             pointer=f"/subagents/limits/{name}",

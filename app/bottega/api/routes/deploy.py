@@ -156,8 +156,8 @@ async def missing(caller: Caller, asked: Apply) -> list[tuple[str, str]]:
         names[kind.word].add(name)
     kinds = {kind.word: kind for _, kind, _ in places}
     unknown = {
-        word: await store.unknown(caller.tx, kinds[word], caller.tenant, wanted)
-        for word, wanted in names.items()
+        word: await store.unknown(caller.tx, kinds[word], caller.tenant, known)
+        for word, known in names.items()
     }
     own: dict[str, list[str]] = {
         AGENTS.word: [each.name for each in asked.agents],

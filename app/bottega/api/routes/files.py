@@ -344,9 +344,7 @@ async def list_(
         tenant,
         session_id=query.session_id,
         user=acts_for(principal, query.user, None).user,
-        after=query.place(UUID),
-        descending=query.descending,
-        limit=query.limit,
+        **query.window(UUID),
     )
     return query.page(request, response, found, lambda file: file["id"])
 

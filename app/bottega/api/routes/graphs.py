@@ -307,16 +307,16 @@ async def plan_of(
     """
     service.pins.forget(tenant_id, agent, graph)  # they may be stale
     pins = await service.pins.find(service.database.pool, tenant_id, agent, graph)
-    wanted = set(pins_of(tenant_id, pins.pinned))
-    found = await PinnedDefinitions(service.database.pool).get(wanted)
-    agents = {pin.name: found[pin] for pin in wanted if pin.kind == "agent"}
+    pins_needed = set(pins_of(tenant_id, pins.pinned))
+    found = await PinnedDefinitions(service.database.pool).get(pins_needed)
+    agents = {pin.name: found[pin] for pin in pins_needed if pin.kind == "agent"}
     return {
         "graph": graph,
         "version": pins.pinned["graph"]["version"],
         "agent": agent,
-        "content": next(found[pin] for pin in wanted if pin.kind == "graph"),
+        "content": next(found[pin] for pin in pins_needed if pin.kind == "graph"),
         "agents": agents,
-        "mcp_servers": {pin.name: found[pin] for pin in wanted if pin.kind == "mcp_server"},
+        "mcp_servers": {pin.name: found[pin] for pin in pins_needed if pin.kind == "mcp_server"},
         "versions": pins.pinned["agents"],
         "input": question,
     }

@@ -51,9 +51,7 @@ async def list_(
         tx,
         tenant,
         query.model_dump(include={"status", "kind", "run_id", "session_id"}) | {"user_id": user},
-        after=query.place(tuple[PlaceInTime, UUID]),
-        descending=query.descending,
-        limit=query.limit,
+        **query.window(tuple[PlaceInTime, UUID]),
     )
     return query.page(request, response, found, lambda item: [item["created_at"], item["id"]])
 

@@ -147,9 +147,7 @@ async def list_(
     found = await keys.page(
         tx,
         tenant,
-        after=query.place(UUID),
-        descending=query.descending,
-        limit=query.limit,
+        **query.window(UUID),
     )
     return query.page(request, response, found, lambda key: key["id"])
 

@@ -348,9 +348,7 @@ async def list_(
         action=query.action,
         noted_after=query.noted_after,
         noted_before=query.noted_before,
-        after=query.place(UUID),
-        descending=query.descending,
-        limit=query.limit,
+        **query.window(UUID),
     )
     return query.page(request, response, found, lambda entry: entry["id"])
 
@@ -396,8 +394,6 @@ async def sum_usage(
         query.by,
         since=query.since,
         until=query.until,
-        after=query.place(str),
-        descending=query.descending,
-        limit=query.limit,
+        **query.window(str),
     )
     return query.page(request, response, found, lambda item: item[query.by] or "")

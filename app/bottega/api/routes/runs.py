@@ -40,7 +40,6 @@ from bottega.api.schemas.runs import (
 from bottega.api.server.headers import sent
 from bottega.api.shared import idempotency
 from bottega.api.shared.deps import Actor, PrincipalDep, ServiceDep, Tenant, Transaction
-from bottega.api.shared.followed import until_rest
 from bottega.api.shared.idempotency import HEADER, OnceDep, is_key
 from bottega.api.shared.new_runs import submit
 from bottega.api.shared.pages import (
@@ -56,6 +55,7 @@ from bottega.api.shared.pages import (
     pairs_of,
 )
 from bottega.api.shared.run_control import refuse_other_user, send_message
+from bottega.api.shared.run_follower import until_rest
 from bottega.clock import monotonic
 from bottega.container import Service
 from bottega.db.engine import acting_as
@@ -403,7 +403,7 @@ class RunQuery(ViewQuery):
     created_before: PlaceInTime | None = None
     metadata: MetadataPairs
 
-    def wanted(self) -> read.RunFilter:
+    def filters(self) -> read.RunFilter:
         return read.RunFilter(
             status=self.status,
             agent=self.agent,
@@ -496,10 +496,8 @@ async def list_(
     found = await read.page(
         tx,
         tenant,
-        query.wanted(),
-        after=query.place(UUID),
-        descending=query.descending,
-        limit=query.limit,
+        query.filters(),
+        **query.window(UUID),
         full=query.full,
     )
     page = query.page(request, response, found, lambda run: run["id"])
@@ -551,9 +549,7 @@ async def tasks(
         tenant,
         run_id,
         status=query.status,
-        after=query.place(tuple[PlaceInTime, UUID]),
-        descending=query.descending,
-        limit=query.limit,
+        **query.window(tuple[PlaceInTime, UUID]),
     )
     return query.page(request, response, found, lambda task: [task["created_at"], task["id"]])
 
@@ -591,9 +587,7 @@ async def list_messages(
         tenant,
         run_id,
         query.task_id,
-        after=query.place(tuple[Seq, MessagePart]),
-        descending=query.descending,
-        limit=query.limit,
+        **query.window(tuple[Seq, MessagePart]),
     )
     return query.page(request, response, found, lambda message: [message["seq"], message["part"]])
 

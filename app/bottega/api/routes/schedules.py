@@ -254,9 +254,7 @@ async def list_(
         tx,
         tenant,
         user=acts_for(principal, query.user, None).user,
-        after=query.place(str),
-        descending=query.descending,
-        limit=query.limit,
+        **query.window(str),
         full=query.full,
     )
     items = PageItems(map(_to_response, found), more=found.more)

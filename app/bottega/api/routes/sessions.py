@@ -181,9 +181,7 @@ async def list_(
         tenant,
         user=acts_for(principal, query.user, None).user,
         metadata=pairs_of(query.metadata),
-        after=query.place(str),
-        descending=query.descending,
-        limit=query.limit,
+        **query.window(str),
     )
     return query.page(request, response, found, lambda session: session["id"])
 
@@ -296,9 +294,7 @@ async def list_messages(
         tenant,
         session_id,
         query.agent,
-        after=query.place(tuple[UUID, Seq, MessagePart]),
-        descending=query.descending,
-        limit=query.limit,
+        **query.window(tuple[UUID, Seq, MessagePart]),
     )
     return query.page(
         request, response, found, lambda each: [each["run_id"], each["seq"], each["part"]]

@@ -155,8 +155,6 @@ async def list_(
         tenant,
         query.model_dump(include={"status", "run_id"}),
         user=acts_for(principal, query.user, None).user,
-        after=query.place(tuple[UUID, Seq]),
-        descending=query.descending,
-        limit=query.limit,
+        **query.window(tuple[UUID, Seq]),
     )
     return query.page(request, response, found, lambda each: [each["run_id"], each["seq"]])

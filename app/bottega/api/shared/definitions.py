@@ -359,9 +359,7 @@ class DefinitionRoutes:
                 kind,
                 tenant,
                 name,
-                after=query.place(int),
-                descending=query.descending,
-                limit=query.limit,
+                **query.window(int),
                 full=query.full,
             )
             items = PageItems((self._render(service, each) for each in found), more=found.more)

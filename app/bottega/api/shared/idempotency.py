@@ -79,8 +79,8 @@ class Once:
 async def once_key(request: Request, key: str) -> OnceKey:
     """Return a key with a hash of path and body, independent of spaces and the order of keys."""
     body = await request.body()
-    plain = json.dumps(from_json(body) if body else None, sort_keys=True)
-    return OnceKey(key, sha256(f"{request.url.path}\n{plain}".encode()).digest())
+    canonical = json.dumps(from_json(body) if body else None, sort_keys=True)
+    return OnceKey(key, sha256(f"{request.url.path}\n{canonical}".encode()).digest())
 
 
 async def _once(

@@ -59,13 +59,13 @@ async def submit(
     body: NewRun,
     once: OnceKey | None = None,
     *,
-    way: str | None = None,
+    channel: str | None = None,
     before: Callable[[AsyncConnection], Awaitable[object]] | None = None,
 ) -> dict[str, Any]:
     """Store and queue a run; return it as :func:`bottega.runs.submit.submit` does.
 
     Args:
-        way: the façade by which it comes, which must show its agent; None: our own API.
+        channel: the façade by which it comes, which must show its agent; None: our own API.
         before: called in the transaction that stores it: a refusal undoes what this stored.
 
     Raises:
@@ -73,7 +73,7 @@ async def submit(
             :func:`bottega.files.inputs.stored_input`; ``bad_schema``, ``user_required``.
     """
     database, tenant = service.database, principal.tenant_id
-    async with _checked(service, principal, body, way) as (new, stored):
+    async with _checked(service, principal, body, channel) as (new, stored):
 
         @repeated
         async def store() -> dict[str, Any]:
@@ -95,7 +95,7 @@ async def submit(
 
 @asynccontextmanager
 async def _checked(
-    service: Service, principal: Principal, body: NewRun, way: str | None = None
+    service: Service, principal: Principal, body: NewRun, channel: str | None = None
 ) -> AsyncIterator[tuple[submitting.NewRun, StoredInput]]:
     """Yield the run to submit; tell the input, too, which run was accepted."""
     tenant, settings = principal.tenant_id, service.settings
@@ -106,7 +106,7 @@ async def _checked(
     await check_schema(tenant, body.output_schema, "/output_schema")
     asked = body.model_dump()
     async with stored_input(service.files, tenant, asked["input"], owner) as stored:
-        asked |= {"input": stored.input, "made_files": [*stored.made] or None, "way": way}
+        asked |= {"input": stored.input, "made_files": [*stored.made] or None, "way": channel}
         new = submitting.NewRun.of(
             asked,
             timeout_s=settings.run_timeout_s,

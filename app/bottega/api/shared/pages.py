@@ -12,7 +12,7 @@ import binascii
 import functools
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 from fastapi import Query, Request, Response
 from pydantic import (
@@ -33,6 +33,14 @@ _SLICE = 8
 """Items of a page that are encoded without a break for other requests."""
 LINK = 'The next page, as `<path>; rel="next"`; absent on the last.'
 _MAX_NUMBER = 2**31 - 1
+
+
+class Window(TypedDict):
+    """The part of a list that a page shows; ``after``: a place, see :meth:`PageQuery.place`."""
+
+    after: Any
+    descending: bool
+    limit: int
 
 
 class PageQuery(BaseModel):
@@ -82,6 +90,14 @@ class PageQuery(BaseModel):
                 "with the same order",
                 code="invalid_cursor",
             ) from None
+
+    def window(self, kind: Any) -> Window:
+        """Return the part of a list that is asked for.
+
+        Raises:
+            InvalidInputError: ``invalid_cursor``, see :meth:`place`.
+        """
+        return {"after": self.place(kind), "descending": self.descending, "limit": self.limit}
 
     def page(
         self,

@@ -31,16 +31,16 @@ from bottega.api.routes.openai.answers import event, output_text
 from bottega.api.routes.stream import event_stream
 from bottega.api.schemas.interrupts import NewDecision
 from bottega.api.schemas.runs import NewRun
-from bottega.api.shared.followed import (
+from bottega.api.shared.new_runs import submit
+from bottega.api.shared.run_control import decide
+from bottega.api.shared.run_follower import (
     HEARTBEAT,
     Calls,
-    FollowedRun,
+    RunFollower,
     checked,
     leaving,
     until_rest,
 )
-from bottega.api.shared.new_runs import submit
-from bottega.api.shared.run_control import decide
 from bottega.clock import monotonic
 from bottega.container import Service
 from bottega.definitions import store
@@ -53,6 +53,8 @@ from bottega.events.types import UNFINISHED, EventType, RunStatus
 from bottega.json_schema.output import output_schema
 from bottega.runs import interrupts
 from bottega.runs.control import request_cancel
+from bottega.tenants.ratelimit import Rate
+from bottega.tenants.ratelimit import decide as decide_rate
 
 _SHOWN = 2000
 """Most characters of a call's arguments that a person is shown."""
@@ -156,7 +158,7 @@ def _accepted(interrupt: Mapping[str, Any], content: Mapping[str, Any]) -> NewDe
     return checked(NewDecision, said)
 
 
-WAY = "mcp"
+CHANNEL = "mcp"
 """What ``expose`` of an agent says if it is a tool."""
 
 RUN = "bottega/run_id"
@@ -184,7 +186,7 @@ async def listed(tx: AsyncConnection, tenant: UUID, message: McpMessage) -> dict
         descending=False,
         limit=_PAGE,
         full=False,
-        exposed=WAY,
+        exposed=CHANNEL,
     )
     result: dict[str, Any] = {"tools": [_tool(each, message) for each in page]}
     if page.more:
@@ -267,7 +269,7 @@ SESSION = "bottega/session"
 CALL = "mcp_call"
 """Key of a run's metadata: session and id of the request, by which it can be cancelled."""
 
-_PROGRESS_PER_S, _PROGRESS_AT_ONCE = 4.0, 10.0
+_PROGRESS_RATE = Rate(per_s=4.0, burst=10)
 _PROGRESS = frozenset(
     (
         *(EventType.RUN_STARTED, EventType.RUN_RESUMED),
@@ -285,21 +287,20 @@ class ToolCall:
     """A call whose run is under way.
 
     Attributes:
-        followed: its run.
+        follower: its run.
     """
 
     def __init__(
-        self, service: Service, principal: Principal, message: McpMessage, followed: FollowedRun
+        self, service: Service, principal: Principal, message: McpMessage, follower: RunFollower
     ) -> None:
-        self.followed = followed
+        self.follower = follower
         self._service = service
         self._principal = principal
         self._message = message
         token = message.meta.get("progressToken")
         self._token = token if is_id(token) else None
         self._may_ask = self._over = False
-        self._told_at = monotonic()
-        self._may_tell = _PROGRESS_AT_ONCE
+        self._paid_at = 0.0
 
     async def response(self, *, may_stream: bool) -> Response:
         """Return the answer as JSON if nothing comes before it, else a stream.
@@ -314,7 +315,7 @@ class ToolCall:
             first = await anext(messages)
         if self._over:
             return JSONResponse(first)
-        chunks = leaving(self.followed, self._stream(first, messages), stay=False)
+        chunks = leaving(self.follower, self._stream(first, messages), stay=False)
         return event_stream(chunks)
 
     async def _stream(
@@ -331,7 +332,7 @@ class ToolCall:
             async for message in before:
                 yield message
             while True:
-                run, pending = await self.followed.state()
+                run, pending = await self.follower.state()
                 if run["status"] in UNFINISHED and not pending:
                     async for message in self._progress_made():
                         yield message
@@ -340,7 +341,7 @@ class ToolCall:
                         yield message
                 else:
                     break
-            self._over = self.followed.ended = True
+            self._over = self.follower.ended = True
             yield self._answer(run, pending)
         except BottegaError as error:
             self._over = True
@@ -348,21 +349,21 @@ class ToolCall:
 
     async def _rest(self) -> AsyncIterator[None]:
         """Wait until the run is over or waits, which costs less than to read its events."""
-        wait = until_rest(self._service, self._principal, self.followed.run_id)
+        wait = until_rest(self._service, self._principal, self.follower.run_id)
         resting = asyncio.ensure_future(wait)
         try:
             while not resting.done():
                 await asyncio.wait((resting,), timeout=self._service.settings.heartbeat_s)
                 if not resting.done():
                     yield None
-            self.followed.place = await resting
+            self.follower.place = await resting
         finally:
             resting.cancel()
             await asyncio.wait((resting,))
 
     async def _progress_made(self) -> AsyncIterator[dict[str, Any] | None]:
-        wanted = Filter(types=frozenset() if self._token is None else _PROGRESS)
-        async for frame in self.followed.frames(wanted):
+        events = Filter(types=frozenset() if self._token is None else _PROGRESS)
+        async for frame in self.follower.frames(events):
             if frame is None:
                 yield None
             elif progress := self._progress(frame):
@@ -370,12 +371,10 @@ class ToolCall:
 
     def _progress(self, frame: Frame) -> dict[str, Any] | None:
         """Return the notification of an event; ``None``: too soon after the last ones."""
-        now = monotonic()
-        more = (now - self._told_at) * _PROGRESS_PER_S
-        self._may_tell, self._told_at = min(_PROGRESS_AT_ONCE, self._may_tell + more), now
-        if self._may_tell < 1:
+        allowance = decide_rate(_PROGRESS_RATE, self._paid_at, monotonic())
+        self._paid_at = allowance.paid_at
+        if not allowance.allowed:
             return None
-        self._may_tell -= 1
         named = from_json(frame.body)["data"].get("name")
         text = " ".join(str(part) for part in (frame.agent, frame.type, named) if part)
         params = {"progressToken": self._token, "progress": frame.seq, "message": text}
@@ -392,7 +391,7 @@ class ToolCall:
         for interrupt in pending:
             if (request := self._question(interrupt)) is not None:
                 found.append({"jsonrpc": "2.0", "id": str(interrupt["id"]), **request})
-                self.followed.asked.add(interrupt["id"])
+                self.follower.asked.add(interrupt["id"])
         return found
 
     def _question(self, interrupt: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -420,7 +419,7 @@ class ToolCall:
         return {
             "resultType": "input_required",
             "inputRequests": asked,
-            "requestState": state_of(run["id"], self.followed.place),
+            "requestState": state_of(run["id"], self.follower.place),
         }
 
     def _error(self, error: BottegaError) -> dict[str, Any]:
@@ -428,7 +427,7 @@ class ToolCall:
         return error_body(code_of(status), error.detail, {"code": error.code}, self._message.id)
 
 
-async def begun(service: Service, principal: Principal, message: McpMessage) -> FollowedRun:
+async def begun(service: Service, principal: Principal, message: McpMessage) -> RunFollower:
     """Start the run of a call, or go on with one that waited for the client's answers.
 
     Raises:
@@ -448,7 +447,7 @@ async def begun(service: Service, principal: Principal, message: McpMessage) -> 
     run = await submit(
         service, principal, checked(NewRun, _run_of(message, acting.user, name, text))
     )
-    return FollowedRun(service, principal, UUID(str(run["id"])), 0, kind=None)
+    return RunFollower(service, principal, UUID(str(run["id"])), 0, kind=None)
 
 
 async def _schemas(service: Service, principal: Principal, name: str) -> Sequence[Any]:
@@ -457,7 +456,7 @@ async def _schemas(service: Service, principal: Principal, name: str) -> Sequenc
         return []
     tenant = principal.tenant_id
     async with service.database.turn(tenant):
-        return await exposed_inputs(service.database.pool, tenant, name, WAY)
+        return await exposed_inputs(service.database.pool, tenant, name, CHANNEL)
 
 
 def _run_of(message: McpMessage, user: str | None, agent: str, text: str) -> dict[str, Any]:
@@ -482,7 +481,7 @@ def call_prefix(session: str) -> str:
 
 async def _resumed(
     service: Service, principal: Principal, message: McpMessage, agent: str
-) -> FollowedRun:
+) -> RunFollower:
     """Take the client's answers for a run that was started with the same key, tool and user."""
     found, answers = run_of(message.params["requestState"]), message.params.get("inputResponses")
     answers = {} if answers is None else answers
@@ -505,7 +504,7 @@ async def _resumed(
             interrupt = await _asked(service, acting, name)
             if interrupt["run_id"] == run_id:
                 await _answered(service, acting, interrupt, response)
-    return FollowedRun(service, principal, run_id, place, kind=None)
+    return RunFollower(service, principal, run_id, place, kind=None)
 
 
 async def taken(service: Service, principal: Principal, message: McpMessage) -> None:

@@ -28,7 +28,7 @@ from bottega.api.routes.mcp.messages import (
     read,
 )
 from bottega.api.shared.deps import PrincipalDep, ReadTenant, ServiceDep
-from bottega.api.shared.followed import while_connected
+from bottega.api.shared.run_follower import while_connected
 from bottega.container import Service
 from bottega.errors import BottegaError, InvalidInputError, NotFoundError, UserRequiredError
 from bottega.runs import read as runs
@@ -122,16 +122,16 @@ async def _call(
 ) -> Response:
     principal.need("run")
     try:
-        followed = await begun(service, principal, message)
+        follower = await begun(service, principal, message)
     except InvalidInputError as error:
         if "requestState" in message.params or isinstance(error, UserRequiredError):
             raise
         where = f"{error.pointer}: " if error.pointer else ""
         return JSONResponse(message.answer(calls.refused(f"{where}{error.detail}")))
-    call = ToolCall(service, principal, message, followed)
+    call = ToolCall(service, principal, message, follower)
     may_stream = "text/event-stream" in request.headers.get("accept", "")
     answer = call.response(may_stream=may_stream)
-    return await while_connected(request, followed, answer, stay=False)
+    return await while_connected(request, follower, answer, stay=False)
 
 
 async def _cancel(

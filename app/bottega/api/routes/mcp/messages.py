@@ -290,9 +290,9 @@ def _asks(capabilities: Any) -> bool:
     return isinstance(asks, dict) and (not asks or "form" in asks)
 
 
-def agreed(wanted: Any) -> str:
+def agreed(asked: Any) -> str:
     """Return the version that a client and this server speak, by the handshake."""
-    return wanted if wanted in WITH_SESSIONS else WITH_SESSIONS[0]
+    return asked if asked in WITH_SESSIONS else WITH_SESSIONS[0]
 
 
 def state_of(run_id: UUID, place: int) -> str:

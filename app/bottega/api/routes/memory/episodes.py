@@ -87,7 +87,7 @@ class EpisodeQuery(PageQuery):
     after: Annotated[PlaceInTime | None, Query(description="Ended later than this.")] = None
     before: Annotated[PlaceInTime | None, Query(description="Ended earlier than this.")] = None
 
-    def wanted(self) -> EpisodeFilter:
+    def filters(self) -> EpisodeFilter:
         return EpisodeFilter(
             domain=self.domain,
             task_type=self.task_type,
@@ -214,10 +214,8 @@ async def list_(
     found = await service.memory.page(
         tenant,
         within(principal, query.user, query.session_id, query.scope),
-        query.wanted(),
-        after=query.place(tuple[PlaceInTime, UUID]),
-        descending=query.descending,
-        limit=query.limit,
+        query.filters(),
+        **query.window(tuple[PlaceInTime, UUID]),
     )
     items = PageItems(map(to_response, found), more=found.more)
     return query.page(request, response, items, lambda item: [item["at"], item["id"]])

@@ -272,9 +272,7 @@ async def list_(
     found = await jobs.page(
         await driver_of(tx),
         tenant,
-        after=query.place(UUID),
-        descending=query.descending,
-        limit=query.limit,
+        **query.window(UUID),
     )
     return query.page(request, response, found, lambda job: job.id)
 

@@ -618,7 +618,7 @@ class PatternQuery(PageQuery):
     state: StateName | None = None
     category: CategoryName | None = None
 
-    def wanted(self) -> dict[str, Any]:
+    def filters(self) -> dict[str, Any]:
         given = {"states": (PatternState, self.state), "categories": (Category, self.category)}
         return {name: [of(value)] for name, (of, value) in given.items() if value is not None}
 
@@ -693,10 +693,8 @@ async def list_(
 ) -> Any:
     found = await service.patterns.page(
         tenant,
-        **query.wanted(),
-        after=query.place(UUID),
-        descending=query.descending,
-        limit=query.limit,
+        **query.filters(),
+        **query.window(UUID),
     )
     return query.page(request, response, found, lambda pattern: pattern.key)
 

@@ -5,19 +5,22 @@ A text in pieces is the whole text, cut: both are made of the same messages by :
 Errors of OpenAI's API: problems, in the form that its clients read.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
+from fastapi import Request, Response
 from pydantic_core import from_json, to_json
 
 from bottega.agents.messages import AssistantMessage
 from bottega.agents.query import Ending, continued, ending_of
+from bottega.api.routes.openai.forms import ResponsesRequest
 from bottega.api.routes.openai.model_request import as_json, id_of
+from bottega.api.routes.stream import event_stream
 from bottega.api.server.middleware import Translation
-from bottega.api.shared.followed import FollowedRun
-from bottega.errors import ModelError
+from bottega.api.shared.run_follower import HEARTBEAT, RunFollower, leaving, while_connected
+from bottega.errors import BottegaError, ModelError
 from bottega.events.frames import LLM_DELTA, Filter
 from bottega.events.types import UNFINISHED, EventType, LlmCompleted, RunStatus
 from bottega.runs.rounds import Checks, Round, checks_of, round_of
@@ -130,17 +133,7 @@ class _Live:
         return self._text
 
 
-async def whole(followed: FollowedRun) -> RoundAnswer:
-    """Wait for an answer.
-
-    Raises:
-        ModelError: the run failed.
-    """
-    await followed.rest()
-    return await _answer(followed)
-
-
-async def pieces(followed: FollowedRun) -> AsyncIterator[str | RoundAnswer | None]:
+async def pieces(follower: RunFollower) -> AsyncIterator[str | RoundAnswer | None]:
     """Yield an answer's text in pieces, and then the answer; ``None``: a heartbeat.
 
     Text that a check may still refuse is sent once it has passed.
@@ -148,9 +141,9 @@ async def pieces(followed: FollowedRun) -> AsyncIterator[str | RoundAnswer | Non
     Raises:
         ModelError: the run failed, or its model answered twice, with other words.
     """
-    run, checks = await _looked_at(followed)
+    run, checks = await _looked_at(follower)
     spoken, live, sent = Spoken(), _Live(), ""
-    async for frame in followed.frames(Filter(types=_HEARD, depth=_OF_ROOT)):
+    async for frame in follower.frames(Filter(types=_HEARD, depth=_OF_ROOT)):
         if frame is None:
             yield None
             continue
@@ -165,7 +158,7 @@ async def pieces(followed: FollowedRun) -> AsyncIterator[str | RoundAnswer | Non
         if len(text) > len(sent) and text.startswith(sent):
             yield text[len(sent) :]
             sent = text
-    answer = await _answer(followed)
+    answer = await _answer(follower)
     if not answer.text.startswith(sent):
         raise ModelError(
             "the model's answer broke off, and its next one began with other words: the text that "
@@ -177,30 +170,30 @@ async def pieces(followed: FollowedRun) -> AsyncIterator[str | RoundAnswer | Non
     yield answer
 
 
-async def shown(followed: FollowedRun) -> RoundAnswer:
+async def shown(follower: RunFollower) -> RoundAnswer:
     """Return an answer as it is now; its run may go on, or have failed.
 
     Raises:
         NotFoundError: there is no such run.
     """
-    run, _ = await followed.state()
-    return await _made(followed, run)
+    run, _ = await follower.state()
+    return await _made(follower, run)
 
 
-async def _looked_at(followed: FollowedRun) -> tuple[Mapping[str, Any], Checks]:
-    run, _ = await followed.state()
-    async with followed.begin() as tx:
+async def _looked_at(follower: RunFollower) -> tuple[Mapping[str, Any], Checks]:
+    run, _ = await follower.state()
+    async with follower.begin() as tx:
         return run, await checks_of(tx, run)
 
 
-async def _answer(followed: FollowedRun) -> RoundAnswer:
-    run, _ = await followed.answer()
-    return await _made(followed, run)
+async def _answer(follower: RunFollower) -> RoundAnswer:
+    run, _ = await follower.answer()
+    return await _made(follower, run)
 
 
-async def _made(followed: FollowedRun, run: Mapping[str, Any]) -> RoundAnswer:
-    async with followed.begin() as tx:
-        return answer_of(run, await round_of(tx, run, followed.after), await checks_of(tx, run))
+async def _made(follower: RunFollower, run: Mapping[str, Any]) -> RoundAnswer:
+    async with follower.begin() as tx:
+        return answer_of(run, await round_of(tx, run, follower.after), await checks_of(tx, run))
 
 
 def answer_of(run: Mapping[str, Any], part: Round, checks: Checks) -> RoundAnswer:
@@ -276,3 +269,317 @@ def translated(status: int, problem: Mapping[str, Any]) -> Translation:
     body = error_body(_CODES.get(status, code), message, status=status, param=param)
     repeat = "true" if status in _REPEATABLE else "false"
     return Translation(status, body, {"x-should-retry": repeat})
+
+
+class Encoder(Protocol):
+    """One of the forms in which an answer is sent."""
+
+    def whole(self, answer: RoundAnswer) -> dict[str, Any]:
+        """Return the answer at once."""
+        ...
+
+    def begin(self) -> Iterator[bytes]:
+        """Yield the events of a stream before any text."""
+        ...
+
+    def delta(self, text: str) -> Iterator[bytes]:
+        """Yield the events of a piece of the text."""
+        ...
+
+    def end(self, answer: RoundAnswer) -> Iterator[bytes]:
+        """Yield the events after all text."""
+        ...
+
+    def failed(self, error: BottegaError) -> Iterator[bytes]:
+        """Yield the events of an answer that broke off."""
+        ...
+
+
+async def respond(
+    request: Request,
+    follower: RunFollower,
+    encoder: Encoder,
+    *,
+    stream: bool,
+    stay: bool,
+    headers: Mapping[str, str],
+) -> Response:
+    """Answer a request by a run; ``stay``: it goes on without the client."""
+    if stream:
+        return event_stream(leaving(follower, _encoded(follower, encoder), stay=stay), headers)
+    answer = _whole(follower, encoder)
+    return await while_connected(request, follower, answer, stay=stay, headers=headers)
+
+
+async def _whole(follower: RunFollower, encoder: Encoder) -> dict[str, Any]:
+    await follower.rest()
+    return encoder.whole(await _answer(follower))
+
+
+async def _encoded(follower: RunFollower, encoder: Encoder) -> AsyncIterator[bytes]:
+    for each in encoder.begin():
+        yield each
+    try:
+        async for piece in pieces(follower):
+            if piece is None:
+                yield HEARTBEAT
+                continue
+            made = encoder.end(piece) if isinstance(piece, RoundAnswer) else encoder.delta(piece)
+            for each in made:
+                yield each
+    except BottegaError as error:
+        for each in encoder.failed(error):
+            yield each
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The answer to a request, under way or complete.
+
+    Attributes:
+        after: ``seq`` after which the run's events are the answer.
+        model: as the client named it.
+        with_usage: a stream ends with the tokens.
+    """
+
+    run_id: UUID
+    after: int
+    model: str
+    with_usage: bool = False
+
+    def whole(self, answer: RoundAnswer) -> dict[str, Any]:
+        """Return a ``chat.completion``."""
+        content = (answer.text or None) if answer.calls else answer.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if answer.calls:
+            message["tool_calls"] = [_call(each) for each in answer.calls]
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish}
+        return self._head("chat.completion") | {"choices": [choice], "usage": usage_of(answer)}
+
+    def begin(self) -> Iterator[bytes]:
+        yield self._chunk({"role": "assistant", "content": ""})
+
+    def delta(self, text: str) -> Iterator[bytes]:
+        yield self._chunk({"content": text})
+
+    def end(self, answer: RoundAnswer) -> Iterator[bytes]:
+        if answer.calls:
+            numbered = [{"index": n, **_call(each)} for n, each in enumerate(answer.calls)]
+            yield self._chunk({"tool_calls": numbered})
+        yield self._chunk({}, answer.finish)
+        if self.with_usage:
+            usage: dict[str, Any] = {"choices": [], "usage": usage_of(answer)}
+            yield event(self._head("chat.completion.chunk") | usage)
+        yield DONE
+
+    def failed(self, error: BottegaError) -> Iterator[bytes]:
+        yield event(error_body(error.code, error.detail))
+        yield DONE
+
+    def _chunk(self, delta: Mapping[str, Any], finish: str | None = None) -> bytes:
+        """Return a ``chat.completion.chunk`` as a server-sent event."""
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return event(self._head("chat.completion.chunk") | {"choices": [choice]})
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": f"chatcmpl-{self.run_id.hex}" + (f"-{self.after}" if self.after else ""),
+            "object": kind,
+            "created": created_at(self.run_id),
+            "model": self.model,
+        }
+
+
+def usage_of(answer: RoundAnswer) -> dict[str, Any] | None:
+    """Return the tokens of an answer; ``None``: not known yet."""
+    used = answer.usage
+    if used is None:
+        return None
+    return {
+        "prompt_tokens": used["input"],
+        "completion_tokens": used["output"],
+        "total_tokens": used["input"] + used["output"],
+        "prompt_tokens_details": {"cached_tokens": used.get("cached", 0)},
+        "completion_tokens_details": {"reasoning_tokens": used.get("reasoning", 0)},
+    }
+
+
+def _call(call: ClientCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+_STATUSES = {
+    "queued": "queued",
+    "running": "in_progress",
+    "waiting": "in_progress",
+    "completed": "completed",
+    "cancelled": "cancelled",
+}
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseObject:
+    """A response, under way or complete.
+
+    Attributes:
+        after: ``seq`` after which the run's events are the response.
+        request: what it answers; ``None``: not known any more.
+    """
+
+    run_id: UUID
+    after: int
+    model: str
+    request: ResponsesRequest | None = None
+
+    def body(self, status: str = "in_progress") -> dict[str, Any]:
+        """Return the response without output."""
+        request = self.request
+        return {
+            "id": id_of("resp", self.run_id, self.after),
+            "object": "response",
+            "created_at": created_at(self.run_id),
+            "status": status,
+            "background": bool(request and request.background),
+            "error": None,
+            "incomplete_details": None,
+            "instructions": request and request.instructions,
+            "max_output_tokens": request and request.max_output_tokens,
+            "max_tool_calls": None,
+            "metadata": (request and request.metadata) or {},
+            "model": self.model,
+            "output": [],
+            "parallel_tool_calls": not request or request.parallel_tool_calls is not False,
+            "previous_response_id": request and request.previous_response_id,
+            "reasoning": {
+                "effort": request and request.reasoning and request.reasoning.effort,
+                "summary": None,
+            },
+            "service_tier": "default",
+            "store": not request or request.store is not False,
+            "temperature": request and request.temperature,
+            "text": {
+                "format": (request and request.text and request.text.format) or {"type": "text"}
+            },
+            "tool_choice": (request and request.tool_choice) or "auto",
+            "tools": (request and request.tools) or [],
+            "top_logprobs": 0,
+            "top_p": request and request.top_p,
+            "truncation": (request and request.truncation) or "disabled",
+            "usage": None,
+            "user": request and request.user,
+        }
+
+    def whole(self, answer: RoundAnswer) -> dict[str, Any]:
+        """Return the response with an answer, which may still be under way."""
+        run = answer.run
+        made = self.body("completed" if answer.calls else _STATUSES.get(run["status"], "failed"))
+        said = made["status"] == "completed" and (answer.text or not answer.calls)
+        made["output"] = [self.message(answer.text)] if said else []
+        made["output"] += map(item_of, answer.calls)
+        if not answer.calls and (reason := _INCOMPLETE.get(run["stop_reason"] or "")):
+            made |= {"status": "incomplete", "incomplete_details": {"reason": reason}}
+        if made["status"] == "failed":
+            error = run["error"] or {"message": f"the run is {run['status']}"}
+            made["error"] = {"code": "server_error", "message": error["message"]}
+        if (usage := usage_of(answer)) is not None:
+            made["usage"] = {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": usage["completion_tokens_details"],
+                "total_tokens": usage["total_tokens"],
+            }
+        return made
+
+    def message(self, text: str, status: str = "completed") -> dict[str, Any]:
+        """Return the item with the answer; ``status``: ``in_progress``: it has no text yet."""
+        return {
+            "id": id_of("msg", self.run_id, self.after),
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": [] if status == "in_progress" else [part(text)],
+        }
+
+
+def item_of(call: ClientCall) -> dict[str, Any]:
+    """Return the item of a call of a client's tool."""
+    return {
+        "id": id_of("fc", call.interrupt),
+        "type": "function_call",
+        "status": "completed",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+    }
+
+
+def part(text: str) -> dict[str, Any]:
+    """Return a part of a message with a text."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+class ResponseEvents:
+    """The events of a streamed response, numbered in their order."""
+
+    def __init__(self, response: ResponseObject) -> None:
+        self._response = response
+        self._number = 0
+        self._text = ""
+        self._is_open = False
+
+    def whole(self, answer: RoundAnswer) -> dict[str, Any]:
+        return self._response.whole(answer)
+
+    def begin(self) -> Iterator[bytes]:
+        for kind in ("response.created", "response.in_progress"):
+            yield self._event(kind, response=self._response.body())
+
+    def delta(self, text: str) -> Iterator[bytes]:
+        if not self._is_open:
+            self._is_open = True
+            item = self._response.message("", "in_progress")
+            yield self._event("response.output_item.added", output_index=0, item=item)
+            yield self._at_part("response.content_part.added", part=part(""))
+        self._text += text
+        yield self._at_part("response.output_text.delta", delta=text, logprobs=[])
+
+    def end(self, answer: RoundAnswer) -> Iterator[bytes]:
+        if not (self._is_open or answer.calls):
+            yield from self.delta("")
+        if self._is_open:
+            item = self._response.message(self._text)
+            yield self._at_part("response.output_text.done", text=self._text, logprobs=[])
+            yield self._at_part("response.content_part.done", part=part(self._text))
+            yield self._event("response.output_item.done", output_index=0, item=item)
+        for number, call in enumerate(answer.calls):
+            item, at = item_of(call), {"output_index": number + self._is_open}
+            begun = {**item, "status": "in_progress", "arguments": ""}
+            yield self._event("response.output_item.added", **at, item=begun)
+            at_item = {**at, "item_id": item["id"]}
+            arguments = item["arguments"]
+            kind = "response.function_call_arguments"
+            yield self._event(f"{kind}.delta", **at_item, delta=arguments)
+            yield self._event(f"{kind}.done", **at_item, name=item["name"], arguments=arguments)
+            yield self._event("response.output_item.done", **at, item=item)
+        whole = self._response.whole(answer)
+        yield self._event(f"response.{whole['status']}", response=whole)
+
+    def failed(self, error: BottegaError) -> Iterator[bytes]:
+        said = {"code": "server_error", "message": error.detail}
+        whole = self._response.body("failed") | {"error": said}
+        yield self._event("response.failed", response=whole)
+
+    def _at_part(self, kind: str, **more: Any) -> bytes:
+        item = self._response.message("", "in_progress")["id"]
+        return self._event(kind, item_id=item, output_index=0, content_index=0, **more)
+
+    def _event(self, kind: str, **more: Any) -> bytes:
+        body = {"type": kind, "sequence_number": self._number, **more}
+        self._number += 1
+        return b"event: %s\ndata: %s\n\n" % (kind.encode(), to_json(body))

@@ -139,7 +139,7 @@ def _padded(data: str) -> str:
 
 GRAPH = "graph:"
 """Prefix of the model that runs a graph as a DAG."""
-WAY = "openai"
+CHANNEL = "openai"
 """Word in ``expose`` of an agent that is a model."""
 
 Role = Literal["system", "user", "assistant", "tool"]

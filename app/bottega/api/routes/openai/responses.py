@@ -1,32 +1,32 @@
 """Routes of OpenAI's responses: a response is a run, and a chain of them is a session.
 
-OpenAI's responses, whole and as events, made of runs. Pure.
-
 Places from which a response goes on: earlier responses, conversations, items of these.
 """
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 from uuid import UUID, uuid4
 
 from fastapi import APIRouter, Body, Request, Response
-from pydantic_core import to_json
 from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.responses import JSONResponse
 
 from bottega.api.auth import Acting, Principal
 from bottega.api.routes.openai.answers import (
-    ClientCall,
+    ResponseEvents,
+    ResponseObject,
     RoundAnswer,
     answer_of,
-    created_at,
-    pieces,
+    respond,
     shown,
-    whole,
 )
-from bottega.api.routes.openai.chat import usage_of, without_nothing
+from bottega.api.routes.openai.forms import (
+    ResponsesRequest,
+    read_response_request,
+    referred_items,
+    without_nothing,
+)
 from bottega.api.routes.openai.model_request import (
     MOST_CALLS,
     Call,
@@ -38,11 +38,6 @@ from bottega.api.routes.openai.model_request import (
     model_of,
     versioned,
 )
-from bottega.api.routes.openai.response_requests import (
-    ResponsesRequest,
-    read_response_request,
-    references,
-)
 from bottega.api.routes.openai.start import (
     Place,
     Waiting,
@@ -53,195 +48,14 @@ from bottega.api.routes.openai.start import (
     start_or_resume,
     waits_for,
 )
-from bottega.api.routes.stream import event_stream
 from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant
-from bottega.api.shared.followed import (
-    HEARTBEAT,
-    FollowedRun,
-    checked,
-    leaving,
-    while_connected,
-)
+from bottega.api.shared.run_follower import RunFollower, checked
 from bottega.container import Service
-from bottega.errors import BottegaError, InvalidInputError, NotFoundError
+from bottega.errors import InvalidInputError, NotFoundError
 from bottega.memory.episodes.scope import UNASKED
 from bottega.runs import interrupts, messages, read, sessions
 from bottega.runs.control import request_cancel
 from bottega.runs.rounds import checks_of, round_of
-
-_STATUSES = {
-    "queued": "queued",
-    "running": "in_progress",
-    "waiting": "in_progress",
-    "completed": "completed",
-    "cancelled": "cancelled",
-}
-_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseObject:
-    """A response, under way or complete.
-
-    Attributes:
-        after: ``seq`` after which the run's events are the response.
-        request: what it answers; ``None``: not known any more.
-    """
-
-    run_id: UUID
-    after: int
-    model: str
-    request: ResponsesRequest | None = None
-
-    def body(self, status: str = "in_progress") -> dict[str, Any]:
-        """Return the response without output."""
-        request = self.request
-        return {
-            "id": id_of("resp", self.run_id, self.after),
-            "object": "response",
-            "created_at": created_at(self.run_id),
-            "status": status,
-            "background": bool(request and request.background),
-            "error": None,
-            "incomplete_details": None,
-            "instructions": request and request.instructions,
-            "max_output_tokens": request and request.max_output_tokens,
-            "max_tool_calls": None,
-            "metadata": (request and request.metadata) or {},
-            "model": self.model,
-            "output": [],
-            "parallel_tool_calls": not request or request.parallel_tool_calls is not False,
-            "previous_response_id": request and request.previous_response_id,
-            "reasoning": {
-                "effort": request and request.reasoning and request.reasoning.effort,
-                "summary": None,
-            },
-            "service_tier": "default",
-            "store": not request or request.store is not False,
-            "temperature": request and request.temperature,
-            "text": {
-                "format": (request and request.text and request.text.format) or {"type": "text"}
-            },
-            "tool_choice": (request and request.tool_choice) or "auto",
-            "tools": (request and request.tools) or [],
-            "top_logprobs": 0,
-            "top_p": request and request.top_p,
-            "truncation": (request and request.truncation) or "disabled",
-            "usage": None,
-            "user": request and request.user,
-        }
-
-    def whole(self, answer: RoundAnswer) -> dict[str, Any]:
-        """Return the response with an answer, which may still be under way."""
-        run = answer.run
-        made = self.body("completed" if answer.calls else _STATUSES.get(run["status"], "failed"))
-        said = made["status"] == "completed" and (answer.text or not answer.calls)
-        made["output"] = [self.message(answer.text)] if said else []
-        made["output"] += map(item_of, answer.calls)
-        if not answer.calls and (reason := _INCOMPLETE.get(run["stop_reason"] or "")):
-            made |= {"status": "incomplete", "incomplete_details": {"reason": reason}}
-        if made["status"] == "failed":
-            error = run["error"] or {"message": f"the run is {run['status']}"}
-            made["error"] = {"code": "server_error", "message": error["message"]}
-        if (usage := usage_of(answer)) is not None:
-            made["usage"] = {
-                "input_tokens": usage["prompt_tokens"],
-                "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
-                "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": usage["completion_tokens_details"],
-                "total_tokens": usage["total_tokens"],
-            }
-        return made
-
-    def message(self, text: str, status: str = "completed") -> dict[str, Any]:
-        """Return the item with the answer; ``status``: ``in_progress``: it has no text yet."""
-        return {
-            "id": id_of("msg", self.run_id, self.after),
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": [] if status == "in_progress" else [part(text)],
-        }
-
-
-def item_of(call: ClientCall) -> dict[str, Any]:
-    """Return the item of a call of a client's tool."""
-    return {
-        "id": id_of("fc", call.interrupt),
-        "type": "function_call",
-        "status": "completed",
-        "call_id": call.id,
-        "name": call.name,
-        "arguments": call.arguments,
-    }
-
-
-def part(text: str) -> dict[str, Any]:
-    """Return a part of a message with a text."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-class ResponseEvents:
-    """The events of a streamed response, numbered in their order."""
-
-    def __init__(self, response: ResponseObject) -> None:
-        self._response = response
-        self._number = 0
-        self._text = ""
-        self._is_open = False
-
-    def begin(self) -> Iterator[bytes]:
-        """Yield the events before any output."""
-        for kind in ("response.created", "response.in_progress"):
-            yield self._event(kind, response=self._response.body())
-
-    def delta(self, text: str) -> Iterator[bytes]:
-        """Yield the events of a piece of the answer."""
-        if not self._is_open:
-            self._is_open = True
-            item = self._response.message("", "in_progress")
-            yield self._event("response.output_item.added", output_index=0, item=item)
-            yield self._at_part("response.content_part.added", part=part(""))
-        self._text += text
-        yield self._at_part("response.output_text.delta", delta=text, logprobs=[])
-
-    def end(self, answer: RoundAnswer) -> Iterator[bytes]:
-        """Yield the events after all text."""
-        if not (self._is_open or answer.calls):
-            yield from self.delta("")
-        if self._is_open:
-            item = self._response.message(self._text)
-            yield self._at_part("response.output_text.done", text=self._text, logprobs=[])
-            yield self._at_part("response.content_part.done", part=part(self._text))
-            yield self._event("response.output_item.done", output_index=0, item=item)
-        for number, call in enumerate(answer.calls):
-            item, at = item_of(call), {"output_index": number + self._is_open}
-            begun = {**item, "status": "in_progress", "arguments": ""}
-            yield self._event("response.output_item.added", **at, item=begun)
-            at_item = {**at, "item_id": item["id"]}
-            arguments = item["arguments"]
-            kind = "response.function_call_arguments"
-            yield self._event(f"{kind}.delta", **at_item, delta=arguments)
-            yield self._event(f"{kind}.done", **at_item, name=item["name"], arguments=arguments)
-            yield self._event("response.output_item.done", **at, item=item)
-        whole = self._response.whole(answer)
-        yield self._event(f"response.{whole['status']}", response=whole)
-
-    def failed(self, message: str) -> bytes:
-        """Return the event of a response that failed."""
-        error = {"code": "server_error", "message": message}
-        whole = self._response.body("failed") | {"error": error}
-        return self._event("response.failed", response=whole)
-
-    def _at_part(self, kind: str, **more: Any) -> bytes:
-        item = self._response.message("", "in_progress")["id"]
-        return self._event(kind, item_id=item, output_index=0, content_index=0, **more)
-
-    def _event(self, kind: str, **more: Any) -> bytes:
-        body = {"type": kind, "sequence_number": self._number, **more}
-        self._number += 1
-        return b"event: %s\ndata: %s\n\n" % (kind.encode(), to_json(body))
-
 
 _AT = "/previous_response_id"
 _MOST_MESSAGES, _MOST_PAGES = 500, 8
@@ -395,16 +209,16 @@ async def known_items(
     Raises:
         InvalidInputError: there is no such item of this user.
     """
-    wanted = references(sent)
-    if len(set(wanted.values())) > MOST_CALLS:
+    references = referred_items(sent)
+    if len(set(references.values())) > MOST_CALLS:
         raise InvalidInputError(
             f"refers to more than {MOST_CALLS} items: send some of them whole", pointer="/input"
         )
     found: dict[str, Mapping[str, Any]] = {}
-    if not wanted:
+    if not references:
         return {}
     async with service.database.begin(acting.tenant_id) as tx:
-        for number, name in wanted.items():
+        for number, name in references.items():
             if name in found:
                 continue
             try:
@@ -418,7 +232,7 @@ async def known_items(
                     pointer=f"/input/{number}",
                 )
             found[name] = item
-    return {number: found[name] for number, name in wanted.items()}
+    return {number: found[name] for number, name in references.items()}
 
 
 async def _item(tx: AsyncConnection, acting: Acting, name: str) -> Mapping[str, Any] | None:
@@ -462,39 +276,21 @@ async def create(
     sent = checked(ResponsesRequest, without_nothing(body, ResponsesRequest.model_fields))
     acting = acting_of(request, principal, service.settings.user_headers, sent)
     model_request = read_response_request(sent, await known_items(service, acting, sent))
-    followed = await start_or_resume(
+    follower = await start_or_resume(
         service, acting, model_request, await place_of(service, acting, sent)
     )
     headers = memory_headers(acting.user)
-    response = ResponseObject(followed.run_id, followed.after, sent.model, sent)
-    stay = bool(sent.store or sent.background)
-    if sent.stream:
-        events = leaving(followed, _events(followed, response), stay=stay)
-        return event_stream(events, headers)
-    if sent.background:
+    response = ResponseObject(follower.run_id, follower.after, sent.model, sent)
+    if sent.background and not sent.stream:
         return JSONResponse(response.body("queued"), headers=headers)
-    answer = _whole(followed, response)
-    return await while_connected(request, followed, answer, stay=stay, headers=headers)
-
-
-async def _whole(followed: FollowedRun, response: ResponseObject) -> dict[str, Any]:
-    return response.whole(await whole(followed))
-
-
-async def _events(followed: FollowedRun, response: ResponseObject) -> AsyncIterator[bytes]:
-    events = ResponseEvents(response)
-    for each in events.begin():
-        yield each
-    try:
-        async for piece in pieces(followed):
-            if piece is None:
-                yield HEARTBEAT
-                continue
-            made = events.end(piece) if isinstance(piece, RoundAnswer) else events.delta(piece)
-            for each in made:
-                yield each
-    except BottegaError as error:
-        yield events.failed(error.detail)
+    return await respond(
+        request,
+        follower,
+        ResponseEvents(response),
+        stream=bool(sent.stream),
+        stay=bool(sent.store or sent.background),
+        headers=headers,
+    )
 
 
 @router.get("/{response}")
@@ -516,28 +312,28 @@ async def cancel(
 ) -> Response:
     caller = checked(NamedUser, {**request.query_params, **(body or {})})
     acting = acting_of(request, principal, service.settings.user_headers, caller)
-    followed, answer = await _shown(service, principal, response, acting.user)
+    follower, answer = await _shown(service, principal, response, acting.user)
     calls = [each.interrupt for each in answer.calls]
-    await request_cancel(service.database, tenant, followed.run_id, principal.actor, calls=calls)
-    return _made(followed, await shown(followed))
+    await request_cancel(service.database, tenant, follower.run_id, principal.actor, calls=calls)
+    return _made(follower, await shown(follower))
 
 
 async def _shown(
     service: Service, principal: Principal, response: str, user: str | None
-) -> tuple[FollowedRun, RoundAnswer]:
+) -> tuple[RunFollower, RoundAnswer]:
     """Return a response as it is; a user that the request names must be its own."""
     if (known := known_by("resp", response)) is None:
         raise unknown(response)
-    followed = FollowedRun(service, principal, *known)
+    follower = RunFollower(service, principal, *known)
     try:
-        answer = await shown(followed)
+        answer = await shown(follower)
     except NotFoundError:
         raise unknown(response) from None
     if user not in (None, answer.run["user"]) or known[1] > answer.run["last_seq"]:
         raise unknown(response)
-    return followed, answer
+    return follower, answer
 
 
-def _made(followed: FollowedRun, answer: RoundAnswer) -> Response:
-    made = ResponseObject(followed.run_id, followed.after, model_of(answer.run)).whole(answer)
+def _made(follower: RunFollower, answer: RoundAnswer) -> Response:
+    made = ResponseObject(follower.run_id, follower.after, model_of(answer.run)).whole(answer)
     return JSONResponse(made, headers=memory_headers(answer.run["user"]))

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.auth import Acting, Principal, acts_for
 from bottega.api.routes.openai.model_request import (
-    WAY,
+    CHANNEL,
     Call,
     HistoryMessage,
     ModelRequest,
@@ -39,10 +39,10 @@ from bottega.api.schemas.interrupts import NewDecision
 from bottega.api.schemas.messages import NewMessage
 from bottega.api.schemas.runs import NewRun
 from bottega.api.server.headers import sent
-from bottega.api.shared.followed import FollowedRun, checked
 from bottega.api.shared.new_runs import submit
 from bottega.api.shared.pages import storable
 from bottega.api.shared.run_control import decide, stored_message
+from bottega.api.shared.run_follower import RunFollower, checked
 from bottega.container import Service
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.runs import control, interrupts, read, sessions
@@ -74,7 +74,7 @@ class Place:
 
 async def start_or_resume(
     service: Service, acting: Acting, request: ModelRequest, place: Place = Place()
-) -> FollowedRun:
+) -> RunFollower:
     """Let the run that waits for this very request go on, or start one and end those it leaves.
 
     Raises:
@@ -98,11 +98,11 @@ async def start_or_resume(
             waiting = [each for each in waiting if each["run_id"] != run_id]
     if place.history is not None:
         request = request.after(await place.history())
-    followed = await _started(service, acting, request, place)
+    follower = await _started(service, acting, request, place)
     actor, left = acting.principal.actor, [each["id"] for each in waiting]
     for run_id in {each["run_id"] for each in waiting}:
         await request_cancel(service.database, acting.tenant_id, run_id, actor, calls=left)
-    return followed
+    return follower
 
 
 def message_of_calls(calls: Waiting, place: str) -> HistoryMessage:
@@ -166,7 +166,7 @@ async def _fits(service: Service, tenant: UUID, run_id: UUID, model: str, new: N
 
 async def _resumed(
     service: Service, acting: Acting, waiting: Waiting, tail: Sequence[HistoryMessage]
-) -> FollowedRun | None:
+) -> RunFollower | None:
     """Let a run go on with its client's results; ``None``: it went on or ended meanwhile.
 
     What is no text in a result, and what the user says beside it, reaches the model as a message.
@@ -209,12 +209,12 @@ async def _resumed(
                 stored.keep(stored.input)
     except ConflictError:
         return None
-    return FollowedRun(service, principal, run_id, last_seq)
+    return RunFollower(service, principal, run_id, last_seq)
 
 
 async def _started(
     service: Service, acting: Acting, request: ModelRequest, place: Place
-) -> FollowedRun:
+) -> RunFollower:
     body, new = await _new_run(service, acting, request, place)
 
     async def fork(tx: AsyncConnection) -> None:
@@ -224,14 +224,14 @@ async def _started(
     try:
         with body.named_as_sent():
             before = fork if place.fork_of else None
-            run = await submit(service, acting.principal, new, way=WAY, before=before)
+            run = await submit(service, acting.principal, new, channel=CHANNEL, before=before)
     except ConflictError as error:
         if error.code != "session_user":
             raise
         raise NotFoundError(
             f"there is no conversation '{place.session}' of this user", pointer="/conversation"
         ) from None
-    return FollowedRun(service, acting.principal, UUID(str(run["id"])), 0)
+    return RunFollower(service, acting.principal, UUID(str(run["id"])), 0)
 
 
 async def _new_run(

@@ -72,7 +72,7 @@ async def until_rest(service: Service, principal: Principal, run_id: UUID) -> in
     return 0
 
 
-class FollowedRun:
+class RunFollower:
     """A run whose answer a client waits for.
 
     Args:
@@ -120,13 +120,13 @@ class FollowedRun:
         task.add_done_callback(_cancelling.discard)
         return task
 
-    async def frames(self, wanted: Filter) -> AsyncIterator[Frame | None]:
+    async def frames(self, events: Filter) -> AsyncIterator[Frame | None]:
         """Yield wanted frames until the run rests; ``None``: a heartbeat.
 
         The next call goes on behind what was yielded.
 
         Args:
-            wanted: names its types.
+            events: names its types.
 
         Raises:
             UnavailableError: the server stops, the key was revoked, or the run was deleted.
@@ -135,8 +135,8 @@ class FollowedRun:
         cursor = await service.streams.cursor_of(tenant, run_id)
         if cursor.waits and await self._calls():
             return
-        assert wanted.types is not None
-        only = replace(wanted, types=wanted.types | {EventType.RUN_WAITING})
+        assert events.types is not None
+        only = replace(events, types=events.types | {EventType.RUN_WAITING})
         with service.streams.watching(cursor, self.place) as tail:
             reader = Subscriber(tail, self.place, only, service.settings.heartbeat_s)
             with service.keys.watching(self._principal.identity, reader.stop):
@@ -199,7 +199,7 @@ class FollowedRun:
 
 async def while_connected(
     request: Request,
-    followed: FollowedRun,
+    follower: RunFollower,
     answer: Any,
     *,
     stay: bool,
@@ -226,21 +226,21 @@ async def while_connected(
         ending = {answering, gone}
         for task in ending:
             task.cancel()
-        if not (followed.ended or stay):
-            ending.add(followed.cancel())
+        if not (follower.ended or stay):
+            ending.add(follower.cancel())
         await asyncio.wait(ending)
 
 
 async def leaving(
-    followed: FollowedRun, chunks: AsyncIterator[bytes], *, stay: bool
+    follower: RunFollower, chunks: AsyncIterator[bytes], *, stay: bool
 ) -> AsyncIterator[bytes]:
     """Yield chunks; cancel the run if the client does not get its answer."""
     try:
         async for chunk in chunks:
             yield chunk
     finally:
-        if not (followed.ended or stay):
-            followed.cancel()
+        if not (follower.ended or stay):
+            follower.cancel()
 
 
 async def _gone(request: Request) -> None:

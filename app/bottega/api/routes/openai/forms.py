@@ -1,0 +1,373 @@
+"""Bodies of OpenAI's chat completions and responses. Pure.
+
+Both are read by the same functions: what is in one form only has words that the other lacks.
+Texts of fields are OpenAI's; see their API reference, *Create chat completion* and *Create a model
+response*.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
+
+from bottega.api.routes.openai.model_request import (
+    Call,
+    HistoryMessage,
+    Lenient,
+    ModelRequest,
+    NamedUser,
+    Role,
+    Tool,
+    as_json,
+    content_of,
+)
+from bottega.api.schemas.runs import SessionName
+from bottega.errors import InvalidInputError
+
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+MOST_MESSAGES = 2048
+"""Of a request; more of what says something is refused by the run."""
+T = TypeVar("T")
+Nothing = Annotated[float, Field(ge=0, le=0)]
+_ROLES: dict[str, Role] = {
+    "developer": "system",
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+_SESSION: TypeAdapter[str] = TypeAdapter(SessionName)
+
+
+class StreamOptions(Lenient):
+    include_usage: bool | None = False
+
+
+class Request(NamedUser):
+    """Fields of both forms of a request. Fields that are not here are refused.
+
+    A field that has no effect on the answer is ignored, whatever it says.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: ModelName
+    stream: bool | None = False
+    store: bool | None = None
+    tools: Annotated[list[Any], Field(max_length=128)] | None = None
+    tool_choice: JsonValue = None
+    temperature: float | None = None
+    top_p: float | None = None
+    parallel_tool_calls: bool | None = None
+    top_logprobs: Literal[0] | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: JsonValue = None
+
+
+class ChatRequest(Request):
+    """A body of ``POST /chat/completions``."""
+
+    messages: Annotated[list[Any], Field(min_length=1, max_length=MOST_MESSAGES)]
+    stream_options: StreamOptions | None = None
+    response_format: dict[str, JsonValue] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    prediction: JsonValue = None
+    # What has no effect here may have no other value.
+    n: Literal[1] | None = None
+    logprobs: Literal[False] | None = None
+    presence_penalty: Nothing | None = None
+    frequency_penalty: Nothing | None = None
+    logit_bias: Annotated[dict[str, JsonValue], Field(max_length=0)] | None = None
+    modalities: list[Literal["text"]] | None = None
+    function_call: Literal["none", "auto"] | None = None
+
+
+def _session_of(sent: Any) -> str | None:
+    """Return the session that ``conversation`` names: by its name, or by an object's ``id``."""
+    named = sent["id"] if isinstance(sent, dict) and sent.keys() == {"id"} else sent
+    if sent is None or sent == "":
+        return None
+    try:
+        return _SESSION.validate_python(named, strict=True)
+    except ValidationError:
+        raise PydanticCustomError(
+            "conversation",
+            "is the name of a session, or an object with it as 'id': letters, digits, '.', '_', "
+            "':' and '-', at most 128",
+        ) from None
+
+
+class Reasoning(Lenient):
+    effort: str | None = None
+
+
+class TextOptions(Lenient):
+    format: dict[str, JsonValue] | None = None
+    verbosity: str | None = None
+
+
+class ResponsesRequest(Request):
+    """A body of ``POST /responses``."""
+
+    input: str | Annotated[list[Any], Field(min_length=1, max_length=MOST_MESSAGES)]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: Annotated[str | None, BeforeValidator(_session_of)] = None
+    background: bool | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    max_output_tokens: int | None = None
+    include: list[str] | None = None
+    stream_options: JsonValue = None
+    # What has no effect here may have no other value.
+    max_tool_calls: None = None
+    truncation: Literal["disabled", "auto"] | None = None
+
+
+def without_nothing(body: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a body without fields that are null, and unknown ones that are empty."""
+    empty: tuple[Any, ...] = ([], {}, "")
+    return {
+        name: value
+        for name, value in body.items()
+        if value is not None and (name in known or value not in empty)
+    }
+
+
+def referred_items(sent: ResponsesRequest) -> dict[int, str]:
+    """Return the ids of the items that the input only refers to, by their places in it."""
+    return {
+        number: item["id"]
+        for number, item in enumerate(sent.input)
+        if isinstance(item, Mapping)
+        and item.get("type", "item_reference") == "item_reference"
+        and isinstance(item.get("id"), str)
+        and item.keys() <= {"type", "id"}
+    }
+
+
+def read_chat(sent: ChatRequest) -> ModelRequest:
+    """Return what a chat completion asks for.
+
+    Raises:
+        InvalidInputError: what a run cannot honour; ``pointer`` names the field.
+    """
+    limit = "max_tokens" if sent.max_completion_tokens is None else "max_completion_tokens"
+    stop = [sent.stop] if isinstance(sent.stop, str) else sent.stop or []
+    params = {
+        "max_output_tokens": (getattr(sent, limit), f"/{limit}"),
+        "reasoning_effort": (sent.reasoning_effort, "/reasoning_effort"),
+        "verbosity": (sent.verbosity, "/verbosity"),
+        "seed": (sent.seed, "/seed"),
+        "stop": ([each for each in stop if each] or None, "/stop"),
+    }
+    messages = list(_messages(sent.messages, "/messages"))
+    return _request(sent, messages, "/messages", params, sent.response_format, "/response_format")
+
+
+def read_response_request(
+    sent: ResponsesRequest, known: Mapping[int, Mapping[str, Any]]
+) -> ModelRequest:
+    """Return what a response asks for.
+
+    Args:
+        known: the items that the input only refers to, by their places.
+
+    Raises:
+        InvalidInputError: what a run cannot honour; ``pointer`` names the field.
+    """
+    text, reasoning = sent.text or TextOptions(), sent.reasoning or Reasoning()
+    params = {
+        "max_output_tokens": (sent.max_output_tokens, "/max_output_tokens"),
+        "reasoning_effort": (reasoning.effort, "/reasoning/effort"),
+        "verbosity": (text.verbosity, "/text/verbosity"),
+    }
+    if isinstance(sent.input, str):
+        messages = [HistoryMessage("user", sent.input, "/input", field="")]
+    else:
+        items = [known.get(number, item) for number, item in enumerate(sent.input)]
+        messages = list(_joined(_messages(items, "/input")))
+    made = _request(sent, messages, "/input", params, text.format, "/text/format")
+    return replace(made, instructions=sent.instructions or None)
+
+
+def _request(
+    sent: Request,
+    messages: Sequence[HistoryMessage],
+    messages_at: str,
+    params: Mapping[str, tuple[Any, str]],
+    answer_format: Mapping[str, Any] | None,
+    format_at: str,
+) -> ModelRequest:
+    same = ("temperature", "top_p", "parallel_tool_calls")
+    params = {**{name: (getattr(sent, name), f"/{name}") for name in same}, **params}
+    return ModelRequest(
+        model=sent.model,
+        messages=messages,
+        messages_at=messages_at,
+        metadata=sent.metadata,
+        tools=[_tool(each, f"/tools/{number}") for number, each in enumerate(sent.tools or ())],
+        choice=_choice(sent.tool_choice),
+        params={name: each for name, each in params.items() if each[0] is not None},
+        schema=_schema(answer_format, format_at),
+        schema_at=format_at,
+    )
+
+
+def _tool(tool: Any, place: str) -> Tool:
+    """Return a client's tool; in chat completions its fields are below ``function``.
+
+    Raises:
+        InvalidInputError: it is no function, or a field has the wrong type.
+    """
+    if not (isinstance(tool, Mapping) and tool.get("type") == "function"):
+        raise InvalidInputError(
+            "takes tools of the type 'function': all others are the agent's own",
+            pointer=f"{place}/type",
+        )
+    fields, at = (tool["function"], f"{place}/function") if "function" in tool else (tool, place)
+    sent = fields if isinstance(fields, Mapping) else {}
+
+    def field(name: str, kind: type[T], absent: T) -> T:
+        value = sent.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise InvalidInputError(f"the {name} is no {kind.__name__}", pointer=f"{at}/{name}")
+        return absent if value is None else value
+
+    name, purpose = field("name", str, ""), field("description", str, "")
+    return Tool(name, purpose, field("parameters", dict, {}), at)
+
+
+def _choice(choice: Any) -> str | dict[str, str] | None:
+    """Return a choice of tools; ``None``: the model's own."""
+    match choice or "auto":
+        case "auto":
+            return None
+        case "required" | "none":
+            return str(choice)
+        case {"type": "function", "function": {"name": str(name)}}:
+            return {"name": name}
+        case {"type": "function", "name": str(name)}:
+            return {"name": name}
+    raise InvalidInputError(
+        "takes 'auto', 'none', 'required', or a function by its name", pointer="/tool_choice"
+    )
+
+
+def _schema(asked: Mapping[str, Any] | None, place: str) -> Any:
+    """Return the JSON Schema of an answer; ``None``: it is a text."""
+    match asked or {"type": "text"}:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return {"type": "object"}
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return schema
+        case {"type": "json_schema", "schema": dict(schema)}:
+            return schema
+    raise InvalidInputError(
+        "takes the types text, json_object, and json_schema with a name and a schema",
+        pointer=place,
+    )
+
+
+def _joined(said: Iterator[HistoryMessage]) -> Iterator[HistoryMessage]:
+    """Yield messages; a text and the calls that follow it are one message of the model."""
+    last: HistoryMessage | None = None
+    for one in said:
+        if last is not None and one.role == last.role == "assistant" and one.calls:
+            last = replace(last, calls=[*last.calls, *one.calls])
+            continue
+        if last is not None:
+            yield last
+        last = one
+    if last is not None:
+        yield last
+
+
+def _messages(sent: Sequence[Any], messages_at: str) -> Iterator[HistoryMessage]:
+    """Yield what the messages of a chat, or the items of a response's input, say."""
+    for number, item in enumerate(sent):
+        place = f"{messages_at}/{number}"
+        match item:
+            case None | {"type": "reasoning"}:
+                continue
+            case {"type": "function_call", "call_id": str(call), "name": str(name), **more}:
+                arguments = _arguments(more.get("arguments") or "")
+                yield HistoryMessage("assistant", "", place, [Call(call, name, arguments)])
+            case {"type": "function_call_output", "call_id": str(call), **more}:
+                at = f"{place}/output"
+                content, parts = content_of(more.get("output"), at, is_history=True)
+                yield HistoryMessage("tool", content, place, (), call, parts, field="output")
+            case {"role": str(role)} if role in _ROLES:
+                yield _message(_ROLES[role], item, place)
+            case {"role": _}:
+                roles = ", ".join(name for name in _ROLES if name != "function")
+                raise InvalidInputError(f"takes the roles {roles}", pointer=f"{place}/role")
+            case {"type": str(kind)} if kind not in _OWN and not kind.startswith("input_"):
+                role_of_text: Role = "user" if kind.endswith("_output") else "assistant"
+                yield HistoryMessage(role_of_text, as_json(item), place)
+            case _:
+                raise InvalidInputError(
+                    "takes messages, function_call, function_call_output and references to our "
+                    "own items",
+                    pointer=place,
+                )
+
+
+_OWN = ("message", "function_call", "function_call_output", "item_reference")
+
+
+def _message(role: Role, message: Mapping[str, Any], place: str) -> HistoryMessage:
+    at = f"{place}/content"
+    content, parts = content_of(message.get("content"), at, is_history=role != "user")
+    if role == "assistant" and not content and isinstance(message.get("refusal"), str):
+        content = message["refusal"]
+    calls = list(_calls(message, place)) if role == "assistant" else []
+    answers = str(message.get("tool_call_id") or "") if role == "tool" else None
+    return HistoryMessage(role, content, place, calls, answers, parts)
+
+
+def _arguments(sent: Any) -> str:
+    return sent if isinstance(sent, str) else as_json(sent)
+
+
+def _calls(message: Mapping[str, Any], place: str) -> Iterator[Call]:
+    sent = message.get("tool_calls") or []
+    if old := message.get("function_call"):
+        sent, place = [{"id": f"{place}/function_call", "function": old}], f"{place}/function_call"
+    elif not isinstance(sent, list):
+        raise InvalidInputError("is a list of calls", pointer=f"{place}/tool_calls")
+    for number, call in enumerate(sent):
+        match call:
+            case None:
+                continue
+            case {"function": {"name": str(name), **more}}:
+                arguments = more.get("arguments")
+            case {"type": "custom", "custom": {"name": str(name), **more}}:
+                arguments = more.get("input")
+            case _:
+                raise InvalidInputError(
+                    "a call has an id, and a function with name and arguments",
+                    pointer=f"{place}/tool_calls/{number}",
+                )
+        text = "" if arguments is None else _arguments(arguments)
+        yield Call(str(call.get("id") or ""), name, text)
