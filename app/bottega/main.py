@@ -42,7 +42,7 @@ from bottega.api.routes import (
     websocket,
 )
 from bottega.api.routes.files import LONGEST_BODY
-from bottega.api.routes.graphs import DryRuns
+from bottega.api.routes.graphs import Drawings, DryRuns
 from bottega.api.routes.mcp import endpoint as mcp_endpoint
 from bottega.api.routes.mcp import servers as mcp_servers
 from bottega.api.routes.mcp.messages import translated as as_rpc_error
@@ -61,7 +61,6 @@ from bottega.api.server.middleware import (
     LongBodies,
     RepeatRequests,
 )
-from bottega.api.shared.drawings import Drawings
 from bottega.container import Service, open_service, settle
 from bottega.errors import InvalidInputError, UnavailableError
 from bottega.settings import Settings

@@ -151,7 +151,8 @@ async def test_a_dry_run_that_needs_too_much_is_ended(
     monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     """Check it of too much CPU time, and of too little memory."""
-    monkeypatch.setattr("bottega.api.routes.graphs.command", lambda: (["python3", "-c", ends], {}))
+    command = "bottega.api.routes.graphs.dry_run_command"
+    monkeypatch.setattr(command, lambda: (["python3", "-c", ends], {}))
     with pytest.raises(UnavailableError) as refused:
         await DryRuns().answer(MINE, {})
     assert refused.value.code == "dry_run_too_large"

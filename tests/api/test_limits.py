@@ -43,15 +43,8 @@ async def asked(app: Any, who: Somebody | None, **scope: Any) -> tuple[int, dict
         raise AssertionError("the body is not read")
 
     state = {} if who is None else {"principal": who}
-    whole = {
-        "type": "http",
-        "method": "GET",
-        "path": "/v1/agents",
-        "headers": [],
-        "state": state,
-        **scope,
-    }
-    await app(whole, receive, send)
+    request = {"type": "http", "method": "GET", "path": "/v1/agents", "headers": []}
+    await app({**request, "state": state, **scope}, receive, send)
     headers = {name.decode(): value.decode() for name, value in messages[0].get("headers", [])}
     return messages[0]["status"], headers, b"".join(m.get("body", b"") for m in messages)
 

@@ -1,11 +1,8 @@
-"""OpenAPI document: FastAPI's, with problems and keys added.
+"""The OpenAPI document, FastAPI's with problems and keys added, and the AsyncAPI document.
 
-Variants of request bodies whose fields depend on each other, for OpenAPI.
-
-Validators check such rules, and Pydantic leaves them out of the schema. Here a body's schema
-becomes `oneOf` complete schemas, so that generators of clients make a class for each.
-
-``/asyncapi.json``: the AsyncAPI document of the WebSocket.
+Validators check rules between a body's fields, and Pydantic leaves them out of the schema. Here
+such a body's schema becomes `oneOf` complete schemas, so that generators of clients make a class
+for each.
 """
 
 from collections.abc import Iterator, Mapping

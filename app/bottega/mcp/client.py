@@ -1,8 +1,6 @@
-"""Calls of MCP servers: the list of a server's tools, and calls of them in a run.
+"""Tools of MCP servers: a server's list within our bounds, and calls of them in a run.
 
-Tools as MCP servers describe them, within our bounds. Pure.
-
-Answers of MCP servers, read piece by piece: what cannot be read costs nothing else. Pure.
+Answers are read piece by piece: what cannot be read costs nothing else.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """One connection to an MCP server, with the official SDK, which speaks both protocol eras.
 
-HTTP for MCP servers: through the guarded connections, without redirects, bounded.
+HTTP goes through the guarded connections, without redirects, bounded.
 """
 
 import asyncio

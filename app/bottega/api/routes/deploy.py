@@ -1,11 +1,4 @@
-"""The route that stores a document of definitions.
-
-A team's definitions on the wire, as one document.
-
-References of a document's definitions to others by name.
-
-Stores a document of definitions in one transaction.
-"""
+"""The route that stores a document of definitions in one transaction."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +21,7 @@ from bottega.api.routes.graphs import NewGraph
 from bottega.api.routes.mcp import servers
 from bottega.api.routes.mcp.servers import NewMcpServer
 from bottega.api.routes.providers import NewProvider, check_address_of
-from bottega.api.routes.schedules import NewSchedule
+from bottega.api.routes.schedules import NewSchedule, run_without_query
 from bottega.api.schemas.agents import NewAgent
 from bottega.api.schemas.base import Answer, Body
 from bottega.api.shared.definitions import Caller, Prepare, note
@@ -362,10 +355,8 @@ async def _store_schedule(caller: Caller, body: NewSchedule) -> dict[str, Any]:
 
 
 def _of_schedule(row: Mapping[str, Any]) -> dict[str, Any]:
-    run = {name: value for name, value in row["run"].items() if value is not None}
-    if url := run.get("webhook_url"):
-        run["webhook_url"] = url.split("?")[0]
-    return {"cron": row["cron"], "timezone": row["timezone"], "paused": row["paused"], "run": run}
+    same = {name: row[name] for name in ("cron", "timezone", "paused")}
+    return {**same, "run": run_without_query(row)}
 
 
 def _result(

@@ -1,7 +1,4 @@
-"""Routes of files.
-
-Multipart bodies (RFC 7578) with one file, read as they come in.
-"""
+"""Routes of files, whose multipart bodies (RFC 7578) are read as they come in."""
 
 import asyncio
 import re

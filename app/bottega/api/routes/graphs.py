@@ -1,22 +1,16 @@
-"""Routes of graphs.
-
-Dry runs of graphs: what they need is read here, the rest happens in a process of its own.
-
-Graphs on the wire.
-
-Dry runs of graphs on the wire.
-"""
+"""Routes of graphs, their drawings and dry runs."""
 
 import asyncio
-from collections import Counter
+from collections import OrderedDict
 from datetime import datetime
+from hashlib import sha256
 from signal import SIGABRT, SIGKILL, SIGXCPU
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import Query, Request, Response
 from pydantic import ConfigDict, Field, field_validator
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from bottega.api.errors import problems
 from bottega.api.schemas.base import NAME_PATTERN, Answer, Body, Name, Part
@@ -29,14 +23,17 @@ from bottega.api.shared.definitions import (
     if_match_version,
 )
 from bottega.api.shared.deps import DefineTenant, ServiceDep, Tenant, Transaction
-from bottega.api.shared.drawings import Drawings, ProcessEndedError, output_of
+from bottega.api.shared.processes import ProcessEndedError, Processes, TenantLimit
 from bottega.container import Service
 from bottega.definitions import store
+from bottega.definitions.draw import command as draw_command
+from bottega.definitions.draw import draw, packed
 from bottega.definitions.graphs import MOST_NODES, normalised, to_graph, with_edge, without_edge
 from bottega.definitions.kinds import GRAPHS
 from bottega.definitions.pinned import PinnedDefinitions, pins_of
-from bottega.dry_run.start import LONGEST_S, NO_MEMORY, command
-from bottega.errors import LimitedError, UnavailableError
+from bottega.dry_run.start import LONGEST_S, NO_MEMORY
+from bottega.dry_run.start import command as dry_run_command
+from bottega.errors import UnavailableError
 from bottega.runs import read
 
 Seconds = Annotated[
@@ -245,20 +242,15 @@ class DryRun(Answer):
     longest_text: Annotated[int, Field(description="Characters after which texts are cut.")]
 
 
-_AT_ONCE = 2
-_OF_ONE_TENANT = 4
-"""Limit on a tenant's dry runs; one is in progress, and others wait."""
 _TOO_LARGE = (-SIGXCPU, -SIGKILL, -SIGABRT, NO_MEMORY)
 
 
 class DryRuns:
-    """The dry runs of this process: one at a time per tenant, two in all."""
+    """The dry runs of this process."""
 
     def __init__(self, longest_s: float = LONGEST_S) -> None:
-        self._longest_s = longest_s
-        self._slots = asyncio.Semaphore(_AT_ONCE)
-        self._turns: dict[UUID, asyncio.Lock] = {}
-        self._asked: Counter[UUID] = Counter()
+        self._limit = TenantLimit(4, "dry runs", "dry_runs")
+        self._processes = Processes(longest_s)
 
     async def answer(self, tenant_id: UUID, plan: dict[str, Any]) -> bytes:
         """Make a dry run of a tenant's graph; see :func:`bottega.dry_run.result.dry_run`.
@@ -267,26 +259,9 @@ class DryRuns:
             LimitedError: ``dry_runs``: too many others of the tenant are in progress.
             UnavailableError: ``dry_run_too_large``: it takes too long, or too much memory.
         """
-        if self._asked[tenant_id] >= _OF_ONE_TENANT:
-            raise LimitedError(
-                f"{_OF_ONE_TENANT} dry runs of the tenant are in progress: try again in a few "
-                "seconds",
-                code="dry_runs",
-                retry_after_s=5,
-            )
-        self._asked[tenant_id] += 1
         try:
-            async with self._turns.setdefault(tenant_id, asyncio.Lock()), self._slots:
-                return await self._run(to_json(plan))
-        finally:
-            self._asked[tenant_id] -= 1
-            if not self._asked[tenant_id]:
-                del self._asked[tenant_id], self._turns[tenant_id]
-
-    async def _run(self, plan: bytes) -> bytes:
-        try:
-            async with asyncio.timeout(self._longest_s):
-                return await output_of(command(), plan)
+            with self._limit.enter(tenant_id):
+                return await self._processes.output(tenant_id, dry_run_command(), to_json(plan))
         except (TimeoutError, ProcessEndedError) as error:
             if isinstance(error, ProcessEndedError) and error.status not in _TOO_LARGE:
                 raise
@@ -295,6 +270,77 @@ class DryRuns:
                 "start a run",
                 code="dry_run_too_large",
             ) from None
+
+
+_SMALL = 100
+"""Nodes and edges of a graph that a thread draws in a few milliseconds."""
+_LONGEST_DRAWING_S = 60.0
+_MOST_BYTES = 16 * 1024 * 1024
+
+DrawingKey = tuple[UUID, bytes]
+
+
+class Drawings:
+    """Cache of this process's drawings, by content.
+
+    A large graph is drawn in a separate process. Equal requests share one drawing.
+
+    Args:
+        most_bytes: limit on the cache's size; those that were not asked for longest go.
+    """
+
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._kept: OrderedDict[DrawingKey, bytes] = OrderedDict()
+        self._making: dict[DrawingKey, asyncio.Task[bytes]] = {}
+        self._limit = TenantLimit(8, "drawings", "drawings")
+        self._processes = Processes(_LONGEST_DRAWING_S)
+
+    async def get(
+        self, tenant_id: UUID, content: dict[str, Any], versions: dict[str, int], form: str
+    ) -> bytes:
+        """Return a drawing of a tenant's graph; see :func:`bottega.definitions.draw.draw`.
+
+        Raises:
+            UnavailableError: ``drawing_too_slow``.
+            LimitedError: ``drawings``: too many others of the tenant are in progress.
+        """
+        plan = packed(content, versions, form)
+        key = (tenant_id, sha256(plan).digest())
+        if (kept := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+            return kept
+        making = self._making.get(key)
+        if making is None:
+            small = len(content["nodes"]) + len(content["edges"]) <= _SMALL
+            making = asyncio.ensure_future(self._make(tenant_id, plan, small=small))
+            self._making[key] = making
+            making.add_done_callback(lambda done: self._made(key, done))
+        return await asyncio.shield(making)
+
+    async def _make(self, tenant_id: UUID, plan: bytes, *, small: bool) -> bytes:
+        with self._limit.enter(tenant_id):
+            if small:
+                return await asyncio.to_thread(lambda: draw(from_json(plan)))
+            try:
+                return await self._processes.output(tenant_id, draw_command(), plan)
+            except TimeoutError:
+                raise UnavailableError(
+                    f"the drawing took longer than {_LONGEST_DRAWING_S:g} s: draw a smaller graph, "
+                    "or ask for another format",
+                    code="drawing_too_slow",
+                ) from None
+
+    def _made(self, key: DrawingKey, made: asyncio.Task[bytes]) -> None:
+        del self._making[key]
+        if made.cancelled() or made.exception() is not None:
+            return
+        self._kept[key] = made.result()
+        self._bytes += len(made.result())
+        while self._bytes > self._most_bytes:
+            _, dropped = self._kept.popitem(last=False)
+            self._bytes -= len(dropped)
 
 
 async def plan_of(

@@ -1,7 +1,4 @@
-"""Routes of API keys, for an administrator's own tenant.
-
-API keys on the wire.
-"""
+"""Routes of API keys, for an administrator's own tenant."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -144,11 +141,7 @@ async def list_(
     request: Request,
     response: Response,
 ) -> Any:
-    found = await keys.page(
-        tx,
-        tenant,
-        **query.window(UUID),
-    )
+    found = await keys.page(tx, tenant, **query.window(UUID))
     return query.page(request, response, found, lambda key: key["id"])
 
 

@@ -1,11 +1,4 @@
-"""Routes for operators: health, readiness, version.
-
-Load of the workers, from their reports.
-
-The route of the audit log.
-
-The route that sums up what runs spent.
-"""
+"""Routes for operators: health, version, load of the workers, audit log, usage."""
 
 import asyncio
 from datetime import datetime
@@ -389,11 +382,6 @@ async def sum_usage(
     response: Response,
 ) -> Any:
     found = await read.usage_page(
-        tx,
-        tenant,
-        query.by,
-        since=query.since,
-        until=query.until,
-        **query.window(str),
+        tx, tenant, query.by, since=query.since, until=query.until, **query.window(str)
     )
     return query.page(request, response, found, lambda item: item[query.by] or "")

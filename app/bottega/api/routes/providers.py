@@ -1,7 +1,4 @@
-"""Routes of providers: model servers of a tenant, and those of the operator.
-
-Providers (model servers) on the wire.
-"""
+"""Routes of providers: model servers of a tenant, and those of the operator."""
 
 import asyncio
 from collections import Counter

@@ -1,7 +1,4 @@
-"""Routes of schedules.
-
-Schedules on the wire.
-"""
+"""Routes of schedules."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -136,10 +133,19 @@ ScheduleName = Annotated[str, Path(pattern=NAME_PATTERN)]
 
 
 def _to_response(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **row,
+        "run": run_without_query(row),
+        "next_at": None if row["paused"] else row["next_at"],
+    }
+
+
+def run_without_query(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of a schedule's runs, without a webhook's query: it may hold a secret."""
     run = {name: value for name, value in row["run"].items() if value is not None}
     if url := run.get("webhook_url"):
         run["webhook_url"] = url.split("?")[0]
-    return {**row, "run": run, "next_at": None if row["paused"] else row["next_at"]}
+    return run
 
 
 @router.post(

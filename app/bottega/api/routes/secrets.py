@@ -1,7 +1,4 @@
-"""Routes of a tenant's secrets.
-
-Tenants' secrets on the wire.
-"""
+"""Routes of a tenant's secrets."""
 
 import re
 from datetime import datetime
@@ -14,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import Answer, Body, Page
-from bottega.api.shared.definitions import IfMatch, if_match_version
+from bottega.api.shared.definitions import ETAG, IfMatch, if_match_version
 from bottega.api.shared.deps import Actor, DefineTenant, ServiceDep, Transaction
 from bottega.api.shared.pages import LINK, PageQuery
 from bottega.errors import ConflictError, InvalidInputError
@@ -122,8 +119,6 @@ class Secret(Answer):
     updated_at: datetime
 
 
-_ETAG = "The version, for `If-Match`."
-
 router = APIRouter(prefix="/v1/secrets", tags=["secrets"])
 
 Name = Annotated[
@@ -164,11 +159,11 @@ KeyringDep = Annotated[Keyring, Depends(_keyring)]
     response_model=Secret,
     responses={
         **problems(400, 404, 409, 412, 413, 415),
-        200: headers(ETag=_ETAG),
+        200: headers(ETag=ETAG),
         201: {
             "description": "It is new.",
             "model": Secret,
-            **headers(ETag=_ETAG, Location="Path of the new resource."),
+            **headers(ETag=ETAG, Location="Path of the new resource."),
         },
     },
 )
@@ -227,7 +222,7 @@ async def list_(
     operation_id="get_secret",
     summary="Read a secret's version and hosts",
     response_model=Secret,
-    responses={**problems(404, 409), 200: headers(ETag=_ETAG)},
+    responses={**problems(404, 409), 200: headers(ETag=ETAG)},
     dependencies=[Depends(_keyring)],
 )
 async def get(tx: Transaction, tenant: DefineTenant, name: Name, response: Response) -> Any:

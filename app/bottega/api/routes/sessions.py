@@ -1,7 +1,4 @@
-"""Routes of sessions.
-
-Sessions on the wire.
-"""
+"""Routes of sessions."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -290,11 +287,7 @@ async def list_messages(
 ) -> Any:
     await _refuse_other(tx, acts_for(principal, query.user, None), session_id)
     found = await sessions.message_page(
-        tx,
-        tenant,
-        session_id,
-        query.agent,
-        **query.window(tuple[UUID, Seq, MessagePart]),
+        tx, tenant, session_id, query.agent, **query.window(tuple[UUID, Seq, MessagePart])
     )
     return query.page(
         request, response, found, lambda each: [each["run_id"], each["seq"], each["part"]]

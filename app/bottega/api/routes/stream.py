@@ -1,7 +1,4 @@
-"""A run's events over HTTP: as pages, and as server-sent events.
-
-Query parameters for watching a run: pages, SSE and the WebSocket.
-"""
+"""A run's events over HTTP: as pages, and as server-sent events."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Annotated, Any, Literal

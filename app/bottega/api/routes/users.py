@@ -1,9 +1,4 @@
-"""Routes of end users.
-
-Bodies of the users' routes.
-
-Routes whose path parameters may be any text.
-"""
+"""Routes of end users, whose names may be any text."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal

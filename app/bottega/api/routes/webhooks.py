@@ -1,9 +1,4 @@
-"""Routes of the secrets that sign a tenant's webhooks.
-
-Webhook secrets on the wire.
-
-The route of webhooks' deliveries.
-"""
+"""Routes of the secrets that sign a tenant's webhooks, and of their deliveries."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal

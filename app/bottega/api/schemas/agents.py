@@ -1,9 +1,4 @@
-"""Agents on the wire.
-
-Façades: other APIs that show agents.
-
-Sub-agents in an agent's definition.
-"""
+"""Agents and their sub-agents on the wire."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
-"""All types of stored events: one schema each, from which both documents come.
+"""All types of stored events and their data: one schema each, from which both documents come.
 
-The data of each type of event, on the wire; a field with a default may be absent.
-
-The data of events about tool calls, on the wire.
+A field with a default may be absent.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""Runs, their tasks and events on the wire.
-
-A run's graph, what its agents received from others, and two runs compared, on the wire.
-"""
+"""Runs on the wire, with their tasks, events and graphs, and two of them compared."""
 
 from datetime import datetime
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar

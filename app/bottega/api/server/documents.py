@@ -1,9 +1,4 @@
-"""Public documents: bytes that are made once, with entity tags (RFC 9110, 13).
-
-The documentation that this server shows: its OpenAPI document, and a page that reads it.
-
-The console: pages of this package that use the public API, for browsers.
-"""
+"""Public documents, made once, with entity tags (RFC 9110, 13): documentation and console."""
 
 import asyncio
 import gzip

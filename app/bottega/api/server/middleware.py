@@ -273,8 +273,8 @@ class LimitRequests:
 
     It is right behind the check of the key, so that a refusal is cheap. It adds the remaining quota
     to every response. While there are no keys, only bodies are limited: only this machine has
-    access. A body's declared length is checked first, then what has come of it. (FastAPI's own
-    limit answers with plain text.)
+    access. A body's declared length is checked first, then its received bytes. (FastAPI's own limit
+    answers with plain text.)
 
     Args:
         per_s: requests (and ``cancel`` frames) of a tenant per second, on average.

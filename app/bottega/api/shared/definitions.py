@@ -1,9 +1,4 @@
-"""Routes that all kinds of definitions share: create, list, read, replace, delete, versions.
-
-``If-Match`` and ``If-None-Match``, with versions as entity tags (RFC 9110, 13.1).
-
-Checks that definitions send secrets to those secrets' hosts only.
-"""
+"""Routes that all kinds of definitions share, with versions as entity tags (RFC 9110, 13.1)."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -74,7 +69,7 @@ IfMatch = Annotated[
 ]
 IfNoneMatch = Annotated[str | None, Header(description="`*`: do it only if the name is new.")]
 
-_ETAG = "The version, for `If-Match`."
+ETAG = "The version, for `If-Match`."
 
 ContentT = TypeVar("ContentT", bound=BaseModel)
 
@@ -192,7 +187,7 @@ class DefinitionRoutes:
             response_model=output,
             responses={
                 **problems(400, 409, 413, 415),
-                201: headers(ETag=_ETAG, Location="Path of the new resource."),
+                201: headers(ETag=ETAG, Location="Path of the new resource."),
             },
         )
         async def create(
@@ -228,9 +223,9 @@ class DefinitionRoutes:
             response_model=output,
             responses={
                 **problems(400, 404, 409, 412, 413, 415),
-                200: headers(ETag=_ETAG),
+                200: headers(ETag=ETAG),
                 201: {
-                    **headers(ETag=_ETAG, Location="Path of the new resource."),
+                    **headers(ETag=ETAG, Location="Path of the new resource."),
                     "description": "The name is new.",
                     "model": output,
                 },
@@ -327,7 +322,7 @@ class DefinitionRoutes:
             operation_id=f"get_{kind.word}",
             summary=f"Read the {kind.noun}",
             response_model=self.output if self.shown is None else self.shown.output,
-            responses={**problems(404), 200: headers(ETag=_ETAG)},
+            responses={**problems(404), 200: headers(ETag=ETAG)},
         )
         async def get(caller: CallerDep, name: DefinitionName, response: Response) -> Any:
             if self.shown is not None:
@@ -371,7 +366,7 @@ class DefinitionRoutes:
             operation_id=f"get_{kind.word}_version",
             summary=f"Read one version of the {kind.noun}",
             response_model=self.output,
-            responses={**problems(404), 200: headers(ETag=_ETAG)},
+            responses={**problems(404), 200: headers(ETag=ETAG)},
         )
         async def version(
             tx: Transaction,

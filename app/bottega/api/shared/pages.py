@@ -1,10 +1,6 @@
 """Pages of lists: ``limit``, ``order``, and an opaque ``cursor`` for the next page.
 
 A page ends early if its items exceed ``PAGE_BYTES``, see :mod:`bottega.db.pages`.
-
-Query parameters that several lists have.
-
-JSON in answers that clients read line by line.
 """
 
 import asyncio

@@ -1,9 +1,4 @@
-"""Decisions of people, however they come: by HTTP or by a WebSocket.
-
-Messages for runs under way, however they come: by HTTP or by a WebSocket.
-
-Changes of runs by requests that may name the run's user.
-"""
+"""Decisions, messages and changes of runs, however they come: by HTTP or by a WebSocket."""
 
 import contextlib
 from collections.abc import AsyncIterator

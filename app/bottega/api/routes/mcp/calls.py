@@ -1,9 +1,4 @@
-"""Calls of MCP tools: runs, and what their clients are told until they rest.
-
-Elicitations: what an MCP client asks a person for an interrupt. Pure.
-
-Agents as MCP tools, and the results of their runs.
-"""
+"""Agents as MCP tools: calls are runs, whose clients are asked what people must decide."""
 
 import asyncio
 import json

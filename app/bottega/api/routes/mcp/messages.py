@@ -1,10 +1,8 @@
-"""JSON-RPC messages of MCP clients, in both eras of the protocol. Pure.
+"""JSON-RPC messages and errors for MCP clients, in both eras of the protocol. Pure.
 
 Until 2025-11-25 a client begins with ``initialize``; what it can do is then part of its session id,
 which it sends with every message, so that no process keeps it. As of 2026-07-28 each request says
 it in ``_meta``.
-
-Errors of the MCP server: problems, as JSON-RPC says them.
 """
 
 import base64

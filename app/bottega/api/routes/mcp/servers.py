@@ -1,13 +1,6 @@
-"""Routes of MCP servers: their addresses, and the tools that they had when they were asked last.
+"""Routes of MCP servers: their addresses, and the tools that they had when they were asked last."""
 
-Definitions of MCP servers: an address, and the tools that were read there.
-
-MCP servers on the wire.
-"""
-
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Self
 from uuid import UUID
@@ -27,6 +20,7 @@ from bottega.api.shared.definitions import (
     refuse_foreign,
 )
 from bottega.api.shared.deps import Actor, DefineTenant, ServiceDep
+from bottega.api.shared.processes import TenantLimit
 from bottega.container import Service
 from bottega.db.tables import tenants
 from bottega.definitions import store
@@ -35,7 +29,6 @@ from bottega.definitions.store import Definition
 from bottega.errors import (
     ConflictError,
     InvalidInputError,
-    LimitedError,
     NotFoundError,
     UnavailableError,
     UpstreamError,
@@ -221,9 +214,7 @@ async def _set_fresh(connection: AsyncConnection, tenant_id: UUID, current: Defi
         )
 
 
-_MOST_REFRESHES = 4
-"""Refreshes of a tenant at the same time, in this process."""
-_refreshing: Counter[UUID] = Counter()
+_refreshing = TenantLimit(4, "refreshes of MCP servers", "refreshes")
 
 
 async def prepare(caller: Caller, name: str, body: McpServerBody) -> dict[str, Any]:
@@ -301,7 +292,7 @@ async def refresh(
         asked = await store.get(tx, MCP_SERVERS, tenant, name)
         query = select(tenants.c.name).where(tenants.c.id == tenant)
         tenant_name: str = (await tx.execute(query)).scalar_one()
-    with _one_more(tenant):
+    with _refreshing.enter(tenant):
         tools, warnings = await _said(service, tenant, tenant_name, asked)
     async with service.database.begin(tenant) as tx:
         stored, is_new = await store_tools(tx, tenant, asked, tools, warnings)
@@ -309,28 +300,6 @@ async def refresh(
             about = {"version": stored.version}
             await audit.note(tx, tenant, actor, "mcp_server.refresh", name, about)
     return {"version": stored.version, "tools": tools, "warnings": warnings}
-
-
-@contextmanager
-def _one_more(tenant: UUID) -> Iterator[None]:
-    """Count a refresh.
-
-    Raises:
-        LimitedError: ``refreshes``: too many others of the tenant are in progress.
-    """
-    if _refreshing[tenant] >= _MOST_REFRESHES:
-        raise LimitedError(
-            f"{_MOST_REFRESHES} refreshes of your MCP servers are in progress: try again later",
-            code="refreshes",
-            retry_after_s=5,
-        )
-    _refreshing[tenant] += 1
-    try:
-        yield
-    finally:
-        _refreshing[tenant] -= 1
-        if not _refreshing[tenant]:
-            del _refreshing[tenant]
 
 
 async def _said(

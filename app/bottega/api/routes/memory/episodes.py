@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -11,8 +12,7 @@ from pydantic import AfterValidator
 
 from bottega.api.auth import Principal, acts_for
 from bottega.api.errors import headers, problems
-from bottega.api.routes.memory.imports import imported
-from bottega.api.schemas.base import Page, PlaceInTime, UserName, check_storable
+from bottega.api.schemas.base import Page, PlaceInTime, UserName
 from bottega.api.schemas.memory.episodes import (
     WITHIN,
     Episode,
@@ -28,16 +28,19 @@ from bottega.api.schemas.memory.episodes import (
 from bottega.api.schemas.runs import SessionName
 from bottega.api.shared.deps import Actor, PrincipalDep, ReadTenant, ServiceDep, Tenant, Turn
 from bottega.api.shared.idempotency import OnceDep
-from bottega.api.shared.pages import LINK, PageQuery
+from bottega.api.shared.pages import LINK, PageQuery, storable
 from bottega.container import Service
 from bottega.db.driver import driver_of
 from bottega.db.pages import PageItems
 from bottega.db.quota import require_room
+from bottega.errors import InvalidInputError
+from bottega.graph.rendering import as_text
 from bottega.memory.episodes import episode as memory
 from bottega.memory.episodes import rows
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome
 from bottega.memory.episodes.scope import EVERYTHING, Scope, scope_of_search
 from bottega.memory.text.signature import failure_signature
+from bottega.memory.text.summaries import summary_of
 from bottega.runs.read import OutcomeValue
 from bottega.runs.sessions import hold_owner
 from bottega.tenants import audit, erase
@@ -45,14 +48,14 @@ from bottega.tenants import audit, erase
 router = APIRouter(prefix="/v1/episodes", tags=["memory"])
 
 EpisodeId = Annotated[UUID, Path(description="The episode's id.")]
+CLOCK_SKEW = timedelta(minutes=5)
+"""Tolerance for a client's clock that runs ahead."""
+_TOKENS = memory.LONGEST_SUMMARY // 4
+_STEPS_READ = 1000
+"""Steps of a trace that its summary reads: half from the start, half from the end."""
 
 
-def _storable(text: str) -> str:
-    check_storable(text)
-    return text
-
-
-Known = Annotated[Label, AfterValidator(_storable)]
+Known = Annotated[Label, AfterValidator(storable)]
 _OF_USER = "Only this user's; without `user` and `session_id`, those of no user."
 
 
@@ -80,7 +83,7 @@ class EpisodeQuery(PageQuery):
         OutcomeValue | None,
         Query(description="From feedback, else from the run."),
     ] = None
-    user: Annotated[UserName | None, AfterValidator(_storable), Query(description=_OF_USER)] = None
+    user: Annotated[UserName | None, AfterValidator(storable), Query(description=_OF_USER)] = None
     session_id: SessionName | None = None
     scope: Annotated[Within | None, Query(description=WITHIN)] = None
     tag: Known | None = None
@@ -98,7 +101,7 @@ class EpisodeQuery(PageQuery):
         )
 
 
-def _wanted(filters: EpisodeFilters) -> EpisodeFilter:
+def _filter_of(filters: EpisodeFilters) -> EpisodeFilter:
     outcomes = tuple(Outcome(each) for each in filters.outcomes)
     return EpisodeFilter(
         **filters.model_dump(exclude={"outcomes", "tags"}),
@@ -151,6 +154,66 @@ _SAME = (
     "summary",
     "instances",
 )
+
+
+def imported(
+    body: NewEpisode, *, principal: str, now: datetime, pointer: str = "/at"
+) -> memory.Episode:
+    """Build an episode at the lowest trust. Pure.
+
+    Args:
+        principal: the importer.
+        now: the end time, if ``body`` has none.
+        pointer: to the end time in the request.
+
+    Raises:
+        InvalidInputError: it ended in the future.
+    """
+    if body.at is not None and body.at > now + CLOCK_SKEW:
+        raise InvalidInputError("this is in the future: say when it ended", pointer=pointer)
+    given = body.model_dump()
+    asked, output, error = body.task.original_input, body.result.output, body.result.error
+    trace = given["execution"].pop("trace")
+    text = "" if output is None else as_text(output)
+    is_long = len(text) > memory.LONGEST_TEXT
+    return memory.Episode(
+        at=body.at or now,
+        outcome=Outcome(body.outcome),
+        session_id=body.session_id,
+        user_id=body.user,
+        domain=body.domain,
+        task_type=body.task_type,
+        failure_signature=failure_signature(error.type, error.message, error.tool)
+        if error
+        else None,
+        trust=memory.IMPORTED,
+        origin={"principal": principal, "run": None, "tool": None},
+        task=given["task"] | {"original_input": asked[: memory.LONGEST_TEXT]},
+        execution=given["execution"],
+        result=given["result"] | ({"output": text[: memory.LONGEST_TEXT]} if is_long else {}),
+        metadata=given["metadata"],
+        tags=tuple(dict.fromkeys(body.tags)),
+        reflection=given["reflection"],
+        trace=trace or None,
+        input=asked if len(asked) > memory.LONGEST_TEXT else None,
+        output=output if is_long else None,
+        summary=_summary(asked, [*body.task.goals, text], error, trace),
+    )
+
+
+def _summary(
+    asked: str, results: Sequence[str], error: EpisodeFailure | None, trace: Sequence[Any]
+) -> memory.Summary:
+    """Build the texts by which an episode is searched."""
+    half = _STEPS_READ // 2
+    read = trace if len(trace) <= _STEPS_READ else [*trace[:half], *trace[-half:]]
+    texts = (
+        asked,
+        "\n".join(filter(None, results)),
+        ": ".join(filter(None, (error.type, error.message))) if error else "",
+        "\n".join(map(as_text, read)),
+    )
+    return memory.Summary(*(summary_of(text, _TOKENS) for text in texts))
 
 
 @router.post(
@@ -276,7 +339,7 @@ async def delete(service: ServiceDep, tenant: Tenant, actor: Actor, episode_id: 
 async def search(
     service: ServiceDep, principal: PrincipalDep, tenant: ReadTenant, body: EpisodeSearch
 ) -> Any:
-    where = _wanted(body.filters)
+    where = _filter_of(body.filters)
     session_id = body.session_id or body.filters.session_id
     scope = within(principal, body.user, session_id, body.scope)
     if body.query is not None:

@@ -1,9 +1,4 @@
-"""Routes that find memory for a task, and that learn from episodes.
-
-Routes of memory maintenance and its reports.
-
-Routes of a run's working memory, its learning, and feedback on it.
-"""
+"""Routes of memory: for a task, from episodes, of a run, and its maintenance."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -13,8 +8,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problems
-from bottega.api.routes.memory.episodes import to_response, within
-from bottega.api.routes.memory.imports import imported
+from bottega.api.routes.memory.episodes import imported, to_response, within
 from bottega.api.schemas.base import Page
 from bottega.api.schemas.memory.episodes import Feedback, NewFeedback
 from bottega.api.schemas.memory.learning import (
@@ -269,11 +263,7 @@ async def list_(
     request: Request,
     response: Response,
 ) -> Any:
-    found = await jobs.page(
-        await driver_of(tx),
-        tenant,
-        **query.window(UUID),
-    )
+    found = await jobs.page(await driver_of(tx), tenant, **query.window(UUID))
     return query.page(request, response, found, lambda job: job.id)
 
 

@@ -1,11 +1,4 @@
-"""Routes of patterns.
-
-Routes of a pattern's evidence and end: applications, validation, merge, deprecation, pruning.
-
-Patterns in requests.
-
-Patterns in responses.
-"""
+"""Routes of patterns, and of their evidence and end."""
 
 import asyncio
 from collections.abc import Mapping
@@ -26,10 +19,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from bottega.api.errors import headers, problems
-from bottega.api.routes.memory.imports import CLOCK_SKEW
+from bottega.api.routes.memory.episodes import CLOCK_SKEW
 from bottega.api.schemas.base import Answer, Body, Page
 from bottega.api.schemas.memory.episodes import Moment, Object
-from bottega.api.shared.definitions import IfMatch, if_match_version
+from bottega.api.shared.definitions import ETAG, IfMatch, if_match_version
 from bottega.api.shared.deps import Actor, AdminTenant, ReadTenant, ServiceDep, Tenant, Turn
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, PageQuery
@@ -607,7 +600,6 @@ router = APIRouter(prefix="/v1/patterns", tags=["memory"])
 PatternId = Annotated[UUID, Path(description="The pattern's id.")]
 GIVEN_BY_HAND = 1
 """Trust of a pattern that a client added or changed."""
-ETAG = "The version, for `If-Match`."
 
 _NAMED = ("domain", "task_type")
 
@@ -691,11 +683,7 @@ async def list_(
     request: Request,
     response: Response,
 ) -> Any:
-    found = await service.patterns.page(
-        tenant,
-        **query.filters(),
-        **query.window(UUID),
-    )
+    found = await service.patterns.page(tenant, **query.filters(), **query.window(UUID))
     return query.page(request, response, found, lambda pattern: pattern.key)
 
 

@@ -1,8 +1,6 @@
-"""The answer to a request of OpenAI's API: a round of a run, whole or as it comes.
+"""The answer to a request of OpenAI's API: a round of a run, whole or as it comes; and errors.
 
 A text in pieces is the whole text, cut: both are made of the same messages by :class:`Spoken`.
-
-Errors of OpenAI's API: problems, in the form that its clients read.
 """
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -274,8 +272,8 @@ def translated(status: int, problem: Mapping[str, Any]) -> Translation:
 class Encoder(Protocol):
     """One of the forms in which an answer is sent."""
 
-    def whole(self, answer: RoundAnswer) -> dict[str, Any]:
-        """Return the answer at once."""
+    def whole(self, answer: RoundAnswer) -> object:
+        """Return the answer at once, as JSON has it."""
         ...
 
     def begin(self) -> Iterator[bytes]:
@@ -311,7 +309,7 @@ async def respond(
     return await while_connected(request, follower, answer, stay=stay, headers=headers)
 
 
-async def _whole(follower: RunFollower, encoder: Encoder) -> dict[str, Any]:
+async def _whole(follower: RunFollower, encoder: Encoder) -> object:
     await follower.rest()
     return encoder.whole(await _answer(follower))
 
@@ -350,7 +348,7 @@ class Completion:
     model: str
     with_usage: bool = False
 
-    def whole(self, answer: RoundAnswer) -> dict[str, Any]:
+    def whole(self, answer: RoundAnswer) -> object:
         """Return a ``chat.completion``."""
         content = (answer.text or None) if answer.calls else answer.text
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
@@ -533,7 +531,7 @@ class ResponseEvents:
         self._text = ""
         self._is_open = False
 
-    def whole(self, answer: RoundAnswer) -> dict[str, Any]:
+    def whole(self, answer: RoundAnswer) -> object:
         return self._response.whole(answer)
 
     def begin(self) -> Iterator[bytes]:

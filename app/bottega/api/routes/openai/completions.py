@@ -1,6 +1,6 @@
-"""Routes of OpenAI's chat completions: a model is an agent, and a completion is a run.
+"""Routes of OpenAI's chat completions and of its list of models.
 
-Routes of OpenAI's list of models: the tenant's agents and graphs.
+A model is an agent or a graph, and a completion is a run.
 """
 
 from typing import Annotated, Any

@@ -214,7 +214,7 @@ def _request(
     messages: Sequence[HistoryMessage],
     messages_at: str,
     params: Mapping[str, tuple[Any, str]],
-    answer_format: Mapping[str, Any] | None,
+    answer_format: Mapping[str, JsonValue] | None,
     format_at: str,
 ) -> ModelRequest:
     same = ("temperature", "top_p", "parallel_tool_calls")
@@ -272,7 +272,7 @@ def _choice(choice: Any) -> str | dict[str, str] | None:
     )
 
 
-def _schema(asked: Mapping[str, Any] | None, place: str) -> Any:
+def _schema(asked: Mapping[str, JsonValue] | None, place: str) -> Any:
     """Return the JSON Schema of an answer; ``None``: it is a text."""
     match asked or {"type": "text"}:
         case {"type": "text"}:

@@ -3,8 +3,6 @@
 The two forms only read their own words into a :class:`ModelRequest`; all else is decided here,
 once: what a run is made of, which messages a history keeps, and how errors name the fields that
 were sent.
-
-Content of messages in OpenAI's API, of chat completions and responses alike. Pure.
 """
 
 import json

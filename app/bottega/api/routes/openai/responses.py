@@ -1,6 +1,6 @@
 """Routes of OpenAI's responses: a response is a run, and a chain of them is a session.
 
-Places from which a response goes on: earlier responses, conversations, items of these.
+It goes on from earlier responses, conversations, and items of these.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,6 @@
 
 A run that waits for results of its client is the caller's if it was started with the same key and
 user. The caller's next request answers it or leaves it; either way nothing waits afterwards.
-
-The end user for whom a client of OpenAI's API asks, and what it is told about memory.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence

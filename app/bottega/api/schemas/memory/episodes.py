@@ -1,9 +1,4 @@
-"""Episodes, searches of them, and feedback on the wire.
-
-Feedback on a run's result, on the wire.
-
-Stored parts of episodes, on the wire: objects with any members.
-"""
+"""Episodes, searches of them, and feedback on the wire."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self

@@ -1,11 +1,4 @@
-"""Learning from a run, on the wire.
-
-Memory for a task, and learning from an episode, on the wire.
-
-Maintenance jobs of a memory, and their reports, on the wire.
-
-A run's working memory, on the wire.
-"""
+"""Learning, memory for a task, maintenance, and a run's working memory on the wire."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
