@@ -1,13 +1,13 @@
 """Routes of graphs, their drawings and dry runs."""
 
 import asyncio
-from collections import OrderedDict
 from datetime import datetime
 from hashlib import sha256
 from signal import SIGABRT, SIGKILL, SIGXCPU
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
+from cachetools import LRUCache
 from fastapi import Query, Request, Response
 from pydantic import ConfigDict, Field, field_validator
 from pydantic_core import from_json, to_json
@@ -290,9 +290,7 @@ class Drawings:
     """
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
-        self._most_bytes = most_bytes
-        self._bytes = 0
-        self._kept: OrderedDict[DrawingKey, bytes] = OrderedDict()
+        self._kept: LRUCache[DrawingKey, bytes] = LRUCache(most_bytes, getsizeof=len)
         self._making: dict[DrawingKey, asyncio.Task[bytes]] = {}
         self._limit = TenantLimit(8, "drawings", "drawings")
         self._processes = Processes(_LONGEST_DRAWING_S)
@@ -309,7 +307,6 @@ class Drawings:
         plan = packed(content, versions, form)
         key = (tenant_id, sha256(plan).digest())
         if (kept := self._kept.get(key)) is not None:
-            self._kept.move_to_end(key)
             return kept
         making = self._making.get(key)
         if making is None:
@@ -336,11 +333,8 @@ class Drawings:
         del self._making[key]
         if made.cancelled() or made.exception() is not None:
             return
-        self._kept[key] = made.result()
-        self._bytes += len(made.result())
-        while self._bytes > self._most_bytes:
-            _, dropped = self._kept.popitem(last=False)
-            self._bytes -= len(dropped)
+        if len(made.result()) <= self._kept.maxsize:
+            self._kept[key] = made.result()
 
 
 async def plan_of(
