@@ -1,7 +1,4 @@
-"""Start of a session of PostgreSQL:
-
-its address, its role, the limits of tenants; with a pooler, too.
-"""
+"""Start of a session of PostgreSQL, also with a pooler: its address, role, and tenants' limits."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""What a run waits for, on the worker that executes it: people, its tasks, messages, a model.
+"""Waits of a run, on the worker that executes it: for people, its tasks, messages, a model.
 
 A run none of whose loops is at work is suspended. A task that waits for people has no slot, and its
 timeout stands still; its row and the log show it.

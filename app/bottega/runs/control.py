@@ -1,4 +1,4 @@
-"""What clients ask of runs under way: cancellation of a run or task, and messages for it.
+"""Requests of clients about runs under way: cancellation of a run or task, and messages.
 
 Each is a stored request, and a notification to the run's worker.
 """

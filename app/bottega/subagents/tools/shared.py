@@ -1,6 +1,4 @@
-"""What the tools for sub-agents share:
-
-their base, arguments, and the state of tasks as models read it.
+"""Parts that the tools for sub-agents share: base, arguments, the state of tasks as models read it.
 
 Plugins see what reaches an agent beside a dispatch: messages, and synchronous calls.
 """
