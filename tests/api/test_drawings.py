@@ -60,7 +60,7 @@ async def test_concurrent_requests_get_the_same_drawing() -> None:
     wanted: Wanted = (MINE, graph(150, 200), {"agent-0": 3}, "svg")
     first, *others = await asyncio.gather(*(drawings.get(*wanted) for _ in range(5)))
     assert all(other is first for other in [*others, await drawings.get(*wanted)])
-    assert first.count(b'class="badge"') == 1
+    assert first.count(b'class="version"') == 1
     published = await drawings.get(MINE, graph(150, 200), {"agent-0": 4}, "svg")
     assert published != first
     assert await drawings.get(THEIRS, *wanted[1:]) is not first
