@@ -96,21 +96,20 @@ def start_run(
 
 
 def watch(run_id: _RunId) -> None:
-    """Watch a run from its beginning to its end: its tree of agents, then its answer.
+    """Watch a run from its beginning to its end: what its agents do, then its answer.
 
     Ctrl-C leaves the run going. The exit status is as of `bottega run`.
     """
     from bottega.cli.client import RunEvents
     from bottega.cli.people import STATUSES
-    from bottega.cli.transcript import Transcript, drawing
+    from bottega.cli.transcript import Transcript
 
     with connected() as server:
         run = server.get(f"/v1/runs/{run_id}")
         transcript = Transcript(console)
         events = RunEvents(server, run["id"], transcript.note)
-        with drawing(console) as show:
-            for event in events:
-                show(event)
+        for event in events:
+            transcript.show(event)
         run = server.get(f"/v1/runs/{run_id}")
         transcript.end(run)
     raise typer.Exit(STATUSES.get(run["status"], 1))

@@ -32,16 +32,14 @@ import httpx2
 import websockets
 from pydantic_core import from_json
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.panel import Panel
-from rich.text import Text
 
 from bottega.cli.chat import Chat, open_session
 from bottega.cli.client import RemoteError, RemoteServer
 from bottega.cli.people import REFUSED, People
 from bottega.cli.scenarios import LEARNING, USER, Scenario, is_ours
 from bottega.cli.terminal import safe
-from bottega.cli.transcript import drawing
+from bottega.cli.transcript import Transcript
 from bottega.db.embedded import default_data_dir
 from bottega.errors import NotFoundError, UnavailableError
 from bottega.main import listen, serve
@@ -256,14 +254,17 @@ async def _client(
             return await watch(client, scenario, _console)
         run_id = (await checked(client.post("/v1/runs", json=scenario.run)))["id"]
         _console.print(f"[dim]POST {base_url}/v1/runs → run {run_id}[/]", highlight=False)
-        await _watch(f"ws://127.0.0.1:{listening.result()}/v1/runs/{run_id}/ws", headers)
+        transcript = Transcript(_console)
+        address = f"ws://127.0.0.1:{listening.result()}/v1/runs/{run_id}/ws"
+        async for event in _events(address, headers):
+            transcript.show(event)
         ended = await checked(client.get(f"/v1/runs/{run_id}"))
     if ended["ended_at"] is None:  # Ctrl-C: the server closed the socket first
         _console.print(
             f"Stopped. Run {run_id} continues when the next server starts.", soft_wrap=True
         )
         return 130
-    _show_end(settings, ended)
+    transcript.end(ended)
     where = f"console/#/runs/{run_id}"
     if keep:
         _console.print(f"Look at the run: {base_url}/{where}", highlight=False, soft_wrap=True)
@@ -309,25 +310,8 @@ async def _events(url: str, headers: Headers) -> AsyncIterator[dict[str, Any]]:
                 yield safe(frame)
 
 
-async def _watch(url: str, headers: Headers) -> None:
-    """Draw the run until it is over."""
-    with drawing(_console) as show:
-        async for event in _events(url, headers):
-            show(event)
-
-
-def _show_end(settings: Settings, run: dict[str, Any]) -> None:
-    if run["status"] == "completed":
-        model = settings.default_model
-        _console.print(Panel(Markdown(str(run["output"])), title=f"The answer (model: {model})"))
-    else:
-        error = run["error"] or {"message": run["status"]}
-        _console.print(Panel(Text(error["message"]), title=f"The run {run['status']}", style="red"))
-
-
 _LONGEST_CHAT = timedelta(days=1)
 """Lifetime of the demo's API key, should its removal fail."""
-"""Seconds that the demo waits for an unavailable model."""
 _TO_END_S = 30.0
 _AGAIN = "bottega demo --resume"
 

@@ -1,42 +1,25 @@
-"""A run as text that only grows: the agent's words as they come, other work in lines.
-
-Sums of tokens and costs, as text. Pure.
-
-View of a run: state folded from its events, drawn as a tree. Pure.
-
-A run's tree of agents on a screen: redrawn on a terminal, as lines of text elsewhere.
-"""
+"""A run as text that only grows: the agent's words as they come, other work in lines."""
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
-from functools import partial
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.live import Live
-from rich.markup import escape
-from rich.spinner import Spinner
-from rich.table import Table
-from rich.tree import Tree
 
 from bottega.cli.client import Event
 from bottega.cli.terminal import one_line
-from bottega.clock import utcnow
 from bottega.events.types import (
     ContextReceived,
     EventError,
     LlmCompleted,
-    LlmStarted,
     MemoryPublished,
     SubagentDequeued,
     SubagentDispatched,
     SubagentEnded,
-    tool_name_of,
 )
 
 
@@ -77,146 +60,119 @@ class Spent:
         return f"{tokens}, ${self.amount:.4f}{'' if self.complete else ' or more'}"
 
 
-_MARKS = {
-    "queued": "[dim]○[/]",
-    "done": "[green]✓[/]",
-    "failed": "[red]✗[/]",
-    "stopped": "[yellow]■[/]",
-}
 _ENDS = {
-    "agent.completed": ("done", "answered"),
-    "agent.failed": ("failed", "failed"),
-    "subagent.completed": ("done", "answered"),
-    "subagent.failed": ("failed", "failed"),
-    "subagent.timeout": ("failed", "timed out"),
-    "subagent.cancelled": ("stopped", "cancelled"),
+    "agent.completed": "answered",
+    "agent.failed": "failed",
+    "subagent.completed": "answered",
+    "subagent.failed": "failed",
+    "subagent.timeout": "timed out",
+    "subagent.cancelled": "cancelled",
 }
-"""Mark and state of a line after a final event."""
-
-_NAMELESS = (None, "subagent")
-"""Values for a task without an agent of its own."""
-
-_NEVER = datetime.min.replace(tzinfo=UTC)
-
-_MAX_TEXT = 48
-"""Characters shown of a model's text."""
 
 
 @dataclass(slots=True)
-class Line:
-    """Work of one agent: the root, one call of a sub-agent, or an asynchronous task.
+class AgentWork:
+    """Work of one agent: the run's own, one call of a sub-agent, or an asynchronous task.
 
     Attributes:
+        depth: number of the agents above it.
         is_task: asynchronous: queued, and ended by an event of the task, not of its agent.
-        depth: number of the lines above it.
     """
 
     agent: str
+    depth: int
     started: datetime
-    state: str = "starting"
-    ended: datetime | None = None
-    spent: Spent = field(default_factory=Spent)
-    text: str = ""
-    received: list[str] = field(default_factory=list)
-    children: "list[Line]" = field(default_factory=list)
-    mark: str = "busy"
     is_task: bool = False
-    depth: int = 0
+    is_over: bool = False
+    spent: Spent = field(default_factory=Spent)
 
 
 @dataclass(slots=True)
-class Board:
-    """Tree of a run's agents.
+class RunActivity:
+    """What the agents of a run do, told from its events.
 
     Attributes:
-        lines: by task id; ``None`` is the root.
-        tops: lines without another above: the root, or the nodes of a DAG.
-        at: time of the last event.
+        work: by task id; ``None`` is the run's own agent.
     """
 
-    lines: dict[str | None, Line] = field(default_factory=dict)
-    tops: list[Line] = field(default_factory=list)
-    status: str = "queued"
-    at: datetime = _NEVER
+    work: dict[str | None, AgentWork] = field(default_factory=dict)
 
-    def apply(self, event: dict[str, Any]) -> str | None:
-        """Apply one event; return a line of text for output without a terminal."""
-        self.at = at = datetime.fromisoformat(event["at"])
+    def describe(self, event: Event) -> str | None:
+        """Return what an event says, as a line of text, if it says something new."""
         kind, data = event["type"], event["data"]
-        if kind.startswith("run."):
-            return self._apply_run(kind.removeprefix("run."), at)
         if kind == "agent.started":
-            return self._start(event, at)
+            return self._start(event)
         if kind == "subagent.dispatched":
-            return self._queue(event, at)
-        line = self.lines.get(event["task_id"])
-        if said := _notice(kind, data, line.agent if line else event["agent"] or "the run"):
-            return said
-        if line is None:
-            return None
-        if kind in _ENDS:
-            return _end(line, event, at)
-        if kind.startswith("subagent."):
-            return _move(line, event, at)
-        if kind.startswith("memory."):
-            return _share(line, kind, data)
-        return _work(line, kind, data) if line.ended is None else None
+            return self._dispatch(event)
+        work = self.work.get(event["task_id"])
+        if work is not None and kind in _ENDS:
+            return _end(work, event)
+        if work is not None and kind == "llm.completed":
+            work.spent += Spent.of(LlmCompleted.of(data).usage)
+        agent = work.agent if work else event["agent"] or "the run"
+        return _line(kind, data, agent) or _notice(kind, data, agent)
 
-    def _apply_run(self, status: str, at: datetime) -> str:
-        self.status = status
-        if status in ("completed", "failed", "timeout", "cancelled"):
-            for line in self.lines.values():
-                if line.ended is None:
-                    line.ended, line.mark, line.state = at, "stopped", "stopped"
-        return f"run {status}"
+    def depth(self, task_id: str | None) -> int:
+        """Return the number of agents above that of a task."""
+        work = self.work.get(task_id)
+        return work.depth if work else 0
 
-    def _start(self, event: dict[str, Any], at: datetime) -> str | None:
-        """Start an agent; a task has its line already."""
-        line = self.lines.get(event["task_id"])
-        if line is None:
-            line = self._add(event, Line(event["agent"], at))
-        elif line.is_task:
-            return None
-        return f"{line.agent} starts"
+    def _start(self, event: Event) -> str | None:
+        """Note that an agent starts; a task has said so when it left the queue."""
+        work = self.work.get(event["task_id"])
+        if work is None:
+            work = self._add(event, event["agent"])
+        return None if work.is_task else f"{work.agent} starts"
 
-    def _queue(self, event: dict[str, Any], at: datetime) -> str | None:
-        if event["task_id"] in self.lines:
+    def _dispatch(self, event: Event) -> str | None:
+        if event["task_id"] in self.work:
             return None
         task = SubagentDispatched.of(event["data"])
-        line = self._add(event, Line(_name(task), at, mark="queued", is_task=True))
-        line.state = f"queued, priority {task.priority}"
-        parent = self.lines.get(event["parent_task_id"])
+        work = self._add(event, _name(task), is_task=True)
+        parent = self.work.get(event["parent_task_id"])
         who = parent.agent if parent else "somebody"
         ahead = task.queue_position
-        return f"{who} dispatches {line.agent} (priority {task.priority}, {ahead} ahead)"
+        return f"{who} dispatches {work.agent} (priority {task.priority}, {ahead} ahead)"
 
-    def _add(self, event: dict[str, Any], line: Line) -> Line:
-        above = None if event["task_id"] is None else self.lines.get(event["parent_task_id"])
-        self.lines[event["task_id"]] = line
-        if above is None:
-            self.tops.append(line)
-        else:
-            line.depth = above.depth + 1
-            above.children.append(line)
-        return line
-
-    def render(self, now: datetime) -> Tree:
-        """Draw the tree."""
-        tree = Tree(f"[bold]run[/] {self.status}", guide_style="dim")
-        for line in self.tops:
-            _grow(tree, line, now)
-        return tree
+    def _add(self, event: Event, agent: str, *, is_task: bool = False) -> AgentWork:
+        above = None if event["task_id"] is None else self.work.get(event["parent_task_id"])
+        depth = above.depth + 1 if above else 0
+        work = AgentWork(agent, depth, datetime.fromisoformat(event["at"]), is_task)
+        self.work[event["task_id"]] = work
+        return work
 
 
 def _name(task: SubagentDispatched) -> str:
     """Name a task: its agent, else the title that its parent gave, else its prompt's start."""
-    if task.agent not in _NAMELESS:
+    if task.agent not in (None, "subagent"):
         return str(task.agent)
-    return str(task.metadata.get("title") or _shortened(task.prompt))
+    text = " ".join(task.prompt.split())
+    return str(task.metadata.get("title") or (text if len(text) <= 48 else f"{text[:47]}…"))
+
+
+def _line(kind: str, data: dict[str, Any], agent: str) -> str | None:
+    """Describe what an agent does."""
+    match kind:
+        case "subagent.dequeued":
+            waited = SubagentDequeued.of(data).waited_ms / 1000
+            return f"{agent} starts after {waited:.1f} s in the queue"
+        case "subagent.resumed":
+            return f"{agent} is queued again"
+        case "memory.injected":
+            return f"{agent} receives what {ContextReceived.of(data).source} published"
+        case "memory.published":
+            return f"{agent} publishes version {MemoryPublished.of(data).version}"
+        case "llm.failed":
+            return f"{agent}: {EventError.of(data).message}"
+        case "tool.started":
+            return f"{agent} calls {data['name']}{_short(data['arguments'])}"
+        case "tool.failed":
+            return f"{data['name']} failed: {data['error']['message'] or data['error']['type']}"
+    return None
 
 
 def _notice(kind: str, data: dict[str, Any], agent: str) -> str | None:
-    """Describe an event that changes no line."""
+    """Describe what keeps an agent from its work."""
     match kind:
         case "warning":
             return f"warning: {data['message']}"
@@ -225,102 +181,27 @@ def _notice(kind: str, data: dict[str, Any], agent: str) -> str | None:
         case "subagent.circuit_opened":
             again = f"again in {data['retry_after_ms'] / 1000:g} s"
             return f"tasks like {agent} are refused after {data['failures']} failures; {again}"
-    return None
-
-
-def _move(line: Line, event: dict[str, Any], at: datetime) -> str | None:
-    """Change a task's state, without ending it."""
-    match event["type"].removeprefix("subagent."):
-        case "dequeued":
-            line.started, line.mark, line.state = at, "busy", "running"
-            waited = SubagentDequeued.of(event["data"]).waited_ms / 1000
-            return f"{line.agent} starts after {waited:.1f} s in the queue"
-        case "status_changed" if line.ended is None:
-            state = event["data"]["to"]
-            if state in ("running", "streaming", "waiting"):  # the others have their own event
-                line.mark, line.state = "busy", state
-        case "resumed":
-            line.mark, line.state = "queued", "queued again"
-            return f"{line.agent} is queued again"
-    return None
-
-
-def _share(line: Line, kind: str, data: dict[str, Any]) -> str:
-    if kind == "memory.injected":
-        context = ContextReceived.of(data)
-        line.received.append(f"{context.source} v{context.version}")
-        return f"{line.agent} receives what {context.source} published"
-    return f"{line.agent} publishes version {MemoryPublished.of(data).version}"
-
-
-def _work(line: Line, kind: str, data: dict[str, Any]) -> str | None:
-    """Show an agent's current activity."""
-    match kind:
-        case "llm.started":
-            line.state, line.text = f"asks the model (call {LlmStarted.of(data).call})", ""
-        case "llm.delta":
-            line.text = line.text[: data["offset"]] + data["text"]
-            line.state = f"[italic]…{escape(' '.join(line.text.split())[-_MAX_TEXT:])}[/]"
-        case "llm.completed":
-            line.spent += Spent.of(LlmCompleted.of(data).usage)
-            line.state = "reads the answer"
-        case "llm.failed":
-            error = EventError.of(data)
-            line.state = f"[yellow]model failed: {escape(error.code or '')}[/]"
-            return f"{line.agent}: {error.message}"
-        case "tool.started":
-            line.state = f"calls {escape(tool_name_of(data))}"
         case "interrupt.created":
-            line.state = f"waits for people ({escape(data['tool'])})"
-            return f"{line.agent} waits for people: {data['kind']}, {data['tool']}"
+            return f"{agent} waits for people: {data['kind']}, {data['tool']}"
         case "interrupt.resolved":
-            line.state = f"goes on: {data['status']}"
-            return f"{line.agent}: a call that waited for people is {data['status']}"
+            return f"{agent}: a call that waited for people is {data['status']}"
     return None
 
 
-def _end(line: Line, event: dict[str, Any], at: datetime) -> str | None:
-    """Close a line, once; that of a task by the event of the task."""
+def _end(work: AgentWork, event: Event) -> str | None:
+    """Describe an end, once; that of a task by the event of the task."""
     of_task = event["type"].startswith("subagent.")
-    if line.is_task is not of_task or line.ended is not None:
+    if work.is_task is not of_task or work.is_over:
         return None
-    line.ended = at
-    line.mark, line.state = _ENDS[event["type"]]
-    said = line.state
+    work.is_over = True
+    end = _ENDS[event["type"]]
+    seconds = (datetime.fromisoformat(event["at"]) - work.started).total_seconds()
     if of_task:
         ended = SubagentEnded.of(event["data"])
-        line.started = at - timedelta(milliseconds=ended.duration_ms)
-        line.spent = Spent.of(ended.token_usage)
+        seconds, work.spent = ended.duration_ms / 1000, Spent.of(ended.token_usage)
         if reason := ended.error.message:
-            line.state = f"{said}: {escape(_shortened(reason))}"
-            said = f"{said}: {reason}"
-    return f"{line.agent} {said} ({_seconds(line, at)}, {line.spent})"
-
-
-def _shortened(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"
-
-
-def _grow(tree: Tree, line: Line, now: datetime) -> None:
-    row = Table.grid(padding=(0, 1))
-    row.add_row(
-        Spinner("dots", style="cyan") if line.mark == "busy" else _MARKS[line.mark],
-        f"[bold]{escape(line.agent)}[/]",
-        line.state,
-        f"[dim]{_seconds(line, now)} · {line.spent}[/]",
-        f"[magenta]← {escape(', '.join(line.received))}[/]" if line.received else "",
-    )
-    branch = tree.add(row)
-    for child in line.children:
-        _grow(branch, child, now)
-
-
-def _seconds(line: Line, now: datetime) -> str:
-    return f"{max(0.0, ((line.ended or now) - line.started).total_seconds()):.1f} s"
-
-
-_LONGEST_ARGUMENTS = 120
+            end = f"{end}: {reason}"
+    return f"{work.agent} {end} ({seconds:.1f} s, {work.spent})"
 
 
 @dataclass(slots=True)
@@ -336,7 +217,7 @@ class Transcript:
 
     notes: Console
     out: TextIO = field(default_factory=lambda: sys.stdout)
-    _board: Board = field(default_factory=Board)
+    _activity: RunActivity = field(default_factory=RunActivity)
     _words: str = ""
     _written: str = ""
     _in_line: bool = False
@@ -344,19 +225,11 @@ class Transcript:
     def show(self, event: Event) -> None:
         """Write what is new."""
         kind, data, of_root = event["type"], event["data"], event["task_id"] is None
-        line = self._board.apply(event)
+        line = self._activity.describe(event)
         if of_root and self.out.isatty():
             self._hear(kind, data)
-        if kind.startswith("interrupt.") or (of_root and kind.startswith(("run.", "agent."))):
-            return  # the answer, its cost or a question says it
-        if line is not None:
-            self.note(line, self._depth(event))
-        elif kind == "tool.started":
-            arguments = _short(data["arguments"])
-            self.note(f"{event['agent']} calls {data['name']}{arguments}", self._depth(event))
-        elif kind == "tool.failed":
-            why = data["error"]["message"] or data["error"]["type"]
-            self.note(f"{data['name']} failed: {why}", self._depth(event))
+        if line is not None and not (of_root and kind.startswith("agent.")):  # its answer says it
+            self.note(line, self._activity.depth(event["task_id"]))
 
     def note(self, text: str, depth: int = 0) -> None:
         """Write a line beside the agent's words."""
@@ -371,20 +244,14 @@ class Transcript:
         )
 
     def end(self, run: dict[str, Any]) -> None:
-        """Write the answer if it was not heard, or the error; then the tasks and the cost."""
+        """Write the answer if it was not heard, or the error; then the cost."""
         output = text_of(run["output"])
         if output.strip() and output.strip() != self._written.strip():
             self._write(output)
         self._end_line()
-        if len(self._board.lines) > 1:
-            self.notes.print(self._board.render(self._board.at))
         if run["error"] is not None:
             self.note(f"error: {run['error']['message']}")
         self.note(summary(run))
-
-    def _depth(self, event: Event) -> int:
-        line = self._board.lines.get(event["task_id"])
-        return line.depth if line else 0
 
     def _hear(self, kind: str, data: dict[str, Any]) -> None:
         match kind:
@@ -444,33 +311,5 @@ def _short(arguments: Any) -> str:
     if not isinstance(arguments, dict):
         return ""
     text = json.dumps(arguments, ensure_ascii=False)
-    cut = text if len(text) <= _LONGEST_ARGUMENTS else f"{text[:_LONGEST_ARGUMENTS]}…"
+    cut = text if len(text) <= 120 else f"{text[:120]}…"
     return f" {cut}" if arguments else ""
-
-
-_PER_S = 12
-
-
-@contextmanager
-def drawing(console: Console) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield a function that shows an event."""
-    board = Board()
-
-    def fold(event: dict[str, Any]) -> None:
-        board.apply(event)
-
-    def write(event: dict[str, Any]) -> None:
-        if line := board.apply(event):
-            text = f"{event['seq']:>4}  {one_line(line)}"
-            console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
-
-    if console.is_terminal:
-        tree = partial(_tree, board)
-        with Live(get_renderable=tree, console=console, refresh_per_second=_PER_S):
-            yield fold
-        return
-    yield write
-
-
-def _tree(board: Board) -> Tree:
-    return board.render(utcnow())
