@@ -13,8 +13,7 @@ CHILDREN, CALLS = 20, 5
 LATENCY_S = 1.0
 AT_ONCE = (1, 5, 10, 25, 50)
 RAISED = {
-    f"BOTTEGA_SUBAGENT_{name}": "2000"
-    for name in ("MIN_WORKERS", "MAX_WORKERS", "MAX_CONCURRENT_GLOBAL", "MAX_CONCURRENT")
+    f"BOTTEGA_SUBAGENT_{name}": "2000" for name in ("MIN_WORKERS", "MAX_WORKERS", "MAX_CONCURRENT")
 } | {f"BOTTEGA_SUBAGENT_{name}": "10000" for name in ("MAX_QUEUE_SIZE", "MAX_QUEUED")}
 LEAD = {
     "name": "lead",

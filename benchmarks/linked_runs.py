@@ -31,7 +31,6 @@ _RAISED = {
     for name, value in {
         "MAX_CONCURRENT": 10_000,
         "MAX_QUEUED": 10_000,
-        "MAX_CONCURRENT_GLOBAL": 10_000,
         "MAX_QUEUE_SIZE": 10_000,
         "MIN_WORKERS": 10_000,
         "MAX_WORKERS": 10_000,

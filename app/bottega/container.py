@@ -27,6 +27,7 @@ from bottega.memory.patterns.cache import PatternCache
 from bottega.memory_services import MemoryServices, keeping, open_memory_services
 from bottega.outgoing import Outgoing, open_outgoing
 from bottega.runs.pins import PinCache
+from bottega.runs.submit import RUN_TIMEOUT_S
 from bottega.scrape import Scraping, refresh_regularly
 from bottega.secrets.lookup import SecretLookup
 from bottega.services import Services
@@ -38,6 +39,8 @@ from bottega.tracing.export import exporting
 from bottega.users.erasure import UserErasure
 from bottega.vocabulary import read_words
 
+MAX_CRASHES = 5
+"""Crashes of its workers after which a run fails: more than restarts of all workers cause."""
 GC_THRESHOLD = (50_000, 20, 20)
 """Python's default collects after every 700 new objects. A thousand agents have millions of objects
 with hardly any cycles, and collections took a third of the CPU."""
@@ -107,7 +110,7 @@ async def open_service(
     """
     await asyncio.to_thread(read_words)
     descriptors = raise_limit()
-    descriptors.note(settings.max_connections)
+    descriptors.note()
     sizes = {"pool_size": 4 * api + 3 * worker, "engine_size": 4 if api else 1}  # + listener, lease
     async with open_database(
         url, pooler=settings.pooler_url, limits=settings.run_limits, silence=silence, **sizes
@@ -173,7 +176,7 @@ def _files(
     settings: Settings, database: Database, listener: NotifyListener, services: MemoryServices
 ) -> FileStore:
     """Return the files; this process forgets those that are erased."""
-    quota = FileQuota(settings.files_bytes, settings.files_count)
+    quota = FileQuota(settings.files_bytes)
     files = FileStore(database, services.objects, quota)
     listener.subscribe(erase.CHANNEL, partial(_forget, files.forget))
     return files
@@ -302,7 +305,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             writer=StepWriter(database.pool),
             teams=Teams(dependencies, runtime.registry),
             notifier=notifier,
-            max_crashes=settings.max_crashes,
+            max_crashes=MAX_CRASHES,
             live_text=live_text,
             secrets=secrets,
             runtime=runtime,
@@ -410,7 +413,7 @@ async def _by_the_clock(service: Service, egress: "Egress") -> AsyncIterator[Non
     from bottega.tenants.retention import Pruning
 
     settings, database = service.settings, service.database
-    limits = Limits(settings.run_timeout_s, settings.queue_timeout_s, settings.memory)
+    limits = Limits(RUN_TIMEOUT_S, settings.queue_timeout_s, settings.memory)
     first = settings.webhook_secret
     secret = None if first is None else first.get_secret_value()
     ticker, webhooks = (

@@ -10,6 +10,8 @@ import structlog
 log = structlog.get_logger(__name__)
 
 MOST = 65_536
+MAX_CONNECTIONS = 10_000
+"""Connections of clients; fewer if half of the descriptors are fewer (``ulimit -Hn``)."""
 _CHECK_EVERY_S = 5.0
 
 
@@ -20,13 +22,13 @@ class Descriptors:
     soft: int
     hard: int
 
-    def connections(self, most: int) -> int:
-        """Return the limit of client connections: half of the descriptors, at most ``most``."""
-        return max(1, min(most, self.soft // 2))
+    @property
+    def connections(self) -> int:
+        """Limit of client connections: at most half of the descriptors."""
+        return max(1, min(MAX_CONNECTIONS, self.soft // 2))
 
-    def note(self, most: int) -> None:
-        connections = self.connections(most)
-        log.info("limits.descriptors", soft=self.soft, hard=self.hard, connections=connections)
+    def note(self) -> None:
+        log.info("limits.descriptors", soft=self.soft, hard=self.hard, connections=self.connections)
 
     @property
     def calls_of_tenant(self) -> int:

@@ -67,6 +67,10 @@ from bottega.settings import Settings
 from bottega.tenants import operator
 
 _WEBSOCKET = "websocket"
+REQUEST_TIMEOUT_S = 20.0
+"""Seconds for a request's head to arrive, and again for its body."""
+MAX_STREAMS = 1000
+"""Concurrent streams and waiting requests of a tenant with keys, in each API process."""
 _Key = tuple[str, int, str]
 """Method, or :data:`_WEBSOCKET`; number of segments; and the second segment, such as ``runs``."""
 
@@ -231,9 +235,9 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
     service: Service = app.state.service
     settings = service.settings
     bounds = Bounds(
-        patience_s=settings.request_timeout_s,
-        slow_reader_s=settings.slow_reader_s,
-        connections=service.descriptors.connections(settings.max_connections),
+        patience_s=REQUEST_TIMEOUT_S,
+        slow_reader_s=http_protocol.SLOW_READER_S,
+        connections=service.descriptors.connections,
     )
     addresses = Addresses(max(1, bounds.connections // 4), _trusted(settings))
     inner = Cors(app, settings.cors_origins) if settings.cors_origins else app

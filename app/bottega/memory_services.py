@@ -27,8 +27,7 @@ from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
 from bottega.objects import Objects
 from bottega.services import Services
-from bottega.settings import Settings
-from bottega.settings.memory import BUILTIN
+from bottega.settings import BUILTIN, Settings
 
 if TYPE_CHECKING:
     from bottega.llm.local.builtin import BuiltinEmbedder

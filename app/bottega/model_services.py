@@ -333,10 +333,8 @@ async def open_models(
         if settings.uses_demo_model:
             from bottega.llm.demo_process import demo_model
 
-            latency_ms = settings.demo_latency_ms
-            base_url = await stack.enter_async_context(
-                demo_model(latency_ms=latency_ms, token_delay_ms=latency_ms / 25)
-            )
+            live = demo_model(latency_ms=250, token_delay_ms=10)
+            base_url = await stack.enter_async_context(live)
         default = None
         if not any(each.name == DEFAULT for each in settings.providers):
             given = settings.openai_api_key

@@ -18,7 +18,7 @@ from benchmarks.chaos.proxy import Proxy
 from benchmarks.chaos.report import Report
 from benchmarks.chaos.stage import Bottega, Stage, stage
 from benchmarks.chaos.watch import Watcher
-from bottega.settings import Settings
+from bottega.container import MAX_CRASHES
 
 PATIENCE_S = 300.0
 TAKEOVER_ASKED_S = 30.0
@@ -263,7 +263,7 @@ async def replace(on: Stage, codes: list[int]) -> None:
 async def poison_pill(options: Options) -> Report:
     """Let a run kill its worker at each model call, beside other runs (g)."""
     report = Report("g. a run that kills its worker each time")
-    limit = Settings.model_fields["max_crashes"].default
+    limit = MAX_CRASHES
     kills: list[float] = []
     async with options.stage() as (on, _):
         poison = await on.post()

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -242,8 +243,11 @@ async def test_a_declared_length_is_refused_at_once(refusing: Running) -> None:
     writer.close()
 
 
-async def test_the_files_of_a_tenant_are_limited(settings: Settings, database_url: str) -> None:
-    few = settings.model_copy(update={"files_bytes": 1000, "files_count": 3})
+async def test_the_files_of_a_tenant_are_limited(
+    settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bottega.container.FileQuota", partial(store.FileQuota, count=3))
+    few = settings.model_copy(update={"files_bytes": 1000})
     async with running(few, database_url) as server:
         uploads = [server.client.post("/v1/files", files={"file": bytes(400)}) for _ in range(5)]
         statuses = [answer.status_code for answer in await asyncio.gather(*uploads)]
@@ -292,11 +296,12 @@ async def test_a_tenant_sees_only_its_own_files(shared: Running, shared_url: str
 
 
 @pytest.fixture
-async def hasty(settings: Settings, database_url: str) -> AsyncIterator[Running]:
+async def hasty(
+    settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Running]:
     """A server that waits for a body for a fifth of a second."""
-    async with running(
-        settings.model_copy(update={"request_timeout_s": 0.2}), database_url
-    ) as server:
+    monkeypatch.setattr("bottega.main.REQUEST_TIMEOUT_S", 0.2)
+    async with running(settings, database_url) as server:
         yield server
 
 

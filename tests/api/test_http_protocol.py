@@ -27,10 +27,12 @@ SECURITY = {
 
 
 @pytest.fixture
-async def hasty(settings: Settings, database_url: str) -> AsyncIterator[Running]:
+async def hasty(
+    settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Running]:
     """A server with very short timeouts."""
-    short = settings.model_copy(update={"request_timeout_s": 0.1})
-    async with running(short, database_url) as server:
+    monkeypatch.setattr("bottega.main.REQUEST_TIMEOUT_S", 0.1)
+    async with running(settings, database_url) as server:
         yield server
 
 
@@ -178,9 +180,10 @@ async def test_a_stream_may_last_longer_than_the_request_timeout(
 
 
 async def test_connections_over_the_limit_are_refused(
-    settings: Settings, database_url: str
+    settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = settings.model_copy(update={"max_connections": 2, "trusted_proxies": ["127.0.0.0/8"]})
+    monkeypatch.setattr("bottega.descriptors.MAX_CONNECTIONS", 2)
+    few = settings.model_copy(update={"trusted_proxies": ["127.0.0.0/8"]})
     async with running(few, database_url) as server:
         open_ = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(2)]
         for reader, writer in open_:

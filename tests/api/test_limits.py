@@ -190,11 +190,11 @@ async def _run_of(server: Running, somebody: Holder) -> str:
 
 
 async def test_a_stream_over_the_limit_is_refused_until_one_closes(
-    settings: Settings, database_url: str
+    settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = settings.model_copy(update={"max_streams": 1})
+    monkeypatch.setattr("bottega.main.MAX_STREAMS", 1)
     somebody = await holder(database_url)
-    async with running(one, database_url) as server, somebody.client(server) as client:
+    async with running(settings, database_url) as server, somebody.client(server) as client:
         path = f"/v1/runs/{await _run_of(server, somebody)}"
         url = f"ws://127.0.0.1:{server.port}{path}/ws"
         sse = {"accept": "text/event-stream"}

@@ -9,8 +9,7 @@ import pytest
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
-from bottega.settings import Settings, redactor
-from bottega.settings.mcp import StdioServer
+from bottega.settings import Settings, StdioServer, redactor
 from bottega.tools.mcp import model_name
 from tests.service import Running, running
 from tests.tenants import holder

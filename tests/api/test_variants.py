@@ -10,8 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from bottega.api.documents import VARIANTS
-from bottega.settings import Settings
-from bottega.settings.mcp import StdioServer
+from bottega.settings import Settings, StdioServer
 from tests.service import running
 
 ABSENT = object()

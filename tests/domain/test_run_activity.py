@@ -1,4 +1,4 @@
-"""What the agents of a run do, as lines of text, from hand-written events."""
+"""Lines of text about the agents of a run, from hand-written events."""
 
 from datetime import datetime, timedelta
 from typing import Any

@@ -4,7 +4,10 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
 from bottega.settings import Settings
+from bottega.subagents.limits import SubagentLimits
 from tests.fake_model import FakeModel, calls, gated, text
 from tests.service import running, watch
 from tests.waiting import until
@@ -16,7 +19,7 @@ def answers(request: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 async def test_a_collected_task_is_answered_from_its_row(
-    settings: Settings, database_url: str, model: FakeModel
+    settings: Settings, database_url: str, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collected = asyncio.Event()
 
@@ -34,13 +37,9 @@ async def test_a_collected_task_is_answered_from_its_row(
         return text("done")
 
     model.decide = decide
-    configured = settings.model_copy(
-        update={
-            "openai_base_url": model.base_url,
-            "subagent_gc_ttl": 0.0,
-            "subagent_gc_interval": 0.05,
-        }
-    )
+    at_once = property(lambda _: SubagentLimits(gc_ttl=0.0, gc_interval=0.05))
+    monkeypatch.setattr(Settings, "subagent_limits", at_once)
+    configured = settings.model_copy(update={"openai_base_url": model.base_url})
     async with running(configured, database_url, worker=True) as server:
         lead = {"name": "lead", "system_message": "You lead.", "subagents": {"mode": "async"}}
         assert (await server.client.post("/v1/agents", json=lead)).status_code == 201

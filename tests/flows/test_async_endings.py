@@ -159,7 +159,11 @@ async def test_tasks_share_the_deadline_of_their_run(bottega: Running, model: Fa
 
 @pytest.mark.parametrize("why", ["run cancelled", "run crashed too often", "parent out of time"])
 async def test_a_task_that_is_not_dispatched_again_ends(
-    configured: Callable[..., Settings], database_url: str, model: FakeModel, why: str
+    configured: Callable[..., Settings],
+    database_url: str,
+    model: FakeModel,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """End its run, or its parent, before a resumed run comes to that place again."""
     model.decide = swarm.plays(TREE)
@@ -178,8 +182,9 @@ async def test_a_task_that_is_not_dispatched_again_ends(
                        WHERE events LIKE '%"agent":"lead"%'"""
                 )
     asked = len(model.requests)
-    last = configured(max_crashes=0) if why == "run crashed too often" else configured()
-    async with running(last, database_url, worker=True) as bottega:
+    if why == "run crashed too often":
+        monkeypatch.setattr("bottega.container.MAX_CRASHES", 0)
+    async with running(configured(), database_url, worker=True) as bottega:
         frames = await watch(bottega.port, run_id)
         run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
         ended = await states(bottega)

@@ -218,11 +218,10 @@ def test_a_short_first_key_is_refused(bottega: Any) -> None:
 
 async def test_the_demo_works_with_and_without_keys(bottega: Any, database_url: str) -> None:
     connection = await asyncpg.connect(database_url)
-    quick = {"BOTTEGA_DEMO_LATENCY_MS": "0"}
-    assert bottega("demo", **quick).returncode == 0
+    assert bottega("demo").returncode == 0
     assert await connection.fetchval("SELECT count(*) FROM api_keys") == 0
     held = await holder(database_url)
-    ended = bottega("demo", **quick)
+    ended = bottega("demo")
     assert ended.returncode == 0, ended.stderr
     assert await connection.fetchval("SELECT count(*) FROM runs WHERE status = 'completed'") == 2
     left = await connection.fetch("SELECT id FROM api_keys")
@@ -231,7 +230,7 @@ async def test_the_demo_works_with_and_without_keys(bottega: Any, database_url: 
 
 
 def test_the_demo_shows_a_swarm(bottega: Any) -> None:
-    ended = bottega("demo", "--scenario", "research", BOTTEGA_DEMO_LATENCY_MS="0")
+    ended = bottega("demo", "--scenario", "research")
     assert ended.returncode == 0, ended.stderr
     assert "8 tasks: 8 completed" in ended.stdout
 

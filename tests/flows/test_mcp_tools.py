@@ -13,8 +13,7 @@ import pytest
 from pydantic import SecretStr
 from pydantic_core import from_json
 
-from bottega.settings import Settings
-from bottega.settings.mcp import StdioServer
+from bottega.settings import Settings, StdioServer
 from tests.fake_model import FakeModel, calls, text
 from tests.flows.conftest import asking
 from tests.flows.test_interrupts import decide, pending

@@ -132,7 +132,7 @@ async def test_a_waiting_run_holds_no_connection_and_can_be_cancelled(
 async def test_a_waiting_task_keeps_its_own_deadline(
     configured: Settings, database_url: str, model: FakeModel
 ) -> None:
-    impatient = configured.model_copy(update={"subagent_default_timeout": 0.5})
+    impatient = configured.model_copy(update={"subagent_max_timeout": 0.5})
     script = {"root": [swarm.dispatches("child"), swarm.awaits(), text("I go on.")]}
     model.decide = swarm.plays({**script, "child": [lambda request: BUSY]})
     async with running(impatient, database_url, worker=True) as bottega, within(QUICK_S):

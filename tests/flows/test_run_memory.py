@@ -196,7 +196,7 @@ async def test_a_run_ends_although_its_episode_cannot_be_stored(
 async def test_operators_choose_how_episodes_are_scored(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
-    update = {"openai_base_url": model.base_url, "memory_success": 1.0}
+    update = {"openai_base_url": model.base_url, "memory_weights": {"success": 1.0}}
     async with running(settings.model_copy(update=update), database_url, worker=True) as bottega:
         await define(bottega.client)
         await ended(bottega, run_id := await start(bottega.client))

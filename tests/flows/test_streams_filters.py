@@ -25,9 +25,10 @@ LISTED = ("llm.completed", "agent.started")
 @asynccontextmanager
 async def impatient(settings: Settings, url: str) -> AsyncIterator[Running]:
     """Serve an API without a worker, with frequent heartbeats on streams."""
-    changed = settings.model_copy(update={"heartbeat_s": IMPATIENT_S})
-    async with running(changed, url) as server:
-        yield server
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bottega.events.stream.HEARTBEAT_S", IMPATIENT_S)
+        async with running(settings, url) as server:
+            yield server
 
 
 @pytest.fixture

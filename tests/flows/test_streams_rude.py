@@ -141,9 +141,10 @@ async def hasty(
     module_settings: Settings, module_database_url: str, bare: Running
 ) -> AsyncIterator[Running]:
     """Another one, with a very short request timeout."""
-    short = module_settings.model_copy(update={"request_timeout_s": 0.3})
-    async with running(short, module_database_url) as server:
-        yield server
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bottega.main.REQUEST_TIMEOUT_S", 0.3)
+        async with running(module_settings, module_database_url) as server:
+            yield server
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])

@@ -11,6 +11,7 @@ import pytest
 import websockets
 from pydantic_core import from_json
 
+from bottega.api.server import http_protocol
 from bottega.db.engine import open_database
 from bottega.settings import Settings
 from tests.growing import Growing, growing, growing_on
@@ -25,10 +26,12 @@ ENOUGH = 3_000
 
 
 @pytest.fixture
-async def strict(settings: Settings, database_url: str) -> AsyncIterator[Running]:
+async def strict(
+    settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Running]:
     """An API without a worker, with little patience for slow readers."""
-    changed = settings.model_copy(update={"slow_reader_s": SLOW_S})
-    async with running(changed, database_url) as server:
+    monkeypatch.setattr(http_protocol, "SLOW_READER_S", SLOW_S)
+    async with running(settings, database_url) as server:
         yield server
 
 

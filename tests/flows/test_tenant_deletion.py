@@ -23,9 +23,10 @@ AGENT = {"name": "solo", "system_message": "x", "description": "x"}
 
 @pytest.fixture
 async def service(
-    settings: Settings, database_url: str, model: FakeModel
+    settings: Settings, database_url: str, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Running]:
-    update = {"openai_base_url": model.base_url, "drain_grace_s": 0.0, "max_crashes": 1}
+    monkeypatch.setattr("bottega.container.MAX_CRASHES", 1)
+    update = {"openai_base_url": model.base_url, "drain_grace_s": 0.0}
     async with running(settings.model_copy(update=update), database_url, worker=True) as server:
         yield server
 

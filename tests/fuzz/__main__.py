@@ -22,6 +22,7 @@ import httpx2
 
 from bottega.cli.scenarios import SOFTWARE
 from bottega.db import embedded, migrate
+from bottega.llm.demo_process import demo_model
 from tests.conftest import data_folder
 from tests.fuzz.checks import KEY_ID
 from tests.processes import command
@@ -122,11 +123,16 @@ def _config(data: dict[str, list[str]]) -> str:
 
 
 async def _main(options: argparse.Namespace, folder: Path) -> int:
+    async with demo_model() as model:
+        return await _fuzz(options, folder, model)
+
+
+async def _fuzz(options: argparse.Namespace, folder: Path, model: str) -> int:
     with data_folder() as place, embedded.running(place) as url:
         await asyncio.to_thread(migrate.upgrade, url)
         settings = {
             "DATABASE_URL": url,
-            "BOTTEGA_DEMO_LATENCY_MS": "0",
+            "OPENAI_BASE_URL": model,
             "BOTTEGA_LOG_LEVEL": "error",
             "BOTTEGA_REQUESTS_PER_S": "1e6",
             "BOTTEGA_SECRETS_KEY": b64encode(bytes(32)).decode(),

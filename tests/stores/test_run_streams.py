@@ -96,7 +96,7 @@ async def test_many_subscribers_of_a_run_cost_one_read_at_a_time(
     async with counting(database) as (counted, queries), streaming(counted) as streams:
         cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
         with bounded(queries, POLL_S, TEXT_S), streams.watching(cursor, 0) as tail:
-            subscribers = [Subscriber(tail, 0, Filter(), 60) for _ in range(100)]
+            subscribers = [Subscriber(tail, 0, Filter()) for _ in range(100)]
             collecting = [asyncio.ensure_future(collect(one)) for one in subscribers]
             for _ in range(10):
                 await run.warn(3)
@@ -135,7 +135,7 @@ async def test_an_event_without_a_notice_appears_soon_if_the_run_is_awake(run: G
         cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
         with streams.watching(cursor, 0) as tail:
             await until(lambda: tail.last == run.seq)
-            subscriber = Subscriber(tail, run.seq, Filter(), 60)
+            subscriber = Subscriber(tail, run.seq, Filter())
             delays = []
             for _ in range(5):
                 await run.append({}, quietly=True)
@@ -232,7 +232,7 @@ async def test_a_subscriber_behind_the_tail_reads_the_log(run: Growing) -> None:
     async with streaming(run.database) as streams:
         cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
         with streams.watching(cursor, 0) as tail:
-            early, late = (Subscriber(tail, 0, Filter(), 60) for _ in range(2))
+            early, late = (Subscriber(tail, 0, Filter()) for _ in range(2))
             collecting = asyncio.ensure_future(collect(early))
             await run.warn(3 * RING_EVENTS, step=500)
             await run.finish()
@@ -331,7 +331,7 @@ async def test_a_subscriber_ahead_of_the_tail_gets_no_text_of_finished_calls(
         assert list(tail.completions.open())
         await run.append({"type": "llm.completed", **call})
         await run.finish()
-        subscriber = Subscriber(tail, 0, Filter(), 60)
+        subscriber = Subscriber(tail, 0, Filter())
         frames = await subscriber.next() or []  # read from the log: the tail was not read again
         assert [frame.seq for frame in frames] == list(range(1, run.seq + 1))
         following = asyncio.ensure_future(subscriber.next())
@@ -376,7 +376,7 @@ async def test_a_failure_reaches_many_subscribers_without_a_longer_traceback(
             depths = []
             for _ in range(10):
                 with pytest.raises(asyncpg.UndefinedTableError) as failed:
-                    await Subscriber(tail, run.seq, Filter(), 60).next()
+                    await Subscriber(tail, run.seq, Filter()).next()
                 depths.append(len(failed.traceback))
     assert depths[-1] <= depths[1]
     await owner.execute("ALTER TABLE elsewhere RENAME TO run_steps")

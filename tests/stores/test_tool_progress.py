@@ -76,7 +76,7 @@ async def test_subscribers_see_the_newest_progress_of_open_calls(
         async with background(live.run):
             with streams.watching(cursor, 0) as early, streams.watching(cursor, run.seq) as late:
                 following = [
-                    asyncio.ensure_future(follow(Subscriber(tail, after, Filter(), 5), seen[after]))
+                    asyncio.ensure_future(follow(Subscriber(tail, after, Filter()), seen[after]))
                     for tail, after in ((early, 0), (late, run.seq))
                 ]
                 for each in (call, over):

@@ -42,8 +42,9 @@ from bottega.cli.terminal import safe
 from bottega.cli.transcript import Transcript
 from bottega.db.embedded import default_data_dir
 from bottega.errors import NotFoundError, UnavailableError
+from bottega.llm.demo_process import demo_model
 from bottega.main import listen, serve
-from bottega.settings import Settings
+from bottega.settings import DEMO_MODEL_NAME, Settings
 from bottega.tenants import operator
 from bottega.tenants.keys import Scope
 
@@ -205,15 +206,21 @@ Headers = dict[str, str]
 async def run(settings: Settings, url: str, scenario: Scenario, *, keep: bool) -> int:
     """Start a server on loopback and be its client; return the process's exit status."""
     patience_s = min(_PATIENCE_S, settings.model_patience_s)
-    update = {"model_patience_s": patience_s, "shared_memory": True}
+    update: dict[str, Any] = {"model_patience_s": patience_s, "shared_memory": True}
     settings = settings.model_copy(update=update)
     learns = scenario.agents is LEARNING.agents
-    if learns:
-        faster = {"learning_trial_share": TRIAL_SHARE, "demo_latency_ms": 0}
-        settings = settings.model_copy(update=faster)
     scopes: tuple[Scope, ...] = ("admin",) if learns else ("run", "define")  # admin: maintenance
-    async with operator.temporary_key(url, name="demo", good_for=_LONGEST, scopes=scopes) as key:
+    async with (
+        operator.temporary_key(url, name="demo", good_for=_LONGEST, scopes=scopes) as key,
+        contextlib.AsyncExitStack() as stack,
+    ):
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        if learns:
+            update = {"learning_trial_share": TRIAL_SHARE}
+            if settings.uses_demo_model:  # without its usual latency, since there are many calls
+                base_url = await stack.enter_async_context(demo_model())
+                update |= {"openai_base_url": base_url, "model": DEMO_MODEL_NAME}
+            settings = settings.model_copy(update=update)
         return await _run(settings, url, headers, scenario, keep)
 
 

@@ -89,7 +89,7 @@ class AgentWork:
 
 @dataclass(slots=True)
 class RunActivity:
-    """What the agents of a run do, told from its events.
+    """The doings of a run's agents, told from its events.
 
     Attributes:
         work: by task id; ``None`` is the run's own agent.

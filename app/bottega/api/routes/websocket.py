@@ -137,9 +137,8 @@ async def _serve(
     socket: WebSocket, service: Service, cursor: RunCursor, tail: RunStream, query: WatchQuery
 ) -> None:
     """Send events and read frames until the run is over or either side ends."""
-    settings = service.settings
-    subscriber = Subscriber(tail, query.after, query.only, settings.heartbeat_s)
-    sending = _Sender(socket, subscriber, settings.slow_reader_s)
+    subscriber = Subscriber(tail, query.after, query.only)
+    sending = _Sender(socket, subscriber, http_protocol.SLOW_READER_S)
     socket.scope["extensions"][TOO_MANY_PINGS] = sending.refuse_pings
     tasks = [
         asyncio.ensure_future(sending.send_all()),

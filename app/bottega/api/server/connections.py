@@ -56,6 +56,8 @@ MAX_FIELD_BYTES = 8000
 MAX_HEAD_BYTES = 32 * 1024
 MAX_PIPELINED = 16
 LINGER_S = 1.0
+SLOW_READER_S = 10.0
+"""Seconds after which a client that reads nothing of a response or stream is disconnected."""
 _KERNEL_BYTES = 128 * 1024
 # uvicorn warns about each unreadable request: anyone could fill the log.
 _LOGGER = logging.getLogger("uvicorn.error.http")

@@ -109,7 +109,7 @@ async def _checked(
         asked |= {"input": stored.input, "made_files": [*stored.made] or None, "way": channel}
         new = submitting.NewRun.of(
             asked,
-            timeout_s=settings.run_timeout_s,
+            timeout_s=submitting.RUN_TIMEOUT_S,
             queue_timeout_s=settings.queue_timeout_s,
             memory=settings.memory,
             principal=principal.actor,

@@ -138,7 +138,7 @@ class RunFollower:
         assert events.types is not None
         only = replace(events, types=events.types | {EventType.RUN_WAITING})
         with service.streams.watching(cursor, self.place) as tail:
-            reader = Subscriber(tail, self.place, only, service.settings.heartbeat_s)
+            reader = Subscriber(tail, self.place, only)
             with service.keys.watching(self._principal.identity, reader.stop):
                 while (frames := await reader.next()) is not None:
                     if not frames:

@@ -44,6 +44,7 @@ from bottega.definitions.kinds import AGENTS
 from bottega.definitions.store import Definition
 from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFoundError
 from bottega.events.frames import Filter, Frame
+from bottega.events.stream import HEARTBEAT_S
 from bottega.events.types import UNFINISHED, EventType, RunStatus
 from bottega.json_schema.output import output_schema
 from bottega.runs import interrupts
@@ -348,7 +349,7 @@ class ToolCall:
         resting = asyncio.ensure_future(wait)
         try:
             while not resting.done():
-                await asyncio.wait((resting,), timeout=self._service.settings.heartbeat_s)
+                await asyncio.wait((resting,), timeout=HEARTBEAT_S)
                 if not resting.done():
                     yield None
             self.follower.place = await resting
