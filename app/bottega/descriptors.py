@@ -12,7 +12,6 @@ log = structlog.get_logger(__name__)
 MOST = 65_536
 MAX_CONNECTIONS = 10_000
 """Connections of clients; fewer if half of the descriptors are fewer (``ulimit -Hn``)."""
-_CHECK_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,4 +56,4 @@ async def warn_when_exhausted(found: Descriptors) -> None:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as error:
             log.error("limits.descriptors_exhausted", soft=found.soft, error=error.strerror)
-        await asyncio.sleep(_CHECK_EVERY_S)
+        await asyncio.sleep(5.0)

@@ -4,14 +4,11 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-_MOST_ENDS = 1000
-"""Number of failures, and of successes, that are remembered of a key."""
-
 Ends = deque[float]
 
 
 def _ends() -> Ends:
-    return deque(maxlen=_MOST_ENDS)
+    return deque(maxlen=1000)  # bounds the memory of one key
 
 
 @dataclass(slots=True)

@@ -31,9 +31,6 @@ from bottega.events.listener import NotifyListener
 
 _APART_S = 0.5
 """Least time between two calls of :meth:`WorkLoop.wake_soon`, so that rows are done together."""
-_LEAST_S = 0.05  # due rows that cannot be claimed are another worker's
-_FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 60.0
 _MOST = 64
 """Rows of a claim, so that the first of them do not wait for the last ones to be claimed."""
 
@@ -96,7 +93,8 @@ class WorkLoop:
                 async with asyncio.timeout(min(pause, self._poll_s)):
                     await self._awake.wait()
             self._awake.clear()
-            pause = max(_LEAST_S, await self._act())
+            # Due rows that cannot be claimed are another worker's.
+            pause = max(0.05, await self._act())
 
 
 def wake_on_notify(listener: NotifyListener, *loops: WorkLoop) -> None:
@@ -138,7 +136,7 @@ class Outage:
 
 
 def _next_pause_s(last_s: float) -> float:
-    return min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * last_s))
+    return min(60.0, max(1.0, 2 * last_s))
 
 
 class Blame(Enum):

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from bottega.memory.learning.reflection import Analyst
     from bottega.memory.text.embeddings import Embedder
 
-_APART_S = 0.1
-"""Between the first looks of two loops: all at once would open a connection for each."""
 _NO_KEY = "none"
 _HOSTED = "openai:"
 
@@ -134,7 +132,8 @@ async def keeping(
     upkeep = EpisodeUpkeep(database.pool, parts.objects)
     learning = ReflectionWorker(database.pool, parts.patterns, analyst=analyst)
     maintenance = _maintenance(settings, database, parts)
-    one_by_one = itertools.count(_APART_S, _APART_S)
+    # First looks at the same time would open a connection for each loop.
+    one_by_one = itertools.count(0.1, 0.1)
     leased = [learning.work, vectors.work, upkeep.work, maintenance.leased()]
     for work in leased:
         work.loop.first_s = next(one_by_one)

@@ -40,7 +40,6 @@ _FORM = b"BTG1"
 _DIGEST = 16
 _LEVEL = 6
 _TRIES = 3
-_CONNECT_S = 5.0
 _LONGEST_QUOTE = 200
 
 
@@ -83,7 +82,7 @@ class Objects:
         }
         client: ClientConfig = {
             "timeout": timedelta(seconds=timeout_s),
-            "connect_timeout": timedelta(seconds=min(_CONNECT_S, timeout_s)),
+            "connect_timeout": timedelta(seconds=min(5.0, timeout_s)),
             # Plain http is used only if the configured endpoint begins with http://.
             "allow_http": True,
         }

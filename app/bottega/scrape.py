@@ -18,11 +18,6 @@ from bottega.errors import BottegaError, UnauthenticatedError, UnavailableError
 from bottega.settings import Settings
 from bottega.tenants.keys import KeyCache
 
-_REFRESH_S = 2.0
-_PATIENCE_S = 2.0
-_HEAD_BYTES = 8192
-_HEAD_S = 5.0
-_AT_ONCE = 8
 _GAUGES = "SELECT queued, oldest_s, waiting, alive FROM service_gauges()"
 _TEXTS = {
     "bottega_queue_depth": "Queued runs of all tenants.",
@@ -84,7 +79,7 @@ class Scraping:
 
     async def _of_database(self) -> list[GaugeMetricFamily]:
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(2.0):
                 row = await self.pool.fetchrow(_GAUGES)
         except Exception as error:
             if not is_transient(error):
@@ -106,7 +101,7 @@ async def refresh_regularly(operators: Iterable[str]) -> None:
     metrics.add_operators(operators)
     while True:
         metrics.refresh()
-        await asyncio.sleep(_REFRESH_S)
+        await asyncio.sleep(2.0)
 
 
 @asynccontextmanager
@@ -116,11 +111,11 @@ async def serving(scraping: Scraping, port: int) -> AsyncIterator[int]:
     Raises:
         UnavailableError: ``port_taken``.
     """
-    at_once = asyncio.Semaphore(_AT_ONCE)
+    at_once = asyncio.Semaphore(8)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-            async with asyncio.timeout(_HEAD_S):
+            async with asyncio.timeout(5.0):
                 if at_once.locked():
                     return
                 async with at_once:
@@ -131,7 +126,7 @@ async def serving(scraping: Scraping, port: int) -> AsyncIterator[int]:
 
     host = scraping.settings.host
     try:
-        server = await asyncio.start_server(answer, host, port, limit=_HEAD_BYTES)
+        server = await asyncio.start_server(answer, host, port, limit=8192)
     except OSError as error:
         raise UnavailableError(
             f"cannot listen on {host} port {port} ({error.strerror}): choose another "

@@ -26,7 +26,7 @@ from bottega.errors import (
 from bottega.tenants import keys
 from bottega.tenants.keys import Identity, KeyCache
 from bottega.tenants.ratelimit import Decision
-from bottega.users.names import names_nobody
+from bottega.users import names_nobody
 
 SHORTEST, LONGEST = 32, 256
 """Lengths of a key, in characters. Generated keys have 56, an operator's own may differ."""

@@ -44,7 +44,6 @@ from bottega.llm.structured_output import Judge
 from bottega.redaction import Redactor
 from bottega.subagents.plugins import bounded
 
-LONGEST_REASON = 500
 LONGEST_JUDGED = 100_000
 """Characters of a result, and of a task, that a judge reads."""
 
@@ -87,7 +86,7 @@ class CheckVerdict:
         """Return it without secrets, with a reason of bounded length."""
         # PostgreSQL stores no NUL in JSON.
         reason = remove_secrets(self.reason.replace("\x00", " "))
-        return CheckVerdict(self.type, self.passed, reason[:LONGEST_REASON])
+        return CheckVerdict(self.type, self.passed, reason[:500])
 
 
 Ask = Callable[[Check, EndResult], Awaitable[tuple[bool, str]]]
@@ -151,17 +150,10 @@ def _problems(schema: OutputSchema, text: str) -> list[Problem]:
 
 MOST_TRIES = 6
 
-_LEASE_S = 180.0
-"""Longer than the checks of a stage take: they begin at once, each with a time limit."""
 JUDGED_WITHIN_S = 150.0
 """For each judge, its wait for the provider's limits included."""
 _OURS, _PLUGINS, _JUDGES = range(3)
 _STAGE_OF = {"python": _PLUGINS, "judge": _JUDGES}
-_PLACES = 64
-_SHARE = 8
-_FIRST_PAUSE_S = 5.0
-_LONGEST_PAUSE_S = 600.0
-_GROWTH = 4.0
 _UNPAID_FOR = timedelta(days=7)
 """So long after a run's end its judges wait for a day that pays them."""
 UNPAID = "budget"
@@ -187,7 +179,6 @@ WHERE tenant_id = $1 AND run_id = $2 AND stage = $3 AND tries = $4 AND status = 
 _HOLD = "SELECT hold_episode_of($1, $2)"
 _LABEL = "SELECT label_episode_of($1, $2)"
 
-PLUGIN_TIMEOUT_S = 30.0
 
 ModelsFor = Callable[[PinnedModels, UUID, Any], Awaitable[LLMProvider]]
 """Function (run, its id, ``model`` as in a definition) → models that the run's tenant pays for."""
@@ -262,13 +253,14 @@ class SuccessChecks:
                 pool=pool,
                 name=name,
                 columns="run_id uuid, stage smallint, tries integer",
-                lease_s=_LEASE_S,
-                share=_SHARE,
+                # Longer than a stage takes: its checks begin at once, each with a time limit.
+                lease_s=180.0,
+                share=8,
                 places=places,
                 do=self._check,
                 channel=_CHANNEL,
             )
-            for name, places in (("check", _PLACES), ("plugin", None), ("judge", None))
+            for name, places in (("check", 64), ("plugin", None), ("judge", None))
         ]
 
     def then(self, episode_stored: Callable[[], None]) -> Callable[[bool, bool], None]:
@@ -383,7 +375,7 @@ class SuccessChecks:
             "output": result.output,
         }
         try:
-            said = await bounded(self._plugins[name], about, timeout_s=PLUGIN_TIMEOUT_S)
+            said = await bounded(self._plugins[name], about, timeout_s=30.0)
         except Exception as error:
             log.warning("plugin.failed", name=name, run_id=str(run.run_id), exc_info=error)
             raise PluginError(
@@ -417,7 +409,7 @@ class SuccessChecks:
         if good is None:
             later = min((each for each in left if each > stage), default=None)
         status, reason, then = "done", None, (min(left, default=stage), tries)
-        pause_s: float | None = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * _GROWTH ** (tries - 1))
+        pause_s: float | None = min(600.0, 5.0 * 4.0 ** (tries - 1))
         if later is not None:
             status, then, pause_s = "pending", (later, tries - 1), 0.0
         elif good is None and unpaid is not None and (unpaid.is_all or tries >= MOST_TRIES):

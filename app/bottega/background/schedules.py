@@ -38,7 +38,7 @@ from bottega.db.failures import is_transient
 from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.quota import GREW, require_room
 from bottega.db.tables import schedules
-from bottega.definitions.sources import forget_source
+from bottega.definitions.store import forget_source
 from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFoundError
 from bottega.files.inputs import files_of
 from bottega.files.store import touch
@@ -51,7 +51,6 @@ _NAMES = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|sun|mon|tue|wed|thu|fr
 _FIELD = rf"(?:[0-9*,/-]|{_NAMES}){{1,100}}"
 _CRON = re.compile(rf"{_FIELD}(?: {_FIELD}){{4}}", re.IGNORECASE)
 _ALL_HOURS = range(24)
-_MOST_YEARS = 8  # from one 29 February to the next
 _CHANGE = timedelta(hours=3)  # more than any change of clocks
 
 
@@ -125,7 +124,8 @@ def _hours(cron: str) -> Sequence[int | str]:
 
 
 def _local_times(cron: str, after: datetime) -> croniter:
-    return croniter(cron, after.replace(tzinfo=None), max_years_between_matches=_MOST_YEARS)
+    # Eight years may lie between two 29ths of February.
+    return croniter(cron, after.replace(tzinfo=None), max_years_between_matches=8)
 
 
 def _shown(moment: datetime) -> datetime:

@@ -28,10 +28,6 @@ CHANNEL = "bottega_webhooks"
 RETRIES_S = (5.0, 60.0, 300.0, 1800.0, 7200.0, 21_600.0, 43_200.0)
 """Seconds from each failed try to the next; together about a day."""
 
-_TIMEOUT_S = 15.0
-_LEASE_S = 60.0
-_OF_ONE_TENANT = 8
-_MAX_REPLY = 4096
 _MAX_OUTPUT = 102_400
 _GONE = 410
 
@@ -157,8 +153,8 @@ class Webhooks:
         secret: str | None,
         *,
         retries_s: tuple[float, ...] = RETRIES_S,
-        timeout_s: float = _TIMEOUT_S,
-        lease_s: float = _LEASE_S,
+        timeout_s: float = 15.0,
+        lease_s: float = 60.0,
         jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2),  # noqa: S311
     ) -> None:
         self.work = LeasedWork(
@@ -166,7 +162,7 @@ class Webhooks:
             name="webhook",
             columns="run_id uuid, seq bigint, tries integer",
             lease_s=lease_s,
-            share=_OF_ONE_TENANT,
+            share=8,
             do=self._send,
             channel=CHANNEL,
         )
@@ -228,7 +224,7 @@ class Webhooks:
             headers=signed(secrets, message_id, to["at"], body) | headers_of(trace),
             content=body,
             timeout_s=self._timeout_s,
-            max_bytes=_MAX_REPLY,
+            max_bytes=4096,
             tenant=to["tenant"],
         )
         return reply.status

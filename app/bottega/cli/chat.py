@@ -14,7 +14,6 @@ from bottega.cli.terminal import one_line
 from bottega.cli.transcript import Transcript, text_of
 
 PROMPT = "> "
-_TURNS_SHOWN = 6
 _UNDER_WAY = ("queued", "running", "waiting")
 
 
@@ -61,7 +60,7 @@ class Chat:
     def show_history(self) -> None:
         """Show the last turns of the conversation."""
         path = f"/v1/sessions/{quote(self.session, safe='')}/messages"
-        found = self.server.get(path, agent=self.agent, order="desc", limit=_TURNS_SHOWN)["items"]
+        found = self.server.get(path, agent=self.agent, order="desc", limit=6)["items"]
         for message in reversed(found):
             if message["role"] != "tool" and (text := text_of(message["content"])):
                 self._note(f"{PROMPT if message['role'] == 'user' else ''}{one_line(text)}")

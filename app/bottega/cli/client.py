@@ -80,9 +80,6 @@ class ClientSettings(BaseSettings):
         return (self.url or f"http://127.0.0.1:{self.port}").rstrip("/")
 
 
-_CONNECT_S = 5.0
-_ANSWER_S = 60.0
-"""Longest silence: above the usual time between the heartbeats of a stream."""
 _PATIENCE_S = 30.0
 """Time for which a request is repeated that was lost, or came while the server was busy."""
 _LONGEST_PAUSE_S = 5.0
@@ -125,7 +122,8 @@ class RemoteServer:
             self._client = httpx2.Client(
                 base_url=address,
                 headers=headers,
-                timeout=httpx2.Timeout(_ANSWER_S, connect=_CONNECT_S),
+                # The longest silence is above the time between the heartbeats of a stream.
+                timeout=httpx2.Timeout(60.0, connect=5.0),
                 trust_env=not here,  # no proxy to this machine
             )
         except httpx2.InvalidURL as error:

@@ -15,10 +15,9 @@ from rich.text import Text
 
 from bottega import __version__
 from bottega.cli import daily
-from bottega.cli.admin import keys, prune, secrets, tenants
+from bottega.cli.admin import keys, providers, prune, secrets, tenants
 from bottega.cli.daily import interrupts
 from bottega.cli.processes import Child, ParentLink, Supervisor
-from bottega.cli.providers import providers
 from bottega.cli.scenarios import SCENARIOS, ScenarioName
 from bottega.cli.terminal import console, database, run, start, store_bootstrap_key
 from bottega.errors import BottegaError, InvalidInputError

@@ -68,8 +68,6 @@ async def checked(answer: Any) -> dict[str, Any]:
 
 NIGHTS = (10, 18, 24)
 """Numbers of tasks after which maintenance of the memory runs, as it otherwise does at night."""
-TRIAL_SHARE = 0.8
-"""Share of runs on trial; above the default, since there are only thirty runs."""
 TOPICS = (
     "tides in Venice", "night trains", "wind mills", "urban beekeeping", "printed books",
     "public baths", "salt marshes", "wooden bridges", "fountain pens", "paper making",
@@ -216,7 +214,8 @@ async def run(settings: Settings, url: str, scenario: Scenario, *, keep: bool) -
     ):
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         if learns:
-            update = {"learning_trial_share": TRIAL_SHARE}
+            # More than usual, since there are only thirty runs.
+            update = {"learning_trial_share": 0.8}
             if settings.uses_demo_model:  # without its usual latency, since there are many calls
                 base_url = await stack.enter_async_context(demo_model())
                 update |= {"openai_base_url": base_url, "model": DEMO_MODEL_NAME}
@@ -319,7 +318,6 @@ async def _events(url: str, headers: Headers) -> AsyncIterator[dict[str, Any]]:
 
 _LONGEST_CHAT = timedelta(days=1)
 """Lifetime of the demo's API key, should its removal fail."""
-_TO_END_S = 30.0
 _AGAIN = "bottega demo --resume"
 
 _errors = Console(stderr=True)
@@ -444,7 +442,7 @@ def _serving(settings: Settings, url: str) -> Iterator[str]:
         finally:
             process.terminate()
             try:
-                process.wait(settings.drain_grace_s + _TO_END_S)
+                process.wait(settings.drain_grace_s + 30.0)
             except subprocess.TimeoutExpired:
                 process.kill()
 

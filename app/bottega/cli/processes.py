@@ -22,11 +22,6 @@ from bottega.clock import monotonic
 
 log = structlog.get_logger(__name__)
 
-_STABLE_S = 60.0
-"""A child that lived so long is restarted at once; others wait, each time twice as long."""
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 30.0
-
 
 @dataclass(frozen=True, slots=True)
 class Child:
@@ -101,8 +96,9 @@ class Supervisor:
                 self._stop()
                 break
             lived_s = monotonic() - began
-            stable = lived_s >= _STABLE_S
-            pause_s = 0.0 if stable else min(max(_FIRST_PAUSE_S, 2 * pause_s), _LONGEST_PAUSE_S)
+            # One that lived so long is restarted at once; others wait, each time twice as long.
+            stable = lived_s >= 60.0
+            pause_s = 0.0 if stable else min(max(0.5, 2 * pause_s), 30.0)
             log.warning(
                 "process.restarted", process=child.name, status=status, after_s=round(pause_s, 1)
             )

@@ -10,7 +10,6 @@ from pydantic_core import from_json
 
 from bottega import metrics
 
-_CHARACTERS = 16_000_000
 _READ = "SELECT * FROM pinned_definitions($1, $2, $3, $4)"
 
 
@@ -60,7 +59,7 @@ def pins_of(tenant_id: UUID, pinned: Mapping[str, Any]) -> Iterator[Pin]:
 class PinnedDefinitions:
     """Definitions by version; the last used ones are kept."""
 
-    def __init__(self, pool: asyncpg.Pool, characters: int = _CHARACTERS) -> None:
+    def __init__(self, pool: asyncpg.Pool, characters: int = 16_000_000) -> None:
         """Create it.
 
         Args:

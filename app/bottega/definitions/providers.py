@@ -10,8 +10,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from bottega.db.tables import model_breakers, provider_versions, providers
 from bottega.definitions.models import DEFAULT, KnownProvider, listed
 
-_MOST_BREAKERS = 1000
-
 
 def possible_names(model: str | Sequence[str] | None) -> Iterable[str]:
     """Return the names of providers that an agent's models may mean."""
@@ -57,7 +55,7 @@ async def open_breakers(
         .where(row.tenant_id == tenant_id, row.is_operators == of_operator)
         .where(row.provider == provider)
         .order_by(row.model)
-        .limit(_MOST_BREAKERS)
+        .limit(1000)
     )
     return {
         each.model: {

@@ -10,14 +10,15 @@ from datetime import datetime
 from typing import Any, NoReturn
 from uuid import UUID
 
+import sqlalchemy
 from sqlalchemy import ColumnElement, Row, Select, Text, and_, cast, func, select, update
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.quota import require_room
+from bottega.db.tables import applied_definitions
 from bottega.definitions.kinds import AGENTS, DefinitionKind
-from bottega.definitions.sources import forget_source
 from bottega.errors import ConflictError, NotFoundError, VersionConflictError
 
 MOST_NAMES = 100_000
@@ -390,3 +391,10 @@ def missing(wanted: Sequence[str], found: Sequence[str]) -> list[str]:
     """Return the wanted names that were not found, each once, in order."""
     there = set(found)
     return [name for name in dict.fromkeys(wanted) if name not in there]
+
+
+async def forget_source(connection: AsyncConnection, tenant_id: UUID, kind: str, name: str) -> None:
+    """Forget by which ``POST /v1/apply`` a deleted definition came: a later one is another."""
+    row = applied_definitions.c
+    mine = and_(row.tenant_id == tenant_id, row.kind == kind, row.name == name)
+    await connection.execute(sqlalchemy.delete(applied_definitions).where(mine))

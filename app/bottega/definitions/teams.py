@@ -13,8 +13,6 @@ from bottega.agents.subagent import SubAgentWrapper
 from bottega.clock import monotonic
 from bottega.graph.shared_memory import SharedMemoryGraph
 
-_LONGEST_S = 0.005  # without letting others go on
-
 Definitions = Mapping[str, Mapping[str, Any]]
 """Definitions of agents, or of providers, by name."""
 
@@ -132,7 +130,8 @@ def _rests() -> Callable[[], Awaitable[None]]:
 
     async def rest() -> None:
         nonlocal since
-        if monotonic() - since > _LONGEST_S:
+        # Longer than that, others would wait for this team.
+        if monotonic() - since > 0.005:
             await asyncio.sleep(0)
             since = monotonic()
 

@@ -10,8 +10,8 @@ import sys
 
 from pydantic_core import from_json
 
+from bottega.dry_run import CPU_S, MOST_BYTES, NO_MEMORY
 from bottega.dry_run.result import dry_run
-from bottega.dry_run.start import CPU_S, MOST_BYTES, NO_MEMORY
 
 
 def main() -> None:

@@ -51,8 +51,6 @@ LARGEST_IN_PROMPT = 32_000_000
 PIECE_BYTES = 1 << 20
 _MOST_CLAIMED = 16
 _CACHED_BYTES = 64_000_000
-_LEVEL = 1
-"""Of the compression: most files are compressed already."""
 
 _COLUMNS = "id, session_id, name, media_type, size, sha256, tokens, created_at"
 _FIND = f"SELECT {_COLUMNS}, object_keys, piece_bytes FROM files WHERE tenant_id = $1 AND id = $2"  # noqa: S608
@@ -62,7 +60,6 @@ WHERE f.tenant_id = $1 AND f.id = ANY ($2) AND file_serves(f, $3, $4, $5) RETURN
 """  # noqa: S608
 _BEGIN = "SELECT uuidv7() AS id, storage_exceeded($1) IS NOT NULL AS full"
 _DISCARD = "DELETE FROM files WHERE tenant_id = $1 AND id = ANY ($2)"
-_RETRY_AFTER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +318,8 @@ class FileWriter:
             self._pixels = pixels_of(piece)
         if self._written == len(self.keys):
             await self._claim()
-        await self._store.objects.put(self.keys[self._written], piece, level=_LEVEL)
+        # Most files are compressed already.
+        await self._store.objects.put(self.keys[self._written], piece, level=1)
         self._written += 1
 
     async def _claim(self) -> None:
@@ -338,7 +336,7 @@ def _over(limit: str, quota: FileQuota) -> LimitedError:
     return LimitedError(
         f"a tenant may have {what}: delete some first",
         code="file_quota",
-        retry_after_s=_RETRY_AFTER_S,
+        retry_after_s=60.0,
     )
 
 

@@ -28,7 +28,6 @@ from bottega.tools.secrets import DEFAULT, TenantSecrets
 
 BELIEVED_S = 4.0
 """Seconds for which what was read is valid, if no notification says otherwise."""
-_PAUSE_S = 0.2
 _MOST_TENANTS = 500
 """Tenants whose secrets stay known although no run holds them: those used last."""
 _LOOK_S = 10.0
@@ -282,7 +281,7 @@ class SecretLookup:
                 if known.stored is not None:
                     known.read_at = self._ticks()
                     return
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(0.2)
                 continue
             self._keep(tenant_id, known, rows)
             # What was notified meanwhile is read at the next use.

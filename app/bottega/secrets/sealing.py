@@ -14,7 +14,6 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from pydantic_core import to_json
 
-_KEY_BYTES = 32
 _ID_BYTES = 8
 _NONCE_BYTES = 12
 
@@ -39,7 +38,7 @@ class Keyring:
     """
 
     def __init__(self, keys: Sequence[bytes]) -> None:
-        if not keys or any(len(key) != _KEY_BYTES for key in keys) or len({*keys}) < len(keys):
+        if not keys or any(len(key) != 32 for key in keys) or len({*keys}) < len(keys):
             raise ValueError("one or more different keys of 32 bytes")
         self._first = _id_of(keys[0])
         self._keys = {_id_of(key): AESGCM(key) for key in keys}

@@ -51,7 +51,6 @@ MOST_KEYS = 1000
 """Limit of a tenant's keys that are not revoked."""
 
 _PUBLIC = string.ascii_lowercase + string.digits
-_SECRET_BYTES = 32
 _keys = api_keys.c
 PUBLIC_COLUMNS = tuple(column for column in _keys if column is not _keys.key_hash)
 
@@ -118,7 +117,7 @@ async def create(
         )
     prefix = f"btg_{''.join(secrets.choice(_PUBLIC) for _ in range(8))}"
     stored = [scope for scope in SCOPES if scope in scopes]
-    key = f"{prefix}_{secrets.token_urlsafe(_SECRET_BYTES)}"
+    key = f"{prefix}_{secrets.token_urlsafe(32)}"
     added = insert(api_keys).values(
         tenant_id=tenant_id,
         name=name,
@@ -181,14 +180,8 @@ async def revoke(tx: AsyncConnection, tenant_id: UUID, actor: str, key_id: UUID)
 CHANNEL = "bottega_keys"
 BELIEVED_S = 4.0
 """Seconds that an answer of the database is valid; with the time of a query below 5 s."""
-REFRESH_S = 1.5
-_PAUSE_S = 0.02
-"""Pause after each check: many keys that change at once cause few checks."""
 _PATIENCE_S = 2.0
-_NOTE_EVERY_S = 60.0
 _MOST_KEYS = 10_000
-_REFUSED_S = 2.0
-_STRANGERS_AT_ONCE = 2
 _STRANGERS_WAITING = 200
 _OPEN = b""
 _REQUIRED = "SELECT keys_required() AS required"
@@ -233,7 +226,7 @@ class KeyCache:
         *,
         local: bool,
         believed_s: float = BELIEVED_S,
-        refresh_s: float = REFRESH_S,
+        refresh_s: float = 1.5,
         clock: Clock = utcnow,
         ticks: Callable[[], float] = monotonic,
     ) -> None:
@@ -247,7 +240,7 @@ class KeyCache:
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._refused: dict[bytes, float] = {}
         self._asking: dict[bytes, asyncio.Future[None]] = {}
-        self._strangers = asyncio.Semaphore(_STRANGERS_AT_ONCE)
+        self._strangers = asyncio.Semaphore(2)  # unknown keys are asked for by two
         self._strangers_waiting = 0
         self._watchers: defaultdict[Identity, set[Callable[[], None]]] = defaultdict(set)
         self._nudge = asyncio.Event()
@@ -340,7 +333,7 @@ class KeyCache:
         if row is None:
             self._entries.pop(place, None)
             self._refused.pop(place, None)  # moves it to the end
-            self._refused[place] = self._ticks() + _REFUSED_S
+            self._refused[place] = self._ticks() + 2.0  # until then it is refused at once
             if len(self._refused) > _MOST_KEYS:
                 del self._refused[next(iter(self._refused))]
             return
@@ -405,7 +398,8 @@ class KeyCache:
             self._nudge.clear()
             async with asyncio.timeout(_PATIENCE_S), self._pool.acquire() as connection:
                 await self._refresh(connection)
-            await asyncio.sleep(_PAUSE_S)
+            # Many keys that change at once cause few checks.
+            await asyncio.sleep(0.02)
             await happens(self._nudge, self._refresh_s)
 
     async def _refresh(self, connection: asyncpg.Connection) -> None:
@@ -448,7 +442,7 @@ class KeyCache:
         due = [
             entry
             for entry in self._entries.values()
-            if entry.used_at > entry.noted_at and now - entry.noted_at >= _NOTE_EVERY_S
+            if entry.used_at > entry.noted_at and now - entry.noted_at >= 60.0
         ]
         if due:
             identities = {entry.identity for entry in due}

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 _MOST_CLIENTS = 20_000
-_ROUNDING = 0.01  # of a request: sums of floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,8 @@ def decide(rate: Rate, paid_at: float, now: float) -> Decision:
         now: time on the same clock, in seconds.
     """
     owed = max(0.0, paid_at - now) * rate.per_s
-    room = rate.burst - owed + _ROUNDING
+    # Sums of floats round: a hundredth of a request is allowed for it.
+    room = rate.burst - owed + 0.01
     allowed = room >= 1
     if allowed:
         owed += 1

@@ -31,10 +31,6 @@ from bottega.tenants.erase import Removed
 RUNS = "runs"
 KINDS = (RUNS, "audit", "episodes")
 RUNS_AT_ONCE = 100
-_ROWS_AT_ONCE = 1000
-_EPISODES_AT_ONCE = 100
-_POLL_S = 600.0
-_LONGEST_REST_S = 1.0
 _ANSWERS_KEPT = timedelta(days=2)
 """Longer than responses of requests with an ``Idempotency-Key`` are kept."""
 
@@ -116,7 +112,7 @@ async def _pages(
                 place = _START if page and not count_only else None
         yield page
         if place is not None:
-            await asyncio.sleep(min(_LONGEST_REST_S, monotonic() - began))
+            await asyncio.sleep(min(1.0, monotonic() - began))
 
 
 async def _runs(
@@ -145,9 +141,9 @@ async def _runs(
 async def _others(tx: AsyncConnection, what: Due, count_only: bool) -> Removed:
     """Remove a page of the audit log, or of archived episodes."""
     if what.kind == "audit":
-        entries = func.expire_audit(what.before, _ROWS_AT_ONCE, count_only)
+        entries = func.expire_audit(what.before, 1000, count_only)
         return +Counter({"audit_log": await tx.scalar(select(entries)) or 0})
-    episodes = func.expire_episodes(what.before, _EPISODES_AT_ONCE, count_only, type_=JSONB)
+    episodes = func.expire_episodes(what.before, 100, count_only, type_=JSONB)
     page: Removed = +Counter(await tx.scalar(select(episodes)) or {})
     if page and not count_only:
         await tx.execute(_FORGOTTEN, {"tenant": str(what.tenant_id)})
@@ -167,7 +163,7 @@ class Pruning:
 
     def loop(self) -> WorkLoop:
         """Return the loop that removes what tenants no longer keep."""
-        return WorkLoop("retention", self.prune, poll_s=_POLL_S)
+        return WorkLoop("retention", self.prune, poll_s=600.0)
 
     async def prune(self) -> float:
         """Remove all that is due, a page of each tenant in turn; return the seconds until more is.

@@ -21,7 +21,6 @@ from bottega.tenants import audit
 MOST_VALID = 5
 """Limit of a tenant's valid secrets."""
 
-_BYTES = 32
 _OVERLAP = text("interval '1 day'")
 _rows = webhook_secrets.c
 _PUBLIC_COLUMNS = (_rows.id, _rows.created_at, _rows.expires_at)
@@ -100,7 +99,7 @@ async def rotate(tx: AsyncConnection, tenant_id: UUID, actor: str) -> tuple[RowM
         )
     ending = update(webhook_secrets).where(own, _rows.expires_at.is_(None))
     await tx.execute(ending.values(expires_at=func.now() + _OVERLAP))
-    secret = f"whsec_{b64encode(secrets.token_bytes(_BYTES)).decode()}"
+    secret = f"whsec_{b64encode(secrets.token_bytes(32)).decode()}"
     added = (
         insert(webhook_secrets)
         .values(tenant_id=tenant_id, secret=secret)

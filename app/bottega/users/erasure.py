@@ -38,9 +38,7 @@ from bottega.tenants.erase import (
 CHANNEL = "bottega_users"
 LEASE_S = 5.0
 """Of a process that erases, renewed by each page; two at once do no harm."""
-_AGAIN_S = 0.2
 _AT_ONCE, _OF_ONE_TENANT = 4, 2
-_OBJECTS_AT_ONCE = 500
 
 _own = user_erasures.c
 _user_column = column("user_id", String)
@@ -145,7 +143,7 @@ class UserErasure:
     async def _empty_trash(self, tenant_id: UUID) -> None:
         while True:
             async with self.database.begin(tenant_id) as tx:
-                found = select(func.trash_of_tenant(_OBJECTS_AT_ONCE))
+                found = select(func.trash_of_tenant(500))
                 keys = list((await tx.scalars(found)).all())
             if not keys:
                 return
@@ -158,7 +156,7 @@ class UserErasure:
             free = await tx.scalar(_LOCK, {"tenant": tenant_id, "user": user})
             if not free or await tx.scalar(select(func.knows_user(tenant_id, user))):
                 again = update(user_erasures).where(_is(tenant_id, user))
-                await tx.execute(again.values(next_at=_later(_AGAIN_S)))
+                await tx.execute(again.values(next_at=_later(0.2)))
                 return
             gone = delete(user_erasures).where(_is(tenant_id, user))
             row = (await tx.execute(gone.returning(_own.actor, _own.removed))).one_or_none()

@@ -31,8 +31,8 @@ from bottega.definitions.draw import draw, packed
 from bottega.definitions.graphs import MOST_NODES, normalised, to_graph, with_edge, without_edge
 from bottega.definitions.kinds import GRAPHS
 from bottega.definitions.pinned import PinnedDefinitions, pins_of
-from bottega.dry_run.start import LONGEST_S, NO_MEMORY
-from bottega.dry_run.start import command as dry_run_command
+from bottega.dry_run import LONGEST_S, NO_MEMORY
+from bottega.dry_run import command as dry_run_command
 from bottega.errors import UnavailableError
 from bottega.runs import read
 

@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from bottega.json_schema.values import WHOLE
-from bottega.users.names import names_nobody
+from bottega.users import names_nobody
 
 MAX_DEPTH = 16
 _DEEP = 40

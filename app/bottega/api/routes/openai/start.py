@@ -45,7 +45,7 @@ from bottega.container import Service
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.runs import control, interrupts, read, sessions
 from bottega.runs.control import request_cancel
-from bottega.users.names import names_nobody
+from bottega.users import names_nobody
 
 _LEFT = "the client left this call without an answer"
 ClientCall = Mapping[str, Any]
