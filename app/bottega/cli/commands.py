@@ -209,10 +209,7 @@ def demo(
         raise InvalidInputError("the scenario learning has its own tasks: leave out --task")
     with database(settings) as url:
         _announce_models(settings)
-        if scenario == "support":
-            status = demo.run_support(settings, url, chosen, resume=resume, keep=keep)
-        else:
-            status = run(demo.run(settings, url, chosen, keep=keep))
+        status = demo.run(settings, url, chosen, resume=resume, keep=keep)
     sys.exit(status)
 
 

@@ -1,16 +1,14 @@
-"""HTTP helpers of the demo.
+"""The demo: starts a server, defines a team over HTTP, runs it, and shows it.
 
-Demo of learning from earlier runs: thirty similar tasks, each judged by a success check.
+*learning*: thirty similar tasks, each judged by a success check. The lead agent does not know the
+right order of its sub-agents. A run is a success only if the facts were collected before the text
+was written, and the text written before it was checked.
 
-The lead agent does not know the right order of its sub-agents. A run is a success only if the facts
-were collected before the text was written, and the text written before it was checked.
+*support*: a chat with a refund that waits for a person, over any restart. The session's name is in
+the data folder; all else is in the database.
 
-Course of the demo: start a server, define a team over HTTP, run it, and show it.
-
-Demo of a support desk: a chat with a refund that waits for a person, over any restart.
-
-The server is a process of its own, so that Ctrl-C is for the chat alone, and ends with this one
-even if that is killed. The session's name is in the data folder; all else is in the database.
+The server is a process of its own, so that Ctrl-C is for this one alone, and ends with this one
+even if that is killed.
 """
 
 import asyncio
@@ -20,50 +18,37 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
-import httpx2
-import websockets
-from pydantic_core import from_json
 from rich.console import Console
 from rich.panel import Panel
 
 from bottega.cli.chat import Chat, open_session
-from bottega.cli.client import RemoteError, RemoteServer
-from bottega.cli.people import REFUSED, People
-from bottega.cli.scenarios import LEARNING, USER, Scenario, is_ours
-from bottega.cli.terminal import safe
+from bottega.cli.client import RemoteError, RemoteServer, RunEvents
+from bottega.cli.people import INTERRUPTED, REFUSED, STATUSES, People
+from bottega.cli.scenarios import LEARNING, SUPPORT, USER, Scenario, is_ours
 from bottega.cli.transcript import Transcript
+from bottega.clock import monotonic
 from bottega.db.embedded import default_data_dir
 from bottega.errors import NotFoundError, UnavailableError
 from bottega.llm.demo_process import demo_model
-from bottega.main import listen, serve
+from bottega.main import listen
 from bottega.settings import DEMO_MODEL_NAME, Settings
 from bottega.tenants import operator
 from bottega.tenants.keys import Scope
 
+T = TypeVar("T")
+
 
 class DemoError(Exception):
     """The demo cannot continue; the text is the reason."""
-
-
-async def checked(answer: Any) -> dict[str, Any]:
-    """Return the body of a response, or of an awaitable one.
-
-    Raises:
-        DemoError: the response is an error.
-    """
-    response: httpx2.Response = answer if isinstance(answer, httpx2.Response) else await answer
-    body: dict[str, Any] = response.json()
-    if response.is_error:
-        raise DemoError(f"{response.request.method} {response.request.url}: {body['detail']}")
-    return body
 
 
 NIGHTS = (10, 18, 24)
@@ -84,6 +69,8 @@ _SAID = {
     "control": "candidate withheld at random",
 }
 _RUN_PATIENCE_S = 120.0
+_PATIENCE_S = 5.0
+"""Seconds that the demo waits for an unavailable model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,53 +86,50 @@ class _Done:
     arm: str | None
 
 
-async def watch(client: httpx2.AsyncClient, scenario: Scenario, console: Console) -> int:
+def learn(server: RemoteServer, scenario: Scenario) -> int:
     """Run all tasks and show the learning; return the process's exit status."""
     done: list[_Done] = []
     since = 0
     for number, topic in enumerate(TOPICS, 1):
-        done.append(await _one(client, scenario, number, topic, console))
+        done.append(_one(server, scenario, number, topic))
         if number in NIGHTS:
-            await _night(client, done[since:], console)
+            _night(server, done[since:])
             since = number
-    return await _sum_up(client, done, console)
+    return _sum_up(server, done)
 
 
-async def _one(
-    client: httpx2.AsyncClient, scenario: Scenario, number: int, topic: str, console: Console
-) -> _Done:
+def _one(server: RemoteServer, scenario: Scenario, number: int, topic: str) -> _Done:
     """Run one task, and wait until its success check has judged it."""
     task = scenario.task.format(topic=topic)
     # One user per topic: a pattern names a domain only if tasks of three users had it.
     body = {**scenario.run, "input": task, "user": topic, "metadata": _ABOUT}
-    run = await checked(client.post("/v1/runs", params={"wait": 60}, json=body))
+    where = f"/v1/runs/{server.create('/v1/runs', body)['id']}"
+    run = _until(server, where, lambda found: found["ended_at"] is not None)
     if run["status"] != "completed":
-        raise DemoError(f"run {run['id']} {run['status']}: {run['error'] or 'it took too long'}")
-    events = f"/v1/runs/{run['id']}/events"
-    started = await checked(client.get(events, params={"types": "agent.started", "limit": 100}))
-    asked = [event["agent"] for event in started["items"] if event["task_id"] is not None]
-    given = await checked(client.get(events, params={"types": "context.recalled", "limit": 100}))
-    arms = [event["data"]["arm"] for event in given["items"] if "arm" in event["data"]]
-    where = f"/v1/runs/{run['id']}"
-    judged = await _until(client, where, lambda found: found["outcome"]["source"] is not None)
+        raise DemoError(f"run {run['id']} {run['status']}: {run['error']}")
+    started = server.get(f"{where}/events", types="agent.started", limit=100)["items"]
+    asked = [event["agent"] for event in started if event["task_id"] is not None]
+    recalled = server.get(f"{where}/events", types="context.recalled", limit=100)["items"]
+    arms = [event["data"]["arm"] for event in recalled if "arm" in event["data"]]
+    judged = _until(server, where, lambda found: found["outcome"]["source"] is not None)
     good = judged["outcome"]["value"] == "SUCCESS"
     mark = "[green]✓[/]" if good else "[red]✗[/]"
     why = f"  [dim]{_SAID[arms[0]]}[/]" if arms else ""
-    console.print(f"{number:>3} {mark} {' → '.join(asked)}{why}", highlight=False)
+    _console.print(f"{number:>3} {mark} {' → '.join(asked)}{why}", highlight=False)
     return _Done(run["id"], good, arms[0] if arms else None)
 
 
-async def _night(client: httpx2.AsyncClient, done: Sequence[_Done], console: Console) -> None:
+def _night(server: RemoteServer, done: Sequence[_Done]) -> None:
     """Run the memory's maintenance, and show the patterns."""
     for each in done:
-        await _until(client, f"/v1/runs/{each.run_id}/learning", _is_over)
-    job = await checked(client.post("/v1/memory/maintenance", json={}))
-    report = await _until(client, f"/v1/memory/reports/{job['id']}", _is_over)
+        _until(server, f"/v1/runs/{each.run_id}/learning", _is_over)
+    job = server.create("/v1/memory/maintenance", {})
+    report = _until(server, f"/v1/memory/reports/{job['id']}", _is_over)
     if report["status"] == "failed":
         raise DemoError(f"maintenance of the memory failed: {report['error']}")
-    console.print("[bold]— maintenance: patterns so far —[/]", highlight=False)
-    for pattern in (await checked(client.get("/v1/patterns")))["items"]:
-        console.print(f"    {_render(pattern)}", highlight=False, soft_wrap=True)
+    _console.print("[bold]— maintenance: patterns so far —[/]", highlight=False)
+    for pattern in server.get("/v1/patterns")["items"]:
+        _console.print(f"    {_render(pattern)}", highlight=False, soft_wrap=True)
 
 
 def _render(pattern: Mapping[str, Any]) -> str:
@@ -161,31 +145,29 @@ def _is_over(found: Mapping[str, Any]) -> bool:
     return found["status"] in ("done", "failed")
 
 
-async def _until(
-    client: httpx2.AsyncClient, path: str, is_met: Callable[[Mapping[str, Any]], bool]
+def _until(
+    server: RemoteServer, path: str, is_met: Callable[[Mapping[str, Any]], bool]
 ) -> dict[str, Any]:
     """Poll a path until its body meets a condition; return the body."""
-    try:
-        async with asyncio.timeout(_RUN_PATIENCE_S):
-            while True:
-                found = await checked(client.get(path))
-                if is_met(found):
-                    return found
-                await asyncio.sleep(0.1)
-    except TimeoutError:
-        raise DemoError(f"{path} did not finish within {_RUN_PATIENCE_S:g} s") from None
+    began = monotonic()
+    while monotonic() - began < _RUN_PATIENCE_S:
+        found: dict[str, Any] = server.get(path)
+        if is_met(found):
+            return found
+        time.sleep(0.1)
+    raise DemoError(f"{path} did not finish within {_RUN_PATIENCE_S:g} s")
 
 
-async def _sum_up(client: httpx2.AsyncClient, done: Sequence[_Done], console: Console) -> int:
+def _sum_up(server: RemoteServer, done: Sequence[_Done]) -> int:
     with_it = [each.good for each in done if each.arm in ("trial", "used")]
     without = [each.good for each in done if each.arm not in ("trial", "used")]
     used = sum(each.arm == "used" for each in done[NIGHTS[-1] :])
-    page = await checked(client.get("/v1/patterns", params={"state": "VALIDATED"}))
+    patterns = server.get("/v1/patterns", state="VALIDATED")["items"]
     lines = [f"Successes without a pattern: {_share(without)}; with one: {_share(with_it)}."]
-    lines += [_render(each) for each in page["items"]]
+    lines += [_render(each) for each in patterns]
     lines.append(f"{used} of the last {len(TOPICS) - NIGHTS[-1]} runs were given it.")
-    console.print(Panel("\n".join(lines), title="What the runs taught"))
-    return 0 if page["items"] and used else 1
+    _console.print(Panel("\n".join(lines), title="What the runs taught"))
+    return 0 if patterns and used else 1
 
 
 def _share(good: Sequence[bool]) -> str:
@@ -193,140 +175,12 @@ def _share(good: Sequence[bool]) -> str:
 
 
 _console = Console()
-_LONGEST = timedelta(hours=1)
-"""Lifetime of the demo's API key, should its removal fail."""
-_PATIENCE_S = 5.0
-"""Seconds that the demo waits for an unavailable model."""
-
-Headers = dict[str, str]
-
-
-async def run(settings: Settings, url: str, scenario: Scenario, *, keep: bool) -> int:
-    """Start a server on loopback and be its client; return the process's exit status."""
-    patience_s = min(_PATIENCE_S, settings.model_patience_s)
-    update: dict[str, Any] = {"model_patience_s": patience_s, "shared_memory": True}
-    settings = settings.model_copy(update=update)
-    learns = scenario.agents is LEARNING.agents
-    scopes: tuple[Scope, ...] = ("admin",) if learns else ("run", "define")  # admin: maintenance
-    async with (
-        operator.temporary_key(url, name="demo", good_for=_LONGEST, scopes=scopes) as key,
-        contextlib.AsyncExitStack() as stack,
-    ):
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        if learns:
-            # More than usual, since there are only thirty runs.
-            update = {"learning_trial_share": 0.8}
-            if settings.uses_demo_model:  # without its usual latency, since there are many calls
-                base_url = await stack.enter_async_context(demo_model())
-                update |= {"openai_base_url": base_url, "model": DEMO_MODEL_NAME}
-            settings = settings.model_copy(update=update)
-        return await _run(settings, url, headers, scenario, keep)
-
-
-async def _run(
-    settings: Settings, url: str, headers: Headers, scenario: Scenario, keep: bool
-) -> int:
-    listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    serving = asyncio.ensure_future(serve(settings, url, on_listening=listening.set_result))
-    client = asyncio.ensure_future(_client(settings, listening, headers, scenario, keep))
-    try:
-        await asyncio.wait([serving, client], return_when=asyncio.FIRST_COMPLETED)
-        if not client.done():  # Ctrl-C stopped the server
-            client.cancel()
-            await asyncio.gather(client, return_exceptions=True)
-            await serving
-            return 130
-        return client.result()
-    except DemoError as error:
-        _console.print(f"error: {error}", style="red", markup=False, highlight=False)
-        return 1
-    finally:
-        if not serving.done():
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
-
-
-async def _client(
-    settings: Settings,
-    listening: "asyncio.Future[int]",
-    headers: Headers,
-    scenario: Scenario,
-    keep: bool,
-) -> int:
-    base_url = f"http://127.0.0.1:{await listening}"
-    async with httpx2.AsyncClient(base_url=base_url, timeout=30, headers=headers) as client:
-        await _define(client, scenario)
-        if scenario.agents is LEARNING.agents:
-            return await watch(client, scenario, _console)
-        run_id = (await checked(client.post("/v1/runs", json=scenario.run)))["id"]
-        _console.print(f"[dim]POST {base_url}/v1/runs → run {run_id}[/]", highlight=False)
-        transcript = Transcript(_console)
-        address = f"ws://127.0.0.1:{listening.result()}/v1/runs/{run_id}/ws"
-        async for event in _events(address, headers):
-            transcript.show(event)
-        ended = await checked(client.get(f"/v1/runs/{run_id}"))
-    if ended["ended_at"] is None:  # Ctrl-C: the server closed the socket first
-        _console.print(
-            f"Stopped. Run {run_id} continues when the next server starts.", soft_wrap=True
-        )
-        return 130
-    transcript.end(ended)
-    where = f"console/#/runs/{run_id}"
-    if keep:
-        _console.print(f"Look at the run: {base_url}/{where}", highlight=False, soft_wrap=True)
-        _console.print("The server stays up; Ctrl-C stops it.")
-        await asyncio.Event().wait()
-    address = f"http://127.0.0.1:{Settings.model_fields['port'].default}"
-    _console.print(
-        f"Next: [bold]bottega serve[/], then look at the run: {address}/{where}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    return 0 if ended["status"] == "completed" else 1
-
-
-async def _define(client: httpx2.AsyncClient, scenario: Scenario) -> None:
-    """Create the team, or update what an earlier demo created; leave other agents unchanged."""
-    for agent in scenario.agents:
-        content = {key: value for key, value in agent.items() if key != "name"}
-        await _create(client, "agents", agent, content, is_ours)
-    if scenario.graph is not None:
-        await _create(client, "graphs", scenario.graph, {}, lambda found: False)
-
-
-async def _create(
-    client: httpx2.AsyncClient, kind: str, body: dict[str, Any], content: dict[str, Any], ours: Any
-) -> None:
-    answer = await client.post(f"/v1/{kind}", json=body)
-    if answer.status_code != 409:
-        await checked(answer)
-        return
-    found = await checked(client.get(f"/v1/{kind}/{body['name']}"))
-    if ours(found) and any(
-        found[key] != value for key, value in content.items() if key != "subagents"
-    ):
-        await checked(client.put(f"/v1/{kind}/{body['name']}", json=content))
-
-
-async def _events(url: str, headers: Headers) -> AsyncIterator[dict[str, Any]]:
-    async with websockets.connect(url, max_size=None, additional_headers=headers) as socket:
-        async for message in socket:
-            frame = from_json(message)
-            if frame["type"] != "heartbeat":
-                yield safe(frame)
-
-
-_LONGEST_CHAT = timedelta(days=1)
-"""Lifetime of the demo's API key, should its removal fail."""
+_errors = Console(stderr=True)
 _AGAIN = "bottega demo --resume"
 
-_errors = Console(stderr=True)
 
-
-def run_support(
-    settings: Settings, url: str, scenario: Scenario, *, resume: bool, keep: bool
-) -> int:
-    """Start a server and talk with its support desk; return the exit status.
+def run(settings: Settings, url: str, scenario: Scenario, *, resume: bool, keep: bool) -> int:
+    """Start a server and be its client; return the exit status.
 
     Raises:
         NotFoundError: there is no chat to resume.
@@ -334,23 +188,64 @@ def run_support(
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
-    session = _session(settings, resume=resume)
-    with _serving(settings, url) as address, _key(url) as key, RemoteServer(address, key) as server:
+    is_chat, learns = scenario.agents is SUPPORT.agents, scenario.agents is LEARNING.agents
+    session = _session(settings, resume=resume) if is_chat else ""
+    scopes: tuple[Scope, ...] = ("admin",) if learns else ("run", "define", "approve")
+    good_for = timedelta(days=1)  # should the key's removal fail
+    made = operator.temporary_key(url, name="demo", good_for=good_for, scopes=scopes)
+    variables = {}
+    with contextlib.ExitStack() as stack:
+        if learns:
+            # More on trial than usual, since there are only thirty runs, and without latency.
+            variables = {"BOTTEGA_LEARNING_TRIAL_SHARE": "0.8"}
+            if settings.uses_demo_model:
+                variables["OPENAI_BASE_URL"] = stack.enter_context(_entered(demo_model()))
+                variables["BOTTEGA_MODEL"] = DEMO_MODEL_NAME
+        address = stack.enter_context(_serving(settings, url, variables))
+        key = stack.enter_context(_entered(made))
+        server = stack.enter_context(RemoteServer(address, key))
         try:
-            status = talk(server, scenario, session)
-        except RemoteError as error:
-            _errors.print(f"error: {error.detail}", style="red", markup=False, highlight=False)
-            return REFUSED
-        if keep:
+            if is_chat:
+                status = talk(server, scenario, session)
+            else:
+                _define(server, scenario)
+                status = learn(server, scenario) if learns else show(server, scenario)
+        except (RemoteError, DemoError) as error:
+            _errors.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+            return REFUSED if isinstance(error, RemoteError) else 1
+        if keep and status != INTERRUPTED:
             _errors.print(f"The server stays up: {address}/console/. Ctrl-C stops it.")
             signal.pause()
     return status
 
 
+def show(server: RemoteServer, scenario: Scenario) -> int:
+    """Run the team, and show what it does; return the exit status."""
+    run = server.create("/v1/runs", scenario.run)
+    _console.print(
+        f"[dim]POST {server.address}/v1/runs → run {run['id']}[/]", highlight=False, soft_wrap=True
+    )
+    transcript = Transcript(_console)
+    try:
+        for event in RunEvents(server, run["id"], transcript.note):
+            transcript.show(event)
+    except KeyboardInterrupt:
+        transcript.note(f"Stopped. Run {run['id']} continues when the next server starts.")
+        return INTERRUPTED
+    run = server.get(f"/v1/runs/{run['id']}")
+    transcript.end(run)
+    address = f"http://127.0.0.1:{Settings.model_fields['port'].default}"
+    _console.print(
+        f"Next: [bold]bottega serve[/], then look at the run: {address}/console/#/runs/{run['id']}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return STATUSES.get(run["status"], 1)
+
+
 def talk(server: RemoteServer, scenario: Scenario, session: str) -> int:
     """Define the desk, and begin its chat or go on with it; return the exit status."""
-    for agent in scenario.agents:
-        _define_support(server, agent)
+    _define(server, scenario)
     _, user = open_session(server, session, USER)
     people = People(server, _errors, asks=True, tools={"refund": _refund})
     chat = Chat(server, _errors, people, scenario.coordinator, session, user, _AGAIN)
@@ -370,16 +265,26 @@ def _refund(arguments: Mapping[str, Any]) -> str:
     return f"{arguments.get('amount')} were paid back to the customer's card"
 
 
-def _define_support(server: RemoteServer, agent: Mapping[str, Any]) -> None:
-    """Create the agent, or update that of an older demo; leave one of the user's unchanged."""
-    path = f"/v1/agents/{agent['name']}"
-    try:
-        server.create("/v1/agents", agent)
-    except RemoteError as error:
-        if error.status != 409:
-            raise
-        if is_ours(server.get(path)):
-            server.replace(path, {name: agent[name] for name in agent if name != "name"})
+def _define(server: RemoteServer, scenario: Scenario) -> None:
+    """Create the team, or update that of an older demo; leave definitions of the user unchanged."""
+    for agent in scenario.agents:
+        path = f"/v1/agents/{agent['name']}"
+        try:
+            server.create("/v1/agents", agent)
+        except RemoteError as error:
+            if error.status != 409:
+                raise
+            stored, content = server.get(path), {**agent}
+            del content["name"]
+            differs = any(stored[key] != content[key] for key in content if key != "subagents")
+            if is_ours(stored) and differs:
+                server.replace(path, content)
+    if scenario.graph is not None:
+        try:
+            server.create("/v1/graphs", scenario.graph)
+        except RemoteError as error:
+            if error.status != 409:
+                raise
 
 
 def _session(settings: Settings, *, resume: bool) -> str:
@@ -412,20 +317,18 @@ def _write(place: Path, text: str) -> None:
 
 
 @contextmanager
-def _key(url: str) -> Iterator[str | None]:
-    """Yield a key of the default tenant, if it needs one."""
+def _entered(context: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """Enter an asynchronous context from code without an event loop."""
     with asyncio.Runner() as runner:
-        scopes: tuple[Scope, ...] = ("run", "define", "approve")
-        made = operator.temporary_key(url, name="demo", good_for=_LONGEST_CHAT, scopes=scopes)
-        key = runner.run(made.__aenter__())
+        value = runner.run(context.__aenter__())
         try:
-            yield key
+            yield value
         finally:
-            runner.run(made.__aexit__(None, None, None))
+            runner.run(context.__aexit__(None, None, None))
 
 
 @contextmanager
-def _serving(settings: Settings, url: str) -> Iterator[str]:
+def _serving(settings: Settings, url: str, variables: Mapping[str, str]) -> Iterator[str]:
     """Run ``bottega serve`` during the block; yield its address.
 
     Raises:
@@ -434,7 +337,7 @@ def _serving(settings: Settings, url: str) -> Iterator[str]:
     ours, theirs = socket.socketpair()
     with listen(settings) as listener, ours:
         with theirs:
-            process = _start(settings, url, listener.fileno(), theirs.fileno())
+            process = _start(settings, url, listener.fileno(), theirs.fileno(), variables)
         try:
             if not ours.recv(1):
                 raise UnavailableError("the demo's server did not start")
@@ -447,11 +350,13 @@ def _serving(settings: Settings, url: str) -> Iterator[str]:
                 process.kill()
 
 
-def _start(settings: Settings, url: str, listener: int, link: int) -> "subprocess.Popen[bytes]":
+def _start(
+    settings: Settings, url: str, listener: int, link: int, variables: Mapping[str, str]
+) -> "subprocess.Popen[bytes]":
     patience_s = min(_PATIENCE_S, settings.model_patience_s)
     database = settings.pooler_url or url
     more = {"DATABASE_URL": database, "BOTTEGA_MODEL_PATIENCE_S": str(patience_s)}
-    more |= {"BOTTEGA_SHARED_MEMORY": "true"}
+    more |= {"BOTTEGA_SHARED_MEMORY": "true", **variables}
     ends = ("--listener", str(listener), "--parent", str(link))
     return subprocess.Popen(  # noqa: S603 (our own command)
         [sys.executable, "-m", "bottega.cli.commands", "serve", "--host", settings.host, *ends],
