@@ -1,11 +1,12 @@
 """Definitions that runs are pinned to. A version never changes, so a worker keeps those it read."""
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, Protocol
 from uuid import UUID
 
 import asyncpg
+from cachetools import LRUCache
 from pydantic_core import from_json
 
 from bottega import metrics
@@ -66,14 +67,14 @@ class PinnedDefinitions:
             characters: limit of the JSON texts of the definitions that are kept.
         """
         self._pool = pool
-        self._room = characters
-        self._kept: OrderedDict[Pin, tuple[dict[str, Any], int]] = OrderedDict()
+        self._kept: LRUCache[Pin, tuple[dict[str, Any], int]] = LRUCache(
+            characters, getsizeof=lambda kept: kept[1]
+        )
 
     async def get(self, pins: Set[Pin]) -> Mapping[Pin, dict[str, Any]]:
         """Return the definitions of those that exist; read all that are missing at once."""
         found = {}
         for pin in pins & self._kept.keys():
-            self._kept.move_to_end(pin)
             found[pin] = self._kept[pin][0]
         if found:
             metrics.cache_hits.labels("definitions").inc(len(found))
@@ -83,12 +84,6 @@ class PinnedDefinitions:
                 if (text := row["definition"]) is not None:
                     pin = missing[row["number"] - 1]
                     found[pin] = from_json(text)
-                    self._keep(pin, found[pin], len(text))
+                    with suppress(ValueError):  # one that is too long for the cache
+                        self._kept[pin] = found[pin], len(text)
         return found
-
-    def _keep(self, pin: Pin, definition: dict[str, Any], size: int) -> None:
-        self._kept[pin] = definition, size
-        self._room -= size
-        while self._room < 0:
-            _, (_, left) = self._kept.popitem(last=False)
-            self._room += left

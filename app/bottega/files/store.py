@@ -9,7 +9,6 @@ Rows of files, for requests.
 Deletion of files that nobody uses any more.
 """
 
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from uuid import UUID
 
 import asyncpg
 import structlog
+from cachetools import LRUCache
 from pydantic_core import to_json
 from sqlalchemy import ColumnElement, Select, Table, and_, delete, func, select, true, union, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -106,7 +106,9 @@ class FileStore:
     database: Database
     objects: Objects
     quota: FileQuota = FileQuota()
-    _cache: "OrderedDict[tuple[UUID, str], FileContent]" = field(default_factory=OrderedDict)
+    _cache: "LRUCache[tuple[UUID, str], FileContent]" = field(
+        default_factory=lambda: LRUCache(_CACHED_BYTES, getsizeof=lambda file: len(file.data))
+    )
 
     async def add(self, tenant_id: UUID, data: bytes, origin: FileOrigin) -> dict[str, Any]:
         """Store a file that is in memory; return its row.
@@ -192,7 +194,6 @@ class FileStore:
         try:
             row = await self.find(tenant_id, UUID(file))
             if (known := self._cache.get(key)) is not None:
-                self._cache.move_to_end(key)
                 return known
             check_size(row)
             data = b"".join([piece async for piece in self.read(row)])
@@ -200,10 +201,6 @@ class FileStore:
             self._cache.pop(key, None)
             raise unknown_file(file) from None
         content = self._cache[key] = FileContent(data, row["media_type"], row["name"])
-        held = sum(len(each.data) for each in self._cache.values())
-        while held > _CACHED_BYTES:
-            _, gone = self._cache.popitem(last=False)
-            held -= len(gone.data)
         return content
 
     def forget(self, tenant_id: UUID | None) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import math
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -12,6 +11,7 @@ from uuid import UUID
 from weakref import WeakValueDictionary
 
 import structlog
+from cachetools import LRUCache
 from pydantic_core import from_json
 
 from bottega.clock import monotonic
@@ -111,7 +111,7 @@ class SecretLookup:
         # A run may hold a redactor for hours: as long as one does, no other may take its place.
         self._known: WeakValueDictionary[UUID, _Known] = WeakValueDictionary()
         self._of_names: WeakValueDictionary[str, _Known] = WeakValueDictionary()
-        self._lately: OrderedDict[UUID, _Known] = OrderedDict()
+        self._lately: LRUCache[UUID, _Known] = LRUCache(_MOST_TENANTS)
         self._notified = asyncio.Event()
         self._from_environment: TenantSecrets | None = None
         self._environment_read_at = -math.inf
@@ -171,9 +171,6 @@ class SecretLookup:
         if known is None:
             known = self._known[tenant_id] = _Known()
         self._lately[tenant_id] = known
-        self._lately.move_to_end(tenant_id)
-        while len(self._lately) > _MOST_TENANTS:
-            self._lately.popitem(last=False)
         return known
 
     def _tell(self, known: _Known) -> None:

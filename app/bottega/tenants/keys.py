@@ -25,6 +25,7 @@ from uuid import UUID
 
 import asyncpg
 import structlog
+from cachetools import TTLCache
 from sqlalchemy import DateTime, RowMapping, func, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -237,8 +238,9 @@ class KeyCache:
         self._ticks = ticks
         self._may_be_open = local
         self._open_seen_at = -math.inf
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        self._refused: dict[bytes, float] = {}
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # by the last use, ascending
+        # An unknown key is refused for two seconds without a question to the database.
+        self._refused: TTLCache[bytes, None] = TTLCache(_MOST_KEYS, 2.0, timer=ticks)
         self._asking: dict[bytes, asyncio.Future[None]] = {}
         self._strangers = asyncio.Semaphore(2)  # unknown keys are asked for by two
         self._strangers_waiting = 0
@@ -296,7 +298,7 @@ class KeyCache:
         key_hash = hashed(text)
         place = key_hash[:16]
         now, entry = self._ticks(), self._entries.get(place)
-        if entry is None and now < self._refused.get(place, -math.inf):
+        if entry is None and place in self._refused:
             return None
         if entry is None or now - entry.checked_at > self._believed_s:
             await self._once(place, lambda: self._look(place, key_hash, stranger=entry is None))
@@ -332,10 +334,7 @@ class KeyCache:
         row = await ask("SELECT * FROM find_key($1)", key_hash)
         if row is None:
             self._entries.pop(place, None)
-            self._refused.pop(place, None)  # moves it to the end
-            self._refused[place] = self._ticks() + 2.0  # until then it is refused at once
-            if len(self._refused) > _MOST_KEYS:
-                del self._refused[next(iter(self._refused))]
+            self._refused[place] = None
             return
         entry = self._entries.get(place)
         if entry is None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from cachetools import LRUCache
+
 _MOST_CLIENTS = 20_000
 
 
@@ -84,13 +86,13 @@ class RateLimits(Generic[Who]):
     def __init__(self, rate: Rate, clock: Callable[[], float]) -> None:
         self.rate = rate
         self._clock = clock
-        self._paid_at: dict[Who, float] = {}
+        self._paid_at: LRUCache[Who, float] = LRUCache(_MOST_CLIENTS)
 
     def take(self, who: Who) -> Decision:
         """Decide on a client's request that arrives now."""
         now = self._clock()
         decision = decide(self.rate, self._paid_at.pop(who, now), now)
-        self._keep(who, decision.paid_at)
+        self._paid_at[who] = decision.paid_at
         return decision
 
     def look(self, who: Who) -> Decision:
@@ -101,9 +103,4 @@ class RateLimits(Generic[Who]):
     def charge(self, who: Who, requests: int) -> None:
         """Let a client's request, which was allowed, cost as much as further ones."""
         owes_until = max(self._paid_at.pop(who, 0.0), self._clock())
-        self._keep(who, owes_until + requests / self.rate.per_s)
-
-    def _keep(self, who: Who, paid_at: float) -> None:
-        self._paid_at[who] = paid_at
-        if len(self._paid_at) > _MOST_CLIENTS:
-            del self._paid_at[next(iter(self._paid_at))]
+        self._paid_at[who] = owes_until + requests / self.rate.per_s
