@@ -196,7 +196,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(
         LimitRequests,
         per_s=settings.requests_per_s,
-        streams=settings.max_streams,
+        streams=MAX_STREAMS,
         max_bytes=settings.max_body_bytes,
         longer=_longer_bodies(settings.max_body_bytes),
     )
@@ -236,7 +236,7 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
     settings = service.settings
     bounds = Bounds(
         patience_s=REQUEST_TIMEOUT_S,
-        slow_reader_s=http_protocol.SLOW_READER_S,
+        slow_reader_s=connections.SLOW_READER_S,
         connections=service.descriptors.connections,
     )
     addresses = Addresses(max(1, bounds.connections // 4), _trusted(settings))

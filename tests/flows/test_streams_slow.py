@@ -11,7 +11,7 @@ import pytest
 import websockets
 from pydantic_core import from_json
 
-from bottega.api.server import http_protocol
+from bottega.api.server import connections
 from bottega.db.engine import open_database
 from bottega.settings import Settings
 from tests.growing import Growing, growing, growing_on
@@ -30,7 +30,7 @@ async def strict(
     settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Running]:
     """An API without a worker, with little patience for slow readers."""
-    monkeypatch.setattr(http_protocol, "SLOW_READER_S", SLOW_S)
+    monkeypatch.setattr(connections, "SLOW_READER_S", SLOW_S)
     async with running(settings, database_url) as server:
         yield server
 

@@ -28,6 +28,7 @@ from bottega.api.routes.stream import WatchQuery
 from bottega.api.schemas.base import Body
 from bottega.api.schemas.interrupts import Resolve
 from bottega.api.schemas.messages import SendMessage
+from bottega.api.server import connections
 from bottega.api.server.connections import (
     DROP,
     MAY_PING,
@@ -138,7 +139,7 @@ async def _serve(
 ) -> None:
     """Send events and read frames until the run is over or either side ends."""
     subscriber = Subscriber(tail, query.after, query.only)
-    sending = _Sender(socket, subscriber, http_protocol.SLOW_READER_S)
+    sending = _Sender(socket, subscriber, connections.SLOW_READER_S)
     socket.scope["extensions"][TOO_MANY_PINGS] = sending.refuse_pings
     tasks = [
         asyncio.ensure_future(sending.send_all()),
