@@ -4,6 +4,7 @@ Texts of others, made safe for a terminal. Pure.
 """
 
 import asyncio
+import os
 import re
 import signal
 from collections.abc import Coroutine, Iterator
@@ -21,11 +22,16 @@ T = TypeVar("T")
 
 def start(**overrides: object) -> "Settings":
     """Return the settings with the command line's values, and configure the log."""
+    import structlog
+    from dotenv import dotenv_values
+
     from bottega.logs import configure_logging
-    from bottega.settings import Settings, redactor
+    from bottega.settings import Settings, redactor, unknown_variables
 
     settings = Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]
     configure_logging(settings.log_level, redactor(settings))
+    if unknown := unknown_variables({**dotenv_values(".env"), **os.environ}):
+        structlog.get_logger(__name__).warning("settings.unknown", variables=unknown)
     return settings
 
 

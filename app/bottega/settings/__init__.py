@@ -4,7 +4,7 @@ import ipaddress
 import os
 import re
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from decimal import Decimal
 from pathlib import Path
@@ -49,6 +49,9 @@ _OF_OBJECT_STORES = (
     *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CLIENT_SECRET", "AZURE_STORAGE_SAS_TOKEN"),
 )
 """Variables with secrets that the object store's library reads itself."""
+_OTHER_VARIABLES = frozenset(("BOTTEGA_URL", "BOTTEGA_KEY", "BOTTEGA_PROCESS"))
+"""Variables of the commands that talk to a server, and of processes that a parent started."""
+_OF_KUBERNETES = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT|_PORT$|_PORT_\d+_")
 _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
 
@@ -820,6 +823,21 @@ def keyring(settings: Settings) -> "Keyring | None":
 def secrets() -> TenantSecrets:
     """Read tenants' secrets from the environment and a ``.env`` file."""
     return TenantSecrets({**dotenv_values(".env"), **os.environ})
+
+
+def unknown_variables(environment: Iterable[str]) -> list[str]:
+    """Return the names of variables that look like settings and are none.
+
+    Kubernetes' own are left out: it makes ``BOTTEGA_API_SERVICE_HOST`` and the like for a service
+    called ``bottega-api``.
+    """
+    names = {f"BOTTEGA_{name.upper()}" for name in Settings.model_fields} | _OTHER_VARIABLES
+    return sorted(
+        name
+        for name in environment
+        if (upper := name.upper()).startswith("BOTTEGA_") and upper not in names
+        if not upper.startswith("BOTTEGA_SECRET_") and not _OF_KUBERNETES.search(upper)
+    )
 
 
 def redactor(settings: Settings) -> Redactor:
