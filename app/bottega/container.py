@@ -15,7 +15,6 @@ from uuid import UUID, uuid4
 from bottega.db.engine import Database, open_database
 from bottega.db.migrate import require_current
 from bottega.db.sessions import Silence
-from bottega.descriptors import Descriptors, raise_limit, warn_when_exhausted
 from bottega.engine import queue
 from bottega.engine.budget import DayBudgets
 from bottega.events.listener import Notifier, NotifyListener, WakeupFeed
@@ -25,7 +24,7 @@ from bottega.leased_work import LeasedWork, WorkLoop, wake_on_notify
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory_services import MemoryServices, keeping, open_memory_services
-from bottega.outgoing import Outgoing, open_outgoing
+from bottega.outgoing import Descriptors, Outgoing, open_outgoing, raise_limit, warn_when_exhausted
 from bottega.runs.pins import PinCache
 from bottega.runs.submit import RUN_TIMEOUT_S
 from bottega.scrape import Scraping, refresh_regularly

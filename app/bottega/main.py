@@ -25,11 +25,14 @@ from bottega.api.auth import Authenticate
 from bottega.api.routes import (
     agents,
     deploy,
+    episodes,
     files,
     graphs,
     interrupts,
     keys,
+    learning,
     operations,
+    patterns,
     providers,
     runs,
     schedules,
@@ -46,7 +49,6 @@ from bottega.api.routes.graphs import Drawings, DryRuns
 from bottega.api.routes.mcp import endpoint as mcp_endpoint
 from bottega.api.routes.mcp import servers as mcp_servers
 from bottega.api.routes.mcp.messages import translated as as_rpc_error
-from bottega.api.routes.memory import episodes, learning, patterns
 from bottega.api.routes.openai import completions, responses
 from bottega.api.routes.openai.answers import translated as as_openai_error
 from bottega.api.schemas.parts import LONGEST_DATA

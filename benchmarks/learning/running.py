@@ -21,7 +21,7 @@ from benchmarks.learning.world import (
     Task,
     World,
 )
-from bottega.agents.tokens import estimated_tokens
+from bottega.agents.parts import estimated_tokens
 from bottega.engine.retrieval import (
     MOST_EPISODES,
     Assignment,

@@ -39,7 +39,7 @@ from benchmarks.learning.outside import (
     episode_of,
     opened,
 )
-from bottega.agents.tokens import estimated_tokens
+from bottega.agents.parts import estimated_tokens
 from bottega.memory.episodes.episode import Episode
 from bottega.memory.learning.mining import told_steps
 

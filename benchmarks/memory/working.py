@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bottega.agents import AssistantMessage, BaseAgent, StandardMessage, ToolCall, ToolMessage, tool
-from bottega.agents.tokens import estimated_tokens
+from bottega.agents.parts import estimated_tokens
 from bottega.memory.working.prompts import RunMemory, schema_tokens, tokens_of
 from bottega.memory.working.working_memory import Retrieved, WorkingMemory
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from alembic import op
 
-from bottega.db.driver import run_script
 from bottega.db.migrate import head
+from bottega.db.sessions import run_script
 
 revision = head()
 down_revision = None

@@ -182,7 +182,7 @@ async def test_a_stream_may_last_longer_than_the_request_timeout(
 async def test_connections_over_the_limit_are_refused(
     settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bottega.descriptors.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("bottega.outgoing.MAX_CONNECTIONS", 2)
     few = settings.model_copy(update={"trusted_proxies": ["127.0.0.0/8"]})
     async with running(few, database_url) as server:
         open_ = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(2)]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.agents.messages import ToolMessage, ToolResult, ToolStatus
-from bottega.agents.tokens import estimated_tokens
+from bottega.agents.parts import estimated_tokens
 from bottega.engine.recorder import help_after
 from bottega.engine.retrieval import CURE
 from bottega.memory.text.identities import (

@@ -3,8 +3,7 @@
 import pytest
 
 from bottega.agents import HumanMessage, Part, ToolCall, ToolMessage, ToolResult, tool
-from bottega.agents.parts import content_tokens, parts_tokens
-from bottega.agents.tokens import estimated_tokens
+from bottega.agents.parts import content_tokens, estimated_tokens, parts_tokens
 from bottega.errors import InvalidInputError
 from bottega.memory.working.prompts import PromptMessage, tokens_of
 

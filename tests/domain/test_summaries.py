@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bottega.agents.tokens import estimated_tokens
+from bottega.agents.parts import estimated_tokens
 from bottega.memory.text.summaries import GAP, MAX_READ, cut, summary_of
 from tests.examples import examples
 

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bottega.agents.tokens import estimated_tokens
+from bottega.agents.parts import estimated_tokens
 from bottega.memory.working.sections import RECENT, Area, Budgets
 from bottega.memory.working.working_memory import Retrieved, WorkingMemory
 from tests.examples import examples

@@ -23,7 +23,7 @@ from bottega.agents import (
     tool,
 )
 from bottega.agents.history import check_history
-from bottega.agents.tokens import estimated_tokens
+from bottega.agents.parts import estimated_tokens
 from bottega.memory.working.prompts import RECALL, RunMemory, schema_tokens, tokens_of
 from bottega.memory.working.sections import Budgets
 from bottega.memory.working.working_memory import Retrieved, WorkingMemory

@@ -9,8 +9,8 @@ import pytest
 
 from bottega import container
 from bottega.container import open_service
-from bottega.db.driver import ShrinkingPool
 from bottega.db.engine import Database, open_database
+from bottega.db.sessions import ShrinkingPool
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.settings import Settings
 from tests.fake_model import FakeModel

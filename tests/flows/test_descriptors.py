@@ -70,7 +70,7 @@ async def test_half_sent_heads_of_one_address_block_no_other(
 async def test_websockets_count_until_they_are_closed(
     settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bottega.descriptors.MAX_CONNECTIONS", 8)
+    monkeypatch.setattr("bottega.outgoing.MAX_CONNECTIONS", 8)
     few = settings.model_copy(update={"trusted_proxies": ["127.0.0.1", "10.0.0.0/8"]})
     async with running(few, database_url) as server, growing(server) as run:
         upgrade = f"GET {run.path}/ws HTTP/1.1\r\n{HANDSHAKE}\r\n".encode()

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from structlog.testing import capture_logs
 
 from bottega.api.shared import run_follower
-from bottega.db.driver import driver_of
+from bottega.db.sessions import driver_of
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.runs import control
 from bottega.runs.pins import PinCache

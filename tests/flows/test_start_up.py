@@ -6,8 +6,8 @@ import os
 import pytest
 
 from bottega.db.connect import APP_ROLE
-from bottega.db.driver import driver_of
 from bottega.db.engine import acting_as, open_database
+from bottega.db.sessions import driver_of
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.tenants import operator
 from tests import forks

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bottega.db.driver import driver_of
+from bottega.db.sessions import driver_of
 from bottega.errors import UnavailableError
 from bottega.runs.pins import PinCache
 from bottega.runs.submit import NewRun, submit

@@ -10,8 +10,8 @@ from pydantic_core import to_json
 
 from bottega.clock import monotonic, utcnow
 from bottega.db.connect import connect, normalise_url
-from bottega.db.driver import driver_of
 from bottega.db.engine import Database, acting_as
+from bottega.db.sessions import driver_of
 from bottega.db.tables import DEFAULT_TENANT, runs
 from bottega.events import log
 from bottega.llm.local.builtin import BuiltinEmbedder

@@ -24,9 +24,9 @@ from bottega.agents.messages import (
     ToolStatus,
     Usage,
 )
+from bottega.agents.output import ToolRequirement
 from bottega.agents.params import ModelParams, NamedTool
 from bottega.agents.parts import FileContent, FileLoader, Part
-from bottega.agents.policy import ToolRequirement
 from bottega.agents.provider import LLMProvider, ModelOptions, ToolSchema, set_default_provider
 from bottega.agents.query import PromptMemory, Query, Recorder
 from bottega.agents.shared_memory import AncestorRecall, Recall, RecallEmbedder

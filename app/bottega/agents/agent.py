@@ -16,9 +16,8 @@ from bottega.agents.history import QueryInput, query_messages, split_turns
 from bottega.agents.hooks import AgentEvent, Hook
 from bottega.agents.loop import QueryLoop
 from bottega.agents.messages import AgentUsage, AssistantResponse, StandardMessage, SystemMessage
-from bottega.agents.output import answer_schema
+from bottega.agents.output import ToolRequirement, answer_schema
 from bottega.agents.params import ModelParams, ToolChoiceScope
-from bottega.agents.policy import ToolRequirement
 from bottega.agents.provider import LLMProvider, default_provider
 from bottega.agents.query import (
     OnLength,

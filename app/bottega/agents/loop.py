@@ -13,8 +13,7 @@ from bottega.agents.messages import (
     HumanMessage,
     StandardMessage,
 )
-from bottega.agents.output import OUTPUT_INVALID, Objection, OutputCheck
-from bottega.agents.policy import unmet
+from bottega.agents.output import OUTPUT_INVALID, Objection, OutputCheck, unmet
 from bottega.agents.provider import LLMProvider, Permit, ToolSchema, answer_from
 from bottega.agents.query import (
     RUN_AGAIN,

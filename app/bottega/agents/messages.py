@@ -14,10 +14,9 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from bottega.agents.parts import Part, parts_tokens, text_of
-from bottega.agents.tokens import size_of, tokens_in
+from bottega.agents.parts import Part, parts_tokens, size_of, text_of, tokens_in
 from bottega.clock import utcnow
-from bottega.graph.rendering import as_text
+from bottega.graph.publication import as_text
 
 T = TypeVar("T")
 

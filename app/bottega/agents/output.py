@@ -1,10 +1,11 @@
-"""Validation of a query's answer against its agent's schema."""
+"""Validation of a query's answer: against its agent's schema, and its policy of tool calls."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from bottega.agents.messages import AssistantMessage
+from bottega.agents.messages import AssistantMessage, ToolResult, ToolStatus
 from bottega.agents.threads import run_in_thread
 
 OUTPUT_INVALID = "output_invalid"
@@ -118,3 +119,41 @@ class OutputCheck:
         if not problems:
             self.value, self._valid = value, text
         return problems
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRequirement:
+    """A tool that a query must call.
+
+    Attributes:
+        min_calls: least number of calls.
+        require_success: if true, only successful calls count.
+        error_message: text for the model in place of the built-in one.
+    """
+
+    tool_name: str
+    min_calls: int = 1
+    require_success: bool = False
+    error_message: str | None = None
+
+
+def unmet(policy: Iterable[ToolRequirement], results: Sequence[ToolResult]) -> str | None:
+    """Return a text with one line per unmet requirement; ``None`` if all are met."""
+    lines = []
+    for requirement in policy:
+        count = sum(
+            result.tool_name == requirement.tool_name
+            and (not requirement.require_success or result.status is ToolStatus.SUCCESS)
+            for result in results
+        )
+        if count < requirement.min_calls:
+            lines.append(requirement.error_message or _sentence(requirement, count))
+    return "\n".join(lines) or None
+
+
+def _sentence(requirement: ToolRequirement, count: int) -> str:
+    how = "successfully " if requirement.require_success else ""
+    return (
+        f"Before you answer, call the tool '{requirement.tool_name}' {how}at least "
+        f"{requirement.min_calls} time(s); so far it was {count}."
+    )

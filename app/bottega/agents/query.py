@@ -34,10 +34,9 @@ from bottega.agents.messages import (
     ToolResult,
     Usage,
 )
-from bottega.agents.output import AnswerSchema
+from bottega.agents.output import AnswerSchema, ToolRequirement
 from bottega.agents.params import ModelParams, ToolChoiceScope
 from bottega.agents.parts import FileLoader
-from bottega.agents.policy import ToolRequirement
 from bottega.agents.provider import (
     FailedTry,
     Failing,

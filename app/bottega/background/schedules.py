@@ -32,11 +32,11 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.driver import driver_of
 from bottega.db.engine import Database, act_as
 from bottega.db.failures import is_transient
 from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.quota import GREW, require_room
+from bottega.db.sessions import driver_of
 from bottega.db.tables import schedules
 from bottega.definitions.store import forget_source
 from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFoundError

@@ -29,8 +29,7 @@ from bottega.db.connect import (
     connect,
     normalise_url,
 )
-from bottega.db.driver import ShrinkingPool, session_of
-from bottega.db.sessions import ListenSession, Silence, Trust
+from bottega.db.sessions import ListenSession, ShrinkingPool, Silence, Trust, session_of
 
 
 def measure_statements(engine: AsyncEngine) -> None:

@@ -20,7 +20,7 @@ import asyncpg
 
 import bottega
 from bottega.db.connect import connect, normalise_url
-from bottega.db.driver import run_script
+from bottega.db.sessions import run_script
 from bottega.errors import UnavailableError
 
 _FOLDER = Path(__file__).with_name("sql")

@@ -1,4 +1,4 @@
-"""Connections that end when the server falls silent.
+"""Connections that end when the server falls silent; the only use of the driver below SQLAlchemy.
 
 Packets may vanish without an error: a load balancer drops an idle connection, or a network fails.
 The kernel detects that on TCP. Code here also detects it behind a proxy that answers the kernel.
@@ -14,6 +14,8 @@ from typing import Any
 import asyncpg
 import structlog
 from pydantic_core import from_json
+from sqlalchemy import AsyncAdaptedQueuePool, Connection
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega import metrics, trace_context
 from bottega.clock import monotonic
@@ -181,3 +183,42 @@ def _keep_alive(connection: socket.socket) -> None:
     for name, value in _SOCKET_OPTIONS.items():
         if hasattr(socket, name):  # depends on the platform
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class ShrinkingPool(AsyncAdaptedQueuePool):
+    """SQLAlchemy's pool, which can close connections that nobody uses.
+
+    ``dispose()`` would make a new pool, and those in use would return to the old one and stay open.
+    """
+
+    def shrink(self, most: int) -> None:
+        """Close idle connections until there are at most ``most``, or all are in use."""
+        while self.checkedin() and self.checkedin() + self.checkedout() > most:
+            idle = self._pool.get(block=False)
+            self._dec_overflow()  # first, so that nobody waits for this connection
+            idle.close()
+
+
+async def driver_of(connection: AsyncConnection) -> asyncpg.Connection:
+    """Return the driver's connection, to run statements in SQLAlchemy's transaction.
+
+    The transaction must have begun through SQLAlchemy, as in ``Database.begin``.
+    """
+    return (await connection.get_raw_connection()).driver_connection
+
+
+def session_of(adapter: Any) -> ListenSession:
+    """Return the session of a pooled connection, as SQLAlchemy gives it to its events."""
+    session: ListenSession = adapter.driver_connection
+    return session
+
+
+def decoded(value: Any) -> Any:
+    """Decode JSON of a row; the connections of SQLAlchemy's engine have decoded it already."""
+    return from_json(value) if isinstance(value, str) else value
+
+
+def run_script(connection: Connection, sql: str) -> None:
+    """Run several statements without parameters, in the transaction that has begun."""
+    adapter: Any = connection.connection.dbapi_connection
+    adapter.run_async(lambda driver: driver.execute(sql))

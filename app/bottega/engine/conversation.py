@@ -28,7 +28,7 @@ from bottega.agents.messages import (
     ToolMessage,
     ToolResult,
 )
-from bottega.agents.tokens import BYTES_PER_TOKEN, estimated_tokens
+from bottega.agents.parts import BYTES_PER_TOKEN, estimated_tokens
 from bottega.db.engine import acting_as
 from bottega.db.failures import persist
 from bottega.engine.claim import ClaimedRun
@@ -44,7 +44,7 @@ from bottega.events.types import (
     ToolEnded,
     tool_call_of,
 )
-from bottega.graph.rendering import as_text, message_lines
+from bottega.graph.publication import as_text, message_lines
 from bottega.memory.text.summaries import cut, summary_of
 from bottega.memory.working.prompts import RECALL, RunMemory, TurnReader, tokens_of
 

@@ -27,10 +27,10 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from bottega.agents.parts import FileContent, content_tokens
 from bottega.clock import Clock, utcnow
-from bottega.db.driver import driver_of
 from bottega.db.engine import Database, acting_as
 from bottega.db.pages import PageItems, beside, fetch_page, paged
 from bottega.db.quota import storage_full
+from bottega.db.sessions import driver_of
 from bottega.db.tables import files, runs, sessions
 from bottega.errors import (
     InvalidInputError,

@@ -19,8 +19,13 @@ import networkx as nx
 
 from bottega.clock import Clock, utcnow
 from bottega.errors import CycleError, InvalidInputError
-from bottega.graph.publication import MemoryItem, PropagationPolicy, Publication
-from bottega.graph.rendering import MessageLike, ToolResultLike
+from bottega.graph.publication import (
+    MemoryItem,
+    MessageLike,
+    PropagationPolicy,
+    Publication,
+    ToolResultLike,
+)
 
 
 def refuse_cycle(edges: Sequence[tuple[str, str]]) -> None:

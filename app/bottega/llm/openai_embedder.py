@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic_core import from_json, to_json
 
 from bottega.agents.messages import Usage
-from bottega.agents.tokens import size_of, tokens_in
+from bottega.agents.parts import size_of, tokens_in
 from bottega.clock import Clock, utcnow
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import InvalidInputError, ModelError

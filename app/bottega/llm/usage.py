@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from bottega.agents.messages import ToolCall, Usage
-from bottega.agents.tokens import size_of, tokens_in
+from bottega.agents.parts import size_of, tokens_in
 
 MOST_TOKENS = 10_000_000
 """Largest number of tokens that a server may report for one call."""

@@ -12,7 +12,7 @@ from bottega.agents.history import DEMAND_TITLES
 from bottega.agents.messages import ToolCall
 from bottega.agents.output import OUTPUT_INVALID
 from bottega.agents.query import ending_of, task_id_at
-from bottega.db.driver import driver_of
+from bottega.db.sessions import driver_of
 from bottega.db.tables import runs
 from bottega.engine.journal import EPISODE_NOT_STORED
 from bottega.engine.replay import answer_of

@@ -16,8 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.history import with_distinct_ids
 from bottega.agents.messages import AssistantMessage, ToolCall
-from bottega.agents.parts import content_text
-from bottega.agents.tokens import tokens_in
+from bottega.agents.parts import content_text, tokens_in
 from bottega.definitions import kinds
 from bottega.engine.replay import EPISODE
 from bottega.events.types import EventType

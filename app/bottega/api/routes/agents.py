@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
+from bottega.api.routes.providers import known_providers, possible_names
 from bottega.api.schemas.agents import Agent, AgentContent, AgentSummary, NewAgent
 from bottega.api.schemas.checks import EqualsCheck, PythonCheck, SchemaCheck
 from bottega.api.shared.definitions import Caller, DefinitionRoutes, Sending, refuse_foreign
@@ -13,7 +14,6 @@ from bottega.container import Service
 from bottega.definitions.agents import refuse_circle, refuse_stateful
 from bottega.definitions.kinds import AGENTS
 from bottega.definitions.models import listed, named_by
-from bottega.definitions.providers import known_providers, possible_names
 from bottega.engine.plugins import installed
 from bottega.errors import InvalidInputError
 from bottega.runs.pins import Dialects, dialects_of, refuse_unsupported

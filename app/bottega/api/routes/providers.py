@@ -11,6 +11,8 @@ from uuid import UUID
 import httpx2
 from fastapi import Response
 from pydantic import Field
+from sqlalchemy import and_, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.schemas.base import Answer, Body, Name
 from bottega.api.shared.definitions import (
@@ -22,16 +24,71 @@ from bottega.api.shared.definitions import (
     refuse_foreign,
 )
 from bottega.container import Service
+from bottega.db.tables import model_breakers, provider_versions, providers
 from bottega.definitions import store
 from bottega.definitions.kinds import PROVIDERS
-from bottega.definitions.models import KnownProvider
-from bottega.definitions.providers import open_breakers
+from bottega.definitions.models import DEFAULT, KnownProvider, listed
 from bottega.engine import workers
 from bottega.errors import InvalidInputError, NotFoundError
 from bottega.settings.providers import Dialect, ModelPrice, ProviderContent
 from bottega.tools.egress import refuse_inside
 from bottega.tools.guard import AllowList, EgressRefusedError, check_address
 from bottega.tools.http import SecretHeader
+
+
+def possible_names(model: str | Sequence[str] | None) -> Iterable[str]:
+    """Return the names of providers that an agent's models may mean."""
+    yield DEFAULT
+    for reference in listed(model):
+        yield (reference or "").partition("/")[0].partition(":")[0]
+
+
+async def known_providers(
+    connection: AsyncConnection, tenant_id: UUID, names: Iterable[str]
+) -> dict[str, KnownProvider]:
+    """Return a tenant's own providers among these names."""
+    now, all_ = providers.c, provider_versions.c
+    current = and_(
+        all_.tenant_id == now.tenant_id, all_.name == now.name, all_.version == now.version
+    )
+    query = (
+        select(now.name, now.version, all_.definition)
+        .join_from(providers, provider_versions, current)
+        .where(now.tenant_id == tenant_id, now.deleted_at.is_(None), now.name.in_(set(names)))
+    )
+    return {
+        row.name: KnownProvider(
+            row.version,
+            row.definition["dialect"],
+            row.definition["models"],
+            row.definition["headers"],
+            row.definition["base_url"],
+            row.definition["prices"],
+        )
+        for row in await connection.execute(query)
+    }
+
+
+async def open_breakers(
+    connection: AsyncConnection, tenant_id: UUID, provider: str, *, of_operator: bool
+) -> dict[str, dict[str, Any]]:
+    """Return ``state`` and ``retry_at`` of the breakers that are not closed, by model."""
+    row = model_breakers.c
+    is_probed = func.coalesce(row.probe_until > func.clock_timestamp(), False)
+    query = (
+        select(row.model, is_probed.label("is_probed"), row.retry_at, row.probe_until)
+        .where(row.tenant_id == tenant_id, row.is_operators == of_operator)
+        .where(row.provider == provider)
+        .order_by(row.model)
+        .limit(1000)
+    )
+    return {
+        each.model: {
+            "state": "half_open" if each.is_probed else "open",
+            "retry_at": each.probe_until if each.is_probed else each.retry_at,
+        }
+        for each in await connection.execute(query)
+    }
 
 
 class ProviderBody(ProviderContent, Body):

@@ -13,7 +13,7 @@ from pydantic.json_schema import models_json_schema
 from bottega.agents.approval import Kind
 from bottega.api.schemas.base import Answer
 from bottega.api.schemas.interrupts import InterruptStatus
-from bottega.api.schemas.memory.learning import GivenBaseline
+from bottega.api.schemas.learning import GivenBaseline
 from bottega.api.schemas.parts import ContentPart
 from bottega.api.schemas.runs import Cause, Event, Failure, TaskStatus
 from bottega.api.schemas.usage import AgentUsage, Usage

@@ -11,8 +11,8 @@ from bottega.api.auth import Principal, acts_for
 from bottega.api.schemas.runs import NewRun
 from bottega.api.shared.schemas import check_schema
 from bottega.container import Service
-from bottega.db.driver import driver_of
 from bottega.db.failures import repeated
+from bottega.db.sessions import driver_of
 from bottega.errors import InvalidInputError
 from bottega.files.inputs import StoredInput, stored_input
 from bottega.files.store import Owner

@@ -22,7 +22,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from bottega.agents.messages import AssistantMessage, ToolCall, Usage
-from bottega.agents.tokens import size_of
+from bottega.agents.parts import size_of
 from bottega.errors import ModelError
 from bottega.json_schema.values import depth_of, is_finite
 from bottega.llm.dialects.wire import encode_json, without_lone_surrogates

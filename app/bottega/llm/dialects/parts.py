@@ -41,8 +41,7 @@ from bottega.agents.messages import (
     SystemMessage,
     ToolMessage,
 )
-from bottega.agents.parts import FileContent, FileLoader, Part
-from bottega.agents.tokens import BYTES_PER_TOKEN
+from bottega.agents.parts import BYTES_PER_TOKEN, FileContent, FileLoader, Part
 from bottega.errors import InvalidInputError
 from bottega.llm.dialects.wire import GO_ON, encode_json
 from bottega.llm.server import DialectName

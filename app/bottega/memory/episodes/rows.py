@@ -6,7 +6,7 @@ from uuid import UUID
 
 import asyncpg
 
-from bottega.db.driver import decoded
+from bottega.db.sessions import decoded
 from bottega.memory.episodes.episode import Episode
 from bottega.memory.episodes.scope import Scope
 

@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import to_json
 
-from bottega.db.driver import decoded
+from bottega.db.sessions import decoded
 from bottega.errors import NotFoundError
 from bottega.memory.episodes import rows
 from bottega.memory.episodes.episode import IMPORTED, Episode

@@ -24,7 +24,7 @@ from bottega.events.types import (
     ToolStarted,
     is_repeated,
 )
-from bottega.graph.rendering import as_text
+from bottega.graph.publication import as_text
 from bottega.memory.episodes.episode import (
     LONGEST_TEXT,
     OWN_RUN,

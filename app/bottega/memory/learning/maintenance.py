@@ -20,10 +20,10 @@ from pydantic_core import to_json
 
 from bottega import metrics
 from bottega.clock import Clock, monotonic, utcnow
-from bottega.db.driver import decoded
 from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient
 from bottega.db.pages import PageItems, fetch_rows
+from bottega.db.sessions import decoded
 from bottega.errors import BottegaError, ConflictError, NotFoundError
 from bottega.leased_work import LeasedWork
 from bottega.memory.episodes.rows import CHANNEL, tell

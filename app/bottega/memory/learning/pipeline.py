@@ -18,9 +18,9 @@ import structlog
 from pydantic_core import from_json
 
 from bottega.clock import Clock, utcnow
-from bottega.db.driver import decoded
 from bottega.db.engine import acting_as
 from bottega.db.indexes import maintain_indexes
+from bottega.db.sessions import decoded
 from bottega.errors import InvalidInputError, NotFoundError
 from bottega.memory.episodes import rows as episode_rows
 from bottega.memory.episodes.maintenance import EpisodeMaintenance

@@ -15,7 +15,7 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import from_json, to_json
 
-from bottega.db.driver import decoded
+from bottega.db.sessions import decoded
 from bottega.memory.episodes.episode import IMPORTED
 from bottega.memory.patterns.evidence import Group
 from bottega.memory.patterns.owners import OwnedFeatures, owner_of, public_features

@@ -8,7 +8,7 @@ summaries, so that a resumed run has the same prompts.
 import re
 from collections.abc import Callable, Iterator
 
-from bottega.agents.tokens import BYTES_PER_TOKEN, estimated_tokens, size_of
+from bottega.agents.parts import BYTES_PER_TOKEN, estimated_tokens, size_of
 
 TokenCounter = Callable[[str], int]
 """Function that returns a text's number of tokens; never negative, and monotonic in the text."""

@@ -29,7 +29,7 @@ from bottega.agents.provider import ToolSchema
 from bottega.agents.query import Query
 from bottega.agents.shared_memory import AWARENESS, fence
 from bottega.agents.tools import ToolBase, error_result, success_result
-from bottega.graph.rendering import as_text, message_lines
+from bottega.graph.publication import as_text, message_lines
 from bottega.memory.text.summaries import TokenCounter, cut, summary_of
 from bottega.memory.working.sections import MEMORY_LIMIT, RECENT, Area
 from bottega.memory.working.tools import schema_of

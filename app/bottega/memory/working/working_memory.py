@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from bottega.agents.tokens import estimated_tokens
-from bottega.graph.rendering import as_text
+from bottega.agents.parts import estimated_tokens
+from bottega.graph.publication import as_text
 from bottega.memory.text.identities import without_identities
 from bottega.memory.text.summaries import TokenCounter, summary_of
 from bottega.memory.working.sections import (

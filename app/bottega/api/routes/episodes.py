@@ -13,7 +13,7 @@ from pydantic import AfterValidator
 from bottega.api.auth import Principal, acts_for
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import Page, PlaceInTime, UserName
-from bottega.api.schemas.memory.episodes import (
+from bottega.api.schemas.episodes import (
     WITHIN,
     Episode,
     EpisodeFailure,
@@ -30,11 +30,11 @@ from bottega.api.shared.deps import Actor, PrincipalDep, ReadTenant, ServiceDep,
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, PageQuery, storable
 from bottega.container import Service
-from bottega.db.driver import driver_of
 from bottega.db.pages import PageItems
 from bottega.db.quota import require_room
+from bottega.db.sessions import driver_of
 from bottega.errors import InvalidInputError
-from bottega.graph.rendering import as_text
+from bottega.graph.publication import as_text
 from bottega.memory.episodes import episode as memory
 from bottega.memory.episodes import rows
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome

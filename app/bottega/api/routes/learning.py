@@ -8,10 +8,10 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problems
-from bottega.api.routes.memory.episodes import imported, to_response, within
+from bottega.api.routes.episodes import imported, to_response, within
 from bottega.api.schemas.base import Page
-from bottega.api.schemas.memory.episodes import Feedback, NewFeedback
-from bottega.api.schemas.memory.learning import (
+from bottega.api.schemas.episodes import Feedback, NewFeedback
+from bottega.api.schemas.learning import (
     ContextFound,
     ContextQuery,
     Learnt,
@@ -33,7 +33,7 @@ from bottega.api.shared.deps import (
 )
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, PageQuery
-from bottega.db.driver import driver_of
+from bottega.db.sessions import driver_of
 from bottega.errors import ConflictError
 from bottega.events.types import UNFINISHED
 from bottega.memory.episodes import rows

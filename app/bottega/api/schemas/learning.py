@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_vali
 from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import Answer, Body, OwnUser
-from bottega.api.schemas.memory.episodes import (
+from bottega.api.schemas.episodes import (
     EpisodeFailure,
     EpisodeHit,
     EpisodeReader,

@@ -19,16 +19,16 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from bottega.api.errors import headers, problems
-from bottega.api.routes.memory.episodes import CLOCK_SKEW
+from bottega.api.routes.episodes import CLOCK_SKEW
 from bottega.api.schemas.base import Answer, Body, Page
-from bottega.api.schemas.memory.episodes import Moment, Object
+from bottega.api.schemas.episodes import Moment, Object
 from bottega.api.shared.definitions import ETAG, IfMatch, if_match_version
 from bottega.api.shared.deps import Actor, AdminTenant, ReadTenant, ServiceDep, Tenant, Turn
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, PageQuery
 from bottega.conditions import MAX_DEPTH, MAX_LIST, MAX_TESTS, MAX_TEXT
-from bottega.db.driver import driver_of
 from bottega.db.engine import acting_as
+from bottega.db.sessions import driver_of
 from bottega.errors import ConflictError, InvalidInputError, VersionConflictError
 from bottega.json_schema.values import WHOLE
 from bottega.memory.patterns import pattern as memory
