@@ -26,6 +26,7 @@ import sys
 import termios
 import threading
 import traceback
+from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
 from tempfile import TemporaryFile
 
@@ -275,6 +276,10 @@ def _become(
     os.environ.update(environment)
     more = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[1:1] = [each for each in more if each not in sys.path]
+    for name, value in environment.items():
+        if name.startswith("bottega."):  # a constant, such as bottega.container.MAX_CRASHES
+            module, _, constant = name.rpartition(".")
+            setattr(importlib.import_module(module), constant, literal_eval(value))
     random.seed()
     sys.argv = ["bottega", *arguments]
 

@@ -340,7 +340,9 @@ async def test_a_draining_worker_finishes_its_run(database_url: str, model: Fake
 
 
 async def test_crashes_are_counted_over_all_workers(database_url: str, model: FakeModel) -> None:
-    with_model = environment(database_url, model, BOTTEGA_MAX_CRASHES="2", BOTTEGA_TAKEOVER_S="1")
+    with_model = environment(
+        database_url, model, BOTTEGA_TAKEOVER_S="1", **{"bottega.container.MAX_CRASHES": "2"}
+    )
     gate_specialists(model, "requirements")
     async with (
         command("serve", "--no-worker", "--port", "0", **with_model) as api,

@@ -109,7 +109,7 @@ async def test_a_stopping_worker_hands_its_run_back(database_url: str, model: Fa
 async def test_a_run_that_kills_its_workers_ends_as_failed(
     database_url: str, model: FakeModel
 ) -> None:
-    with_model = environment(database_url, model, BOTTEGA_MAX_CRASHES="1")
+    with_model = environment(database_url, model, **{"bottega.container.MAX_CRASHES": "1"})
     gate_call(model, 1, asyncio.Event())
     async with (
         command("serve", "--no-worker", "--port", "0", **with_model) as api,

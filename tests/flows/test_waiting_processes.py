@@ -35,7 +35,7 @@ async def count(client: httpx2.AsyncClient, status: str) -> int:
 async def test_workers_die_while_runs_begin_and_end_to_wait(
     database_url: str, model: FakeModel
 ) -> None:
-    with_model = environment(database_url, model, BOTTEGA_MAX_CRASHES="10")
+    with_model = environment(database_url, model, **{"bottega.container.MAX_CRASHES": "10"})
     model.decide = ask_once
     async with (
         command("serve", "--no-worker", "--port", "0", **with_model) as first,
@@ -79,7 +79,7 @@ async def test_runs_wait_over_a_crash_of_the_database(folder: Path, model: FakeM
     model.decide = ask_once
     server = Server(folder)
     await asyncio.to_thread(migrate.upgrade, server.url)
-    with_model = environment(server.url, model, BOTTEGA_MAX_CRASHES="10")
+    with_model = environment(server.url, model, **{"bottega.container.MAX_CRASHES": "10"})
     try:
         async with (
             command("serve", "--no-worker", "--port", "0", **with_model) as api,

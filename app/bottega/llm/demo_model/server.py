@@ -16,6 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from bottega.agents.parts import tokens_in
 from bottega.llm.demo_model.rules import Answer, decide, usage
 
 if TYPE_CHECKING:
@@ -161,7 +162,9 @@ def vectors_body(vectors: "NDArray[Any]", request: dict[str, Any]) -> bytes:
         for row in vectors
     ]
     data = [{"object": "embedding", "index": n, "embedding": row} for n, row in enumerate(rows)]
-    used = {"prompt_tokens": len(rows), "total_tokens": len(rows)}
+    texts = request["input"]
+    tokens = tokens_in(len(texts) if isinstance(texts, str) else sum(map(len, texts)))
+    used = {"prompt_tokens": tokens, "total_tokens": tokens}
     return to_json({"object": "list", "data": data, "model": request["model"], "usage": used})
 
 
