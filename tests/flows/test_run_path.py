@@ -5,22 +5,27 @@ the run, builds its agents → each model call leaves through the openai client 
 the graph → every step is journalled → a WebSocket shows it.
 """
 
+import asyncio
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import pytest
+import websockets
 
 from bottega.cli.scenarios import SOFTWARE
 from bottega.clock import monotonic
+from bottega.settings import Settings
 from tests.arch.sources import PACKAGE
 from tests.arch.test_budgets import BUDGETS
-from tests.fake_model import FakeModel
-from tests.service import Running
+from tests.fake_model import FakeModel, gated, text
+from tests.flows.test_processes import environment
+from tests.processes import command
+from tests.service import Running, running
 from tests.team import CALLS, asked_of, define, start, systems
 from tests.waiting import until
 
@@ -157,25 +162,79 @@ def modules_run() -> Iterator[set[str]]:
         threading.setprofile(None)
 
 
+async def idle_modules() -> set[str]:
+    """Return the modules that an idle service runs."""
+    with modules_run() as idle:
+        ends_at = monotonic() + IDLE_S
+        await until(lambda: monotonic() > ends_at)
+    return idle
+
+
+def check(name: str, ways: Sequence[set[str]], idle: set[str]) -> None:
+    """Check the number of modules that each way needs, without those of an idle service."""
+    needed = set.intersection(*ways) - idle
+    assert len(needed) <= BUDGETS["ways"][name], " ".join(sorted(needed))
+
+
 @pytest.mark.parametrize("memory", ["off", "full"])
 async def test_few_modules_run_between_a_post_and_the_first_model_call(
     bottega: Running, model: FakeModel, memory: str
 ) -> None:
-    """Count those that each of some runs needs, without those of an idle service."""
     await define(bottega.client)
     body = {"agent": "designer", "input": "Draw the harbour warehouse.", "memory": memory}
     for _ in range(2):  # the later ones recall an episode
         done = await bottega.client.post("/v1/runs?wait=30", json=body | {"user": "ada"})
         assert done.json()["status"] == "completed"
-    with modules_run() as idle:
-        ends_at = monotonic() + IDLE_S
-        await until(lambda: monotonic() > ends_at)
+    idle = await idle_modules()
     ways = []
     for _ in range(6):
         calls = len(model.requests)
         with modules_run() as way:
             run = await bottega.client.post("/v1/runs", json=body | {"user": "ada"})
             await model.received(calls + 1)
-        ways.append(way - idle)
+        ways.append(way)
         await bottega.watch(run.json()["id"])
-    assert len(set.intersection(*ways)) <= BUDGETS["ways"][f"post_to_model_memory_{memory}"]
+    check(f"post_to_model_memory_{memory}", ways, idle)
+
+
+async def test_few_modules_run_between_a_websocket_and_its_first_frame(
+    bottega: Running, model: FakeModel
+) -> None:
+    await define(bottega.client)
+    run_id = await start(bottega.client)
+    await bottega.watch(run_id)
+    idle = await idle_modules()
+    ways = []
+    for _ in range(3):
+        with modules_run() as way:
+            address = f"ws://127.0.0.1:{bottega.port}/v1/runs/{run_id}/ws"
+            async with websockets.connect(address) as socket:
+                await socket.recv()
+        ways.append(way)
+    check("websocket_to_first_frame", ways, idle)
+
+
+async def test_few_modules_run_between_the_end_of_a_worker_and_the_next_model_call(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    """Kill the worker that has the run; count in this process, whose worker takes it over."""
+    limits = {"openai_base_url": model.base_url, "takeover_s": 2.0}
+    configured = settings.model_copy(update=limits)
+    with_model = environment(database_url, model, BOTTEGA_TAKEOVER_S="2")
+    ways = []
+    async with running(configured, database_url) as api:
+        await define(api.client)
+        for _ in range(2):
+            model.script(gated(asyncio.Event(), text("never")))
+            async with command("worker", **with_model) as victim:
+                calls = len(model.requests)
+                run_id = await start(api.client)
+                await model.received(calls + 1)
+                async with running(configured, database_url, worker=True) as other:
+                    idle = await idle_modules()
+                    victim.kill()
+                    with modules_run() as way:
+                        await model.received(calls + 2)
+                    assert (await other.watch(run_id))[-1]["type"] == "run.completed"
+            ways.append(way)
+    check("takeover_to_model", ways, idle)
