@@ -169,7 +169,7 @@ def _maintenance(settings: Settings, database: Database, parts: MemoryServices) 
 
     cron = settings.memory_cron
     as_maintenance = functools.partial(connect, database.url, role=indexes.ROLE, longest_s=None)
-    episodes = EpisodeMaintenance(database.pool, parts.objects, settings.memory_options)
+    episodes = EpisodeMaintenance(database.pool, parts.objects)
     stages = stages_of(database.pool, episodes, parts.patterns, parts.objects, as_maintenance)
     return Maintenance(
         database.pool,

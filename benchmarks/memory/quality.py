@@ -18,14 +18,13 @@ from benchmarks.memory.measures import Measured, interval, measured
 from bottega.db.engine import acting_as
 from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.memory.episodes import search
-from bottega.memory.episodes.episode import EpisodeFilter, Outcome, StorageState
-from bottega.memory.episodes.options import MemoryOptions
+from bottega.memory.episodes.episode import EpisodeFilter, Outcome, StorageState, ended_before
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.scoring import Candidate, Normalisation, ScoringOptions, score
 from bottega.memory.text.content import content_words
 from bottega.memory.text.embeddings import Embedder, Vectors
 
-AGED_BEFORE = MemoryOptions().begins(StorageState.AGED, stage.NOW)
+AGED_BEFORE = ended_before(StorageState.AGED, stage.NOW)
 Retrieved = list[tuple[Query, list[Candidate]]]
 
 

@@ -33,13 +33,12 @@ from bottega.llm.local.builtin import DIMENSION
 from bottega.memory.episodes import search
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome
-from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.text.content import content_words
 from bottega.memory.text.embeddings import Vectors
 
-AGED_DAYS = MemoryOptions().mature_days
+AGED_DAYS = 180.0
 AGED_COSINE = 0.8
 TABLES = (
     "episodes", "episode_bodies", "episode_reflections", "episode_tags", "episode_failures",

@@ -5,11 +5,9 @@ from contextlib import suppress
 from uuid import UUID
 
 import asyncpg
-import pytest
 
 from bottega.clock import utcnow
 from bottega.errors import UnavailableError
-from bottega.memory.episodes import store
 from bottega.memory.episodes.store import AccessCounter
 from tests.waiting import until
 
@@ -25,13 +23,10 @@ class DownPool(asyncpg.Pool):  # type: ignore[misc]
         raise UnavailableError("the database cannot be reached")
 
 
-async def test_counting_goes_on_after_the_database_was_down(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(store, "EVERY_S", 0.0)
+async def test_counting_goes_on_after_the_database_was_down() -> None:
     pool = DownPool()
     counter = AccessCounter(pool, utcnow)
-    running = asyncio.ensure_future(counter.run())
+    running = asyncio.ensure_future(counter.run(every_s=0.0))
     for number in (1, 2):
         counter.touch(UUID(int=1), [UUID(int=2)])
         await until(lambda: pool.tries + 9 * running.done(), number.__le__)

@@ -14,7 +14,6 @@ from bottega.errors import BudgetExhaustedError, SubagentQuotaExceededError
 from bottega.subagents.budget import (
     DOLLARS,
     MAX_OUTPUT,
-    MIN_OUTPUT,
     Account,
     billionths,
     grant,
@@ -217,14 +216,14 @@ class TestReserving:
         try:
             most = grant([Account("no limit"), account], sent)
         except BudgetExhaustedError:
-            assert spent + sent + MIN_OUTPUT > limit
+            assert spent + sent + 16 > limit
             return
         if isinstance(most, Account):
             assert most is account
             assert held > 0
-            assert spent + held + sent + MIN_OUTPUT > limit
+            assert spent + held + sent + 16 > limit
         else:
-            assert MIN_OUTPUT <= most <= MAX_OUTPUT
+            assert 16 <= most <= MAX_OUTPUT
             assert spent + held + sent + most <= limit
 
     @settings(deadline=None)

@@ -11,9 +11,8 @@ import pytest
 from bottega.db.engine import Database, acting_as
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import UnavailableError
-from bottega.memory.episodes.episode import StorageState
+from bottega.memory.episodes.episode import StorageState, ended_before
 from bottega.memory.episodes.maintenance import EpisodeMaintenance
-from bottega.memory.episodes.options import MemoryOptions
 from tests.memories import (
     Folder,
     Tripped,
@@ -52,8 +51,7 @@ async def mark_deleted(pool: asyncpg.Pool, episode_id: UUID, at: float) -> bool 
 def stage_of(at: datetime, now: datetime) -> StorageState:
     """Return the stage of an episode by its age."""
     later = (StorageState.ARCHIVED, StorageState.AGED, StorageState.MATURE)
-    begins = MemoryOptions().begins
-    return next((each for each in later if at < begins(each, now)), StorageState.ACTIVE)
+    return next((each for each in later if at < ended_before(each, now)), StorageState.ACTIVE)
 
 
 @pytest.mark.deep

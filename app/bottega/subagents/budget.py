@@ -20,7 +20,6 @@ from bottega.errors import BudgetExhaustedError, ModelError
 
 MAX_OUTPUT = 4096
 """Expected maximum of tokens in an answer of a model that has no limit of its own."""
-MIN_OUTPUT = 16
 _BILLION = Decimal(10**9)
 
 
@@ -167,7 +166,7 @@ def grant(
         BudgetExhaustedError: an account would not have enough even without reservations.
     """
     tightest: Account | None = None
-    free, least = longest, min(longest, MIN_OUTPUT)
+    free, least = longest, min(longest, 16)  # a shorter answer says nothing
     for account in accounts:
         if account.limit is None:
             continue

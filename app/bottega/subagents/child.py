@@ -13,7 +13,7 @@ from bottega.agents.query import QueriedAgent, Query, current_call, next_query
 from bottega.agents.tools import ToolBase
 from bottega.errors import BudgetExhaustedError, InvalidInputError
 from bottega.subagents.handle import DispatchParams, SubagentHandle, SubagentOutcome
-from bottega.subagents.linked import MOST_FILES_CHARS, LinkedWork
+from bottega.subagents.linked import LinkedWork
 from bottega.subagents.shared_context import GLOBAL, Workspace, file_tools, folder_of
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import (
@@ -45,8 +45,6 @@ _MAY_PASS = frozenset(
 """Codes of a model's failures that another try may not meet again."""
 
 FAN_OUT = "dispatch_subagents"
-_ITEM = 1 << 20
-"""More than the tool calls of any message."""
 
 
 def places_of(model_call: int, index: int, tool_call: ToolCall) -> list[tuple[int, int]]:
@@ -58,7 +56,8 @@ def places_of(model_call: int, index: int, tool_call: ToolCall) -> list[tuple[in
     tasks = tool_call.arguments.get("tasks") if tool_call.name == FAN_OUT else None
     if not isinstance(tasks, list):
         return [(model_call, index)]
-    return [(model_call, index + number * _ITEM) for number in range(1, len(tasks) + 1)]
+    # No message has so many tool calls that two places could be equal.
+    return [(model_call, index + (number << 20)) for number in range(1, len(tasks) + 1)]
 
 
 class ChildTask:
@@ -176,7 +175,7 @@ class ChildTask:
         if parent.ancestors is not None or params.retries:
             return False
         return (not params.named or is_leaf(self.agents[params.agent])) and (
-            sum(map(len, self._files().values())) <= MOST_FILES_CHARS
+            sum(map(len, self._files().values())) <= 64_000  # characters that one linked run gets
         )
 
     def _files(self) -> dict[str, str]:

@@ -9,13 +9,7 @@ from collections.abc import Iterable
 
 from bottega.errors import InvalidInputError, NotFoundError
 
-MAX_FILE_BYTES = 1_000_000
-MAX_BYTES = 8_000_000
-"""Limit of one file system, or of one folder of the shared context."""
-MAX_FILES = 1_000
-MAX_RUN_BYTES = 64_000_000
 MAX_PATH_BYTES = 1_024
-MAX_NAME_BYTES = 255
 
 _LOOK_ALIKES = re.compile(
     "[\u2044\u2215\u2216\u2571\u2572\u27cb\u27cd\u29f5\u29f8\u29f9\U0001f67c\U0001f67d]"
@@ -93,8 +87,8 @@ def _check_name(name: str, path: str) -> None:
         )
     if name != name.strip(" "):
         raise bad_path(f"{quoted} has a name that starts or ends with a space: leave it out")
-    if len(name.encode()) > MAX_NAME_BYTES:
-        raise bad_path(f"a name in the path is longer than {MAX_NAME_BYTES} bytes")
+    if len(name.encode()) > 255:
+        raise bad_path("a name in the path is longer than 255 bytes")
 
 
 def check_prefix(prefix: str) -> str:
@@ -119,7 +113,7 @@ def missing(path: str) -> NotFoundError:
 class Allowance:
     """Bytes that several file systems may use together."""
 
-    def __init__(self, max_bytes: int = MAX_RUN_BYTES) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.used = 0
 
@@ -136,9 +130,9 @@ class VirtualFileSystem:
 
     def __init__(
         self,
-        max_bytes: int = MAX_BYTES,
-        max_files: int = MAX_FILES,
-        max_file_bytes: int = MAX_FILE_BYTES,
+        max_bytes: int = 8_000_000,
+        max_files: int = 1_000,
+        max_file_bytes: int = 1_000_000,
         shared: Allowance | None = None,
     ) -> None:
         self._max_bytes = max_bytes

@@ -17,8 +17,6 @@ from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.queue import QueueEntry
 from bottega.subagents.states import Mailbox, SubagentStatus, stands_still
 
-MAX_PARTIAL_OUTPUT = 10_000
-
 
 @dataclass(frozen=True, slots=True)
 class DispatchParams:
@@ -329,9 +327,9 @@ class SubagentHandle:
             waiter.look()
 
     def add_text(self, text: str) -> None:
-        """Append to ``partial_output``; keep its last ``MAX_PARTIAL_OUTPUT`` characters."""
+        """Append to ``partial_output``; keep its last 10,000 characters."""
         self.written += len(text)
-        self.partial_output = (self.partial_output + text)[-MAX_PARTIAL_OUTPUT:]
+        self.partial_output = (self.partial_output + text)[-10_000:]
 
 
 @dataclass(slots=True, eq=False)

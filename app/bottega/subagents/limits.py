@@ -111,10 +111,6 @@ class SchedulerOptions:
     reset_timeout: float = 30.0
 
 
-_GROWTH = 1.5
-_SHRINKAGE = 0.75
-
-
 def resized(size: int, busy: int, options: SchedulerOptions) -> int:
     """Return the new size of a pool of ``size`` slots (at least 1), of which ``busy`` are held.
 
@@ -123,7 +119,7 @@ def resized(size: int, busy: int, options: SchedulerOptions) -> int:
     """
     share = busy / size
     if share > options.scale_up_threshold:
-        return min(options.max_workers, ceil(size * _GROWTH))
+        return min(options.max_workers, ceil(size * 1.5))
     if share < options.scale_down_threshold:
-        return max(options.min_workers, floor(size * _SHRINKAGE))
+        return max(options.min_workers, floor(size * 0.75))
     return size

@@ -7,9 +7,6 @@ from typing import Protocol
 from bottega.agents.messages import AgentUsage
 from bottega.subagents.handle import SubagentHandle, SubagentOutcome
 
-MOST_FILES_CHARS = 64_000
-"""Characters of the files that one linked run gets."""
-
 
 @dataclass(frozen=True, slots=True)
 class LinkedWork:

@@ -32,12 +32,8 @@ from bottega.subagents.states import SubagentStatus
 
 TIMEOUT_S = 5.0
 MAX_PROMPT = 10_000
-MAX_RESULT = 100_000
-"""Limit of a skipped task's result, in characters."""
 MAX_METADATA = 16_384
 """Limit of a task's metadata, in characters of JSON."""
-
-_MOST_ROUNDS = 3
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +142,7 @@ async def guarded(
     """
     guards = [plugin for plugin in plugins if is_guard(plugin)]
     left = list(guards)
-    for _ in range(_MOST_ROUNDS * len(guards)):
+    for _ in range(3 * len(guards)):
         if not left:
             break
         guard = left.pop(0)
@@ -279,7 +275,7 @@ class _Said(BaseModel):
     priority: Annotated[int, Field(ge=1, le=10)] | None = None
     metadata: Annotated[dict[str, Any], AfterValidator(checked_metadata)] | None = None
     skip: Literal[True] | None = None
-    result: Annotated[str, Field(max_length=MAX_RESULT)] | None = None
+    result: Annotated[str, Field(max_length=100_000)] | None = None
 
 
 def _understood(said: object, request: DispatchRequest) -> DispatchRequest | Skip | Refused:

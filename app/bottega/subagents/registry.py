@@ -27,7 +27,6 @@ from bottega.subagents.waits import Mode, missing, wait_for
 logger = logging.getLogger(__name__)
 
 ORPHANED = "orphan-cleanup"
-_MANY = 10
 
 
 def collectable(
@@ -41,7 +40,7 @@ def collectable(
         handles: all tasks of the registry.
         now: seconds on the event loop's clock.
     """
-    crowded = len(handles) > _MANY * limits.max_concurrent_global
+    crowded = len(handles) > 10 * limits.max_concurrent_global
     return [
         handle
         for handle in handles

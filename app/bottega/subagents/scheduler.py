@@ -108,12 +108,6 @@ class TenantPlaces:
         self._came()
 
 
-_LEAST_KNOWN = 3
-"""Ended tasks of an agent from which its next ones can be estimated."""
-_ALIKE = 1.8
-"""Longest recent time over the shortest one, up to which the next one is known."""
-
-
 class SlotLimit(NamedTuple):
     """Slots of a tenant or of the pool.
 
@@ -186,20 +180,21 @@ def _slots(
 
 
 def _durations(parent: Parent) -> list[float] | None:
-    """Return how long tasks lasted that are like those under way; ``None``: too different."""
+    """Return how long tasks lasted that are like those under way; ``None``: too different.
+
+    Of each agent three must be known, and the longest time must be less than 1.8 of the shortest.
+    """
     agents = {*parent.waiting, *(handle.agent for handle in parent.holders)}
     known = [parent.durations.get(agent, ()) for agent in agents]
-    if min(map(len, known)) < _LEAST_KNOWN:
+    if min(map(len, known)) < 3:
         return None
     seconds = [each for one in known for each in one]
-    return seconds if max(seconds) < _ALIKE * min(seconds) else None
+    return seconds if max(seconds) < 1.8 * min(seconds) else None
 
 
 logger = logging.getLogger(__name__)
 
 PARENTS_TIME_IS_UP = "parent-timeout"
-_OVERDUE = 2
-_MOST_KNOWN = 10
 
 
 class SubagentScheduler:
@@ -330,7 +325,7 @@ class SubagentScheduler:
     def watch_over(self, handle: SubagentHandle) -> None:
         """End a task whose timer was lost: it has run for twice its timeout."""
         started = handle.started_at if handle.paused_at is None else None
-        if started is not None and self.now() - started > _OVERDUE * handle.timeout:
+        if started is not None and self.now() - started > 2 * handle.timeout:
             self.time_out(handle)
 
     def release(self, handle: SubagentHandle) -> None:
@@ -449,7 +444,7 @@ class SubagentScheduler:
         since = handle.parent.holders.get(handle)
         took = self.now() - since if since is not None and since == handle.started_at else math.inf
         if self._registry.finish(handle, outcome) and not handle.spread:
-            known = handle.parent.durations.setdefault(handle.agent, deque(maxlen=_MOST_KNOWN))
+            known = handle.parent.durations.setdefault(handle.agent, deque(maxlen=10))
             known.append(took)
 
     def time_out(self, handle: SubagentHandle) -> None:

@@ -18,11 +18,7 @@ from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.tools import FunctionTool, ToolBase, error_result
 from bottega.errors import ForbiddenError, InvalidInputError, NotFoundError
 from bottega.subagents.files import (
-    MAX_BYTES,
-    MAX_FILE_BYTES,
-    MAX_FILES,
     MAX_PATH_BYTES,
-    MAX_RUN_BYTES,
     Allowance,
     VirtualFileSystem,
     bad_path,
@@ -72,9 +68,9 @@ class SharedContext:
 
     def __init__(
         self,
-        max_bytes: int = MAX_BYTES,
-        max_files: int = MAX_FILES,
-        max_run_bytes: int = MAX_RUN_BYTES,
+        max_bytes: int = 8_000_000,
+        max_files: int = 1_000,
+        max_run_bytes: int = 64_000_000,
     ) -> None:
         self._max_bytes = max_bytes
         self._max_files = max_files
@@ -304,7 +300,6 @@ class Workspace:
 
 MAX_CONTENT = 200_000
 """Limit of one ``write_file``, in characters."""
-DEFAULT_READ = 20_000
 MAX_READ = 50_000
 """Limit of one ``read_file``, in characters."""
 MAX_LISTED = 500
@@ -341,12 +336,10 @@ def file_tools(workspace: Callable[[], Workspace]) -> tuple[ToolBase, ...]:
 
     async def read_file(
         path: Path,
-        offset: Annotated[
-            int, Field(ge=0, le=MAX_FILE_BYTES, description="Characters to skip.")
-        ] = 0,
+        offset: Annotated[int, Field(ge=0, le=1_000_000, description="Characters to skip.")] = 0,
         limit: Annotated[
             int, Field(ge=1, le=MAX_READ, description="Characters to read at most.")
-        ] = DEFAULT_READ,
+        ] = 20_000,
     ) -> dict[str, Any]:
         text = await workspace().read(path)
         end = offset + limit

@@ -31,7 +31,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     e record;
     v_state text := coalesce(p_episode ->> 'state', 'active');
-    v_inline bigint := bottega_limit('memory_inline_bytes', 16384);
+    v_inline constant bigint := 16384;
 BEGIN
     SELECT * INTO e FROM jsonb_to_record(p_episode) AS n(
         id uuid, kind text, run_id uuid, session_id text, user_id text, agent text,

@@ -92,9 +92,6 @@ def groups(
 # --- One episode from several -------------------------------------------------------------------
 
 _LONGEST_VALUE = 200
-_MOST_VALUES = 20
-_MOST_TAGS = 100
-_MOST_FAILURES = 10
 _SUCCESS_RATES = {Outcome.SUCCESS: 1.0, Outcome.UNKNOWN: None}
 _LISTS = ("tools_used", "strategies_applied", "agents")
 
@@ -106,7 +103,7 @@ def as_one(
 
     Its ``metadata["consolidated"]`` has ``representative_id``, ``instances``, ``structure`` (the
     values that are equal in all), ``variations`` (per original its id and ``diff``: its own values
-    by JSON pointer, long ones cut) and ``statistics``.
+    by JSON pointer, at most 20, long ones cut) and ``statistics``.
 
     Args:
         members: two or more episodes of one user, session and agent, oldest first.
@@ -147,8 +144,8 @@ def as_one(
             "resources": _means([each.execution.get("resources", {}) for each in members]),
         },
         metadata={**statistics["common_patterns"], "consolidated": consolidated},
-        tags=tuple(sorted({tag for each in members for tag in each.tags})[:_MOST_TAGS]),
-        failure_signatures=tuple(failures)[:_MOST_FAILURES],
+        tags=tuple(sorted({tag for each in members for tag in each.tags})[:100]),
+        failure_signatures=tuple(failures)[:10],
         reflection=None,
         trace=None,
         input=None,
@@ -194,7 +191,7 @@ def _common(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 def _diff(own: Mapping[str, Any], structure: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for path, value in _leaves(own, structure, ""):
-        if len(values) == _MOST_VALUES:
+        if len(values) == 20:
             values["…"] = "and more"
             break
         text = value if isinstance(value, str) else json.dumps(value)

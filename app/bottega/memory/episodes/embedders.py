@@ -120,12 +120,11 @@ def _background(row: asyncpg.Record | None) -> "Background | None":
     return Background(np.array(row["background_mean"], np.float32), *row["background"])
 
 
-_OPENS_AFTER = 3
-_PROBE_EVERY_S = 10.0
-
-
 class Patience:
-    """Embeds queries by one embedder within a short time limit, with a circuit breaker."""
+    """Embeds queries by one embedder within a short time limit, with a circuit breaker.
+
+    After three timeouts in a row it asks the embedder once in ten seconds.
+    """
 
     def __init__(self, embedder: "Embedder", clock: Callable[[], float]) -> None:
         self._embedder = embedder
@@ -150,9 +149,9 @@ class Patience:
 
         if not is_ready(self._embedder):
             raise UnavailableError("the embedder is starting")
-        if self._timeouts >= _OPENS_AFTER and self._clock() < self._next_at:
+        if self._timeouts >= 3 and self._clock() < self._next_at:
             raise UnavailableError("the embedder did not answer the last queries in time")
-        self._next_at = self._clock() + _PROBE_EVERY_S  # one probe at a time
+        self._next_at = self._clock() + 10  # one probe at a time
         try:
             async with asyncio.timeout(deadline_s):
                 vectors = await embed_queries(embedder, [query])

@@ -29,14 +29,7 @@ from bottega.memory.text.embeddings import (
     packed_vectors,
 )
 
-_LEASE_S = 120.0
-_PLACES = 64
-_BATCH = 16
-_LONGEST_REST_S = 60.0
-_INDEX_S = 60.0
 _FIRST_POSTPONED_S = 15.0
-_LONGEST_POSTPONED_S = 3600.0
-_DAY_S = 86_400.0
 _GIVEN_UP = 6  # tries after which a switch of the embedder no longer waits for an episode
 
 _OF_THE_TEXT = frozenset(
@@ -142,8 +135,6 @@ GROWN = (20, 100, 1_000)
 
 _TO_MEASURE = "SELECT id, embedder FROM tenants_to_measure($1, 20)"
 
-_POINTS = 16
-_QUERIES = 24
 _COUNT = """
 SELECT count(*) FROM (
     SELECT FROM episode_vectors WHERE tenant_id = $1 AND embedder = $2 LIMIT $3) few
@@ -155,10 +146,10 @@ WITH span AS (
     SELECT min(at) AS first, max(at) - min(at) AS length FROM episode_search WHERE tenant_id = $1
 )
 SELECT DISTINCT ON (s.episode_id) e.summary ->> 'task' AS task, v.task::text AS vector
-FROM span CROSS JOIN generate_series(0, $3::integer - 1) AS n
+FROM span CROSS JOIN generate_series(0, 15) AS n
 CROSS JOIN LATERAL (
     SELECT episode_id FROM episode_search
-    WHERE tenant_id = $1 AND at >= span.first + span.length * n / $3
+    WHERE tenant_id = $1 AND at >= span.first + span.length * n / 16
     ORDER BY at, episode_id LIMIT 6) AS s
 CROSS JOIN LATERAL (
     SELECT v.task FROM episode_vectors v
@@ -194,14 +185,14 @@ class EmbeddingWorker:
             pool=pool,
             name="embed",
             columns="episode_id uuid, tries integer",
-            lease_s=_LEASE_S,
-            share=_BATCH,
-            places=_PLACES,
-            batch=_BATCH,
+            lease_s=120.0,
+            share=16,
+            places=64,
+            batch=16,
             do=self._embed,
             blame=_blamed,
             put_off=self._put_off,
-            longest_rest_s=_LONGEST_REST_S,
+            longest_rest_s=60.0,
             channel=CHANNEL,
             poll_s=POLL_S,
             clock=clock,
@@ -220,7 +211,7 @@ class EmbeddingWorker:
         wait_s, uncounted = pause_s, 1
         if wait_s is None:
             (row,) = due
-            wait_s = min(_LONGEST_POSTPONED_S, _FIRST_POSTPONED_S * 2.0 ** min(row["tries"], 20))
+            wait_s = min(3600.0, _FIRST_POSTPONED_S * 2.0 ** min(row["tries"], 20))
             uncounted = 0
             log.warning("episode.not_embedded", episode_id=str(row["episode_id"]), error=str(error))
         await self._postpone(tenant_id, [row["episode_id"] for row in due], wait_s, uncounted)
@@ -267,7 +258,7 @@ class EmbeddingWorker:
         """Measure backgrounds that are a day old."""
         if self._outage.left_s():
             return self._outage.left_s()
-        rows = await self._pool.fetch(_TO_MEASURE, _DAY_S)
+        rows = await self._pool.fetch(_TO_MEASURE, 86_400.0)
         try:
             for row in rows:
                 await self._measure(row["id"], row["embedder"])
@@ -297,9 +288,9 @@ class EmbeddingWorker:
                 if before < 0:
                     await connection.execute(_LOOKED, tenant_id)
                 return
-            rows = await connection.fetch(_SAMPLE, tenant_id, name, _POINTS)
+            rows = await connection.fetch(_SAMPLE, tenant_id, name)
         stored = np.array([np.fromstring(row["vector"][1:-1], sep=",") for row in rows], np.float32)
-        places = np.linspace(0, len(rows) - 1, min(_QUERIES, len(rows))).round().astype(int)
+        places = np.linspace(0, len(rows) - 1, min(24, len(rows))).round().astype(int)
         queries = stored[places]
         if hasattr(embedder, "embed_queries"):
             paid = self._embedders.paid_by(tenant_id, embedder)
@@ -329,7 +320,7 @@ class EmbeddingWorker:
         """Return an embedder's name, and its vectors of the episodes, shape (n, 3, d)."""
         texts = [text for each in found for text in (each.task, each.result, each.whole)]
         vectors = await embedder.embed(texts)
-        await self._pool.execute(_ENSURE_INDEX, embedder.dimension, timeout=_INDEX_S)
+        await self._pool.execute(_ENSURE_INDEX, embedder.dimension, timeout=60)
         return embedder.name, vectors.reshape(len(found), 3, embedder.dimension)
 
     async def change_over(self) -> float:

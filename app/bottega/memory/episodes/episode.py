@@ -6,7 +6,7 @@ An episode is immutable. Later changes (accesses, age, consolidation, feedback) 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from hashlib import md5
 from typing import Any
@@ -50,6 +50,14 @@ class StorageState(StrEnum):
     CONSOLIDATED = "consolidated"
     DELETED = "deleted"
     QUARANTINED = "quarantined"
+
+
+_DAYS = {StorageState.MATURE: 30, StorageState.AGED: 180, StorageState.ARCHIVED: 365}
+
+
+def ended_before(stage: StorageState, now: datetime) -> datetime:
+    """Return the time before which episodes of ``stage``, or a later one, ended."""
+    return now - timedelta(days=_DAYS[stage])
 
 
 SEARCHABLE = frozenset((StorageState.ACTIVE, StorageState.MATURE, StorageState.AGED))

@@ -26,8 +26,7 @@ from bottega.db.engine import acting_as
 from bottega.errors import UnavailableError
 from bottega.leased_work import Blame, LeasedWork, Outage, Rows
 from bottega.memory.episodes.consolidation import as_one, groups, task_key
-from bottega.memory.episodes.episode import LONGEST_TEXT, Outcome, StorageState
-from bottega.memory.episodes.options import MOST_TENDED, MemoryOptions
+from bottega.memory.episodes.episode import LONGEST_TEXT, Outcome, StorageState, ended_before
 from bottega.memory.episodes.rows import CHANNEL, POLL_S, load
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.search import refresh_common
@@ -70,6 +69,9 @@ _AGE = "SELECT age_episodes($1, $2, $3, $4)"
 _PURGE = "SELECT purge_episodes($1, $2)"
 
 # --- Consolidation ------------------------------------------------------------------------------
+
+_WINDOW = timedelta(days=7)
+"""Longest time between the first and the last episode that become one."""
 
 # An old enough episode that is still active may be similar to those that wait.
 _READY = """
@@ -130,14 +132,14 @@ class EpisodeMaintenance:
     """Maintenance of episodes, one tenant per call.
 
     Attributes:
-        most: episodes (or groups) that each step of a call handles; later calls handle the others.
+        most: episodes (or groups) that each step of a call handles, so that other tenants get
+            their turn; later calls handle the others.
         most_compared: episodes that are compared with each other, and so become one.
     """
 
     pool: asyncpg.Pool
     objects: Objects
-    options: MemoryOptions = MemoryOptions()
-    most: int = MOST_TENDED
+    most: int = 20_000
     most_compared: int = 200
 
     async def tend(self, tenant_id: UUID, now: datetime) -> Counter[str]:
@@ -171,8 +173,8 @@ class EpisodeMaintenance:
         return +moved
 
     async def purge_deleted(self, tenant_id: UUID, now: datetime) -> int:
-        """Remove episodes that were deleted long enough ago; return their number."""
-        before = now - timedelta(days=self.options.deleted_days)
+        """Remove episodes that were deleted 30 days ago; return their number."""
+        before = now - timedelta(days=30)
         purged = 0
         while purged < self.most:
             async with acting_as(self.pool, tenant_id) as connection:
@@ -183,7 +185,7 @@ class EpisodeMaintenance:
         return purged
 
     async def _mature(self, tenant_id: UUID, now: datetime) -> int:
-        before = self.options.begins(StorageState.MATURE, now)
+        before = ended_before(StorageState.MATURE, now)
         matured = 0
         while matured < self.most:
             async with acting_as(self.pool, tenant_id) as connection:
@@ -202,7 +204,7 @@ class EpisodeMaintenance:
     async def _move_on(
         self, tenant_id: UUID, stage: StorageState, parts: Sequence[str], now: datetime
     ) -> int:
-        before = self.options.begins(stage, now)
+        before = ended_before(stage, now)
         moved_on = 0
         while moved_on < self.most:
             async with acting_as(self.pool, tenant_id) as connection:
@@ -227,17 +229,16 @@ class EpisodeMaintenance:
         Raises:
             UnavailableError: the object store cannot be reached; the current group is unchanged.
         """
-        mature = self.options.begins(StorageState.MATURE, now)
-        window = timedelta(days=self.options.consolidate_days)
+        mature = ended_before(StorageState.MATURE, now)
         async with acting_as(self.pool, tenant_id) as connection:
-            ready = await connection.fetchval(_READY, tenant_id, mature, window)
-            await connection.execute(_DISMISS_LONELY, ready, window, *_FIRST, self.most)
+            ready = await connection.fetchval(_READY, tenant_id, mature, _WINDOW)
+            await connection.execute(_DISMISS_LONELY, ready, _WINDOW, *_FIRST, self.most)
         made: Counter[str] = Counter()
         last = _FIRST
         for _ in range(self.most):
             async with acting_as(self.pool, tenant_id) as connection:
                 rows = await connection.fetch(
-                    _NEXT, tenant_id, ready, *last, window, self.most_compared
+                    _NEXT, tenant_id, ready, *last, _WINDOW, self.most_compared
                 )
             if not rows:
                 break
@@ -252,12 +253,7 @@ class EpisodeMaintenance:
         made: Counter[str] = Counter()
         known = [row for row in rows if row["whole"]]
         vectors = np.array([row["whole"] for row in known], np.float32)
-        found = groups(
-            vectors,
-            [row["at"] for row in known],
-            cosine=self.options.consolidate_cosine,
-            window=timedelta(days=self.options.consolidate_days),
-        )
+        found = groups(vectors, [row["at"] for row in known], cosine=0.95, window=_WINDOW)
         for group in found:
             ids = [known[place]["episode_id"] for place in group]
             near = vectors[group] @ vectors[group].T
@@ -303,13 +299,6 @@ def _key(row: Any) -> bytes | None:
     return task_key(task, row["input"] and from_json(row["input"]))
 
 
-_LEASE_S = 300.0
-_PLACES = 16
-_BATCH = 8
-_SAMPLED = 8
-_TRASH = 500
-_SAMPLE_OLDER_S = 3600.0
-
 _TRASH_DUE = "SELECT due_deleted_objects($1) AS key"
 _MOVE = "SELECT move_bodies($1, $2::jsonb)"
 _POSTPONE = """
@@ -338,10 +327,10 @@ class EpisodeUpkeep:
             pool=pool,
             name="offload",
             columns="episode_id uuid",
-            lease_s=_LEASE_S,
-            share=_BATCH,
-            places=_PLACES,
-            batch=_BATCH,
+            lease_s=300.0,
+            share=8,
+            places=16,
+            batch=8,
             do=self._offload,
             blame=_blamed,
             put_off=self._put_off,
@@ -372,7 +361,7 @@ class EpisodeUpkeep:
         """Delete objects that no row refers to."""
         if left_s := self._outage.left_s():
             return left_s
-        keys = [row["key"] for row in await self._pool.fetch(_TRASH_DUE, _TRASH)]
+        keys = [row["key"] for row in await self._pool.fetch(_TRASH_DUE, 500)]
         if not keys:
             return float("inf")
         try:
@@ -384,10 +373,8 @@ class EpisodeUpkeep:
         return 0.0
 
     async def sample_words(self) -> float:
-        """Sample the frequent words of tenants that grew."""
-        rows = await self._pool.fetch(
-            "SELECT tenants_to_sample($1, $2) AS id", _SAMPLE_OLDER_S, _SAMPLED
-        )
+        """Sample the frequent words of tenants that grew, at most once an hour."""
+        rows = await self._pool.fetch("SELECT tenants_to_sample(3600, 8) AS id")
         for row in rows:
             async with acting_as(self._pool, row["id"]) as connection:
                 await refresh_common(connection, row["id"])

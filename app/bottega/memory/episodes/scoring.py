@@ -7,18 +7,15 @@ scale, especially recency, would outweigh similarity. ``benchmarks/memory`` comp
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from math import exp, isfinite, log1p, pi
 from typing import Literal
 from uuid import UUID
 
 Normalisation = Literal["added", "raw"]
 
-_DAY_S = 86_400.0
 _ALL_WORDS = 6 / pi**2
 """PostgreSQL's rank of a text with each of the query's words once, at the highest weight."""
-_COMPARED = 20
-"""Candidates that ``added`` scales to 0 to 1; half of all if that is more."""
 LEAST_WORDS = 2
 """Content words that a query and an episode must share if words alone are compared."""
 
@@ -131,7 +128,7 @@ def score(
         cosine, rank, similarity = cosines[place], ranks[place], similarities[place]
         if cosine is None and (options.normalisation == "raw" or not rank):
             similarity = named[place]
-        age_days = max((now - each.at).total_seconds(), 0.0) / _DAY_S
+        age_days = max((now - each.at) / timedelta(days=1), 0.0)
         parts = Parts(
             similarity=options.similarity * similarity,
             recency=options.recency * exp(-age_days / options.recency_days),
@@ -166,8 +163,8 @@ def _above_lowest(cosines: Sequence[float | None]) -> list[float]:
 
 
 def _stretched(sums: Sequence[float]) -> list[float]:
-    """Scale the better sums to 0 to 1, and others to 0; equal sums are all 1."""
-    better = sorted(sums, reverse=True)[: max(_COMPARED, len(sums) // 2)]
+    """Scale the 20 best sums, or the better half, to 0 to 1, and others to 0; equal ones are 1."""
+    better = sorted(sums, reverse=True)[: max(20, len(sums) // 2)]
     if not better or better[0] == better[-1]:
         return [float(each == better[0]) for each in sums]
     return [max((each - better[-1]) / (better[0] - better[-1]), 0.0) for each in sums]

@@ -83,7 +83,6 @@ async def candidates(
     where: EpisodeFilter = ANY,
     by: By = "task",
     limit: int = 20,
-    aged_cosine: float = 0.8,
     tenant_id: UUID | None = None,
 ) -> list[Candidate]:
     """Return the candidates for a query among the episodes within the scope, in no order.
@@ -94,7 +93,7 @@ async def candidates(
         query: its words; if there are none, only the nearest are found.
         vector: the query's, shape (d,); ``None``: search by words alone.
         embedder: the vector's embedder; vectors of others are ignored.
-        aged_before: episodes that ended earlier need a cosine of at least ``aged_cosine``.
+        aged_before: episodes that ended earlier need a cosine of at least 0.8.
         by: the text whose cosine is returned. The nearest are found by the task's vector.
         tenant_id: with it, the search is a transaction of its own.
     """
@@ -107,7 +106,7 @@ async def candidates(
         by,
         _conditions(where),
         aged_before,
-        aged_cosine,
+        0.8,
         limit,
         tenant_id,
     )

@@ -18,7 +18,7 @@ from bottega.db.pages import PageItems
 from bottega.errors import NotFoundError, UnavailableError
 from bottega.memory.episodes import rows, search
 from bottega.memory.episodes.embedders import EmbeddedQuery, Embedders
-from bottega.memory.episodes.episode import Episode, EpisodeFilter, StorageState
+from bottega.memory.episodes.episode import Episode, EpisodeFilter, StorageState, ended_before
 from bottega.memory.episodes.options import MemoryOptions
 from bottega.memory.episodes.scope import Reach, Scope
 from bottega.memory.episodes.scoring import LEAST_WORDS, Parts, is_relevant, score
@@ -28,7 +28,6 @@ from bottega.objects import Objects
 
 log = structlog.get_logger(__name__)
 
-_WORDS_SHOWN = 8
 _STORE = "SELECT store_episode($1, $2)"
 _BODIES = "SELECT part, content, object_key FROM read_episode_bodies($1::jsonb, $2)"
 _MARK = "SELECT mark_episode_deleted($1, $2)"
@@ -59,7 +58,7 @@ class Hit:
         """Words that it shares with the query; its cosine, and the least that counts."""
         cosine, floor = self.parts.cosine, self.floor
         return {
-            "words": list(self.words[:_WORDS_SHOWN]),
+            "words": list(self.words[:8]),
             "cosine": None if cosine is None else round(cosine, 4),
             "floor": None if floor is None else round(floor, 4),
         }
@@ -100,10 +99,6 @@ def _hit(
     return Hit(episode, parts, content.some(places), floor, relevant)
 
 
-EVERY_S = 1.0
-_PATIENCE_S = 5.0
-_MOST = 10_000
-"""Limit on waiting episodes; further ones are not counted."""
 _TOUCH = """
 UPDATE episode_state SET access_count = access_count + $3, last_access = greatest(last_access, $4)
 WHERE tenant_id = $1 AND episode_id = $2
@@ -125,14 +120,14 @@ class AccessCounter:
     def touch(self, tenant_id: UUID, ids: Iterable[UUID]) -> None:
         """Count an access of each episode."""
         waiting = self._waiting[tenant_id]
-        if len(waiting) < _MOST:
+        if len(waiting) < 10_000:  # further episodes are not counted
             waiting.update(list(ids))  # a mapping would be added as counts
 
-    async def run(self) -> None:
+    async def run(self, every_s: float = 1.0) -> None:
         """Write the counts, once a second and at the end."""
         try:
             while True:
-                await asyncio.sleep(EVERY_S)
+                await asyncio.sleep(every_s)
                 await self.flush()
         finally:
             await self.flush()
@@ -141,7 +136,7 @@ class AccessCounter:
         """Write the counts once; discard those that cannot be written."""
         waiting, self._waiting = self._waiting, defaultdict(Counter)
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(5):
                 for tenant_id, times in waiting.items():
                     # In the order of ids, so that transactions do not deadlock. One by one: a join
                     # may compare all of the tenant's episodes with each.
@@ -254,11 +249,10 @@ class EpisodicMemory:
             content,
             asked.vector,
             embedder=asked.embedder,
-            aged_before=self._options.begins(StorageState.AGED, now),
+            aged_before=ended_before(StorageState.AGED, now),
             where=where,
             by=by,
-            limit=max(k, self._options.candidates),
-            aged_cosine=self._options.aged_cosine,
+            limit=max(k, 20),
             tenant_id=tenant_id,
         )
         best = score(candidates, self._options.scoring, now, domain)[:k]

@@ -22,6 +22,7 @@ from bottega.memory.patterns.matcher import Match
 from bottega.memory.patterns.owners import owner_of
 from bottega.memory.patterns.pattern import (
     EMPTY,
+    LONGEST_NAME,
     Applicability,
     Application,
     Arm,
@@ -35,7 +36,6 @@ from bottega.memory.patterns.pattern import (
 from bottega.memory.patterns.store import PatternStore
 from bottega.memory.patterns.task_analysis import Goals, analyse
 
-_LONGEST_NAME = 120
 _LONGEST_INSIGHT = 500
 _REFLECT = """
 INSERT INTO episode_reflections (tenant_id, episode_id, reflection) VALUES ($1, $2, $3::jsonb)
@@ -205,7 +205,7 @@ def _candidate(lesson: Lesson, episode: Episode, principal: str) -> Pattern:
     said = ["lesson", lesson.category, lesson.text, lesson.uses, kinds, domains]
     about = "/".join((*kinds, *domains)) or "any"
     return Pattern(
-        name=(lesson.name or f"{about}: {lesson.text}")[:_LONGEST_NAME],
+        name=(lesson.name or f"{about}: {lesson.text}")[:LONGEST_NAME],
         category=lesson.category,
         content=Content(
             ContentKind.HEURISTIC,

@@ -50,14 +50,9 @@ from bottega.memory.working.tools import SEARCH_MEMORY, SET_PLAN, plan_of
 
 _OF_MEMORY = frozenset((SET_PLAN, SEARCH_MEMORY, "recall_memory"))
 """Tools that do no part of the task."""
-_ADAPTATIONS = 10
 
-_FIRST, _LAST = 40, 120
 _STEP_BYTES = 300
 _SUMMARY_TOKENS = 480  # of four bytes each: within the limit of an episode
-_ERRORS = 10
-_SIGNATURES = 19  # and that of the run itself
-_TAGS = 20
 _LONGEST_TAG = 64
 
 _ENDED = {RunStatus.COMPLETED: Outcome.UNKNOWN, RunStatus.CANCELLED: Outcome.CANCELLED}
@@ -110,7 +105,7 @@ class RunFacts:
         found = self.metadata.get("tags")
         named = found if isinstance(found, list) else []
         tags = (tag.strip()[:_LONGEST_TAG] for tag in named if isinstance(tag, str))
-        return tuple(dict.fromkeys(filter(None, tags)))[:_TAGS]
+        return tuple(dict.fromkeys(filter(None, tags)))[:20]
 
 
 class EpisodeRecorder:
@@ -130,7 +125,7 @@ class EpisodeRecorder:
         self.goals: Goals | None = None  # the task's analysis, if there is one
         self._clean = clean
         self._first: list[dict[str, Any]] = []
-        self._last: deque[dict[str, Any]] = deque(maxlen=_LAST)
+        self._last: deque[dict[str, Any]] = deque(maxlen=120)
         self._steps = 0
         self._asked: dict[tuple[Any, ...], Any] = {}
         self._tools: Counter[str] = Counter()
@@ -207,7 +202,7 @@ class EpisodeRecorder:
         arguments = self._asked.pop((task_id, ended.call, ended.tool_call_id), {})
         if name in self._of_memory:
             plan = plan_of(arguments) if name == SET_PLAN and not failed else None
-            if plan and len(self._plans) <= _ADAPTATIONS:
+            if plan and len(self._plans) <= 10:
                 self._plans.append(plan)
             return
         self._tools[name] += 1
@@ -232,7 +227,7 @@ class EpisodeRecorder:
     def _step(self, agent: str | None, task_id: UUID | None, **what: Any) -> None:
         self._steps += 1
         step = {"step": self._steps, "agent": agent, "task_id": task_id, **what}
-        if len(self._first) < _FIRST:
+        if len(self._first) < 40:
             self._first.append(step)
         else:
             self._last.append(step)
@@ -241,9 +236,9 @@ class EpisodeRecorder:
         """Note a failure, and return its signature; ``name``: of the tool or agent."""
         message = self._clean(error.message)
         signature = failure_signature(error.type, message, name, error.status)
-        if len(self._signatures) < _SIGNATURES:
+        if len(self._signatures) < 19:  # and that of the run itself
             self._signatures[signature] = None
-        if len(self._errors) < _ERRORS:
+        if len(self._errors) < 10:
             self._errors[f"{name or error.type}: {cut(message, _STEP_BYTES)}"] = None
         return signature
 

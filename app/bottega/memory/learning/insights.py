@@ -27,9 +27,6 @@ INSIGHT = "insight:"
 """Prefix of the event source for an insight; its id follows."""
 MOST = 3
 """Most insights that a run is given, or has withheld."""
-LONGEST = 300  # bytes
-_READ = 20  # sentences of one reflection
-_VERSION = 1
 _EVIDENCE = "SELECT * FROM insight_outcomes($1::jsonb, $2, set_config('bottega.tenant', $3, true))"
 
 Tallies = Mapping[UUID, tuple[Tally, Tally]]
@@ -73,9 +70,9 @@ def _sentences(episode: Episode) -> Iterable[str]:
     said = reflection.get("insights")
     if not isinstance(said, list):
         return []
-    most = len(reflection.get("failures") or ()) if reflection.get("by") == "rules" else _READ
+    most = len(reflection.get("failures") or ()) if reflection.get("by") == "rules" else 20
     texts = [" ".join(each.split()) for each in said[:most] if isinstance(each, str)]
-    return [cut(text, LONGEST) for text in texts if text]
+    return [cut(text, 300) for text in texts if text]
 
 
 async def insight_outcomes(
@@ -106,7 +103,7 @@ def assigned(
     none = Tally(), Tally()
     kept = [each for each in found if not worse(*tallies.get(each.id, none), options)]
     used = PatternState.VALIDATED
-    return [(each, arm_of(used, salt, run, each.id, _VERSION, options)) for each in kept[:MOST]]
+    return [(each, arm_of(used, salt, run, each.id, 1, options)) for each in kept[:MOST]]
 
 
 def rendered(insight: FoundInsight) -> str:

@@ -29,16 +29,7 @@ from bottega.leased_work import LeasedWork
 from bottega.memory.episodes.rows import CHANNEL, tell
 from bottega.memory.learning.reflection_worker import learn_again
 
-POLL_S = 60.0
-
-_KEPT = 400
-"""Ended jobs kept per tenant, with their reports; the oldest are deleted."""
-_LONGEST_ERROR = 500
-_ORDER_TRIES = 3
-_TENANTS = 50
 _MOST_TRIES = 8
-_LONGEST_PAUSE_S = 1800.0
-_HAND_BACK_S = 2.0
 
 log = structlog.get_logger(__name__)
 
@@ -89,9 +80,10 @@ FROM jsonb_to_record($4::jsonb) AS n(
     error text, status text, stage integer, report jsonb, progress jsonb, wait_s double precision)
 WHERE j.tenant_id = $1 AND j.id = $2 AND j.tries = $3 AND j.status = 'running' RETURNING true
 """
+# Of each tenant the last 400 ended jobs stay, with their reports.
 _FORGET = """
 DELETE FROM memory_jobs WHERE tenant_id = $1 AND ended_at IS NOT NULL AND id IN (
-    SELECT id FROM memory_jobs WHERE tenant_id = $1 ORDER BY id DESC OFFSET $2 LIMIT 1000)
+    SELECT id FROM memory_jobs WHERE tenant_id = $1 ORDER BY id DESC OFFSET 400 LIMIT 1000)
 """
 
 
@@ -110,7 +102,7 @@ async def order(
     """
     if cause == "demand" and await learn_again(connection, tenant_id):
         await tell(connection)
-    for _ in range(_ORDER_TRIES):
+    for _ in range(3):
         if (made := await connection.fetchval(_ORDER, tenant_id, cause, tick)) is not None:
             await tell(connection)
             return made, True
@@ -180,13 +172,13 @@ class Maintenance:
             return float("inf")
         now = self.now()
         tick, then = self.nights(now)
-        rows = await self.pool.fetch(_TO_MAINTAIN, tick, _TENANTS)
+        rows = await self.pool.fetch(_TO_MAINTAIN, tick, 50)
         ordered = False
         for row in rows:
             async with acting_as(self.pool, row["id"]) as connection:
                 ordered |= (await order(connection, row["id"], "nightly", tick))[1]
         if rows:
-            return 0.0 if ordered else POLL_S
+            return 0.0 if ordered else float("inf")
         return max(0.0, (then - now).total_seconds())
 
     def leased(self) -> LeasedWork:
@@ -200,7 +192,6 @@ class Maintenance:
             places=1,
             do=self._work_on,
             channel=CHANNEL,
-            poll_s=POLL_S,
         )
 
     async def work(self) -> float:
@@ -219,7 +210,7 @@ class Maintenance:
             log.info("maintenance.lost", **said)
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):
-                async with asyncio.timeout(_HAND_BACK_S):
+                async with asyncio.timeout(2):
                     await self._write(job, error=job.error, wait_s=0.0)
                     metrics.learning_jobs.labels("put_off").inc()
             raise
@@ -229,7 +220,7 @@ class Maintenance:
                 "maintenance.failed", **said, error=str(error)
             )
             why = str(error) if known else "an internal error; the worker's log says more"
-            pause_s = min(_LONGEST_PAUSE_S, self.first_pause_s * 2.0 ** (job.tries - 1))
+            pause_s = min(1800.0, self.first_pause_s * 2.0 ** (job.tries - 1))
             with contextlib.suppress(LostJobError):
                 if job.tries >= _MOST_TRIES:
                     await self._write(job, error=why, status="failed")
@@ -284,11 +275,11 @@ class Maintenance:
         Raises:
             LostJobError: another worker holds the job.
         """
-        said = to_json({"error": error and error[:_LONGEST_ERROR], **changes}).decode()
+        said = to_json({"error": error and error[:500], **changes}).decode()
         async with acting_as(self.pool, job.tenant_id) as connection:
             if not await connection.fetchval(_WRITE, job.tenant_id, job.id, job.tries, said):
                 raise LostJobError
             if "status" in changes:
-                await connection.execute(_FORGET, job.tenant_id, _KEPT)
+                await connection.execute(_FORGET, job.tenant_id)
         if "status" in changes:
             metrics.learning_jobs.labels(changes["status"]).inc()

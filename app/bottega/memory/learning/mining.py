@@ -28,6 +28,7 @@ from bottega.events.types import TOOL_ERROR
 from bottega.memory.episodes.episode import READ_OUTSIDE, SEARCHABLE, Episode, Outcome, StorageState
 from bottega.memory.patterns.owners import owner_of, shared_texts
 from bottega.memory.patterns.pattern import (
+    LONGEST_NAME,
     Applicability,
     Category,
     Condition,
@@ -56,7 +57,6 @@ MOST_CALLS = 40
 """Most calls of an episode that mining reads: its first ones."""
 _CURE = re.compile(r"\d+\. .*?: (?P<done>.+?)(?: → .*)? \(worked after (?P<failed>.+) failed\)")
 _SHORT = 72  # bytes of arguments, and of a result or an error
-_TELLING = 160  # of the arguments of a call that failed, or that worked after one
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ def told_steps(trace: Iterable[Mapping[str, Any]]) -> list[str]:
     for step in trace:
         tool, task = step.get("tool"), step.get("task_id")
         tells = "error" in step or task in failed
-        given = told_arguments(step.get("arguments"), _TELLING if tells else _SHORT)
+        given = told_arguments(step.get("arguments"), 160 if tells else _SHORT)
         did = f"{tool} {given}".rstrip() if tool else "answer"
         line = f"{step.get('step')}. {step.get('agent')}: {did}"
         if "error" in step:
@@ -255,21 +255,11 @@ def _message(error: Any) -> Any:
     return error.get("message") or error.get("code") if isinstance(error, Mapping) else error
 
 
-SUPPORT = 3
-"""Least number of successful episodes that show a finding."""
 NEWEST = 50
 """Most episodes per task type, or kind of failure, and domain. Older ones could hide a change for
 the worse."""
-_EACH = 3  # most findings of one domain, or of all together
-_MOST = 12  # most findings for one task type or kind of failure
-_GAIN = 0.1  # least difference of success rates with and without it
-_SURE = 1.5  # that difference in standard deviations
-_SHARE = 0.5  # least share of the gain of the best finding of the same tasks
 _SHOWS = 0.2  # difference of success rates that separates one domain from the others
-_SOURCES = 200  # most ids of episodes that a candidate names; the newest
 _MOST_NAMES = 8  # in a finding
-_LOOKED_AT = 10  # behaviours that are analysed
-_LONGEST_NAME = 120
 
 Names = tuple[str, ...]
 """Names of tools and agents, in order."""
@@ -362,11 +352,14 @@ def _found(
         )
     ]
     narrow.sort(key=lambda each: (*_order(each[1]), each[0]))
-    return [*narrow, *((None, each) for each in wide)][:_MOST]
+    return [*narrow, *((None, each) for each in wide)][:12]
 
 
 def _better(subject: _Subject, items: Sequence[_Item]) -> Iterator[_Finding]:
-    """Yield behaviours that went clearly better with than without, the best first."""
+    """Yield behaviours that went clearly better with than without, the best first.
+
+    Three successful episodes must show it, and the rates differ by 0.1 and 1.5 deviations.
+    """
     everything, found = _tally(items), []
     having: defaultdict[Names, list[_Item]] = defaultdict(list)
     for item in items:
@@ -375,17 +368,17 @@ def _better(subject: _Subject, items: Sequence[_Item]) -> Iterator[_Finding]:
     for uses in often:
         with_it = _tally(having[uses])
         without = everything.without(with_it)
-        if with_it.good < SUPPORT or not without.n or with_it.rate <= without.rate:
+        if with_it.good < 3 or not without.n or with_it.rate <= without.rate:
             continue
         gain = round(with_it.expected - without.expected, 9)
-        if gain >= max(_GAIN, _SURE * sqrt(with_it.variance + without.variance)):
+        if gain >= max(0.1, 1.5 * sqrt(with_it.variance + without.variance)):
             supporters = tuple(each.episode.episode_id for each in having[uses] if each.good)
             affects: Names = ()
             if subject.category is Category.RECOVERY:  # calls of the control arm count too
                 instead = [each for each in often if each != uses][: _MOST_NAMES - 1]
                 affects = tuple(sorted({*uses, *chain.from_iterable(instead)}))
             found.append(_Finding(uses, affects, gain, with_it, without, supporters))
-    for each in sorted(found, key=_order)[:_LOOKED_AT]:
+    for each in sorted(found, key=_order)[:10]:
         if subject.category is Category.RECOVERY or _is_choice(each.uses, having[each.uses]):
             yield each
 
@@ -428,9 +421,9 @@ def _is_choice(names: Names, having: Sequence[_Item]) -> bool:
 
 
 def _best(found: Iterable[_Finding]) -> list[_Finding]:
-    """Return the first few findings that gain nearly as much as the first."""
-    best = [*islice(found, _EACH)]
-    return [each for each in best if each.gain >= _SHARE * best[0].gain]
+    """Return the first three findings that gain at least half as much as the first."""
+    best = [*islice(found, 3)]
+    return [each for each in best if each.gain >= 0.5 * best[0].gain]
 
 
 def _pattern(subject: _Subject, domain: str | None, finding: _Finding, trust: int) -> Pattern:
@@ -453,7 +446,7 @@ def _pattern(subject: _Subject, domain: str | None, finding: _Finding, trust: in
     about = f"{subject.task_type or subject.tool}{f'/{domain}' if domain else ''}"
     said = [subject.category, subject.task_type, domain, subject.signature, uses]
     return Pattern(
-        name=f"{about}: {names}"[:_LONGEST_NAME],
+        name=f"{about}: {names}"[:LONGEST_NAME],
         category=subject.category,
         # The advice does not name the domain: that of several domains can be merged.
         content=Content(kind, fields, uses, finding.affects),
@@ -463,13 +456,13 @@ def _pattern(subject: _Subject, domain: str | None, finding: _Finding, trust: in
             capabilities=tuple(sorted(set(uses))),
             conditions=conditions,
         ),
-        description=f"{there}: {names}"[:_LONGEST_NAME],
+        description=f"{there}: {names}"[:LONGEST_NAME],
         summary=f"{there}: {do}.",
         detail=(
             f"Of the episodes that it was found in, {finding.with_it.good} of {finding.with_it.n} "
             f"went well with it, and {finding.without.good} of {finding.without.n} without."
         ),
-        evidence=Evidence(mined_from=finding.supporters[-_SOURCES:]),
+        evidence=Evidence(mined_from=finding.supporters[-200:]),
         guide=Guide(when=there, how=do),
         origin={"mined": str(subject.category)},
         trust=trust,

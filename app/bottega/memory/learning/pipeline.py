@@ -36,21 +36,6 @@ from bottega.memory.patterns.refinement import groups, narrowed, narrowing, star
 from bottega.memory.patterns.store import PatternStore
 from bottega.objects import CorruptObjectError, Objects
 
-_PAGE = 200
-_MOST = 5_000
-_MOST_FETCHED = 500
-"""Traces read from the object store, the newest; other remote traces are skipped."""
-_MOST_BYTES = 1_000_000
-_MOST_FOUND = 1_000
-_NAMED = 100
-"""Patterns of each kind that a report names; its counts include all."""
-_APPLICATIONS = 1_000
-"""Latest applications of a pattern that are compared."""
-
-_DAYS = 30
-MOST = 200
-"""Most validations in a report; the rest is only counted."""
-
 log = structlog.get_logger(__name__)
 
 _TRACES = """
@@ -84,7 +69,7 @@ async def discover(
     """
     seen, read, away = await _seen(pool, objects, tenant_id)
     # In a thread: it may take seconds.
-    found = (await asyncio.to_thread(mine, seen))[:_MOST_FOUND]
+    found = (await asyncio.to_thread(mine, seen))[:1_000]
     async with acting_as(pool, tenant_id) as connection:
         rows = await connection.fetch(_KNOWN, tenant_id, [each.fingerprint for each in found])
     known = {row["fingerprint"] for row in rows}
@@ -104,13 +89,16 @@ async def discover(
 async def _seen(
     pool: asyncpg.Pool, objects: Objects, tenant_id: UUID
 ) -> tuple[list[Observed], int, int]:
-    """Return call traces to mine, and the numbers of episodes read and of traces skipped."""
+    """Return call traces to mine, and the numbers of episodes read and of traces skipped.
+
+    They are of the newest episodes; 500 at most are read from the object store.
+    """
     seen: list[Observed] = []
     read = fetched = away = 0
     last: tuple[datetime, UUID] = _END
-    while read < _MOST:
+    while read < 5_000:
         async with acting_as(pool, tenant_id) as connection:
-            page = await connection.fetch(_TRACES, tenant_id, *last, _PAGE)
+            page = await connection.fetch(_TRACES, tenant_id, *last, 200)
             ids = [row["episode_id"] for row in page]
             episodes = await episode_rows.load(connection, EVERYTHING, ids)
         if not page:
@@ -121,7 +109,7 @@ async def _seen(
             raw = row["content"]
             if row["bytes"] is None:  # it has no trace
                 continue
-            if raw is None and fetched < _MOST_FETCHED and row["bytes"] <= _MOST_BYTES:
+            if raw is None and fetched < 500 and row["bytes"] <= 1_000_000:
                 fetched += 1
                 raw = await _fetched(objects, row["object_key"])
             away += raw is None
@@ -187,7 +175,7 @@ async def _review(store: PatternStore, pattern_id: UUID) -> str | None:
     was = (await store.get_many([pattern_id], lock=True))[pattern_id]
     if was.state is not PatternState.IN_REVIEW:
         return None
-    applied = await application_rows.applied(connection, tenant_id, was, _APPLICATIONS)
+    applied = await application_rows.applied(connection, tenant_id, was, 1_000)
     by = await asyncio.to_thread(narrowing, applied, options)  # it may take a second
     applicability = by and narrowed(was.applicability, by)
     if by is not None and applicability is not None:
@@ -223,7 +211,8 @@ async def _merge_alike(cache: PatternCache, tenant_id: UUID) -> list[UUID]:
 
 
 def _named(ids: Sequence[UUID]) -> dict[str, Any]:
-    return {"count": len(ids), "patterns": [str(each) for each in ids[:_NAMED]]}
+    """Return the number of patterns, and the ids of the first hundred."""
+    return {"count": len(ids), "patterns": [str(each) for each in ids[:100]]}
 
 
 def _by(name: str, table: str, where: str = "true", value: str = "count(*)") -> str:
@@ -254,13 +243,13 @@ SELECT jsonb_build_object(
         'applications', {_by("arm", "pattern_applications", "at >= $2", _TRIED)}),
     'learning', {_by("status", "run_learning")})
 """  # noqa: S608
-# Judgements of all patterns but the deprecated ones, the most promising first.
+# Judgements of all patterns but the deprecated ones, the 200 most promising first.
 _VALIDATIONS = """
 SELECT id, name, category, state, version, verdict, applications AS n, success_rate AS rate,
        p_value AS p, e_value AS e, confidence, baseline, validated_at,
-       id::text = ANY ($3) AS promoted, count(*) OVER () AS count
+       id::text = ANY ($2) AS promoted, count(*) OVER () AS count
 FROM patterns WHERE tenant_id = $1 AND verdict IS NOT NULL AND state <> 'DEPRECATED'
-ORDER BY e_value DESC, id LIMIT $2
+ORDER BY e_value DESC, id LIMIT 200
 """
 
 
@@ -299,10 +288,10 @@ def stages_of(
 async def _report(pool: asyncpg.Pool, job: Job, now: datetime) -> dict[str, Any]:
     """Return the report of a job whose other stages are done."""
     promoted = job.progress.get("validation", {}).get("promoted", {}).get("patterns", ())
-    since = now - timedelta(days=_DAYS)
+    since = now - timedelta(days=30)
     async with acting_as(pool, job.tenant_id) as connection:
         counted = await connection.fetchval(_COUNTED, job.tenant_id, since)
-        judged = await connection.fetch(_VALIDATIONS, job.tenant_id, MOST, [*promoted])
+        judged = await connection.fetch(_VALIDATIONS, job.tenant_id, [*promoted])
     items = [{**row, "baseline": decoded(row["baseline"])} for row in judged]
     counts = [each.pop("count") for each in items]
     return {

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Protocol
 from uuid import UUID
 
-from bottega.memory.episodes.episode import Episode, Outcome
+from bottega.memory.episodes.episode import LONGEST_TEXT, Episode, Outcome
 from bottega.memory.learning.mining import TracedCall, calls_of, counts, failures_in
 from bottega.memory.patterns.pattern import OF_RUN, Application, Arm, Baseline, Category
 from bottega.memory.text.identities import without_identities
@@ -19,9 +19,6 @@ from bottega.memory.text.summaries import cut
 MOST = 10
 """Most insights, and most failures, of one run."""
 LONGEST = 300
-_MANY = 4  # calls of one tool that are worth an insight
-_LONGEST_TEXT = 2000
-_LARGEST = 10**12
 
 
 class Analyst(Protocol):
@@ -86,7 +83,7 @@ def asked_of(episode: Episode, reflection: Reflection) -> dict[str, Any]:
     result = episode.result
 
     def text(value: Any) -> str:
-        return without_identities(str(value or "")[:_LONGEST_TEXT])
+        return without_identities(str(value or "")[:LONGEST_TEXT])
 
     error = result.get("error")
     return {
@@ -161,7 +158,7 @@ def _insights(
     said += [
         f"{name} was called {times} times."
         for name, times in sorted(Counter(call.name for call in calls).items())
-        if times >= _MANY
+        if times >= 4
     ]
     for each in episode.metadata.get("patterns") or ():
         if each.get("followed") is False and each.get("arm") in (Arm.USED, Arm.TRIAL):
@@ -190,4 +187,4 @@ def _numbers(of: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 def _is_number(value: Any) -> bool:
     """Return true for a number that every column holds; others of imported episodes are left."""
-    return type(value) in (int, float) and 0 <= value <= _LARGEST
+    return type(value) in (int, float) and 0 <= value <= 10**12

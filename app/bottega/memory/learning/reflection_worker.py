@@ -41,16 +41,6 @@ from bottega.memory.patterns.pattern import OF_RUN
 MOST_TRIES = 6
 """Model calls for one run before its learning fails; a maintenance job on demand requeues it."""
 
-_LEASE_S = 300.0
-_PLACES = 64
-_BATCH = 16
-_ASKED_AT_ONCE = 4
-_FIRST_PAUSE_S = 10.0
-_LONGEST_PAUSE_S = 3600.0
-_GROWTH = 4.0
-_LONGEST_ERROR = 500
-_LONGEST_REST_S = 1.0
-
 _OF_RUN = sorted(OF_RUN)
 
 log = structlog.get_logger(__name__)
@@ -108,14 +98,14 @@ class ReflectionWorker:
             pool=pool,
             name="learn",
             columns="run_id uuid, episode_id uuid, tries integer",
-            lease_s=_LEASE_S,
-            share=_BATCH if analyst is None else _ASKED_AT_ONCE,
-            places=_PLACES if analyst is None else None,
-            batch=_BATCH if analyst is None else 1,
+            lease_s=300.0,
+            share=16 if analyst is None else 4,
+            places=64 if analyst is None else None,
+            batch=16 if analyst is None else 1,
             do=self._learn,
             blame=lambda error: None if is_transient(error) else Blame.ROW,
             put_off=self._put_off,
-            longest_rest_s=_LONGEST_REST_S,
+            longest_rest_s=1.0,
             channel=rows.CHANNEL,
             poll_s=rows.POLL_S,
         )
@@ -195,9 +185,9 @@ def _done(due: asyncpg.Record, by: str, applications: int) -> dict[str, Any]:
 
 
 def _failed(due: asyncpg.Record, error: str) -> dict[str, Any]:
-    pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * _GROWTH ** (due["tries"] - 1))
+    pause_s = min(3600.0, 10.0 * 4.0 ** (due["tries"] - 1))
     status = "pending" if due["tries"] < MOST_TRIES else "failed"
-    return {**due, "status": status, "error": error[:_LONGEST_ERROR], "wait_s": pause_s}
+    return {**due, "status": status, "error": error[:500], "wait_s": pause_s}
 
 
 async def learn_again(connection: asyncpg.Connection, tenant_id: UUID) -> int:

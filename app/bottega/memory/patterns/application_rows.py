@@ -38,7 +38,6 @@ GIVEN_ARMS = sorted(arm.value for arm in APPLIED)
 """Arms of runs that were given a pattern."""
 
 _NOTIFIED = f"pg_notify('{CHANNEL}', $1::uuid::text)"
-_KEPT_EPISODES = 20
 
 _EPISODES = ("mined_from", "supporting", "contrary")
 _MEASURED = [each.name for each in fields(Evidence) if each.name not in _EPISODES]
@@ -52,15 +51,15 @@ _EPISODES_OF = """
     ARRAY(SELECT a.episode_id FROM pattern_applications a
           WHERE a.tenant_id = p.tenant_id AND a.pattern_id = p.id AND a.version = p.version
             AND a.good = {good} AND a.arm = ANY ($2) AND a.episode_id IS NOT NULL
-          ORDER BY a.at DESC, a.id DESC LIMIT {most}) AS {name}
+          ORDER BY a.at DESC, a.id DESC LIMIT 20) AS {name}
 """
 _COLUMNS = f"""
 SELECT {COLUMNS},
     ARRAY(SELECT s.episode_id FROM pattern_sources s
           WHERE s.tenant_id = p.tenant_id AND s.pattern_id = p.id
           ORDER BY s.episode_id) AS mined_from,
-    {_EPISODES_OF.format(good="true", most=_KEPT_EPISODES, name="supporting")},
-    {_EPISODES_OF.format(good="false", most=_KEPT_EPISODES, name="contrary")}
+    {_EPISODES_OF.format(good="true", name="supporting")},
+    {_EPISODES_OF.format(good="false", name="contrary")}
 """  # noqa: S608 (texts of ours)
 LOAD = f"{_COLUMNS} FROM patterns p WHERE p.tenant_id = $1 AND p.id = ANY ($3)"
 """Complete patterns: arguments are the tenant, :data:`GIVEN_ARMS` and ids."""
@@ -134,8 +133,6 @@ def row_of(pattern: Pattern, at: datetime) -> str:
 
 _TASKS = 200
 """Newest tasks, or observations, that count."""
-_MOST_RUNS = 1_000
-"""Newest similar tasks that are searched: most may have been given the pattern."""
 _NOT_GIVEN = sorted(arm.value for arm in Arm if arm not in GIVEN_ARMS)
 _BASELINE = "baseline_name, baseline_rate, baseline_n"
 SAID = f"arm, at, episode_id, {_BASELINE}, followed, good, features, duration_s, tokens"
@@ -252,7 +249,8 @@ FROM patterns p CROSS JOIN LATERAL (
 WHERE p.tenant_id = $1 AND p.id = ANY ($2)
 GROUP BY p.id
 """
-# Skips consolidated episodes: they do not record which members were given the pattern.
+# Searches a thousand similar tasks: most may have been given the pattern. Skips consolidated
+# episodes: they do not record which members were given it.
 _LIKE = """
 SELECT p.id, count(*) AS n, count(*) FILTER (WHERE l.outcome = 'SUCCESS') AS good
 FROM unnest($2::uuid[]) AS p(id) CROSS JOIN LATERAL (
@@ -260,7 +258,7 @@ FROM unnest($2::uuid[]) AS p(id) CROSS JOIN LATERAL (
         SELECT s.episode_id, s.outcome, s.at FROM episode_search s
         WHERE s.tenant_id = $1 AND s.task_type {task_type} AND s.domain {domain}
           AND s.trust >= 2 AND s.outcome NOT IN ('CANCELLED', 'UNKNOWN') AND s.instances = 1
-        ORDER BY s.at DESC LIMIT $7) t
+        ORDER BY s.at DESC LIMIT 1000) t
     WHERE NOT EXISTS (
         SELECT FROM pattern_applications a
         WHERE a.tenant_id = $1 AND a.episode_id = t.episode_id AND a.pattern_id = p.id
@@ -379,7 +377,7 @@ async def baselines_for(
             domain="IS NULL AND $4::text IS NULL" if kind["domain"] is None else "= $4",
         )
         rows = await connection.fetch(
-            statement, tenant_id, of_run, *kind.values(), GIVEN_ARMS, _TASKS, _MOST_RUNS
+            statement, tenant_id, of_run, *kind.values(), GIVEN_ARMS, _TASKS
         )
         found |= {row["id"]: _smoothed("like_tasks", row["good"], row["n"]) for row in rows}
     if others:

@@ -38,20 +38,16 @@ from bottega.memory.patterns.pattern import (
 from bottega.memory.patterns.refinement import likeness, of_low_value, tally_of
 from bottega.memory.patterns.store import PatternStore
 
-MOST_PATTERNS = 20_000
-"""Patterns of a tenant that are matched: validated ones first, then by confidence."""
 MOST_KEPT = 100_000
 """Patterns in all matchers of a process; the least recently used matcher is dropped first."""
-_PAGE = 100
-"""Patterns per transaction; short, because it blocks the applications of their runs."""
-_AT_ONCE = 2_000  # patterns and tests in a search without a thread
 LIVE = (PatternState.CANDIDATE, PatternState.VALIDATED)
 _SIMILAR = (*LIVE, PatternState.IN_REVIEW)
 
+# The patterns of a tenant that are matched: validated ones first, then by confidence.
 _LIVE = f"""
 SELECT {application_rows.COLUMNS} FROM patterns p
 WHERE p.tenant_id = $1 AND p.state IN ('VALIDATED', 'CANDIDATE')
-ORDER BY p.state DESC, p.confidence DESC, p.id LIMIT {MOST_PATTERNS}
+ORDER BY p.state DESC, p.confidence DESC, p.id LIMIT 20000
 """  # noqa: S608 (constant texts)
 
 _apart = ThreadPoolExecutor(2, "patterns")
@@ -113,10 +109,12 @@ class PatternCache:
         states: Collection[PatternState] = LIVE,
         categories: Collection[Category] = tuple(Category),
     ) -> AsyncIterator[list[Pattern]]:
-        """Yield all patterns of these states and categories, a page at a time."""
+        """Yield all patterns of these states and categories, a page at a time.
+
+        Pages are short, because a change blocks the applications of their runs."""
         after: UUID | None = None
         while page := await self.page(
-            tenant_id, states=states, categories=categories, limit=_PAGE, after=after
+            tenant_id, states=states, categories=categories, limit=100, after=after
         ):
             yield page
             after = page[-1].key
@@ -197,7 +195,7 @@ class PatternCache:
     async def _found(self, tenant_id: UUID, find: Callable[[Matcher], list[Match]]) -> list[Match]:
         """Search; in a thread if testing the conditions of all patterns might hold up others."""
         matcher = await self.matcher(tenant_id)
-        if matcher.tests <= _AT_ONCE:
+        if matcher.tests <= 2_000:
             return find(matcher)
         async with self._turns.setdefault(tenant_id, asyncio.Lock()):
             return await asyncio.get_running_loop().run_in_executor(_apart, find, matcher)

@@ -23,10 +23,6 @@ from bottega.memory.patterns.validation import (
     worse,
 )
 
-_MANY = 20
-"""Similar tasks that suffice for a reliable baseline."""
-_POINTS = 40  # most of a history
-
 
 def uniform(salt: UUID, run: UUID, pattern_id: UUID, version: int, kind: str) -> float:
     """Return a number in [0, 1), evenly distributed; independent for different ``kind``s.
@@ -101,7 +97,7 @@ def weigh(groups: Iterable[Group], latest: Tally | None = None) -> WeighedEviden
     evidence = BettingEvidence()
     for each in given:
         name, rate, n = each.baseline.name, each.baseline.rate, each.baseline.n
-        if name != "like_tasks" or n < _MANY:
+        if name != "like_tasks" or n < 20:  # too few tasks for a reliable baseline
             rate = max(rate, least)
         if each.arm is Arm.REPORTED:  # lower ones are unverified
             rate = max(rate, Baseline().rate)
@@ -235,7 +231,7 @@ def falling(weighed: WeighedEvidence, options: LearningOptions) -> str | None:
 
 
 def history(groups: Sequence[tuple[datetime, Group]]) -> list[dict[str, Any]]:
-    """Return the evidence after each application, or after evenly chosen ones of many.
+    """Return the evidence after each application, or after 40 evenly chosen ones.
 
     Each point has the time ``at``, the numbers of applications ``given`` the pattern and of
     ``others``, the successful ones ``given_good`` and ``others_good``, and the ``e_value``.
@@ -244,7 +240,7 @@ def history(groups: Sequence[tuple[datetime, Group]]) -> list[dict[str, Any]]:
         groups: of one application each, with its time; the oldest first.
     """
     found = []
-    step = max(1, -(-len(groups) // _POINTS))
+    step = max(1, -(-len(groups) // 40))
     for number, (at, _) in enumerate(groups, start=1):
         if number % step == 0 or number == len(groups):
             so_far = [each for _, each in groups[:number]]

@@ -5,7 +5,7 @@ Patterns are filed by a value that their tasks must have: a type, a domain, a fa
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Set
-from datetime import datetime
+from datetime import datetime, timedelta
 from math import exp, inf, log1p
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -22,8 +22,6 @@ from bottega.memory.patterns.pattern import (
 
 ALWAYS = frozenset(("task_type", "domain", "complexity", "capabilities"))
 """Features that always count in the quality of a match, beside those that conditions name."""
-
-_FADING_S = 90.0 * 86_400
 
 Place = tuple[str, str | None, Any]
 """A feature, and the kind and the value that it must have."""
@@ -75,12 +73,12 @@ class Rule:
 def score_parts(pattern: Pattern, quality: float, now: datetime) -> dict[str, float]:
     """Return the terms of a score; see :class:`Match`."""
     known, at = pattern.evidence, pattern.evidence.validated_at
-    age_s = inf if at is None else max(0.0, (now - at).total_seconds())
+    days = inf if at is None else max(0.0, (now - at) / timedelta(days=1))
     return {
         "confidence": 0.4 * known.confidence,
         "success_rate": 0.3 * (known.success_rate or 0.0),
         "uses": 0.15 * min(log1p(pattern.lifecycle.uses) / 10.0, 1.0),
-        "freshness": 0.1 * exp(-age_s / _FADING_S),
+        "freshness": 0.1 * exp(-days / 90),
         "quality": 0.05 * quality,
     }
 

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from bottega.memory.episodes.scope import identity_of
 from bottega.memory.patterns.pattern import Features
 
-OWNERS = 3
-"""Least number of users whose episodes have a text before a pattern may contain it."""
 _NAMES = frozenset(("capabilities", "tools_required"))
 """Features that hold names of agents and tools; all other texts may be a user's."""
 
@@ -34,11 +32,11 @@ def owner_of(user: str | None, session_id: str | None) -> str:
 
 
 def shared_texts(texts: Iterable[tuple[str, str]]) -> set[str]:
-    """Return the texts of at least :data:`OWNERS` owners, given each text with its owner."""
+    """Return the texts of at least three owners, given each text with its owner."""
     of_text: defaultdict[str, set[str]] = defaultdict(set)
     for text, owner in texts:
         of_text[text].add(owner)
-    return {text for text, of in of_text.items() if len(of) >= OWNERS}
+    return {text for text, of in of_text.items() if len(of) >= 3}
 
 
 def public_features(owned: Sequence[OwnedFeatures]) -> list[dict[str, Any]]:

@@ -28,6 +28,8 @@ Condition = Mapping[str, Any]
 :mod:`bottega.conditions`."""
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
+LONGEST_NAME = 120
+"""Characters of the name of a pattern that was found."""
 
 
 class Category(StrEnum):
@@ -275,8 +277,7 @@ class Application:
 
 _MOST = 1_100
 _LONGEST = 300
-_LONGEST_STEPS = 500
-_LONGEST_NAME = 120  # all in bytes
+_LONGEST_STEPS = 500  # all in bytes
 _ADVICE = ("Approach", "Action", "Steps")
 _SOURCES = {1: "given by a person", 2: "from own runs that read outside sources"}
 _OPERATORS = {
@@ -325,7 +326,7 @@ def _parts(pattern: Pattern, alternatives: Sequence[str]) -> Iterator[tuple[str,
     """Yield label, limit and text of each part, the most helpful first."""
     fields, guide, when = pattern.content.fields, pattern.guide, pattern.applicability
     if "mined" not in pattern.origin:  # that name repeats the summary
-        yield "", _LONGEST_NAME, pattern.name
+        yield "", LONGEST_NAME, pattern.name
     yield "", _LONGEST, pattern.summary or pattern.description
     yield "Approach", _LONGEST_STEPS, fields.get("approach", "")
     yield "Action", _LONGEST_STEPS, fields.get("action", "")
@@ -341,7 +342,7 @@ def _parts(pattern: Pattern, alternatives: Sequence[str]) -> Iterator[tuple[str,
         yield name.capitalize(), _LONGEST, "; ".join(fields.get(name, ()))
     yield "How", _LONGEST, guide.how
     yield "Risks", _LONGEST, "; ".join(guide.risks)
-    yield "Or instead", _LONGEST, "; ".join(name[:_LONGEST_NAME] for name in alternatives)
+    yield "Or instead", _LONGEST, "; ".join(name[:LONGEST_NAME] for name in alternatives)
     yield "Why", _LONGEST, fields.get("rationale", "")
     yield "Trade-offs", _LONGEST, "; ".join(fields.get("trade_offs", ()))
     yield "Benefits", _LONGEST, "; ".join(guide.benefits)

@@ -28,19 +28,7 @@ from bottega.memory.patterns.pattern import (
 from bottega.memory.patterns.validation import Tally, binomial_p, fisher_p
 from bottega.memory.text.summaries import cut
 
-_SPLIT_P = 0.05
-_SPLITS = 500
-"""Most conditions that are tried; those on the most frequent values come first."""
 _THRESHOLDS = 20
-_NARROWED_AT_MOST = 3
-_TRIED_ENOUGH = 20
-_SPEAKS_AGAINST = 0.5
-"""E-value below which a candidate is deprecated after :data:`_TRIED_ENOUGH` applications.
-
-Of patterns without effect 94 in 100 fall below it sooner or later; of patterns that raise the
-success rate from 0.5 to 0.8, less than one in 100.
-"""
-
 
 # --- Narrowing --------------------------------------------------------------------------------
 
@@ -85,7 +73,7 @@ def narrowing(
             if inside.n < options.min_applications or inside.rate < options.min_rate:
                 continue
             p_value = fisher_p(inside, outside)
-            if p_value < _SPLIT_P / len(conditions):  # Bonferroni correction
+            if p_value < 0.05 / len(conditions):  # Bonferroni correction
                 found.append(Narrowing(condition, anti, inside, outside, p_value))
     return min(
         found, key=lambda each: (each.p_value, not each.anti, as_text(each.condition)), default=None
@@ -108,8 +96,7 @@ def _conditions(tasks: Sequence[Features]) -> list[Condition]:
     several.sort(key=lambda each: (-equal[each], each[0], str(each[2])))
     limits = [(name, "gt", limit) for name in sorted(numbers) for limit in _limits(numbers[name])]
     told = [
-        {"feature": name, "op": op, "value": value}
-        for name, op, value in limits + several[:_SPLITS]
+        {"feature": name, "op": op, "value": value} for name, op, value in limits + several[:500]
     ]
     return [each for each in told if _may_be_said(each)]
 
@@ -135,7 +122,7 @@ def narrowed(applicability: Applicability, by: Narrowing) -> Applicability | Non
     part = "anti_conditions" if by.anti else "conditions"
     have: tuple[Condition, ...] = getattr(applicability, part)
     both = len(applicability.anti_conditions) + len(applicability.conditions)
-    if by.condition in have or both >= _NARROWED_AT_MOST:
+    if by.condition in have or both >= 3:
         return None
     changes: Mapping[str, Any] = {part: (*have, by.condition)}
     return replace(applicability, **changes)
@@ -194,7 +181,9 @@ def of_low_value(pattern: Pattern, now: datetime, options: LearningOptions) -> s
             f"contrary evidence: {tally.good} of {tally.n} went well, against a baseline of "
             f"{told.baseline.rate:.2f}"
         )
-    if tally.n >= _TRIED_ENOUGH and told.e_value < _SPEAKS_AGAINST:
+    # Of patterns without effect 94 in 100 fall below it sooner or later; of patterns that raise the
+    # success rate from 0.5 to 0.8, less than one in 100.
+    if tally.n >= 20 and told.e_value < 0.5:
         return f"low confidence: no effect after {tally.n} applications"
     seen = [each for each in (pattern.updated_at, pattern.lifecycle.last_used) if each]
     if seen and now - max(seen) > timedelta(days=options.evidence_days):

@@ -11,15 +11,11 @@ from typing import Any
 
 from bottega.memory.patterns.pattern import Features
 
-LONGEST_READ = 16_000
-"""Characters of a task that are read."""
 MOST = 10
 """Limit on goals, constraints and criteria, each."""
 LONGEST_ITEM = 300
-LONGEST_SAID = 500
-"""Characters of a text that rules find, and of one that a person or a model said."""
+"""Characters of a text that rules find."""
 _MOST_NAMES = 200
-_SHORTEST_NAME = 3
 
 _END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])")  # noqa: RUF001 (CJK punctuation)
 _BULLET = re.compile(r"(?:[-*+•–]|\d{1,3}[.)]|[a-z]\))\s+")  # noqa: RUF001 (en dash)
@@ -97,7 +93,7 @@ def analyse(
     Args:
         capabilities: names of the available tools and agents.
     """
-    text = task[:LONGEST_READ]
+    text = task[:16_000]
     goals: dict[str, None] = {}
     constraints: dict[str, None] = {}
     criteria: dict[str, None] = {}
@@ -152,7 +148,7 @@ def refined(found: Goals, said: Mapping[str, Any]) -> Goals:
 def lines_of(said: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """Return a list of texts of what was said, each on one line; longer ones are left out."""
     lines = (" ".join(str(each).split()) for each in said.get(name) or ())
-    return tuple(dict.fromkeys(each for each in lines if 0 < len(each) <= LONGEST_SAID))[:MOST]
+    return tuple(dict.fromkeys(each for each in lines if 0 < len(each) <= 500))[:MOST]
 
 
 def _sentences(text: str) -> Iterator[tuple[str, bool]]:
@@ -182,6 +178,6 @@ def _named(text: str, capabilities: Sequence[str]) -> list[str]:
     return sorted(
         name
         for name in set(capabilities[:_MOST_NAMES])
-        if len(name) >= _SHORTEST_NAME
+        if len(name) >= 3
         and f" {' '.join(_WORD.findall(name.casefold().replace('_', ' ')))} " in said
     )

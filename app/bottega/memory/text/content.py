@@ -13,8 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-LONGEST = 4_000
-"""Characters of a text that are read."""
 MOST_WORDS = 64
 
 # Scripts without spaces between words: Thai to Burmese, Khmer, kana, Han.
@@ -33,9 +31,6 @@ _THAI = re.compile("[\u0e00-\u0e7f]")
 _HUMPS = re.compile("[A-Z]?[a-z0-9]+(?:[A-Z][a-z0-9]+){2,}")
 _CAPITALS = re.compile("[A-Z]{6,}")
 _ACCENT = re.compile("[\u0300-\u036f]+")
-_SHORTEST_CODE = 3
-_LONGEST_PART = 8
-_SHORT = 3
 
 
 class ContentWord(NamedTuple):
@@ -100,8 +95,8 @@ def _lengths(letters: Iterable[tuple[tuple[int, int], str]]) -> Iterable[int]:
 
 
 def content_words(text: str) -> ContentWords:
-    """Return the content words of a text, in its order."""
-    tokens = _TOKEN.findall(text[:LONGEST].replace("\x00", " "))
+    """Return the content words of a text's first 4,000 characters, in its order."""
+    tokens = _TOKEN.findall(text[:4_000].replace("\x00", " "))
     parts = [part for token in tokens for part in _JOINT.split(token) if part]
     ignored = _ignored([word for word in map(_folded, parts) if len(word) > 1])
     cuts = _cuts(_language(text))
@@ -138,7 +133,7 @@ def _content_of(
 def _is_code(token: str) -> bool:
     """Check if a token is an identifier, an error code or a number of three digits or more."""
     if any(map(str.isdigit, token)):
-        return sum(map(str.isalnum, token)) >= _SHORTEST_CODE
+        return sum(map(str.isalnum, token)) >= 3
     return bool("_" in token.strip("_") or _HUMPS.fullmatch(token) or _CAPITALS.fullmatch(token))
 
 
@@ -168,7 +163,7 @@ def _ignored(words: Collection[str]) -> frozenset[str]:
     if most > 1 or len(set(words)) == 1:
         return found
     english = by_language.get("en", ())
-    return frozenset(word for word in found if word in english or len(word) <= _SHORT)
+    return frozenset(word for word in found if word in english or len(word) <= 3)
 
 
 @lru_cache(maxsize=16_384)
@@ -232,7 +227,7 @@ def _runs(token: str, cuts: Collection[str]) -> Iterator[tuple[int, str]]:
     """Yield place and letters of the runs between words that say nothing of the topic."""
     place = start = 0
     while place < len(token):
-        sizes = range(min(_LONGEST_PART, len(token) - place), 0, -1)
+        sizes = range(min(8, len(token) - place), 0, -1)
         size = next((size for size in sizes if token[place : place + size] in cuts), 0)
         if size:
             yield start, token[start:place]

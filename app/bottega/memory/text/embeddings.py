@@ -68,9 +68,6 @@ class Background(NamedTuple):
 
 
 _CHANCE = Chance(0.4, 7.0, 0.9)  # for a hosted model, whose tail is unknown
-_LEAST = 0.2
-"""No measured floor is lower, where no words are shared."""
-_TAIL_WITH_WORDS = 4 / 3
 
 
 def chance(embedder: Embedder) -> Chance:
@@ -105,8 +102,8 @@ def floor_of(embedder: Embedder, query: NDArray[np.float32], measured: Backgroun
         return Floor(alone, shipped.floor / 3)
     mean, median, deviation = measured
     level = float(query @ mean) + median
-    alone = min(max(level + shipped.tail * deviation, _LEAST), shipped.alike)
-    return Floor(alone, min(level + _TAIL_WITH_WORDS * deviation, alone))
+    alone = min(max(level + shipped.tail * deviation, 0.2), shipped.alike)
+    return Floor(alone, min(level + 4 / 3 * deviation, alone))
 
 
 def measured_background(queries: Vectors, stored: Vectors, others: NDArray[np.bool_]) -> Background:

@@ -14,7 +14,6 @@ from bottega.memory.text.summaries import EARLIER, GAP, cut
 
 ID, SERVER = "<id>", "<server>"
 """Words that stand for an id, and for the address of a server."""
-_LONGEST_VALUE = 72  # bytes of an argument's value
 
 _IDENTITY = re.compile(
     r"""
@@ -65,7 +64,7 @@ def told_arguments(arguments: Any, most: int) -> str:
         return told_line(arguments or "", most)
     told: list[str] = []
     for name, value in arguments.items():
-        text = told_line(to_json(value, serialize_unknown=True).decode(), _LONGEST_VALUE)
+        text = told_line(to_json(value, serialize_unknown=True).decode(), 72)
         if ID not in text or not _NOTHING_ELSE.fullmatch(text):
             told.append(f"{name}={text}")
     return told_line(", ".join(told), most)

@@ -14,7 +14,6 @@ from typing import Any
 
 LONGEST_SIGNATURE = 200
 _LONGEST_MESSAGE = 4000
-_LONGEST_NAME = 60
 
 NUMBER = "#"
 """Placeholder of numbers, dates, durations and ids: words with a digit, or hexadecimal ones."""
@@ -39,8 +38,6 @@ _DOTTED = re.compile(r"\w[\w-]*(?:\.[\w-]+)+(?::\d+)?")
 _HEX = re.compile("[0-9a-f]{8,}")
 _MANY = re.compile(r"#(?:[\s,]+#)+")
 _STATUS = re.compile(r"\b(?:http|status(?:[ _]code)?|answered)[ :=/]{1,3}([1-5]\d\d)\b", re.I)
-_LONGEST_QUOTE = 40
-_DEEPEST, _MOST_KEYS = 3, 12  # of a message in JSON
 _JSON = JSONDecoder()
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
@@ -79,7 +76,7 @@ def _named(name: str, *, split: bool = True) -> str:
     name = _plain(name[:_LONGEST_MESSAGE])
     if split:
         name = _HUMP.sub("_", name.rsplit(".", 1)[-1])
-    return "_".join(name.casefold().split())[:_LONGEST_NAME]
+    return "_".join(name.casefold().split())[:60]
 
 
 def _plain(text: str) -> str:
@@ -105,8 +102,8 @@ def _reduced(value: Any, name: str = "", depth: int = 0) -> Iterator[str]:
     """Yield the keys of decoded JSON, each with a short text or a status."""
     if isinstance(value, list):
         value = value[0] if value else None
-    if isinstance(value, dict) and depth < _DEEPEST:
-        for key in sorted(value)[:_MOST_KEYS]:
+    if isinstance(value, dict) and depth < 3:
+        for key in sorted(value)[:12]:
             yield from _reduced(value[key], _shape(key), depth + 1)
     elif isinstance(value, str):
         yield f"{name}={_quote(value) or '<text>'}"
@@ -119,7 +116,7 @@ def _reduced(value: Any, name: str = "", depth: int = 0) -> Iterator[str]:
 def _quote(text: str) -> str | None:
     """Return a quoted text that tells; ``None``: it is long, or an id, number, path or time."""
     text = text.strip().casefold()
-    if not 0 < len(text) <= _LONGEST_QUOTE or _shape(text) != text:
+    if not 0 < len(text) <= 40 or _shape(text) != text:
         return None
     return text if any(each.isalpha() for each in text) else None
 

@@ -14,10 +14,7 @@ TokenCounter = Callable[[str], int]
 """Function that returns a text's number of tokens; never negative, and monotonic in the text."""
 
 MAX_READ = 32_768
-MIN_READ = 2_048
-"""Bounds of the characters that are read, half from the beginning and half from the end of a text;
-the number grows with the summary's length."""
-_READ_PER_TOKEN = 48
+"""Most characters that are read, half from the beginning and half from the end of a text."""
 
 EARLIER = "earlier run"
 """Beginning of each line that a model reads of another run; such a line is never split."""
@@ -25,7 +22,6 @@ GAP = "…"
 _GAP_BYTES = len(GAP.encode())
 _JOINT_BYTES = _GAP_BYTES + 2  # most bytes between two pieces: a gap on its own line
 _PIECE = 200
-_SHORTEST = 20  # bytes; less room is left unused
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _ERROR_WORDS = (  # noqa: SIM905 (a list has a line per word)
     "error|exception|traceback|fail|fatal|denied|refused|timeout|timed out|invalid|missing|"
@@ -46,7 +42,7 @@ def summary_of(
     """
     if count(text) <= tokens:
         return text
-    half = min(max(tokens * _READ_PER_TOKEN, MIN_READ), MAX_READ) // 2
+    half = min(max(tokens * 48, 2_048), MAX_READ) // 2
     read = text if len(text) <= 2 * half else f"{text[:half]}\n{_end_of(text, half)}"
     pieces = _pieces(read, whole_lines)
     room = tokens * BYTES_PER_TOKEN
@@ -112,7 +108,7 @@ def _extract(pieces: list[str], room: int) -> str:
         left -= size_of(end) + _JOINT_BYTES
     weights = _weights(pieces)
     for index in sorted(range(1, last), key=weights.__getitem__, reverse=True):
-        if left < _SHORTEST:
+        if left < 20:
             break
         size = size_of(pieces[index]) + _JOINT_BYTES
         if size <= left:

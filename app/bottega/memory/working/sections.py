@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from bottega.memory.text.summaries import TokenCounter, cut, summary_of
 
 GIST_TOKENS = 48
-"""Most tokens of an archived entry: its reference and a summary."""
+"""Most tokens of an archived entry, with its reference, or of a shortened tool result."""
 LABEL_BYTES = 48
 
 RECENT = 5

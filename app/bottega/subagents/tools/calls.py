@@ -345,11 +345,6 @@ class CancelTool(SubagentTool):
         return success_result(tool_call, {"tasks": tasks})
 
 
-MOST_UNREAD = 10
-MOST_MESSAGES = 50
-"""Messages to one task: each adds a step to its loop."""
-
-
 class SendTool(SubagentTool):
     name = "send_to_subagent"
     description = "Sends a message to a task under way; it reads it before its next step."
@@ -400,10 +395,10 @@ def _refusal(handle: SubagentHandle) -> str | None:
         return "the task has given its answer already: it reads no more messages"
     if handle.mailbox is None:
         return None
-    if len(handle.mailbox.unread) >= MOST_UNREAD and not handle.spread:  # it does not tell
+    if len(handle.mailbox.unread) >= 10 and not handle.spread:  # it does not tell
         unread = len(handle.mailbox.unread)
         return f"the task has {unread} unread messages: wait until it has read some"
-    if len(handle.mailbox.known) >= MOST_MESSAGES:
+    if len(handle.mailbox.known) >= 50:  # each adds a step to its loop
         sent = len(handle.mailbox.known)
         return f"the task got {sent} messages already, and may get no more"
     return None

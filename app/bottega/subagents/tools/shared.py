@@ -107,7 +107,7 @@ class SubagentTool(DispatchingTool):
 
 
 MOST_TASKS = 50
-"""Tasks that one call may name or dispatch."""
+"""Tasks that one call may name or dispatch, or lists of its own accord."""
 USUAL_PRIORITY, LAST_PRIORITY = 5, 10
 
 TaskId = Annotated[str, Field(max_length=100)]
@@ -212,8 +212,6 @@ def schema_of(model: type[BaseModel]) -> dict[str, Any]:
     return schema
 
 
-MOST_LISTED = 50
-"""Tasks of one report."""
 NOT_FOUND = "not_found"
 EXCERPT = 4_096
 """Characters of the head and of the tail of a long answer."""
@@ -264,7 +262,7 @@ async def report(
 
 
 def own_tasks(scope: QueryScope) -> tuple[list[str], str | None]:
-    """Return the ids of at most ``MOST_LISTED`` of the caller's own tasks, and a note on others.
+    """Return the ids of at most ``MOST_TASKS`` of the caller's own tasks, and a note on others.
 
     Those whose end it has not read go first; then the latest. The ids are in order of dispatch.
     """
@@ -276,7 +274,7 @@ def own_tasks(scope: QueryScope) -> tuple[list[str], str | None]:
         return child is None or child.received, -places[task_id]
 
     ordered = sorted(places, key=first_then_latest)
-    chosen, others = ordered[:MOST_LISTED], ordered[MOST_LISTED:]
+    chosen, others = ordered[:MOST_TASKS], ordered[MOST_TASKS:]
     ids = [str(each) for each in sorted(chosen, key=places.__getitem__)]
     if not others:
         return ids, None
