@@ -5,17 +5,24 @@ import contextvars
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 from uuid import UUID
 
 from bottega.agents.messages import AgentUsage, Usage
 from bottega.agents.query import Path
 from bottega.graph.shared_memory import Publication
-from bottega.subagents.breaker import BreakerKey
 from bottega.subagents.budget import Account
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.queue import QueueEntry
 from bottega.subagents.states import Mailbox, SubagentStatus, stands_still
+
+
+class BreakerKey(NamedTuple):
+    """Tasks of one agent in one run share a breaker."""
+
+    tenant_id: UUID | None
+    run_id: UUID
+    agent: str
 
 
 @dataclass(frozen=True, slots=True)

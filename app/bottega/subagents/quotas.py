@@ -10,8 +10,7 @@ from bottega.errors import (
     SubagentQueueFullError,
     SubagentQuotaExceededError,
 )
-from bottega.subagents.breaker import BreakerKey
-from bottega.subagents.handle import Parent, SubagentHandle, SubagentOutcome
+from bottega.subagents.handle import BreakerKey, Parent, SubagentHandle, SubagentOutcome
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.states import SubagentStatus
 from bottega.subagents.telemetry import Telemetry

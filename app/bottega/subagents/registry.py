@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from bottega.errors import SubagentRefusedError
-from bottega.subagents.breaker_set import breaker_key
+from bottega.subagents.breaker import breaker_key
 from bottega.subagents.budget import Account
 from bottega.subagents.handle import (
     DispatchParams,

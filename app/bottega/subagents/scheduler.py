@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from bottega.errors import BudgetExhaustedError
-from bottega.subagents.breaker_set import BreakerSet
+from bottega.subagents.breaker import BreakerSet
 from bottega.subagents.handle import Parent, SubagentHandle, SubagentOutcome
 from bottega.subagents.limits import SchedulerOptions, resized
 from bottega.subagents.queue import WAKE, QueueEntry, TakeQueue

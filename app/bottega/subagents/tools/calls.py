@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bottega.agents.messages import AssistantMessage, ToolCall, ToolResult
+from bottega.agents.messages import AssistantMessage, ToolCall
 from bottega.agents.query import CurrentCall
-from bottega.agents.tools import error_result, explain, success_result
+from bottega.agents.tools import explain
 from bottega.errors import InvalidInputError, SubagentRefusedError
 from bottega.subagents.child import ANONYMOUS, FAN_OUT, ChildTask, places_of
 from bottega.subagents.handle import DispatchParams, SubagentHandle
@@ -18,6 +18,7 @@ from bottega.subagents.swarm import QueryScope, context_of
 from bottega.subagents.tools.shared import (
     LAST_PRIORITY,
     USUAL_PRIORITY,
+    Arguments,
     AsyncSubagents,
     AwaitArguments,
     CancelArguments,
@@ -40,6 +41,7 @@ Answer = dict[str, Any]
 
 class DispatchTool(SubagentTool):
     name = "dispatch_subagent"
+    arguments: type[Arguments] = DispatchArguments
 
     def __init__(self, shared: AsyncSubagents) -> None:
         super().__init__(shared)
@@ -52,6 +54,9 @@ class DispatchTool(SubagentTool):
         )
 
     def create_schema(self) -> dict[str, Any]:
+        return self._task_schema()
+
+    def _task_schema(self) -> dict[str, Any]:
         schema = schema_of(DispatchArguments)
         if self.shared.agents:
             schema["properties"]["agent"] = {"type": "string", "enum": list(self.shared.agents)}
@@ -61,14 +66,11 @@ class DispatchTool(SubagentTool):
             schema["required"].append("agent")
         return schema
 
-    async def execute(self, tool_call: ToolCall) -> ToolResult:
-        call, scope = self.shared.scope()
+    async def answer(
+        self, call: CurrentCall, scope: QueryScope, tool_call: ToolCall, arguments: Any
+    ) -> Answer:
         place = places_of(call.query.model_calls, call.index, tool_call)[0]
-        try:
-            started = await self.dispatch(call, scope, place, tool_call.arguments)
-        except InvalidInputError as error:
-            return error_result(tool_call, error.detail, error.code)
-        return success_result(tool_call, self.answer_of(started, call))
+        return self.answer_of(await self.dispatch(call, scope, place, arguments), call)
 
     def replayed(self, tool_call: ToolCall) -> None:
         call, scope = self.shared.scope()
@@ -83,14 +85,18 @@ class DispatchTool(SubagentTool):
         return [tool_call.arguments]
 
     async def dispatch(
-        self, call: CurrentCall, scope: QueryScope, place: tuple[int, int], asked: Any
+        self,
+        call: CurrentCall,
+        scope: QueryScope,
+        place: tuple[int, int],
+        arguments: DispatchArguments,
     ) -> SubagentHandle | Answer:
         """Dispatch one task; return it, or what the model reads instead.
 
         Raises:
-            InvalidInputError: the arguments are wrong, or a guard refuses the task.
+            InvalidInputError: there is no such agent, or a guard refuses the task.
         """
-        arguments = self._valid(asked)
+        self._check_agent(arguments.agent)
         child = self._child(call, scope, place)
         if (handle := child.known()) is None:
             decided = await _decided(scope, arguments)
@@ -108,17 +114,12 @@ class DispatchTool(SubagentTool):
             child.give_again(arguments.input)
         return handle
 
-    def _valid(self, asked: Any) -> DispatchArguments:
-        try:
-            arguments = DispatchArguments.model_validate(asked)
-        except ValidationError as error:
-            raise InvalidInputError(explain(error)) from None
+    def _check_agent(self, name: str | None) -> None:
         names = ", ".join(self.shared.agents) or "none"
-        if arguments.agent is None and not self.shared.anonymous:
+        if name is None and not self.shared.anonymous:
             raise InvalidInputError(f"name one of your agents in 'agent': {names}")
-        if arguments.agent is not None and arguments.agent not in self.shared.agents:
-            raise InvalidInputError(f"there is no agent '{arguments.agent}'; use: {names}")
-        return arguments
+        if name is not None and name not in self.shared.agents:
+            raise InvalidInputError(f"there is no agent '{name}'; use: {names}")
 
     def _child(self, call: CurrentCall, scope: QueryScope, place: tuple[int, int]) -> ChildTask:
         return ChildTask(scope, call.query, place, self.shared.agents, self.shared.configure)
@@ -140,6 +141,7 @@ class DispatchTool(SubagentTool):
 
 class FanOutTool(DispatchTool):
     name = "dispatch_subagents"
+    arguments = FanOutArguments
 
     def __init__(self, shared: AsyncSubagents) -> None:
         super().__init__(shared)
@@ -151,34 +153,34 @@ class FanOutTool(DispatchTool):
 
     def create_schema(self) -> dict[str, Any]:
         schema = schema_of(FanOutArguments)
-        schema["properties"]["tasks"]["items"] = super().create_schema()
+        schema["properties"]["tasks"]["items"] = self._task_schema()
         return schema
 
     def _asked(self, tool_call: ToolCall) -> Sequence[Mapping[str, Any]]:
         tasks = tool_call.arguments.get("tasks")
         return tasks if isinstance(tasks, list) else [{}]
 
-    async def execute(self, tool_call: ToolCall) -> ToolResult:
-        try:
-            tasks = FanOutArguments.model_validate(tool_call.arguments).tasks
-        except ValidationError as error:
-            return error_result(tool_call, explain(error))
-        call, scope = self.shared.scope()
+    async def answer(
+        self, call: CurrentCall, scope: QueryScope, tool_call: ToolCall, arguments: Any
+    ) -> Answer:
         places = places_of(call.query.model_calls, call.index, tool_call)
-        each_one = (self._one(call, scope, *each) for each in zip(places, tasks, strict=True))
+        tasks = zip(places, arguments.tasks, strict=True)
+        each_one = (self._one(call, scope, *each) for each in tasks)
         if scope.swarm.options.plugins:
             started = await asyncio.gather(*each_one)
         else:  # without a pause: none has begun before all are queued
             started = [await one for one in each_one]
         answers = [self.answer_of(each, call) for each in started]
-        numbered = [{"index": index, **answer} for index, answer in enumerate(answers)]
-        return success_result(tool_call, {"tasks": numbered})
+        return {"tasks": [{"index": index, **answer} for index, answer in enumerate(answers)]}
 
     async def _one(
         self, call: CurrentCall, scope: QueryScope, place: tuple[int, int], asked: Any
     ) -> SubagentHandle | Answer:
         try:
-            return await self.dispatch(call, scope, place, asked)
+            arguments = DispatchArguments.model_validate(asked)
+            return await self.dispatch(call, scope, place, arguments)
+        except ValidationError as error:
+            return {"error": explain(error)}
         except InvalidInputError as error:
             return {"error": error.detail}
 
@@ -239,24 +241,17 @@ class PollTool(SubagentTool):
         "Says how tasks are doing, with what they wrote since you last read it. Never waits."
     )
 
-    def create_schema(self) -> dict[str, Any]:
-        return schema_of(PollArguments)
+    arguments = PollArguments
 
-    async def execute(self, tool_call: ToolCall) -> ToolResult:
-        try:
-            arguments = PollArguments.model_validate(tool_call.arguments)
-        except ValidationError as error:
-            return error_result(tool_call, explain(error))
-        _, scope = self.shared.scope()
+    async def answer(
+        self, call: CurrentCall, scope: QueryScope, tool_call: ToolCall, arguments: Any
+    ) -> Answer:
         longest = arguments.max_partial_output_length if arguments.include_partial_output else 0
         if arguments.task_ids is not None:
-            answer = await report(scope, distinct(arguments.task_ids), longest, news=True)
-            return success_result(tool_call, answer)
+            return await report(scope, distinct(arguments.task_ids), longest, news=True)
         ids, note = own_tasks(scope)
         answer = await report(scope, ids, longest, news=True)
-        if note:
-            answer["note"] = note
-        return success_result(tool_call, answer)
+        return answer | ({"note": note} if note else {})
 
 
 class AwaitTool(SubagentTool):
@@ -267,28 +262,26 @@ class AwaitTool(SubagentTool):
         "them again."
     )
 
-    def create_schema(self) -> dict[str, Any]:
-        return schema_of(AwaitArguments)
+    arguments = AwaitArguments
 
-    async def execute(self, tool_call: ToolCall) -> ToolResult:
-        try:
-            arguments = AwaitArguments.model_validate(tool_call.arguments)
-        except ValidationError as error:
-            return error_result(tool_call, explain(error))
+    async def answer(
+        self, call: CurrentCall, scope: QueryScope, tool_call: ToolCall, arguments: Any
+    ) -> Answer:
         ids = list(arguments.task_ids or ())
         ids = distinct([*ids, arguments.task_id] if arguments.task_id is not None else ids)
         if not ids:
-            return error_result(tool_call, "invalid arguments: give task_id or task_ids")
-        if problem := _bad_quorum(arguments, len(ids)):
-            return error_result(tool_call, problem)
-        call, scope = self.shared.scope()
+            raise InvalidInputError("invalid arguments: give task_id or task_ids")
+        quorum = arguments.quorum
+        if arguments.mode == "quorum" and (quorum is None or quorum > len(ids)):
+            raise InvalidInputError(
+                f"invalid arguments: quorum must say how many of the {len(ids)} tasks, at least 1"
+            )
         key = (scope.task_id, call.query.model_calls, tool_call.id)
         seconds = max(0.0, arguments.timeout_ms / 1000 - scope.swarm.options.waits.get(key, 0.0))
         met = await _met(scope, ids, arguments, seconds)
         answer = await report(scope, ids, 0)
         status = _status(arguments, met, [task["status"] for task in answer["tasks"]])
-        answer = {"status": status, "wait_timed_out": not met, "tasks": answer["tasks"]}
-        return success_result(tool_call, answer)
+        return {"status": status, "wait_timed_out": not met, "tasks": answer["tasks"]}
 
 
 async def _met(
@@ -315,71 +308,55 @@ def _status(arguments: AwaitArguments, met: bool, statuses: list[str]) -> str:
     return "done" if met else "pending"
 
 
-def _bad_quorum(arguments: AwaitArguments, tasks: int) -> str | None:
-    if arguments.mode != "quorum":
-        return None
-    if arguments.quorum is None or arguments.quorum > tasks:
-        return f"invalid arguments: quorum must say how many of the {tasks} tasks, at least 1"
-    return None
-
-
 class CancelTool(SubagentTool):
     name = "cancel_subagent"
     description = "Stops tasks and all that they started. What they found so far is lost."
 
-    def create_schema(self) -> dict[str, Any]:
-        return schema_of(CancelArguments)
+    arguments = CancelArguments
 
-    async def execute(self, tool_call: ToolCall) -> ToolResult:
-        try:
-            arguments = CancelArguments.model_validate(tool_call.arguments)
-        except ValidationError as error:
-            return error_result(tool_call, explain(error))
-        _, scope = self.shared.scope()
+    async def answer(
+        self, call: CurrentCall, scope: QueryScope, tool_call: ToolCall, arguments: Any
+    ) -> Answer:
         ids = distinct(arguments.task_ids)
         for each in ids:
             if (handle := find(scope, each)) is not None:
                 scope.swarm.registry.cancel(handle.task_id, CANCELLED)
         views = (await report(scope, ids, 0, reads=False))["tasks"]
-        tasks = [{"task_id": view["task_id"], "status": view["status"]} for view in views]
-        return success_result(tool_call, {"tasks": tasks})
+        return {"tasks": [{name: view[name] for name in ("task_id", "status")} for view in views]}
 
 
 class SendTool(SubagentTool):
     name = "send_to_subagent"
     description = "Sends a message to a task under way; it reads it before its next step."
 
-    def create_schema(self) -> dict[str, Any]:
-        return schema_of(SendArguments)
+    arguments = SendArguments
 
-    async def execute(self, tool_call: ToolCall) -> ToolResult:
-        try:
-            arguments = SendArguments.model_validate(tool_call.arguments)
-        except ValidationError as error:
-            return error_result(tool_call, explain(error))
-        call, scope = self.shared.scope()
+    async def answer(
+        self, call: CurrentCall, scope: QueryScope, tool_call: ToolCall, arguments: Any
+    ) -> Answer:
         handle = find(scope, arguments.task_id)
         if handle is None:
-            return error_result(tool_call, "no task of yours under way has this id")
+            raise InvalidInputError("no task of yours under way has this id")
         message_id = str(scope.id_below((call.query.model_calls, call.index)))
         sent = {"task_id": str(handle.task_id), "status": "sent"}
         if handle.mailbox is not None and message_id in handle.mailbox.known:
-            return success_result(tool_call, sent)  # before a crash
+            return sent  # before a crash
         text: str | Skip | Refused = arguments.message
         if scope.swarm.options.plugins:
             text = await checked_message(scope.swarm, call.query, handle.agent, arguments.message)
         if isinstance(text, Skip):
-            return success_result(tool_call, {**sent, "status": "skipped", "result": text.result})
-        problem = text.detail if isinstance(text, Refused) else _refusal(handle)
-        if problem or isinstance(text, Refused):
-            return error_result(tool_call, problem or "")
+            return {**sent, "status": "skipped", "result": text.result}
+        if isinstance(text, Refused):
+            raise InvalidInputError(text.detail)
+        if problem := _refusal(handle):
+            raise InvalidInputError(problem)
         if not await _told(scope, handle, message_id, text):
-            return error_result(tool_call, "the task is over: it reads no more messages")
+            raise InvalidInputError("the task is over: it reads no more messages")
         handle.mailbox = handle.mailbox or Mailbox()
         handle.mailbox.put(message_id, text)
         about = {"message_id": message_id, "message": text}
         handle.parent.listener.on_event(handle, "message_sent", about)
-        return success_result(tool_call, sent)
+        return sent
 
 
 async def _told(scope: QueryScope, handle: SubagentHandle, message_id: str, text: str) -> bool:

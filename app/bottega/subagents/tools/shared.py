@@ -3,17 +3,18 @@
 Plugins see what reaches an agent beside a dispatch: messages, and synchronous calls.
 """
 
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from bottega.agents.agent import BaseAgent
 from bottega.agents.loop import FINAL_ANSWER
 from bottega.agents.messages import ToolCall, ToolResult, Usage
 from bottega.agents.query import CurrentCall, Query, Screen, current_call
-from bottega.agents.tools import error_result, success_result
+from bottega.agents.tools import error_result, explain, success_result
 from bottega.errors import InvalidInputError
 from bottega.subagents.child import answer_file, is_long
 from bottega.subagents.files import MAX_PATH_BYTES
@@ -92,11 +93,16 @@ class AsyncSubagents:
 
 
 class SubagentTool(DispatchingTool):
-    """Base of the tools."""
+    """Base of the tools.
+
+    Attributes:
+        arguments: type of the arguments; :meth:`answer` gets them checked.
+    """
 
     timeout_s = None
     idempotent = True
     local = True
+    arguments: "type[Arguments]"
 
     def __init__(self, shared: AsyncSubagents) -> None:
         self.shared = shared
@@ -104,6 +110,30 @@ class SubagentTool(DispatchingTool):
 
     def ancestors(self) -> Callable[[str], frozenset[str]] | None:
         return self.shared.ancestors()
+
+    def create_schema(self) -> dict[str, Any]:
+        return schema_of(self.arguments)
+
+    async def execute(self, tool_call: ToolCall) -> ToolResult:
+        try:
+            arguments = self.arguments.model_validate(tool_call.arguments)
+        except ValidationError as error:
+            return error_result(tool_call, explain(error), InvalidInputError.code)
+        call, scope = self.shared.scope()
+        try:
+            return success_result(tool_call, await self.answer(call, scope, tool_call, arguments))
+        except InvalidInputError as error:
+            return error_result(tool_call, error.detail, error.code)
+
+    @abstractmethod
+    async def answer(
+        self, call: CurrentCall, scope: QueryScope, tool_call: ToolCall, arguments: Any
+    ) -> dict[str, Any]:
+        """Do what a tool call asks for; return what the model reads.
+
+        Raises:
+            InvalidInputError: it cannot be done; the model reads the reason.
+        """
 
 
 MOST_TASKS = 50
