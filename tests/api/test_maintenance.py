@@ -8,8 +8,6 @@ import httpx2
 
 from bottega.settings import Settings
 from tests.api.test_bad_input import problem
-from tests.api.test_patterns import add as new_pattern
-from tests.api.test_patterns import advice
 from tests.service import Running, running
 from tests.waiting import until
 
@@ -55,43 +53,6 @@ async def test_a_worker_executes_the_job_and_stores_its_report(
         assert set(told["stages"]) == set(report["progress"]) - {"report"}
         again = await client.post(PATH)
         assert again.headers["location"] != where
-
-
-async def test_similar_candidates_that_no_run_was_given_are_merged(
-    settings: Settings, database_url: str
-) -> None:
-    bills = {"problem_types": ["export"], "domains": ["billing"]}
-    sales = bills | {"domains": ["sales"]}
-    async with running(settings, database_url, worker=True) as server:
-        client = server.client
-
-        async def add(tasks: Any, summary: str, action: str = "divide it") -> str:
-            content = advice(action)
-            added = await new_pattern(client, applicability=tasks, content=content, summary=summary)
-            return str(added["id"])
-
-        alike = [
-            await add(bills, "Divide bills."),
-            await add(sales, "Divide sales.", "Divide  it."),
-        ]
-        apart = [
-            await add(sales, "Keep.", "do not divide it"),
-            await add(sales | {"problem_types": ["poem"]}, "Divide."),
-        ]
-        done = await finished(client, (await client.post(PATH)).headers["location"])
-        found = done["progress"]["refinement"]["merged"]
-        assert found["count"] == 1
-        (one,) = found["patterns"]
-        made = (await client.get(f"/v1/patterns/{one}")).json()
-        assert made["applicability"]["domains"] == ["billing", "sales"]
-        assert set(made["summary"].split(". ")) in (
-            {"Divide bills", "Divide sales."},
-            {"Divide sales", "Divide bills."},
-        )
-        ends = [(await client.get(f"/v1/patterns/{each}")).json()["lifecycle"] for each in alike]
-        assert [end["replaced_by"] for end in ends] == [one, one]
-        kept = [(await client.get(f"/v1/patterns/{each}")).json()["lifecycle"] for each in apart]
-        assert [each["state"] for each in kept] == ["CANDIDATE", "CANDIDATE"]
 
 
 async def test_reports_come_in_pages(server_: Running) -> None:

@@ -1,9 +1,8 @@
 """Refinement: narrowing, merging and removing patterns."""
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import combinations
 from typing import Any
 from uuid import UUID
 
@@ -27,9 +26,7 @@ from bottega.memory.patterns.pattern import (
     PatternState,
 )
 from bottega.memory.patterns.refinement import (
-    MOST_MERGED,
     generalised,
-    groups,
     likeness,
     merged,
     narrowed,
@@ -83,11 +80,6 @@ def pattern(number: int = 1, *, good: int = 18, n: int = 20, **more: Any) -> Pat
         "updated_at": NOW,
     }
     return Pattern(id=UUID(int=number), name=f"p{number}", **(said | more))
-
-
-def merging(*patterns: Pattern) -> list[list[int]]:
-    """Return the numbers of the patterns in each group to merge."""
-    return [[each.int for each in group] for group in groups(patterns)]
 
 
 def went(*several: tuple[Features, int, int]) -> list[tuple[Features, bool]]:
@@ -191,53 +183,6 @@ class TestSimilar:
         assert 0 <= likeness(a, b) <= 1
         assert likeness(a, b) == likeness(b, a)
         assert likeness(a, a.but(id=UUID(int=9))) == 1
-
-    def test_equivalent_patterns_are_mergeable(self) -> None:
-        one = pattern(1)
-        law = replace(one.applicability, domains=("law",))
-        assert merging(one, pattern(2)) == [[1, 2]]
-        assert merging(one, pattern(2, applicability=law)) == [[1, 2]]
-        for other in (
-            pattern(2, applicability=replace(law, problem_types=("story",))),
-            pattern(2, applicability=replace(law, conditions=({"feature": "x", "op": "exists"},))),
-            pattern(2, lifecycle=Lifecycle(PatternState.CANDIDATE)),
-            pattern(2, trust=2),
-            pattern(2, category=Category.DOMAIN),
-            pattern(2, content=replace(one.content, uses=("ask", "look"))),
-            pattern(2, good=8),  # it helps significantly less there
-        ):
-            assert merging(one, other) == []
-
-    def test_candidates_are_mergeable_until_a_run_was_given_one(self) -> None:
-        tried = Lifecycle(PatternState.CANDIDATE, uses=1)
-        fresh = [pattern(n, n=0, lifecycle=Lifecycle()) for n in (1, 2)]
-        assert merging(*fresh, pattern(3, lifecycle=tried), pattern(4, lifecycle=tried)) == [[1, 2]]
-
-    @given(st.lists(st.tuples(applicabilities, st.sampled_from([(0, 0), (2, 20), (18, 20)]))))
-    def test_each_two_of_a_group_differ_in_one_field_at_most(
-        self, made: list[tuple[Applicability, tuple[int, int]]]
-    ) -> None:
-        patterns = [
-            pattern(number, applicability=when, good=good, n=n)
-            for number, (when, (good, n)) in enumerate(made)
-        ]
-        for group in merging(*patterns):
-            for one, other in combinations(group, 2):
-                a, b = patterns[one].applicability, patterns[other].applicability
-                names = [each.name for each in fields(a)]
-                differ = [each for each in names if getattr(a, each) != getattr(b, each)]
-                assert differ[1:] == []
-                assert not {"conditions", "anti_conditions"} & set(differ)
-                assert {made[one][1], made[other][1]} != {(2, 20), (18, 20)}
-
-    def test_many_patterns_are_grouped_in_linear_time(self) -> None:
-        """Comparing all pairs of them would take a minute."""
-        when = [Applicability(domains=(str(n),)) for n in range(1_000)]
-        fresh: dict[str, Any] = {"n": 0, "lifecycle": Lifecycle()}
-        many = [pattern(n, applicability=each, **fresh) for n, each in enumerate(when)]
-        found = merging(*many)
-        assert {len(each) for each in found} == {MOST_MERGED}
-        assert sum(map(len, found)) == len(many)
 
     @given(applicabilities, applicabilities, tasks)
     def test_merged_pattern_applies_wherever_either_does(

@@ -206,15 +206,14 @@ async def test_each_stage_works_and_is_reported(owner: asyncpg.Pool, looked: Loo
     assert done["mining"]["new"] >= 1
     assert done["mining"]["read"] == 17
     assert done["validation"]["promoted"]["count"] == 1
-    assert done["refinement"]["merged"]["count"] == 1
     assert done["refinement"]["deprecated"]["count"] == 1
     assert "skipped" not in done["indices"]
     report = job.report or {}
     assert report["episodes"]["by_state"]["consolidated"] == 3
     assert report["patterns"]["by_state"] == {
         "CANDIDATE": done["mining"]["new"],
-        "VALIDATED": 2,
-        "DEPRECATED": 3,
+        "VALIDATED": 3,
+        "DEPRECATED": 1,
     }
     assert sum(report["patterns"]["discovered_by_day"].values()) == done["mining"]["new"]
     judged = {item["name"]: item for item in report["validations"]["items"]}
@@ -287,7 +286,6 @@ PLACES = {
     "mining": ("patterns", "INSERT", "NEW.origin ? 'mined'"),
     "validation": ("patterns", "UPDATE", "NEW.state = 'VALIDATED' AND OLD.state = 'CANDIDATE'"),
     "reviewing": ("patterns", "UPDATE", "NEW.state = 'DEPRECATED' AND OLD.state = 'IN_REVIEW'"),
-    "merging": ("patterns", "UPDATE", "NEW.reason LIKE 'merged into%'"),
     "indices": ("index_maintenance", "INSERT", "true"),
     "report": ("memory_jobs", "UPDATE", "NEW.status = 'done'"),
     "between": ("memory_jobs", "UPDATE", "NEW.stage = 3 AND OLD.stage = 2"),

@@ -32,7 +32,7 @@ from bottega.memory.patterns.application_rows import notify_change
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.evidence import falling
 from bottega.memory.patterns.pattern import PatternState
-from bottega.memory.patterns.refinement import groups, narrowed, narrowing, started_over
+from bottega.memory.patterns.refinement import narrowed, narrowing, started_over
 from bottega.memory.patterns.store import PatternStore
 from bottega.objects import CorruptObjectError, Objects
 
@@ -148,11 +148,11 @@ async def validate_all(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
 
 
 async def refine(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
-    """Review a tenant's patterns, merge similar ones, prune candidates of low value.
+    """Review a tenant's patterns, and prune candidates of low value.
 
     Returns:
         JSON: the patterns that reviews ``narrowed``, put ``on_trial`` again or ``deprecated``,
-        those ``merged``, and those ``pruned``.
+        and those ``pruned``.
     """
     ends: dict[str, list[UUID]] = {"narrowed": [], "on_trial": [], "deprecated": []}
     async for page in cache.pages(tenant_id, [PatternState.IN_REVIEW]):
@@ -161,9 +161,8 @@ async def refine(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
                 end = await _review(store, each.key)
             if end is not None:
                 ends[end].append(each.key)
-    merged = await _merge_alike(cache, tenant_id)
     pruned = await cache.prune_low_value(tenant_id)
-    counts = ends | {"merged": merged, "pruned": pruned}
+    counts = ends | {"pruned": pruned}
     return {name: _named(ids) for name, ids in counts.items()}
 
 
@@ -193,21 +192,6 @@ async def _review(store: PatternStore, pattern_id: UUID) -> str | None:
     why = was.lifecycle.reason or "reviewed"
     await store.deprecate(pattern_id, f"{why}; no condition separates success from failure")
     return "deprecated"
-
-
-async def _merge_alike(cache: PatternCache, tenant_id: UUID) -> list[UUID]:
-    """Merge patterns of equal advice, see :func:`groups`; return the new ones."""
-    found = [each async for page in cache.pages(tenant_id) for each in page]
-    made = []
-    for group in await asyncio.to_thread(groups, found):
-        try:
-            async with cache.changing(tenant_id) as store:
-                held = await store.get_many(group, lock=True)
-                if groups(held.values()) == [group]:
-                    made.append((await store.merge(group)).key)
-        except (InvalidInputError, NotFoundError) as error:  # leave them unchanged
-            log.info("patterns.not_merged", tenant_id=str(tenant_id), error=error.detail)
-    return made
 
 
 def _named(ids: Sequence[UUID]) -> dict[str, Any]:
@@ -286,7 +270,6 @@ def stages_of(
 
 
 async def _report(pool: asyncpg.Pool, job: Job, now: datetime) -> dict[str, Any]:
-    """Return the report of a job whose other stages are done."""
     promoted = job.progress.get("validation", {}).get("promoted", {}).get("patterns", ())
     since = now - timedelta(days=30)
     async with acting_as(pool, job.tenant_id) as connection:

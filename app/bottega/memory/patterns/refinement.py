@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
-from hashlib import sha256
 from itertools import chain, pairwise
 from json import dumps
 from re import findall
@@ -201,66 +200,8 @@ def started_over(pattern: Pattern, reason: str | None = None) -> Pattern:
 
 MOST_MERGED = 20
 """Patterns in one merge."""
-_TASKS = ("domains", "problem_types", "complexity", "capabilities")
-_DIFFERS_P = 0.05
-_LONGEST_TEXT = 1_000  # bytes of the summary of a merged pattern
 
 T = TypeVar("T")
-
-
-def groups(patterns: Iterable[Pattern]) -> list[list[UUID]]:
-    """Group patterns to merge, 2 to :data:`MOST_MERGED` each.
-
-    They are validated; or no run was given them yet: then the choice cannot depend on results.
-    Those of a group give the same advice, their tasks differ in at most one field, and their
-    success rates do not differ significantly. The time is linear in their number, after sorting.
-    """
-    found: list[list[UUID]] = []
-    untried = PatternState.CANDIDATE, 0
-    able = [
-        (tally_of(each.evidence), each)
-        for each in patterns
-        if each.state is PatternState.VALIDATED or (each.state, each.lifecycle.uses) == untried
-    ]
-    left = sorted(able, key=lambda each: (each[0].rate, each[1].key))
-    for field in _TASKS:
-        made: list[list[tuple[Tally, Pattern]]] = []
-        last: dict[str, list[tuple[Tally, Pattern]]] = {}
-        for tally, each in left:
-            alike = _same_but_for(field, each)
-            group = last.get(alike, [])
-            better = any(fisher_p(tally, other) < _DIFFERS_P for other, _ in group)
-            if not group or len(group) == MOST_MERGED or better:
-                group = last[alike] = []
-                made.append(group)
-            group.append((tally, each))
-        found += [[each.key for _, each in group] for group in made if len(group) > 1]
-        left = [group[0] for group in made if len(group) == 1]
-    return found
-
-
-def _same_but_for(field: str, pattern: Pattern) -> str:
-    """Return a hash that is equal for patterns that differ in one field of their tasks.
-
-    Their advice may differ in case, spacing and punctuation."""
-    when = pattern.applicability
-    tasks = {each: getattr(when, each) for each in _TASKS if each != field}
-    said = pattern.content
-    advice = [said.kind, _plain(said.fields), said.uses, said.affects]
-    about = [pattern.state, pattern.category, pattern.trust]
-    same = [about, advice, when.conditions, when.anti_conditions, tasks]
-    return sha256(as_text(same).encode()).hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    """Return a value with the words of its texts in lower case; empty parts are left out."""
-    if isinstance(value, str):
-        return findall(r"[^\s.,;:!?]+(?:[.,:][^\s.,;:!?]+)*", value.casefold())
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items() if each}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value
 
 
 def merged(patterns: Sequence[Pattern]) -> Pattern:
@@ -298,7 +239,7 @@ def merged(patterns: Sequence[Pattern]) -> Pattern:
 
 def _texts(joint: str, texts: Iterable[str]) -> str:
     """Join the different texts: each may name the tasks of its own pattern."""
-    return cut(joint.join(dict.fromkeys(filter(None, texts))), _LONGEST_TEXT)
+    return cut(joint.join(dict.fromkeys(filter(None, texts))), 1_000)
 
 
 def generalised(several: Sequence[Applicability]) -> Applicability:
