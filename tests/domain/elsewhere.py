@@ -5,10 +5,9 @@ from collections.abc import Callable
 
 from bottega.agents import AgentUsage
 from bottega.errors import BudgetExhaustedError
-from bottega.subagents.handle import SubagentHandle, SubagentOutcome
-from bottega.subagents.linked import LinkedEnd, LinkedWork
+from bottega.subagents.handle import SubagentHandle, SubagentOutcome, SubagentStatus
 from bottega.subagents.shared_context import folder_of
-from bottega.subagents.states import SubagentStatus
+from bottega.subagents.swarm import LinkedEnd, LinkedWork
 from tests.domain.scripted import COST
 
 

@@ -8,11 +8,16 @@ from uuid import UUID, uuid4, uuid5
 
 from bottega.agents import AssistantMessage, BaseAgent, StandardMessage, ToolCall, ToolMessage
 from bottega.subagents.budget import Account
-from bottega.subagents.handle import DispatchParams, Parent, SubagentHandle, SubagentOutcome
+from bottega.subagents.handle import (
+    DispatchParams,
+    Parent,
+    SubagentHandle,
+    SubagentOutcome,
+    SubagentStatus,
+)
 from bottega.subagents.limits import SchedulerOptions, SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.scheduler import SubagentScheduler
-from bottega.subagents.states import SubagentStatus
 from bottega.subagents.tools import use_async_subagents
 from tests.domain.scripted import COST, ScriptedModel, call
 
@@ -241,7 +246,7 @@ def is_empty(where: SubagentRegistry) -> bool:
     queue, counts = where.scheduler._queue, where.counts
     left = (
         where._handles, where._parents, counts._queued, counts._queued_of, counts._queued_of_run,
-        queue._entries, queue._parents, queue._tenants, queue._turns, queue._waiting,
+        queue._entries, queue._parents, queue._tenants, queue._turns,
         where.scheduler._running, +counts._by_status,
     )  # fmt: skip
     return not any(left) and not where.scheduler.busy

@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bottega.errors import InvalidInputError
-from bottega.subagents.files import VirtualFileSystem, check_path
-from bottega.subagents.shared_context import SharedContext, Workspace, namespace_of
+from bottega.subagents.shared_context import (
+    SharedContext,
+    VirtualFileSystem,
+    Workspace,
+    check_path,
+    namespace_of,
+)
 from tests.examples import examples
 
 CHILD = UUID(int=1)

@@ -7,8 +7,8 @@ import pytest
 
 from bottega.agents import ModelError
 from bottega.errors import SubagentCircuitOpenError
+from bottega.subagents.handle import SubagentStatus
 from bottega.subagents.limits import SubagentLimits
-from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import Swarm, SwarmOptions
 from tests.domain.scripted import Notes
 from tests.domain.subagents import (

@@ -19,8 +19,8 @@ from bottega.subagents.budget import (
     grant,
     reserved,
 )
+from bottega.subagents.handle import SubagentStatus
 from bottega.subagents.limits import SubagentLimits
-from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import Swarm, SwarmOptions
 from tests.domain.scripted import Notes, call, tokens
 from tests.domain.subagents import (

@@ -17,12 +17,12 @@ from bottega.subagents.handle import (
     RestoredTask,
     SubagentHandle,
     SubagentOutcome,
+    SubagentStatus,
+    needed,
 )
 from bottega.subagents.limits import SchedulerOptions, SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.scheduler import SubagentScheduler
-from bottega.subagents.states import SubagentStatus
-from bottega.subagents.waits import needed
 from tests.domain.subagents import Heard, by_hand, id_of, is_empty, passed, put, settled, timers
 from tests.domain.virtual import VirtualLoop
 from tests.examples import examples

@@ -4,8 +4,8 @@ from typing import Any
 
 from bottega.agents.hooks import AgentEvent
 from bottega.errors import ModelError
+from bottega.subagents.handle import Mailbox
 from bottega.subagents.plugins import DispatchRequest, PluginContext, Refused
-from bottega.subagents.states import Mailbox
 from tests.domain.scripted import call
 from tests.domain.subagents import (
     Model,

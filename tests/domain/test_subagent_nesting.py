@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from bottega.agents import AgentEvent, AssistantResponse, BaseAgent, HookDecision
+from bottega.subagents.handle import SubagentStatus
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.states import SubagentStatus
 from tests.domain.scripted import call
 from tests.domain.subagents import (
     Heard,

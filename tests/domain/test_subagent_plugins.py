@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from bottega.agents import BaseAgent
 from bottega.engine.plugins import configure_agent, subagent_plugins
 from bottega.errors import InvalidInputError
+from bottega.subagents.handle import SubagentStatus
 from bottega.subagents.plugins import (
     MAX_METADATA,
     DispatchRequest,
@@ -26,7 +27,6 @@ from bottega.subagents.plugins import (
     before_dispatch,
 )
 from bottega.subagents.prompt_guard import PromptGuard
-from bottega.subagents.states import SubagentStatus
 
 CTX = PluginContext(UUID(int=1), None, UUID(int=2), 0, "boss")
 REQUEST = DispatchRequest("find it", None, None, 5, {"team": "a"})

@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 
 from bottega.errors import SubagentQueueFullError, SubagentQuotaExceededError
-from bottega.subagents.handle import SubagentOutcome
+from bottega.subagents.handle import SubagentOutcome, SubagentStatus
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.scheduler import SubagentScheduler
-from bottega.subagents.states import SubagentStatus
 from bottega.subagents.telemetry import Totals
 from tests.domain.subagents import (
     Heard,

@@ -7,9 +7,15 @@ import pytest
 
 from bottega.agents.messages import AgentUsage, Usage
 from bottega.errors import IllegalTransition
-from bottega.subagents.handle import DispatchParams, RestoredTask, SubagentHandle, SubagentOutcome
+from bottega.subagents.handle import (
+    DispatchParams,
+    RestoredTask,
+    SubagentHandle,
+    SubagentOutcome,
+    SubagentStatus,
+    check_move,
+)
 from bottega.subagents.limits import SubagentLimits
-from bottega.subagents.states import SubagentStatus, check_move
 from tests.domain.subagents import (
     Heard,
     Job,

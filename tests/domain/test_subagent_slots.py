@@ -4,9 +4,8 @@ import asyncio
 from uuid import uuid4
 
 from bottega.agents import Recorder
-from bottega.subagents.handle import SubagentHandle, SubagentOutcome
+from bottega.subagents.handle import SubagentHandle, SubagentOutcome, SubagentStatus
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import Swarm, SwarmOptions
 from tests.domain.subagents import (
     Model,

@@ -7,9 +7,9 @@ from uuid import UUID, uuid4
 import pytest
 
 from bottega.agents import AssistantMessage
+from bottega.subagents.handle import SubagentStatus
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import Swarm, SwarmOptions
 from tests.domain.scripted import Notes, call
 from tests.domain.subagents import (

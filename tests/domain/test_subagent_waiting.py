@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from bottega.engine.waiting import hold_slot_again, pause, resume
+from bottega.subagents.handle import SubagentStatus as S
+from bottega.subagents.handle import stands_still
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.states import SubagentStatus as S
-from bottega.subagents.states import stands_still
 from tests.domain.subagents import (
     Heard,
     by_hand,

@@ -184,11 +184,10 @@ class Queues(RuleBasedStateMachine):
         queue, naive = self.queue, self.naive
         assert len(queue) == len(naive.entries)
         assert queue.ready == bool(naive.turns)
-        assert queue.by_priority() == Counter(one.priority for one in naive.entries)
         assert queue.holding() == len(naive.taken)
         for tenant in TENANTS:
             own = [one.priority for one in naive.entries if one.tenant == tenant]
-            assert queue.by_priority(tenant) == Counter(own)
+            assert queue.entries_of_tenant(tenant) == len(own)
             assert queue.holding(tenant) == sum(holder == tenant for holder, _ in naive.taken)
         for parent in PARENTS:
             waiting = sum(one.parent == parent for one in naive.entries)
@@ -390,7 +389,7 @@ def test_no_state_is_kept_for_finished_tenants_runs_and_parents() -> None:
         del tenant, run, parent, entries, one
     gc.collect()
     assert not any(key() for key in kept)
-    assert (len(queue), queue.holding(), queue.by_priority()) == (0, 0, {})
+    assert (len(queue), queue.holding()) == (0, 0)
 
 
 def lines_run(work: Callable[[], Any]) -> int:

@@ -11,10 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from bottega.agents import AssistantResponse, BaseAgent
 from bottega.errors import ModelError
-from bottega.subagents.handle import Parent, SubagentHandle
+from bottega.subagents.handle import Parent, SubagentHandle, SubagentStatus
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import Swarm, SwarmOptions
 from tests.domain.elsewhere import LinkedRun, Others
 from tests.domain.puppet import Asked, Ears, Marks, Puppet, Softens, guarded

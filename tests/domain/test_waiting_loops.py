@@ -14,8 +14,8 @@ from bottega.agents.subagent import SubAgentWrapper
 from bottega.clock import monotonic
 from bottega.engine.live_text import ModelCall
 from bottega.engine.waiting import Loops
+from bottega.subagents.handle import SubagentStatus as S
 from bottega.subagents.handle import Waiter
-from bottega.subagents.states import SubagentStatus as S
 from bottega.subagents.swarm import QueryScope
 
 

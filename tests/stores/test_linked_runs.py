@@ -13,7 +13,7 @@ from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine.linked_runs import LinkedRuns, Linking
 from bottega.errors import FencedError
 from bottega.events.listener import NotifyListener
-from bottega.subagents.states import SubagentStatus
+from bottega.subagents.handle import SubagentStatus
 from tests.claims import sweep
 from tests.stores.test_neighbours import claimed
 from tests.waiting import until

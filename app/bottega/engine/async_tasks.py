@@ -23,10 +23,9 @@ from bottega.engine.replay_tasks import ENDS, TaskReplay, linked_runs, remember
 from bottega.engine.task_rows import CANCELLED, TaskPlace
 from bottega.engine.workers import Load
 from bottega.events.types import Event, EventType
-from bottega.subagents.handle import Parent, SubagentHandle
+from bottega.subagents.handle import Parent, SubagentHandle, SubagentStatus
 from bottega.subagents.plugins import sees_dispatches
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import Swarm, SwarmOptions
 from bottega.subagents.telemetry import Totals
 from bottega.subagents.tools.shared import screening, shown_usage

@@ -27,11 +27,9 @@ from bottega.events.listener import NotifyListener, happens
 from bottega.events.log import encoded
 from bottega.subagents.budget import DOLLARS, TOKENS, Account, Unit
 from bottega.subagents.child import EMPTY, copy_for_task, helper_of
-from bottega.subagents.handle import Parent, SubagentHandle, SubagentOutcome
-from bottega.subagents.linked import LinkedEnd, LinkedWork
+from bottega.subagents.handle import Parent, SubagentHandle, SubagentOutcome, SubagentStatus
 from bottega.subagents.shared_context import folder_of
-from bottega.subagents.states import SubagentStatus
-from bottega.subagents.swarm import Swarm
+from bottega.subagents.swarm import LinkedEnd, LinkedWork, Swarm
 
 CHANNEL = "bottega_linked"
 _LINK = "SELECT link_runs($1, $2, $3, $4)"
@@ -304,7 +302,7 @@ class Spreading:
     async def do(
         self, handle: SubagentHandle, work: LinkedWork, pay: Callable[[AgentUsage], None]
     ) -> LinkedEnd:
-        """Do a task's work as a linked run: see :class:`bottega.subagents.linked.work.Elsewhere`.
+        """Do a task's work as a linked run: see :class:`bottega.subagents.swarm.work.Elsewhere`.
 
         A message of before a crash, which the run may not have got, is sent again. If the task is
         cancelled, this returns when its linked run is over, so that its part of the budgets stays

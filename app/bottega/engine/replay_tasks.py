@@ -38,9 +38,17 @@ from bottega.events.types import (
 )
 from bottega.graph.shared_memory import Publication
 from bottega.subagents.child import ANONYMOUS, first_message
-from bottega.subagents.handle import DispatchParams, RestoredTask, SubagentOutcome
-from bottega.subagents.states import Mailbox, SubagentStatus, stands_still
-from bottega.subagents.waits import Mode, as_id, needed
+from bottega.subagents.handle import (
+    DispatchParams,
+    Mailbox,
+    Mode,
+    RestoredTask,
+    SubagentOutcome,
+    SubagentStatus,
+    as_id,
+    needed,
+    stands_still,
+)
 
 AWAIT = "await_subagent"
 

@@ -19,7 +19,7 @@ from bottega.events.types import (
     SubagentDispatched,
     SubagentEnded,
 )
-from bottega.subagents.states import SubagentStatus
+from bottega.subagents.handle import SubagentStatus
 
 T = TypeVar("T")
 Error = dict[str, str]

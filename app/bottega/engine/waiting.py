@@ -26,9 +26,8 @@ from bottega.db.failures import persist
 from bottega.engine.live_text import ModelCall, waits_of
 from bottega.engine.task_rows import Tasks, name_of
 from bottega.events.types import EventType
-from bottega.subagents.handle import SubagentHandle, Waiter
+from bottega.subagents.handle import SubagentHandle, SubagentStatus, Waiter
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import QueryScope, TaskOfQuery
 
 _AFTER = "SELECT * FROM messages_after($1, $2, $3)"

@@ -13,10 +13,15 @@ from typing import Any, Literal
 from uuid import UUID
 
 from bottega.failure_rates import FailureRates
-from bottega.subagents.handle import BreakerKey, DispatchParams, Parent, SubagentHandle
+from bottega.subagents.handle import (
+    BreakerKey,
+    DispatchParams,
+    Parent,
+    SubagentHandle,
+    SubagentStatus,
+)
 from bottega.subagents.limits import SchedulerOptions
 from bottega.subagents.quotas import TaskCounts
-from bottega.subagents.states import SubagentStatus
 from bottega.subagents.telemetry import Telemetry
 
 
@@ -300,7 +305,6 @@ class BreakerSet:
         ]
 
     def forget(self) -> None:
-        """Forget idle breakers and old ends."""
         self.breakers.forget(_now())
 
     def _opened(self, key: BreakerKey, handle: SubagentHandle) -> None:
@@ -323,7 +327,6 @@ class BreakerSet:
             self._release(handle)
 
     def _keep_time(self) -> None:
-        """Set the timer to the next reset time."""
         due = self.breakers.next_due()
         if self.timer is not None:
             if due is not None and self.timer.when() == due:

@@ -24,8 +24,6 @@ _BILLION = Decimal(10**9)
 
 
 class _Tokens:
-    """Tokens, of input and output together."""
-
     name = "tokens"
     key: Final = "tokens"
 
@@ -98,11 +96,9 @@ class Account:
 
     @property
     def is_exhausted(self) -> bool:
-        """True if the whole limit is spent."""
         return self.limit is not None and self.spent >= self.limit
 
     def spend(self, usage: Usage) -> None:
-        """Count the usage of a model call."""
         if not (self.is_operators and usage.is_own):
             self.spent += self.unit.amount(usage)
 

@@ -12,12 +12,11 @@ from bottega.agents.messages import AgentUsage, AssistantResponse, ToolCall
 from bottega.agents.query import QueriedAgent, Query, current_call, next_query
 from bottega.agents.tools import ToolBase
 from bottega.errors import BudgetExhaustedError, InvalidInputError
-from bottega.subagents.handle import DispatchParams, SubagentHandle, SubagentOutcome
-from bottega.subagents.linked import LinkedWork
+from bottega.subagents.handle import DispatchParams, SubagentHandle, SubagentOutcome, SubagentStatus
 from bottega.subagents.shared_context import GLOBAL, Workspace, file_tools, folder_of
-from bottega.subagents.states import SubagentStatus
 from bottega.subagents.swarm import (
     DispatchingTool,
+    LinkedWork,
     QueryScope,
     Swarm,
     TaskOfQuery,

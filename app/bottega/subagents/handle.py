@@ -1,20 +1,105 @@
-"""A task of an asynchronous sub-agent, and the parent that dispatched it."""
+"""Tasks of asynchronous sub-agents: their states, their parents, and waits for their ends."""
 
 import asyncio
 import contextvars
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple, Protocol, Self
 from uuid import UUID
 
 from bottega.agents.messages import AgentUsage, Usage
 from bottega.agents.query import Path
+from bottega.errors import IllegalTransition
 from bottega.graph.shared_memory import Publication
 from bottega.subagents.budget import Account
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.queue import QueueEntry
-from bottega.subagents.states import Mailbox, SubagentStatus, stands_still
+
+
+class SubagentStatus(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    STREAMING = "streaming"
+    WAITING = "waiting"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        return not _MOVES[self]
+
+
+_FINAL = (
+    SubagentStatus.COMPLETED,
+    SubagentStatus.FAILED,
+    SubagentStatus.TIMEOUT,
+    SubagentStatus.CANCELLED,
+)
+_MOVES: dict[SubagentStatus, frozenset[SubagentStatus]] = {
+    SubagentStatus.QUEUED: frozenset((SubagentStatus.RUNNING, SubagentStatus.CANCELLED)),
+    SubagentStatus.RUNNING: frozenset((SubagentStatus.STREAMING, SubagentStatus.WAITING, *_FINAL)),
+    SubagentStatus.STREAMING: frozenset((SubagentStatus.WAITING, *_FINAL)),
+    SubagentStatus.WAITING: frozenset((SubagentStatus.QUEUED, *_FINAL)),
+    **{final: frozenset() for final in _FINAL},
+}
+
+
+def check_move(old: SubagentStatus, new: SubagentStatus) -> None:
+    """Check that a move is legal.
+
+    Raises:
+        IllegalTransition: the move is illegal, as any move from a final state or to ``old``.
+    """
+    if new not in _MOVES[old]:
+        legal = ", ".join(sorted(_MOVES[old])) or "none: it is final"
+        raise IllegalTransition(f"no move leads from {old} to {new}; from {old} to: {legal}")
+
+
+def stands_still(statuses: Iterable[SubagentStatus], missing: int) -> bool:
+    """Check if a wait for the end of ``missing`` of these tasks cannot end without people."""
+    at_work = (status for status in statuses if not status.is_final)
+    return sum(status is not SubagentStatus.WAITING for status in at_work) < missing
+
+
+@dataclass(slots=True)
+class Mailbox:
+    """Messages of a parent to a task, by id.
+
+    Attributes:
+        unread: their texts, in order.
+        known: all that were ever sent.
+        heard: texts that this try has read.
+        recorded: those that an earlier attempt read, by model call.
+        calls: number of the last model call whose result an earlier attempt recorded.
+    """
+
+    unread: dict[str, str] = field(default_factory=dict)
+    known: set[str] = field(default_factory=set)
+    heard: dict[str, str] = field(default_factory=dict)
+    recorded: dict[int, dict[str, str]] = field(default_factory=dict)
+    calls: int = 0
+
+    def put(self, message_id: str, text: str) -> None:
+        self.known.add(message_id)
+        self.unread[message_id] = text
+
+    def due(self, call: int) -> dict[str, str]:
+        """Return the messages to read before a model call."""
+        told = self.recorded.pop(call, {})
+        for message_id in told:
+            self.unread.pop(message_id, None)
+        if call > self.calls:
+            told, self.unread = told | self.unread, {}
+        self.heard |= told
+        return told
+
+    def again(self) -> None:
+        """Let the next try read what this one has read."""
+        self.unread, self.heard = self.heard | self.unread, {}
 
 
 class BreakerKey(NamedTuple):
@@ -110,6 +195,14 @@ class Listener(Protocol):
         """Receive the refusal of a dispatch."""
 
 
+class NoListener:
+    """Listener of tasks' events that ignores them all."""
+
+    def on_event(self, handle: object, event: str, data: dict[str, Any]) -> None: ...
+
+    def refused(self, parent: object, data: dict[str, Any]) -> None: ...
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Parent:
     """A query of an agent that dispatches tasks.
@@ -161,7 +254,6 @@ class Parent:
 
     @property
     def queued(self) -> int:
-        """Number of its tasks that are queued in this process."""
         return self.waiting.total()
 
     @property
@@ -296,7 +388,6 @@ class SubagentHandle:
 
     @property
     def shared(self) -> Mapping[str, Any]:
-        """The metadata that the task reads."""
         return {key: self.metadata[key] for key in self.shared_keys if key in self.metadata}
 
     def duration_ms(self, now: float) -> int:
@@ -385,3 +476,94 @@ class Waiter:
             self.limit.reschedule(None)
         elif self.left is not None:
             self.limit.reschedule(now + self.left)
+
+
+Mode = Literal["all", "any", "quorum", "any_success"]
+"""The condition of a wait; ``any_success`` is met by one success, or by the ends of all."""
+
+
+def needed(mode: Mode, quorum: int | None, tasks: int) -> int:
+    """Return the number of tasks that must end, out of ``tasks``; any success may do as well."""
+    if mode == "quorum":
+        return min(tasks, tasks if quorum is None else quorum)
+    return min(1, tasks) if mode == "any" else tasks
+
+
+def missing(
+    handles: Sequence[SubagentHandle], mode: Mode, quorum: int | None, gone: int = 0
+) -> int:
+    """Return the number of tasks that must still end for a wait to be over; 0 or less: none.
+
+    Args:
+        gone: number of further awaited tasks that have ended and were collected.
+    """
+    if mode == "any_success" and any(_succeeded(handle) for handle in handles):
+        return 0
+    over = gone + sum(handle.status.is_final for handle in handles)
+    return needed(mode, quorum, len(handles) + gone) - over
+
+
+def _succeeded(handle: SubagentHandle) -> bool:
+    return handle.status is SubagentStatus.COMPLETED
+
+
+async def wait_for(
+    handles: Sequence[SubagentHandle],
+    count: int,
+    timeout: float,
+    waits: set[Waiter] | None = None,
+    *,
+    for_success: bool = False,
+) -> bool:
+    """Wait until ``count`` more of the tasks have ended; return false on timeout.
+
+    The tasks go on after a timeout. It stands still while too few of them go on without people.
+
+    Args:
+        for_success: the first success ends the wait as well.
+        waits: contains the wait as long as it lasts.
+    """
+    if count <= 0:
+        return True
+    under_way = [handle for handle in handles if not handle.status.is_final]
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    limit = asyncio.timeout(timeout)
+    waiter = Waiter(future, under_way, count, limit, for_success)
+    of_all = [] if waits is None else [waits]
+    for handle in under_way:
+        handle.waiters = handle.waiters or set()
+        of_all.append(handle.waiters)
+    for waiting in of_all:
+        waiting.add(waiter)
+    try:
+        async with limit:
+            waiter.look()
+            await future
+        return True
+    except TimeoutError:
+        return waiter.missing <= 0
+    finally:
+        for waiting in of_all:
+            waiting.discard(waiter)
+        for handle in under_way:
+            handle.waiters = handle.waiters or None
+
+
+async def all_done(tasks: Collection["asyncio.Task[None]"]) -> None:
+    """Return when these coroutines are done, even if the caller is cancelled meanwhile."""
+    cancelled = False
+    while running := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(running)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+def as_id(text: str) -> UUID | None:
+    """Return a task's id from a model's text; ``None``: it is no UUID."""
+    try:
+        return UUID(text)
+    except ValueError:
+        return None

@@ -28,7 +28,7 @@ from uuid import UUID
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from bottega.agents.threads import run_in_thread
-from bottega.subagents.states import SubagentStatus
+from bottega.subagents.handle import SubagentStatus
 
 TIMEOUT_S = 5.0
 MAX_PROMPT = 10_000
@@ -196,12 +196,10 @@ async def after_complete(
 
 
 def sees_dispatches(plugin: object) -> bool:
-    """Return true if this plugin is asked before a dispatch."""
     return getattr(plugin, "before_dispatch", None) is not None
 
 
 def is_guard(plugin: object) -> bool:
-    """Return true if this plugin's failure refuses a task."""
     return getattr(plugin, "guard", False) is True
 
 

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
 from bottega.errors import InvalidInputError
-from bottega.subagents.files import plain
 from bottega.subagents.plugins import MAX_PROMPT, DispatchRequest, PluginContext, Refused
+from bottega.subagents.shared_context import plain
 
 
 class PromptGuard:
     """Guard that refuses tasks by patterns in their prompt or instructions, or by their length.
 
     Matches in linear time (with the regex engine of pydantic-core), so no text can make it hang.
-    Matches both the original text and its plain form (:func:`bottega.subagents.files.plain`), so
+    Matches both the original text and its plain form (:func:`plain` of the shared files), so
     full-width, look-alike or invisible characters do not hide a match.
 
     Args:

@@ -87,14 +87,14 @@ class _Tenant:
     Attributes:
         runs: the runs with waiting or taken entries.
         turns: the runs with ready entries; the first is next.
-        waiting: number of waiting entries per priority.
+        size: number of waiting entries.
     """
 
     key: Hashable
     taken: int = 0
     runs: "dict[Hashable, _Run]" = field(default_factory=dict)
     turns: "OrderedDict[Hashable, _Run]" = field(default_factory=OrderedDict)
-    waiting: dict[int, int] = field(default_factory=dict)
+    size: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +164,6 @@ class TakeQueue:
         self._parents: dict[Hashable, _Parent] = {}
         self._tenants: dict[Hashable, _Tenant] = {}
         self._turns: OrderedDict[Hashable, _Tenant] = OrderedDict()
-        self._waiting: dict[int, int] = {}
         self._taken = 0
         self._pushed = 0
         self._newest = (-inf, 0)
@@ -235,7 +234,6 @@ class TakeQueue:
 
     @property
     def ready(self) -> bool:
-        """True if :meth:`take` would return an entry."""
         return bool(self._turns)
 
     @property
@@ -269,11 +267,9 @@ class TakeQueue:
         """Count all waiting entries of a parent, even at its limit."""
         return self._parents[parent].size if parent in self._parents else 0
 
-    def by_priority(self, tenant: Hashable = None) -> dict[int, int]:
-        """Count the waiting entries per base priority, of one tenant or of all."""
-        if tenant is None:
-            return dict(self._waiting)
-        return dict(self._tenants[tenant].waiting) if tenant in self._tenants else {}
+    def entries_of_tenant(self, tenant: Hashable) -> int:
+        """Count all waiting entries of a tenant, those of parents at their limit included."""
+        return self._tenants[tenant].size if tenant in self._tenants else 0
 
     def holding(self, tenant: Hashable = None) -> int:
         """Count the entries taken and not released, of one tenant or of all."""
@@ -363,8 +359,7 @@ class TakeQueue:
             self._entries.remove(entry)
             remove(parent.lines, priority, place)
         parent.size += by
-        count(self._waiting, priority, by)
-        count(run.tenant.waiting, priority, by)
+        run.tenant.size += by
         if parent.has_room:
             after = head_of(parent.lines, priority)
             if before is not after:

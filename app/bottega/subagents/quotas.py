@@ -10,9 +10,14 @@ from bottega.errors import (
     SubagentQueueFullError,
     SubagentQuotaExceededError,
 )
-from bottega.subagents.handle import BreakerKey, Parent, SubagentHandle, SubagentOutcome
+from bottega.subagents.handle import (
+    BreakerKey,
+    Parent,
+    SubagentHandle,
+    SubagentOutcome,
+    SubagentStatus,
+)
 from bottega.subagents.limits import SubagentLimits
-from bottega.subagents.states import SubagentStatus
 from bottega.subagents.telemetry import Telemetry
 
 _ACTIVE = (SubagentStatus.RUNNING, SubagentStatus.STREAMING)
@@ -22,8 +27,6 @@ MOST_SPREAD = 10_000
 
 
 class TaskCounts:
-    """Counts of all tasks of a registry."""
-
     def __init__(self) -> None:
         self._by_status: Counter[SubagentStatus] = Counter()
         self._queued_of: Counter[UUID | None] = Counter()
@@ -42,7 +45,6 @@ class TaskCounts:
 
     @property
     def tenants_queued(self) -> int:
-        """Number of tenants with queued tasks."""
         return len(self._queued_of)
 
     def queued_of_tenant(self, tenant: UUID | None) -> int:

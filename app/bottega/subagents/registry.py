@@ -12,17 +12,20 @@ from bottega.subagents.breaker import breaker_key
 from bottega.subagents.budget import Account
 from bottega.subagents.handle import (
     DispatchParams,
+    Mode,
     Parent,
     RestoredTask,
     SubagentHandle,
     SubagentOutcome,
+    SubagentStatus,
+    check_move,
+    missing,
+    wait_for,
 )
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.quotas import TaskCounts, check_dispatch
 from bottega.subagents.scheduler import SubagentScheduler
-from bottega.subagents.states import SubagentStatus, check_move
-from bottega.subagents.telemetry import NoTelemetry, Telemetry
-from bottega.subagents.waits import Mode, missing, wait_for
+from bottega.subagents.telemetry import Telemetry, Totals
 
 logger = logging.getLogger(__name__)
 
@@ -50,43 +53,6 @@ def collectable(
     ]
 
 
-class Collector:
-    """Timer of the collection: every ``interval`` seconds between :meth:`start` and :meth:`stop`.
-
-    Attributes:
-        collected_at: time of the last collection; ``collect`` sets it.
-    """
-
-    def __init__(self, collect: Callable[[], object], interval: float) -> None:
-        self._collect = collect
-        self._interval = interval
-        self._timer: asyncio.TimerHandle | None = None
-        self.collected_at = float("-inf")
-
-    def start(self) -> None:
-        self.stop()
-        self._timer = asyncio.get_running_loop().call_later(self._interval, self._again)
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _again(self) -> None:
-        self.start()
-        try:
-            self._collect()
-        except Exception:
-            logger.exception("collecting finished tasks failed")
-
-    def look(self) -> None:
-        """See :meth:`SubagentRegistry.tidy`."""
-        if self._timer is None:
-            now = asyncio.get_running_loop().time()
-            if now - self.collected_at >= self._interval:
-                self._collect()
-
-
 SHUTDOWN = "registry-shutdown"
 _PARENT_CANCELLED = "parent-cancelled"
 Work = Callable[[SubagentHandle], Awaitable[SubagentOutcome]]
@@ -110,14 +76,15 @@ class SubagentRegistry:
         telemetry: Telemetry | None = None,
     ) -> None:
         self.limits = limits or SubagentLimits()
-        self.telemetry = telemetry or NoTelemetry()
+        self.telemetry = telemetry or Totals()
         self.counts = TaskCounts()
         self.scheduler = scheduler or SubagentScheduler()
         self.scheduler.serve(self)
         self.late_results = 0
         self._handles: dict[UUID, SubagentHandle] = {}
         self._parents: dict[UUID, Parent] = {}
-        self._collector = Collector(self.collect, self.limits.gc_interval)
+        self._collecting: asyncio.TimerHandle | None = None
+        self._collected_at = float("-inf")
 
     # Lookup
 
@@ -399,11 +366,25 @@ class SubagentRegistry:
 
     def start(self) -> None:
         """Collect every ``gc_interval`` seconds until :meth:`shutdown`."""
-        self._collector.start()
+        self._stop_collecting()
+        loop = asyncio.get_running_loop()
+        self._collecting = loop.call_later(self.limits.gc_interval, self._collect_again)
+
+    def _stop_collecting(self) -> None:
+        if self._collecting is not None:
+            self._collecting.cancel()
+            self._collecting = None
+
+    def _collect_again(self) -> None:
+        self.start()
+        try:
+            self.collect()
+        except Exception:
+            logger.exception("collecting finished tasks failed")
 
     async def shutdown(self) -> None:
         """Cancel all tasks; return when none of them runs."""
-        self._collector.stop()
+        self._stop_collecting()
         while self._handles:
             for parent in self.parents():
                 self.end_parent(parent, SHUTDOWN)
@@ -422,11 +403,13 @@ class SubagentRegistry:
 
     def tidy(self) -> None:
         """Collect if ``gc_interval`` seconds have passed and :meth:`start` was not called."""
-        self._collector.look()
+        is_due = self.scheduler.now() - self._collected_at >= self.limits.gc_interval
+        if self._collecting is None and is_due:
+            self.collect()
 
     def collect(self) -> int:
         """Remove finished tasks, end orphans and overdue ones; return the number removed. O(n)."""
-        now = self._collector.collected_at = self.scheduler.now()
+        now = self._collected_at = self.scheduler.now()
         for parent in self.parents():
             if not parent.ended and not parent.alive():
                 self.end_parent(parent, ORPHANED)

@@ -15,12 +15,16 @@ from uuid import UUID
 
 from bottega.errors import BudgetExhaustedError
 from bottega.subagents.breaker import BreakerSet
-from bottega.subagents.handle import Parent, SubagentHandle, SubagentOutcome
+from bottega.subagents.handle import (
+    Parent,
+    SubagentHandle,
+    SubagentOutcome,
+    SubagentStatus,
+    all_done,
+)
 from bottega.subagents.limits import SchedulerOptions, resized
 from bottega.subagents.queue import WAKE, QueueEntry, TakeQueue
 from bottega.subagents.quotas import TaskRegistry
-from bottega.subagents.states import SubagentStatus
-from bottega.subagents.waits import all_done
 
 
 class PlaceSource(Protocol):
@@ -78,7 +82,6 @@ class TenantPlaces:
         self._unused.clear()
 
     def stop(self) -> None:
-        """Ask no more."""
         for asks in self._asks.values():
             for ask in asks:
                 ask.cancel()
@@ -238,7 +241,6 @@ class SubagentScheduler:
 
     @property
     def capacity(self) -> int:
-        """Number of tasks that may hold a slot."""
         return min(self.size, self._registry.limits.max_concurrent_global)
 
     @property
@@ -246,7 +248,6 @@ class SubagentScheduler:
         return self._queue.holding()
 
     def busy_for(self, tenant: UUID | None) -> int:
-        """Return the number of slots that a tenant's tasks hold."""
         return self._queue.holding(tenant)
 
     @property
@@ -273,7 +274,7 @@ class SubagentScheduler:
         if handle.spread:
             return 0
         if handle.entry is None:
-            return sum(self._queue.by_priority(handle.tenant_id).values())
+            return self._queue.entries_of_tenant(handle.tenant_id)
         return self._queue.position(handle.entry, self.now())
 
     def estimated_start_ms(self, handle: SubagentHandle) -> int | None:
@@ -283,7 +284,7 @@ class SubagentScheduler:
         shares = [SlotLimit(self.capacity, counts.active + len(queue), is_fixed)]
         of_tenant = self._registry.limits.tenant_max_concurrent
         if of_tenant is not None and tenant is not None:
-            claims = counts.active_of_tenant(tenant) + sum(queue.by_priority(tenant).values())
+            claims = counts.active_of_tenant(tenant) + queue.entries_of_tenant(tenant)
             is_ours = self.places.source is None  # else other workers' tasks hold places, too
             shares.append(SlotLimit(of_tenant if is_ours else 0, claims, is_ours))
         return estimated_start_ms(handle, queue, shares, self.now())

@@ -5,32 +5,84 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID, uuid4
 from weakref import WeakSet
 
-from bottega.agents.messages import Usage
+from bottega.agents.messages import AgentUsage, Usage
 from bottega.agents.provider import Permit
 from bottega.agents.query import Path, Query, task_id_at
 from bottega.agents.tools import ToolBase
 from bottega.errors import ModelError
 from bottega.subagents.budget import Account, reserved_for
-from bottega.subagents.files import VirtualFileSystem
 from bottega.subagents.handle import (
     Listener,
+    Mode,
+    NoListener,
     Parent,
     RestoredTask,
     SubagentHandle,
+    SubagentOutcome,
+    SubagentStatus,
     Waiter,
+    all_done,
+    missing,
+    wait_for,
 )
 from bottega.subagents.limits import SubagentLimits
-from bottega.subagents.linked import Elsewhere
 from bottega.subagents.plugins import PluginContext, TaskOutcome, after_complete
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.shared_context import SharedContext, Workspace
-from bottega.subagents.states import SubagentStatus
-from bottega.subagents.telemetry import NoListener
-from bottega.subagents.waits import Mode, all_done, missing, wait_for
+from bottega.subagents.shared_context import SharedContext, VirtualFileSystem, Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedWork:
+    """The work of a task, as strings.
+
+    Attributes:
+        agent: a defined agent: the task's, or that whose helper does it.
+        is_helper: the agent of the task is a helper of ``agent``.
+        question: the first message that the task's agent reads.
+        most_steps: number of its model calls.
+        files: shared files that it reads, by path.
+    """
+
+    agent: str
+    is_helper: bool
+    instructions: str | None
+    question: str
+    most_steps: int
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedEnd:
+    """The end of a linked run.
+
+    Attributes:
+        files: what it wrote below its task's folder, by path.
+    """
+
+    outcome: SubagentOutcome
+    usage: AgentUsage = AgentUsage()
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+class Elsewhere(Protocol):
+    """The linked runs of one run's tasks."""
+
+    async def do(
+        self, handle: SubagentHandle, work: LinkedWork, pay: Callable[[AgentUsage], None]
+    ) -> LinkedEnd:
+        """Do a task's work as a linked run, and wait for its end.
+
+        Args:
+            pay: called with what it used, even if the task is cancelled before its end.
+        """
+
+    async def tell(self, handle: SubagentHandle, message_id: str, text: str) -> bool:
+        """Send a message to a task's linked run, once; return false if that is over."""
+
 
 Lookup = Callable[[Sequence[UUID], UUID | None], Awaitable[Mapping[UUID, dict[str, Any]]]]
 """Lookup of collected tasks: (their ids, the asking task's id; ``None``: the root) -> reports.
@@ -107,7 +159,6 @@ class Swarm:
         return self.broken is None and self.options.is_suspended()
 
     def handles(self) -> list[SubagentHandle]:
-        """Return the run's tasks that have not ended."""
         known = (each for parent in self._parents for each in parent.children.values())
         return [handle for handle in known if not handle.status.is_final]
 
@@ -153,7 +204,6 @@ class Swarm:
             self.options.broke(error)
 
     def call_plugins(self, handle: SubagentHandle) -> None:
-        """Call the plugins with a task's outcome, in the background."""
         context = context_of(handle.parent)
         outcome = TaskOutcome(
             task_id=handle.task_id,
@@ -367,8 +417,6 @@ def _limits_of(query: Query, limits: SubagentLimits) -> SubagentLimits:
 
 
 def _left(swarm: Swarm, owner: SubagentHandle) -> Callable[[], float | None]:
-    """Return a function that returns the seconds until a task's deadline."""
-
     def left() -> float | None:
         return owner.left(swarm.registry.scheduler.now())
 

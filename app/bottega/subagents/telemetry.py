@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from typing import Any, Protocol
+from typing import Protocol
 
 
 class Telemetry(Protocol):
@@ -16,16 +16,6 @@ class Telemetry(Protocol):
 
     def observe(self, name: str, value: float) -> None:
         """Add a measurement to a histogram."""
-
-
-class NoTelemetry:
-    """Telemetry that ignores everything."""
-
-    def count(self, name: str, value: int = 1, **attributes: str) -> None: ...
-
-    def gauge(self, name: str, value: float) -> None: ...
-
-    def observe(self, name: str, value: float) -> None: ...
 
 
 BUCKETS = (100, 1_000, 10_000, 60_000, 300_000)
@@ -62,11 +52,3 @@ class Totals:
     def snapshot(self) -> dict[str, float]:
         """Return all values, with the current gauges."""
         return {**self.values, **self._gauges}
-
-
-class NoListener:
-    """Listener of tasks' events that ignores them all."""
-
-    def on_event(self, handle: object, event: str, data: dict[str, Any]) -> None: ...
-
-    def refused(self, parent: object, data: dict[str, Any]) -> None: ...

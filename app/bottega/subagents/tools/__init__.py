@@ -1,6 +1,5 @@
 """The tools of an agent in mode ``async``."""
 
-from bottega.subagents.tools.calls import DispatchTool
-from bottega.subagents.tools.equip import use_async_subagents, use_defined_subagents
+from bottega.subagents.tools.calls import DispatchTool, use_async_subagents, use_defined_subagents
 
 __all__ = ["DispatchTool", "use_async_subagents", "use_defined_subagents"]

@@ -17,8 +17,7 @@ from bottega.agents.query import CurrentCall, Query, Screen, current_call
 from bottega.agents.tools import error_result, explain, success_result
 from bottega.errors import InvalidInputError
 from bottega.subagents.child import answer_file, is_long
-from bottega.subagents.files import MAX_PATH_BYTES
-from bottega.subagents.handle import SubagentHandle
+from bottega.subagents.handle import Mode, SubagentHandle, SubagentStatus, as_id
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.plugins import (
     DispatchRequest,
@@ -30,10 +29,8 @@ from bottega.subagents.plugins import (
     guarded,
 )
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.shared_context import MAX_CONTENT, Workspace
-from bottega.subagents.states import SubagentStatus
+from bottega.subagents.shared_context import MAX_CONTENT, MAX_PATH_BYTES, Workspace
 from bottega.subagents.swarm import DispatchingTool, QueryScope, Swarm, scope_of
-from bottega.subagents.waits import Mode, as_id
 
 
 class AsyncSubagents:
@@ -137,7 +134,7 @@ class SubagentTool(DispatchingTool):
 
 
 MOST_TASKS = 50
-"""Tasks that one call may name or dispatch, or lists of its own accord."""
+"""Most tasks that one call names, dispatches or lists."""
 USUAL_PRIORITY, LAST_PRIORITY = 5, 10
 
 TaskId = Annotated[str, Field(max_length=100)]
@@ -163,8 +160,6 @@ class Arguments(BaseModel):
 
 
 class DispatchArguments(Arguments):
-    """One task."""
-
     prompt: str = Field(min_length=1, max_length=10_000, description="What the task is to do.")
     instructions: str | None = Field(
         default=None, max_length=5_000, description="How it is to work: its system message."
@@ -199,16 +194,12 @@ class FanOutArguments(Arguments):
 
 
 class PollArguments(Arguments):
-    """A choice of tasks and of what to report."""
-
     task_ids: TaskIds | None = Field(default=None, description="Without it: all your tasks.")
     include_partial_output: bool = True
     max_partial_output_length: int = Field(default=2_000, ge=0, le=10_000)
 
 
 class AwaitArguments(Arguments):
-    """A wait."""
-
     task_id: TaskId | None = None
     task_ids: TaskIds | None = None
     mode: Mode = Field(
@@ -221,14 +212,10 @@ class AwaitArguments(Arguments):
 
 
 class CancelArguments(Arguments):
-    """Tasks to cancel."""
-
     task_ids: TaskIds
 
 
 class SendArguments(Arguments):
-    """A message to a task."""
-
     task_id: TaskId
     message: str = Field(min_length=1, max_length=10_000)
 
@@ -238,7 +225,8 @@ def schema_of(model: type[BaseModel]) -> dict[str, Any]:
     schema = model.model_json_schema()
     for field in schema["properties"].values():
         field.pop("title", None)
-    del schema["title"], schema["description"]
+    del schema["title"]
+    schema.pop("description", None)
     return schema
 
 
