@@ -164,7 +164,7 @@ class OutsideMemory:
         await connection.close()
         for episode in kept:
             await self._memory.store(tenant_id, episode)
-        while isfinite(await self._worker.embed_due()):
+        while isfinite(await self._worker.work.do_due()):
             pass
         return Holding(tenant_id, kept)
 

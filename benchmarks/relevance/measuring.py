@@ -45,7 +45,7 @@ class Memory:
             await self.memory.store(tenant_id, _episode(task, answer, number))
             for number, (task, answer) in enumerate(tasks)
         ]
-        while isfinite(await self._worker.embed_due()):
+        while isfinite(await self._worker.work.do_due()):
             pass
         return tenant_id, ids
 

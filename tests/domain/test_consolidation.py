@@ -8,8 +8,8 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.memory.episodes.consolidation import as_one
 from bottega.memory.episodes.episode import Episode, Outcome, Summary
+from bottega.memory.episodes.maintenance import as_one
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JSON = st.recursive(

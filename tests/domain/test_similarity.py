@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from bottega.memory.episodes.consolidation import groups as groups_of
-from bottega.memory.episodes.consolidation import task_key
+from bottega.memory.episodes.maintenance import groups as groups_of
+from bottega.memory.episodes.maintenance import task_key
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 WINDOW = timedelta(days=7)

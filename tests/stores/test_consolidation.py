@@ -17,10 +17,9 @@ from pydantic_core import to_json
 from bottega.db.engine import Database, acting_as
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import UnavailableError
-from bottega.memory.episodes.consolidation import as_one
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Episode, EpisodeFilter, Outcome
-from bottega.memory.episodes.maintenance import EpisodeMaintenance
+from bottega.memory.episodes.maintenance import EpisodeMaintenance, as_one
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.objects import new_key

@@ -111,7 +111,7 @@ async def leases_end(owner: asyncpg.Pool) -> None:
 
 async def all_done(keeper: EmbeddingWorker, owner: asyncpg.Pool) -> None:
     while await waiting(owner):
-        await keeper.embed_due()
+        await keeper.work.do_due()
 
 
 async def other_tenant(owner: asyncpg.Pool) -> None:
@@ -123,7 +123,7 @@ async def test_a_stored_episode_gets_vectors_of_its_three_texts(
 ) -> None:
     await store(database, [1, 2])
 
-    assert await keeper(database, clock).embed_due() < 1
+    assert await keeper(database, clock).work.do_due() < 1
     assert await embedded(owner, "builtin-1") == [1, 2]
     assert await waiting(owner) == []
     assert await of_queries(owner) == "builtin-1"
@@ -136,7 +136,7 @@ async def test_a_stored_episode_gets_vectors_of_its_three_texts(
     expected = await BuiltinEmbedder().embed(["task 1", "result 1", "task 1\nresult 1"])
     assert np.allclose(np.array(row[:3]), expected, atol=3e-3)
     assert row["outcome"] == "SUCCESS"
-    assert await keeper(database, clock).embed_due() == float("inf")
+    assert await keeper(database, clock).work.do_due() == float("inf")
 
 
 async def test_vectors_are_packed_in_python_as_in_the_database(owner: asyncpg.Pool) -> None:
@@ -157,7 +157,7 @@ async def test_tenants_take_turns_in_embedding(
     await store(database, range(1, 101))
     await store(database, [901], OTHER)
 
-    await keeper(database, clock).embed_due()
+    await keeper(database, clock).work.do_due()
 
     assert await embedded(owner, "builtin-1", OTHER) == [901]
     assert 0 < len(await embedded(owner, "builtin-1")) < 100
@@ -170,7 +170,7 @@ async def test_workers_share_the_work(
     async with hosted(model) as one, hosted(model) as two:
         workers = [keeper(database, clock, each) for each in (one, two)]
         while await waiting(owner):
-            await asyncio.gather(*(worker.embed_due() for worker in workers))
+            await asyncio.gather(*(worker.work.do_due() for worker in workers))
 
     asked = [text for request in model.embedded for text in request["input"]]
     assert sorted(text for text in asked if text.startswith("task") and "\n" not in text) == sorted(
@@ -186,10 +186,10 @@ async def test_a_dead_worker_s_episodes_are_taken_again_after_its_lease(
     assert len(await leased(database.pool, "embed", lease_s=120)) == 1
 
     worker = keeper(database, clock)
-    assert 100 < await worker.embed_due() <= 120
+    assert 100 < await worker.work.do_due() <= 120
     assert await embedded(owner, "builtin-1") == []
     await leases_end(owner)
-    await worker.embed_due()
+    await worker.work.do_due()
 
     assert await embedded(owner, "builtin-1") == [1]
 
@@ -201,18 +201,18 @@ async def test_an_embedder_that_is_down_loses_nothing(
     model.script_vectors(http_error(503), http_error(503))
     async with hosted(model) as embedder:
         worker = keeper(database, clock, embedder)
-        assert await worker.embed_due() == 1
+        assert await worker.work.do_due() == 1
         await store(database, [3])
-        assert await worker.embed_due() == 1  # notices do not cause calls meanwhile
+        assert await worker.work.do_due() == 1  # notices do not cause calls meanwhile
         assert len(model.embedded) == 1
         clock.now += 1
         await leases_end(owner)
-        assert await worker.embed_due() == 2
+        assert await worker.work.do_due() == 2
         assert await waiting(owner) == [1, 2, 3]
         assert {row[0] for row in await owner.fetch("SELECT tries FROM episode_work")} == {0}
         clock.now += 2
         await leases_end(owner)
-        await worker.embed_due()
+        await worker.work.do_due()
 
     assert await embedded(owner, "openai:vectors-1:768") == [1, 2, 3]
 
@@ -228,9 +228,9 @@ async def test_an_embedder_that_is_down_is_called_once_for_each_tenant_and_pause
     model.script_vectors(*[http_error(503)] * 6)
     async with hosted(model) as embedder:
         worker = keeper(database, clock, embedder)
-        assert await worker.embed_due() == 1
+        assert await worker.work.do_due() == 1
         await leases_end(owner)
-        assert await worker.embed_due() == 1
+        assert await worker.work.do_due() == 1
 
     assert len(model.embedded) == 6
     assert await waiting(owner) == [*range(6)]
@@ -246,7 +246,7 @@ async def test_after_a_success_the_next_pause_is_the_shortest(
         for number, pause_s in enumerate((1, 2, 0, 1)):
             await store(database, [number])
             await leases_end(owner)
-            assert await worker.embed_due() == pause_s
+            assert await worker.work.do_due() == pause_s
             clock.now += pause_s
 
 
@@ -257,7 +257,7 @@ async def test_the_worker_rests_as_long_as_it_worked(database: Database, clock: 
             return await super().embed(texts)
 
     await store(database, [1])
-    assert await keeper(database, clock, Slow()).embed_due() == 3
+    assert await keeper(database, clock, Slow()).work.do_due() == 3
 
 
 async def test_a_refused_text_delays_no_other_vectors(
@@ -268,12 +268,12 @@ async def test_a_refused_text_delays_no_other_vectors(
     model.script_vectors(refused, None, refused, None)
     async with hosted(model) as embedder:
         worker = keeper(database, clock, embedder)
-        assert await worker.embed_due() < 1
+        assert await worker.work.do_due() < 1
         assert len(await embedded(owner, embedder.name)) == 2
         assert len(await waiting(owner)) == 1  # and is tried again later
-        assert await worker.embed_due() > 10
+        assert await worker.work.do_due() > 10
         await leases_end(owner)
-        await worker.embed_due()
+        await worker.work.do_due()
 
     assert await embedded(owner, "openai:vectors-1:768") == [1, 2, 3]
 
@@ -284,7 +284,7 @@ async def test_unsearchable_episodes_get_no_vectors(
     await store(database, [1, 2])
     await owner.execute("DELETE FROM episode_search WHERE episode_id = $1", UUID(int=1))
 
-    await keeper(database, clock).embed_due()
+    await keeper(database, clock).work.do_due()
 
     assert await embedded(owner, "builtin-1") == [2]
     assert await waiting(owner) == []
@@ -304,11 +304,11 @@ async def test_queries_change_over_when_all_have_the_new_vectors(
         assert await worker.change_over() == 0.5
         assert len(await waiting(owner)) == 256
         await store(database, [301])
-        await worker.embed_due()
+        await worker.work.do_due()
         worker = keeper(database, clock, new, old)  # as after a kill
         while await of_queries(owner) == "builtin-1":
             assert len(await embedded(owner, old.name)) >= 300
-            await worker.embed_due()
+            await worker.work.do_due()
             await worker.change_over()
         assert await embedded(owner, new.name) == list(range(1, 302))
         # Until then queries found the new episode as well.
@@ -340,7 +340,7 @@ async def test_a_process_with_a_stale_setting_uses_the_new_vectors_at_once(
         assert await nearest() == [1, 2, 3]
         worker = keeper(database, clock, new, old)
         while await worker.change_over() == 0.5:
-            await worker.embed_due()
+            await worker.work.do_due()
         assert await embedded(owner, old.name) == []
         assert await nearest() == [1, 2, 3]
 
@@ -354,13 +354,13 @@ async def test_episodes_embedded_by_an_old_worker_get_new_vectors(
     async with hosted(model) as new:
         worker = keeper(database, clock, new, old)
         while await worker.change_over() == 0.5:
-            await worker.embed_due()
+            await worker.work.do_due()
         await store(database, [2])
         await all_done(keeper(database, clock, old), owner)
         assert await embedded(owner, old.name) == [2]
 
         while await worker.change_over() == 0.5:
-            await worker.embed_due()
+            await worker.work.do_due()
         assert await embedded(owner, new.name) == [1, 2]
         assert await embedded(owner, old.name) == []
 
@@ -378,7 +378,7 @@ async def test_queries_stay_with_the_old_vectors_while_the_new_embedder_is_down(
         clock.now += 1
         for _ in range(10):
             await worker.change_over()
-            await worker.embed_due()
+            await worker.work.do_due()
 
     assert await of_queries(owner) == "openai:vectors-1:768"
 
@@ -392,7 +392,7 @@ async def test_a_reverted_change_leaves_no_vectors_of_the_other_embedder(
     async with hosted(model) as new:
         worker = keeper(database, clock, new, old)
         await worker.change_over()
-        await worker.embed_due()
+        await worker.work.do_due()
         assert await embedded(owner, new.name) == [1, 2]
     worker = keeper(database, clock, old)
     await until(lambda: worker.change_over(), lambda seen: seen != 0.5)
@@ -412,7 +412,7 @@ async def test_vectors_that_another_worker_failed_to_delete_are_deleted_later(
         worker = keeper(database, clock, new, old)
         while await of_queries(owner) == old.name:
             await worker.change_over()
-            await worker.embed_due()
+            await worker.work.do_due()
         async with owner.acquire() as killed:
             deletion = killed.transaction()
             await deletion.start()
@@ -437,7 +437,7 @@ async def test_without_the_old_embedder_search_is_by_words_until_the_change(
     worker = keeper(database, clock, current)
     for _ in range(3):
         await worker.change_over()
-        await worker.embed_due()
+        await worker.work.do_due()
     clock.now += 5
     asked = await embedders.embed_query(DEFAULT_TENANT, "x", 30.0)
     assert (asked.embedder, asked.compared) == (current.name, "spelling")
@@ -449,7 +449,7 @@ async def test_vectors_of_another_length_get_an_index_of_their_own(
     await store(database, [1])
     model.script_vectors(_five)
     async with hosted(model) as embedder:
-        await keeper(database, clock, embedder).embed_due()
+        await keeper(database, clock, embedder).work.do_due()
 
     assert await embedded(owner, "openai:vectors-1:5") == [1]
     definition = await owner.fetchval(

@@ -99,8 +99,8 @@ async def test_long_bodies_move_whole_and_short_episodes_stay(
     await store(database, 1)
     await store(database, 2, trace=[{"said": "short"}])
 
-    assert await upkeep.offload_due() == 0
-    assert await upkeep.offload_due() == float("inf")
+    assert await upkeep.work.do_due() == 0
+    assert await upkeep.work.do_due() == float("inf")
 
     bodies = [json.loads(await objects.get(key)) for key in await keys(owner)]
     assert LONG in bodies
@@ -120,15 +120,15 @@ async def test_a_store_that_is_down_leaves_bodies_where_they_are(
 ) -> None:
     await store(database, 1)
     block(root)
-    assert await upkeep.offload_due() == 1
-    assert await upkeep.offload_due() == 1
+    assert await upkeep.work.do_due() == 1
+    assert await upkeep.work.do_due() == 1
     assert await keys(owner) == []
     assert await waiting(owner) == 1
 
     unblock(root)
     clock.now += 1
     await owner.execute("UPDATE episode_work SET next_at = now()")
-    assert await upkeep.offload_due() == 0
+    assert await upkeep.work.do_due() == 0
     assert len(await keys(owner)) == 2
 
 
@@ -141,7 +141,7 @@ async def test_a_death_between_object_and_row_leaves_trash_and_the_body(
     # ... and it died here.
     assert len(files(root)) == len(json.loads(moved)) == 2
     assert await upkeep.empty_trash() == float("inf")  # it may still be alive
-    assert await upkeep.offload_due() == 0
+    assert await upkeep.work.do_due() == 0
     assert len(files(root)) == 4
 
     await trash_is_due(owner)
@@ -174,7 +174,7 @@ async def test_erasure_deletes_objects(
     database: Database, owner: asyncpg.Pool, upkeep: EpisodeUpkeep, root: Path, clock: Clock
 ) -> None:
     await store(database, 1, 2)
-    await upkeep.offload_due()
+    await upkeep.work.do_due()
     assert len(files(root)) == 4
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
         await connection.fetchval("SELECT erase_episodes($1)", [UUID(int=1)])

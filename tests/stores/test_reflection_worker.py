@@ -115,9 +115,9 @@ async def test_a_run_that_rules_reflect_on_has_learnt_at_its_end(
     rules = {"by": "rules", "insights": [], "patterns": [], "failures": [], "performance": {}}
     await ended(owner, reflection=rules)
     assert await state(owner) == [("done", 0, None)]
-    assert await thinking.learn_due() == float("inf")
+    assert await thinking.work.do_due() == float("inf")
     await ended(owner, reflection=rules, metadata=given())
-    await thinking.learn_due()  # results of its pattern are still to be stored
+    await thinking.work.do_due()  # results of its pattern are still to be stored
     assert sorted(await state(owner)) == [("done", 0, None), ("done", 1, None)]
     assert [*(await reflections(owner)).values()] == [rules, rules]
     assert not model.requests
@@ -128,13 +128,13 @@ async def test_rules_learn_from_runs_once(
 ) -> None:
     made = await ended(owner, 3, metadata=given())
     learning = ReflectionWorker(database.pool, cache)
-    assert await learning.learn_due() <= 1.0
+    assert await learning.work.do_due() <= 1.0
     assert await state(owner) == [("done", 1, None)] * 3
     written = await reflections(owner)
     assert {each.id for each in made} == written.keys()
     assert {each["by"] for each in written.values()} == {"rules"}
     assert await cache.outcomes(owner) == [("trial", True, True, '{"domain": "d"}')] * 3
-    assert await learning.learn_due() == float("inf")
+    assert await learning.work.do_due() == float("inf")
 
 
 async def test_a_model_says_what_a_run_teaches(
@@ -142,7 +142,7 @@ async def test_a_model_says_what_a_run_teaches(
 ) -> None:
     (one,) = await ended(owner, metadata=given())
     model.script(insight("Look before you leap."))
-    await thinking.learn_due()
+    await thinking.work.do_due()
     assert await state(owner) == [("done", 1, None)]
     (written,) = (await reflections(owner)).values()
     assert (written["by"], written["insights"]) == ("thinker", ["Look before you leap."])
@@ -158,7 +158,7 @@ async def test_a_model_that_is_down_is_retried_a_bounded_number_of_times(
     model.script(*[http_error(503)] * MOST_TRIES)
     pauses = []
     for number in range(1, MOST_TRIES + 1):
-        await thinking.learn_due()
+        await thinking.work.do_due()
         (row,) = await owner.fetch(
             "SELECT *, extract(epoch FROM next_at - now()) AS s FROM run_learning"
         )
@@ -170,13 +170,13 @@ async def test_a_model_that_is_down_is_retried_a_bounded_number_of_times(
         await make_due(owner)
     assert pauses[0] < pauses[1] < pauses[2]
     assert len(await cache.outcomes(owner)) == 1  # outcomes of patterns need no model
-    assert await thinking.learn_due() == float("inf")
+    assert await thinking.work.do_due() == float("inf")
     async with acting_as(thinking._pool, DEFAULT_TENANT) as connection:
         await jobs.order(connection, DEFAULT_TENANT, "nightly")
         assert (await state(owner))[0][:2] == ("failed", MOST_TRIES)
         await jobs.order(connection, DEFAULT_TENANT)
     model.script(insight("at last"))
-    await thinking.learn_due()
+    await thinking.work.do_due()
     assert await state(owner) == [("done", 1, None)]
 
 
@@ -190,7 +190,7 @@ async def test_an_episode_that_fails_the_model_delays_no_other(
         return http_error(400) if bad else insight("fine")
 
     model.decide = decide
-    await thinking.learn_due()
+    await thinking.work.do_due()
     assert sorted(status for status, *_ in await state(owner)) == ["done", "done", "pending"]
     assert len(await reflections(owner)) == 2
 
@@ -200,7 +200,7 @@ async def test_an_unreadable_episode_delays_no_other(
 ) -> None:
     await ended(owner, 2)
     await ended(owner, metadata=given(category="unheard of"))
-    await ReflectionWorker(database.pool, cache).learn_due()
+    await ReflectionWorker(database.pool, cache).work.do_due()
     assert sorted(status for status, *_ in await state(owner)) == ["done", "done", "pending"]
     (error,) = [error for *_, error in await state(owner) if error]
     assert error.startswith("an internal error (ValueError)")
@@ -211,14 +211,14 @@ async def test_feedback_causes_learning_from_the_run_again(
 ) -> None:
     (one,) = await ended(owner, metadata=given())
     learning = ReflectionWorker(database.pool, cache)
-    await learning.learn_due()
+    await learning.work.do_due()
     before = await reflections(owner)
     assert await cache.outcomes(owner) == [("trial", True, True, '{"domain": "d"}')]
     assert one.run_id is not None
     async with database.begin(DEFAULT_TENANT) as connection:
         await give_feedback(connection, DEFAULT_TENANT, one.run_id, "me", outcome="FAILURE")
     assert await state(owner) == [("pending", 0, None)]
-    await learning.learn_due()
+    await learning.work.do_due()
     assert await state(owner) == [("done", 1, None)]
     assert await cache.outcomes(owner) == [("trial", True, False, '{"domain": "d"}')]
     assert await reflections(owner) == before  # it is written once
@@ -229,7 +229,7 @@ async def test_runs_without_evidence_change_no_pattern(
 ) -> None:
     await ended(owner, metadata=given(), outcome=Outcome.CANCELLED)
     await ended(owner, metadata=given(), state=State(state=StorageState.QUARANTINED))
-    await ReflectionWorker(database.pool, cache).learn_due()
+    await ReflectionWorker(database.pool, cache).work.do_due()
     assert await state(owner) == [("done", 1, None)] * 2
     assert await cache.outcomes(owner) == []
 
@@ -239,10 +239,10 @@ async def test_withdrawn_evidence_is_removed(
 ) -> None:
     await ended(owner, metadata=given())
     learning = ReflectionWorker(database.pool, cache)
-    await learning.learn_due()
+    await learning.work.do_due()
     await owner.execute("UPDATE episode_state SET state = 'quarantined'")
     await owner.execute("UPDATE run_learning SET status = 'pending', tries = 0, next_at = now()")
-    await learning.learn_due()
+    await learning.work.do_due()
     assert [good for _, _, good, _ in await cache.outcomes(owner)] == [None]
 
 
@@ -251,7 +251,7 @@ async def test_feedback_reaches_the_merged_pattern(
 ) -> None:
     (one,) = await ended(owner, metadata=given())
     learning = ReflectionWorker(database.pool, cache)
-    await learning.learn_due()
+    await learning.work.do_due()
     was = await cache.get(DEFAULT_TENANT, PATTERN)
 
     def content(approach: str) -> Content:
@@ -264,7 +264,7 @@ async def test_feedback_reaches_the_merged_pattern(
     assert one.run_id is not None
     async with database.begin(DEFAULT_TENANT) as connection:
         await give_feedback(connection, DEFAULT_TENANT, one.run_id, "me", outcome="FAILURE")
-    await learning.learn_due()
+    await learning.work.do_due()
     assert (await cache.get(DEFAULT_TENANT, merged.key)).evidence.contrary == (one.id,)
     assert [good for _, _, good, _ in await cache.outcomes(owner)] == [False] * 3
 
@@ -275,7 +275,7 @@ async def test_aged_episodes_remain_evidence(
 ) -> None:
     (one,) = await ended(owner, metadata=given())
     learning = ReflectionWorker(database.pool, cache)
-    await learning.learn_due()
+    await learning.work.do_due()
     await owner.execute("UPDATE episode_state SET state = $1", later)
     assert one.run_id is not None
     for outcome, good in ((None, True), ("FAILURE", False)):
@@ -283,7 +283,7 @@ async def test_aged_episodes_remain_evidence(
             await give_feedback(
                 connection, DEFAULT_TENANT, one.run_id, "me", outcome=outcome, comment="thank you"
             )
-        await learning.learn_due()
+        await learning.work.do_due()
         assert [each for _, _, each, _ in await cache.outcomes(owner)] == [good]
 
 
@@ -291,7 +291,7 @@ async def test_a_run_shows_its_lessons(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     one, other = await ended(owner, 2, metadata=given())
-    await ReflectionWorker(database.pool, cache).learn_due()
+    await ReflectionWorker(database.pool, cache).work.do_due()
     content = Content(ContentKind.HEURISTIC, {"condition": "c", "action": "a"})
     mined = Pattern(
         name="mined",
@@ -322,10 +322,10 @@ async def test_another_worker_continues_after_one_died(
     await ended(owner)
     assert len(await leased(owner, "learn", lease_s=300)) == 1  # by a worker that dies
     learning = ReflectionWorker(database.pool, cache)
-    assert 0 < await learning.learn_due() <= 300
+    assert 0 < await learning.work.do_due() <= 300
     assert await state(owner) == [("pending", 1, None)]
     await make_due(owner)
-    await learning.learn_due()
+    await learning.work.do_due()
     assert await state(owner) == [("done", 2, None)]
 
 
@@ -336,7 +336,7 @@ async def test_learning_that_was_requested_again_meanwhile_is_not_ended_by_the_e
     assert one.run_id is not None
     gate = asyncio.Event()
     model.script(gated(gate, insight("first")))
-    learning = asyncio.ensure_future(thinking.learn_due())
+    learning = asyncio.ensure_future(thinking.work.do_due())
     await model.received()
     async with database.begin(DEFAULT_TENANT) as connection:
         await give_feedback(connection, DEFAULT_TENANT, one.run_id, "me", outcome="FAILURE")

@@ -46,7 +46,7 @@ def over(database: Database, embedder: Embedder) -> tuple[EpisodicMemory, Embedd
 
 
 async def embed_all(worker: EmbeddingWorker) -> None:
-    await until(worker.embed_due, lambda left_s: not isfinite(left_s))
+    await until(worker.work.do_due, lambda left_s: not isfinite(left_s))
 
 
 async def ask(memory: EpisodicMemory, query: str) -> Found:

@@ -200,10 +200,6 @@ class EmbeddingWorker:
         self._reached: dict[UUID, UUID] = {}
         self._cleared: dict[UUID, UUID] = {}
 
-    async def embed_due(self) -> float:
-        """Embed some pending episodes of several tenants."""
-        return await self.work.do_due()
-
     async def _put_off(
         self, tenant_id: UUID, due: Rows, error: Exception, pause_s: float | None
     ) -> None:

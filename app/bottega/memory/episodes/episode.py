@@ -104,7 +104,6 @@ class State:
 
     @property
     def referenced_by(self) -> tuple[UUID, ...]:
-        """Episodes that replace it."""
         return () if self.consolidated_into is None else (self.consolidated_into,)
 
 
@@ -212,7 +211,6 @@ class EpisodeFilter:
 
 
 def episode_id_of(run_id: UUID) -> UUID:
-    """Return the id of a run's episode."""
     return derived_id(f"episode {run_id}")
 
 

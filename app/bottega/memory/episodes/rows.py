@@ -11,9 +11,9 @@ from bottega.memory.episodes.episode import Episode
 from bottega.memory.episodes.scope import Scope
 
 CHANNEL = "bottega_memory"
+"""Channel that announces background work; a worker needs none for its own runs' episodes."""
 POLL_S = 5.0
 """Seconds until background work notices an episode that another process stored."""
-"""Channel that announces background work; a worker needs none for its own runs' episodes."""
 _TELL = f"SELECT pg_notify('{CHANNEL}', '')"
 _EPISODES = """
 SELECT * FROM read_episodes($1::jsonb, $2, CASE WHEN $3::text IS NOT NULL

@@ -48,7 +48,6 @@ class ScoringOptions:
     """Weights of the terms, and methods of normalisation.
 
     Attributes:
-        recency_days: age at which recency is 1/e.
         normalisation: of cosines and ranks. ``added``: a cosine becomes its share of the way from
             the lowest cosine to 1, a rank its share of :data:`_ALL_WORDS`; similarity is their sum,
             scaled to 0 for the twentieth and 1 for the best. ``raw``: similarity is the cosine as
@@ -60,7 +59,6 @@ class ScoringOptions:
     success: float = 0.15
     accesses: float = 0.1
     domain: float = 0.05
-    recency_days: float = 30.0
     normalisation: Normalisation = "added"
 
 
@@ -131,7 +129,7 @@ def score(
         age_days = max((now - each.at) / timedelta(days=1), 0.0)
         parts = Parts(
             similarity=options.similarity * similarity,
-            recency=options.recency * exp(-age_days / options.recency_days),
+            recency=options.recency * exp(-age_days / 30),
             success=options.success * (each.outcome == "SUCCESS"),
             accesses=options.accesses * min(log1p(each.access_count) / 10, 1.0),
             domain=options.domain * (domain is not None and each.domain == domain),

@@ -48,8 +48,6 @@ SELECT reflection FROM episode_reflections WHERE tenant_id = $1 AND episode_id =
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """Memory that was retrieved for a task."""
-
     goals: Goals
     features: Features
     patterns: Sequence[Match]  # validated ones that apply, best first
@@ -60,8 +58,6 @@ class TaskContext:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """Lesson of an episode, as reported by a client."""
-
     text: str
     name: str | None = None
     category: Category = Category.DOMAIN  # one that the outcome of a whole run judges
@@ -70,8 +66,6 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class ReportedOutcome:
-    """Outcome of a pattern in an episode, as reported by a client."""
-
     pattern_id: UUID
     good: bool
     followed: bool | None = None
@@ -79,8 +73,6 @@ class ReportedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """Result of learning from an episode."""
-
     episode_id: UUID
     reflection: Mapping[str, Any]
     candidates: Sequence[Pattern]  # of the lessons, new or existing with the same content

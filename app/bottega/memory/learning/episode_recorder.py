@@ -60,8 +60,6 @@ _ENDED = {RunStatus.COMPLETED: Outcome.UNKNOWN, RunStatus.CANCELLED: Outcome.CAN
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Facts about a run before it starts."""
-
     run_id: UUID
     session_id: str | None
     principal: str | None
@@ -151,7 +149,6 @@ class EpisodeRecorder:
     def hear(
         self, event_type: str, task_id: UUID | None, agent: str | None, data: Mapping[str, Any]
     ) -> None:
-        """Process the next event."""
         match event_type:
             case EventType.LLM_COMPLETED:
                 self._model_calls += 1

@@ -229,7 +229,6 @@ class Maintenance:
                     metrics.learning_jobs.labels("failed_try").inc()
 
     async def _do(self, job: Job) -> None:
-        """Do the remaining stages of a job."""
         if job.tries > _MOST_TRIES:
             error = job.error or "each worker that held the job died"
             await self._write(job, error=error, status="failed")

@@ -427,7 +427,6 @@ def _best(found: Iterable[_Finding]) -> list[_Finding]:
 
 
 def _pattern(subject: _Subject, domain: str | None, finding: _Finding, trust: int) -> Pattern:
-    """Build the candidate pattern of a finding."""
     uses = finding.uses
     names = " → ".join(uses)
     if subject.category is Category.DECOMPOSITION:

@@ -110,10 +110,6 @@ class ReflectionWorker:
             poll_s=rows.POLL_S,
         )
 
-    async def learn_due(self) -> float:
-        """Learn from some due runs. Return the seconds until others are due."""
-        return await self.work.do_due()
-
     async def _put_off(
         self, tenant_id: UUID, claimed: Sequence[asyncpg.Record], error: Exception, _: float | None
     ) -> None:

@@ -66,13 +66,11 @@ class Adherence:
         self._tasks: set[UUID] = set()
 
     def tool_started(self, task_id: UUID | None, started: ToolStarted) -> None:
-        """Process ``tool.started``."""
         if self._shown:
             self._asked[started.name] += 1
             self._begin((task_id, started.call, started.tool_call_id), started.name)
 
     def tool_ended(self, task_id: UUID | None, ended: ToolEnded, *, failed: bool) -> None:
-        """Process ``tool.completed`` or ``tool.failed``."""
         if self._shown:
             key = (task_id, ended.call, ended.tool_call_id)
             if ended.error is not None and ended.error.type == _CANCELLED:
@@ -112,7 +110,6 @@ class Adherence:
         return [shown.to_json() for shown in self._shown.values()]
 
     def recalled(self, data: Data) -> None:
-        """Process ``context.recalled``."""
         source = str(data["source"])
         if not source.startswith(SOURCE) or len(self._shown) == MOST:
             return

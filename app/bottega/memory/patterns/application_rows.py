@@ -1,8 +1,6 @@
 """Rows of patterns, of their applications, and the baselines that these are compared with.
 
 All functions run in a transaction of the tenant (:func:`bottega.db.engine.acting_as`).
-
-Rows of patterns, in transactions of their tenant (:func:`bottega.db.engine.acting_as`).
 """
 
 from collections import defaultdict
@@ -348,7 +346,6 @@ def _owner(row: asyncpg.Record, trust: int) -> str | None:
 
 
 def baseline_of(row: Mapping[str, Any]) -> Baseline:
-    """Return the baseline of an application's row."""
     return Baseline(row["baseline_name"], row["baseline_rate"], row["baseline_n"])
 
 

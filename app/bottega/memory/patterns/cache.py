@@ -50,6 +50,7 @@ WHERE p.tenant_id = $1 AND p.state IN ('VALIDATED', 'CANDIDATE')
 ORDER BY p.state DESC, p.confidence DESC, p.id LIMIT 20000
 """  # noqa: S608 (constant texts)
 
+
 _apart = ThreadPoolExecutor(2, "patterns")
 """Searches that take longer; one at a time per tenant."""
 

@@ -150,8 +150,6 @@ def _saved(others: Sequence[Group], given: Sequence[Group], sums: str, n: str) -
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """Result of a pattern's validation."""
-
     pattern_id: UUID
     version: int
     was: PatternState

@@ -33,8 +33,6 @@ LONGEST_NAME = 120
 
 
 class Category(StrEnum):
-    """The subject of a pattern."""
-
     STRATEGIC = "strategic"
     DECOMPOSITION = "decomposition"
     SEQUENCE = "sequence"
@@ -53,8 +51,6 @@ ON_FAILURE = frozenset((Category.FAILURE, Category.RECOVERY))
 
 
 class PatternState(StrEnum):
-    """The state of a pattern."""
-
     CANDIDATE = "CANDIDATE"  # only on trial
     VALIDATED = "VALIDATED"  # used
     IN_REVIEW = "IN_REVIEW"  # formerly validated, with contrary evidence
@@ -349,7 +345,6 @@ def _parts(pattern: Pattern, alternatives: Sequence[str]) -> Iterator[tuple[str,
 
 
 def condition_text(condition: Condition) -> str:
-    """Render a checked condition in words."""
     for group, word in (("all", " and "), ("any", " or ")):
         if group in condition:
             return f"({word.join(map(condition_text, condition[group]))})"

@@ -281,7 +281,6 @@ class PatternStore:
         return len(touched)
 
     async def weighed(self, ids: Sequence[UUID]) -> dict[UUID, WeighedEvidence]:
-        """Weigh the evidence of patterns; return it by id."""
         if not ids:
             return {}
         since = self.now - timedelta(days=self.options.evidence_days)

@@ -72,8 +72,6 @@ _ASKS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    """Analysis of a task."""
-
     goals: tuple[str, ...]  # sentences that ask for something; one at least, if the task has any
     constraints: tuple[str, ...]  # sentences with limits
     criteria: tuple[str, ...]  # sentences about success

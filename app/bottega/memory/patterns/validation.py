@@ -19,8 +19,6 @@ _LEAST_RATE = 1e-9
 
 
 class Verdict(StrEnum):
-    """Result of one validation."""
-
     INSUFFICIENT_EVIDENCE = "INSUFFICIENT_EVIDENCE"
     VALIDATED = "VALIDATED"
     CANDIDATE = "CANDIDATE"
@@ -50,7 +48,6 @@ class Tally(NamedTuple):
 
     @classmethod
     def of(cls, successes: Iterable[bool]) -> "Tally":
-        """Count successes among all."""
         counted = [*successes]
         return cls(sum(counted), len(counted))
 

@@ -115,7 +115,6 @@ def content_words(text: str) -> ContentWords:
 def _content_of(
     token: str, run: int, ignored: Collection[str], cuts: Collection[str]
 ) -> Iterator[ContentWord]:
-    """Yield the content words of a token."""
     if _UNSPACED_LETTER.match(token):
         for start, letters in _runs(token, cuts):
             for place, pair in enumerate(map("".join, pairwise(letters)), start):

@@ -129,7 +129,6 @@ def is_ready(embedder: Embedder) -> bool:
 
 
 def compared_by(embedder: Embedder) -> Literal["meaning", "spelling"]:
-    """Return what an embedder's vectors compare."""
     compared: Literal["meaning", "spelling"] = getattr(embedder, "compares", "meaning")
     return compared
 

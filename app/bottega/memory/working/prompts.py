@@ -131,7 +131,6 @@ def head_of(history: Sequence[StandardMessage]) -> int:
 
 
 def tokens_of(message: StandardMessage, count: TokenCounter) -> int:
-    """Estimate the tokens of a message."""
     tokens = parts_tokens(message.parts)
     if isinstance(message, ToolMessage):
         return tokens + count(body_of(message)) + _PER_MESSAGE * max(len(message.tool_results), 1)
@@ -146,7 +145,6 @@ def tokens_of(message: StandardMessage, count: TokenCounter) -> int:
 
 
 def schema_tokens(schemas: Sequence[ToolSchema], count: TokenCounter) -> int:
-    """Estimate the tokens of tool schemas."""
     return sum(
         count(schema.name)
         + count(schema.description)
@@ -258,7 +256,6 @@ class RunMemory:
         return int(found[1]) if found and int(found[1]) <= self._turns else 0
 
     def recall(self, reference: str) -> str | None:
-        """Return the text of a reference, unchanged; ``None`` if it is unknown."""
         if (message := self._said.get(reference)) is not None:
             return "\n".join(message_lines([message])) or message.content
         return self.working.recall(reference)

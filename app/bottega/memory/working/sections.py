@@ -131,7 +131,6 @@ class Section:
         self.filled += entry.tokens
 
     def remove(self, key: Key) -> None:
-        """Remove the entry with that key, if there is one."""
         if (entry := self.entries.pop(key, None)) is not None:
             self.filled -= entry.tokens
 
@@ -219,7 +218,6 @@ class Archive:
         self._leave(section, archived[:-GISTS])
 
     def shorten_traces(self, section: Section, mark: int) -> None:
-        """Replace all traces by one summary."""
         if section.filled <= mark:
             return
         traces = {
@@ -277,7 +275,6 @@ class Archive:
             section.leave(key)
 
     def _refer(self, key: Key, entry: Entry) -> None:
-        """Give an entry a reference unless it has one."""
         if entry.reference is None:
             entry.reference = key[-1] if key[0] == RESULT else self._keep(entry.text or "")
 

@@ -18,7 +18,6 @@ Search = Callable[[str, bool], Awaitable[str]]
 
 
 def schema_of(required: str, **arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a tool's arguments, of which one is required."""
     return {
         "type": "object",
         "properties": arguments,

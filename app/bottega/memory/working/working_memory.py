@@ -279,7 +279,6 @@ class WorkingMemory:
 
     @property
     def references(self) -> list[str]:
-        """All references, in the order of creation."""
         return list(self._archive.texts)
 
     def compose(self, *parts: Area, description: bool = True) -> str:
