@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from bottega.agents import BaseAgent
 from bottega.engine.plugins import configure_agent, subagent_plugins
 from bottega.errors import InvalidInputError
+from bottega.subagents import plugins
 from bottega.subagents.handle import SubagentStatus
 from bottega.subagents.plugins import (
     MAX_METADATA,
@@ -49,8 +50,14 @@ def saying(answer: Any, *, guard: bool = False) -> Plugin:
     return Plugin(say, guard=guard)
 
 
-async def dispatched(*plugins: object, timeout_s: float = 30) -> Any:
-    return await before_dispatch(plugins, CTX, REQUEST, timeout_s=timeout_s)
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give plugins of a slow machine time."""
+    monkeypatch.setattr(plugins, "TIMEOUT_S", 30.0)
+
+
+async def dispatched(*installed: object) -> Any:
+    return await before_dispatch(installed, CTX, REQUEST)
 
 
 async def test_each_plugin_sees_the_changes_of_the_last() -> None:
@@ -192,13 +199,14 @@ class Stuck:
 
 
 @pytest.mark.parametrize("name", ["waits", "will_not_be_cancelled", "blocks"])
-async def test_slow_plugin_is_abandoned(name: str) -> None:
+async def test_slow_plugin_is_abandoned(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "TIMEOUT_S", 0.01)
     stuck = Stuck()
     function = getattr(stuck, name)
     try:
-        assert await dispatched(Plugin(function), timeout_s=0.01) == REQUEST
-        assert isinstance(await dispatched(Plugin(function, guard=True), timeout_s=0.01), Refused)
-        await after_complete([Plugin(function)], CTX, OUTCOME, timeout_s=0.01)
+        assert await dispatched(Plugin(function)) == REQUEST
+        assert isinstance(await dispatched(Plugin(function, guard=True)), Refused)
+        await after_complete([Plugin(function)], CTX, OUTCOME)
     finally:
         stuck.release.set()
 

@@ -84,8 +84,8 @@ async def test_a_job_does_all_stages_in_order_and_keeps_its_report(
     waiting = await job(database, ordered)
     assert (waiting.status, waiting.cause, waiting.stage) == ("pending", "demand", 0)
 
-    assert await maintenance.work() == 0.0
-    assert await maintenance.work() == float("inf")
+    assert await maintenance.leased().do_due() == 0.0
+    assert await maintenance.leased().do_due() == float("inf")
 
     assert done.done == list(NAMES)
     ended = await job(database, ordered)
@@ -101,7 +101,7 @@ async def test_a_second_order_returns_the_unfinished_job(
 ) -> None:
     several = await asyncio.gather(*(order(database, DEFAULT_TENANT) for _ in range(5)))
     assert len(set(several)) == 1
-    await maintenance.work()
+    await maintenance.leased().do_due()
     assert await order(database, DEFAULT_TENANT) not in several
 
 
@@ -115,7 +115,7 @@ async def test_a_running_job_shows_its_progress(
         seen.append(await job(database, ordered))
 
     done.before["refinement"] = look
-    await maintenance.work()
+    await maintenance.leased().do_due()
     assert [(each.status, each.stage) for each in seen] == [("running", 3)]
     assert set(seen[0].progress) == {"episodes", "mining", "validation"}
     assert await order(database, DEFAULT_TENANT) != ordered
@@ -131,14 +131,14 @@ async def test_a_job_resumes_at_the_failed_stage(
         raise UnavailableError("the store is down")
 
     done.before[name] = fail
-    assert await maintenance.work() == 0.0
+    assert await maintenance.leased().do_due() == 0.0
     failed = await job(database, ordered)
     number = NAMES.index(name)
     assert (failed.status, failed.stage, failed.error) == ("running", number, "the store is down")
     assert await order(database, DEFAULT_TENANT) == ordered
 
     del done.before[name]
-    await maintenance.work()
+    await maintenance.leased().do_due()
     assert done.done == list(NAMES)
     ended = await job(database, ordered)
     assert (ended.status, ended.tries, ended.error) == ("done", 2, None)
@@ -154,11 +154,11 @@ async def test_a_job_that_always_fails_ends_with_the_reason(
 
     done.before["mining"] = fail
     for _ in range(8):
-        assert await maintenance.work() == 0.0
+        assert await maintenance.leased().do_due() == 0.0
     ended = await job(database, ordered)
     assert (ended.status, ended.stage, ended.report) == ("failed", 1, None)
     assert ended.error == "an internal error; the worker's log says more"
-    assert await maintenance.work() == float("inf")
+    assert await maintenance.leased().do_due() == float("inf")
     assert await order(database, DEFAULT_TENANT) != ordered
 
 
@@ -173,12 +173,12 @@ async def test_a_stopped_worker_hands_its_job_to_the_next(
         await asyncio.Event().wait()
 
     done.before["validation"] = hang
-    stopped = asyncio.ensure_future(maintenance.work())
+    stopped = asyncio.ensure_future(maintenance.leased().do_due())
     await reached.wait()
     stopped.cancel()
     await asyncio.gather(stopped, return_exceptions=True)
     del done.before["validation"]
-    await maintenance.work()
+    await maintenance.leased().do_due()
     assert done.done == list(NAMES)
     assert (await job(database, ordered)).tries == 2
 
@@ -193,10 +193,10 @@ async def test_a_worker_that_lost_its_lease_writes_nothing(
 
     async def stall(_: Job) -> None:
         await owner.execute("UPDATE memory_jobs SET next_at = now()")
-        await another.work()
+        await another.leased().do_due()
 
     done.before["mining"] = stall
-    await maintenance.work()
+    await maintenance.leased().do_due()
     assert other.done == list(NAMES[1:])
     assert done.done == ["episodes", "mining"]
     ended = await job(database, ordered)
@@ -215,7 +215,7 @@ async def test_a_slow_worker_renews_its_lease(
         await until(lambda: owner.fetchval(query), lambda seen: seen != first)
 
     done.before["mining"] = outlast
-    await maintenance.work()
+    await maintenance.leased().do_due()
     assert done.done == list(NAMES)
 
 
@@ -224,7 +224,7 @@ async def test_a_job_whose_workers_all_die_fails(
 ) -> None:
     ordered = await order(database, DEFAULT_TENANT)
     await owner.execute("UPDATE memory_jobs SET status = 'running', tries = 8, next_at = now()")
-    await maintenance.work()
+    await maintenance.leased().do_due()
     ended = await job(database, ordered)
     assert (ended.status, ended.error) == ("failed", "each worker that held the job died")
 
@@ -240,7 +240,7 @@ async def test_worker_whose_job_another_one_claimed_writes_nothing(
         assert len(await leased(owner, "maintain")) == 1
 
     done.before["mining"] = stall
-    await maintenance.work()
+    await maintenance.leased().do_due()
     assert done.done == ["episodes", "mining"]
     held = await job(database, ordered)
     assert (held.status, held.tries, held.stage) == ("running", 2, 1)
@@ -275,7 +275,7 @@ async def test_each_tick_orders_one_job_per_tenant_with_episodes(
     rows = await owner.fetch("SELECT tenant_id, cause, tick FROM memory_jobs")
     assert [tuple(row) for row in rows] == [(full, "nightly", day(3))]
 
-    await until(lambda: several[0].work(), lambda seen: seen != 0.0)
+    await until(lambda: several[0].leased().do_due(), lambda seen: seen != 0.0)
     now = day(6.5)  # no worker ran for two nights
     await several[1].begin_nights()
     rows = await owner.fetch("SELECT tenant_id, tick FROM memory_jobs WHERE status = 'pending'")
@@ -292,7 +292,7 @@ async def test_a_nightly_job_waits_for_an_ordered_one(
     )
     await order(database, tenant)
     assert await maintenance.begin_nights() > 60
-    await maintenance.work()
+    await maintenance.leased().do_due()
     assert await maintenance.begin_nights() == 0.0
     ticks = await owner.fetch("SELECT tick FROM memory_jobs ORDER BY id")
     assert [row["tick"] for row in ticks] == [None, day(3)]
@@ -316,7 +316,7 @@ async def test_jobs_are_listed_and_the_oldest_are_deleted(
         DEFAULT_TENANT,
     )
     ordered = await order(database, DEFAULT_TENANT)
-    await maintenance.work()
+    await maintenance.leased().do_due()
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
         newest = await jobs.page(connection, DEFAULT_TENANT, after=None, descending=True, limit=500)
         assert len(newest) == 400

@@ -82,7 +82,7 @@ class Looked:
     async def look(self) -> Job:
         """Execute a maintenance job until it ends; return it."""
         ordered = await self.order()
-        await until(lambda: self.maintenance.work(), lambda seen: seen == float("inf"))
+        await until(lambda: self.maintenance.leased().do_due(), lambda seen: seen == float("inf"))
         async with acting_as(self.database.pool, DEFAULT_TENANT) as connection:
             return await jobs.get(connection, DEFAULT_TENANT, ordered)
 
@@ -340,7 +340,7 @@ async def test_an_interrupted_job_that_is_resumed_has_the_same_result(
     await trip_once(owner, place, 2 if place == "episodes" else 1, what)
     broken = await looked.order()
     try:
-        await looked.maintenance.work()
+        await looked.maintenance.leased().do_due()
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
         await owner.execute("UPDATE memory_jobs SET next_at = now()")  # its lease is over
     assert await owner.fetchval("SELECT last_value FROM trips") >= 1

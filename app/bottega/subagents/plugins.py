@@ -31,6 +31,7 @@ from bottega.agents.threads import run_in_thread
 from bottega.subagents.handle import SubagentStatus
 
 TIMEOUT_S = 5.0
+"""Time for one call of a plugin."""
 MAX_PROMPT = 10_000
 MAX_METADATA = 16_384
 """Limit of a task's metadata, in characters of JSON."""
@@ -108,45 +109,29 @@ class TaskOutcome:
 
 
 async def before_dispatch(
-    plugins: Sequence[object],
-    ctx: PluginContext,
-    request: DispatchRequest,
-    *,
-    timeout_s: float = TIMEOUT_S,
+    plugins: Sequence[object], ctx: PluginContext, request: DispatchRequest
 ) -> DispatchRequest | Skip | Refused:
-    """Pass the request through all plugins in order, guards last, until one skips or refuses it.
-
-    Args:
-        timeout_s: limit per call of a plugin.
-    """
+    """Pass the request through all plugins in order, guards last, until one skips or refuses it."""
     for plugin in plugins:
         if not is_guard(plugin):
-            said = await _asked(plugin, ctx, request, timeout_s)
+            said = await _asked(plugin, ctx, request)
             if not isinstance(said, DispatchRequest):
                 return said
             request = said
-    return await guarded(plugins, ctx, request, timeout_s=timeout_s)
+    return await guarded(plugins, ctx, request)
 
 
 async def guarded(
-    plugins: Sequence[object],
-    ctx: PluginContext,
-    request: DispatchRequest,
-    *,
-    timeout_s: float = TIMEOUT_S,
+    plugins: Sequence[object], ctx: PluginContext, request: DispatchRequest
 ) -> DispatchRequest | Skip | Refused:
-    """Pass the request through the guards until each has seen what the others made of it.
-
-    Args:
-        timeout_s: limit per call of a guard.
-    """
+    """Pass the request through the guards until each has seen what the others made of it."""
     guards = [plugin for plugin in plugins if is_guard(plugin)]
     left = list(guards)
     for _ in range(3 * len(guards)):
         if not left:
             break
         guard = left.pop(0)
-        said = await _asked(guard, ctx, request, timeout_s)
+        said = await _asked(guard, ctx, request)
         if not isinstance(said, DispatchRequest):
             return said
         if said != request:
@@ -158,7 +143,7 @@ async def guarded(
 
 
 async def _asked(
-    plugin: object, ctx: PluginContext, request: DispatchRequest, timeout_s: float
+    plugin: object, ctx: PluginContext, request: DispatchRequest
 ) -> DispatchRequest | Skip | Refused:
     """Ask one plugin; one that fails is logged, and refuses the task if it is a guard."""
     function = getattr(plugin, "before_dispatch", None)
@@ -166,7 +151,7 @@ async def _asked(
         return request
     try:
         own = replace(request, metadata=copy.deepcopy(dict(request.metadata)))
-        return _understood(await bounded(function, ctx, own, timeout_s=timeout_s), request)
+        return _understood(await bounded(function, ctx, own, timeout_s=TIMEOUT_S), request)
     except Exception as error:
         _log(plugin, "before_dispatch", ctx, error)
         if not is_guard(plugin):
@@ -178,11 +163,7 @@ async def _asked(
 
 
 async def after_complete(
-    plugins: Sequence[object],
-    ctx: PluginContext,
-    outcome: TaskOutcome,
-    *,
-    timeout_s: float = TIMEOUT_S,
+    plugins: Sequence[object], ctx: PluginContext, outcome: TaskOutcome
 ) -> None:
     """Report a task's end to all plugins in order; log their errors."""
     for plugin in plugins:
@@ -190,7 +171,7 @@ async def after_complete(
         if function is None:
             continue
         try:
-            await bounded(function, ctx, outcome, timeout_s=timeout_s)
+            await bounded(function, ctx, outcome, timeout_s=TIMEOUT_S)
         except Exception as error:
             _log(plugin, "after_subagent_complete", ctx, error)
 

@@ -194,10 +194,6 @@ class Maintenance:
             channel=CHANNEL,
         )
 
-    async def work(self) -> float:
-        """Do the job that has been due longest; return the seconds until the next is due."""
-        return await self.leased().do_due()
-
     async def _work_on(self, tenant_id: UUID, claimed: Sequence[asyncpg.Record]) -> None:
         (row,) = claimed
         async with acting_as(self.pool, tenant_id) as connection:
