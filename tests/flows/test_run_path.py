@@ -221,7 +221,7 @@ async def test_few_modules_run_between_the_end_of_a_worker_and_the_next_model_ca
     limits = {"openai_base_url": model.base_url, "takeover_s": 2.0}
     configured = settings.model_copy(update=limits)
     with_model = environment(database_url, model, BOTTEGA_TAKEOVER_S="2")
-    ways = []
+    ways, idle = list[set[str]](), set[str]()
     async with running(configured, database_url) as api:
         await define(api.client)
         for _ in range(2):
@@ -231,7 +231,7 @@ async def test_few_modules_run_between_the_end_of_a_worker_and_the_next_model_ca
                 run_id = await start(api.client)
                 await model.received(calls + 1)
                 async with running(configured, database_url, worker=True) as other:
-                    idle = await idle_modules()
+                    idle |= await idle_modules()
                     victim.kill()
                     with modules_run() as way:
                         await model.received(calls + 2)
