@@ -23,14 +23,8 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns.validation import (
-    BettingEvidence,
-    Tally,
-    Verdict,
-    judged,
-    worse,
-)
+from bottega.memory.episodes.scope import LearningOptions
+from bottega.memory.patterns.evidence import BettingEvidence, Tally, Verdict, judged, worse
 
 OPTIONS = LearningOptions()
 NIGHTS = 200

@@ -18,13 +18,14 @@ from bottega.db.sessions import Silence
 from bottega.engine import queue
 from bottega.engine.budget import DayBudgets
 from bottega.events.listener import Notifier, NotifyListener, WakeupFeed
-from bottega.events.run_streams import RunStreams
+from bottega.events.stream import RunStreams
 from bottega.files.store import FileQuota, FileStore
 from bottega.leased_work import LeasedWork, WorkLoop, wake_on_notify
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory_services import MemoryServices, keeping, open_memory_services
 from bottega.outgoing import Descriptors, Outgoing, open_outgoing, raise_limit, warn_when_exhausted
+from bottega.redaction import read_words
 from bottega.runs.pins import PinCache
 from bottega.runs.submit import RUN_TIMEOUT_S
 from bottega.scrape import Scraping, refresh_regularly
@@ -36,7 +37,6 @@ from bottega.tenants.keys import KeyCache
 from bottega.tenants.retention import StorageSums
 from bottega.tracing.export import exporting
 from bottega.users.erasure import UserErasure
-from bottega.vocabulary import read_words
 
 MAX_CRASHES = 5
 """Crashes of its workers after which a run fails: more than restarts of all workers cause."""

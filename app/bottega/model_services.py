@@ -14,7 +14,7 @@ import httpx2
 
 from bottega.background.checks import SuccessChecks
 from bottega.db.tables import DEFAULT_TENANT
-from bottega.definitions.models import DEFAULT, listed, named_by
+from bottega.definitions.agents import DEFAULT, listed, named_by
 from bottega.definitions.pinned import PinnedModels
 from bottega.engine.budget import DayBudgets
 from bottega.engine.plugins import success_checks

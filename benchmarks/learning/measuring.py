@@ -17,7 +17,7 @@ from benchmarks.learning.running import (
     play,
 )
 from benchmarks.learning.world import START, World, world
-from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.patterns.pattern import (
     Application,
     Arm,

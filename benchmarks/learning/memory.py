@@ -17,12 +17,19 @@ from bottega.engine.replay import EPISODE
 from bottega.llm.local.builtin import DIMENSION, BuiltinEmbedder
 from bottega.memory.episodes.embedding_worker import GROWN
 from bottega.memory.episodes.episode import Episode, Outcome
-from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.episodes.scoring import Candidate, ScoringOptions, score
 from bottega.memory.episodes.store import Hit
 from bottega.memory.learning.mining import Observed, mine, observed
 from bottega.memory.learning.reflection import applications_of
-from bottega.memory.patterns.evidence import Group, WeighedEvidence, falling, validated, weigh
+from bottega.memory.patterns.evidence import (
+    Group,
+    Tally,
+    WeighedEvidence,
+    falling,
+    validated,
+    weigh,
+)
 from bottega.memory.patterns.matcher import Match, Matcher
 from bottega.memory.patterns.pattern import (
     APPLIED,
@@ -42,7 +49,6 @@ from bottega.memory.patterns.refinement import (
     started_over,
     tally_of,
 )
-from bottega.memory.patterns.validation import Tally
 from bottega.memory.text.embeddings import Background, Vectors, floor_of, measured_background
 
 AT_START = frozenset(Category) - ON_FAILURE

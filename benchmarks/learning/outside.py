@@ -24,8 +24,7 @@ from bottega.llm.local.embedder import LocalEmbedder
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker
 from bottega.memory.episodes.episode import Episode, Outcome, State
-from bottega.memory.episodes.options import MemoryOptions
-from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.episodes.scope import EVERYTHING, MemoryOptions
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.learning.episode_recorder import EpisodeRecorder, RunFacts
 from bottega.memory.patterns.task_analysis import analyse

@@ -32,7 +32,7 @@ from bottega.engine.retrieval import (
 )
 from bottega.events.types import TOOL_ERROR, EventType, RunStatus
 from bottega.memory.episodes.episode import Episode, Outcome, State
-from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.learning.episode_recorder import EpisodeRecorder, RunFacts
 from bottega.memory.patterns.pattern import Features
 from bottega.memory.patterns.task_analysis import analyse

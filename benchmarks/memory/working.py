@@ -8,8 +8,8 @@ from typing import Any
 
 from bottega.agents import AssistantMessage, BaseAgent, StandardMessage, ToolCall, ToolMessage, tool
 from bottega.agents.parts import estimated_tokens
-from bottega.memory.working.prompts import RunMemory, schema_tokens, tokens_of
-from bottega.memory.working.working_memory import Retrieved, WorkingMemory
+from bottega.memory.prompts import RunMemory, schema_tokens, tokens_of
+from bottega.memory.working_memory import Retrieved, WorkingMemory
 
 CALLS = 200
 RESULT = "row {n}: " + "value 12.5, state ok, owner team-b; " * 56

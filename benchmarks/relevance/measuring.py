@@ -15,8 +15,7 @@ from bottega.engine.retrieval import tells_a_topic
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker
 from bottega.memory.episodes.episode import Episode, Outcome, Summary
-from bottega.memory.episodes.options import MemoryOptions
-from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.episodes.scope import EVERYTHING, MemoryOptions
 from bottega.memory.episodes.store import EpisodicMemory, Found
 from bottega.memory.text.embeddings import Embedder
 

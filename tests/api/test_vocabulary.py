@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 import bottega
-from bottega import vocabulary
+from bottega import redaction
 from bottega.agents.messages import AssistantMessage, SystemMessage
 from bottega.container import open_service
 from bottega.errors import UnavailableError
-from bottega.redaction import SHORTEST
+from bottega.redaction import SHORTEST, is_word
 from bottega.settings import Settings
-from bottega.vocabulary import is_word
 from tests.service import Running, running
 
 
@@ -97,10 +96,10 @@ def test_other_texts_are_none(value: str) -> None:
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let this process not have read the words yet."""
-    vocabulary.read_words.cache_clear()
+    redaction.read_words.cache_clear()
     yield
     monkeypatch.undo()
-    vocabulary.read_words()
+    redaction.read_words()
 
 
 async def test_words_are_read_at_the_start_beside_the_loop(
@@ -118,7 +117,7 @@ async def test_words_are_read_at_the_start_beside_the_loop(
     async with running(settings, database_url):
         assert readers
         assert threading.current_thread() not in readers
-        monkeypatch.setattr(vocabulary, "_FOLDER", Path("nowhere"))
+        monkeypatch.setattr(redaction, "_FOLDER", Path("nowhere"))
         assert is_word("completed")
 
 
@@ -131,7 +130,7 @@ async def test_a_service_without_its_sources_does_not_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / f"one{suffix}").touch()
-    monkeypatch.setattr(vocabulary, "_FOLDER", tmp_path)
+    monkeypatch.setattr(redaction, "_FOLDER", tmp_path)
     with pytest.raises(UnavailableError, match=f"{tmp_path} has no .*: install Bottega"):
         async with open_service(settings, "postgresql://nowhere", api=True, worker=False):
             pass

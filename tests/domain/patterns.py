@@ -7,6 +7,7 @@ from uuid import UUID
 
 from hypothesis import strategies as st
 
+from bottega.memory.patterns.evidence import BettingEvidence
 from bottega.memory.patterns.pattern import (
     Applicability,
     Category,
@@ -18,7 +19,6 @@ from bottega.memory.patterns.pattern import (
     PatternState,
     Relations,
 )
-from bottega.memory.patterns.validation import BettingEvidence
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

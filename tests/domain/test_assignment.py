@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.patterns.evidence import arm_of, uniform
 from bottega.memory.patterns.pattern import Arm, PatternState
 

@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.patterns.evidence import (
     Group,
+    Tally,
+    Verdict,
     WeighedEvidence,
     falling,
+    judged,
     validated,
     weigh,
 )
@@ -29,7 +32,6 @@ from bottega.memory.patterns.pattern import (
     Pattern,
     PatternState,
 )
-from bottega.memory.patterns.validation import Tally, Verdict, judged
 from tests.domain.patterns import e_value
 
 OPTIONS = LearningOptions()

@@ -12,6 +12,7 @@ from bottega.agents.messages import ToolMessage, ToolResult, ToolStatus
 from bottega.agents.parts import estimated_tokens
 from bottega.engine.recorder import help_after
 from bottega.engine.retrieval import CURE
+from bottega.memory.prompts import PromptMessage
 from bottega.memory.text.identities import (
     ID,
     SERVER,
@@ -20,8 +21,7 @@ from bottega.memory.text.identities import (
     without_identities,
 )
 from bottega.memory.text.summaries import summary_of
-from bottega.memory.working.prompts import PromptMessage
-from bottega.memory.working.working_memory import Retrieved, WorkingMemory
+from bottega.memory.working_memory import Retrieved, WorkingMemory
 
 TASK = "35422862-d715-44b3-ad82-5acfcb3ba7ec"
 

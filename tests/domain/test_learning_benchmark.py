@@ -9,7 +9,7 @@ import pytest
 from benchmarks.learning import model, report
 from benchmarks.learning.measuring import FULL, NONE, PLACEBO, Course, failing, measure
 from benchmarks.learning.world import ORDERS
-from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.episodes.scope import LearningOptions
 
 SEEDS = (1, 2)
 TASKS, CHANGED, STRETCH = 320, 160, 50

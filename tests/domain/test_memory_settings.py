@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from bottega.memory.episodes.options import LearningOptions, MemoryOptions
+from bottega.memory.episodes.scope import LearningOptions, MemoryOptions
 from bottega.memory.episodes.scoring import ScoringOptions
 from bottega.settings import Settings
 

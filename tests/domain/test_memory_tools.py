@@ -5,9 +5,15 @@ from typing import Any
 import pytest
 
 from bottega.agents.messages import ToolCall, ToolStatus
-from bottega.memory.working.sections import Area
-from bottega.memory.working.tools import LONGEST_STEP, MOST_STEPS, SearchMemory, SetPlan, plan_of
-from bottega.memory.working.working_memory import WorkingMemory
+from bottega.memory.sections import Area
+from bottega.memory.working_memory import (
+    LONGEST_STEP,
+    MOST_STEPS,
+    SearchMemory,
+    SetPlan,
+    WorkingMemory,
+    plan_of,
+)
 
 
 def call(name: str, **arguments: Any) -> ToolCall:

@@ -5,7 +5,7 @@ import pytest
 from bottega.agents import HumanMessage, Part, ToolCall, ToolMessage, ToolResult, tool
 from bottega.agents.parts import content_tokens, estimated_tokens, parts_tokens
 from bottega.errors import InvalidInputError
-from bottega.memory.working.prompts import PromptMessage, tokens_of
+from bottega.memory.prompts import PromptMessage, tokens_of
 
 PNG = b"\x89PNG\r\n\x1a\n\xff"
 

@@ -14,8 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bottega import redaction
-from bottega.redaction import LEFT_OUT, SHORTEST, Redactor
-from bottega.vocabulary import is_word
+from bottega.redaction import LEFT_OUT, SHORTEST, Redactor, is_word
 
 printable = st.characters(min_codepoint=0x21, max_codepoint=0x7E)
 secrets = st.text(printable, min_size=SHORTEST, max_size=60).filter(lambda text: not is_word(text))

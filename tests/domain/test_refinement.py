@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from benchmarks.patterns import applies, holds
 from bottega.conditions import check
-from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.episodes.scope import LearningOptions
+from bottega.memory.patterns.evidence import Tally
 from bottega.memory.patterns.pattern import (
     Applicability,
     Category,
@@ -34,7 +35,6 @@ from bottega.memory.patterns.refinement import (
     of_low_value,
     started_over,
 )
-from bottega.memory.patterns.validation import Tally
 
 OPTIONS = LearningOptions()
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

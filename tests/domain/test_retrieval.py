@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bottega.conditions import named
 from bottega.engine.retrieval import Assignment, choose
-from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.patterns.matcher import Match
 from bottega.memory.patterns.pattern import (
     Arm,

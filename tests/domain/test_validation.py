@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks import validation as simulated
-from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.patterns.validation import (
+from bottega.memory.episodes.scope import LearningOptions
+from bottega.memory.patterns.evidence import (
     BettingEvidence,
     Tally,
     Verdict,

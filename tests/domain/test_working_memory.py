@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.agents.parts import estimated_tokens
-from bottega.memory.working.sections import RECENT, Area, Budgets
-from bottega.memory.working.working_memory import Retrieved, WorkingMemory
+from bottega.memory.sections import RECENT, Area, Budgets
+from bottega.memory.working_memory import Retrieved, WorkingMemory
 from tests.examples import examples
 
 words = st.text(alphabet=st.characters(), max_size=30)

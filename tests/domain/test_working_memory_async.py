@@ -4,7 +4,7 @@ from typing import Any
 
 from bottega.agents import BaseAgent, ToolMessage
 from bottega.agents.history import check_history
-from bottega.memory.working.prompts import RECALL, RunMemory
+from bottega.memory.prompts import RECALL, RunMemory
 from tests.domain.scripted import call
 from tests.domain.subagents import Model, coordinator, dispatch, registry, results
 from tests.domain.virtual import run_virtual

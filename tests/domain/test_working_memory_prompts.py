@@ -24,9 +24,9 @@ from bottega.agents import (
 )
 from bottega.agents.history import check_history
 from bottega.agents.parts import estimated_tokens
-from bottega.memory.working.prompts import RECALL, RunMemory, schema_tokens, tokens_of
-from bottega.memory.working.sections import Budgets
-from bottega.memory.working.working_memory import Retrieved, WorkingMemory
+from bottega.memory.prompts import RECALL, RunMemory, schema_tokens, tokens_of
+from bottega.memory.sections import Budgets
+from bottega.memory.working_memory import Retrieved, WorkingMemory
 from tests.domain.scripted import (
     Notes,
     ScriptedModel,

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from bottega.agents.messages import ToolCall, ToolStatus
-from bottega.mcp.client import McpConnections, result_of, usable
+from bottega.mcp.client import McpConnections, McpTool, result_of, usable
 from bottega.mcp.servers import McpToolSchema
-from bottega.mcp.tool import McpTool
 from bottega.tools.egress import Egress
 from tests.mcp.test_programs import ERAS, scripted
 from tests.waiting import until

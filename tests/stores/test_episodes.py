@@ -17,8 +17,7 @@ from bottega.errors import NotFoundError, UnavailableError
 from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Episode, EpisodeFilter, Outcome, State, Summary
-from bottega.memory.episodes.options import MemoryOptions
-from bottega.memory.episodes.scope import EVERYTHING
+from bottega.memory.episodes.scope import EVERYTHING, MemoryOptions
 from bottega.memory.episodes.store import EpisodicMemory, Hit
 from bottega.memory.text.embeddings import Embedder, Vectors
 from bottega.objects import Objects, new_key

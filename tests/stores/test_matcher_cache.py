@@ -13,7 +13,7 @@ from bottega.clock import utcnow
 from bottega.db.engine import Database, acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.events.listener import NotifyListener
-from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.patterns import application_rows
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import Category, Content, ContentKind, Pattern, PatternState

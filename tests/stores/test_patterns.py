@@ -16,10 +16,11 @@ from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.events.listener import NotifyListener
 from bottega.memory.episodes.episode import Outcome, StorageState
-from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.patterns import store
 from bottega.memory.patterns.application_rows import CHANNEL
 from bottega.memory.patterns.cache import PatternCache
+from bottega.memory.patterns.evidence import Verdict
 from bottega.memory.patterns.pattern import (
     Applicability,
     Application,
@@ -35,7 +36,6 @@ from bottega.memory.patterns.pattern import (
     PatternState,
     Relations,
 )
-from bottega.memory.patterns.validation import Verdict
 from tests.memories import day, make_episode, remember
 from tests.pattern_changes import add, deprecate, merge, record, update
 

@@ -17,7 +17,7 @@ from bottega.events.listener import NotifyListener
 from bottega.llm.structured_output import ModelAnalyst
 from bottega.llm.vendors import OpenAIProvider
 from bottega.memory.episodes.episode import Episode, Outcome, State, StorageState, episode_id_of
-from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.learning import maintenance as jobs
 from bottega.memory.learning.reflection_worker import MOST_TRIES, ReflectionWorker
 from bottega.memory.patterns.cache import PatternCache

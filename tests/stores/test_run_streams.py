@@ -21,14 +21,15 @@ from bottega.events import reader
 from bottega.events.frames import Filter, Frame
 from bottega.events.listener import AWAKE_S, CHANNEL, QUIET_S, Notifier, NotifyListener, WakeupFeed
 from bottega.events.reader import LogReader, RunCursor
-from bottega.events.run_streams import (
+from bottega.events.stream import (
     LONGEST_POLL_S,
     POLL_S,
     QUIET_TEXT_S,
+    RING_EVENTS,
     TEXT_S,
     RunStreams,
+    Subscriber,
 )
-from bottega.events.stream import RING_EVENTS, Subscriber
 from bottega.services import background
 from bottega.settings import Settings
 from tests.growing import Growing, growing

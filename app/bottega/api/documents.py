@@ -23,8 +23,7 @@ import bottega
 from bottega.api.auth import TICKET, is_public
 from bottega.api.errors import Problem, problems
 from bottega.api.routes.stream import WatchQuery
-from bottega.api.routes.tickets import VALID_S
-from bottega.api.routes.websocket import CLOSES, PING_LIMIT, SUBPROTOCOL
+from bottega.api.routes.websocket import CLOSES, PING_LIMIT, SUBPROTOCOL, VALID_S
 from bottega.api.schemas.base import Answer
 from bottega.api.schemas.events import EVENTS, OtherEvent, type_events
 from bottega.api.schemas.interrupts import Resolve

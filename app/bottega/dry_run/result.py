@@ -33,8 +33,7 @@ from bottega.llm.dialects.chat import chat
 from bottega.llm.server import ServerSpec
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.tools import use_defined_subagents
-from bottega.tools.build import build_tool
-from bottega.tools.builtin import ToolDeps
+from bottega.tools.builtin import ToolDeps, build_tool
 from bottega.tools.egress import Egress
 from bottega.tools.mcp import model_name, tools_in
 

@@ -34,8 +34,7 @@ from bottega.graph.shared_memory import Publication
 from bottega.secrets.lookup import SecretLookup
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.tools import use_defined_subagents
-from bottega.tools.build import build_tool, client_tool
-from bottega.tools.builtin import ToolDeps
+from bottega.tools.builtin import ToolDeps, build_tool, client_tool
 from bottega.tools.http import HttpTool
 
 if TYPE_CHECKING:  # numpy is slow to import

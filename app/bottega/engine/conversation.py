@@ -45,8 +45,8 @@ from bottega.events.types import (
     tool_call_of,
 )
 from bottega.graph.publication import as_text, message_lines
+from bottega.memory.prompts import RECALL, RunMemory, TurnReader, tokens_of
 from bottega.memory.text.summaries import cut, summary_of
-from bottega.memory.working.prompts import RECALL, RunMemory, TurnReader, tokens_of
 
 logger = structlog.get_logger(__name__)
 

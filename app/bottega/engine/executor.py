@@ -52,7 +52,7 @@ from bottega.events.types import Event, EventType, RunStatus, warning
 from bottega.files.run_files import RunFiles
 from bottega.files.store import FileStore
 from bottega.memory.learning.episode_recorder import EpisodeRecorder
-from bottega.memory.working.prompts import RunMemory
+from bottega.memory.prompts import RunMemory
 from bottega.redaction import Redactor
 from bottega.secrets.lookup import SecretLookup
 

@@ -31,10 +31,9 @@ from bottega.engine.waiting import MOST_OF_CALL
 from bottega.errors import InvalidInputError
 from bottega.events.log import storable
 from bottega.json_schema.output import output_schema
-from bottega.mcp.client import McpConnections
+from bottega.mcp.client import McpConnections, McpTool
 from bottega.mcp.connection import QUESTION_S
 from bottega.mcp.servers import Headers, McpServer, McpToolSchema, StdioCommand
-from bottega.mcp.tool import McpTool
 from bottega.redaction import Redactor
 from bottega.secrets.lookup import SecretLookup
 from bottega.tools.egress import Egress

@@ -40,9 +40,8 @@ from bottega.memory.learning.insights import insight_outcomes, insights_in
 from bottega.memory.learning.mining import cure_in
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.task_analysis import Goals, analyse, lines_of, refined
-from bottega.memory.working.prompts import RunMemory
-from bottega.memory.working.tools import SearchMemory, SetPlan
-from bottega.memory.working.working_memory import Retrieved, WorkingMemory
+from bottega.memory.prompts import RunMemory
+from bottega.memory.working_memory import Retrieved, SearchMemory, SetPlan, WorkingMemory
 from bottega.tools.mcp import model_name, tools_in
 
 _PATIENCE_S = 2.0

@@ -12,7 +12,7 @@ from bottega.engine.claim import ClaimedRun
 from bottega.engine.replay import EPISODE
 from bottega.events.types import RunStatus, context_recalled
 from bottega.memory.episodes.episode import IMPORTED, Outcome
-from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.episodes.store import EpisodicMemory
 from bottega.memory.learning.insights import INSIGHT, FoundInsight, Tallies, assigned, rendered
 from bottega.memory.learning.mining import is_call

@@ -34,7 +34,7 @@ from bottega.engine.recorder import JournalRecorder
 from bottega.engine.task_rows import name_of
 from bottega.errors import BottegaError
 from bottega.events.types import RunStatus
-from bottega.mcp.tool import McpTool
+from bottega.mcp.client import McpTool
 from bottega.tools.http import HttpTool
 from bottega.tools.people import AskUser, ClientTool
 from bottega.trace_context import Trace

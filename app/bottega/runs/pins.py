@@ -19,8 +19,16 @@ from bottega import metrics
 from bottega.agents.params import merged
 from bottega.agents.parts import FileContent, Part
 from bottega.definitions import store
-from bottega.definitions.agents import TASK_TOOLS, Reached, refuse_stateful
-from bottega.definitions.models import DEFAULT, KnownProvider, ModelName, checked, listed
+from bottega.definitions.agents import (
+    DEFAULT,
+    TASK_TOOLS,
+    KnownProvider,
+    ModelName,
+    Reached,
+    checked,
+    listed,
+    refuse_stateful,
+)
 from bottega.errors import InvalidInputError, UnknownAgentError
 from bottega.files.inputs import RunInput, parts_of
 from bottega.llm.dialects import anthropic, chat, gemini, responses

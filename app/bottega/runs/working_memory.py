@@ -22,11 +22,10 @@ from bottega.engine.replay import EPISODE
 from bottega.events.types import EventType
 from bottega.memory.learning.insights import INSIGHT
 from bottega.memory.patterns.adherence import SOURCE
+from bottega.memory.prompts import RECALL
+from bottega.memory.sections import Area, Budgets
 from bottega.memory.text.summaries import summary_of
-from bottega.memory.working.prompts import RECALL
-from bottega.memory.working.sections import Area, Budgets
-from bottega.memory.working.tools import SET_PLAN, plan_of
-from bottega.memory.working.working_memory import Retrieved, VariableScope, WorkingMemory
+from bottega.memory.working_memory import SET_PLAN, Retrieved, VariableScope, WorkingMemory, plan_of
 from bottega.runs import read
 
 NEWEST = 50

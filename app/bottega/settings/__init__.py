@@ -27,9 +27,9 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from bottega.background.schedules import check_cron
-from bottega.definitions.models import DEFAULT, KnownProvider
+from bottega.definitions.agents import DEFAULT, KnownProvider
 from bottega.errors import InvalidInputError
-from bottega.memory.episodes.options import LearningOptions, MemoryOptions
+from bottega.memory.episodes.scope import LearningOptions, MemoryOptions
 from bottega.memory.episodes.scoring import ScoringOptions
 from bottega.redaction import Redactor
 from bottega.settings.providers import OperatorProvider, is_credential

@@ -17,8 +17,8 @@ from pydantic_core import PydanticCustomError
 
 from bottega.errors import InvalidInputError
 from bottega.json_schema.values import WHOLE
-from bottega.tools.headers import check_header
 from bottega.tools.http import SecretHeader
+from bottega.tools.secrets import check_header
 
 Dialect = Literal["chat", "responses", "anthropic", "gemini"]
 IN_CLEAR = "secret_in_clear"

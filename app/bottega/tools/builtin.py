@@ -1,6 +1,7 @@
 """Built-in tools, which an agent may use by name.
 
-Arithmetic for models, evaluated from the syntax tree, never executed. Pure.
+Arithmetic is evaluated from the syntax tree, never executed. ``build_tool`` makes tools of all
+kinds from an agent's definition.
 """
 
 import ast
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.query import current_call
@@ -23,6 +24,9 @@ from bottega.errors import InvalidInputError, UnavailableError
 from bottega.redaction import Redactor
 from bottega.tools.egress import Egress
 from bottega.tools.http import (
+    HttpTool,
+    HttpToolDefinition,
+    Secrets,
     content_type,
     excerpt,
     failure_of,
@@ -31,7 +35,7 @@ from bottega.tools.http import (
     redirect_target,
     text_of,
 )
-from bottega.tools.people import AskUser
+from bottega.tools.people import Approvable, AskUser, ClientTool
 
 Number = int | float
 
@@ -336,3 +340,56 @@ def builtin_tool(name: str, deps: ToolDeps) -> ToolBase:
             code="unknown_tool",
         )
     return make(deps)
+
+
+def build_tool(
+    definition: Mapping[str, Any],
+    approval: Any,
+    deps: ToolDeps,
+    secrets_for: Callable[[str], Secrets],
+) -> ToolBase:
+    """Make a tool.
+
+    Args:
+        approval: its agent's rule, as JSON.
+        secrets_for: returns the secrets for a server, by its origin.
+
+    Raises:
+        InvalidInputError: ``tool_outdated``, ``unknown_tool``.
+    """
+    name: str = definition["name"]
+    if definition["type"] == "client":
+        return client_tool(definition, approval)
+    if definition["type"] == "builtin":
+        agents = approval if name == "http_get" else None
+        return _approvable(builtin_tool(name, deps), definition, agents)
+    try:
+        checked = HttpToolDefinition.model_validate(definition)
+    except ValidationError as error:  # an older version stored it
+        raise InvalidInputError(
+            f"the tool '{name}' can no longer be used: "
+            f"{error.errors()[0]['msg']}; store the agent again",
+            code="tool_outdated",
+        ) from None
+    return HttpTool(
+        checked,
+        secrets=secrets_for(checked.origin),
+        egress=deps.egress,
+        known=deps.known,
+        tenant=deps.tenant,
+        approval=checked.rule(approval),
+    )
+
+
+def client_tool(definition: Mapping[str, Any], approval: Any) -> ToolBase:
+    """Make a tool that the run's client executes; ``approval``: its agent's rule, as JSON."""
+    name, purpose = definition["name"], definition["description"]
+    return _approvable(ClientTool(name, purpose, definition["parameters"]), definition, approval)
+
+
+def _approvable(tool: ToolBase, definition: Mapping[str, Any], approval: Any) -> ToolBase:
+    """Set which of a tool's calls people must approve, and their time."""
+    fields = {each: definition[each] for each in Approvable.model_fields if each in definition}
+    rule = Approvable.model_validate(fields)
+    tool.approval, tool.expires_s = rule.rule(approval), rule.expires_s
+    return tool

@@ -36,7 +36,7 @@ from bottega.tools.guard import (
     asking,
     check_address,
 )
-from bottega.tools.headers import check_header
+from bottega.tools.secrets import check_header
 
 __all__ = ["Egress", "EgressError", "EgressRefusedError", "Reply", "checked_url", "refuse_inside"]
 

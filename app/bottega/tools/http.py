@@ -37,9 +37,9 @@ from bottega.json_schema.values import WHOLE, depth_of
 from bottega.outside import OutsideError, check_json
 from bottega.redaction import Redactor
 from bottega.tools.egress import Egress, EgressRefusedError, Reply, checked_url
-from bottega.tools.headers import carries_credentials, check_header, is_credential_in_query
 from bottega.tools.media import HEAD_BYTES, media_type_of
 from bottega.tools.people import Approvable
+from bottega.tools.secrets import carries_credentials, check_header, is_credential_in_query
 from bottega.trace_context import with_trace
 
 _LONGEST = 2000

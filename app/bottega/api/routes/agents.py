@@ -6,14 +6,20 @@ from typing import Any
 from uuid import UUID
 
 from bottega.api.routes.providers import known_providers, possible_names
-from bottega.api.schemas.agents import Agent, AgentContent, AgentSummary, NewAgent
-from bottega.api.schemas.checks import EqualsCheck, PythonCheck, SchemaCheck
+from bottega.api.schemas.agents import (
+    Agent,
+    AgentContent,
+    AgentSummary,
+    EqualsCheck,
+    NewAgent,
+    PythonCheck,
+    SchemaCheck,
+)
 from bottega.api.shared.definitions import Caller, DefinitionRoutes, Sending, refuse_foreign
 from bottega.api.shared.schemas import check_schemas
 from bottega.container import Service
-from bottega.definitions.agents import refuse_circle, refuse_stateful
+from bottega.definitions.agents import listed, named_by, refuse_circle, refuse_stateful
 from bottega.definitions.kinds import AGENTS
-from bottega.definitions.models import listed, named_by
 from bottega.engine.plugins import installed
 from bottega.errors import InvalidInputError
 from bottega.runs.pins import Dialects, dialects_of, refuse_unsupported

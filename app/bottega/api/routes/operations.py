@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 import bottega
 from bottega.api.errors import headers, problem_response, problems, storage_full
 from bottega.api.schemas.base import Answer, Page, PlaceInTime
-from bottega.api.schemas.usage import UsageSum
+from bottega.api.schemas.runs import UsageSum
 from bottega.api.server.documents import CONSOLE, wants_page
 from bottega.api.server.headers import sent
 from bottega.api.shared.deps import AdminTenant, ReadTenant, ServiceDep, Tenant, Transaction

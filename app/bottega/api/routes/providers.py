@@ -26,8 +26,8 @@ from bottega.api.shared.definitions import (
 from bottega.container import Service
 from bottega.db.tables import model_breakers, provider_versions, providers
 from bottega.definitions import store
+from bottega.definitions.agents import DEFAULT, KnownProvider, listed
 from bottega.definitions.kinds import PROVIDERS
-from bottega.definitions.models import DEFAULT, KnownProvider, listed
 from bottega.engine import workers
 from bottega.errors import InvalidInputError, NotFoundError
 from bottega.settings.providers import Dialect, ModelPrice, ProviderContent

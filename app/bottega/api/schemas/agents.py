@@ -1,4 +1,4 @@
-"""Agents and their sub-agents on the wire."""
+"""Agents on the wire, with their sub-agents and success checks, and what these found in a run."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
+    JsonValue,
     StringConstraints,
     ValidationInfo,
     field_validator,
@@ -19,15 +20,141 @@ from pydantic_core import PydanticCustomError
 from bottega.agents.params import ToolChoiceScope
 from bottega.agents.query import OnLength
 from bottega.api.schemas.base import Answer, Body, MemoryMode, Metadata, Name
-from bottega.api.schemas.checks import SuccessCheck
-from bottega.api.schemas.params import OutputSchemaField, Parameters, ToolInputSchema, ToolName
+from bottega.api.schemas.params import (
+    OutputSchemaField,
+    Parameters,
+    ToolInputSchema,
+    ToolName,
+    short_schema,
+)
 from bottega.api.schemas.tools import ToolDefinition
-from bottega.definitions.agents import TASK_TOOLS
-from bottega.definitions.models import MOST_MODELS
+from bottega.definitions.agents import MOST_MODELS, TASK_TOOLS
 from bottega.json_schema.values import WHOLE
 from bottega.memory.episodes.scope import MemoryScope
+from bottega.runs.read import OutcomeSource, OutcomeValue
 from bottega.tools.mcp import McpToolDefinition
 from bottega.tools.people import ApprovalField
+
+_Text = Annotated[str, StringConstraints(min_length=1, max_length=10_000)]
+
+
+class EqualsCheck(Body):
+    """The answer is this value: a text but for spaces around it, or JSON."""
+
+    deep = frozenset({"value"})
+    type: Literal["equals"]
+    value: Annotated[
+        JsonValue,
+        Field(description="A text is compared as text; any other value with the answer as JSON."),
+    ]
+
+    @field_validator("value")
+    @classmethod
+    def _short(cls, value: JsonValue) -> JsonValue:
+        short_schema({"const": value})
+        return value
+
+
+class ContainsCheck(Body):
+    """The answer contains this text."""
+
+    type: Literal["contains"]
+    value: _Text
+
+
+class SchemaCheck(Body):
+    """The answer is JSON that fits a schema."""
+
+    deep = frozenset({"schema"})
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    type: Literal["json_schema"]
+    schema_: Annotated[OutputSchemaField, Field(alias="schema")]
+
+
+class JudgeCheck(Body):
+    """A model reads the task and the answer, and judges by these criteria."""
+
+    type: Literal["judge"]
+    criteria: Annotated[str, StringConstraints(min_length=1, max_length=10_000)]
+    model: Annotated[
+        Annotated[str, StringConstraints(min_length=1, max_length=265)] | None,
+        Field(description="As an agent's `model`; null: the agent's own."),
+    ] = None
+
+
+class PythonCheck(Body):
+    """A plugin's function `check_success` judges."""
+
+    type: Literal["python"]
+    name: Annotated[
+        str,
+        StringConstraints(min_length=1, max_length=64),
+        Field(description="The name of its entry point in `bottega.plugins`."),
+    ]
+
+
+AnyCheck = Annotated[
+    EqualsCheck | ContainsCheck | SchemaCheck | JudgeCheck | PythonCheck,
+    Field(discriminator="type"),
+]
+SuccessCheck = Annotated[
+    list[AnyCheck],
+    Field(
+        max_length=10,
+        description=(
+            "Checks of the answer of a completed run that began with this agent (not in a DAG). "
+            "If all pass, the run's `outcome` is SUCCESS, otherwise FAILURE. They are done after "
+            "its end, in the background."
+        ),
+    ),
+]
+
+
+class ShownOutcome(Answer):
+    """The worth of a run.
+
+    A completed run that nobody judged is `UNKNOWN`; a failed or timed-out one is a `FAILURE`.
+    """
+
+    value: OutcomeValue
+    source: Annotated[
+        OutcomeSource | None,
+        Field(description="Who says so; feedback counts more than an eval, that than a check."),
+    ]
+
+
+class CheckResult(Answer):
+    """The decision of one success check."""
+
+    type: str
+    passed: Annotated[bool | None, Field(description="Null: it could not be decided.")]
+    reason: str
+
+
+class RunCheck(Answer):
+    """The success checks of a run; null if its agent has none, or it did not complete."""
+
+    status: Annotated[
+        Literal["pending", "done", "failed", "unknown"],
+        Field(
+            description="`failed`: some could not be decided, and are not tried again. `unknown`: "
+            "for a week no day had the budget for a judge."
+        ),
+    ]
+    passed: bool | None
+    results: Annotated[list[CheckResult], Field(description="In the order of the agent's checks.")]
+    reason: Annotated[
+        str | None,
+        Field(
+            description="The budget that a judge waits for, with `pending`: it is asked when the "
+            "next day begins (UTC). `budget`, with `unknown`."
+        ),
+    ]
+    error: str | None
+    tries: int
+    updated_at: datetime
+
 
 Facade = Literal["mcp", "openai"]
 
@@ -211,7 +338,7 @@ class SubAgents(Body):
 
 _ModelName = Annotated[str, StringConstraints(min_length=1, max_length=265)]
 ModelNames = _ModelName | Annotated[list[_ModelName], Field(min_length=1, max_length=MOST_MODELS)]
-"""References to models, see :mod:`bottega.definitions.models`."""
+"""References to models, see :mod:`bottega.definitions.agents`."""
 
 
 class AncestorsRecall(Body):

@@ -15,8 +15,7 @@ from bottega.api.schemas.base import Answer
 from bottega.api.schemas.interrupts import InterruptStatus
 from bottega.api.schemas.learning import GivenBaseline
 from bottega.api.schemas.parts import ContentPart
-from bottega.api.schemas.runs import Cause, Event, Failure, TaskStatus
-from bottega.api.schemas.usage import AgentUsage, Usage
+from bottega.api.schemas.runs import AgentUsage, Cause, Event, Failure, TaskStatus, Usage
 from bottega.events.types import EventType
 
 AnswerSeq = Annotated[int | None, Field(description="`seq` of the event that holds the text.")]

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from bottega.api.schemas.base import Answer, Body, OwnUser
 from bottega.api.schemas.parts import Content, ContentPart
-from bottega.api.schemas.usage import Usage
+from bottega.api.schemas.runs import Usage
 
 
 class NewMessage(Body):

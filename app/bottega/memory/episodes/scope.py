@@ -1,14 +1,18 @@
-"""Scopes: the episodes that a reader may see. Pure.
+"""Scopes: the episodes that a reader may see; and options of retrieval and learning. Pure.
 
 Every search and every read of episodes needs a scope. The SQL function ``episode_scope`` turns it
 into conditions.
+
+Options of retrieval and learning that an operator may set. Pure.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
 from pydantic_core import to_json
+
+from bottega.memory.episodes.scoring import ScoringOptions
 
 UNASKED = "resp-"
 """Prefix of the sessions that OpenAI's API makes by itself: they tell nothing of an owner."""
@@ -116,3 +120,27 @@ def scope_of_search(user: str | None, session_id: str | None, *, everything: boo
     if user is not None:
         return Scope(Reach.USER, user)
     return EVERYTHING if everything else Scope(Reach.UNNAMED)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOptions:
+    """Options of retrieval; the settings ``memory_…`` describe them."""
+
+    vector_deadline_ms: float = 300.0
+    scoring: ScoringOptions = field(default_factory=ScoringOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class LearningOptions:
+    """Options of learning from runs; the settings ``learning_…`` describe them."""
+
+    trial_share: float = 0.1
+    withheld_share: float = 0.1
+    min_applications: int = 5
+    min_rate: float = 0.6
+    significance: float = 0.05
+    min_confidence: float = 0.7
+    promotion_e: float = 20.0
+    evidence_days: float = 90.0
+    decline_p: float = 0.01
+    decline_each: int = 10

@@ -19,8 +19,7 @@ from bottega.errors import NotFoundError, UnavailableError
 from bottega.memory.episodes import rows, search
 from bottega.memory.episodes.embedders import EmbeddedQuery, Embedders
 from bottega.memory.episodes.episode import Episode, EpisodeFilter, StorageState, ended_before
-from bottega.memory.episodes.options import MemoryOptions
-from bottega.memory.episodes.scope import Reach, Scope
+from bottega.memory.episodes.scope import MemoryOptions, Reach, Scope
 from bottega.memory.episodes.scoring import LEAST_WORDS, Parts, is_relevant, score
 from bottega.memory.episodes.search import ANY, By, Place
 from bottega.memory.text.content import ContentWords, content_words

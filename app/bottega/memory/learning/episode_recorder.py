@@ -46,7 +46,7 @@ from bottega.memory.patterns.task_analysis import Goals
 from bottega.memory.text.injection import suspicious
 from bottega.memory.text.signature import failure_signature
 from bottega.memory.text.summaries import cut, summary_of
-from bottega.memory.working.tools import SEARCH_MEMORY, SET_PLAN, plan_of
+from bottega.memory.working_memory import SEARCH_MEMORY, SET_PLAN, plan_of
 
 _OF_MEMORY = frozenset((SET_PLAN, SEARCH_MEMORY, "recall_memory"))
 """Tools that do no part of the task."""

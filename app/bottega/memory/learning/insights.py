@@ -14,11 +14,9 @@ from uuid import UUID, uuid5
 import asyncpg
 
 from bottega.memory.episodes.episode import READ_OUTSIDE, Episode
-from bottega.memory.episodes.options import LearningOptions
-from bottega.memory.episodes.scope import Scope
-from bottega.memory.patterns.evidence import arm_of
+from bottega.memory.episodes.scope import LearningOptions, Scope
+from bottega.memory.patterns.evidence import Tally, arm_of, worse
 from bottega.memory.patterns.pattern import Arm, PatternState
-from bottega.memory.patterns.validation import Tally, worse
 from bottega.memory.text.identities import without_identities
 from bottega.memory.text.injection import suspicious
 from bottega.memory.text.summaries import cut

@@ -26,6 +26,7 @@ from pydantic_core import to_json
 
 from bottega.events.types import TOOL_ERROR
 from bottega.memory.episodes.episode import READ_OUTSIDE, SEARCHABLE, Episode, Outcome, StorageState
+from bottega.memory.patterns.evidence import Tally
 from bottega.memory.patterns.owners import owner_of, shared_texts
 from bottega.memory.patterns.pattern import (
     LONGEST_NAME,
@@ -38,7 +39,6 @@ from bottega.memory.patterns.pattern import (
     Guide,
     Pattern,
 )
-from bottega.memory.patterns.validation import Tally
 from bottega.memory.text.identities import told_arguments, told_line, without_identities
 from bottega.memory.text.injection import suspicious
 from bottega.memory.text.signature import failure_signature

@@ -15,7 +15,7 @@ from pydantic_core import from_json, to_json
 
 from bottega.db.sessions import decoded
 from bottega.memory.episodes.episode import IMPORTED
-from bottega.memory.patterns.evidence import Group
+from bottega.memory.patterns.evidence import Group, Tally
 from bottega.memory.patterns.owners import OwnedFeatures, owner_of, public_features
 from bottega.memory.patterns.pattern import (
     APPLIED,
@@ -28,7 +28,6 @@ from bottega.memory.patterns.pattern import (
     Pattern,
     pattern_of,
 )
-from bottega.memory.patterns.validation import Tally
 
 CHANNEL = "bottega_patterns"
 """Channel that receives a tenant's id when a change affects the assignment of patterns."""

@@ -22,7 +22,7 @@ from bottega.clock import Clock
 from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_rows
 from bottega.events.listener import NotifyListener
-from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.patterns import application_rows
 from bottega.memory.patterns.application_rows import baselines_for
 from bottega.memory.patterns.evidence import Validation

@@ -13,7 +13,8 @@ from uuid import UUID
 
 from bottega.conditions import MAX_NUMBER, check, holds, kind_of, searchable
 from bottega.errors import InvalidInputError
-from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.episodes.scope import LearningOptions
+from bottega.memory.patterns.evidence import Tally, binomial_p, fisher_p
 from bottega.memory.patterns.pattern import (
     Applicability,
     Condition,
@@ -24,7 +25,6 @@ from bottega.memory.patterns.pattern import (
     PatternState,
     Relations,
 )
-from bottega.memory.patterns.validation import Tally, binomial_p, fisher_p
 from bottega.memory.text.summaries import cut
 
 _THRESHOLDS = 20

@@ -14,7 +14,7 @@ import asyncpg
 from pydantic_core import to_json
 
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
-from bottega.memory.episodes.options import LearningOptions
+from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.patterns import application_rows
 from bottega.memory.patterns.evidence import (
     Validation,
