@@ -363,8 +363,7 @@ async def _show_probes(
     """Print what works; return true if all does."""
     from bottega.db.engine import open_database
     from bottega.engine.budget import DayBudgets
-    from bottega.llm.probe import probes
-    from bottega.model_services import open_models
+    from bottega.model_services import open_models, probes
     from bottega.outgoing import secret_rules
     from bottega.secrets import rows
     from bottega.secrets.lookup import SecretLookup

@@ -214,7 +214,7 @@ class _Call:
 
 @dataclass(slots=True)
 class TenantCharge:
-    """A reserved call of a tenant; see :class:`bottega.llm.accounts.Charge`."""
+    """A reserved call of a tenant; see :class:`bottega.llm.usage.Charge`."""
 
     permit: Permit
     accounts: Sequence[DayAccount]
@@ -246,7 +246,7 @@ class TenantAccount:
     async def call(
         self, sent: int, provider: object | None, longest: int | None
     ) -> AsyncIterator[TenantCharge]:
-        """Reserve a call; see :class:`bottega.llm.accounts.ModelAccount`."""
+        """Reserve a call; see :class:`bottega.llm.usage.ModelAccount`."""
         accounts = self.budgets.open(self.tenant_id)
         paid: dict[tuple[str, bool], Usage] = {}
         try:

@@ -1,16 +1,22 @@
 """Tokens of a model call: the server's numbers within bounds, and estimates in place of others.
 
 A server is a counterparty: its numbers never lower an account, and never overflow a column.
+
+No provider and no embedder of the service is made without an account. A call is reserved before it is sent, and what it took is paid afterwards.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
+from uuid import UUID
 
 from pydantic_core import to_json
 
 from bottega.agents.messages import ToolCall, Usage
 from bottega.agents.parts import size_of, tokens_in
+from bottega.agents.provider import Permit
+from bottega.errors import BottegaError
 
 MOST_TOKENS = 10_000_000
 """Largest number of tokens that a server may report for one call."""
@@ -154,3 +160,52 @@ def _size_of_call(call: ToolCall) -> int:
     if call.malformed is not None:
         return size_of(call.name) + size_of(call.malformed)
     return size_of(call.name) + len(to_json(call.arguments))
+
+
+class UnpaidCallError(BottegaError):
+    """A model call that no account has reserved; it is a bug, and was not sent."""
+
+    code = "unpaid_call"
+
+
+class Charge(Protocol):
+    """A reserved call."""
+
+    permit: Permit
+
+    def pay(self, model: str, usage: Usage) -> None:
+        """Count what the call took; may be called for each answer, also of one that broke off."""
+
+
+class ModelAccount(Protocol):
+    """An account that pays for model calls."""
+
+    def call(
+        self, sent: int, provider: object | None, longest: int | None
+    ) -> AbstractAsyncContextManager[Charge]:
+        """Reserve a call for the time of the block.
+
+        Args:
+            sent: tokens of its input, estimated.
+            provider: of the model, for its prices.
+            longest: limit of the answer's tokens; ``None``: it has none.
+
+        Raises:
+            BudgetExhaustedError: too little is left.
+        """
+
+
+class TenantAccounts(Protocol):
+    """The accounts of tenants for calls that no run shows."""
+
+    def of(self, tenant_id: UUID) -> ModelAccount:
+        """Return a tenant's account."""
+
+
+class PermitsOnly:
+    """The account of runs' agents: recorders reserve the calls, and pass their permits."""
+
+    def call(
+        self, sent: int, provider: object | None, longest: int | None
+    ) -> AbstractAsyncContextManager[Charge]:
+        raise UnpaidCallError("a model call of a run was not reserved")
