@@ -254,10 +254,14 @@ async def hasty_restart(options: Options) -> Report:
 
 
 async def replace(on: Stage, codes: list[int]) -> None:
-    oldest = on.workers.pop(0)
+    """Start a worker, and stop one in its place: one that executes runs, if there is any."""
+    leaving = on.workers[0]
+    with contextlib.suppress(LookupError):  # nobody asks at the moment
+        leaving = asker(on, on.model.requests[-1])
+    on.workers.remove(leaving)
     await on.add_worker()
-    oldest.send(signal.SIGTERM)
-    codes.append(await oldest.process.wait())
+    leaving.send(signal.SIGTERM)
+    codes.append(await leaving.process.wait())
 
 
 async def poison_pill(options: Options) -> Report:

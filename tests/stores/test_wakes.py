@@ -339,3 +339,17 @@ async def test_a_run_that_a_stopping_worker_hands_back_wakes_another(
         await hand_back(database.pool, DEFAULT_TENANT, run)
         await until(lambda: heard)
     assert heard == [str(other)]
+
+
+async def test_a_worker_is_woken_until_half_of_its_places_are_taken(
+    database: Database, database_url: str
+) -> None:
+    first, second = UUID(int=1), UUID(int=2)
+    async with hearing(database_url) as heard:
+        for number, held in enumerate((9, 11), start=1):
+            runs = [(DEFAULT_TENANT, UUID(int=n), 1) for n in range(held)]
+            await report(database.pool, first, runs, places=20)
+            await report(database.pool, second, places=20)
+            await accept_all(database, DEFAULT_TENANT, 1)
+            await until(lambda: heard, lambda names, number=number: len(names) == number)
+    assert heard == [str(first), str(second)]

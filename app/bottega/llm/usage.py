@@ -2,7 +2,8 @@
 
 A server is a counterparty: its numbers never lower an account, and never overflow a column.
 
-No provider and no embedder of the service is made without an account. A call is reserved before it is sent, and what it took is paid afterwards.
+No provider and no embedder of the service is made without an account. A call is reserved before it
+is sent, and what it took is paid afterwards.
 """
 
 from collections.abc import Callable, Mapping, Sequence
