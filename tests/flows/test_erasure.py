@@ -93,8 +93,12 @@ async def test_deleting_a_session_deletes_all_its_data(
         await bottega.client.post("/v1/ws-tickets", json={"run_id": run_id})
     # Until the background work has ended.
     await until(lambda: bottega.owner.fetchval("SELECT count(*) FROM episode_work"), not_)
+    # Until the worker has reported that it executes none of them.
+    others = await until(
+        lambda: holding(database_url, kept["id"], alone["id"]),
+        lambda found: "public.workers" not in found,
+    )
     before = await every_row(database_url)
-    others = await holding(database_url, kept["id"], alone["id"])
 
     answer = await bottega.client.delete("/v1/sessions/s")
     assert answer.status_code == 200

@@ -106,29 +106,6 @@ async def test_a_stopping_worker_hands_its_run_back(database_url: str, model: Fa
     assert len(model.requests) == CALLS + 1
 
 
-async def test_a_run_that_kills_its_workers_ends_as_failed(
-    database_url: str, model: FakeModel
-) -> None:
-    with_model = environment(database_url, model, **{"bottega.container.MAX_CRASHES": "1"})
-    gate_call(model, 1, asyncio.Event())
-    async with (
-        command("serve", "--no-worker", "--port", "0", **with_model) as api,
-        client_of(api.port) as client,
-    ):
-        await define(client)
-        async with command("worker", **with_model) as victim:
-            run_id = await start(client)
-            await model.received(1)
-            victim.kill()
-            await victim.process.wait()
-        async with command("worker", **with_model):
-            frames = await watch(api.port, run_id)
-        run = (await client.get(f"/v1/runs/{run_id}")).json()
-    assert frames[-1]["type"] == "run.failed"
-    assert run["error"]["code"] == "crashed"
-    assert len(model.requests) == 1
-
-
 def gate_call(model: FakeModel, number: int, gate: asyncio.Event) -> None:
     """Let the fake model hold back its answer to its ``number``-th request."""
     decide = model.decide
