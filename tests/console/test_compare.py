@@ -1,5 +1,6 @@
 """Two runs side by side in a real browser."""
 
+import pytest
 from playwright.async_api import expect
 
 from tests.console.accessibility import violations
@@ -47,6 +48,7 @@ async def test_a_run_is_compared_with_the_one_that_it_repeats(console: Console) 
     assert await page.title() != "broken in"
 
 
+@pytest.mark.deep
 async def test_the_other_run_is_chosen_by_keyboard(console: Console) -> None:
     first, second = await two_runs(console)
     page = await console.open(f"runs/{first}")

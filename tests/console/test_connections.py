@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from playwright.async_api import BrowserContext, Page, expect
 
 from tests.console.conftest import Console, heed, window
@@ -78,6 +79,7 @@ async def test_two_tabs_follow_a_run_and_one_decides(console: Console) -> None:
         await expect(page.get_by_text("It is 18.").last).to_be_visible()
 
 
+@pytest.mark.deep
 async def test_a_tab_that_decides_too_late_says_so(console: Console) -> None:
     console.model.script(calls(("calculator", {"expression": "9+9"})), text("It is 18."))
     run_id = await console.run(CALCULATOR)
@@ -95,6 +97,7 @@ async def test_a_tab_that_decides_too_late_says_so(console: Console) -> None:
     console.provoked.add("409")
 
 
+@pytest.mark.deep
 async def test_a_slow_network_delays_and_breaks_nothing(console: Console) -> None:
     go_on = asyncio.Event()
     console.model.script(gated(go_on, text("Hello Ada.")))

@@ -133,6 +133,7 @@ async def test_tasks_wait_and_go_on_in_the_state_of_a_run(console: Console) -> N
     ]
 
 
+@pytest.mark.deep
 async def test_a_person_denies_on_the_page_of_decisions(console: Console) -> None:
     console.model.script(calls(("calculator", {"expression": "9+9"})), text("Then not."))
     run_id = await console.run(CALCULATOR)
@@ -165,6 +166,7 @@ async def test_a_conversation_goes_on_over_runs_and_decisions(console: Console) 
     await expect(page.get_by_text("18", exact=True)).to_be_visible()
 
 
+@pytest.mark.deep
 async def test_an_answer_is_shown_though_the_page_learnt_late_of_the_session(
     console: Console,
 ) -> None:
@@ -187,6 +189,7 @@ async def test_an_answer_is_shown_though_the_page_learnt_late_of_the_session(
     await expect(page.get_by_text("Hello Ada.")).to_be_visible()
 
 
+@pytest.mark.deep
 async def test_a_message_may_be_sent_while_the_last_answer_is_read_again(
     console: Console,
 ) -> None:

@@ -1,5 +1,6 @@
 """Focus after a button has acted, which people see or hear."""
 
+import pytest
 from playwright.async_api import expect
 
 from tests.console.conftest import Console
@@ -50,6 +51,7 @@ async def test_a_question_has_the_focus_while_it_is_asked(console: Console) -> N
     await expect(delete).to_be_focused()
 
 
+@pytest.mark.deep
 async def test_what_was_made_is_said_and_the_form_is_empty_for_the_next(console: Console) -> None:
     await console.define()
     page = await console.open("operations/schedules")
@@ -69,6 +71,7 @@ async def test_what_was_made_is_said_and_the_form_is_empty_for_the_next(console:
     await expect(said).to_be_hidden()
 
 
+@pytest.mark.deep
 async def test_what_is_typed_while_a_form_is_sent_stays(console: Console) -> None:
     page = await console.open("operations/providers")
     await page.get_by_label("Name", exact=True).fill("spare")

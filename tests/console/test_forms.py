@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from playwright.async_api import Page, expect
 
 from tests.console.conftest import Console
@@ -26,6 +27,7 @@ async def test_undo_all_drops_a_text_that_is_no_json(console: Console) -> None:
     await expect(editor).to_have_attribute("spellcheck", "false")
 
 
+@pytest.mark.deep
 async def test_undo_all_drops_such_a_text_of_one_field(console: Console) -> None:
     await console.define()
     page = await console.open("agents/clerk")
@@ -51,6 +53,7 @@ async def test_what_was_valid_before_is_not_stored_in_place_of_what_is_shown(
     assert (now["version"], now["system_message"]) == (2, "Newest.")
 
 
+@pytest.mark.deep
 async def test_a_tool_is_added_to_what_was_valid(console: Console) -> None:
     await console.define()
     page = await console.open("agents/clerk")

@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
 from playwright.async_api import Page, Route, WebSocketRoute, expect
 
 from tests.api.test_episodes import remember
@@ -15,6 +16,7 @@ from tests.flows.test_interrupts import CALCULATOR
 from tests.waiting import until
 
 
+@pytest.mark.deep
 async def test_a_slow_answer_is_shown_though_it_is_asked_for_every_two_seconds(
     console: Console,
 ) -> None:
@@ -74,6 +76,7 @@ async def test_a_page_never_shows_what_another_choice_had(console: Console) -> N
     assert not any("no agent" in each for each in await page.evaluate("window.seen"))
 
 
+@pytest.mark.deep
 async def test_a_refusal_of_the_last_key_says_nothing_of_the_present_one(
     console: Console,
 ) -> None:
@@ -90,6 +93,7 @@ async def test_a_refusal_of_the_last_key_says_nothing_of_the_present_one(
     console.provoked.add("401")
 
 
+@pytest.mark.deep
 async def test_a_late_answer_does_not_lead_away_from_another_page(console: Console) -> None:
     console.model.script(text("done"))
     run_id = await ended(console, await console.run())
@@ -103,6 +107,7 @@ async def test_a_late_answer_does_not_lead_away_from_another_page(console: Conso
     assert page.url.endswith("#/agents")
 
 
+@pytest.mark.deep
 async def test_what_is_typed_while_a_message_is_sent_stays(console: Console) -> None:
     never = asyncio.Event()
     console.model.script(gated(never, text("late")))
@@ -141,6 +146,7 @@ async def test_a_refused_message_comes_back_before_what_was_typed_meanwhile(
     console.provoked.add("429")
 
 
+@pytest.mark.deep
 async def test_an_answer_that_cannot_be_read_again_is_read_later(console: Console) -> None:
     go_on = asyncio.Event()
     console.model.script(gated(go_on, text("Hello Ada.")))
@@ -164,6 +170,7 @@ async def test_an_answer_that_cannot_be_read_again_is_read_later(console: Consol
     console.provoked.add("ERR_FAILED")
 
 
+@pytest.mark.deep
 async def test_the_hits_of_an_older_search_do_not_replace_those_of_a_newer_one(
     console: Console,
 ) -> None:
@@ -195,6 +202,7 @@ async def test_the_hits_of_an_older_search_do_not_replace_those_of_a_newer_one(
     await expect(page.get_by_text("No episode is like that.")).to_be_visible()
 
 
+@pytest.mark.deep
 async def test_a_filter_that_is_typed_stays_when_the_page_is_drawn_again(
     console: Console,
 ) -> None:
@@ -235,6 +243,7 @@ async def test_live_text_goes_on_once_after_a_lost_connection(console: Console) 
     await expect(page.get_by_text("Hello from the middle of it.")).to_have_count(1)
 
 
+@pytest.mark.deep
 async def test_the_late_answer_of_one_run_is_not_shown_on_another(console: Console) -> None:
     console.model.script(text("It is red."), text("It is blue."))
     first = await ended(console, await console.run())
@@ -268,6 +277,7 @@ async def _synthetic(page: Page, run_id: str, *events: tuple[str, str, dict[str,
     await page.route_web_socket("**/ws?*", between)
 
 
+@pytest.mark.deep
 async def test_details_of_one_task_are_not_asked_for_or_shown_with_another(
     console: Console,
 ) -> None:
@@ -303,6 +313,7 @@ async def test_details_of_one_task_are_not_asked_for_or_shown_with_another(
     never.set()
 
 
+@pytest.mark.deep
 async def test_the_page_of_what_memory_gave_follows_the_run_to_its_end(console: Console) -> None:
     go_on = asyncio.Event()
     console.model.script(gated(go_on, text("done")))

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from playwright.async_api import Page, expect
 
 from tests.console.conftest import Console
@@ -56,6 +57,7 @@ async def test_the_asked_agent_comes_first_though_it_is_on_a_later_page(console:
     await expect(heading).to_have_count(4)
 
 
+@pytest.mark.deep
 async def test_agents_of_later_pages_are_shown_as_they_are_now(console: Console) -> None:
     end = asyncio.Event()
     first, second = await _runs_of_many(console, end)
@@ -69,6 +71,7 @@ async def test_agents_of_later_pages_are_shown_as_they_are_now(console: Console)
     await expect(differs.locator("ins")).to_have_text("blue.")
 
 
+@pytest.mark.deep
 async def test_more_agents_of_two_runs_are_shown_when_asked_for(console: Console) -> None:
     console.model.script(*(text("So.") for _ in range(8)))
     over = asyncio.Event()
@@ -95,6 +98,7 @@ async def _more(page: Page) -> None:
     await page.get_by_role("button", name="Show more").click()
 
 
+@pytest.mark.deep
 async def test_an_older_run_is_chosen_to_compare_with(console: Console) -> None:
     console.model.script(*(text("done") for _ in range(4)))
     runs = [await ended(console, await console.run())]
@@ -119,6 +123,7 @@ async def test_a_conversation_begins_with_any_of_many_agents(console: Console) -
     await expect(page.get_by_role("heading", name="zed")).to_be_visible()
 
 
+@pytest.mark.deep
 async def test_an_older_conversation_goes_on(console: Console) -> None:
     for name in ("old", "middle", "young"):
         (await console.server.client.post("/v1/sessions", json={"id": name})).raise_for_status()
@@ -129,6 +134,7 @@ async def test_an_older_conversation_goes_on(console: Console) -> None:
     await expect(page.get_by_role("link", name="old")).to_be_visible()
 
 
+@pytest.mark.deep
 async def test_all_who_wait_can_be_answered(console: Console) -> None:
     await console.define(CALCULATOR)
     for _ in range(3):
@@ -141,6 +147,7 @@ async def test_all_who_wait_can_be_answered(console: Console) -> None:
     await expect(page.get_by_role("button", name="Approve")).to_have_count(3)
 
 
+@pytest.mark.deep
 async def test_all_messages_of_an_agent_can_be_read(console: Console) -> None:
     console.model.script(
         calls(("calculator", {"expression": "6*7"})), calls(("calculator", {})), text("It is 42.")

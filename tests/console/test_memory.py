@@ -77,6 +77,7 @@ async def test_reports_are_made_and_read(console: Console) -> None:
     assert await violations(page) == []
 
 
+@pytest.mark.deep
 async def test_the_search_and_the_list_are_narrowed_by_outcome(console: Console) -> None:
     client = console.server.client
     await remember(client, task={"original_input": "Book a train"}, outcome="FAILURE")
@@ -118,6 +119,7 @@ async def test_episodes_of_all_users_are_shown_and_narrowed_to_one(
         ).to_be_visible()
 
 
+@pytest.mark.deep
 async def test_an_episode_tells_what_failed_and_what_cured_it(console: Console) -> None:
     await console.define(CALCULATOR, CLOCK)
     console.model.script(
@@ -156,6 +158,7 @@ async def test_a_failed_run_shows_its_error(console: Console) -> None:
     await expect(page.locator("p.note.bad")).to_contain_text("TimeoutError")
 
 
+@pytest.mark.deep
 async def test_a_pattern_shows_others_like_it(console: Console) -> None:
     pattern = await add(console.server.client, name="ask first")
     other = advice("ask them")

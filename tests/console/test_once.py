@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from playwright.async_api import Page, Route, expect
 
 from tests.console.conftest import Console
@@ -61,6 +62,7 @@ async def test_a_message_whose_answer_was_lost_is_sent_once(console: Console) ->
     assert await runs_of(console) == 2
 
 
+@pytest.mark.deep
 async def test_a_changed_message_is_another_one(console: Console) -> None:
     console.model.script(text("one"), text("two"))
     await console.define()
@@ -77,6 +79,7 @@ async def test_a_changed_message_is_another_one(console: Console) -> None:
     await runs_of(console)
 
 
+@pytest.mark.deep
 async def test_a_message_to_a_run_whose_answer_was_lost_comes_once(console: Console) -> None:
     go_on = asyncio.Event()
     console.model.script(gated(go_on, text("one")), text("two"), text("three"))
@@ -120,6 +123,7 @@ async def test_a_run_whose_start_was_lost_is_started_once(console: Console) -> N
     assert await runs_of(console) == 3
 
 
+@pytest.mark.deep
 async def test_a_message_whose_run_was_found_meanwhile_is_not_sent_to_it(
     console: Console,
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from playwright.async_api import Route, expect
 
 from tests.console.conftest import Console
@@ -35,6 +36,7 @@ async def test_a_message_is_sent_once_though_its_page_was_left(console: Console)
     assert await runs_of(console) == 1
 
 
+@pytest.mark.deep
 async def test_a_message_that_fails_after_its_page_was_left_is_kept(console: Console) -> None:
     await console.define()
     page = await console.open("chat?agent=clerk&session=failing")
@@ -60,6 +62,7 @@ async def test_a_message_that_fails_after_its_page_was_left_is_kept(console: Con
     assert await runs_of(console) == 0
 
 
+@pytest.mark.deep
 async def test_a_message_to_a_run_that_ended_since_comes_once(console: Console) -> None:
     go_on = asyncio.Event()
     console.model.script(gated(go_on, text("one")), text("two"), text("three"))
@@ -84,6 +87,7 @@ async def test_a_message_to_a_run_that_ended_since_comes_once(console: Console) 
     assert await runs_of(console) == 1
 
 
+@pytest.mark.deep
 async def test_a_message_that_had_come_already_is_said_to_have(console: Console) -> None:
     console.model.script(text("Shall I?"), text("Done."))
     await console.define()

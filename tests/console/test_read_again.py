@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sized
 
+import pytest
 from playwright.async_api import Page, Route, expect
 
 from tests.console.conftest import Console
@@ -66,6 +67,7 @@ async def test_an_answer_that_the_server_fails_to_read_stays_and_is_read_again(
     console.provoked.add("503")
 
 
+@pytest.mark.deep
 async def test_an_answer_that_cannot_be_read_at_all_stays_until_it_is_asked_for(
     console: Console,
 ) -> None:
@@ -92,6 +94,7 @@ async def test_an_answer_that_cannot_be_read_at_all_stays_until_it_is_asked_for(
     console.provoked.add("503")
 
 
+@pytest.mark.deep
 async def test_an_answer_that_was_read_early_is_shown_once(console: Console) -> None:
     console.model.script(text("Hello Ada."))
     await console.define()
@@ -109,6 +112,7 @@ async def test_an_answer_that_was_read_early_is_shown_once(console: Console) -> 
     await expect(page.get_by_text("Hello Ada.")).to_have_count(1)
 
 
+@pytest.mark.deep
 async def test_the_end_of_a_run_is_read_again(console: Console) -> None:
     go_on = asyncio.Event()
     console.model.script(gated(go_on, text("done")))

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from playwright.async_api import expect
 
 from tests.console.conftest import Console
@@ -38,6 +39,7 @@ async def test_long_times_without_work_take_little_room(console: Console) -> Non
     assert found["ordered"] == sorted(found["ordered"])
 
 
+@pytest.mark.deep
 async def test_tasks_are_found_by_state_and_name(console: Console) -> None:
     page = await console.open()
     await page.evaluate(

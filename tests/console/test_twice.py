@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from playwright.async_api import expect
 
 from tests.console.conftest import Console
@@ -24,6 +25,7 @@ async def test_a_changed_question_is_asked_once(console: Console) -> None:
     assert len(held.requests) == 1
 
 
+@pytest.mark.deep
 async def test_a_question_to_an_agent_is_asked_once(console: Console) -> None:
     console.model.script(text("one"), text("two"))
     await console.define()
@@ -36,6 +38,7 @@ async def test_a_question_to_an_agent_is_asked_once(console: Console) -> None:
     assert len(held.requests) == 1
 
 
+@pytest.mark.deep
 async def test_a_message_with_a_file_is_sent_once(console: Console) -> None:
     console.model.script(text("It says one."))
     await console.define()
@@ -71,6 +74,7 @@ async def test_two_messages_at_once_are_both_shown_and_answered(console: Console
     assert len(held.requests) == 1
 
 
+@pytest.mark.deep
 async def test_what_is_asked_once_more_is_done_once(console: Console) -> None:
     page = await console.open("memory/reports")
     held = await hold(page, "**/v1/memory/maintenance", "POST")
@@ -93,6 +97,7 @@ async def test_a_button_that_cannot_act_says_why(console: Console) -> None:
     console.provoked.add("404")
 
 
+@pytest.mark.deep
 async def test_a_row_that_was_deleted_is_gone_from_a_list_of_several_pages(
     console: Console,
 ) -> None:
@@ -112,6 +117,7 @@ async def test_a_row_that_was_deleted_is_gone_from_a_list_of_several_pages(
     await expect(page.get_by_role("row").filter(has_text="third")).to_have_count(1)
 
 
+@pytest.mark.deep
 async def test_a_run_on_a_later_page_is_shown_as_it_is_now(console: Console) -> None:
     go_on = asyncio.Event()
     console.model.script(gated(go_on, text("slow")), text("done"), text("done"))
@@ -129,6 +135,7 @@ async def test_a_run_on_a_later_page_is_shown_as_it_is_now(console: Console) -> 
     await expect(row).to_contain_text("completed")
 
 
+@pytest.mark.deep
 async def test_the_health_of_a_deleted_provider_is_not_asked_for(console: Console) -> None:
     wanted = {"name": "spare", "base_url": "https://api.example.com/v1", "dialect": "chat"}
     (await console.server.client.post("/v1/providers", json=wanted)).raise_for_status()

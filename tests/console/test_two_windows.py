@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from playwright.async_api import expect
 
 from tests.console.conftest import Console
@@ -30,6 +31,7 @@ async def test_a_window_shows_what_is_said_in_another_one(console: Console) -> N
     await expect(page.get_by_text("Hello Bob.")).to_have_count(1)
 
 
+@pytest.mark.deep
 async def test_a_window_shows_what_began_and_ended_between_two_readings(console: Console) -> None:
     console.model.script(text("Hello Ada."), text("Hello Bob."))
     await console.define()
@@ -46,6 +48,7 @@ async def test_a_window_shows_what_began_and_ended_between_two_readings(console:
     await expect(page.get_by_text("Hello Bob.")).to_have_count(1)
 
 
+@pytest.mark.deep
 async def test_a_conversation_that_is_read_slowly_does_not_seem_empty(console: Console) -> None:
     console.model.script(text("Hello Ada."))
     await console.define()
@@ -62,6 +65,7 @@ async def test_a_conversation_that_is_read_slowly_does_not_seem_empty(console: C
     await expect(log).to_have_attribute("aria-live", "polite")
 
 
+@pytest.mark.deep
 async def test_a_message_whose_text_another_window_has_is_no_empty_one(console: Console) -> None:
     go_on = asyncio.Event()
     console.model.script(gated(go_on, text("one")), text("two"))

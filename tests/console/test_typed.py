@@ -1,5 +1,6 @@
 """Text that was typed into a conversation, while something else happens."""
 
+import pytest
 from playwright.async_api import expect
 
 from tests.console.conftest import Console
@@ -19,6 +20,7 @@ async def test_it_stays_while_another_page_is_shown(console: Console) -> None:
     await expect(page.get_by_label("Message")).to_have_value("")
 
 
+@pytest.mark.deep
 async def test_it_stays_when_its_key_is_revoked_and_another_is_entered(console: Console) -> None:
     console.model.script(text("Hello Ada."))
     await console.define()

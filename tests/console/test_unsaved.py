@@ -1,5 +1,6 @@
 """Changes that are not stored yet: what may not lose them."""
 
+import pytest
 from playwright.async_api import Page, expect
 
 from tests.console.conftest import Console
@@ -32,6 +33,7 @@ async def test_an_agent_that_somebody_else_stores_drops_no_change(console: Conso
     console.provoked.add("412")
 
 
+@pytest.mark.deep
 async def test_other_tabs_and_pages_drop_no_change_of_an_agent(console: Console) -> None:
     page = await _changed(console)
     await page.get_by_role("tab", name="Versions").click()
@@ -50,6 +52,7 @@ async def test_other_tabs_and_pages_drop_no_change_of_an_agent(console: Console)
     await expect(page.get_by_role("button", name="Undo all")).to_be_hidden()
 
 
+@pytest.mark.deep
 async def test_what_is_typed_while_an_agent_is_stored_stays(console: Console) -> None:
     page = await _changed(console)
     held = await hold(page, "**/v1/agents/clerk", "PUT")
@@ -82,6 +85,7 @@ async def test_what_is_changed_while_a_graph_is_stored_stays(console: Console) -
     }
 
 
+@pytest.mark.deep
 async def test_what_is_undone_while_a_graph_is_stored_is_undone(console: Console) -> None:
     page = await opened(console)
     await connect(page, "first", "third")
@@ -92,6 +96,7 @@ async def test_what_is_undone_while_a_graph_is_stored_is_undone(console: Console
     await expect(page.get_by_text("Not saved: \N{MINUS SIGN} first → third")).to_be_visible()
 
 
+@pytest.mark.deep
 async def test_other_pages_drop_no_change_of_a_graph(console: Console) -> None:
     page = await opened(console)
     await page.get_by_label("Add an agent").fill("fourth")
@@ -104,6 +109,7 @@ async def test_other_pages_drop_no_change_of_a_graph(console: Console) -> None:
     await expect(page.get_by_text("Not saved")).to_be_hidden()
 
 
+@pytest.mark.deep
 async def test_what_is_stored_after_its_page_was_left_is_not_kept(console: Console) -> None:
     page = await _changed(console)
     held = await hold(page, "**/v1/agents/clerk", "PUT")
@@ -127,6 +133,7 @@ async def test_what_is_stored_after_its_page_was_left_is_not_kept(console: Conso
     await expect(page.get_by_text("Not saved")).to_be_hidden()
 
 
+@pytest.mark.deep
 async def test_seconds_that_are_typed_stay_when_the_graph_is_drawn_again(
     console: Console,
 ) -> None:

@@ -5,8 +5,10 @@ import os
 import re
 import sys
 from asyncio.subprocess import PIPE, STDOUT
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -20,6 +22,8 @@ from tests.tools.raw_server import RawServer
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LONGER = {f"docs/{name}.md" for name in ("conversations", "memory", "models", "operating")}
+"""Pages whose programs run before a release; the gate runs those of the others."""
 _BLOCK = re.compile(
     r"(?:<!-- executed by: (\w+) -->\n)?```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE
 )
@@ -39,6 +43,15 @@ def _name(page: Path) -> str:
 def blocks(page: Path) -> list[tuple[str | None, str, str]]:
     """Yield (executed by, language, code) of each fenced block."""
     return [(who or None, kind, code) for who, kind, code in _BLOCK.findall(page.read_text())]
+
+
+def run_pages(has: Callable[[str | None, str], bool]) -> list[Any]:
+    """Return the pages with a block of which ``has`` is true of its executor and language."""
+    return [
+        pytest.param(page, marks=pytest.mark.deep if _name(page) in LONGER else (), id=_name(page))
+        for page in PAGES
+        if any(has(who, kind) for who, kind, _ in blocks(page))
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
@@ -64,11 +77,7 @@ async def execute(*command: str, cwd: Path, **environment: str) -> None:
     assert process.returncode == 0, output.decode()
 
 
-@pytest.mark.parametrize(
-    "page",
-    [page for page in PAGES if any(kind == "python" for _, kind, _ in blocks(page))],
-    ids=_name,
-)
+@pytest.mark.parametrize("page", run_pages(lambda _, kind: kind == "python"))
 async def test_python_snippets_work(
     page: Path, tmp_path: Path, settings: Settings, database_url: str
 ) -> None:
@@ -106,11 +115,7 @@ async def test_python_snippets_work(
         assert not [*anthropic.refusals, *gemini.refusals]
 
 
-@pytest.mark.parametrize(
-    "page",
-    [page for page in PAGES if any(who == "tests" for who, _, _ in blocks(page))],
-    ids=_name,
-)
+@pytest.mark.parametrize("page", run_pages(lambda who, _: who == "tests"))
 async def test_shell_snippets_work(
     page: Path, tmp_path: Path, settings: Settings, database_url: str
 ) -> None:

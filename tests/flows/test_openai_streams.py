@@ -5,6 +5,7 @@ import contextlib
 import json
 from collections.abc import Sequence
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import openai
@@ -189,8 +190,11 @@ PLANS: list[tuple[str, Sequence[Reply], str]] = [
 ]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("replies", "right"), [each[1:] for each in PLANS], ids=lambda _: "")
+@pytest.mark.parametrize(
+    ("form", "replies", "right"),
+    [(form, *each[1:]) for form, each in zip(cycle(FORMS), PLANS, strict=False)],
+    ids=lambda _: "",
+)
 async def test_a_text_comes_once(
     client: openai.AsyncOpenAI,
     bottega: Running,

@@ -82,8 +82,10 @@ async def once_back(
     )
 
 
-@pytest.mark.parametrize("statement", [REVOKE, EXPIRE])
-@pytest.mark.parametrize("lost", ["nothing", "notification", "connection"])
+@pytest.mark.parametrize(
+    ("statement", "lost"),
+    [(REVOKE, "nothing"), (EXPIRE, "notification"), (REVOKE, "connection")],
+)
 async def test_a_key_becomes_invalid_everywhere(
     closed: Running, held: Holder, owner: asyncpg.Pool, statement: str, lost: str
 ) -> None:
@@ -143,8 +145,7 @@ async def watched(server: Running, run: Growing, over: str, headers: Any) -> Asy
             yield closing
 
 
-@pytest.mark.parametrize("over", ["sse", "websocket"])
-@pytest.mark.parametrize("statement", [REVOKE, EXPIRE])
+@pytest.mark.parametrize(("over", "statement"), [("sse", REVOKE), ("websocket", EXPIRE)])
 async def test_streams_of_an_invalid_key_end(
     closed: Running, run: Growing, held: Holder, owner: asyncpg.Pool, over: str, statement: str
 ) -> None:
@@ -176,7 +177,7 @@ async def test_the_first_key_counts_before_the_server_needs_one(
             assert (await client.delete("/v1/agents/a")).status_code == 403
 
 
-@pytest.mark.parametrize("lost", ["nothing", "notification"])
+@pytest.mark.parametrize("lost", [pytest.param("nothing", marks=pytest.mark.deep), "notification"])
 async def test_the_first_key_closes_a_server_that_was_open(
     settings: Settings, database_url: str, owner: asyncpg.Pool, lost: str
 ) -> None:
@@ -198,7 +199,7 @@ async def test_the_first_key_closes_a_server_that_was_open(
                 assert (await each.client.get("/v1/runs")).status_code == 401
 
 
-@pytest.mark.parametrize("over", ["sse", "websocket"])
+@pytest.mark.parametrize("over", [pytest.param("sse", marks=pytest.mark.deep), "websocket"])
 async def test_streams_of_a_server_that_was_open_end_with_the_first_key(
     settings: Settings, database_url: str, over: str
 ) -> None:

@@ -147,8 +147,9 @@ async def hasty(
             yield server
 
 
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-@pytest.mark.parametrize("kept_alive", [False, True], ids=["first", "kept_alive"])
+@pytest.mark.parametrize(
+    ("busy", "kept_alive"), [(False, False), (True, True)], ids=["idle, first", "busy, kept alive"]
+)
 async def test_a_socket_stays_open_longer_than_a_request_may_take(
     hasty: Running, busy: bool, kept_alive: bool
 ) -> None:
