@@ -147,30 +147,6 @@ async def test_a_refused_message_comes_back_before_what_was_typed_meanwhile(
 
 
 @pytest.mark.deep
-async def test_an_answer_that_cannot_be_read_again_is_read_later(console: Console) -> None:
-    go_on = asyncio.Event()
-    console.model.script(gated(go_on, text("Hello Ada.")))
-    await console.define()
-    page = await console.open("chat?agent=clerk&session=unread")
-    await page.get_by_label("Message").fill("I am Ada.")
-    await page.keyboard.press("Enter")
-    await console.model.received()
-    await expect(page.locator(".said.user time")).to_be_visible()
-    away = True
-
-    async def lost(route: Route) -> None:
-        await (route.abort() if away else route.continue_())
-
-    await page.route("**/v1/info", lost)
-    await page.route("**/messages?*", lost)
-    go_on.set()
-    await expect(page.get_by_role("button", name="Stop")).to_be_hidden()
-    away = False
-    await expect(page.get_by_text("Hello Ada.")).to_have_count(1)
-    console.provoked.add("ERR_FAILED")
-
-
-@pytest.mark.deep
 async def test_the_hits_of_an_older_search_do_not_replace_those_of_a_newer_one(
     console: Console,
 ) -> None:

@@ -26,19 +26,6 @@ async def test_a_changed_question_is_asked_once(console: Console) -> None:
 
 
 @pytest.mark.deep
-async def test_a_question_to_an_agent_is_asked_once(console: Console) -> None:
-    console.model.script(text("one"), text("two"))
-    await console.define()
-    page = await console.open("agents/clerk?tab=try")
-    await page.get_by_label("Question").fill("Which?")
-    held = await hold(page, "**/v1/runs", "POST")
-    await page.get_by_role("button", name="Start a run").dblclick()
-    await held.let_go()
-    await expect(page.get_by_text("one").last).to_be_visible()
-    assert len(held.requests) == 1
-
-
-@pytest.mark.deep
 async def test_a_message_with_a_file_is_sent_once(console: Console) -> None:
     console.model.script(text("It says one."))
     await console.define()
@@ -71,17 +58,6 @@ async def test_two_messages_at_once_are_both_shown_and_answered(console: Console
     await expect(page.get_by_text("First.", exact=True)).to_be_visible()
     go_on.set()
     await expect(page.get_by_text("To both.")).to_be_visible()
-    assert len(held.requests) == 1
-
-
-@pytest.mark.deep
-async def test_what_is_asked_once_more_is_done_once(console: Console) -> None:
-    page = await console.open("memory/reports")
-    held = await hold(page, "**/v1/memory/maintenance", "POST")
-    await page.get_by_role("button", name="Run it now").click()
-    await page.get_by_role("group").get_by_role("button", name="Run it now").dblclick()
-    await held.let_go()
-    await expect(page.get_by_role("heading", name="Report of")).to_be_visible()
     assert len(held.requests) == 1
 
 

@@ -228,13 +228,6 @@ async def test_the_demo_works_with_keys(bottega: Any, database_url: str) -> None
 
 
 @pytest.mark.deep
-def test_the_demo_shows_a_swarm(bottega: Any) -> None:
-    ended = bottega("demo", "--scenario", "research")
-    assert ended.returncode == 0, ended.stderr
-    assert "8 tasks: 8 completed" in ended.stdout
-
-
-@pytest.mark.deep
 async def test_the_demo_shows_how_runs_learn(bottega: Any, database_url: str) -> None:
     held = await holder(database_url)
     ended = bottega("demo", "--scenario", "learning")

@@ -350,7 +350,6 @@ async def test_a_worker_full_of_parents_has_room_for_linked_runs(
 
 
 _LINKED = "SELECT count(*) = 3 FROM runs WHERE parent_run_id IS NOT NULL AND status = 'running'"
-_HAS_RUN = "SELECT worker_id FROM run_heads WHERE run_id = $1"
 
 
 @pytest.mark.parametrize("killed", ["parent", "child"])

@@ -334,38 +334,25 @@ async def compared(
         assert json.loads(right[0]) == {"city": "Rome"}
 
 
-def check(count: int) -> Any:
-    return settings(
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("with_schema", [False, True])
+@pytest.mark.parametrize("count", [2, pytest.param(40, marks=pytest.mark.deep)])
+async def test_any_plan_is_the_same_in_pieces(
+    client: openai.AsyncOpenAI,
+    bottega: Running,
+    model: FakeModel,
+    form: str,
+    with_schema: bool,
+    count: int,
+) -> None:
+    plans: list[list[Reply]] = []
+
+    @settings(
         max_examples=count,
         deadline=None,
         derandomize=True,
         suppress_health_check=list(HealthCheck),
     )
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("with_schema", [False, True])
-async def test_any_plan_is_the_same_in_pieces(
-    client: openai.AsyncOpenAI, bottega: Running, model: FakeModel, form: str, with_schema: bool
-) -> None:
-    await _any_plan(client, model, form, with_schema, 2)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("with_schema", [False, True])
-async def test_many_plans_are_the_same_in_pieces(
-    client: openai.AsyncOpenAI, bottega: Running, model: FakeModel, form: str, with_schema: bool
-) -> None:
-    await _any_plan(client, model, form, with_schema, 40)
-
-
-async def _any_plan(
-    client: openai.AsyncOpenAI, model: FakeModel, form: str, with_schema: bool, count: int
-) -> None:
-    plans: list[list[Reply]] = []
-
-    @check(count)  # type: ignore[untyped-decorator]
     @given(st.lists(STEPS, max_size=4), ENDS)
     def collect(steps: list[list[Reply]], end: Reply) -> None:
         plans.append([*(reply for step in steps for reply in step), end])

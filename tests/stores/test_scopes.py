@@ -21,7 +21,6 @@ from tests.examples import examples
 from tests.memories import EMBEDDER, day, embed, make_episode, remember
 
 TENANT = str(DEFAULT_TENANT)
-STORE = "SELECT store_episode($1, $2)"
 SIGNATURE = "tool_error @fetch: no answer"
 USERS = (None, "alice", "bob")
 SESSIONS = (None, "s1", "s2")
