@@ -351,5 +351,5 @@ async def test_a_worker_is_woken_until_half_of_its_places_are_taken(
             await report(database.pool, first, runs, places=20)
             await report(database.pool, second, places=20)
             await accept_all(database, DEFAULT_TENANT, 1)
-            await until(lambda: heard, lambda names, number=number: len(names) == number)
+            await until(lambda: len(heard), partial(operator.eq, number))
     assert heard == [str(first), str(second)]
