@@ -38,6 +38,13 @@ async def test_a_tenant_s_many_transactions_leave_connections_to_others(database
         await waiting
 
 
+async def test_a_closed_database_leaves_no_task(database_url: str) -> None:
+    before = asyncio.all_tasks()
+    async with open_database(database_url) as database:
+        await database.pool.execute("SELECT 1")
+    assert asyncio.all_tasks() == before
+
+
 async def test_a_tenant_s_erasure_in_a_worker_does_not_hold_up_its_files(
     database_url: str, tmp_path: Path
 ) -> None:

@@ -256,9 +256,8 @@ async def open_database(
     trust = Trust(silence)
 
     async def connected(longest_s: float) -> ListenSession:
-        pooled = pooler is not None
         return await connect(
-            address, longest_s=longest_s, limits=limits, trust=trust, pooled=pooled
+            address, longest_s=longest_s, limits=limits, trust=trust, pooled=pooler is not None
         )
 
     if pooler is not None:
@@ -282,6 +281,7 @@ async def open_database(
     finally:
         metrics.refreshers.pop(engine, None)
         closing.cancel()
+        await asyncio.wait([closing])  # it may be closing a connection
         await engine.dispose()
 
 
