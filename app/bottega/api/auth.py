@@ -28,9 +28,6 @@ from bottega.tenants.keys import Identity, KeyCache
 from bottega.tenants.ratelimit import Decision
 from bottega.users import names_nobody
 
-SHORTEST, LONGEST = 32, 256
-"""Lengths of a key, in characters. Generated keys have 56, an operator's own may differ."""
-
 _PUBLIC = frozenset(
     (
         *("/", "/healthz", "/readyz", "/docs", "/openapi.json", "/asyncapi.json", "/console"),
@@ -49,9 +46,9 @@ _KEYS_REQUIRED = (
     "server answers only this machine: make a key with 'bottega keys create --tenant default "
     "--scope admin', and send it"
 )
-_NOBODY, _LIMITED = 401, 429
 _PAGES = ("/docs-assets/", "/console/")
-_BEARER = re.compile(rf"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{{{SHORTEST},{LONGEST}}}) *".encode())
+# Generated keys have 56 characters, an operator's own may differ.
+_BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{32,256}) *")
 _NO_SOCKET = "there is no WebSocket at this path: a run's is /v1/runs/{id}/ws"
 TICKET = "ticket."
 """Prefix of the "subprotocol" that carries a browser's ticket."""
@@ -204,9 +201,9 @@ class Authenticate:
         above_the_rate = self._refusal_of_unknown(scope, key_cache)
         found = above_the_rate or await _principal_or_refusal(scope, key_cache)
         refusal = found if isinstance(found, Response) else None
-        if refusal is not None and refusal.status_code == _NOBODY and not _is_preflight(scope):
+        if refusal is not None and refusal.status_code == 401 and not _is_preflight(scope):
             refusal = self._refusal(self.rates.take(scope)) or refusal
-        if is_public(scope["path"]) and (refusal is None or refusal.status_code != _LIMITED):
+        if is_public(scope["path"]) and (refusal is None or refusal.status_code != 429):
             is_socket = kind == "websocket"
             refusal = problem_response(404, "not_found", _NO_SOCKET) if is_socket else None
         if refusal is not None:

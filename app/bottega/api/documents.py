@@ -169,8 +169,6 @@ SCHEME = {
 
 
 _SCHEMAS = "#/components/schemas/"
-_AT_THE_EDGE = (408, 414, 431)
-"""Statuses of requests that are too slow or too long, refused before routing."""
 
 
 def openapi_document(app: FastAPI) -> dict[str, Any]:
@@ -192,7 +190,8 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
         schema["components"]["securitySchemes"] = {"key": SCHEME}
         for operations in schema["paths"].values():
             for operation in operations.values():
-                _add_problems(operation, *_AT_THE_EDGE)
+                # Requests that are too slow or too long are refused before routing.
+                _add_problems(operation, 408, 414, 431)
         for path, method, scopes in _protected(app):
             _protect(schema["paths"][path][method], scopes)
         app.openapi_schema = schema

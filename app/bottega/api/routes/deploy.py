@@ -135,7 +135,6 @@ class ApplyResult(Answer):
 
 Place = tuple[str, DefinitionKind, str]
 """JSON Pointer of a name in a document, and kind and name of the definition that it means."""
-_MOST = 100
 
 
 async def missing(caller: Caller, asked: Apply) -> list[tuple[str, str]]:
@@ -162,7 +161,7 @@ async def missing(caller: Caller, asked: Apply) -> list[tuple[str, str]]:
         for pointer, kind, name in places
         if name in unknown[kind.word]
     ]
-    return [*found, *_unlisted(asked)][:_MOST]
+    return [*found, *_unlisted(asked)][:100]
 
 
 def _named(asked: Apply) -> Iterator[Place]:
@@ -212,8 +211,6 @@ def _near(name: str, names: Sequence[str]) -> str:
     return f": did you mean '{near[0]}'?" if near else ""
 
 
-_MOST_SHOWN = 4 * 1024 * 1024
-"""Bytes of bodies in an answer; a response has no other limit."""
 _KINDS: dict[str, tuple[DefinitionKind, Prepare]] = {
     "providers": (PROVIDERS, providers.prepare),
     "mcp_servers": (MCP_SERVERS, servers.prepare),
@@ -417,7 +414,7 @@ async def _delete(caller: Caller, kind: str, name: str) -> dict[str, Any] | None
 
 def _bounded(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Leave bodies out once an answer has enough of them."""
-    left = _MOST_SHOWN
+    left = 4 * 1024 * 1024  # bytes of bodies; a response has no other limit
     for each in results:
         left -= len(to_json(each["before"])) + len(to_json(each["after"]))
         if left < 0:

@@ -50,9 +50,6 @@ router = APIRouter(prefix="/v1/episodes", tags=["memory"])
 EpisodeId = Annotated[UUID, Path(description="The episode's id.")]
 CLOCK_SKEW = timedelta(minutes=5)
 """Tolerance for a client's clock that runs ahead."""
-_TOKENS = memory.LONGEST_SUMMARY // 4
-_STEPS_READ = 1000
-"""Steps of a trace that its summary reads: half from the start, half from the end."""
 
 
 Known = Annotated[Label, AfterValidator(storable)]
@@ -205,15 +202,14 @@ def _summary(
     asked: str, results: Sequence[str], error: EpisodeFailure | None, trace: Sequence[Any]
 ) -> memory.Summary:
     """Build the texts by which an episode is searched."""
-    half = _STEPS_READ // 2
-    read = trace if len(trace) <= _STEPS_READ else [*trace[:half], *trace[-half:]]
+    read = trace if len(trace) <= 1000 else [*trace[:500], *trace[-500:]]
     texts = (
         asked,
         "\n".join(filter(None, results)),
         ": ".join(filter(None, (error.type, error.message))) if error else "",
         "\n".join(map(as_text, read)),
     )
-    return memory.Summary(*(summary_of(text, _TOKENS) for text in texts))
+    return memory.Summary(*(summary_of(text, memory.LONGEST_SUMMARY // 4) for text in texts))
 
 
 @router.post(

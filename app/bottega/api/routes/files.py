@@ -33,8 +33,6 @@ LONGEST_BODY = MOST_BYTES + 64 * 1024
 LONGEST_S = 3000.0
 """Longest upload; the claims of its pieces in the object store end later."""
 _LONGEST_FIELD = 1000
-_LONGEST_NAME = 255
-_LONGEST_BOUNDARY = 256
 _LONGEST_HEADER, _MOST_LINES = 8192, 20
 
 
@@ -57,7 +55,7 @@ class MultipartFile:
     """
 
     def __init__(self, boundary: bytes, known: frozenset[str]) -> None:
-        if not 0 < len(boundary) <= _LONGEST_BOUNDARY:
+        if not 0 < len(boundary) <= 256:
             raise _bad("the content-type has no usable boundary")
         self.fields: dict[str, str] = {}
         self.name: str | None = None
@@ -179,7 +177,7 @@ def clean_name(name: str) -> str | None:
     """Return a file name without folders and control characters, cut to 255; ``None`` if empty."""
     last = name.replace("\\", "/").rpartition("/")[2]
     shown = "".join(each for each in last if each.isprintable()).strip()
-    return shown[:_LONGEST_NAME] or None
+    return shown[:255] or None
 
 
 def multipart_of(request: Request, *fields: str) -> MultipartFile | None:

@@ -272,10 +272,7 @@ class DryRuns:
             ) from None
 
 
-_SMALL = 100
-"""Nodes and edges of a graph that a thread draws in a few milliseconds."""
 _LONGEST_DRAWING_S = 60.0
-_MOST_BYTES = 16 * 1024 * 1024
 
 DrawingKey = tuple[UUID, bytes]
 
@@ -289,7 +286,7 @@ class Drawings:
         most_bytes: limit on the cache's size; those that were not asked for longest go.
     """
 
-    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int = 16 * 1024 * 1024) -> None:
         self._kept: LRUCache[DrawingKey, bytes] = LRUCache(most_bytes, getsizeof=len)
         self._making: dict[DrawingKey, asyncio.Task[bytes]] = {}
         self._limit = TenantLimit(8, "drawings", "drawings")
@@ -310,7 +307,8 @@ class Drawings:
             return kept
         making = self._making.get(key)
         if making is None:
-            small = len(content["nodes"]) + len(content["edges"]) <= _SMALL
+            # A thread draws so few in a few milliseconds.
+            small = len(content["nodes"]) + len(content["edges"]) <= 100
             making = asyncio.ensure_future(self._make(tenant_id, plan, small=small))
             self._making[key] = making
             making.add_done_callback(lambda done: self._made(key, done))

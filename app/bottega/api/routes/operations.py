@@ -28,8 +28,6 @@ from bottega.tenants import audit
 
 router = APIRouter(tags=["operations"])
 
-_PATIENCE_S = 3.0
-
 
 class Root(Answer):
     """The service at this address."""
@@ -98,7 +96,7 @@ async def health() -> Health:
 )
 async def ready(service: ServiceDep) -> Readiness | Response:
     try:
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(3.0):
             await require_current(service.database.pool)
             elsewhere = await any_alive(service.database.pool)
             if not await service.database.has_room():

@@ -165,9 +165,6 @@ class ProviderHealth(Provider):
     calls: ModelCalls
 
 
-_RESOLVE_S = 3.0
-
-
 async def prepare(caller: Caller, name: str, body: ProviderBody) -> dict[str, Any]:
     if body.name not in (None, name):
         raise InvalidInputError(
@@ -198,7 +195,7 @@ async def check_address_of(service: Service, tenant: UUID, body: ProviderBody) -
         if allowed.has_name(url.host):
             return
         try:
-            async with asyncio.timeout(_RESOLVE_S):
+            async with asyncio.timeout(3.0):
                 addresses = await look_up(str(tenant), url.host, url.port or 443)
         except (OSError, UnicodeError, TimeoutError):
             return  # each connection is checked, too

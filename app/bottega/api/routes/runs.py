@@ -61,8 +61,6 @@ from bottega.runs.retry import retry as repeat
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 RunId = Annotated[UUID, Path(description="The run's id.")]
-_CONFIRMED_WITHIN_S = 1.0
-_LOOK_EVERY_S = 0.02
 
 
 class Retry(Body):
@@ -150,12 +148,12 @@ async def cancel_task(
     await refuse_other_user(service, principal, run_id, user)
     before = await request_task_cancel(service.database, tenant, run_id, task_id, actor)
     stopping = {task for task, was_over in before.items() if not was_over}
-    until = monotonic() + _CONFIRMED_WITHIN_S
+    until = monotonic() + 1.0
     while stopping := stopping - await _over(service, tenant, run_id, stopping):
         if monotonic() >= until:
             response.status_code = 202
             break
-        await asyncio.sleep(_LOOK_EVERY_S)
+        await asyncio.sleep(0.02)
     return {
         "items": [
             {"task_id": task, "status": _cancel_status(task, was_over, stopping)}
@@ -300,9 +298,6 @@ async def diff(
     }
 
 
-_MOST = 2**31 - 1
-
-
 @router.get(
     "/{run_id}/prompt",
     operation_id="get_run_prompt",
@@ -323,7 +318,7 @@ async def prompt(
         UUID | None, Query(description="Task of the call; without, the run's own agent.")
     ] = None,
     call: Annotated[
-        int | None, Query(ge=1, le=_MOST, description="Its number; without, the last one.")
+        int | None, Query(ge=1, le=2**31 - 1, description="Its number; without, the last one.")
     ] = None,
 ) -> Any:
     return await prompts.prompt(tx, tenant, run_id, task_id, call)
@@ -367,9 +362,6 @@ async def _sole_body(request: Request) -> NewRun | None:
 
 def _may_be_keys(values: Sequence[bytes]) -> bool:
     return len(values) < 2 and all(is_key(value.decode("latin-1")) for value in values)
-
-
-MAX_WAIT_S = 60.0
 
 
 class RunQuery(ViewQuery):
@@ -421,9 +413,7 @@ async def create(
     tenant: Tenant,
     body: NewRun,
     response: Response,
-    wait: Annotated[
-        float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the end.")
-    ] = 0,
+    wait: Annotated[float, Query(ge=0, le=60.0, description="Seconds to wait for the end.")] = 0,
 ) -> Any:
     run = await submit(service, principal, body, await once.sent())
     response.headers["Location"] = _path(run)

@@ -81,7 +81,6 @@ class WatchQuery(BaseModel):
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
-RETRY_MS = 1000
 
 RunId = Annotated[UUID, Path(description="The run's id.")]
 
@@ -202,7 +201,7 @@ async def _sse(
         elif subscriber.stopped:
             yield b": the key was revoked or has expired, or a key is required now\r\n\r\n"
         elif not subscriber.finished:
-            yield f": the server stops\r\nretry: {RETRY_MS}\r\n\r\n".encode()
+            yield b": the server stops\r\nretry: 1000\r\n\r\n"
 
 
 def _named(frame: Frame) -> bytes:

@@ -86,8 +86,6 @@ _KNOWN = (
     '{"type":"message"} with content and {"type":"resolve"} with interrupt_id and a decision'
 )
 _CANCELLED = '{"type":"cancel.accepted"}'
-_LAST_ANSWER_S = 1.0
-"""The longest wait before the final close for a frame that is being answered."""
 
 
 async def watch(socket: WebSocket) -> None:
@@ -234,7 +232,8 @@ class _Sender:
     async def _last_answer(self) -> None:
         """Wait for the answer to a frame that may itself have ended the run."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_ANSWER_S), self.answering:
+            # The longest wait for a frame that is being answered.
+            async with asyncio.timeout(1.0), self.answering:
                 pass
 
 

@@ -20,8 +20,6 @@ from pydantic_core import PydanticCustomError
 from bottega.json_schema.values import WHOLE
 from bottega.users import names_nobody
 
-MAX_DEPTH = 16
-_DEEP = 40
 MAX_VALUES = 100_000
 _SHORT = 1000  # characters
 
@@ -97,7 +95,7 @@ class Body(Part):
     def _storable(cls, value: Any) -> Any:
         if isinstance(value, dict) and (deep := cls.deep & value.keys()):
             for name in deep:
-                check_storable(value[name], _DEEP)
+                check_storable(value[name], most_depth=40)
             check_storable({name: each for name, each in value.items() if name not in deep})
         else:
             check_storable(value)
@@ -122,7 +120,7 @@ class Page(Answer, Generic[T]):
     ] = None
 
 
-def check_storable(value: Any, most_depth: int = MAX_DEPTH) -> None:
+def check_storable(value: Any, most_depth: int = 16) -> None:
     """Refuse values that the database cannot store, or that are too large to read.
 
     It looks at all values of one depth together: thousands of small ones take a third of the time

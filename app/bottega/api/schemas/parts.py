@@ -24,10 +24,8 @@ from bottega.errors import InvalidInputError
 from bottega.tools.egress import checked_url
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=500_000)]
-MAX_PARTS = 100
-MAX_DATA_BYTES = 20_000_000
-"""Of one part, decoded."""
-LONGEST_DATA = -(-MAX_DATA_BYTES // 3) * 4
+LONGEST_DATA = -(-20_000_000 // 3) * 4
+"""Characters of one part in base64: 20 MB decoded."""
 _SOURCES = ("url", "data", "file")
 
 
@@ -131,7 +129,7 @@ InputPart = Annotated[
 ]
 Content = Annotated[
     Annotated[Text, Tag("text")]
-    | Annotated[list[InputPart], Field(min_length=1, max_length=MAX_PARTS), Tag("parts")],
+    | Annotated[list[InputPart], Field(min_length=1, max_length=100), Tag("parts")],
     Discriminator(lambda value: "parts" if isinstance(value, list) else "text"),
 ]
 """Content of a message: a text, or parts."""

@@ -14,7 +14,6 @@ from bottega.tenants.ratelimit import Decision, Rate, RateLimits
 Networks = Sequence[IPv4Network | IPv6Network]
 _Address = IPv4Address | IPv6Address
 _MOST_HOPS = 20
-_BURST_S = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class KeylessRates:
         self, per_s: float, trusted: Networks, clock: Callable[[], float] = monotonic
     ) -> None:
         self._trusted = trusted
-        self._limits: RateLimits[str] = RateLimits(Rate.of(per_s, _BURST_S), clock)
+        self._limits: RateLimits[str] = RateLimits(Rate.of(per_s, seconds=4), clock)
 
     @property
     def rate(self) -> Rate:

@@ -43,7 +43,6 @@ It returns false beyond the limit; then nothing more is read from the client.
 TOO_MANY_PINGS = "bottega.too_many_pings"
 """Scope extension that the application sets: called once, if the client sends too many pings."""
 PINGS_PER_S, PING_BURST = 1.0, 20
-ABORT_AFTER_S = 5.0
 MAX_PIECES = 100
 _PINGS = Rate(PINGS_PER_S, PING_BURST)
 _SLICE_BYTES = 1024
@@ -55,10 +54,8 @@ MAX_FIELDS = 100
 MAX_FIELD_BYTES = 8000
 MAX_HEAD_BYTES = 32 * 1024
 MAX_PIPELINED = 16
-LINGER_S = 1.0
 SLOW_READER_S = 10.0
 """Seconds after which a client that reads nothing of a response or stream is disconnected."""
-_KERNEL_BYTES = 128 * 1024
 # uvicorn warns about each unreadable request: anyone could fill the log.
 _LOGGER = logging.getLogger("uvicorn.error.http")
 _LOGGER.setLevel(logging.ERROR)
@@ -124,7 +121,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self._refuse(_busy(why))
             return
         connection = transport.get_extra_info("socket")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BYTES)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 128 * 1024)
         self._wait()
 
     def _refuse_at_once(self, why: str) -> None:
@@ -299,7 +296,7 @@ class HttpProtocol(HttpToolsProtocol):
         # Closing with unread input would reset the connection and lose the response.
         self.flow.resume_reading()
         self.transport.write_eof()
-        self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
+        self._timer = self.loop.call_later(1.0, self.transport.abort)
 
 
 def raw_answer(answer: Response, more: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
@@ -441,7 +438,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self.read_paused:
             self.read_paused = False
             self.transport.resume_reading()
-        self.close_timer = self.loop.call_later(ABORT_AFTER_S, self.transport.abort)
+        self.close_timer = self.loop.call_later(5.0, self.transport.abort)
 
     def shutdown(self) -> None:
         """Abort the connection if its client does not read; the application closes the others."""

@@ -264,7 +264,6 @@ _WAITING = frozenset({"/mcp", "/openai/v1/chat/completions", "/openai/v1/respons
 _SENT, _RECEIVED = 64 * 1024, 16 * 1024
 """Each so many bytes of a request's body, or of its answer, cost as much as one more request. Pages
 take milliseconds for each 16 KiB, most of them for checks of the items."""
-_MOST_OF_ANSWER = 16
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 
 
@@ -430,7 +429,8 @@ class _Bill:
         self._charge(self._of_answer(self.received) - self._of_answer(before))
 
     def _of_answer(self, received: int) -> int:
-        return min(max(0, received - self.sent) // _RECEIVED, _MOST_OF_ANSWER)
+        further = max(0, received - self.sent) // _RECEIVED
+        return min(further, 16)
 
     def _charge(self, further: int) -> None:
         if further:

@@ -28,7 +28,6 @@ from bottega.errors import InvalidInputError
 _SLICE = 8
 """Items of a page that are encoded without a break for other requests."""
 LINK = 'The next page, as `<path>; rel="next"`; absent on the last.'
-_MAX_NUMBER = 2**31 - 1
 
 
 class Window(TypedDict):
@@ -69,7 +68,7 @@ class PageQuery(BaseModel):
                 raise ValueError
             check_storable(value)
             found = TypeAdapter(kind).validate_python(value, strict=False)
-            if isinstance(found, int) and not 0 <= found <= _MAX_NUMBER:
+            if isinstance(found, int) and not 0 <= found <= 2**31 - 1:  # a column's integer
                 raise ValueError
             return found
         except (

@@ -14,9 +14,6 @@ from bottega.errors import LimitedError
 
 Command = tuple[list[str], dict[str, str]]
 """Arguments and environment of a program."""
-_NICER = 10
-"""Niceness above that of this process."""
-_AT_ONCE = 2
 
 
 class TenantLimit:
@@ -65,7 +62,7 @@ class Processes:
 
     def __init__(self, longest_s: float) -> None:
         self._longest_s = longest_s
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(2)
         self._turns: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
 
     async def output(self, tenant_id: UUID, command: Command, data: bytes) -> bytes:
@@ -104,7 +101,7 @@ async def output_of(command: Command, data: bytes) -> bytes:
         arguments, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True
     )
     with contextlib.suppress(ProcessLookupError):  # from its start on: its imports take long
-        niceness = os.getpriority(os.PRIO_PROCESS, 0) + _NICER
+        niceness = os.getpriority(os.PRIO_PROCESS, 0) + 10
         os.setpriority(os.PRIO_PROCESS, process.pid, min(niceness, 19))
     try:
         output, _ = await run_in_thread(lambda: process.communicate(data))

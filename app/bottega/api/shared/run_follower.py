@@ -31,8 +31,6 @@ from bottega.runs.control import request_cancel
 
 SLOW_POLL_S = 5.0
 HEARTBEAT = b": heartbeat\n\n"
-_OF_ROOT = -1
-_MOST_CALLS = 128
 _cancelling: set[asyncio.Task[Any]] = set()
 Calls = Sequence[Mapping[str, Any]]
 """Interrupts for the client, in the order in which they were called."""
@@ -163,7 +161,7 @@ class RunFollower:
         tenant = self._principal.tenant_id
         async with self.begin() as tx:
             found = await interrupts.page(
-                tx, tenant, filters, after=None, descending=False, limit=_MOST_CALLS
+                tx, tenant, filters, after=None, descending=False, limit=128
             )
         return [each for each in found if each["id"] not in self.asked]
 
@@ -177,7 +175,7 @@ class RunFollower:
         """
         run, calls = await self.state()
         while run["status"] in UNFINISHED and not calls:
-            async for _ in self.frames(Filter(types=frozenset(), depth=_OF_ROOT)):
+            async for _ in self.frames(Filter(types=frozenset(), depth=-1)):
                 pass
             run, calls = await self.state()
         self.ended = True

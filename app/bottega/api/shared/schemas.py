@@ -21,7 +21,6 @@ _apart = ThreadPoolExecutor(1, "patterns")
 """Larger ones are compiled in another process, one request after another."""
 _OF_ONE_TENANT = 2
 """Limit on a tenant's checks that are in progress there, or wait."""
-_MOST_PASSED = 10_000
 _passed: OrderedDict[bytes, None] = OrderedDict()
 """Hashes of patterns that were compiled there: they need no further check."""
 _checks: Counter[UUID] = Counter()
@@ -94,7 +93,7 @@ def _note_passed(patterns: Iterable[str]) -> None:
     for each in patterns:
         _passed[_digest(each)] = None
         _passed.move_to_end(_digest(each))
-    while len(_passed) > _MOST_PASSED:
+    while len(_passed) > 10_000:
         _passed.popitem(last=False)
 
 

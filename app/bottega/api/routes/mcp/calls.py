@@ -160,7 +160,6 @@ CHANNEL = "mcp"
 RUN = "bottega/run_id"
 """Field of a result's ``_meta``."""
 
-_PAGE = 100
 _INPUT = {
     "type": "object",
     "properties": {"input": {"type": "string", "description": "What the agent is asked."}},
@@ -180,7 +179,7 @@ async def listed(tx: AsyncConnection, tenant: UUID, message: McpMessage) -> dict
         tenant,
         after=None if after is None else str(after),
         descending=False,
-        limit=_PAGE,
+        limit=100,
         full=False,
         exposed=CHANNEL,
     )
@@ -276,7 +275,6 @@ _PROGRESS = frozenset(
         *(EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT),
     )
 )
-_MOST_ANSWERS = 128
 
 
 class ToolCall:
@@ -481,7 +479,7 @@ async def _resumed(
     """Take the client's answers for a run that was started with the same key, tool and user."""
     found, answers = run_of(message.params["requestState"]), message.params.get("inputResponses")
     answers = {} if answers is None else answers
-    if found is None or not isinstance(answers, dict) or len(answers) > _MOST_ANSWERS:
+    if found is None or not isinstance(answers, dict) or len(answers) > 128:
         raise message.refusal(
             INVALID_PARAMS, "'requestState' or 'inputResponses' is not as it was asked"
         )

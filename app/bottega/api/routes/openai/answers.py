@@ -24,7 +24,6 @@ from bottega.events.types import UNFINISHED, EventType, LlmCompleted, RunStatus
 from bottega.runs.rounds import Checks, Round, checks_of, round_of
 
 _HEARD = frozenset((LLM_DELTA, EventType.LLM_COMPLETED))
-_OF_ROOT = -1
 _JOINT = "\n\n"
 
 
@@ -141,7 +140,7 @@ async def pieces(follower: RunFollower) -> AsyncIterator[str | RoundAnswer | Non
     """
     run, checks = await _looked_at(follower)
     spoken, live, sent = Spoken(), _Live(), ""
-    async for frame in follower.frames(Filter(types=_HEARD, depth=_OF_ROOT)):
+    async for frame in follower.frames(Filter(types=_HEARD, depth=-1)):
         if frame is None:
             yield None
             continue
@@ -239,8 +238,6 @@ def created_at(run_id: UUID) -> int:
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 _MODEL = "/model"
-_REPEATABLE = (429, 503)
-"""Statuses of requests that started nothing; of others clients would repeat a failed run."""
 
 
 def error_body(
@@ -265,7 +262,8 @@ def translated(status: int, problem: Mapping[str, Any]) -> Translation:
     if param and status == 400:
         message = f"{param}: {errors[0]['detail']}"
     body = error_body(_CODES.get(status, code), message, status=status, param=param)
-    repeat = "true" if status in _REPEATABLE else "false"
+    # These requests started nothing; after others clients would repeat a failed run.
+    repeat = "true" if status in (429, 503) else "false"
     return Translation(status, body, {"x-should-retry": repeat})
 
 

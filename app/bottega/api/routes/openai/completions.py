@@ -42,9 +42,6 @@ async def create(
     )
 
 
-_MOST = 1000
-
-
 @router.get("/models")
 async def list_(tx: Transaction, tenant: Tenant) -> Any:
     found = []
@@ -55,7 +52,7 @@ async def list_(tx: Transaction, tenant: Tenant) -> Any:
             tenant,
             after=None,
             descending=False,
-            limit=_MOST,
+            limit=1000,
             full=False,
             exposed=CHANNEL if kind is AGENTS else None,
         )

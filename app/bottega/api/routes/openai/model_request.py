@@ -143,7 +143,7 @@ CHANNEL = "openai"
 Role = Literal["system", "user", "assistant", "tool"]
 _ID = re.compile(r"(resp|msg|call|fc)_([0-9a-f]{32})(?:_([0-9]{1,9}))?")
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
-_LONGEST_NAME, _LONGEST_ID, MOST_CALLS = 64, 200, 128
+_LONGEST_NAME, MOST_CALLS = 64, 128
 _NO_ANSWER, _NO_RESULT = "(no answer)", "(nothing)"
 _NO_QUESTION = "(no message of the user follows: go on)"
 
@@ -510,7 +510,7 @@ class _History:
 
     def _new_id(self, sent: str) -> str:
         self._seen.add(sent)
-        own = sent if 0 < len(sent) <= _LONGEST_ID else "call"
+        own = sent if 0 < len(sent) <= 200 else "call"
         while own in self._ids:
             self._renamed += 1
             own = f"call#{self._renamed}"
