@@ -43,7 +43,6 @@ MAX_CRASHES = 5
 GC_THRESHOLD = (50_000, 20, 20)
 """Python's default collects after every 700 new objects. A thousand agents have millions of objects
 with hardly any cycles, and collections took a third of the CPU."""
-SWITCH_INTERVAL_S = 0.0005  # a computing thread delays the event loop by this; the default is 5 ms
 
 if TYPE_CHECKING:
     from bottega.engine.async_tasks import SubagentRuntime
@@ -197,7 +196,8 @@ def settle() -> None:
     """Tell the garbage collector that this process's objects stay; let threads give way sooner."""
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    # A computing thread delays the event loop by this; the default is 5 ms.
+    sys.setswitchinterval(0.0005)
 
 
 def _agent_dependencies(

@@ -29,8 +29,6 @@ from bottega.clock import monotonic
 from bottega.db.failures import is_transient
 from bottega.events.listener import NotifyListener
 
-_APART_S = 0.5
-"""Least time between two calls of :meth:`WorkLoop.wake_soon`, so that rows are done together."""
 _MOST = 64
 """Rows of a claim, so that the first of them do not wait for the last ones to be claimed."""
 
@@ -77,7 +75,7 @@ class WorkLoop:
         """Wake the loop, but once a second at most: rows that come in between are done together."""
         if self._soon is None:
             loop = asyncio.get_running_loop()
-            at = max(loop.time(), self._woken_at + _APART_S)
+            at = max(loop.time(), self._woken_at + 0.5)  # rows are done together
             self._soon = loop.call_at(at, self._wake_now)
 
     def _wake_now(self) -> None:

@@ -31,10 +31,7 @@ NAME = "BOTTEGA_PROCESS"
 OTHER = "other"
 """Label for what is beyond the bounds."""
 
-_MOST_PROVIDERS = 20
-_MOST_MODELS = 20
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_LONGEST_LABEL = 100
 _DIRECTIONS = ("input", "cached", "output", "reasoning")
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 _REQUEST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -184,10 +181,10 @@ class _Names:
             return provider, model
         if models is None:
             own = len(self._providers.keys() - self._operators)
-            if provider not in self._operators and own >= _MOST_PROVIDERS:
+            if provider not in self._operators and own >= 20:
                 return OTHER, OTHER
             models = self._providers.setdefault(provider, set())
-        if not proven or len(models) >= _MOST_MODELS or len(model) > _LONGEST_LABEL:
+        if not proven or len(models) >= 20 or len(model) > 100:
             return provider, OTHER
         models.add(model)
         return provider, model

@@ -27,8 +27,6 @@ NETWORK_ERRORS = (aiohttp.ClientError, ssl.SSLError, OSError, TimeoutError)
 Guard = Callable[[str], None]
 """Refuses an address, as text, by a :class:`BottegaError`."""
 
-_MOST_HEADS = 20
-"""Heads of one answer: of itself, and of "100 Continue" and the like before it."""
 _FREE_FRAMING = STEP_BYTES
 """Bytes around its content (head, chunks) that each answer may have."""
 
@@ -174,7 +172,7 @@ class _Protocol(ResponseHandler):
 
     def feed_data(self, data: Any, size: int = 0) -> None:
         self._heads += 1
-        if self._heads <= _MOST_HEADS:
+        if self._heads <= 20:  # itself, and "100 Continue" and the like before it
             super().feed_data(data, size)
         elif self.transport is not None:
             self.set_exception(aiohttp.ClientPayloadError("too many heads of answers"))

@@ -39,7 +39,6 @@ _KEY = re.compile(r"[0-9a-f-]{36}/[0-9a-f-]{36}/[a-z0-9-]{1,80}")
 _FORM = b"BTG1"
 _DIGEST = 16
 _LEVEL = 6
-_TRIES = 3
 _LONGEST_QUOTE = 200
 
 
@@ -77,7 +76,7 @@ class Objects:
             raise InvalidInputError(f"BOTTEGA_OBJECTS_URL must begin with one of {known}")
         self._folder = Path(unquote(urlsplit(url).path)) if scheme == "file" else None
         retries: RetryConfig = {
-            "max_retries": _TRIES - 1,
+            "max_retries": 2,
             "retry_timeout": timedelta(seconds=timeout_s),
         }
         client: ClientConfig = {

@@ -17,8 +17,6 @@ from bottega.db.failures import is_transient
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 30.0
-_LONGEST_OUTAGE_S = 1.0
-"""Longest pause while the database is away: work goes on soon after it is back."""
 WELL_S = 10.0
 """A service that has run for so long runs well."""
 MANY = 3
@@ -90,7 +88,7 @@ class Services:
         if is_transient(error):
             if not deaths.pause_s:
                 log.warning("service.waits", service=name, error=str(error) or repr(error))
-            longest_s = _LONGEST_OUTAGE_S
+            longest_s = 1.0  # work goes on soon after the database is back
         else:
             deaths.number += 1
             metrics.service_deaths.labels(name).inc()

@@ -15,9 +15,6 @@ _MEMBER = re.compile(
     r"([a-z0-9][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
     r"=[ -+\--<>-~]{0,255}[!-+\--<>-~]"
 )
-_MOST_MEMBERS = 32
-_LONG_MEMBER = 128
-_LONGEST_SENT = 8192
 
 
 class Trace(NamedTuple):
@@ -55,16 +52,16 @@ def taken(traceparents: Sequence[bytes], tracestates: Sequence[bytes] = ()) -> T
 def _state(values: Sequence[bytes]) -> str:
     """Return a valid ``tracestate`` of at most :data:`LONGEST_STATE` characters, or nothing."""
     sent = b",".join(values)
-    if len(sent) > _LONGEST_SENT:
+    if len(sent) > 8192:
         return ""
     members = [each.strip(" \t") for each in sent.decode("latin-1").split(",")]
     members = [each for each in members if each]
     matches = [_MEMBER.fullmatch(each) for each in members]
     keys = {match[1] for match in matches if match is not None}
-    if len(keys) != len(members) or len(members) > _MOST_MEMBERS:
+    if len(keys) != len(members) or len(members) > 32:  # W3C's limit
         return ""  # wrong, or with a key twice
     while len(",".join(members)) > LONGEST_STATE:  # the order of removal is W3C's
-        long = [each for each in members if len(each) > _LONG_MEMBER]
+        long = [each for each in members if len(each) > 128]
         members.remove(long[-1] if long else members[-1])
     return ",".join(members)
 

@@ -95,10 +95,6 @@ def _kind(value: object) -> str:
     return f"'{named}'" if isinstance(named, str) else type(value).__name__
 
 
-DEFAULT_MAX_ITERATIONS = 15
-MOST_WAITING_EVENTS = 100
-"""Events of a streamed query that wait for their reader before the query waits."""
-
 _claiming = threading.Lock()
 
 
@@ -143,7 +139,7 @@ class BaseAgent:
         provider: LLMProvider | None = None,
         agent_name: str | None = None,
         description: str | None = None,
-        max_iterations: int = DEFAULT_MAX_ITERATIONS,
+        max_iterations: int = 15,
         tools: Iterable[ToolBase | type[ToolBase]] | None = None,
         tool_policy: Sequence[ToolRequirement] | None = None,
         exit_on_success: Iterable[str] | None = None,
@@ -353,7 +349,7 @@ class BaseAgent:
         self,
         query: QueryInput,
         *,
-        most_waiting: int = MOST_WAITING_EVENTS,
+        most_waiting: int = 100,
         caller: Caller | None = None,
     ) -> AsyncGenerator[QueryEvent, None]:
         """Answer a query, and yield its events while it runs; the last is ``QueryAnswered``.

@@ -115,7 +115,6 @@ _NUDGES = {
 _DECODER = JSONDecoder()
 _CUT_OFF = frozenset(("length", "max_tokens", "incomplete"))
 _OVERLAP_LETTERS = 5
-_LONGEST_OVERLAP = 4_000  # characters: the search takes some milliseconds
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"(?<!\w)\S|[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]")
 """Places where an overlap may begin: at a word, or anywhere in scripts without spaces."""
@@ -194,7 +193,8 @@ def continued(text: str, more: str) -> str:
         return margin + begun if len(begun.rstrip()) > len(said) else text
     if said.startswith(begun.rstrip()) and len(_LETTER.findall(begun)) >= _OVERLAP_LETTERS:
         return text
-    for start in _WORD.finditer(text, max(0, len(text) - _LONGEST_OVERLAP)):
+    # The search in so many characters takes some milliseconds.
+    for start in _WORD.finditer(text, max(0, len(text) - 4_000)):
         rest = text[start.start() :]
         if begun.startswith(rest) and len(_LETTER.findall(rest)) >= _OVERLAP_LETTERS:
             return text[: start.start()] + begun

@@ -189,8 +189,6 @@ RECALLED = "shared_memory_recalled"
 Recalled = tuple[MemoryItem, float]
 """A publication and its cosine with the query, rounded to four places."""
 
-_PLACES = 4
-
 
 class RecallEmbedder(Protocol):
     """The part of an embedder that :class:`Recall` needs."""
@@ -277,7 +275,7 @@ class Recall:
         vectors = [(await asyncio.shield(row.batch))[row.index] for row in self._rows_of(items)]
         queries = getattr(self.embedder, "embed_queries", self.embedder.embed)
         [wanted] = _checked(await queries([text]), 1)
-        return [round(float(vector @ wanted), _PLACES) for vector in vectors]
+        return [round(float(vector @ wanted), 4) for vector in vectors]
 
     def _rows_of(self, items: Sequence[MemoryItem]) -> list[_Row]:
         """Return the items' rows; start one batch for missing, outdated and failed ones."""

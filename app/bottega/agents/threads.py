@@ -16,7 +16,6 @@ T = TypeVar("T")
 
 Job = Callable[[], None]
 
-_MAX_IDLE = 32
 _idle: list["SimpleQueue[Job]"] = []  # inboxes of idle threads
 
 
@@ -57,7 +56,7 @@ def _work(inbox: "SimpleQueue[Job]") -> None:
         job = inbox.get()
         job()
         del job  # release the call's arguments and result
-        if len(_idle) >= _MAX_IDLE:
+        if len(_idle) >= 32:
             return
         _idle.append(inbox)
 

@@ -80,8 +80,6 @@ class ClientSettings(BaseSettings):
         return (self.url or f"http://127.0.0.1:{self.port}").rstrip("/")
 
 
-_PATIENCE_S = 30.0
-"""Time for which a request is repeated that was lost, or came while the server was busy."""
 _LONGEST_PAUSE_S = 5.0
 _HERE = frozenset(("127.0.0.1", "localhost", "::1"))
 _NAMES_SHOWN = 10
@@ -234,7 +232,8 @@ class RemoteServer:
                     return from_json(answer.content) if as_stored else body
             except RemoteError as error:
                 never_there = not reached and error.code == "nobody"
-                if never_there or not error.may_pass or monotonic() - began > _PATIENCE_S:
+                # It was lost, or came while the server was busy: it is repeated for so long.
+                if never_there or not error.may_pass or monotonic() - began > 30.0:
                     raise
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -308,8 +307,6 @@ Event = dict[str, Any]
 
 ENDS = frozenset(("run.completed", "run.failed", "run.timeout", "run.cancelled"))
 
-_RECONNECT_S = 300.0
-"""Time for which a server may be away."""
 _FIRST_PAUSE_S = 0.1
 
 
@@ -351,7 +348,7 @@ class RunEvents:
                 if away_since is None:
                     away_since = monotonic()
                     self._notice(f"{error.detail}. Trying again …")
-                if monotonic() - away_since > _RECONNECT_S:
+                if monotonic() - away_since > 300.0:
                     raise
             if not self._over:  # else a server that stops has closed the stream, or it was lost
                 time.sleep(pause_s)

@@ -23,8 +23,6 @@ from bottega.clock import monotonic
 from bottega.db.failures import is_transient
 from bottega.db.sessions import ListenSession
 
-_RECONNECT_MAX_S = 5.0
-
 log = structlog.get_logger(__name__)
 
 Connect = Callable[[], Awaitable[ListenSession]]
@@ -96,7 +94,7 @@ async def happens(event: asyncio.Event, seconds: float) -> bool:
 async def keep_connected(
     connect: Connect,
     use: Callable[[ListenSession], Awaitable[None]],
-    longest_s: float = _RECONNECT_MAX_S,
+    longest_s: float = 5.0,
 ) -> None:
     """Call ``use`` with a connection, and again with a new one when it is lost.
 
@@ -129,10 +127,6 @@ QUIET_S = 0.8
 
 It is shorter than ``AWAKE_S`` by more than the time until a worker knows that its step is stored.
 """
-_RUNS_PER_NOTICE = 200  # 200 ids of 36 characters and commas fit into NOTIFY's 8,000 bytes
-_PATIENCE_S = 3.0
-_PAUSE_S = 0.01
-"""Pause after a notice, to batch wake-ups, since each makes every listening process read."""
 
 
 class Notifier:
@@ -187,15 +181,17 @@ class Notifier:
             self._sent.set()
             now = self._clock()
             self._awake = {run: until for run, until in self._awake.items() if until > now}
-            await asyncio.sleep(_PAUSE_S)
+            # To batch wake-ups, since each makes every listening process read.
+            await asyncio.sleep(0.01)
 
     async def _send(self) -> None:
-        batch = list(islice(self._pending, _RUNS_PER_NOTICE))
+        # 200 ids of 36 characters and commas fit into NOTIFY's 8,000 bytes.
+        batch = list(islice(self._pending, 200))
         for run_id in batch:
             del self._pending[run_id]
         try:
             ids = ",".join(map(str, batch))
-            await self._pool.execute("SELECT pg_notify($1, $2)", CHANNEL, ids, timeout=_PATIENCE_S)
+            await self._pool.execute("SELECT pg_notify($1, $2)", CHANNEL, ids, timeout=3.0)
         except Exception:
             self._pending.update(dict.fromkeys(batch))
             raise

@@ -191,8 +191,6 @@ def storable(value: Any, depth: int = 0) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-_EVENTS_AT_ONCE = 400
-
 # Without a limit of rows: the planner expects few of a run, and would sort all that are left.
 _READ = """
 SELECT first_seq, last_seq, at, events FROM run_steps
@@ -258,7 +256,7 @@ async def read_all(
         nonlocal after
         more = True
         while more:
-            until = after + _EVENTS_AT_ONCE
+            until = after + 400
             async with acting_as(pool, tenant_id, on) as connection:
                 rows = await connection.fetch(_READ, tenant_id, run_id, after, until)
             events.extend(events_of(run_id, rows))

@@ -120,9 +120,6 @@ PAGE = 500
 """Events of a run that one query returns."""
 PAGE_BYTES = 256 * 1024
 _TOTAL_BYTES = 4 * 1024 * 1024
-_PIECES = 500
-_TOTAL_PIECES = 5000
-_RETRY_S = 0.2
 
 LOOK = "SELECT last_seq, over, waits FROM run_cursor($1, $2)"
 _READ = "SELECT * FROM read_logs($1, $2, $3, $4, $5, $6)"
@@ -264,7 +261,7 @@ class LogReader:
             except Exception as error:
                 if not is_transient(error):
                     raise
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(0.2)
         return []
 
     async def calls(self, run: RunCursor, last: int) -> list[Row]:
@@ -274,7 +271,7 @@ class LogReader:
 
     async def text(self, places: Sequence[tuple[RunCursor, int]]) -> list[list[Row]]:
         """Return pieces of live text of each run, after the given ids."""
-        most = min(_PIECES, _TOTAL_PIECES // len(places) + 1)
+        most = min(500, 5000 // len(places) + 1)
         found: list[list[Row]] = [[] for _ in places]
         for row in await self._pool.fetch(
             _READ_TEXT,

@@ -312,10 +312,6 @@ def _count(repeat: re.Match[str]) -> int:
     return max(least, most, 1)
 
 
-_NICENESS = 10
-_LONGEST_S = 30.0
-
-
 def compile_apart(patterns: Mapping[str, Mapping[str, str]]) -> None:
     """Compile patterns in another process, and wait for it.
 
@@ -331,7 +327,7 @@ def compile_apart(patterns: Mapping[str, Mapping[str, str]]) -> None:
             input=to_json(patterns),
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path},
-            timeout=_LONGEST_S,
+            timeout=30.0,
             check=True,
         )
     except subprocess.TimeoutExpired:
@@ -345,7 +341,7 @@ def compile_apart(patterns: Mapping[str, Mapping[str, str]]) -> None:
 
 def main() -> None:
     """Read patterns from standard input, as JSON; write the error, or null."""
-    os.nice(_NICENESS)
+    os.nice(10)
     try:
         compile_patterns(from_json(sys.stdin.buffer.read()))
     except InvalidInputError as error:

@@ -48,10 +48,6 @@ _PUBLIC = frozenset(
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 """Name of a header (RFC 9110, section 5.6.2)."""
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-_CONNECT_TIMEOUT_S = 10.0
-_KEPT_S = 5.0
-_MOST_CONNECTIONS = 1000
-_LONGEST_ERROR = 65_536
 _LONGEST_ERROR_S = 10.0
 
 
@@ -97,7 +93,7 @@ class ModelClient:
         self._timeout = aiohttp.ClientTimeout(
             total=None,
             connect=timeout_s,  # with the wait for a free connection
-            sock_connect=min(_CONNECT_TIMEOUT_S, timeout_s),
+            sock_connect=min(10.0, timeout_s),
             sock_read=timeout_s,
         )
         self._urls: dict[str, URL] = {}
@@ -142,7 +138,7 @@ class ModelClient:
         try:
             async with (
                 asyncio.timeout(_LONGEST_ERROR_S),
-                aclosing(body_of(response, reader_of(response, _LONGEST_ERROR))) as pieces,
+                aclosing(body_of(response, reader_of(response, 65_536))) as pieces,
             ):
                 async for piece in pieces:
                     body += piece
@@ -168,8 +164,8 @@ class ModelClient:
         """Yield a session; close it with the generator, as an event loop does that shuts down."""
         session = open_session(
             self._timeout,
-            most=_MOST_CONNECTIONS,
-            kept_s=_KEPT_S,
+            most=1000,
+            kept_s=5.0,
             look_up=self._look_up,
             guard=self._guard,
             traces=[_written()],

@@ -15,13 +15,10 @@ from typing import NoReturn
 import bottega
 from bottega.errors import UnavailableError
 
-_START_TIMEOUT_S = 30.0
-_STOP_TIMEOUT_S = 3.0
-
 
 @asynccontextmanager
 async def demo_model(
-    *, latency_ms: float = 0, token_delay_ms: float = 0, start_timeout_s: float = _START_TIMEOUT_S
+    *, latency_ms: float = 0, token_delay_ms: float = 0, start_timeout_s: float = 30.0
 ) -> AsyncIterator[str]:
     """Start the demo model, yield its base URL, and stop it when the block ends.
 
@@ -92,7 +89,7 @@ async def _stop(process: Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
-        async with asyncio.timeout(_STOP_TIMEOUT_S):
+        async with asyncio.timeout(3.0):
             await process.wait()
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):

@@ -318,8 +318,6 @@ def _kind(error: BaseException) -> str:
 
 
 _FIRST_S = 0.5
-_LONGEST_S = 30.0
-_TAKEN_AT_ITS_WORD = 3
 
 
 def delay_s(number: int, error: ModelError, unit: float) -> float:
@@ -333,12 +331,12 @@ def delay_s(number: int, error: ModelError, unit: float) -> float:
     number: number of the failed try, from 1.
     unit: random number in [0, 1).
     """
-    longest = min(_LONGEST_S, _FIRST_S * 2.0 ** min(number - 1, 10))
+    longest = min(30.0, _FIRST_S * 2.0 ** min(number - 1, 10))
     own = longest * (1 + unit) / 2
     if error.retry_after_s is None:
         return own
     asked = error.retry_after_s + unit * _FIRST_S
-    return asked if number <= _TAKEN_AT_ITS_WORD else max(asked, own)
+    return asked if number <= 3 else max(asked, own)
 
 
 def next_delay_s(number: int, error: ModelError, unit: float, left_s: float) -> float | None:

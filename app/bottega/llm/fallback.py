@@ -29,8 +29,6 @@ from bottega.llm.provider import ModelProvider, open_provider
 from bottega.llm.server import ServerSpec
 from bottega.llm.usage import Charge, ModelAccount
 
-_MOST_SERVERS = 1000
-
 
 class SpecSource(Protocol):
     """Source of a server's description."""
@@ -197,7 +195,7 @@ class Servers:
                 if other == key and number < version:
                     await older.retire()
         self._open.move_to_end((key, version))
-        while len(self._open) > _MOST_SERVERS:
+        while len(self._open) > 1000:
             _, oldest = self._open.popitem(last=False)
             await oldest.retire()
         return server

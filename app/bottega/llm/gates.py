@@ -31,7 +31,6 @@ LEAST_CALLS, WINDOW_S = 5, 60.0
 """A breaker opens if half of at least so many calls within so many seconds failed."""
 PROBE_S = 30.0
 """A probe without an outcome after so long makes room for another."""
-_LONGEST_S = 3600.0
 _ASK_AGAIN_S = 0.5
 _MOST = 10_000
 _PATIENCE_S = 3.0
@@ -160,7 +159,7 @@ class ModelBreakers:
             number = max(1, self._rates.failures(key))
         else:
             return
-        pause_s = min(_LONGEST_S, delay_s(number, error, self._random_unit()))
+        pause_s = min(3600.0, delay_s(number, error, self._random_unit()))
         self._note(key, number, pause_s)
         await self._store(_OPEN, *key.server, key.model, number, pause_s)
 
@@ -224,7 +223,6 @@ CIRCUIT_OPEN = "model_circuit_open"
 AT_ONCE_S = 1.0
 """A call waits so long for its server's limits before this counts as a failed try."""
 _LIMITED_S = 5.0
-_EXPECTED_OUTPUT = 1000
 
 
 class HeldBackError(ModelError):
@@ -279,7 +277,7 @@ class ModelGate:
         if self._limits is None or self._limits.tokens is None:
             return 0
         asked = None if options.params is None else options.params.max_output_tokens
-        output = options.max_output_tokens or asked or _EXPECTED_OUTPUT
+        output = options.max_output_tokens or asked or 1000  # tokens that are expected
         return tokens_sent(messages, len(tools)) + output
 
     async def enter(self, tokens: int, since: float, wait_s: float) -> Passage:

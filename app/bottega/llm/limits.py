@@ -24,10 +24,6 @@ from pydantic_core import from_json, to_json
 from bottega.clock import monotonic
 from bottega.events.listener import happens
 
-IDLE_S = 0.5
-"""A share returns what no call used for so long."""
-_ANSWER_S = 5.0
-_NOTHING = (0, 0, 0)
 _CALLS, _REQUESTS, _TOKENS = range(3)
 _NAMES = ("max_concurrent", "requests_per_minute", "tokens_per_minute")
 
@@ -127,7 +123,7 @@ class Share:
     @property
     def is_wanted(self) -> bool:
         """True if others wait for what the share could return now."""
-        return self._others_wait and (bool(self._line) or self._idle() != _NOTHING)
+        return self._others_wait and (bool(self._line) or self._idle() != (0, 0, 0))
 
     def admit(self, tokens: int) -> Admission | None:
         """Admit a call at once if the share holds enough and no call waits."""
@@ -140,7 +136,7 @@ class Share:
             since: when the call began to wait, by the monotonic clock.
             wait_s: 0: as long as the database needs to answer.
         """
-        longest_s = wait_s if wait_s > 0 else _ANSWER_S
+        longest_s = wait_s if wait_s > 0 else 5.0
         admitted: asyncio.Future[Admission | None] = asyncio.get_running_loop().create_future()
         place = _Place(since, next(self._number), tokens, wait_s <= 0, admitted)
         heapq.heappush(self._line, place)
@@ -181,7 +177,8 @@ class Share:
         A share that waits returns all it has: otherwise two could wait for each other.
         """
         now = monotonic()
-        is_idle = now - self._used_at >= IDLE_S
+        # It returns what no call used for so long.
+        is_idle = now - self._used_at >= 0.5
         if is_last or is_idle or self._line or self._others_wait:
             for each, idle in enumerate(self._idle()):
                 self._gone[each] += idle
@@ -247,7 +244,6 @@ class Share:
 
 _LOOK_S = 0.4
 """Seconds between two reports of shares that hold or wait for something."""
-_PATIENCE_S = 5.0
 _MOST = 500
 """Shares in one report."""
 _SHARE = "SELECT share_limits($1, $2)::text"
@@ -343,7 +339,7 @@ class Shares:
             page = shares[at : at + _MOST]
             news = [_about(key) | share.report(is_last=is_last) for key, share in page]
             sent = to_json(news).decode()
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(5.0):
                 answers = await self._pool.fetchval(_SHARE, self._worker_id, sent)
             for (_, share), answer in zip(page, from_json(answers), strict=True):
                 share.settle(answer)
@@ -359,7 +355,6 @@ def _about(key: ServerKey) -> dict[str, Any]:
 
 SUBAGENTS = "*subagents"
 """Stands for a provider's name, which never begins so."""
-_PLACES_PATIENCE_S = 60.0
 _PLACE = Admission(calls=1, tokens=0)
 
 
@@ -381,9 +376,7 @@ class TaskPlaces:
     async def wait(self, tenant: UUID) -> None:
         """Return with a place; a cancelled wait has none."""
         since = monotonic()
-        while not await self._shares.enter(
-            _key(tenant), self._limits, 0, since, _PLACES_PATIENCE_S
-        ):
+        while not await self._shares.enter(_key(tenant), self._limits, 0, since, wait_s=60.0):
             pass
 
     def give_back(self, tenant: UUID) -> None:

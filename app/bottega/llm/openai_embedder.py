@@ -36,13 +36,8 @@ LARGEST_DIMENSION = 4000
 """Limit of an index over ``halfvec``."""
 
 _MAX_CHARACTERS = 32_768
-_LEAST_CHARACTERS = 1024
 _TEXTS_PER_CALL = 32
 _BYTES_PER_CALL = 262_144
-_CALLS_AT_ONCE = 4
-_LONGEST_PAUSE_S = 60.0
-_MOST_WAITING = 1024  # texts
-_LONGEST_ANSWER = 32 * 1024 * 1024
 _NOTHING = "(nothing)"  # servers refuse an empty text
 _TOO_LONG = re.compile(r"context.length|too (?:long|large|many)|maximum|exceed", re.IGNORECASE)
 _DIMENSIONS = re.compile(r"dimension|matryoshka", re.IGNORECASE)
@@ -104,7 +99,7 @@ class OpenAIEmbedder:
         self._under_way: dict[
             tuple[ModelAccount, bytes], asyncio.Task[Mapping[bytes, Vectors]]
         ] = {}
-        self._slots = asyncio.Semaphore(_CALLS_AT_ONCE)
+        self._slots = asyncio.Semaphore(4)
         self._client = ModelClient(
             with_openai(ServerSpec(api_key=api_key, base_url=base_url, timeout_s=timeout_s))
         )
@@ -161,7 +156,7 @@ class OpenAIEmbedder:
                 calls.add(call)
             else:
                 unknown[key] = text
-        if unknown and len(self._under_way) >= _MOST_WAITING:
+        if unknown and len(self._under_way) >= 1024:  # texts
             # A caller that was cancelled leaves its call behind: limit the calls of a hung server.
             raise ModelError(
                 f"{len(self._under_way)} texts wait for the model '{self.model}', the maximum",
@@ -224,7 +219,7 @@ class OpenAIEmbedder:
         if len(texts) > 1:
             alone = [await self._vectors(account, [text], characters) for text in texts]
             return np.concatenate(alone)
-        if characters <= _LEAST_CHARACTERS:
+        if characters <= 1024:
             raise answer
         return await self._vectors(account, texts, min(characters, len(texts[0])) // 2)
 
@@ -240,7 +235,7 @@ class OpenAIEmbedder:
                 return answer
             if not answer.retryable or number >= self._max_tries:
                 return answer
-            await self._sleep(min(_LONGEST_PAUSE_S, delay_s(number, answer, self._random_unit())))
+            await self._sleep(min(60.0, delay_s(number, answer, self._random_unit())))
             number += 1
 
     async def _try(self, body: bytes, texts: Sequence[str], charge: Charge) -> Vectors | ModelError:
@@ -366,7 +361,7 @@ def _numbers(embedding: Any) -> NDArray[np.float64]:
 
 async def _whole(response: aiohttp.ClientResponse) -> bytes:
     body = bytearray()
-    async with aclosing(body_of(response, reader_of(response, _LONGEST_ANSWER))) as pieces:
+    async with aclosing(body_of(response, reader_of(response, 32 * 1024 * 1024))) as pieces:
         async for piece in pieces:
             body += piece
     check_json(body)

@@ -115,8 +115,6 @@ class SSESplitter:
 
 _COLLECT_S = 0.05
 _TURNS = 5
-_DRAIN_S = 0.1
-_LONGEST_DRAIN = 256 * 1024
 _LONGEST_ANSWER = 64 * 1024 * 1024
 _MOST_LINES = 500_000
 _SHORTEST_EVENT, _FREE_EVENTS = 32, 2000
@@ -232,8 +230,8 @@ async def _drain(response: aiohttp.ClientResponse) -> None:
     if response.content.at_eof():
         return
     # The end is near. This costs a tenth of asyncio.timeout.
-    limit = asyncio.get_running_loop().call_later(_DRAIN_S, response.close)
-    left = _LONGEST_DRAIN
+    limit = asyncio.get_running_loop().call_later(0.1, response.close)
+    left = 256 * 1024
     try:
         while left > 0 and (piece := await response.content.readany()):
             left -= len(piece)

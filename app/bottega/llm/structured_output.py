@@ -17,9 +17,6 @@ from bottega.agents.messages import (
 from bottega.agents.provider import LLMProvider, ModelOptions, ToolSchema
 from bottega.errors import ModelError
 
-_LONGEST_TASK = 16_000
-_MOST_TOKENS = 2000
-_TIMEOUT_S = 60.0
 ANALYST_PATIENCE_S = 3.0
 """Seconds that the analyst's provider waits for a server that is down. Runs then go on without it.
 """
@@ -93,7 +90,7 @@ class _StructuredModel:
         provider_for: ProviderFor,
         model: str | None,
         *,
-        timeout_s: float = _TIMEOUT_S,
+        timeout_s: float = 60.0,
     ) -> None:
         self._provider_for = provider_for
         self._model = model or ""
@@ -108,7 +105,7 @@ class _StructuredModel:
         asked = [self._model]
         options = ModelOptions(
             model=self._model or None,
-            max_output_tokens=_MOST_TOKENS,
+            max_output_tokens=2000,
             on_try=lambda target: asked.append(target.model),
         )
         provider = self._provider_for(run, name)
@@ -154,7 +151,7 @@ class ModelAnalyst(_StructuredModel):
         Raises:
             ModelError: there is no answer, or it is not readable.
         """
-        asked = task[:_LONGEST_TASK]
+        asked = task[:16_000]
         return (await self._ask(run, ANALYSIS, _ANALYSE, asked, _Analysis)).model_dump()
 
     async def reflect(self, run: RunKey, about: Mapping[str, Any]) -> Sequence[str]:

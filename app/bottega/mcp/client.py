@@ -44,8 +44,6 @@ LONGEST_NAME = 128
 LONGEST_DESCRIPTION = 2000
 MOST_BYTES_OF_TOOLS = 1_000_000
 """Of all descriptions and schemas of a server."""
-MOST_BYTES_OF_PATTERNS = 8_000_000
-"""Of all patterns of a server, as compiled: a model's server may compile them."""
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _VALUES = frozenset({"const", "default", "enum", "example", "examples"})
 
@@ -55,7 +53,8 @@ class Patterns:
     """The distinct patterns of one server that fit into our bounds; further ones are left out."""
 
     _known: set[str] = field(default_factory=set)
-    _left: int = MOST_BYTES_OF_PATTERNS
+    # All patterns of a server, as compiled: a model's server may compile them.
+    _left: int = 8_000_000
 
     def fit(self, pattern: str) -> bool:
         """Return true if a pattern can be used; we only measure it."""
@@ -255,9 +254,6 @@ def _json(value: Any) -> str:
     return to_json(value, inf_nan_mode="null").decode()
 
 
-_MOST_PAGES = 50
-
-
 async def list_tools(server: McpServer, egress: Egress) -> tuple[list[McpToolSchema], list[str]]:
     """Return the tools of a server, and what had to be changed or left out.
 
@@ -277,7 +273,7 @@ async def _listed(connection: Connection) -> AsyncIterator[Any]:
     from mcp_types import ListToolsRequest, PaginatedRequestParams
 
     cursor, number = None, 0
-    for _ in range(_MOST_PAGES):
+    for _ in range(50):
         request = ListToolsRequest(params=PaginatedRequestParams(cursor=cursor))
         page = await connection.request(lambda *_, request=request: request)
         tools = page.get("tools")

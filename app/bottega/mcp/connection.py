@@ -28,9 +28,6 @@ from bottega.tools.egress import Egress, EgressError, EgressRefusedError
 from bottega.trace_context import with_trace
 
 _INHERITED = ("PATH", "HOME", "LANG")
-_EXIT_S = 1.0
-"""Time that a program has to end after its input was closed."""
-_LONGEST_LINE = 500
 _MOST_LOGGED = 50
 """Lines of 64 KB that are logged."""
 _MOST_NONSENSE = 1000
@@ -173,7 +170,7 @@ async def _log(server: McpServer, process: asyncio.subprocess.Process) -> None:
     assert process.stderr is not None
     while piece := await process.stderr.read(STEP_BYTES):
         for line in piece.splitlines()[:_MOST_LOGGED]:
-            if text := line[:_LONGEST_LINE].decode(errors="replace").rstrip():
+            if text := line[:500].decode(errors="replace").rstrip():
                 log.debug("mcp.stderr", server=server.name, text=text)
         await asyncio.sleep(0)
 
@@ -184,7 +181,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     try:
         process.stdin.close()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_EXIT_S):
+            # Its input is closed: it may take this time to end.
+            async with asyncio.timeout(1.0):
                 await process.wait()
     finally:
         # Also when the program itself has ended: it may have left others behind.
@@ -365,7 +363,6 @@ OnQuestion = Callable[[str, dict[str, JsonValue]], Awaitable[dict[str, Any] | No
 
 QUESTION_S = 600.0
 """Time that people have to answer; the server waits with them."""
-_CLOSE_S = 5.0
 
 
 class McpUnansweredError(McpError):
@@ -481,7 +478,7 @@ class Connection:
         if self._task is None:
             return
         # One that never opened has nothing to end in order.
-        _, late = await asyncio.wait((self._task,), timeout=_CLOSE_S if self._ready.done() else 0)
+        _, late = await asyncio.wait((self._task,), timeout=5.0 if self._ready.done() else 0)
         for task in late:
             task.cancel()
             await asyncio.wait((task,))

@@ -31,8 +31,6 @@ BELIEVED_S = 4.0
 _MOST_TENANTS = 500
 """Tenants whose secrets stay known although no run holds them: those used last."""
 _LOOK_S = 10.0
-_REMEMBERED_S = 30.0
-"""Seconds for which a replaced or deleted value is still removed from texts: servers repeat it."""
 
 log = structlog.get_logger(__name__)
 
@@ -180,7 +178,8 @@ class SecretLookup:
         if known.tenant is not None:
             present |= set(self._environment().values(known.tenant))
         until = {each: at for each, at in known.until.items() if at > now or each in present}
-        until |= dict.fromkeys(present, now + _REMEMBERED_S)
+        # A replaced or deleted value is still removed from texts: servers repeat it.
+        until |= dict.fromkeys(present, now + 30.0)
         if until.keys() != known.until.keys():
             known.keep(until)
         known.until = until

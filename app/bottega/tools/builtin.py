@@ -43,8 +43,6 @@ LONGEST_EXPRESSION = 500
 MAX_BITS = 4096
 """Limit of whole numbers: about 1,200 digits."""
 
-_MOST_PLACES = 300
-
 
 def evaluate(expression: str) -> Number:
     """Evaluate an arithmetic expression, exactly for whole numbers.
@@ -125,7 +123,7 @@ def _power(base: Number, exponent: Number) -> Any:
 
 
 def _round(number: Number, places: Number = 0) -> Number:
-    if not isinstance(places, int) or abs(places) > _MOST_PLACES:
+    if not isinstance(places, int) or abs(places) > 300:
         raise ValueError
     return round(number, places) if places else round(number)
 
@@ -167,7 +165,6 @@ _BINARY: Mapping[type[ast.operator], Callable[[Number, Number], Any]] = {
 
 _GET_TIMEOUT_S = 30.0
 _GET_MAX_BYTES = 100_000
-_GET_MEDIA_BYTES = 1_000_000
 _EXACT_IN_JSON = 2**53
 
 
@@ -251,7 +248,7 @@ def http_get(deps: ToolDeps) -> ToolBase:
             "GET",
             url,
             timeout_s=_GET_TIMEOUT_S,
-            max_bytes=_GET_MEDIA_BYTES,
+            max_bytes=1_000_000,
             tenant=deps.tenant,
         )
         media = media_of(reply)

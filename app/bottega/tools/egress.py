@@ -40,9 +40,6 @@ from bottega.tools.secrets import check_header
 
 __all__ = ["Egress", "EgressError", "EgressRefusedError", "Reply", "checked_url", "refuse_inside"]
 
-_IDLE_CONNECTIONS = 20
-_IDLE_S = 10.0
-_CONNECT_S = 5.0
 _LONGEST_URL = 8192
 _FAILURES = (*NETWORK_ERRORS, OutsideError)
 _INVALID = (
@@ -147,10 +144,10 @@ class Egress:
     @cached_property
     def _session(self) -> aiohttp.ClientSession:
         return open_session(
-            aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+            aiohttp.ClientTimeout(total=None, sock_connect=5.0),
             most=0,  # one tenant's slow servers must not take the connections of others
-            kept_s=_IDLE_S,
-            most_idle=_IDLE_CONNECTIONS,
+            kept_s=10.0,
+            most_idle=20,
             tls=self._ssl_context,
             look_up=self._guard.look_up,
             guard=self._guard.check,

@@ -31,7 +31,6 @@ Network = IPv4Network | IPv6Network
 _NAME = re.compile(
     r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*"
 )
-_LONGEST_NAME = 253
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
@@ -117,7 +116,8 @@ def host_address(host: str) -> Address | None:
     name = host.removesuffix(".")
     if _NUMBER.fullmatch(name.rsplit(".", 1)[-1]):
         raise InvalidInputError(f"'{host}' is an unusual spelling of an IP address: write a.b.c.d")
-    if len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):
+    # 253: the longest name of the DNS.
+    if len(name) > 253 or not _NAME.fullmatch(name):
         raise InvalidInputError(f"'{host[:100]}' is not a valid host name")
     return None
 
@@ -169,9 +169,6 @@ class AllowList:
             return True
         embedded = _embedded(address) if isinstance(address, IPv6Address) else None
         return embedded is not None and self.has_address(embedded)
-
-
-_MOST_ADDRESSES = 8
 
 
 class Asking(NamedTuple):
@@ -254,4 +251,4 @@ class AddressGuard:
                 self.check(address)
             except EgressRefusedError as error:
                 raise AddressRefusedError(error.detail) from None
-        return addresses[:_MOST_ADDRESSES]
+        return addresses[:8]

@@ -191,9 +191,7 @@ def _quoted(text: str) -> str:
         raise InvalidInputError("lone surrogates (U+D800 to U+DFFF) are not text") from None
 
 
-MAX_DEPTH = 64
 _EXCERPT = 1000
-_LONGEST_TYPE = 200
 
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([A-Za-z0-9._:-]{1,40})", re.IGNORECASE)
 # Python knows more codecs, but some are very slow and some do not decode to text.
@@ -212,7 +210,7 @@ _TEXT_TYPES = re.compile(r"text/.*|.*[/+](json|xml|javascript|yaml|x-www-form-ur
 
 def content_type(reply: Reply) -> str:
     """Return the header's value, cut to 200 characters; empty without the header."""
-    return reply.headers.get("content-type", "")[:_LONGEST_TYPE]
+    return reply.headers.get("content-type", "")[:200]
 
 
 def _media_type(reply: Reply) -> str:
@@ -262,7 +260,7 @@ def _decoded(text: str) -> Any:
         value = json.loads(text, parse_constant=lambda _: None)
     except (OutsideError, ValueError, RecursionError):
         return text
-    return value if depth_of(value) <= MAX_DEPTH else text
+    return value if depth_of(value) <= 64 else text
 
 
 def media_of(reply: Reply) -> Part | None:
@@ -308,8 +306,6 @@ Secrets = Callable[[str], Awaitable[str]]
 UPPER_NAME = r"^[A-Z](_?[A-Z0-9])*$"
 """Pattern of a secret's name, at most 64 characters."""
 _LONGEST_REQUEST = 1_000_000
-_SHORTEST_READ = 16_384
-_GRACE_S = 5.0
 _IN_QUERY = ("GET", "DELETE")
 
 
@@ -521,7 +517,7 @@ class HttpTool(ToolBase):
         self.definition = definition
         self.name = definition.name
         self.description = definition.description
-        self.timeout_s = definition.timeout_s + _GRACE_S  # the inner timeout has the clearer error
+        self.timeout_s = definition.timeout_s + 5.0  # the inner timeout has the clearer error
         self.idempotent = definition.repeatable
         self._arguments = _schema(definition.parameters)
         wanted = definition.output_schema
@@ -564,7 +560,7 @@ class HttpTool(ToolBase):
                 content=content,
                 timeout_s=self.definition.timeout_s,
                 # A truncated body could end in half a secret, which redaction misses.
-                max_bytes=max(self.definition.max_bytes, _SHORTEST_READ),
+                max_bytes=max(self.definition.max_bytes, 16_384),
                 tenant=self._tenant,
             )
         except (InvalidInputError, UnavailableError) as error:

@@ -7,10 +7,6 @@ from collections.abc import Callable
 
 HEAD_BYTES = 4096
 """Bytes at the start of a file that show its type."""
-_MOST_SEGMENTS = 2000
-"""Segments of a JPEG before its size; a colour profile or a preview takes hundreds."""
-_MOST_PAGES = 100_000
-"""Pages of a PDF that are counted."""
 
 RASTER = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/bmp"})
 """Images that a browser shows without running anything in them."""
@@ -174,7 +170,8 @@ def _webp(head: bytes) -> tuple[int, int] | None:
 def _jpeg(head: bytes) -> tuple[int, int] | None:
     """Find the frame header, which follows segments of any length (ITU-T T.81, B.2)."""
     at = 2
-    for _ in range(_MOST_SEGMENTS):
+    # Segments before the size: a colour profile or a preview takes hundreds.
+    for _ in range(2000):
         if at + 9 > len(head) or head[at] != 0xFF:
             return None
         marker = head[at + 1]
@@ -206,7 +203,7 @@ class PageCount:
 
     def feed(self, piece: bytes) -> None:
         """Count the pages of the next piece."""
-        if self.pages >= _MOST_PAGES:
+        if self.pages >= 100_000:  # further ones are not counted
             return
         seen = self._rest + piece
         ends = [found.end() for found in self._PAGE.finditer(seen)]

@@ -21,8 +21,6 @@ from bottega.errors import InvalidInputError
 from bottega.json_schema.arguments import shown_schema
 from bottega.json_schema.output import output_schema
 
-MOST_EXPIRES_S = 31_536_000.0
-
 
 def _checked(approval: Any) -> Any:
     try:
@@ -47,7 +45,7 @@ ExpiresS = Annotated[
     float,
     Field(
         gt=0,
-        le=MOST_EXPIRES_S,
+        le=31_536_000.0,  # a year
         strict=False,
         description="Seconds that people have to decide; then the call is denied.",
     ),

@@ -16,8 +16,6 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
 _EXPORTER = "OTEL_TRACES_EXPORTER"
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _TEXTS = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-_LAST_S = 5.0
-"""Longest wait for the last spans at the end of a process."""
 
 _lock = threading.Lock()
 _users = 0
@@ -75,4 +73,4 @@ def _close(provider: Any) -> None:
     """Send the last spans. A collector that does not answer delays the end a little."""
     closing = threading.Thread(target=provider.shutdown, name="last-spans", daemon=True)
     closing.start()
-    closing.join(_LAST_S)
+    closing.join(5.0)  # the longest wait for the last spans

@@ -40,8 +40,6 @@ KINDS = {"INTERNAL": 1, "SERVER": 2, "CLIENT": 3, "CONSUMER": 5}
 
 _LARGEST_REQUEST = 4 * 1024 * 1024
 """Bytes of spans in a request, unless one span has more; many collectors refuse 20 MiB."""
-_LONGEST_KEPT = 64
-"""Characters of a text whose encoded form is kept."""
 _KEPT = 4096
 _FAILED = b"\x7a\x02\x18\x02"
 _HAS_REMOTE, _IS_REMOTE = 0x100, 0x200
@@ -142,7 +140,7 @@ class Encoder:
             if isinstance(value, str):
                 if longest is not None:
                     value = value[:longest]
-                if len(value) > _LONGEST_KEPT:
+                if len(value) > 64:  # encoded forms of shorter texts are kept
                     yield _encoded(tag, key, value)
                     continue
             yield _attribute(tag, key, value)
@@ -184,8 +182,6 @@ _text = lru_cache(_KEPT)(_utf8)
 
 _KINDS = {kind.name: kind for kind in SpanKind}
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-_MOST_EVENTS = 128
-"""Of a span; OpenTelemetry's default."""
 
 
 class _Span(SpanData):
@@ -208,7 +204,7 @@ class _Span(SpanData):
         self.about.update(attributes)
 
     def event(self, name: str, attributes: Attributes) -> None:
-        if len(self.events) < _MOST_EVENTS:
+        if len(self.events) < 128:  # OpenTelemetry's default
             self.events.append((clock.now_ns(), name, attributes))
 
     def end(self, error: str | None) -> None:

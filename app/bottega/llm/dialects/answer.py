@@ -31,7 +31,6 @@ from bottega.llm.usage import Reported, usage_of, usage_of_lost
 from bottega.llm.vendor_words import BROKEN, REFUSED, STOP, TOOL_CALLS, finish_reason
 from bottega.outside import OutsideError, check_json
 
-_TRIES = 4
 _PROBE = "probe"
 
 
@@ -46,7 +45,7 @@ class TextChunks:
     def __init__(self, only_text: Callable[[Any], str | None], names: tuple[bytes, ...]) -> None:
         self._only_text = only_text
         self._names = names
-        self._tries = _TRIES
+        self._tries = 4
         self._before = self._after = b""
 
     def leading(self, chunks: Sequence[bytes], start: int) -> tuple[int, str | None]:
@@ -97,7 +96,6 @@ _DONE = b"[DONE]"
 _AROUND = re.compile(r"[\"\[\]:]")
 """Signs of JSON that was cut: an object beside them is a part of something else."""
 _BEAT = re.compile(rb"\s*\"?\[?[A-Za-z_-]*\]?\"?\s*")
-_LONGEST_BEAT = 40
 _DECODER = json.JSONDecoder(strict=False)
 _DEEPEST = 200
 """Levels of an event, and of a call's arguments: other readers of JSON refuse more."""
@@ -192,7 +190,7 @@ class AnswerBuilder(ABC):
         Raises:
             ModelError: the event is not one of the API, or it reports an error.
         """
-        if len(data) <= _LONGEST_BEAT and _BEAT.fullmatch(data):
+        if len(data) <= 40 and _BEAT.fullmatch(data):
             return ""
         try:
             return self.add(self._json_of(data))

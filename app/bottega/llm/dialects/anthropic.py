@@ -207,8 +207,6 @@ def _only_text(event: Any) -> str | None:
 
 KEY = "anthropic"
 
-MAX_TOKENS = 32_000
-"""Limit of output tokens where none is given: the API demands one, and no model allows less."""
 
 _LEAST_THINKING = 1024
 
@@ -235,7 +233,8 @@ def anthropic(spec: ServerSpec, model: str, address: str) -> Dialect:
     origin = origin_of(KEY, spec.name, address, model)  # another model cannot read the thinking
     fields = {
         "model": model,
-        "max_tokens": MAX_TOKENS,
+        # The API demands a limit, and no model allows less.
+        "max_tokens": 32_000,
         "cache_control": {"type": "ephemeral"},
         **spec.extra_body,
         "stream": True,

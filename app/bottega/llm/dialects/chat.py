@@ -48,8 +48,6 @@ _KNOWN = frozenset(
 )
 _SAID = frozenset(("role", "content"))
 _KNOWN_OF_CALL = frozenset(("id", "index", "type", "function"))
-_MOST_NAMED = 100
-"""Pieces of a call after which one with a name does not begin another: each look reads them all."""
 _AUDIO = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
 
 _FORM = Form(
@@ -328,7 +326,8 @@ def _begins_another(call: PartialCall, call_id: Any, name: Any) -> bool:
 
 def _is_open(call: PartialCall) -> bool:
     """Return true if the arguments of a call have begun and are no JSON object yet."""
-    if len(call.arguments) > _MOST_NAMED:
+    # After so many pieces one with a name begins no other call: each look reads them all.
+    if len(call.arguments) > 100:
         return True
     return bool(call.arguments) and not _is_object("".join(call.arguments))
 

@@ -48,7 +48,6 @@ _KEPT: Mapping[DialectName, frozenset[str]] = {
 _ANTHROPIC_FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid")
 )
-_DEEPEST = 64
 
 
 class _UnfitError(Exception):
@@ -191,7 +190,7 @@ def _parts(schema: Any) -> Iterator[Schema]:
 
 
 def _fitted(schema: Any, dialect: DialectName, depth: int) -> dict[str, Any]:
-    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+    if not isinstance(schema, Mapping) or depth > 64:
         raise _UnfitError
     found = dict(schema)
     _refuse_old(found)

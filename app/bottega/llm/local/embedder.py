@@ -26,10 +26,8 @@ DIMENSION = 384
 
 _CHILD = Path(__file__).with_name("child.py")
 _KEPT_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR")
-_LONGEST = 2_000
 _QUERY_TOKENS, _TOKENS = 64, 256  # about 3 ms each on a core
 _BATCH = 4
-_ANSWER_S = 60.0
 
 # All vectors of this model have a large part in common, so cosines of unrelated texts are 0.7 to
 # 0.85. means.npy holds the means of 800 short texts in 20 languages, as queries and as passages,
@@ -127,7 +125,7 @@ class _Process:
             "most": _QUERY_TOKENS if self._query else _TOKENS,
         }
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(60.0):
                 process = await self._started()
                 assert process.stdin is not None
                 assert process.stdout is not None
@@ -177,7 +175,7 @@ class _Process:
 
 def _prepared(text: str) -> str:
     """Cut a text, and replace what the model cannot read."""
-    return text[:_LONGEST].encode("utf-8", "replace").decode().replace("\x00", " ")
+    return text[:2_000].encode("utf-8", "replace").decode().replace("\x00", " ")
 
 
 def _mean(*, query: bool) -> NDArray[np.float32]:
