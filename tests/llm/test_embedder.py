@@ -37,7 +37,7 @@ async def _no_sleep(seconds: float) -> None:
 def vectors(*rows: Any, encoding: str = "float", indices: Any = None) -> Reply:
     """Reply with these vectors to any request."""
     request = {"model": "any", "encoding_format": encoding}
-    body = vectors_body(np.array(rows, np.float64), request)
+    body = vectors_body(np.array(rows, np.float64), {"input": "x", **request})
     return http_reply(body, media_type="application/json")
 
 

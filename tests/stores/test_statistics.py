@@ -210,7 +210,7 @@ async def test_a_background_is_measured_without_a_comparison_of_all_rows(
     owner: asyncpg.Pool, acting: asyncpg.Connection
 ) -> None:
     await filled(owner, _EPISODES, 500)
-    rows = await acting.fetch(embedding_worker._SAMPLE, DEFAULT_TENANT, "one", 16)
+    rows = await acting.fetch(embedding_worker._SAMPLE, DEFAULT_TENANT, "one")
     assert len(rows) > 90
     assert await read(acting, "episode_vectors") <= 200
     assert await read(acting, "episodes") <= 200
