@@ -22,11 +22,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from bottega.llm.builtin_embedder import BuiltinEmbedder
 from bottega.llm.demo_model import server as demo_server
 from bottega.llm.demo_model.rules import Answer, DemoCall
 from bottega.llm.demo_model.rules import decide as demo_decide
 from bottega.llm.demo_model.server import Vectorise, create_app
-from bottega.llm.local.builtin import BuiltinEmbedder
 from tests.waiting import deadline, until
 
 _HANG_UP = "fake_model.hang_up"

@@ -14,7 +14,7 @@ import asyncpg
 from bottega.db.engine import acting_as
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import UnavailableError
-from bottega.llm.local.builtin import BuiltinEmbedder
+from bottega.llm.builtin_embedder import BuiltinEmbedder
 from bottega.memory.episodes.episode import Episode, Outcome, Summary
 from bottega.objects import Objects
 

@@ -20,7 +20,7 @@ from bottega.db.embedded import default_data_dir
 from bottega.db.engine import Database
 from bottega.engine.budget import DayBudgets
 from bottega.events.listener import NotifyListener
-from bottega.llm.local import available
+from bottega.llm.embedding_child import available
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.rows import CHANNEL
 from bottega.memory.episodes.store import EpisodicMemory
@@ -30,8 +30,8 @@ from bottega.services import Services
 from bottega.settings import BUILTIN, Settings
 
 if TYPE_CHECKING:
-    from bottega.llm.local.builtin import BuiltinEmbedder
-    from bottega.llm.local.embedder import LocalEmbedder
+    from bottega.llm.builtin_embedder import BuiltinEmbedder
+    from bottega.llm.local_embedder import LocalEmbedder
     from bottega.llm.openai_embedder import OpenAIEmbedder
     from bottega.memory.learning.maintenance import Maintenance
     from bottega.memory.learning.reflection import Analyst
@@ -189,7 +189,7 @@ def _load_model(settings: Settings, parts: MemoryServices) -> None:
 @functools.cache
 def builtin() -> "BuiltinEmbedder":
     """Return this process's built-in embedder, loaded (with numpy) at first use."""
-    from bottega.llm.local.builtin import BuiltinEmbedder
+    from bottega.llm.builtin_embedder import BuiltinEmbedder
 
     return BuiltinEmbedder()
 
@@ -198,7 +198,7 @@ def _local(stack: contextlib.AsyncExitStack) -> "LocalEmbedder | None":
     """Return the embedder of ``bottega[embed]`` if it is installed and runs here."""
     if not available():
         return None
-    from bottega.llm.local.embedder import LocalEmbedder
+    from bottega.llm.local_embedder import LocalEmbedder
 
     made = LocalEmbedder()
     stack.push_async_callback(made.aclose)

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.learning.world import START
 from bottega.engine.replay import EPISODE
-from bottega.llm.local.builtin import DIMENSION, BuiltinEmbedder
+from bottega.llm.builtin_embedder import DIMENSION, BuiltinEmbedder
 from bottega.memory.episodes.embedding_worker import GROWN
 from bottega.memory.episodes.episode import Episode, Outcome
 from bottega.memory.episodes.scope import LearningOptions

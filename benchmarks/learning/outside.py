@@ -19,8 +19,8 @@ from bottega.db.connect import connect
 from bottega.db.engine import Database
 from bottega.engine.retrieval import MOST_EPISODES, render_episode
 from bottega.events.types import TOOL_ERROR, EventType, RunStatus
-from bottega.llm.local.builtin import BuiltinEmbedder
-from bottega.llm.local.embedder import LocalEmbedder
+from bottega.llm.builtin_embedder import BuiltinEmbedder
+from bottega.llm.local_embedder import LocalEmbedder
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker
 from bottega.memory.episodes.episode import Episode, Outcome, State

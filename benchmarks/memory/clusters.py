@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from bottega.llm.local.builtin import DIMENSION
+from bottega.llm.builtin_embedder import DIMENSION
 
 Halves = NDArray[np.float16]
 Floats = NDArray[np.float32]

@@ -8,7 +8,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from bottega.llm.local.builtin import DIMENSION, words
+from bottega.llm.builtin_embedder import DIMENSION, words
 from bottega.memory.text.embeddings import Vectors
 
 About = Mapping[str, tuple[str | None, str | None]]

@@ -17,7 +17,7 @@ from pgvector.asyncpg import register_vector
 from benchmarks.memory import stage
 from benchmarks.memory.clusters import Halves
 from benchmarks.memory.corpus import Corpus, corpus
-from bottega.llm.local.builtin import DIMENSION, BuiltinEmbedder
+from bottega.llm.builtin_embedder import DIMENSION, BuiltinEmbedder
 from bottega.memory.episodes import search
 from bottega.memory.text.embeddings import packed_vectors
 

@@ -16,7 +16,7 @@ from benchmarks.memory.corpus import CLASSES, Corpus, Query, corpus
 from benchmarks.memory.embedders import Buckets, Noise, Understanding
 from benchmarks.memory.measures import Measured, interval, measured
 from bottega.db.engine import acting_as
-from bottega.llm.local.builtin import BuiltinEmbedder
+from bottega.llm.builtin_embedder import BuiltinEmbedder
 from bottega.memory.episodes import search
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome, StorageState, ended_before
 from bottega.memory.episodes.scope import EVERYTHING

@@ -29,7 +29,7 @@ from benchmarks.memory.loading import Many
 from benchmarks.memory.measures import recall_of_exact
 from benchmarks.memory.texts import vectors_of
 from bottega.db.engine import Database, acting_as
-from bottega.llm.local.builtin import DIMENSION
+from bottega.llm.builtin_embedder import DIMENSION
 from bottega.memory.episodes import search
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome

@@ -22,7 +22,7 @@ from pgvector.asyncpg import register_vector
 from benchmarks.memory.clusters import Clusters, Floats, Halves, cosines, nearest
 from bottega.db import embedded, migrate
 from bottega.db.connect import connect, normalise_url
-from bottega.llm.local.builtin import DIMENSION
+from bottega.llm.builtin_embedder import DIMENSION
 from bottega.memory.episodes import search
 from bottega.memory.episodes.episode import EpisodeFilter
 from bottega.memory.episodes.scope import EVERYTHING

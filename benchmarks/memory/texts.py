@@ -11,7 +11,7 @@ from random import Random
 import numpy as np
 
 from benchmarks.memory.clusters import Floats, Halves
-from bottega.llm.local.builtin import DIMENSION, BuiltinEmbedder
+from bottega.llm.builtin_embedder import DIMENSION, BuiltinEmbedder
 
 _BATCH = 5_000
 _NOISE = 0.2

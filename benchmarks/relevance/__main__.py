@@ -33,8 +33,8 @@ from uuid import UUID
 from benchmarks.memory import stage
 from benchmarks.relevance.measuring import Conversations, Memory, large, small
 from benchmarks.relevance.sets import Pair, pairs
-from bottega.llm.local.builtin import BuiltinEmbedder
-from bottega.llm.local.embedder import LocalEmbedder
+from bottega.llm.builtin_embedder import BuiltinEmbedder
+from bottega.llm.local_embedder import LocalEmbedder
 from bottega.memory.text.embeddings import Embedder
 
 _HALF = 6

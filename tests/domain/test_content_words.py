@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.engine.retrieval import tells_a_topic
-from bottega.llm.local.builtin import BuiltinEmbedder
+from bottega.llm.builtin_embedder import BuiltinEmbedder
 from bottega.memory.episodes.scoring import is_relevant
 from bottega.memory.text import content
 from bottega.memory.text.content import MOST_WORDS, content_words

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bottega.llm.local.builtin import MAX_CHARACTERS, BuiltinEmbedder, stem
+from bottega.llm.builtin_embedder import MAX_CHARACTERS, BuiltinEmbedder, stem
 from bottega.memory.text.embeddings import Embedder, Vectors
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=60)  # lone surrogates as well

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.memory.corpus import LATEST_DAYS, OLD_DAYS, corpus
 from benchmarks.memory.intents import failures, intents
 from benchmarks.memory.measures import interval, measured
-from bottega.llm.local.builtin import features, stem, words
+from bottega.llm.builtin_embedder import features, stem, words
 
 SMALL = {"size": 400, "per_class": 4}
 

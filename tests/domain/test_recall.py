@@ -25,7 +25,7 @@ from bottega.agents.shared_memory import (
     shared_message,
 )
 from bottega.errors import InvalidInputError, UnavailableError
-from bottega.llm.local.builtin import BuiltinEmbedder
+from bottega.llm.builtin_embedder import BuiltinEmbedder
 from bottega.memory.text.embeddings import Vectors
 from tests.domain.scripted import Notes, agent, call, let_others_run, model_of, texts
 from tests.domain.test_graph import Clock, graph_of

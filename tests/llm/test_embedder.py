@@ -11,8 +11,8 @@ import pytest
 from pydantic_core import to_json
 
 from bottega.errors import InvalidInputError, ModelError
+from bottega.llm.builtin_embedder import BuiltinEmbedder
 from bottega.llm.demo_model.server import vectors_body
-from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.llm.openai_embedder import OpenAIEmbedder
 from bottega.memory.text.embeddings import Embedder
 from tests.accounts import Purse

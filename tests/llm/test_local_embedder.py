@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from bottega.errors import UnavailableError
-from bottega.llm.local import available, embedder
-from bottega.llm.local.embedder import LocalEmbedder
+from bottega.llm import local_embedder
+from bottega.llm.embedding_child import available
+from bottega.llm.local_embedder import LocalEmbedder
 from bottega.memory.episodes.embedders import Patience
 from tests.waiting import until
 
@@ -95,7 +96,9 @@ async def test_queries_do_not_wait_for_the_model_to_load(local: LocalEmbedder) -
 @pytest.mark.deep
 @pytest.mark.skipif(not available(), reason="bottega[embed] is not installed")
 async def test_the_real_model_compares_meaning() -> None:
-    real = LocalEmbedder([sys.executable, "-P", str(Path(embedder.__file__).with_name("child.py"))])
+    real = LocalEmbedder(
+        [sys.executable, "-P", str(Path(local_embedder.__file__).with_name("embedding_child.py"))]
+    )
     try:
         tasks = await real.embed(["Prepara la fattura di marzo.", "Water the roses."])
         (query,) = await real.embed_queries(["Write the bill for last month."])

@@ -10,9 +10,9 @@ import pytest
 from benchmarks.relevance.measuring import Conversations, Memory, large, small
 from benchmarks.relevance.sets import chats, requests
 from bottega.db.engine import Database
-from bottega.llm.local import available
-from bottega.llm.local.builtin import BuiltinEmbedder
-from bottega.llm.local.embedder import LocalEmbedder
+from bottega.llm.builtin_embedder import BuiltinEmbedder
+from bottega.llm.embedding_child import available
+from bottega.llm.local_embedder import LocalEmbedder
 from bottega.llm.openai_embedder import OpenAIEmbedder
 from bottega.memory.text.embeddings import Embedder, Vectors
 from tests.accounts import Purse

@@ -14,7 +14,7 @@ from bottega.db.engine import Database, acting_as
 from bottega.db.sessions import driver_of
 from bottega.db.tables import DEFAULT_TENANT, runs
 from bottega.events import log
-from bottega.llm.local.builtin import BuiltinEmbedder
+from bottega.llm.builtin_embedder import BuiltinEmbedder
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker
 from bottega.memory.episodes.store import AccessCounter

@@ -14,8 +14,8 @@ import pytest
 from bottega.clock import utcnow
 from bottega.db.engine import Database, acting_as
 from bottega.db.tables import DEFAULT_TENANT
+from bottega.llm.builtin_embedder import BuiltinEmbedder
 from bottega.llm.demo_model.server import vectors_body
-from bottega.llm.local.builtin import BuiltinEmbedder
 from bottega.llm.openai_embedder import OpenAIEmbedder
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker

@@ -14,7 +14,7 @@ import pytest
 from bottega.db.engine import Database, acting_as
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import NotFoundError, UnavailableError
-from bottega.llm.local.builtin import BuiltinEmbedder
+from bottega.llm.builtin_embedder import BuiltinEmbedder
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Episode, EpisodeFilter, Outcome, State, Summary
 from bottega.memory.episodes.scope import EVERYTHING, MemoryOptions

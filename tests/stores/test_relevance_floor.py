@@ -9,7 +9,7 @@ import numpy as np
 from bottega.clock import monotonic, utcnow
 from bottega.db.engine import Database, acting_as
 from bottega.db.tables import DEFAULT_TENANT
-from bottega.llm.local.builtin import BuiltinEmbedder
+from bottega.llm.builtin_embedder import BuiltinEmbedder
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker
 from bottega.memory.episodes.scope import EVERYTHING

@@ -262,7 +262,7 @@ async def team_of(
 
 
 def _embedder() -> RecallEmbedder:
-    from bottega.llm.local.builtin import BuiltinEmbedder  # loads numpy
+    from bottega.llm.builtin_embedder import BuiltinEmbedder  # loads numpy
 
     return BuiltinEmbedder()
 

@@ -28,7 +28,7 @@ from bottega.subagents.plugins import sees_dispatches
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.swarm import Swarm, SwarmOptions
 from bottega.subagents.telemetry import Totals
-from bottega.subagents.tools.shared import screening, shown_usage
+from bottega.subagents.tool_base import screening, shown_usage
 
 
 class ResumedTasks:

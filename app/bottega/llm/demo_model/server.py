@@ -150,7 +150,7 @@ def error(message: str, *, code: str | None = None, param: str | None = None) ->
 
 
 async def builtin_vectors(texts: Sequence[str]) -> "NDArray[np.float32]":
-    from bottega.llm.local.builtin import BuiltinEmbedder  # with numpy, at the first request
+    from bottega.llm.builtin_embedder import BuiltinEmbedder  # with numpy, at the first request
 
     return await BuiltinEmbedder().embed(texts)
 

@@ -19,7 +19,7 @@ from bottega.subagents.plugins import DispatchRequest, Refused, Skip, before_dis
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.shared_context import file_tools
 from bottega.subagents.swarm import QueryScope, context_of
-from bottega.subagents.tools.shared import (
+from bottega.subagents.tool_base import (
     LAST_PRIORITY,
     USUAL_PRIORITY,
     Arguments,

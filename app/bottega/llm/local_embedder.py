@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from pydantic_core import to_json
 
 from bottega.errors import UnavailableError
-from bottega.llm.local import PACKAGE
+from bottega.llm.embedding_child import PACKAGE
 
 Vectors = NDArray[np.float32]
 
 DIMENSION = 384
 
-_CHILD = Path(__file__).with_name("child.py")
+_CHILD = Path(__file__).with_name("embedding_child.py")
 _KEPT_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR")
 _QUERY_TOKENS, _TOKENS = 64, 256  # about 3 ms each on a core
 _BATCH = 4

