@@ -155,7 +155,7 @@ def _accepted(interrupt: Mapping[str, Any], content: Mapping[str, Any]) -> NewDe
 
 
 CHANNEL = "mcp"
-"""What ``expose`` of an agent says if it is a tool."""
+"""Value in ``expose`` of an agent that is a tool."""
 
 RUN = "bottega/run_id"
 """Field of a result's ``_meta``."""
