@@ -1,19 +1,22 @@
 """Cost of a durable run on this machine.
 
-    python -m benchmarks [--runs 400] [--memory off full] [--latency-ms 0 400] [--workers 1 8]
+    python -m benchmarks [--runs 400] [--turns 5] [--memory full] [--stored 200000]
     python -m benchmarks --table
 
-All parts are real processes: embedded PostgreSQL, API, workers, and a model and a client that cost
-little. Each run has seven model calls. It is posted over HTTP and watched over a WebSocket until
-its final event. Absolute figures depend on the machine. The ratio to the floor of the same line is
-comparable: the floor makes the same seven calls by ``chat.completions.create`` and nothing else, as
-many at a time, just before. README.md in this folder explains the columns.
+A run has seven model calls: a coordinator, three sub-agents, a graph. The database, the service,
+and a model that costs little are processes of their own. Absolute figures depend on the machine;
+the ratio to the floor of the same turn is comparable. The floor makes seven calls of the same model
+by ``chat.completions.create``, which do not stream, and nothing else, as many at a time.
+
+Without ``--table`` API and worker are one process, runs come by ``POST /v1/runs?wait=60``, and
+floor and runs are measured in turns; the last lines are of ``GET`` of a run, and of runs that are
+alone.
+README.md in this folder explains the columns of ``--table``.
 """
 
 import argparse
 import asyncio
 import contextlib
-import itertools
 import os
 import statistics
 import time
@@ -22,10 +25,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import asyncpg
-import httpx2
 
-from benchmarks.client import Client, Watched, body_of
+from benchmarks.client import Client, Watched
 from benchmarks.harness import (
+    RUN,
+    Service,
     cpu_s,
     define,
     embedded_all,
@@ -33,20 +37,86 @@ from benchmarks.harness import (
     log_changes_only,
     percentile,
     process,
+    served,
     temporary_database,
     written,
 )
 from benchmarks.model import FastModel, fast_model
-from bottega.cli.scenarios import SOFTWARE
 
-_TABLE_LATENCY_MS = 400.0
-_TOKEN_DELAY_MS = 5.0
-_MOST_RUNS = "1000000"
+_AT_ONCE = 20
+_ROOM = {
+    "BOTTEGA_CONCURRENT_RUNS": "1000",
+    "BOTTEGA_QUEUED_RUNS": "1000000",
+    "BOTTEGA_WORKER_CONCURRENCY": "100",
+}
 _COLUMNS = {
-    "memory": 7, "latency": 8, "tokens": 7, "workers": 8, "APIs": 5, "waiting": 8,
+    "memory": 7, "latency": 8, "tokens": 7, "workers": 8, "waiting": 8,
     "runs/s": 8, "worker": 8, "API": 7, "database": 9, "rest": 6, "floor": 7, "sum/floor": 10,
     "writes": 7, "trans.": 7, "KB log": 7, "KB kept": 8, "conn.": 6, "p50 ms": 8, "p99 ms": 8,
 }  # fmt: skip
+
+
+async def in_turns(url: str, postmaster: int, runs: int, turns: int, memory: str) -> None:
+    """Measure the floor and runs of one process in turns, then ``GET`` of a run."""
+    async with (
+        fast_model() as model,
+        served(url, model.base_url, **_ROOM, BOTTEGA_MEMORY=memory) as service,
+    ):
+        await define(service.base_url)
+        client = Client(service.port, RUN)
+        await client.waited(2 * _AT_ONCE, _AT_ONCE)  # fills caches and statistics
+        cells = ("floor", "service", "database", "sum/floor", "runs/s")
+        print(f"{runs} runs, {_AT_ONCE} at a time; CPU in ms per run:")
+        print("".join(f"{cell:>11}" for cell in cells))
+        lines = []
+        for _ in range(turns):
+            floor_ms = await floor(model.base_url, max(2 * _AT_ONCE, runs // 4), _AT_ONCE)
+            before, began = (cpu_s(service.pid), cpu_s(postmaster)), time.perf_counter()
+            await client.waited(runs, _AT_ONCE)
+            took = time.perf_counter() - began
+            await embedded_all(url)
+            of_service = (cpu_s(service.pid) - before[0]) * 1000 / runs
+            of_database = (cpu_s(postmaster) - before[1]) * 1000 / runs
+            ratio = (of_service + of_database) / floor_ms
+            lines.append((floor_ms, of_service, of_database, ratio, runs / took))
+            print("".join(f"{value:11.2f}" for value in lines[-1]), flush=True)
+        medians = [statistics.median(column) for column in zip(*lines, strict=True)]
+        print("".join(f"{value:11.2f}" for value in medians) + "  medians")
+        await _print_get(client, service, postmaster)
+        await _print_alone(client)
+        client.close()
+
+
+async def _print_get(client: Client, service: Service, postmaster: int, times: int = 2000) -> None:
+    """Print the CPU of ``GET`` of a run."""
+    path = "/v1/runs/" + await client.post()
+    await _get(client, path, 100)  # to warm up
+    before = cpu_s(service.pid), cpu_s(postmaster)
+    await asyncio.gather(*(_get(client, path, times // _AT_ONCE) for _ in range(_AT_ONCE)))
+    of_service, of_database = (
+        (cpu_s(pid) - spent) * 1000 / times
+        for pid, spent in zip((service.pid, postmaster), before, strict=True)
+    )
+    print(
+        f"GET of a run: CPU of the service {of_service:.2f} ms, of the database {of_database:.2f}"
+    )
+
+
+async def _get(client: Client, path: str, times: int) -> None:
+    for _ in range(times):
+        await client.request("GET", path)
+
+
+async def _print_alone(client: Client) -> None:
+    """Print the times of runs that are alone."""
+    alone = [await client.watched() for _ in range(50)]
+    for name, values in (
+        ("POST to final event", [run.took_s for run in alone]),
+        ("POST to run.started", [run.started_s for run in alone]),
+        ("queued to started", [run.queued_s for run in alone]),
+    ):
+        middle, late = statistics.median(values) * 1000, percentile(values, 0.99) * 1000
+        print(f"one run at a time, {name}: p50 {middle:.1f} ms, p99 {late:.1f} ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,109 +134,66 @@ class Setting:
     token_delay_ms: float = 0.0
     workers: int = 1
     waiting: int = 0
-    apis: int = 1
+
+    @property
+    def at_once(self) -> int:
+        """Number of runs under way, or of the floor's rounds of calls."""
+        return _AT_ONCE if self.latency_ms == 0 else 5 * _AT_ONCE
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """The database and the amount of work, the same for all lines.
-
-    Attributes:
-        postmaster: pid of the database server.
-    """
-
-    url: str
-    postmaster: int
-    runs: int
-    concurrency: int
-
-    def at_once(self, setting: Setting) -> int:
-        """Return the number of runs under way, or of the floor's rounds of calls."""
-        return self.concurrency if setting.latency_ms == 0 else 5 * self.concurrency
+TABLE = (
+    Setting(),
+    Setting(latency_ms=400),
+    Setting(latency_ms=400, token_delay_ms=5),
+    *(Setting(workers=count) for count in (2, 4, 8)),
+    Setting(latency_ms=400, workers=8),
+    Setting(waiting=10_000),
+    Setting(memory="full"),
+    Setting(memory="full", latency_ms=400),
+)
 
 
-def table() -> list[Setting]:
-    """Return the settings of ``--table``."""
-    slow = _TABLE_LATENCY_MS
-    return [
-        Setting(),
-        Setting(latency_ms=slow),
-        Setting(latency_ms=slow, token_delay_ms=_TOKEN_DELAY_MS),
-        *(Setting(workers=count) for count in (2, 4, 8)),
-        Setting(latency_ms=slow, workers=8),
-        Setting(waiting=10_000),
-        Setting(memory="full"),
-        Setting(memory="full", latency_ms=slow),
-    ]
+async def table(url: str, postmaster: int, runs: int) -> None:
+    """Print a line for each setting, with processes of their own for API and workers."""
+    await log_changes_only(url)
+    print(f"{runs} runs, {_AT_ONCE} at a time (with latency {5 * _AT_ONCE}); CPU ms per run:")
+    _print_row(*_COLUMNS)
+    for setting in TABLE:
+        async with fast_model(
+            latency_ms=setting.latency_ms, token_delay_ms=setting.token_delay_ms
+        ) as model:
+            rounds = max(2 * setting.at_once, runs // 10)
+            floor_ms = await floor(model.base_url, rounds, setting.at_once)
+            environment = {**_ROOM, "BOTTEGA_MEMORY": setting.memory}
+            async with served(url, model.base_url, "--no-worker", **environment) as api:
+                await define(api.base_url)
+                client = Client(api.port, RUN)
+                costs = _Costs(url, setting, floor_ms, (postmaster, api.pid), model)
+                measured = _drain if setting.waiting else _watch
+                await measured(costs, client, runs, api.environment)
+                client.close()
 
 
-async def measure(stage: Stage, setting: Setting) -> None:
-    """Measure the floor and one setting beside the same model, and print its line."""
-    async with fast_model(
-        latency_ms=setting.latency_ms, token_delay_ms=setting.token_delay_ms
-    ) as model:
-        at_once = stage.at_once(setting)
-        rounds = max(2 * at_once, stage.runs // 10)
-        floor_ms = await floor(model.base_url, rounds, at_once)
-        environment = {
-            "DATABASE_URL": stage.url,
-            "OPENAI_BASE_URL": model.base_url,
-            "OPENAI_API_KEY": "none",
-            "BOTTEGA_MEMORY": setting.memory,
-            "BOTTEGA_CONCURRENT_RUNS": "1000",
-            "BOTTEGA_QUEUED_RUNS": _MOST_RUNS,
-            "BOTTEGA_WORKER_CONCURRENCY": "100",
-        }
-        several = () if setting.apis == 1 else ("--api", str(setting.apis))
-        command = ("serve", "--no-worker", *several, "--port", "0")
-        api = process(*command, ready="listens", **environment)
-        async with api as (api_process, line):
-            port = int(line.split("http://127.0.0.1:")[1].split()[0])
-            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as full_client:
-                await define(full_client)
-            run = {"agent": SOFTWARE.coordinator, "graph": SOFTWARE.graph_name}
-            client = Client(port, body_of({**run, "input": "Build a todo app."}))
-            measured = _drain if setting.waiting else _watch
-            costs = _Costs(stage, setting, floor_ms, api_process.pid, model)
-            await measured(stage, setting, client, costs, environment)
-            client.close()
-
-
-async def _watch(
-    stage: Stage,
-    setting: Setting,
-    client: Client,
-    costs: "_Costs",
-    environment: dict[str, str],
-) -> None:
+async def _watch(costs: "_Costs", client: Client, runs: int, environment: dict[str, str]) -> None:
     """Measure runs that a client starts and watches."""
-    at_once = stage.at_once(setting)
-    async with _workers(setting.workers, environment) as workers:
+    at_once = costs.setting.at_once
+    async with _workers(costs.setting.workers, environment) as workers:
         await client.many(2 * at_once, at_once)  # fills caches and statistics
         await costs.begin(workers)
-        seen = await client.many(stage.runs, at_once)
-        await costs.end(stage.runs, seen)
-        if setting == Setting():
-            await _print_idle(client)
+        await costs.end(runs, await client.many(runs, at_once))
 
 
-async def _drain(
-    stage: Stage,
-    setting: Setting,
-    client: Client,
-    costs: "_Costs",
-    environment: dict[str, str],
-) -> None:
+async def _drain(costs: "_Costs", client: Client, runs: int, environment: dict[str, str]) -> None:
     """Measure the first runs of a backlog, which nobody watches."""
-    for _ in range(setting.waiting // 100):
+    for _ in range(costs.setting.waiting // 100):
         await asyncio.gather(*(client.post() for _ in range(100)))
-    connection = await asyncpg.connect(stage.url)
+    connection = await asyncpg.connect(costs.url)
     before = await _ended(connection)
-    async with _workers(setting.workers, environment) as workers:
+    async with _workers(costs.setting.workers, environment) as workers:
         await _ended(connection, before + 100)  # fills caches and statistics
         await costs.begin(workers)
         first = await _ended(connection)
-        last = await _ended(connection, first + stage.runs)
+        last = await _ended(connection, first + runs)
         await costs.end(last - first, [])
     await connection.execute("TRUNCATE runs CASCADE")
     await connection.close()
@@ -193,38 +220,45 @@ class _Costs:
     """CPU time and writes between two moments."""
 
     def __init__(
-        self, stage: Stage, setting: Setting, floor_ms: float, api: int, model: FastModel
+        self,
+        url: str,
+        setting: Setting,
+        floor_ms: float,
+        pids: tuple[int, int],
+        model: FastModel,
     ) -> None:
-        self._stage, self._setting, self._floor_ms = stage, setting, floor_ms
-        self._api, self._model = api, model
+        self.url, self.setting = url, setting
+        self._floor_ms = floor_ms
+        self._postmaster, self._api = pids
+        self._model = model
         self._workers: list[int] = []
 
     def _cpu_s(self) -> list[float]:
         rest = self._model.cpu_s() + cpu_s(os.getpid())
-        of_workers = sum(map(cpu_s, self._workers))
-        return [of_workers, cpu_s(self._api), cpu_s(self._stage.postmaster), rest]
+        return [sum(map(cpu_s, self._workers)), cpu_s(self._api), cpu_s(self._postmaster), rest]
 
     async def begin(self, workers: list[int]) -> None:
         self._workers = workers
-        await embedded_all(self._stage.url)
-        self._written = await written(self._stage.url)
+        await embedded_all(self.url)
+        self._written = await written(self.url)
         self._before = self._cpu_s()
         self._began = time.perf_counter()
 
     async def end(self, runs: int, seen: Sequence[Watched]) -> None:
         """Print the line of the table for so many runs."""
         wall = time.perf_counter() - self._began
-        await embedded_all(self._stage.url)
+        await embedded_all(self.url)
         pairs = zip(self._cpu_s(), self._before, strict=True)
         worker, api, database, rest = ((now - then) * 1000 / runs for now, then in pairs)
-        now, then = await written(self._stage.url), self._written
+        now, then = await written(self.url), self._written
         took = [run.took_s * 1000 for run in seen]
-        setting = self._setting
+        setting = self.setting
         _print_row(
             setting.memory,
             f"{setting.latency_ms:g}",
             f"{setting.token_delay_ms:g}",
-            *(f"{each}" for each in (setting.workers, setting.apis, setting.waiting)),
+            f"{setting.workers}",
+            f"{setting.waiting}",
             f"{runs / wall:.1f}",
             *(f"{each:.2f}" for each in (worker, api, database, rest)),
             f"{self._floor_ms:.2f}",
@@ -233,29 +267,9 @@ class _Costs:
             f"{(now.transactions - then.transactions) / runs:.1f}",
             f"{(now.log_bytes - then.log_bytes) / runs / 1024:.1f}",
             f"{(now.stored_bytes - then.stored_bytes) / runs / 1024:.1f}",
-            f"{await _connections(self._stage.url)}",
+            f"{now.connections}",
             *(f"{percentile(took, share):.1f}" if took else "-" for share in (0.5, 0.99)),
         )
-
-
-async def _connections(url: str) -> int:
-    connection = await asyncpg.connect(url)
-    query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'bottega'"
-    count: int = await connection.fetchval(query)
-    await connection.close()
-    return count
-
-
-async def _print_idle(client: Client) -> None:
-    """Print the times of runs that are alone."""
-    alone = [await client.one_run() for _ in range(50)]
-    for name, values in (
-        ("POST to final event", [run.took_s for run in alone]),
-        ("POST to run.started", [run.started_s for run in alone]),
-        ("queued to started", [run.queued_s for run in alone]),
-    ):
-        middle, late = statistics.median(values) * 1000, percentile(values, 0.99) * 1000
-        print(f"  one run at a time, {name}: p50 {middle:.1f} ms, p99 {late:.1f} ms")
 
 
 def _print_row(*cells: str) -> None:
@@ -265,49 +279,25 @@ def _print_row(*cells: str) -> None:
     )
 
 
-async def measure_all(
-    url: str, postmaster: int, runs: int, concurrency: int, settings: Sequence[Setting]
-) -> None:
-    await log_changes_only(url)
-    print(f"{runs} runs, {concurrency} at a time (with latency {5 * concurrency}); CPU ms per run:")
-    _print_row(*_COLUMNS)
-    stage = Stage(url, postmaster, runs, concurrency)
-    for setting in settings:
-        await measure(stage, setting)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--table", action="store_true", help="all lines of benchmarks/README.md")
+    parser.add_argument("--table", action="store_true", help="API and workers by themselves")
     parser.add_argument("--runs", type=int, default=400)
-    parser.add_argument("--concurrency", type=int, default=20)
-    parser.add_argument("--memory", nargs="+", choices=("off", "read", "full"), default=["off"])
-    parser.add_argument("--latency-ms", nargs="+", type=float, default=[0.0])
-    parser.add_argument("--token-delay-ms", nargs="+", type=float, default=[0.0])
-    parser.add_argument("--workers", nargs="+", type=int, default=[1])
-    parser.add_argument("--api", nargs="+", type=int, default=[1], help="API processes")
-    parser.add_argument("--waiting", nargs="+", type=int, default=[0], help="runs in the queue")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--memory", choices=("off", "read", "full"), default="off")
     parser.add_argument("--stored", type=int, default=0, help="episodes at the start")
     options = parser.parse_args()
-    settings = (
-        table()
-        if options.table
-        else [
-            Setting(*each)
-            for each in itertools.product(
-                *(options.memory, options.latency_ms, options.token_delay_ms),
-                *(options.workers, options.waiting, options.api),
-            )
-        ]
-    )
     with temporary_database() as (url, postmaster):
         if options.stored:
             from benchmarks.memory.loading import fill
 
             asyncio.run(fill(url, options.stored))
-        asyncio.run(measure_all(url, postmaster, options.runs, options.concurrency, settings))
+        if options.table:
+            asyncio.run(table(url, postmaster, options.runs))
+        else:
+            asyncio.run(in_turns(url, postmaster, options.runs, options.turns, options.memory))
 
 
 if __name__ == "__main__":

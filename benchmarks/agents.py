@@ -2,8 +2,9 @@
 
     python -m benchmarks.agents
 
-The model is the demo model's server without latency, in its own process; CPU is that of this
-process alone. Absolute figures depend on the machine; ratios are comparable.
+The model costs next to nothing, in its own process; CPU is that of this process alone. Bare calls
+do not stream. Both are measured in turns. Absolute figures depend on the machine; ratios are
+comparable.
 """
 
 import asyncio
@@ -16,11 +17,14 @@ import timeit
 import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import openai
 
 from benchmarks.dialects import costs_ms
+from benchmarks.harness import function
+from benchmarks.model import fast_model
 from bottega.agents import (
     AgentEvent,
     AgentFactory,
@@ -34,10 +38,10 @@ from bottega.agents import (
     tool,
 )
 from bottega.container import GC_THRESHOLD
-from bottega.llm.demo_process import demo_model
 from bottega.llm.vendors import OpenAIProvider
 
 STEPS = 20
+TURNS = 5
 WORDS = "what the tool found out about this step, in a sentence or two of ordinary length. " * 2
 
 
@@ -46,12 +50,34 @@ async def lookup(query: str) -> str:
     return WORDS
 
 
-async def cpu_and_wall(work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
-    """Return CPU and wall seconds of a second call, after one as warm-up."""
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds of our loop and of bare calls: medians of turns.
+
+    Attributes:
+        ratio: median of the turns' ratios.
+    """
+
+    ours: float
+    bare: float
+    ratio: float
+
+
+async def in_turns(
+    ours: Callable[[], Awaitable[Any]],
+    bare: Callable[[], Awaitable[Any]],
+    clock: Callable[[], float] = time.process_time,
+) -> Cost:
+    """Measure both in turns, after one of each as warm-up."""
+    pairs = [(await _seconds(ours, clock), await _seconds(bare, clock)) for _ in range(TURNS + 1)]
+    ours_s, bare_s = (statistics.median(column) for column in zip(*pairs[1:], strict=True))
+    return Cost(ours_s, bare_s, statistics.median(one / other for one, other in pairs[1:]))
+
+
+async def _seconds(work: Callable[[], Awaitable[Any]], clock: Callable[[], float]) -> float:
+    began = clock()
     await work()
-    cpu, wall = time.process_time(), time.perf_counter()
-    await work()
-    return time.process_time() - cpu, time.perf_counter() - wall
+    return clock() - began
 
 
 class Scripted:
@@ -85,21 +111,8 @@ async def sequential(provider: OpenAIProvider) -> None:
 
 
 async def bare_sequential(client: openai.AsyncOpenAI) -> None:
-    """Make the same calls by hand: history of up to 40 messages, streamed, chunks joined."""
-    tools: Any = [
-        {
-            "type": "function",
-            "function": {
-                "name": "lookup",
-                "description": "Looks something up.",
-                "parameters": {
-                    "type": "object",
-                    "properties": {"query": {"type": "string"}},
-                    "required": ["query"],
-                },
-            },
-        }
-    ]
+    """Make the same calls by hand: history of up to 40 messages."""
+    tools: Any = [function("lookup")]
     history: list[Any] = [
         {"role": "system", "content": "You are an assistant."},
         {"role": "user", "content": "Find out."},
@@ -117,15 +130,10 @@ async def bare_sequential(client: openai.AsyncOpenAI) -> None:
 
 
 async def bare_call(client: openai.AsyncOpenAI, history: Any, tools: Any) -> str:
-    stream = await client.chat.completions.create(
-        model="demo",
-        messages=history,
-        tools=tools or openai.omit,
-        stream=True,
-        stream_options={"include_usage": True},
+    answer = await client.chat.completions.create(
+        model="demo", messages=history, tools=tools or openai.omit
     )
-    parts = [chunk.choices[0].delta.content async for chunk in stream if chunk.choices]
-    return "".join(part for part in parts if part)
+    return answer.choices[0].message.content or ""
 
 
 def team(provider: OpenAIProvider) -> BaseAgent:
@@ -160,21 +168,7 @@ async def teams(provider: OpenAIProvider, runs: int, concurrency: int) -> None:
 async def bare_teams(client: openai.AsyncOpenAI, runs: int, concurrency: int) -> None:
     """Make seven bare calls per run, with similar histories and tools."""
     slots = asyncio.Semaphore(concurrency)
-    tools: Any = [
-        {
-            "type": "function",
-            "function": {
-                "name": name,
-                "description": name,
-                "parameters": {
-                    "type": "object",
-                    "properties": {"query": {"type": "string"}, "context": {"type": "string"}},
-                    "required": ["query"],
-                },
-            },
-        }
-        for name in ("requirements", "designer", "implementer")
-    ]
+    tools: Any = [function(name) for name in ("requirements", "designer", "implementer")]
 
     async def one() -> None:
         async with slots:
@@ -308,67 +302,47 @@ def pull_us() -> float:
     return (time.process_time() - began) / 20_000 * 1e6
 
 
-def line(what: str, ours: float, bare: float | None, unit: str, budget: str) -> None:
-    ratio = "" if bare is None else f"{ours / bare:6.2f} x bare ({bare:.2f} {unit})"
-    print(f"{what:52} {ours:9.2f} {unit:3} {ratio:28} budget {budget}")
+def line(what: str, value: float, unit: str, budget: str, bare: str = "") -> None:
+    print(f"{what:52} {value:9.2f} {unit:3} {bare:28} budget {budget}", flush=True)
+
+
+def line_of(what: str, cost: Cost, per: float, unit: str, budget: str) -> None:
+    """Print a cost for each of ``per`` things, in thousandths of seconds."""
+    bare = f"{cost.ratio:6.2f} x bare ({cost.bare / per * 1e3:.2f} {unit})"
+    line(what, cost.ours / per * 1e3, unit, budget, bare)
 
 
 async def with_model() -> None:
     async with (
-        demo_model() as url,
-        openai.AsyncOpenAI(api_key="none", base_url=url, max_retries=0) as client,
+        fast_model() as model,
+        openai.AsyncOpenAI(api_key="none", base_url=model.base_url, max_retries=0) as client,
     ):
-        provider = OpenAIProvider("demo", api_key="none", base_url=url)
-        calls = STEPS + 1
-        ours, _ = await cpu_and_wall(lambda: sequential(provider))
-        bare, _ = await cpu_and_wall(lambda: bare_sequential(client))
-        line(
-            "CPU per model call, 20 tool calls in a row",
-            ours / calls * 1e3,
-            bare / calls * 1e3,
-            "ms",
-            "0.9 ms, 0.17 x",
-        )
-        ours, _ = await cpu_and_wall(lambda: teams(provider, 100, 20))
-        bare, _ = await cpu_and_wall(lambda: bare_teams(client, 100, 20))
-        line(
-            "CPU per run, coordinator + 3, 20 at a time",
-            ours / 100 * 1e3,
-            bare / 100 * 1e3,
-            "ms",
-            "6 ms, 0.42 x",
-        )
+        provider = OpenAIProvider("demo", api_key="none", base_url=model.base_url)
+        cost = await in_turns(lambda: sequential(provider), lambda: bare_sequential(client))
+        line_of("CPU per model call, 20 tool calls in a row", cost, STEPS + 1, "ms", "0.05 x")
+        cost = await in_turns(lambda: teams(provider, 100, 20), lambda: bare_teams(client, 100, 20))
+        line_of("CPU per run, coordinator + 3, 20 at a time", cost, 100, "ms", "0.12 x")
         await provider.aclose()
     async with (
-        demo_model(latency_ms=50) as url,
-        openai.AsyncOpenAI(api_key="none", base_url=url, max_retries=0) as client,
+        fast_model(latency_ms=50) as model,
+        openai.AsyncOpenAI(api_key="none", base_url=model.base_url, max_retries=0) as client,
     ):
-        provider = OpenAIProvider("demo", api_key="none", base_url=url)
-        _, ours = await cpu_and_wall(lambda: fan_out(provider, 100))
-        _, bare = await cpu_and_wall(lambda: bare_fan_out(client, 100))
-        line(
-            "wall, fan-out of 100, model latency 50 ms",
-            ours * 1e3,
-            bare * 1e3,
-            "ms",
-            "220 ms, 0.55 x",
+        provider = OpenAIProvider("demo", api_key="none", base_url=model.base_url)
+        cost = await in_turns(
+            lambda: fan_out(provider, 100), lambda: bare_fan_out(client, 100), time.perf_counter
         )
+        line_of("wall, fan-out of 100, model latency 50 ms", cost, 1, "ms", "200 ms")
         await provider.aclose()
-    async with demo_model(latency_ms=1000) as url:
-        provider = OpenAIProvider("demo", api_key="none", base_url=url, timeout_s=60)
-        began = time.perf_counter()
+    async with fast_model(latency_ms=1000) as model:
+        provider = OpenAIProvider("demo", api_key="none", base_url=model.base_url, timeout_s=60)
         await fan_out(provider, 1000)
-        ours = time.perf_counter() - began
-        async with openai.AsyncOpenAI(api_key="none", base_url=url, max_retries=0) as client:
-            began = time.perf_counter()
-            await bare_fan_out(client, 1000)
-        bare = time.perf_counter() - began
-        line("wall, fan-out of 1,000, model latency 1 s", ours, bare, "s", "3.6 s")
+        took = await _seconds(lambda: fan_out(provider, 1000), time.perf_counter)
+        line("wall, fan-out of 1,000, model latency 1 s", took, "s", "3.6 s")
         tracemalloc.start()
         await fan_out(provider, 1000)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        line("  memory at its peak, per sub-agent", peak / 1000 / 1024, None, "KB", "30 KB")
+        line("  memory at its peak, per sub-agent", peak / 1000 / 1024, "KB", "30 KB")
         await provider.aclose()
 
 
@@ -376,11 +350,12 @@ def main() -> None:
     gc.set_threshold(*GC_THRESHOLD)  # as the service does
     asyncio.run(with_model())
     for dialect, cost in asyncio.run(costs_ms()).items():
-        line(f"CPU per model call, dialect {dialect}, 41 messages", cost, None, "ms", "-")
+        line(f"CPU per model call, dialect {dialect}, 41 messages", cost, "ms", "-")
     full, lacking = loop_with_and_without()
-    line("loop alone per model call, agent without a graph", full, lacking, "us", "1.02 x without")
-    line("an event without hooks", hookless_ns(), None, "ns", "-")
-    line("pull_for, in-degree 20, 1,000 nodes", pull_us(), None, "us", "20 us")
+    without = f"{full / lacking:6.2f} x without shared memory"
+    line("loop alone per model call, agent without a graph", full, "us", "1.02 x", without)
+    line("an event without hooks", hookless_ns(), "ns", "-")
+    line("pull_for, in-degree 20, 1,000 nodes", pull_us(), "us", "20 us")
 
 
 if __name__ == "__main__":

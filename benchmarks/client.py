@@ -4,6 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from pydantic_core import from_json, to_json
 
@@ -38,40 +39,60 @@ class Client:
 
     Attributes:
         port: of the API on this machine.
-        run: body of the request that starts a run.
+        run: body of the request that starts a run, as JSON has it.
         headers: lines of its requests' heads.
     """
 
     port: int
-    run: bytes
+    run: object
     headers: bytes = b""
     _idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
 
-    async def post(self) -> bytes:
-        """Start a run; return its id."""
+    async def request(self, method: str, path: str, body: bytes = b"") -> Any:
+        """Return the answer's content.
+
+        Raises:
+            SystemExit: the answer is an error.
+        """
         link = self._idle.pop() if self._idle else await self._connect()
         if link[0].at_eof():  # the server closes what is idle for seconds
             link = await self._connect()
         reader, writer = link
-        writer.write(
-            b"POST /v1/runs HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-            b"%bcontent-length: %d\r\n\r\n%b" % (self.headers, len(self.run), self.run)
-        )
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
-        body = await reader.readexactly(length)
+        head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        length = b"content-length: %d\r\n\r\n" % len(body)
+        writer.write(b"".join([head.encode(), self.headers, length, body]))
+        answer = await reader.readuntil(b"\r\n\r\n")
+        size = int(answer.lower().split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
+        content = await reader.readexactly(size)
         self._idle.append(link)
-        if b" 202 " not in head[:20]:
-            raise SystemExit(f"POST /v1/runs: {body.decode()}")
-        return str(from_json(body)["id"]).encode()
+        if b" 20" not in answer[:12]:
+            raise SystemExit(f"{method} {path}: {content.decode()}")
+        return from_json(content)
+
+    async def post(self) -> str:
+        """Start a run; return its id."""
+        run = await self.request("POST", "/v1/runs", to_json(self.run))
+        return str(run["id"])
+
+    async def waited(self, runs: int, concurrency: int) -> None:
+        """Wait for the ends of ``runs`` runs in the answers, ``concurrency`` at a time."""
+        slots = asyncio.Semaphore(concurrency)
+
+        async def slot() -> None:
+            async with slots:
+                run = await self.request("POST", "/v1/runs?wait=60", to_json(self.run))
+                if run["status"] != "completed":
+                    raise SystemExit(f"the run did not complete: {run}")
+
+        await asyncio.gather(*(slot() for _ in range(runs)))
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
-    async def one_run(self) -> Watched:
+    async def watched(self) -> Watched:
         """Start a run, and watch it to its end."""
         began = time.perf_counter()
-        run_id = await self.post()
+        run_id = (await self.post()).encode()
         answered = time.perf_counter()
         loop = asyncio.get_running_loop()
         transport, socket = await loop.create_connection(
@@ -93,7 +114,7 @@ class Client:
 
         async def slot() -> Watched:
             async with slots:
-                return await self.one_run()
+                return await self.watched()
 
         return await asyncio.gather(*(slot() for _ in range(runs)))
 
@@ -167,7 +188,3 @@ def _frame(data: bytearray, position: int) -> tuple[int, int] | None:
             return None
         length, first = int.from_bytes(data[first : first + size]), first + size
     return (first, first + length) if len(data) >= first + length else None
-
-
-def body_of(run: object) -> bytes:
-    return to_json(run)

@@ -22,6 +22,12 @@ from bottega.db import embedded, migrate
 
 CALLS = 7
 """Model calls of a run of the demo's team."""
+RUN = {
+    "agent": SOFTWARE.coordinator,
+    "graph": SOFTWARE.graph_name,
+    "input": "Build a todo app.",
+}
+"""Body of the request that starts a run of the demo's team."""
 
 
 @asynccontextmanager
@@ -50,6 +56,41 @@ async def process(
         await drained
 
 
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A running service.
+
+    Attributes:
+        pid: of its parent process.
+        environment: its settings, for workers beside it.
+    """
+
+    pid: int
+    port: int
+    environment: dict[str, str]
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@asynccontextmanager
+async def served(
+    database_url: str, model_url: str, *arguments: str, **settings: str
+) -> AsyncIterator[Service]:
+    """Run ``bottega serve`` on a free port with this database and model."""
+    environment = {
+        "DATABASE_URL": database_url,
+        "OPENAI_BASE_URL": model_url,
+        "OPENAI_API_KEY": "none",
+        **settings,
+    }
+    command = ("serve", *arguments, "--port", "0")
+    async with process(*command, ready="listens", **environment) as (child, line):
+        port = int(line.split("http://127.0.0.1:")[1].split()[0])
+        yield Service(child.pid, port, environment)
+
+
 async def _drain(stream: asyncio.StreamReader) -> None:
     while await stream.readline():
         pass
@@ -71,61 +112,54 @@ def cpu_s(pid: int) -> float:
     return total
 
 
-async def define(client: httpx2.AsyncClient) -> None:
+async def define(base_url: str) -> None:
     """Create the demo's agents and graph, unless an earlier measurement did.
 
     They have no success check: its cost is no part of a run's.
     """
     agents = [{**agent, "success_check": []} for agent in SOFTWARE.agents]
     wanted = [("/v1/agents", agent) for agent in agents]
-    for path, body in [*wanted, ("/v1/graphs", SOFTWARE.graph)]:
-        answer = await client.post(path, json=body)
-        if answer.status_code != httpx2.codes.CONFLICT:
-            answer.raise_for_status()
+    async with httpx2.AsyncClient(base_url=base_url) as client:
+        for path, body in [*wanted, ("/v1/graphs", SOFTWARE.graph)]:
+            answer = await client.post(path, json=body)
+            if answer.status_code != httpx2.codes.CONFLICT:
+                answer.raise_for_status()
 
 
 async def floor(base_url: str, rounds: int, concurrency: int) -> float:
-    """Return the CPU milliseconds of seven bare calls in sequence."""
+    """Return the CPU milliseconds of seven bare calls in sequence, which do not stream."""
     slots = asyncio.Semaphore(concurrency)
-    tools: Any = [
-        {
-            "type": "function",
-            "function": {
-                "name": agent["name"],
-                "description": agent["description"],
-                "parameters": {
-                    "type": "object",
-                    "properties": {"query": {"type": "string"}},
-                    "required": ["query"],
-                },
-            },
-        }
-        for agent in SOFTWARE.agents[:3]
+    tools: Any = [function(agent["name"]) for agent in SOFTWARE.agents[:3]]
+    history: Any = [
+        {"role": "system", "content": SOFTWARE.agents[-1]["system_message"]},
+        {"role": "user", "content": "Build a todo app."},
     ]
 
     async with openai.AsyncOpenAI(api_key="none", base_url=base_url, max_retries=0) as client:
 
         async def round_() -> None:
             async with slots:
-                history: Any = [
-                    {"role": "system", "content": SOFTWARE.agents[-1]["system_message"]},
-                    {"role": "user", "content": "Build a todo app."},
-                ]
                 for call in range(CALLS):
-                    stream = await client.chat.completions.create(
+                    await client.chat.completions.create(
                         model="demo",
                         messages=history,
                         tools=tools if call % 2 == 0 else openai.omit,
-                        stream=True,
-                        stream_options={"include_usage": True},
                     )
-                    async for _ in stream:
-                        pass
 
         await asyncio.gather(*(round_() for _ in range(concurrency)))  # opens connections
         spent = time.process_time()
         await asyncio.gather(*(round_() for _ in range(rounds)))
         return (time.process_time() - spent) * 1000 / rounds
+
+
+def function(name: str) -> dict[str, Any]:
+    """Return a tool of chat completions that takes a query."""
+    parameters = {
+        "type": "object",
+        "properties": {"query": {"type": "string"}},
+        "required": ["query"],
+    }
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -171,12 +205,14 @@ class Written:
         writing: transactions that wrote.
         log_bytes: of the write-ahead log.
         stored_bytes: size of the database's files.
+        connections: of API and workers.
     """
 
     transactions: int
     writing: int
     log_bytes: int
     stored_bytes: int
+    connections: int
 
 
 async def written(url: str) -> Written:
@@ -186,7 +222,8 @@ async def written(url: str) -> Written:
         "SELECT (SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()) "
         "AS transactions, pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS writing, "
         "(pg_current_wal_lsn() - '0/0'::pg_lsn)::bigint AS log_bytes, "
-        "pg_database_size(current_database()) AS stored_bytes"
+        "pg_database_size(current_database()) AS stored_bytes, (SELECT count(*) "
+        "FROM pg_stat_activity WHERE application_name = 'bottega') AS connections"
     )
     await connection.close()
     return Written(**row)

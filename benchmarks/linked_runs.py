@@ -21,7 +21,7 @@ import httpx2
 from pydantic_core import from_json
 
 from benchmarks.harness import cpu_s, process, temporary_database
-from benchmarks.model import ModelConnection, chunked
+from benchmarks.model import ModelConnection, encoded
 from bottega.llm.demo_model.rules import Answer, DemoCall
 
 _BATCH = 50
@@ -52,7 +52,7 @@ class _Model(ModelConnection):
     def parts(self, body: bytes) -> Sequence[bytes]:
         request = from_json(body)
         answer = self._coordinate(request) if b"You dispatch." in body else Answer("done")
-        return chunked(answer, request)
+        return encoded(answer, request)
 
     def _coordinate(self, request: dict[str, Any]) -> Answer:
         results = [from_json(m["content"]) for m in request["messages"] if m["role"] == "tool"]

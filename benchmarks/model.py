@@ -22,20 +22,19 @@ from bottega.llm.demo_model import server as demo_server
 from bottega.llm.demo_model.rules import Answer, decide
 
 _MOST = 10_000
-_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-_END = b"0\r\n\r\n"
+_STREAM = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+_WHOLE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
 
 
-def _answer(body: bytes) -> Sequence[bytes]:
-    """Return the parts of an answer, as chunks of HTTP."""
-    request = from_json(body)
-    return chunked(decide(request), request)
-
-
-def chunked(answer: Answer, request: dict[str, Any]) -> Sequence[bytes]:
-    """Return an answer as chunks of HTTP."""
+def encoded(answer: Answer, request: dict[str, Any]) -> Sequence[bytes]:
+    """Return an answer as HTTP: the pieces of a stream if the request asks for one, else one."""
+    if not request.get("stream"):
+        body = demo_server.completion(answer, request)
+        return [_WHOLE % (len(body), body)]
     parts = demo_server.chunks(answer, request)
-    return [b"%x\r\n%b\r\n" % (len(part), part) for part in parts]
+    return [_STREAM, *(b"%x\r\n%b\r\n" % (len(part), part) for part in parts), b"0\r\n\r\n"]
 
 
 class ModelConnection(asyncio.Protocol):
@@ -75,29 +74,21 @@ class ModelConnection(asyncio.Protocol):
         return self.latency_s
 
     def parts(self, body: bytes) -> Sequence[bytes]:
-        """Return the chunks of the answer to a request."""
+        """Return the pieces of the answer to a request."""
         parts = self.answers.get(body)
         if parts is None:
             if len(self.answers) >= _MOST:
                 self.answers.clear()
-            parts = self.answers[body] = _answer(body)
+            request = from_json(body)
+            parts = self.answers[body] = encoded(decide(request), request)
         return parts
 
     def _send(self, parts: Sequence[bytes]) -> None:
-        if self.token_delay_s:
-            self._write(_HEAD)
-            self._send_slowly(parts, 0)
+        if self.token_delay_s and len(parts) > 1:
+            self._write(parts[0])
+            asyncio.get_running_loop().call_later(self.token_delay_s, self._send, parts[1:])
         else:
-            self._write(b"".join([_HEAD, *parts, _END]))
-
-    def _send_slowly(self, parts: Sequence[bytes], position: int) -> None:
-        if position == len(parts):
-            self._write(_END)
-            return
-        self._write(parts[position])
-        asyncio.get_running_loop().call_later(
-            self.token_delay_s, self._send_slowly, parts, position + 1
-        )
+            self._write(b"".join(parts))
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None:

@@ -17,12 +17,9 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
-import httpx2
-
-from benchmarks.client import Client, body_of
-from benchmarks.harness import CALLS, cpu_s, define, process, temporary_database
+from benchmarks.client import Client
+from benchmarks.harness import CALLS, RUN, cpu_s, define, process, temporary_database
 from benchmarks.model import fast_model
-from bottega.cli.scenarios import SOFTWARE
 
 _AT_ONCE = 20
 _ORDERS = (0, 1), (1, 0)
@@ -61,10 +58,8 @@ async def _started(stack: contextlib.AsyncExitStack, environment: dict[str, str]
     opened = process("serve", "--port", "0", ready="listens", **environment)
     child, line = await stack.enter_async_context(opened)
     port = int(line.split("http://127.0.0.1:")[1].split()[0])
-    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
-        await define(client)
-    run = {"agent": SOFTWARE.coordinator, "graph": SOFTWARE.graph_name}
-    client_ = Client(port, body_of({**run, "input": "Build a todo app."}))
+    await define(f"http://127.0.0.1:{port}")
+    client_ = Client(port, RUN)
     stack.callback(client_.close)
     return _Server(child.pid, client_)
 

@@ -286,7 +286,7 @@ async def measure(url: str, arguments: argparse.Namespace) -> None:
             port = int(line.split("http://127.0.0.1:")[1].split()[0])
             base = f"http://127.0.0.1:{port}"
             async with httpx2.AsyncClient(base_url=base, timeout=60) as client:
-                await define(client)
+                await define(base)
                 print(f"a reader stops for {arguments.quiet_s:g} s while {EVENTS} events flow")
                 await flood(url, (server, port), client, arguments.quiet_s)
                 events = f"?types={','.join(EventType)}"

@@ -37,7 +37,7 @@ async def work(client: Client, seconds: float, failures: list[str]) -> list[Watc
 
     async def one() -> Watched | None:
         try:
-            return await client.one_run()
+            return await client.watched()
         except SystemExit as error:
             failures.append(str(error))
             return None

@@ -18,7 +18,7 @@ import httpx2
 from pydantic_core import from_json, to_json
 
 from benchmarks.harness import process
-from benchmarks.model import ModelConnection, chunked
+from benchmarks.model import ModelConnection, encoded
 from benchmarks.tenants.attacks import LARGE_GRAPH, LIMIT_PER_S, large_graph
 from bottega.llm.demo_model.rules import Answer, DemoCall
 
@@ -66,13 +66,7 @@ class ScriptedModel(ModelConnection):
         if b"You flood." in body:
             return _flood()
         request = from_json(body)
-        return chunked(_answer(request), request)
-
-    def _send(self, parts: Sequence[bytes]) -> None:
-        if parts is _flood():
-            self._write(parts[0])
-        else:
-            super()._send(parts)
+        return encoded(_answer(request), request)
 
 
 @cache
