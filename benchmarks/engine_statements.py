@@ -18,7 +18,7 @@ from uuid import UUID
 import asyncpg
 
 from benchmarks.harness import temporary_database
-from bottega.db.connect import connect, normalise_url
+from bottega.db.connect import connect
 
 _EVENT = '{"type":"warning","data":{"message":"' + "some words " * 100 + '"}}'
 _TASK = '[{"id":"01900000-0000-7000-8000-000000000000","agent":"a","depth":0,"status":"running"}]'
@@ -134,7 +134,7 @@ async def _least(url: str, rounds: int, query: str, *arguments: Any) -> float:
 
     A session's plans depend on the arguments of its first statements.
     """
-    session = await connect(normalise_url(url))
+    session = await connect(url)
     took = []
     for _ in range(rounds):
         transaction = session.transaction()

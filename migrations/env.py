@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from bottega.db.connect import connect, normalise_url
+from bottega.db.connect import connect
 from bottega.db.migrate import LOCK_KEY, replace_changed, require_known
 
 
@@ -32,10 +32,9 @@ async def main() -> None:
     url = context.config.get_main_option("bottega.url") or os.environ.get("DATABASE_URL")
     if not url:
         raise SystemExit("set DATABASE_URL, or use `bottega migrate`")
-    target = normalise_url(url)
     engine = create_async_engine(
         "postgresql+asyncpg://",
-        async_creator=lambda: connect(target, role=None, longest_s=None),
+        async_creator=lambda: connect(url, role=None, longest_s=None),
         poolclass=NullPool,
     )
     async with engine.begin() as connection:

@@ -21,7 +21,7 @@ from pgvector.asyncpg import register_vector
 
 from benchmarks.memory.clusters import Clusters, Floats, Halves, cosines, nearest
 from bottega.db import embedded, migrate
-from bottega.db.connect import connect, normalise_url
+from bottega.db.connect import connect
 from bottega.llm.builtin_embedder import DIMENSION
 from bottega.memory.episodes import search
 from bottega.memory.episodes.episode import EpisodeFilter
@@ -163,7 +163,7 @@ async def connected(url: str, tenant: Tenant | None = None) -> AsyncIterator[asy
     if tenant is None:
         connection = await asyncpg.connect(url)
     else:
-        connection = await connect(normalise_url(url))
+        connection = await connect(url)
         await connection.execute(f"SET bottega.tenant = '{tenant.id}'")
     try:
         yield connection

@@ -34,7 +34,7 @@ def bottega(*arguments: str, **environment: str) -> tuple[int, str]:
     [
         (["serve"], {"DATABASE_URL": "postgresql://127.0.0.1:1/x"}, "cannot reach", 1),
         (["worker"], {"DATABASE_URL": "postgresql://127.0.0.1:1/x"}, "cannot reach", 1),
-        (["migrate"], {"DATABASE_URL": "postgresql://127.0.0.1:abc/x"}, "is not valid", 1),
+        (["migrate"], {"DATABASE_URL": "postgresql://127.0.0.1:abc/x"}, "wrong port", 1),
         (["migrate"], {"DATABASE_URL": "mysql://127.0.0.1/x"}, "postgresql:// URL", 1),
         (["migrate"], {"BOTTEGA_DATA_DIR": "/dev/null/[/x]"}, "BOTTEGA_DATA_DIR", 1),
         (["serve"], {"BOTTEGA_HOST": "example.com"}, "must be an address", 2),

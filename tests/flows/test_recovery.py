@@ -13,10 +13,10 @@ from pydantic_core import from_json
 from websockets import connect as connect_to
 
 from bottega.db import migrate
-from bottega.db.connect import connect, url_of_each
+from bottega.db.connect import connect
 from bottega.db.failures import is_transient
 from bottega.db.sessions import Silence, Trust
-from bottega.errors import InvalidInputError, UnavailableError
+from bottega.errors import UnavailableError
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, gated, text
 from tests.flows.test_processes import environment
@@ -90,7 +90,7 @@ async def test_runs_and_their_streams_go_on_at_the_standby(
 
 
 async def test_a_standby_alone_is_refused(primary: Server, standby: Server) -> None:
-    with pytest.raises(UnavailableError, match="is a standby, which takes no writes"):
+    with pytest.raises(UnavailableError, match="read-only standby, which takes no writes"):
         await connect(standby.url)
     reading = await connect(f"{standby.url}?target_session_attrs=any")
     assert await reading.fetchval("SELECT pg_is_in_recovery()")
@@ -113,25 +113,6 @@ async def test_the_server_that_accepted_the_last_connection_is_asked_first(
     standby.freeze()
     async with asyncio.timeout(2):  # its share of the time to connect is five seconds
         await (await connect(both, trust=trust)).close()
-
-
-@pytest.mark.parametrize(
-    ("url", "each"),
-    [
-        ("u:p%40@a:1,b:2/d?x=y", ["u:p%40@/d?x=y&host=a%3A1", "u:p%40@/d?x=y&host=b%3A2"]),
-        ("/d?host=/run/a,b&port=1,2", ["/d?host=%2Frun%2Fa&port=1", "/d?host=b&port=2"]),
-        ("/?host=a,b&port=5&user=me", ["/?user=me&host=a&port=5", "/?user=me&host=b&port=5"]),
-        ("u@[::1],[::2]:3/d", ["u@/d?host=%5B%3A%3A1%5D", "u@/d?host=%5B%3A%3A2%5D%3A3"]),
-        ("u:p@a:1/d?x=y", ["u:p@a:1/d?x=y"]),
-    ],
-)
-def test_each_server_of_a_url_has_a_url(url: str, each: list[str]) -> None:
-    assert url_of_each(f"postgresql://{url}") == [f"postgresql://{rest}" for rest in each]
-
-
-def test_ports_must_match_the_servers() -> None:
-    with pytest.raises(InvalidInputError, match="3 servers and 2 ports"):
-        url_of_each("postgresql:///d?host=a,b,c&port=1,2")
 
 
 @pytest.mark.deep

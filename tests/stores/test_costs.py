@@ -9,7 +9,7 @@ import pytest
 from pydantic_core import to_json
 
 from bottega.clock import monotonic, utcnow
-from bottega.db.connect import connect, normalise_url
+from bottega.db.connect import connect
 from bottega.db.engine import Database, acting_as
 from bottega.db.sessions import driver_of
 from bottega.db.tables import DEFAULT_TENANT, runs
@@ -32,7 +32,7 @@ _MANY = 3000
 async def acting(database_url: str, owner: asyncpg.Pool) -> Any:
     """A session of the service, in a transaction of a tenant with many rows of each kind."""
     await fill(owner, DEFAULT_TENANT, _MANY)
-    connection = await connect(normalise_url(database_url))
+    connection = await connect(database_url)
     async with connection.transaction():
         query = "SELECT set_config('bottega.tenant', $1, true)"
         await connection.execute(query, str(DEFAULT_TENANT))

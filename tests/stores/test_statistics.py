@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 from pydantic_core import to_json
 
-from bottega.db.connect import connect, normalise_url
+from bottega.db.connect import connect
 from bottega.db.engine import Database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.memory.episodes import embedding_worker, maintenance
@@ -55,7 +55,7 @@ SELECT id FROM one
 @pytest.fixture
 async def acting(database_url: str) -> Any:
     """A new session of the service, in a transaction of the default tenant."""
-    connection = await connect(normalise_url(database_url))
+    connection = await connect(database_url)
     async with connection.transaction():
         query = "SELECT set_config('bottega.tenant', $1, true)"
         await connection.execute(query, str(DEFAULT_TENANT))

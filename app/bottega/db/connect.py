@@ -1,14 +1,14 @@
 """Start of a session of PostgreSQL, also with a pooler: its address, role, and tenants' limits."""
 
 import asyncio
-import re
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import asyncpg
 
+from bottega.db.conninfo import Server, servers
 from bottega.db.sessions import SERVER_OPTIONS, ListenSession, Silence, Trust
 from bottega.errors import DatabaseAwayError, InvalidInputError, UnavailableError
 
@@ -70,7 +70,6 @@ _MEANING = {
     "transaction_isolation": "read committed",
     "row_security": "on",
     "TimeZone": "UTC",
-    "transaction_read_only": "off",
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
@@ -83,85 +82,31 @@ _MEANING = {
 Time limits are ours: of each statement here, of some locks in SQL.
 """
 _SINCE_17 = {"transaction_timeout": "0"}
-_OF_SESSIONS = {
-    "transaction_isolation": "default_transaction_isolation",
-    "transaction_read_only": "default_transaction_read_only",
-}
+_OF_SESSIONS = {"transaction_isolation": "default_transaction_isolation"}
 """Names of settings that a session has under another one than its transactions."""
+_OF_POOLED = {"bottega.tenant": "", "transaction_read_only": "off"}
+"""Set in a pooler's sessions: no stale tenant, and an error if the server became a standby."""
 _STATEMENTS = 100
 """Prepared statements that a session keeps: the driver's default."""
 _WHICH = "SELECT pg_postmaster_start_time(), current_database()"
 _NOT_AS_ASKED = "BT010"
 """SQLSTATE of a session without its start-up parameters; the message is its role."""
+_ELSEWHERE = "BT011"
+"""SQLSTATE of a session in another database than asked for; the message is its name."""
 _CHECK = f"""
 DO $$ BEGIN
+    IF current_database()::text <> convert_from(decode('{{}}', 'hex'), 'UTF8') THEN
+        RAISE EXCEPTION USING ERRCODE = '{_ELSEWHERE}', MESSAGE = current_database();
+    END IF;
     IF ROW({{}}) IS DISTINCT FROM ROW({{}}) THEN
         RAISE EXCEPTION USING ERRCODE = '{_NOT_AS_ASKED}', MESSAGE = current_user;
     END IF;
 END $$
 """
 
-_PAIR = re.compile(r"\s*(\w+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|(\S+))")
-
-
-def normalise_url(conninfo: str) -> str:
-    """Convert any libpq form (URL, or ``key=value`` pairs) into a URL for asyncpg.
-
-    Raises:
-        InvalidInputError: it is neither. The text does not quote it: it may hold a password.
-    """
-    if "://" in conninfo:
-        scheme, rest = conninfo.split("://", 1)
-        if scheme.split("+")[0] not in ("postgresql", "postgres"):
-            raise InvalidInputError(f"DATABASE_URL must be a postgresql:// URL, not {scheme}://")
-        return f"postgresql://{rest}"
-    pairs: dict[str, str] = {}
-    position = 0
-    while position < len(conninfo.rstrip()):
-        match = _PAIR.match(conninfo, position)
-        if match is None:
-            raise InvalidInputError(
-                "DATABASE_URL is neither a postgresql:// URL nor key=value pairs "
-                f"(stuck at character {position + 1})"
-            )
-        quoted, plain = match.group(2), match.group(3)
-        pairs[match.group(1)] = re.sub(r"\\(.)", r"\1", quoted if plain is None else plain)
-        position = match.end()
-    pairs.pop("application_name", None)
-    return f"postgresql:///?{urlencode(pairs, quote_via=quote)}"
-
-
-def url_of_each(url: str) -> list[str]:
-    """Return a URL for each server that a URL lists, such as a primary and its standbys.
-
-    Args:
-        url: the result of :func:`normalise_url`: ``//one:5432,two:5432/…`` or ``?host=one,two``.
-
-    Raises:
-        InvalidInputError: it lists ports, but not one for each server.
-    """
-    parts = urlsplit(url)
-    query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    login, at, listed = parts.netloc.rpartition("@")
-    hosts = (unquote(listed) or query.pop("host", "")).split(",")
-    if len(hosts) == 1:
-        return [url]
-    ports = query.pop("port", "").split(",")
-    if len(ports) not in (1, len(hosts)):
-        raise InvalidInputError(
-            f"DATABASE_URL lists {len(hosts)} servers and {len(ports)} ports: give one port for "
-            "all, or one for each"
-        )
-    each = ports * len(hosts) if len(ports) == 1 else ports
-    return [
-        f"postgresql://{login}{at}{parts.path}?"
-        + urlencode(query | {"host": host} | ({"port": port} if port else {}), quote_via=quote)
-        for host, port in zip(hosts, each, strict=True)
-    ]
-
 
 async def connect(
-    url: str,
+    conninfo: str,
     *,
     role: str | None = APP_ROLE,
     longest_s: float | None = LONGEST_STATEMENT_S,
@@ -175,45 +120,41 @@ async def connect(
     last time. See :func:`open_database` for the errors.
 
     Args:
+        conninfo: address in any form of libpq's, see :func:`bottega.db.conninfo.servers`.
         role: role of the session; ``None``: that of the login.
         limits: see :class:`Database`.
         trust: state shared with other connections of the database.
-        pooled: the URL is that of a pooler, see :class:`PooledSession`.
+        pooled: the address is that of a pooler, see :class:`PooledSession`.
     """
     session, trust = _session(role, limits or {}), trust or Trust(Silence())
-    urls = url_of_each(url)
+    listed = servers(conninfo)
     failures: list[Exception] = []
-    for each in sorted(urls, key=lambda each: each != trust.last.get(url)):
+    for server in sorted(listed, key=lambda each: each != trust.last.get(conninfo)):
         try:
             connection = await _connect_one(
-                each, _CONNECT_S / len(urls), session, longest_s, trust, pooled
+                server, _CONNECT_S / len(listed), session, longest_s, trust, pooled
             )
-        except asyncpg.InvalidParameterValueError:
-            raise UnavailableError(
-                f"the database has no role {role}: run `bottega migrate`", code="migrations_pending"
-            ) from None
-        except asyncpg.InsufficientPrivilegeError:
-            raise UnavailableError(
-                f"this login may not act as the role {role}: grant it to the login in DATABASE_URL "
-                f"(GRANT {role} TO …), or use the login that migrated the database",
-                code="database_unavailable",
-            ) from None
-        except (ValueError, asyncpg.InterfaceError) as error:
-            raise InvalidInputError(
-                f"DATABASE_URL is not valid ({type(error).__name__}): check its port and options"
-            ) from None
-        except (OSError, asyncpg.PostgresError, asyncpg.TargetServerAttributeNotMatched) as error:
+        except asyncpg.PostgresError as error:
+            if role is not None and role in str(error):
+                raise _without_role(role, error) from None
             failures.append(error)
-            continue
-        trust.last[url] = each
-        return connection
+        except (OSError, asyncpg.TargetServerAttributeNotMatched) as error:
+            failures.append(error)
+        except (ValueError, asyncpg.InterfaceError) as error:
+            reason = error if isinstance(error, asyncpg.ClientConfigurationError) else None
+            raise InvalidInputError(
+                f"DATABASE_URL is not valid ({reason or type(error).__name__}): check its options"
+            ) from None
+        else:
+            trust.last[conninfo] = server
+            return connection
     raise DatabaseAwayError(
         f"cannot reach PostgreSQL ({'; '.join(map(_reason, failures))}): {_advice(failures[-1])}"
     ) from failures[-1]
 
 
 async def _connect_one(
-    url: str,
+    server: Server,
     within_s: float,
     session: dict[str, str],
     longest_s: float | None,
@@ -221,15 +162,17 @@ async def _connect_one(
     pooled: bool,
 ) -> ListenSession:
     # A pooler answers for its server itself.
-    asked = {} if pooled or "target_session_attrs" in url else {"target_session_attrs": "primary"}
+    target = server.target or ("any" if pooled else "primary")
     connection: ListenSession = await asyncpg.connect(
-        url,
-        timeout=within_s,
+        **server.arguments(),
+        timeout=server.patience_s or within_s,
         command_timeout=longest_s,
-        server_settings=_NAMED if pooled else _NAMED | _start_up(session) | SERVER_OPTIONS,
+        server_settings=(
+            _NAMED | server.settings | ({} if pooled else _start_up(session) | SERVER_OPTIONS)
+        ),
         connection_class=PooledSession if pooled else ListenSession,
         statement_cache_size=0 if pooled else _STATEMENTS,
-        **asked,
+        target_session_attrs=target,
     )
     try:
         connection.begin(trust)
@@ -237,11 +180,23 @@ async def _connect_one(
         if pooled:  # isinstance() is true of every connection of the driver
             connection.set_up = _set_up(session | newer)
         else:
-            await _check_session(connection, session, newer)
+            await _check_session(connection, session, newer, server.database)
     except BaseException:
         connection.terminate()
         raise
     return connection
+
+
+def _without_role(role: str, error: asyncpg.PostgresError) -> UnavailableError:
+    if isinstance(error, asyncpg.InsufficientPrivilegeError):
+        return UnavailableError(
+            f"this login may not act as the role {role}: grant it to the login in DATABASE_URL "
+            f"(GRANT {role} TO …), or use the login that migrated the database",
+            code="database_unavailable",
+        )
+    return UnavailableError(
+        f"the database has no role {role}: run `bottega migrate`", code="migrations_pending"
+    )
 
 
 async def check_same(url: str, pooler: str) -> None:
@@ -273,7 +228,7 @@ async def check_same(url: str, pooler: str) -> None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
-        return "the server is a standby, which takes no writes"
+        return "the server is a read-only standby, which takes no writes"
     return str(error) or type(error).__name__
 
 
@@ -283,11 +238,23 @@ def _advice(error: Exception) -> str:
             "this is the address of PgBouncer. Give it in DATABASE_URL, and that of PostgreSQL "
             "itself in BOTTEGA_LISTEN_URL"
         )
+    match error:
+        case asyncpg.InvalidCatalogNameError():
+            return "create the database (CREATE DATABASE … OWNER …), or correct DATABASE_URL"
+        case asyncpg.InvalidAuthorizationSpecificationError():
+            return "check the user and the password in DATABASE_URL, and the server's pg_hba.conf"
+        case asyncpg.InsufficientPrivilegeError():
+            return "let this login in (GRANT CONNECT ON DATABASE … TO …)"
+        case ssl.SSLError():
+            return "check sslmode and sslrootcert in DATABASE_URL"
     return "check DATABASE_URL (and BOTTEGA_LISTEN_URL, if set) and that the server is up"
 
 
 async def _check_session(
-    connection: asyncpg.Connection, asked: Mapping[str, str], newer: Mapping[str, str]
+    connection: asyncpg.Connection,
+    asked: Mapping[str, str],
+    newer: Mapping[str, str],
+    database: str,
 ) -> None:
     """Check, in one round trip, that a new session took its start-up parameters.
 
@@ -297,9 +264,10 @@ async def _check_session(
     Args:
         asked: the result of :func:`_session`.
         newer: what is set here, as older servers would refuse it as a start-up parameter.
+        database: name of the database that the address asks for.
 
     Raises:
-        UnavailableError: ``startup_parameters_ignored``.
+        UnavailableError: ``startup_parameters_ignored``, or it is another database.
     """
     role = asked.get("role")
     settings = {name: value for name, value in asked.items() if name != "role"}
@@ -309,9 +277,18 @@ async def _check_session(
         found.append("current_user::text")
         wanted.append(f"'{role}'")
     set_ = "".join(f"SET {name} = {value};" for name, value in newer.items())
+    name = database.encode().hex()  # it may have any character
+    check = _CHECK.format(name, ", ".join(found), ", ".join(wanted))
     try:
-        await connection.execute(set_ + _CHECK.format(", ".join(found), ", ".join(wanted)))
+        await connection.execute(set_ + check)
     except asyncpg.PostgresError as error:
+        if error.sqlstate == _ELSEWHERE:
+            raise UnavailableError(
+                f"DATABASE_URL asks for the database {database!r} and leads to "
+                f"{error.args[0]!r}: correct one of them (behind a pooler, set "
+                "BOTTEGA_LISTEN_URL)",
+                code="database_unavailable",
+            ) from None
         if error.sqlstate != _NOT_AS_ASKED:
             raise
         raise UnavailableError(
@@ -341,6 +318,6 @@ def _start_up(session: Mapping[str, str]) -> dict[str, str]:
 
 
 def _set_up(session: Mapping[str, str]) -> str:
-    """Return the same as statements of a transaction, and one that takes away a stale tenant."""
-    session = {**session, "bottega.tenant": ""}
-    return "".join(f"SET LOCAL {name} = '{value}';" for name, value in session.items())
+    """Return the same as statements of a transaction, with those of a pooler's sessions."""
+    settings = {**session, **_OF_POOLED}
+    return "".join(f"SET LOCAL {name} = '{value}';" for name, value in settings.items())

@@ -27,7 +27,6 @@ from bottega.db.connect import (
     LONGEST_STATEMENT_S,
     check_same,
     connect,
-    normalise_url,
 )
 from bottega.db.sessions import ListenSession, ShrinkingPool, Silence, Trust, session_of
 
@@ -153,6 +152,11 @@ class Database:
             self.storage.full = False
         return True
 
+    async def is_read_only(self) -> bool:
+        """Return true if a session of the database may not write, by its default or a standby."""
+        mode: str = await self.pool.fetchval("SELECT current_setting('transaction_read_only')")
+        return mode == "on"
+
     async def connect(self) -> ListenSession:
         """Open a separate connection, for listening or the queue. The caller closes it."""
         step_s = self.trust.silence.step_s
@@ -240,7 +244,7 @@ async def open_database(
     All connections act as the role that the policies bind, even if the login may do more.
 
     Args:
-        url: of the server itself.
+        url: address of the server itself, in any form of libpq's.
         pooler: URL of a pooler before it, which engine and pool use; see :class:`PooledSession`.
         pool_size: most connections of the pool.
         engine_size: most of the engine; by default as many. A tenant has half as turns, or two.
@@ -250,8 +254,7 @@ async def open_database(
     Raises:
         UnavailableError: the server cannot be reached.
     """
-    url = normalise_url(url)
-    address = url if pooler is None else normalise_url(pooler)
+    address = url if pooler is None else pooler
     limits = limits or {}
     trust = Trust(silence)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 import bottega
-from bottega.db.connect import connect, normalise_url
+from bottega.db.connect import connect
 from bottega.db.sessions import run_script
 from bottega.errors import UnavailableError
 
@@ -186,7 +186,7 @@ async def current_revision(pool: asyncpg.Pool | asyncpg.Connection) -> str | Non
 
 async def is_current(url: str) -> bool:
     """Tell if the database at ``url`` needs no migration."""
-    connection = await connect(normalise_url(url), role=None)
+    connection = await connect(url, role=None)
     try:
         await require_current(connection)
     except UnavailableError:

@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega import metrics, trace_context
 from bottega.clock import monotonic
+from bottega.db.conninfo import Server
 
 log = structlog.get_logger(__name__)
 
@@ -77,15 +78,15 @@ class Trust:
     Attributes:
         generation: number of the current generation of connections.
         pool: the open asyncpg pool of these connections.
-        last: of each URL that was connected to, the URL of the one server that accepted it. They
-            may hold passwords.
+        last: of each address that was connected to, the server that accepted it. They may hold
+            passwords.
     """
 
     def __init__(self, silence: Silence) -> None:
         self.silence = silence
         self.generation = 0
         self.pool: asyncpg.Pool | None = None
-        self.last: dict[str, str] = {}
+        self.last: dict[str, Server] = {}
 
     async def lose(self) -> None:
         self.generation += 1

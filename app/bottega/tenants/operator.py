@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from bottega.db.connect import SYSTEM_ROLE, connect, normalise_url
+from bottega.db.connect import SYSTEM_ROLE, connect
 from bottega.db.engine import name_tenant
 from bottega.db.migrate import require_current
 from bottega.db.tables import (
@@ -44,7 +44,7 @@ async def transactions(url: str) -> AsyncIterator[Begin]:
     """
 
     async def connected() -> asyncpg.Connection:
-        connection = await connect(normalise_url(url), role=SYSTEM_ROLE)
+        connection = await connect(url, role=SYSTEM_ROLE)
         await require_current(connection)
         return connection
 
@@ -158,7 +158,7 @@ async def keys_required(url: str) -> bool:
     Raises:
         UnavailableError: the server is unreachable or not migrated.
     """
-    connection = await connect(normalise_url(url))
+    connection = await connect(url)
     try:
         await require_current(connection)
         return bool(await connection.fetchval("SELECT keys_required()"))

@@ -87,6 +87,12 @@ async def health() -> Health:
     return Health()
 
 
+_READ_ONLY = (
+    "the database is read-only (default_transaction_read_only is on, or it is a standby): nothing "
+    "is stored until its operator changes that"
+)
+
+
 @router.get(
     "/readyz",
     operation_id="get_readiness",
@@ -99,6 +105,8 @@ async def ready(service: ServiceDep) -> Readiness | Response:
         async with asyncio.timeout(3.0):
             await require_current(service.database.pool)
             elsewhere = await any_alive(service.database.pool)
+            if await service.database.is_read_only():
+                return problem_response(503, "database_unavailable", _READ_ONLY)
             if not await service.database.has_room():
                 return storage_full()
     except TimeoutError:
