@@ -297,7 +297,9 @@ async def test_the_first_try_is_found_by_key(
         "SELECT status FROM runs WHERE tenant_id = $1 AND id = $2",
         "SELECT unfinished_in($1, $2)",
         "SELECT * FROM linked_ends(ARRAY[$1::uuid], ARRAY[$2::uuid])",
-        "SELECT cancel_linked_of($1, $2)",
+        # As end_run finds the linked runs of a run.
+        """SELECT FROM runs WHERE tenant_id = $1 AND parent_run_id = $2 AND ended_at IS NULL
+        AND cancel_requested_at IS NULL FOR NO KEY UPDATE SKIP LOCKED""",
     ],
 )
 async def test_plans_made_while_tables_were_empty_read_no_table_that_has_grown(

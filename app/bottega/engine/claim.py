@@ -15,7 +15,7 @@ from bottega.db.failures import persist
 from bottega.definitions.pinned import Pin, PinnedDefinitions, pins_of
 
 _HAND_BACK = "SELECT hand_back($1, $2, $3, $4, $5, $6)"
-_GIVE_UP = "SELECT give_up($1, $2, $3, $4)"
+_GIVE_UP = "SELECT hand_back($1, $2, $3, 'crash', p_error => $4)"
 _UNREADABLE = '{"code": "internal", "message": "what the run needs could not be read"}'
 
 logger = structlog.get_logger(__name__)

@@ -199,7 +199,7 @@ class StepWriter:
 logger = structlog.get_logger(__name__)
 
 EPISODE_NOT_STORED = "episode_not_stored"
-"""Code of the warning in place of ``episode.stored`` (SQL uses it too)."""
+"""Code of the warning in place of ``episode.stored``."""
 
 _STARTS = frozenset(
     (
@@ -261,6 +261,13 @@ class _OpenStep:
 
     def after(self, end: tuple[int, int]) -> "_OpenStep":
         return _OpenStep(self.events[end[0] :], publications=self.publications[end[1] :])
+
+    def without_episode(self, why: str) -> "_OpenStep":
+        """Return a step that ends a run, with a warning in place of its episode."""
+        data = warning(EPISODE_NOT_STORED, f"its episode was not stored: {why}")
+        told = {"type": EventType.WARNING, "data": data}
+        events = [e | told if e["type"] is EventType.EPISODE_STORED else e for e in self.events]
+        return replace(self, events=events, outcome={**(self.outcome or {}), "episode": None})
 
 
 class Journal:
@@ -539,7 +546,16 @@ class Journal:
                 for (agent, model, is_own), usage in self.spent.items()
             ],
         }
-        await self.commit()
+        step = self._step
+        try:
+            await self.commit()
+        except asyncpg.PostgresError as error:
+            if episode is None or is_transient(error):
+                raise
+            # An episode never keeps a run from ending.
+            self._failure, self._in_flight, self._end = None, 0, None
+            self._step = step.without_episode(str(error))
+            await self.commit()
 
     def checks(self, end: End) -> bool:
         """Return true if the end orders the root agent's success checks."""

@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
+    BindParameter,
     ColumnClause,
     ColumnElement,
     TableClause,
@@ -24,6 +25,7 @@ from sqlalchemy import (
     delete,
     exists,
     func,
+    literal,
     literal_column,
     select,
     table,
@@ -84,8 +86,8 @@ _NOT_OF_SESSIONS = {"runs", "episodes", "episode_search", "episode_vectors"}
 _COUNTS = ("storage_changes", "tenant_storage", "tenant_queues")
 # What removed runs spent still counts against the budgets.
 _SPENT = text("""
-    SELECT coalesce(sum(tokens_in(spent_by(tenant_id, id))), 0),
-           coalesce(sum(cost_in(spent_by(tenant_id, id))), 0) FROM runs
+    SELECT coalesce(jsonb_agg(s), '[]') FROM runs
+    CROSS JOIN jsonb_array_elements(spent_by(tenant_id, id)) AS s
     WHERE tenant_id = :tenant AND id = ANY(CAST(:runs AS uuid[])) AND ended_at IS NULL
 """)
 # Common words and the background may be of episodes that are removed; both are measured again.
@@ -123,7 +125,7 @@ async def erase_session(
             if page:
                 details = {"removed": page}
                 await audit.note(tx, tenant_id, actor, "session.delete", session_id, details)
-            await tx.execute(select(func.count_spending(tenant_id, *spent)))  # last: lock order
+            await tx.execute(select(func.count_spending(tenant_id, spent)))  # last: lock order
         removed += page
     if not removed:
         raise NotFoundError(f"there is no session '{session_id}'")
@@ -234,10 +236,10 @@ async def _erase_rows(begin: Begin, tenant_id: UUID) -> Removed:
 
 async def erase_runs(
     tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[bool], session_id: str | None = None
-) -> tuple[Removed, tuple[int, int]]:
+) -> tuple[Removed, BindParameter[Any]]:
     """Remove at most a page of a tenant's runs and their rows, except runs locked by others.
 
-    Return also the tokens, and the cost, that the unfinished runs among them have spent.
+    Return also what the unfinished runs among them have spent, for ``count_spending``.
 
     Args:
         session_id: their session, which is removed alone: its forks keep what they share.
@@ -250,12 +252,11 @@ async def erase_runs(
         kept = set((await tx.scalars(given)).all())
         ids = [each for each in ids if each not in kept]
     if not ids:
-        return removed, (0, 0)
+        return removed, literal([], JSONB)
     # Without its head a run's worker stores no more rows.
     heads = and_(run_heads.c.tenant_id == tenant_id, run_heads.c.run_id.in_(ids))
     await delete_rows(tx, run_heads, heads, removed)
-    (row,) = await tx.execute(_SPENT, {"tenant": tenant_id, "runs": ids})
-    spent = int(row[0]), int(row[1])
+    spent = literal(await tx.scalar(_SPENT, {"tenant": tenant_id, "runs": ids}), JSONB)
     await erase_episodes(tx, tenant_id, episodes.c.run_id.in_(ids), removed)
     await remove_runs(tx, tenant_id, ids, removed)
     await forget_answers(tx, tenant_id, ids, removed)

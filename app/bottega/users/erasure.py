@@ -194,7 +194,7 @@ async def erase_page(tx: AsyncConnection, tenant_id: UUID, user: str) -> Removed
     for which in (and_(of_user, runs.c.ended_at.is_(None)), of_user):
         page, spent = await erase_runs(tx, tenant_id, which)
         if page:
-            await tx.execute(select(func.count_spending(tenant_id, *spent)))  # last: lock order
+            await tx.execute(select(func.count_spending(tenant_id, spent)))  # last: lock order
             return removed + page
     found = select(sessions.c.id).where(
         sessions.c.tenant_id == tenant_id, sessions.c.user_id == user

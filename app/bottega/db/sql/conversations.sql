@@ -1,25 +1,58 @@
 -- Conversations: runs of one agent in a session, in order, each continuing the last completed one.
 
 -- Called by accept_run before it locks the session: ends of runs, and deletions, lock runs first.
--- Runs are accepted into a conversation one by one. With if_busy = interrupt those before are
--- cancelled, unless the new one is refused because of its user.
-CREATE OR REPLACE FUNCTION prepare_turn(p_tenant uuid, p_new jsonb) RETURNS void
+-- If runs under way are to be interrupted, cancel them. If one is to be steered, send it the input,
+-- and return it with "message_id", or a refusal.
+CREATE OR REPLACE FUNCTION meet_busy_run(p_tenant uuid, p_new jsonb) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_session text := p_new ->> 'session_id';
-    v_mode text := p_new ->> 'mode';
-    v_graph text := coalesce(p_new ->> 'graph', '');
-    v_agent text := coalesce(p_new ->> 'agent', '');
+    v_key text[] := ARRAY[p_new ->> 'session_id', p_new ->> 'mode',
+                          coalesce(p_new ->> 'graph', ''), coalesce(p_new ->> 'agent', '')];
+    v_conversation uuid;
+    v_run uuid;
+    v_before uuid;
+    v_sent jsonb;
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended(
-        jsonb_build_array(p_tenant, v_session, v_mode, v_graph, v_agent)::text, 0));
-    IF p_new ->> 'if_busy' = 'interrupt' AND p_new ->> 'conversation' = 'continue' THEN
-        PERFORM cancel_unfinished(p_tenant, c.id) FROM conversations c
-        JOIN sessions s ON s.tenant_id = p_tenant AND s.id = v_session
-        WHERE c.tenant_id = p_tenant AND c.session_id = v_session AND c.mode = v_mode
-          AND c.graph = v_graph AND c.agent = v_agent AND c.is_current
-          AND p_new ->> 'user' IS NOT DISTINCT FROM s.user_id;
+    -- Runs are accepted into a conversation one by one.
+    PERFORM pg_advisory_xact_lock(hashtextextended(p_tenant || to_jsonb(v_key)::text, 0));
+    IF p_new ->> 'conversation' <> 'continue'
+       OR p_new ->> 'if_busy' IS NULL OR p_new ->> 'if_busy' NOT IN ('interrupt', 'steer')
+    THEN
+        RETURN NULL;
     END IF;
+    SELECT c.id INTO v_conversation FROM conversations c
+    JOIN sessions s ON s.tenant_id = p_tenant AND s.id = c.session_id
+    WHERE c.tenant_id = p_tenant AND c.is_current
+      AND (c.session_id, c.mode, c.graph, c.agent) = (v_key[1], v_key[2], v_key[3], v_key[4])
+      AND p_new ->> 'user' IS NOT DISTINCT FROM s.user_id;  -- others are refused
+    IF p_new ->> 'if_busy' = 'interrupt' THEN
+        -- All are locked before one ends: its end locks the conversation. Those that wait for
+        -- others end first, so that none is started because of that.
+        PERFORM FROM runs WHERE tenant_id = p_tenant AND conversation_id = v_conversation
+            AND ended_at IS NULL AND cancel_requested_at IS NULL ORDER BY id FOR UPDATE;
+        PERFORM cancel_run(p_tenant, u.id) FROM (
+            SELECT id FROM runs WHERE tenant_id = p_tenant AND conversation_id = v_conversation
+              AND ended_at IS NULL AND cancel_requested_at IS NULL ORDER BY id DESC) AS u;
+        RETURN NULL;
+    END IF;
+    LOOP
+        v_before := v_run;
+        v_run := unfinished_in(p_tenant, v_conversation);
+        IF v_run IS NULL OR v_run = v_before THEN  -- it is being cancelled
+            RETURN NULL;
+        END IF;
+        v_sent := send_message(
+            p_tenant, v_run,
+            CASE jsonb_typeof(p_new -> 'input') WHEN 'array' THEN p_new #> '{input,0,content}'
+                ELSE p_new -> 'input' END,
+            p_new ->> 'principal',
+            ARRAY(SELECT (f #>> '{}')::uuid FROM jsonb_path_query(p_new, '$.made_files[*]') AS f));
+        -- It may have ended before it was locked.
+        EXIT WHEN coalesce(v_sent ->> 'refused', '') NOT IN ('final', 'unknown');
+    END LOOP;
+    RETURN v_sent || CASE WHEN v_sent ? 'refused' THEN jsonb_build_object('run_id', v_run)
+        ELSE (SELECT shown_run(r) FROM runs r WHERE r.tenant_id = p_tenant AND r.id = v_run)
+            || jsonb_build_object('message_id', v_sent -> 'id') END;
 END $$;
 
 -- Called by accept_run, which holds the session. Return the conversation of a run, locked, and the
@@ -27,43 +60,29 @@ END $$;
 CREATE OR REPLACE FUNCTION join_conversation(
     p_tenant uuid, p_new jsonb, OUT conversation uuid, OUT blocker uuid
 ) LANGUAGE plpgsql AS $$
-DECLARE
-    v_session text := p_new ->> 'session_id';
-    v_mode text := p_new ->> 'mode';
-    v_graph text := coalesce(p_new ->> 'graph', '');
-    v_agent text := coalesce(p_new ->> 'agent', '');
 BEGIN
     -- A retry stays in the conversation of the run that it repeats.
     SELECT c.id INTO conversation FROM conversations c
     WHERE c.tenant_id = p_tenant AND c.id = (p_new ->> 'conversation_id')::uuid FOR UPDATE;
-    WHILE conversation IS NULL LOOP
+    IF conversation IS NULL THEN
         SELECT c.id INTO conversation FROM conversations c
-        WHERE c.tenant_id = p_tenant AND c.session_id = v_session AND c.mode = v_mode
-          AND c.graph = v_graph AND c.agent = v_agent AND c.is_current FOR UPDATE;
+        WHERE c.tenant_id = p_tenant AND c.session_id = p_new ->> 'session_id'
+          AND c.mode = p_new ->> 'mode' AND c.graph = coalesce(p_new ->> 'graph', '')
+          AND c.agent = coalesce(p_new ->> 'agent', '') AND c.is_current FOR UPDATE;
         IF FOUND AND p_new ->> 'conversation' = 'new' THEN
             UPDATE conversations SET is_current = false
             WHERE tenant_id = p_tenant AND id = conversation;
             conversation := NULL;
         END IF;
-        IF conversation IS NULL THEN
-            INSERT INTO conversations (tenant_id, session_id, mode, graph, agent)
-            VALUES (p_tenant, v_session, v_mode, v_graph, v_agent)
-            ON CONFLICT DO NOTHING RETURNING id INTO conversation;
-        END IF;
-    END LOOP;
+    END IF;
+    IF conversation IS NULL THEN
+        INSERT INTO conversations (tenant_id, session_id, mode, graph, agent)
+        VALUES (p_tenant, p_new ->> 'session_id', p_new ->> 'mode',
+                coalesce(p_new ->> 'graph', ''), coalesce(p_new ->> 'agent', ''))
+        RETURNING id INTO conversation;
+    END IF;
     blocker := unfinished_in(p_tenant, conversation);
 END $$;
-
--- Called by prepare_turn. Cancel the runs of a conversation, those that wait for others first, so
--- that none is started because of that. All are locked before one ends: its end locks the
--- conversation.
-CREATE OR REPLACE FUNCTION cancel_unfinished(p_tenant uuid, p_conversation uuid) RETURNS void
-LANGUAGE sql AS $$
-    WITH unfinished AS MATERIALIZED (
-        SELECT id FROM runs WHERE tenant_id = p_tenant AND conversation_id = p_conversation
-          AND ended_at IS NULL AND cancel_requested_at IS NULL ORDER BY id FOR UPDATE)
-    SELECT cancel_run(p_tenant, id) FROM (SELECT id FROM unfinished ORDER BY id DESC) AS u
-$$;
 
 -- Return the oldest run of a conversation that is not over: all others wait for it.
 CREATE OR REPLACE FUNCTION unfinished_in(p_tenant uuid, p_conversation uuid) RETURNS uuid
@@ -73,10 +92,14 @@ BEGIN
               AND ended_at IS NULL ORDER BY id LIMIT 1);
 END $$;
 
--- Return a run that others wait for, as they show it.
+-- Return a run that others wait for, as they show it: with the interrupts that nobody has decided
+-- on, the oldest first.
 CREATE OR REPLACE FUNCTION blocked_by(p_tenant uuid, p_run uuid) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
-    SELECT jsonb_build_object('run_id', p_run, 'interrupts', open_interrupts(p_tenant, p_run))
+    SELECT jsonb_build_object('run_id', p_run, 'interrupts', ARRAY(
+        SELECT id FROM interrupts
+        WHERE tenant_id = p_tenant AND run_id = p_run AND status = 'pending'
+        ORDER BY created_at, id))
     WHERE p_run IS NOT NULL
 $$;
 

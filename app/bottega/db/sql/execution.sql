@@ -9,7 +9,13 @@ BEGIN
     WITH claimed AS (
         UPDATE runs r SET
             status = 'running', attempt = r.attempt + 1, last_seq = r.last_seq + 1,
-            attempts = shortened_attempts(r.attempts) || jsonb_build_array(jsonb_build_object(
+            attempts = CASE
+                WHEN jsonb_array_length(r.attempts) < 100 THEN r.attempts
+                ELSE r.attempts - (  -- a run may wait often: without the oldest of no importance
+                    SELECT coalesce(min(n)::integer - 1, 1)
+                    FROM jsonb_array_elements(r.attempts) WITH ORDINALITY AS a(attempt, n)
+                    WHERE a.attempt ->> 'cause' NOT IN ('start', 'crash')) END
+            || jsonb_build_array(jsonb_build_object(
                 'number', r.attempt + 1, 'started_at', v_now, 'ended_at', NULL,
                 'cause', CASE r.attempt WHEN 0 THEN 'start' ELSE r.attempts #>> '{-1,next}' END)),
             started_at = coalesce(r.started_at, v_now),
@@ -45,17 +51,6 @@ BEGIN
         jsonb_build_object('attempt', c.attempt, 'cause', attempts #> '{-1,cause}'))
     FROM claimed c;
 END $$;
-
--- Called by begin_attempts. Return a run's attempts without the oldest one that neither started it
--- nor followed a crash, if they are very many: a run may wait often.
-CREATE OR REPLACE FUNCTION shortened_attempts(p_attempts jsonb) RETURNS jsonb
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN jsonb_array_length(p_attempts) < 100 THEN p_attempts
-        ELSE p_attempts - (
-            SELECT coalesce(min(n)::integer - 1, 1)
-            FROM jsonb_array_elements(p_attempts) WITH ORDINALITY AS a(attempt, n)
-            WHERE attempt ->> 'cause' NOT IN ('start', 'crash')) END
-$$;
 
 -- Called by a worker with its claim. Return what it needs to execute a run, but for the definitions
 -- of its agents: those it may have.
@@ -93,13 +88,9 @@ BEGIN
             WHERE t.tenant_id = r.tenant_id AND t.run_id = r.id
               AND t.cancel_requested_at IS NOT NULL
               AND (t.ended_at IS NULL OR t.status = 'cancelled')) END,
-        'crashes', crashes_in(r.attempts));
+        'crashes', jsonb_array_length(
+            jsonb_path_query_array(r.attempts, '$[*] ? (@.cause == "crash")')));
 END $$;
-
--- Return how many of a run's attempts followed the death of a worker.
-CREATE OR REPLACE FUNCTION crashes_in(p_attempts jsonb) RETURNS integer LANGUAGE sql IMMUTABLE AS $$
-    SELECT jsonb_array_length(jsonb_path_query_array(p_attempts, '$[*] ? (@.cause == "crash")'))
-$$;
 
 -- Called by a worker. Return definitions in the order of the arguments; p_kinds: agent, graph,
 -- provider or mcp_server.
@@ -143,15 +134,3 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by a worker that cannot execute a run that it claimed. End the run.
-CREATE OR REPLACE FUNCTION give_up(p_tenant uuid, p_run uuid, p_attempt integer, p_error jsonb)
-RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR NO KEY UPDATE;
-    PERFORM FROM run_heads
-    WHERE tenant_id = p_tenant AND run_id = p_run AND attempt = p_attempt FOR UPDATE;
-    IF FOUND THEN
-        PERFORM end_unclaimed(p_tenant, p_run, 'failed', p_error);
-    END IF;
-END $$;

@@ -17,13 +17,6 @@ CREATE OR REPLACE FUNCTION open_interrupt(
     ON CONFLICT DO NOTHING
 $$;
 
--- Return the ids of a run's interrupts that nobody has decided on, the oldest first.
-CREATE OR REPLACE FUNCTION open_interrupts(p_tenant uuid, p_run uuid) RETURNS uuid[]
-LANGUAGE sql STABLE AS $$
-    SELECT coalesce(array_agg(id ORDER BY created_at, id), '{}') FROM interrupts
-    WHERE tenant_id = p_tenant AND run_id = p_run AND status = 'pending'
-$$;
-
 -- Return whether each model message with one of these interrupts has one that is pending. A message
 -- without goes on: no decision would wake its run any more. One that was not stored is asked again.
 CREATE OR REPLACE FUNCTION waits_for_people(p_tenant uuid, p_run uuid, p_interrupts uuid[])
@@ -128,15 +121,6 @@ BEGIN
     END IF;
     RETURN jsonb_build_object('interrupt', to_jsonb(i), 'run', v_run);
 END $$;
-
--- Called with the end of a run, or of some of its tasks. Nobody needs to decide any more.
-CREATE OR REPLACE FUNCTION cancel_interrupts(
-    p_tenant uuid, p_run uuid, p_now timestamptz, p_tasks uuid[] DEFAULT NULL
-) RETURNS void LANGUAGE sql AS $$
-    UPDATE interrupts SET status = 'cancelled', resolved_at = p_now
-    WHERE tenant_id = p_tenant AND run_id = p_run AND status = 'pending'
-      AND (p_tasks IS NULL OR task_id = ANY (p_tasks))
-$$;
 
 -- Called by do_upkeep. Deny what nobody decided on in time; at most p_most. Those of locked runs
 -- come next time.

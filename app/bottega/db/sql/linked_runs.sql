@@ -83,18 +83,6 @@ BEGIN
     PERFORM pg_notify('bottega_cancel', '');
 END $$;
 
--- Called when a run ends. Cancel its linked runs. It waits for no lock: the sweep finds those that
--- are left.
-CREATE OR REPLACE FUNCTION cancel_linked_of(p_tenant uuid, p_parent uuid) RETURNS void
-LANGUAGE sql AS $$
-    UPDATE runs SET cancel_requested_at = clock_timestamp()
-    WHERE tenant_id = p_tenant AND id = ANY (ARRAY(
-        SELECT l.id FROM runs l
-        WHERE l.tenant_id = p_tenant AND l.parent_run_id = p_parent AND l.ended_at IS NULL
-          AND l.cancel_requested_at IS NULL FOR NO KEY UPDATE SKIP LOCKED));
-    SELECT pg_notify('bottega_cancel', '')
-$$;
-
 -- Called by do_upkeep. Cancel linked runs that outlive the run that they work for, and end
 -- cancelled ones that wait for people, which no worker takes; at most a page of each.
 CREATE OR REPLACE FUNCTION cancel_orphans() RETURNS void LANGUAGE plpgsql AS $$

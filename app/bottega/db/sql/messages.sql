@@ -44,65 +44,12 @@ BEGIN
     RETURN jsonb_build_object('id', v_id);
 END $$;
 
--- Called by accept_run after prepare_turn, so that no other run joins the conversation. If it is to
--- steer, send the input to the run under way; return that run, with "message_id", or a refusal.
--- NULL: no run takes it, so that it becomes a run itself.
-CREATE OR REPLACE FUNCTION steer_run(p_tenant uuid, p_new jsonb) RETURNS jsonb
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_run uuid;
-    v_before uuid;
-    v_sent jsonb;
-BEGIN
-    IF (p_new ->> 'if_busy', p_new ->> 'conversation') IS DISTINCT FROM ('steer', 'continue') THEN
-        RETURN NULL;
-    END IF;
-    LOOP
-        v_before := v_run;
-        SELECT unfinished_in(p_tenant, c.id) INTO v_run FROM conversations c
-        JOIN sessions s ON s.tenant_id = p_tenant AND s.id = c.session_id
-        WHERE c.tenant_id = p_tenant AND c.session_id = p_new ->> 'session_id'
-          AND c.mode = p_new ->> 'mode' AND c.graph = coalesce(p_new ->> 'graph', '')
-          AND c.agent = coalesce(p_new ->> 'agent', '') AND c.is_current
-          AND p_new ->> 'user' IS NOT DISTINCT FROM s.user_id;
-        IF v_run IS NULL OR v_run = v_before THEN  -- it is being cancelled
-            RETURN NULL;
-        END IF;
-        v_sent := send_message(
-            p_tenant, v_run,
-            CASE jsonb_typeof(p_new -> 'input') WHEN 'array' THEN p_new #> '{input,0,content}'
-                ELSE p_new -> 'input' END,
-            p_new ->> 'principal', made_files(p_new));
-        -- It may have ended before it was locked.
-        EXIT WHEN coalesce(v_sent ->> 'refused', '') NOT IN ('final', 'unknown');
-    END LOOP;
-    IF v_sent ? 'refused' THEN
-        RETURN v_sent || jsonb_build_object('run_id', v_run);
-    END IF;
-    RETURN (SELECT shown_run(r) FROM runs r WHERE r.tenant_id = p_tenant AND r.id = v_run)
-        || jsonb_build_object('message_id', v_sent -> 'id');
-END $$;
-
--- Return ids of the files that were made of data in a run's input.
-CREATE OR REPLACE FUNCTION made_files(p_new jsonb) RETURNS uuid[] LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN jsonb_typeof(p_new -> 'made_files') = 'array' THEN ARRAY(
-        SELECT f::uuid FROM jsonb_array_elements_text(p_new -> 'made_files') AS f) ELSE '{}' END
-$$;
-
--- Called by append_steps. Return how many of its messages a run has read that a step completes;
--- -1: the step ends it in another way; NULL: the step ends none.
-CREATE OR REPLACE FUNCTION messages_read(p_outcome jsonb) RETURNS integer
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN p_outcome ->> 'status' = 'completed'
-        THEN coalesce((p_outcome ->> 'messages')::integer, 0)
-        WHEN p_outcome IS NOT NULL THEN -1 END
-$$;
-
--- Called by append_steps; p_read: as messages_read returns it. Return whether a run may end: one
--- that completes must have read all messages, and nobody may have cancelled it.
-CREATE OR REPLACE FUNCTION may_end(r runs, p_read integer) RETURNS boolean
-LANGUAGE sql STABLE AS $$
-    SELECT p_read < 0 OR r.messages <= p_read AND r.cancel_requested_at IS NULL
+-- Called by append_steps. Return whether a step may end a run with this outcome: one that completes
+-- must have read all messages, and nobody may have cancelled it. NULL: the step ends no run.
+CREATE OR REPLACE FUNCTION may_end(r runs, p_outcome jsonb) RETURNS boolean
+LANGUAGE sql STABLE STRICT AS $$
+    SELECT p_outcome ->> 'status' <> 'completed' OR r.cancel_requested_at IS NULL
+        AND r.messages <= coalesce((p_outcome ->> 'messages')::integer, 0)
 $$;
 
 -- Called by a worker. Return the messages of its runs after those that it knows, in order.

@@ -239,12 +239,13 @@ CREATE OR REPLACE FUNCTION report(
     JOIN run_heads h USING (tenant_id, run_id, attempt);
 $$;
 
--- Called by a worker that stops executing a run, or by the sweep in its place. p_cause of the next
--- attempt: drain, message (one came at its end), model (it is away), interrupt, crash, lost.
--- Queue the run, due in p_pause_s; or let it wait for people; or end it if it is to be cancelled.
+-- Called by a worker that stops executing a run, or by the sweep in its place. Queue it, due in
+-- p_pause_s; or let it wait for people; or end it, if it is to be cancelled, or with an error.
+-- p_cause of its next attempt: drain, message (at its end), model (away), interrupt, crash, lost.
 CREATE OR REPLACE FUNCTION hand_back(
     p_tenant uuid, p_run uuid, p_attempt integer, p_cause text,
-    p_pause_s double precision DEFAULT 0, p_interrupts uuid[] DEFAULT '{}'
+    p_pause_s double precision DEFAULT 0, p_interrupts uuid[] DEFAULT '{}',
+    p_error jsonb DEFAULT NULL
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
@@ -262,7 +263,9 @@ BEGIN
     UPDATE runs SET status = 'queued', last_seq = v_last, attempts = jsonb_set(
         attempts, '{-1}', attempts -> -1 || jsonb_build_object('ended_at', v_now, 'next', p_cause))
     WHERE tenant_id = p_tenant AND id = p_run RETURNING * INTO r;
-    IF r.cancel_requested_at IS NOT NULL THEN
+    IF p_error IS NOT NULL THEN
+        PERFORM end_unclaimed(p_tenant, p_run, 'failed', p_error);
+    ELSIF r.cancel_requested_at IS NOT NULL THEN
         PERFORM end_unclaimed(p_tenant, p_run, 'cancelled', NULL);
     ELSIF waits_for_people(p_tenant, p_run, p_interrupts) AND NOT cancels_task(
         p_tenant, p_run, (r.attempts #>> '{-1,started_at}')::timestamptz)
@@ -323,7 +326,8 @@ BEGIN
                 -- crash on each gets another pause, so that they do not meet it again.
                 PERFORM hand_back(
                     r.tenant_id, r.id, r.attempt, r.cause,
-                    CASE r.cause WHEN 'crash' THEN p_lease_s * least(crashes_in(r.attempts), 2)
+                    CASE r.cause WHEN 'crash' THEN p_lease_s * least(2, jsonb_array_length(
+                        jsonb_path_query_array(r.attempts, '$[*] ? (@.cause == "crash")')))
                         * (hashtext(r.id::text || r.attempt) & 1023) / 1024.0 ELSE 0 END);
                 v_queued := v_queued + 1;
             END IF;

@@ -23,8 +23,7 @@ BEGIN
     END IF;
     IF p_new ->> 'session_id' IS NOT NULL THEN
         IF p_new ->> 'conversation' <> 'none' THEN
-            PERFORM prepare_turn(p_tenant, p_new);
-            v_steered := steer_run(p_tenant, p_new);
+            v_steered := meet_busy_run(p_tenant, p_new);
             IF v_steered IS NOT NULL THEN
                 RETURN v_steered;
             END IF;
@@ -73,7 +72,8 @@ BEGIN
         memory_used text, principal text, turn jsonb, traceparent text, tracestate text)
     RETURNING * INTO r;
     IF jsonb_typeof(p_new -> 'made_files') = 'array' THEN
-        UPDATE files SET run_id = r.id WHERE tenant_id = p_tenant AND id = ANY (made_files(p_new));
+        UPDATE files SET run_id = r.id WHERE tenant_id = p_tenant AND id IN (
+            SELECT f::uuid FROM jsonb_array_elements_text(p_new -> 'made_files') AS f);
     END IF;
     INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events) VALUES (
         p_tenant, r.id, 1, 1, 0, r.created_at, event_line('run.queued', jsonb_build_object(
@@ -141,6 +141,8 @@ CREATE OR REPLACE FUNCTION refuse_run(p_tenant uuid, p_is_own boolean) RETURNS j
 LANGUAGE plpgsql AS $$
 DECLARE
     v_queued bigint := bottega_limit('queued_runs', 1000);
+    v_running bigint := bottega_limit('concurrent_runs', 100);
+    v_waiting bigint;
     v_today date := (now() AT TIME ZONE 'UTC')::date;
     v_limited text;
     v_storage bigint := storage_exceeded(p_tenant);
@@ -160,25 +162,18 @@ BEGIN
         RETURN jsonb_build_object('refused', v_limited, 'limit', bottega_limit(v_limited, NULL),
             'retry_after_s',
             extract(epoch FROM (v_today + 1)::timestamp AT TIME ZONE 'UTC' - now()));
-    ELSIF is_queue_full(p_tenant, v_queued) THEN
+    END IF;
+    -- What its other limit permits to run now does not wait for a run of the tenant.
+    v_waiting := (SELECT count(*) FROM (
+        SELECT FROM run_queue
+        WHERE is_due IN (true, false) AND tenant_id = p_tenant AND NOT is_child
+        LIMIT v_queued + v_running) AS q);
+    IF v_waiting >= v_queued AND v_waiting - v_queued >= v_running - (  -- few look at the heads
+        SELECT count(*) FROM run_heads WHERE tenant_id = p_tenant AND NOT is_child)
+    THEN
         RETURN jsonb_build_object('refused', 'queued_runs', 'limit', v_queued, 'retry_after_s', 5);
     END IF;
     RETURN NULL;
-END $$;
-
--- Return whether so many runs of a tenant wait for others of it to end: what its limit permits to
--- run now does not count. It reads the heads only of a long queue.
-CREATE OR REPLACE FUNCTION is_queue_full(p_tenant uuid, p_most bigint) RETURNS boolean
-LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    v_limit bigint := bottega_limit('concurrent_runs', 100);
-    v_queued bigint := (SELECT count(*) FROM (
-        SELECT FROM run_queue
-        WHERE is_due IN (true, false) AND tenant_id = p_tenant AND NOT is_child
-        LIMIT p_most + v_limit) AS q);
-BEGIN
-    RETURN v_queued >= p_most AND v_queued - p_most >= v_limit - (
-        SELECT count(*) FROM run_heads WHERE tenant_id = p_tenant AND NOT is_child);
 END $$;
 
 -- Called by claimed_run. Follow retry_of back to the first run of a series of retries (at most
@@ -225,7 +220,8 @@ BEGIN
 END $$;
 
 -- Called by cancel_run, hand_back and sweep, which hold the run's row. End a run that no
--- worker executes: its tasks, its final event and its row in the queue. It leaves no episode.
+-- worker executes: its tasks, its final event and its row in the queue. It leaves no episode. The
+-- process that called is told by a notice, which its session counts and logs.
 CREATE OR REPLACE FUNCTION end_unclaimed(
     p_tenant uuid, p_run uuid, p_status text, p_error jsonb
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -234,36 +230,27 @@ DECLARE
     v_last bigint;
     v_lines text[];
     v_why jsonb := '{"code": "cancelled", "message": "parent-ended"}';
+    v_reason text := CASE WHEN p_status = 'cancelled' THEN 'cancelled' END;
     v_now timestamptz := clock_timestamp();
-    v_data jsonb := jsonb_build_object(
-        'stop_reason', CASE WHEN p_status = 'cancelled' THEN 'cancelled' END, 'usage', NULL);
 BEGIN
-    DELETE FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run
-    RETURNING last_seq INTO v_last;
-    UPDATE runs SET status = p_status, ended_at = v_now, error = CASE
-            WHEN p_status <> 'timeout' THEN p_error
-            WHEN attempt = 0 THEN jsonb_build_object('code', 'queue_timeout', 'message', format(
-                'no worker claimed the run in its queue_timeout_s of %s s', queue_timeout_s))
-            ELSE jsonb_build_object('code', 'timeout', 'message', format(
-                'the run took longer than its timeout_s of %s s', timeout_s)) END,
-        bytes = bytes + log_bytes(p_tenant, p_run, carried_seq)
-            + coalesce(octet_length(session_base::text), 0),
-        stop_reason = v_data ->> 'stop_reason',
-        attempts = CASE status WHEN 'running'
-            THEN jsonb_set(attempts, '{-1,ended_at}', to_jsonb(v_now)) ELSE attempts END
-    WHERE tenant_id = p_tenant AND id = p_run
-    RETURNING * INTO r;
+    SELECT * INTO r FROM runs WHERE tenant_id = p_tenant AND id = p_run;
+    SELECT last_seq INTO v_last FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run;
+    v_last := coalesce(v_last, r.last_seq);
+    r.error := CASE
+        WHEN p_status <> 'timeout' THEN p_error
+        WHEN r.attempt = 0 THEN jsonb_build_object('code', 'queue_timeout', 'message', format(
+            'no worker claimed the run in its queue_timeout_s of %s s', r.queue_timeout_s))
+        ELSE jsonb_build_object('code', 'timeout', 'message', format(
+            'the run took longer than its timeout_s of %s s', r.timeout_s)) END;
     WITH ended AS (
-        UPDATE tasks t SET status = 'cancelled', ended_at = v_now,
-            error = CASE t.mode WHEN 'async' THEN v_why ELSE t.error END,
-            duration_ms = CASE t.mode WHEN 'async'
-                THEN (extract(epoch FROM v_now - t.created_at) * 1000)::bigint END
-        WHERE t.tenant_id = p_tenant AND t.run_id = p_run
-          AND t.ended_at IS NULL
+        UPDATE tasks t SET status = 'cancelled', ended_at = v_now, error = v_why,
+            duration_ms = (extract(epoch FROM v_now - t.created_at) * 1000)::bigint
+        WHERE t.tenant_id = p_tenant AND t.run_id = p_run AND t.ended_at IS NULL
+          AND t.mode = 'async'
         RETURNING t.*, old.status AS was
     ), spent AS (
         SELECT e.task_id, sum_usage(array_agg(e.data -> 'usage')) AS usage
-        FROM run_events e JOIN ended ON ended.id = e.task_id AND ended.mode = 'async'
+        FROM run_events e JOIN ended ON ended.id = e.task_id
         WHERE e.tenant_id = p_tenant AND e.run_id = p_run
           AND e.type IN ('llm.completed', 'llm.failed', 'llm.cancelled') AND e.data ? 'usage'
         GROUP BY e.task_id
@@ -279,39 +266,17 @@ BEGIN
     INTO v_lines
     FROM ended t LEFT JOIN spent s ON s.task_id = t.id
     CROSS JOIN (VALUES (1, 'subagent.status_changed'), (2, 'subagent.cancelled'))
-        AS e(position, type)
-    WHERE t.mode = 'async';
-    IF r.error IS NOT NULL THEN
-        v_data := v_data || jsonb_build_object('error', r.error);
-    END IF;
-    v_lines := v_lines || event_line('run.' || p_status, v_data);
-    v_last := coalesce(v_last, r.last_seq);
+        AS e(position, type);
+    v_lines := v_lines || event_line('run.' || p_status, jsonb_build_object(
+        'stop_reason', v_reason, 'usage', NULL)
+        || CASE WHEN r.error IS NULL THEN '{}' ELSE jsonb_build_object('error', r.error) END);
     PERFORM put_events(p_tenant, p_run, r.attempt, v_last, v_now, v_lines);
-    UPDATE runs SET last_seq = v_last + cardinality(v_lines)
-    WHERE tenant_id = p_tenant AND id = p_run;
     DELETE FROM run_queue WHERE tenant_id = p_tenant AND run_id = p_run;
-    PERFORM cancel_interrupts(p_tenant, p_run, v_now);
+    PERFORM end_run(p_tenant, p_run, v_last + cardinality(v_lines), jsonb_build_object(
+        'status', p_status, 'stop_reason', v_reason, 'error', r.error), v_now);
     PERFORM pg_notify('bottega_events', p_run::text);
-    IF r.links THEN
-        PERFORM cancel_linked_of(p_tenant, p_run);
-    END IF;
-    IF r.parent_run_id IS NOT NULL THEN
-        PERFORM pg_notify('bottega_linked', p_run::text);
-    END IF;
-    IF r.attempt > 0 THEN
-        UPDATE runs SET spent = spent_by(p_tenant, p_run)
-        WHERE tenant_id = p_tenant AND id = p_run
-        RETURNING * INTO r;
-        PERFORM count_spending(p_tenant, tokens_in(r.spent), cost_in(r.spent));
-    END IF;
-    PERFORM report_end(r);
-END $$;
-
--- Called when a run has ended without a worker. Tell the process that called, by a notice, which
--- its session counts and logs.
-CREATE OR REPLACE FUNCTION report_end(r runs) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
+    PERFORM count_spending(p_tenant, spent) FROM runs WHERE tenant_id = p_tenant AND id = p_run;
     RAISE NOTICE USING ERRCODE = 'BT020', MESSAGE = 'run ended', DETAIL = jsonb_build_object(
         'run_id', r.id, 'tenant', (SELECT name FROM tenants WHERE id = r.tenant_id),
-        'mode', r.mode, 'status', r.status, 'error', r.error, 'traceparent', r.traceparent);
+        'mode', r.mode, 'status', p_status, 'error', r.error, 'traceparent', r.traceparent);
 END $$;

@@ -55,11 +55,12 @@ BEGIN
         GROUP BY t ORDER BY t
     LOOP
         PERFORM set_config('bottega.tenant', v_tenant::text, true);
-        IF v_all = 1 THEN
-            v_stored := CASE WHEN store_step(
-                v_tenant, p_runs[1], p_attempts[1], p_after[1], p_counts[1], p_events[1],
-                messages_read(p_outcomes[1]), v_now) THEN '{1}'::integer[] ELSE '{}' END;
-        ELSE
+        v_stored := store_steps(v_tenant, v_places, p_runs, p_attempts, p_after, p_counts,
+                                p_events, v_outcomes, v_now);
+        IF v_all = 1 AND v_stored = '{}' THEN  -- alone, it waits for locks
+            PERFORM FROM runs WHERE tenant_id = v_tenant AND id = p_runs[1]
+                AND p_outcomes[1] IS NOT NULL FOR NO KEY UPDATE;
+            PERFORM FROM run_heads WHERE tenant_id = v_tenant AND run_id = p_runs[1] FOR UPDATE;
             v_stored := store_steps(v_tenant, v_places, p_runs, p_attempts, p_after, p_counts,
                                     p_events, v_outcomes, v_now);
         END IF;
@@ -82,7 +83,7 @@ BEGIN
             IF v_answers[i] IS NULL THEN
                 v_answers[i] := why_not_stored(
                     v_tenant, p_runs[i], p_attempts[i], p_after[i], p_counts[i], p_events[i],
-                    messages_read(p_outcomes[i]));
+                    p_outcomes[i]);
             END IF;
         END LOOP;
     END LOOP;
@@ -114,40 +115,11 @@ BEGIN
         WHERE p_outcomes[n] IS NOT NULL GROUP BY p_tenants[n] ORDER BY p_tenants[n]
     LOOP
         PERFORM set_config('bottega.tenant', v_tenant::text, true);
-        PERFORM count_spending(
-            v_tenant, sum(tokens_in(r.spent))::bigint, sum(cost_in(r.spent))::bigint)
-        FROM unnest(v_places) AS n JOIN runs r ON r.tenant_id = v_tenant AND r.id = p_runs[n];
+        PERFORM count_spending(v_tenant, jsonb_agg(s))
+        FROM unnest(v_places) AS n JOIN runs r ON r.tenant_id = v_tenant AND r.id = p_runs[n]
+        CROSS JOIN jsonb_array_elements(r.spent) AS s;
     END LOOP;
     RETURN v_answers;
-END $$;
-
--- Called by append_steps. Store the events of a step that is alone, if the run's head is as the
--- caller knows it. It waits for locks. p_read: messages that the run has read that it ends.
-CREATE OR REPLACE FUNCTION store_step(
-    p_tenant uuid, p_run uuid, p_attempt integer, p_after bigint, p_count integer, p_events text,
-    p_read integer, p_now timestamptz
-) RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
-    IF p_read IS NOT NULL THEN
-        PERFORM FROM runs r WHERE tenant_id = p_tenant AND id = p_run AND may_end(r, p_read)
-        FOR NO KEY UPDATE;
-        IF NOT FOUND THEN
-            RETURN false;
-        END IF;
-    END IF;
-    UPDATE run_heads SET last_seq = p_after + p_count
-    WHERE tenant_id = p_tenant AND run_id = p_run AND attempt = p_attempt AND last_seq = p_after;
-    IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-    IF p_count <= 100 AND octet_length(p_events) <= 65536 THEN
-        INSERT INTO run_steps (tenant_id, run_id, first_seq, last_seq, attempt, at, events)
-        VALUES (p_tenant, p_run, p_after + 1, p_after + p_count, p_attempt, p_now, p_events);
-    ELSE
-        PERFORM put_events(p_tenant, p_run, p_attempt, p_after, p_now,
-                           string_to_array(p_events, E'\n'));
-    END IF;
-    RETURN true;
 END $$;
 
 -- Called by append_steps. Store the events of a tenant's steps whose heads are as the caller knows
@@ -166,7 +138,7 @@ BEGIN
         v_ending := ARRAY(
             SELECT r.id FROM unnest(p_places) AS n
             JOIN runs r ON r.tenant_id = p_tenant AND r.id = p_runs[n]
-            WHERE may_end(r, messages_read(p_outcomes[n]))
+            WHERE may_end(r, p_outcomes[n])
             ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED);
     END IF;
     WITH free AS (
@@ -199,7 +171,7 @@ END $$;
 -- of this attempt, such as the end by a cancellation.
 CREATE OR REPLACE FUNCTION why_not_stored(
     p_tenant uuid, p_run uuid, p_attempt integer, p_after bigint, p_count integer, p_events text,
-    p_read integer
+    p_outcome jsonb
 ) RETURNS text LANGUAGE sql AS $$
     SELECT CASE
         WHEN EXISTS (
@@ -209,13 +181,15 @@ CREATE OR REPLACE FUNCTION why_not_stored(
         WHEN EXISTS (
             SELECT FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run
               AND attempt = p_attempt AND last_seq = p_after) THEN CASE WHEN EXISTS (
-            SELECT FROM runs r WHERE tenant_id = p_tenant AND id = p_run AND NOT may_end(r, p_read))
+            SELECT FROM runs r
+            WHERE tenant_id = p_tenant AND id = p_run AND NOT may_end(r, p_outcome))
             THEN 'pending' ELSE 'busy' END
         ELSE 'refused' END
 $$;
 
--- Called by append_steps with the run's row locked. Store the outcome of a run whose final event is
--- stored: its row, tasks and episode.
+-- Called by append_steps and end_unclaimed, with the run's row locked. Store the outcome of a run
+-- whose final event is stored: its row, tasks and episode. Nobody needs to decide for it any more;
+-- its linked runs are cancelled, but for locked ones: the sweep finds those.
 CREATE OR REPLACE FUNCTION end_run(
     p_tenant uuid, p_run uuid, p_last bigint, p_outcome jsonb, p_now timestamptz
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -231,58 +205,44 @@ BEGIN
         stop_reason = p_outcome ->> 'stop_reason',
         error = nullif(p_outcome -> 'error', 'null'), usage = p_outcome -> 'usage',
         -- A later attempt may not know what earlier ones spent: the log does.
-        spent = CASE attempt WHEN 1 THEN coalesce(p_outcome -> 'spent', '[]')
-                ELSE spent_by(p_tenant, p_run) END,
+        spent = CASE WHEN attempt = 0 OR attempt = 1 AND p_outcome ? 'spent'
+                THEN coalesce(p_outcome -> 'spent', '[]') ELSE spent_by(p_tenant, p_run) END,
         turn = turn || coalesce(nullif(p_outcome -> 'turn', 'null'), '{}'),
-        bytes = bytes + log_bytes(p_tenant, p_run, carried_seq)
+        bytes = bytes + coalesce((
+                SELECT sum(octet_length(events)) FROM run_steps s
+                WHERE s.tenant_id = p_tenant AND s.run_id = p_run AND s.last_seq > carried_seq), 0)
             + coalesce(octet_length(session_base::text), 0)
             + coalesce(pg_column_size(p_outcome -> 'output'), 0)
             + coalesce(pg_column_size(p_outcome -> 'output_json'), 0)
             + coalesce(pg_column_size(p_outcome -> 'turn'), 0),
-        link = CASE WHEN link IS NOT NULL
-            THEN link - 'files' || jsonb_build_object('written', p_outcome -> 'files') END,
-        attempts = jsonb_set(attempts, '{-1,ended_at}', to_jsonb(p_now)), ended_at = p_now
+        link = link - 'files' || jsonb_build_object('written', p_outcome -> 'files'),
+        attempts = CASE WHEN attempts #>> '{-1,ended_at}' IS NULL
+            THEN jsonb_set(attempts, '{-1,ended_at}', to_jsonb(p_now)) ELSE attempts END,
+        ended_at = p_now
     WHERE tenant_id = p_tenant AND id = p_run
     RETURNING links, parent_run_id INTO v_links, v_parent;
     IF p_outcome -> 'episode' <> 'null' THEN
-        BEGIN
-            PERFORM store_episode(
-                p_tenant, p_outcome -> 'episode' || jsonb_build_object('at', p_now));
-        EXCEPTION
-            WHEN lock_not_available OR deadlock_detected THEN RAISE;  -- the caller tries again
-            WHEN OTHERS THEN  -- an episode never keeps a run from ending
-                PERFORM warn_of_episode(p_tenant, p_run, p_last, SQLERRM);
-        END;
+        PERFORM store_episode(p_tenant, p_outcome -> 'episode' || jsonb_build_object('at', p_now));
     END IF;
     IF p_outcome @> '{"is_checked": true}' THEN
         INSERT INTO run_checks (tenant_id, run_id) VALUES (p_tenant, p_run) ON CONFLICT DO NOTHING;
     END IF;
     UPDATE tasks SET status = 'cancelled', ended_at = p_now
-    WHERE tenant_id = p_tenant AND run_id = p_run
-      AND ended_at IS NULL;
-    PERFORM cancel_interrupts(p_tenant, p_run, p_now);
+    WHERE tenant_id = p_tenant AND run_id = p_run AND ended_at IS NULL;
+    UPDATE interrupts SET status = 'cancelled', resolved_at = p_now
+    WHERE tenant_id = p_tenant AND run_id = p_run AND status = 'pending';
     IF v_links THEN
-        PERFORM cancel_linked_of(p_tenant, p_run);
+        UPDATE runs SET cancel_requested_at = clock_timestamp()
+        WHERE tenant_id = p_tenant AND id = ANY (ARRAY(
+            SELECT l.id FROM runs l
+            WHERE l.tenant_id = p_tenant AND l.parent_run_id = p_run AND l.ended_at IS NULL
+              AND l.cancel_requested_at IS NULL FOR NO KEY UPDATE SKIP LOCKED));
+        PERFORM pg_notify('bottega_cancel', '');
     END IF;
     IF v_parent IS NOT NULL THEN
         PERFORM pg_notify('bottega_linked', p_run::text);
     END IF;
 END $$;
-
--- Called by end_run. Replace the event episode.stored, which is the last but one, by a warning.
-CREATE OR REPLACE FUNCTION warn_of_episode(
-    p_tenant uuid, p_run uuid, p_last bigint, p_error text
-) RETURNS void LANGUAGE sql AS $$
-    UPDATE run_steps s SET events = (
-        SELECT string_agg(CASE
-            WHEN s.first_seq + l.n = p_last AND starts_with(l.line, '{"type":"episode.stored"')
-            THEN event_line('warning', jsonb_build_object('code', 'episode_not_stored',
-                'message', 'its episode was not stored: ' || p_error))
-            ELSE l.line END, E'\n' ORDER BY l.n)
-        FROM string_to_table(s.events, E'\n') WITH ORDINALITY AS l(line, n))
-    WHERE s.tenant_id = p_tenant AND s.run_id = p_run AND s.first_seq < p_last
-      AND s.last_seq BETWEEN p_last - 1 AND p_last
-$$;
 
 -- Called by append_steps. Store published answers in the run's session, unless it was deleted. Rows
 -- are written in a fixed order, so that two runs of one session wait for each other, not deadlock.

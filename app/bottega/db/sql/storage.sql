@@ -44,13 +44,6 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called when a run ends. Return the bytes of its log, without what it copied from another run.
-CREATE OR REPLACE FUNCTION log_bytes(p_tenant uuid, p_run uuid, p_carried bigint) RETURNS bigint
-LANGUAGE sql STABLE AS $$
-    SELECT coalesce(sum(octet_length(events)), 0) FROM run_steps
-    WHERE tenant_id = p_tenant AND run_id = p_run AND last_seq > p_carried
-$$;
-
 -- Called by every process, every few seconds. Add up the noted changes; one process at a time, and
 -- then none for p_every_s seconds.
 -- owner: bottega_system, execute: bottega_app

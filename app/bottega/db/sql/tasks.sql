@@ -92,7 +92,9 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    PERFORM cancel_interrupts(p_tenant, p_run, v_now, v_below);
+    UPDATE interrupts i SET status = 'cancelled', resolved_at = v_now
+    WHERE i.tenant_id = p_tenant AND i.run_id = p_run AND i.status = 'pending'
+      AND i.task_id = ANY (v_below);
     IF v_status = 'waiting' THEN
         PERFORM end_waiting(p_tenant, p_run, v_now);
     ELSE

@@ -6,14 +6,19 @@ LANGUAGE sql STABLE AS
 $$ SELECT coalesce(nullif(current_setting('bottega.' || p_name, true), '')::bigint, p_default) $$;
 
 -- Called when runs end; last in its transaction, since all ends of a tenant's runs lock these rows.
--- Add to what the tenant spent today, in tokens and in billionths of a US dollar, but not in a unit
--- whose day has a limit: that is reported through draw_budget.
-CREATE OR REPLACE FUNCTION count_spending(p_tenant uuid, p_tokens bigint, p_cost bigint)
-RETURNS void LANGUAGE sql AS $$
+-- Add p_spent (see runs.spent) to what the tenant spent today, in tokens and billionths of a US
+-- dollar, but not in a unit whose day has a limit: that is reported through draw_budget.
+CREATE OR REPLACE FUNCTION count_spending(p_tenant uuid, p_spent jsonb) RETURNS void
+LANGUAGE sql AS $$
     INSERT INTO daily_spending AS d (tenant_id, day, unit, amount)
-    SELECT p_tenant, (now() AT TIME ZONE 'UTC')::date, s.unit, s.amount
-    FROM (VALUES ('cost', p_cost), ('tokens', p_tokens)) AS s(unit, amount)
-    WHERE s.amount > 0 AND bottega_limit(s.unit || '_per_day', NULL) IS NULL
+    SELECT p_tenant, (now() AT TIME ZONE 'UTC')::date, u.unit, u.amount
+    FROM (
+        SELECT ceil(sum((s #>> '{cost,amount}')::numeric) * 1000000000)::bigint AS cost,
+               sum((s ->> 'input')::bigint + (s ->> 'output')::bigint)::bigint AS tokens
+        -- The operator does not pay for the tenant's own servers.
+        FROM jsonb_array_elements(p_spent) AS s WHERE (s ->> 'own')::boolean IS NOT TRUE) AS a
+    CROSS JOIN LATERAL (VALUES ('cost', a.cost), ('tokens', a.tokens)) AS u(unit, amount)
+    WHERE u.amount > 0 AND bottega_limit(u.unit || '_per_day', NULL) IS NULL
     ON CONFLICT (tenant_id, day, unit) DO UPDATE SET amount = d.amount + excluded.amount
 $$;
 

@@ -46,20 +46,8 @@ BEGIN
                    sum_usage(array_agg(u)) AS usage
             FROM jsonb_array_elements(spent_beside || p_spent) AS u GROUP BY 1, 2, 3) AS s)
     WHERE tenant_id = p_tenant AND id = p_run;
-    PERFORM count_spending(p_tenant, tokens_in(p_spent), cost_in(p_spent));
+    PERFORM count_spending(p_tenant, p_spent);
 END $$;
-
--- Return the tokens in runs.spent that the operator pays: not those of a tenant's own servers.
-CREATE OR REPLACE FUNCTION tokens_in(p_spent jsonb) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
-    SELECT coalesce(sum((s ->> 'input')::bigint + (s ->> 'output')::bigint), 0)::bigint
-    FROM jsonb_array_elements(p_spent) s WHERE (s ->> 'own')::boolean IS NOT TRUE
-$$;
-
--- Return the cost in runs.spent that the operator pays, in billionths of a US dollar.
-CREATE OR REPLACE FUNCTION cost_in(p_spent jsonb) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
-    SELECT coalesce(ceil(sum((s #>> '{cost,amount}')::numeric) * 1000000000), 0)::bigint
-    FROM jsonb_array_elements(p_spent) s WHERE (s ->> 'own')::boolean IS NOT TRUE
-$$;
 
 -- Called by GET /v1/usage. Sum up what runs that were created from p_since on and before p_until
 -- spent, with their linked runs, by agent, model, session, day, key or user, in the order of these.
