@@ -291,7 +291,7 @@ def main() -> None:
     options = parser.parse_args()
     with temporary_database() as (url, postmaster):
         if options.stored:
-            from benchmarks.memory.loading import fill
+            from benchmarks.memory import fill
 
             asyncio.run(fill(url, options.stored))
         if options.table:

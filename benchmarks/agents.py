@@ -22,7 +22,6 @@ from typing import Any
 
 import openai
 
-from benchmarks.dialects import costs_ms
 from benchmarks.harness import function
 from benchmarks.model import fast_model
 from bottega.agents import (
@@ -349,8 +348,6 @@ async def with_model() -> None:
 def main() -> None:
     gc.set_threshold(*GC_THRESHOLD)  # as the service does
     asyncio.run(with_model())
-    for dialect, cost in asyncio.run(costs_ms()).items():
-        line(f"CPU per model call, dialect {dialect}, 41 messages", cost, "ms", "-")
     full, lacking = loop_with_and_without()
     without = f"{full / lacking:6.2f} x without shared memory"
     line("loop alone per model call, agent without a graph", full, "us", "1.02 x", without)

@@ -19,6 +19,7 @@ import psutil
 
 from bottega.cli.scenarios import SOFTWARE
 from bottega.db import embedded, migrate
+from bottega.db.engine import Database, open_database
 
 CALLS = 7
 """Model calls of a run of the demo's team."""
@@ -182,6 +183,26 @@ def temporary_database() -> Iterator[tuple[str, int]]:
         migrate.upgrade(url)
         pid_file = Path(name) / "postgres" / "postmaster.pid"
         yield url, int(pid_file.read_text().splitlines()[0])
+
+
+@asynccontextmanager
+async def opened_database(shared_buffers: str | None = None) -> AsyncIterator[Database]:
+    """Open a fresh, migrated database.
+
+    Args:
+        shared_buffers: PostgreSQL's setting; ``None``: that of the embedded server.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="bottega-", ignore_cleanup_errors=True)
+    with folder as name:
+        if shared_buffers is not None:
+            with embedded.running(Path(name)) as url:
+                connection = await asyncpg.connect(url)
+                await connection.execute(f"ALTER SYSTEM SET shared_buffers = '{shared_buffers}'")
+                await connection.close()
+        with embedded.running(Path(name)) as url:
+            await asyncio.to_thread(migrate.upgrade, url)
+            async with open_database(url) as opened:
+                yield opened
 
 
 async def embedded_all(url: str, patience_s: float = 60) -> None:

@@ -1,219 +1,317 @@
-"""Cost of asynchronous sub-agents.
+"""Cost of asynchronous sub-agents: 10,000 tasks queued and 1,000 running in one process.
 
-    python -m benchmarks.subagents scale
+    python -m benchmarks.subagents
 
-Parts:
-  queue   operations of the queue of tasks, beside a heap that is rebuilt for each take, as ageing
-          requires of a plain heap: microseconds of CPU per operation, and the ratio. Until a take
-          the heap's entries are a set, so adding and removing is more expensive here.
-  scale   10,000 tasks queued and 1,000 running in one process, by one coordinator and by 100, with
-          a model that takes 1 s and no CPU: time inside a dispatch, CPU per task beside the same
-          queries asked directly, memory per queued task; every answer is checked
-  fanout  1,000 concurrent tasks, model latency 1 s: wall beside the ideal, with a model in this
-          process and through the openai client with one in another
-  saturate  tasks per second through the openai client, and the cost of each, beside the same
-          queries asked directly
-  service  the same through API, worker process and journal: CPU of worker and database, writing
-          transactions and database log per task
-
-Absolute figures depend on the machine; ratios are comparable.
+By one coordinator and by 100, with a model that takes a second and no CPU: time inside a dispatch,
+CPU per task beside the same queries asked directly, memory per queued task. Each child answers with
+its number, and every answer is checked. Absolute figures depend on the machine.
+``python -m benchmarks.linked_runs`` measures tasks through API, workers and journal.
 """
 
-import argparse
+import asyncio
 import gc
 import itertools
-import random
+import re
 import time
-from collections import Counter
-from collections.abc import Callable, Hashable
-from dataclasses import replace
-from functools import partial
-from heapq import heapify, heappop
+import tracemalloc
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
 
-from benchmarks.journalled import measure_service
-from benchmarks.swarms import measure_fan_out, measure_saturation, measure_scale
+from benchmarks.harness import percentile
+from bottega.agents import AssistantMessage, BaseAgent, Query, Recorder, ToolCall, Usage
+from bottega.agents.messages import ToolMessage, ToolResult
+from bottega.agents.provider import LLMProvider
+from bottega.agents.query import CurrentCall, current_call
 from bottega.container import GC_THRESHOLD
-from bottega.subagents.queue import QueueEntry, TakeQueue, effective_priority
+from bottega.subagents.child import ANONYMOUS, DEFAULT_INSTRUCTIONS, own_file_tools
+from bottega.subagents.limits import SchedulerOptions, SubagentLimits
+from bottega.subagents.registry import SubagentRegistry
+from bottega.subagents.scheduler import SubagentScheduler
+from bottega.subagents.tools import DispatchTool, use_async_subagents
 
-SIZES = (100, 1_000, 10_000, 100_000)
-AGEING_INTERVAL_S = 5.0
-OLDEST_S = 60.0
-PARENTS, FREE = 200, 10
-OPERATIONS, LEAST, BUDGET_S = 3_000, 3, 0.25
-
-
-class RebuiltHeap:
-    """A queue for one tenant: computes all effective priorities and a heap for each take."""
-
-    def __init__(self) -> None:
-        self.entries: set[QueueEntry] = set()
-        self.taken: Counter[Hashable] = Counter()
-        self.orders = itertools.count(1)
-
-    def push(self, entry: QueueEntry) -> None:
-        entry.order = entry.order or next(self.orders)
-        self.entries.add(entry)
-
-    def discard(self, entry: QueueEntry) -> bool:
-        self.entries.remove(entry)
-        return True
-
-    def rank(self, entry: QueueEntry, now: float) -> tuple[int, float, int]:
-        waited = now - entry.enqueued_at
-        aged = effective_priority(entry.priority, waited, AGEING_INTERVAL_S)
-        return aged, entry.enqueued_at, entry.order
-
-    def has_room(self, entry: QueueEntry) -> bool:
-        return self.taken[entry.parent] < entry.limit
-
-    def take(self, now: float) -> QueueEntry | None:
-        heap = [(*self.rank(one, now), one) for one in self.entries]
-        heapify(heap)
-        while heap:
-            *_, entry = heappop(heap)
-            if self.has_room(entry):
-                self.entries.remove(entry)
-                self.taken[entry.parent] += 1
-                return entry
-        return None
-
-    def position(self, entry: QueueEntry, now: float) -> int:
-        own = self.rank(entry, now)
-        return sum(self.rank(one, now) < own for one in self.entries if self.has_room(one))
-
-    def release(self, tenant: Hashable, parent: Hashable) -> None:
-        self.taken[parent] -= 1
+LATENCY_S = 1.0
+RUNNING, QUEUED, BATCH, MOST_AWAITED = 1_000, 10_000, 100, 50
+ROUNDS = 2
+NUMBER = re.compile(r"child (\d+)")
 
 
-Queue = TakeQueue | RebuiltHeap
-
-
-def filled(queue: Queue, size: int, parents: int, free: int) -> list[QueueEntry]:
-    """Add ``size`` entries, enqueued over a minute up to second 0, evenly from all parents.
+class Latency:
+    """A model in this process that takes a second and no CPU, and answers its query.
 
     Args:
-        free: number of parents without limit; the others are at their limit of 1.
+        first: number of calls that must arrive before any second call begins.
+
+    Attributes:
+        all_there: set when they have arrived.
+        begin: set it then.
     """
-    dice = random.Random(7)
-    for parent in range(free, parents):
-        queue.push(QueueEntry("t", "r", parent, 1, 1, -OLDEST_S, None))
-        assert queue.take(0.0)
-    entries = []
-    for number in range(size):
-        parent = number % parents
-        limit = size if parent < free else 1
-        enqueued_at = -OLDEST_S * (size - number) / size
-        entries.append(QueueEntry("t", "r", parent, limit, dice.randint(1, 10), enqueued_at, None))
-        queue.push(entries[-1])
-    return entries
+
+    def __init__(self, first: int = 0) -> None:
+        self.missing = first
+        self.all_there = asyncio.Event()
+        self.begin = asyncio.Event()
+        if not first:
+            self.begin.set()
+
+    async def invoke(self, messages: Any, tools: Any = (), **options: Any) -> AssistantMessage:
+        self.missing -= 1
+        if not self.missing:
+            self.all_there.set()
+        await self.begin.wait()
+        await asyncio.sleep(LATENCY_S)
+        number = number_in(messages[-1].content)
+        if on_delta := options.get("on_delta"):
+            on_delta(f"child {number}")
+        usage = Usage(input=50, output=5)
+        return AssistantMessage(content=f"child {number}", usage=usage)
 
 
-def us_per_operation(operation: Callable[[int], object]) -> float:
-    """Return microseconds of CPU, over ``OPERATIONS`` of them or fewer in the time limit."""
-    operation(0)
-    began = time.process_time()
-    done = 0
-    while done < OPERATIONS:
-        done += 1
-        operation(done)
-        if done >= LEAST and time.process_time() - began > BUDGET_S:
-            break
-    return (time.process_time() - began) / done * 1e6
+def number_in(text: str) -> int:
+    found = NUMBER.search(text)
+    assert found, text
+    return int(found[1])
 
 
-def push_and_take(queue: Queue, entries: list[QueueEntry], step_s: float = 0.0) -> float:
-    """Take one entry and add a similar one; the clock moves by ``step_s`` in between."""
+class Leader:
+    """Dispatches children in batches, awaits them all, and ends.
 
-    def operation(number: int) -> None:
-        now = number * step_s
-        taken = queue.take(now)
-        assert taken
-        queue.release("t", taken.parent)
-        queue.push(replace(taken, enqueued_at=now, order=0))
+    Args:
+        model: answers the children, which use their parent's provider.
+        numbers: numbers of the children.
+        dispatched: awaited when all are dispatched.
+    """
 
-    return us_per_operation(operation)
+    def __init__(
+        self,
+        model: LLMProvider,
+        numbers: Sequence[int],
+        batch: int = BATCH,
+        dispatched: Callable[[], Awaitable[Any]] | None = None,
+    ) -> None:
+        self.model = model
+        self.left = [numbers[at : at + batch] for at in range(0, len(numbers), batch)]
+        self.dispatched = dispatched
+        self.awaits = False
 
-
-def push_and_take_ageing(queue: Queue, entries: list[QueueEntry]) -> float:
-    return push_and_take(queue, entries, 0.05)
-
-
-def full_parents_turn(queue: Queue, entries: list[QueueEntry]) -> float:
-    """Free one parent when all are at their limit, and take its next entry."""
-    parents = len({entry.parent for entry in entries})
-
-    def operation(number: int) -> None:
-        queue.release("t", number % parents)
-        taken = queue.take(0.0)
-        assert taken
-        queue.push(replace(taken, order=0))
-
-    return us_per_operation(operation)
-
-
-def push_and_discard(queue: Queue, entries: list[QueueEntry]) -> float:
-    def operation(number: int) -> None:
-        entry = entries[number * 7919 % len(entries)]
-        queue.discard(entry)
-        queue.push(entry)
-
-    return us_per_operation(operation)
-
-
-def position_of_new(queue: Queue, entries: list[QueueEntry], priority: int) -> float:
-    """Return the position of a new entry."""
-    new = QueueEntry("t", "r", entries[0].parent, entries[0].limit, priority, 0.0, None)
-    queue.push(new)
-    took = us_per_operation(lambda _: queue.position(new, 0.0))
-    queue.discard(new)
-    return took
+    async def invoke(self, messages: Any, tools: Any = (), **options: Any) -> AssistantMessage:
+        if tools[0].name != "dispatch_subagent":
+            return await self.model.invoke(messages, tools, **options)
+        if self.left:
+            batch = self.left.pop(0)
+            return AssistantMessage(tool_calls=tuple(dispatch_call(number) for number in batch))
+        if self.awaits:
+            return AssistantMessage(content="done")
+        self.awaits = True
+        if self.dispatched is not None:
+            await self.dispatched()
+        answers = (message for message in messages if isinstance(message, ToolMessage))
+        ids = [answer.tool_results[0].result["task_id"] for answer in answers]
+        return AssistantMessage(
+            tool_calls=tuple(
+                ToolCall(
+                    id=f"a{at}",
+                    name="await_subagent",
+                    arguments={"task_ids": ids[at : at + MOST_AWAITED], "timeout_ms": 600_000},
+                )
+                for at in range(0, len(ids), MOST_AWAITED)
+            )
+        )
 
 
-Part = Callable[[Queue, list[QueueEntry]], float]
-TURN: dict[str, Part] = {"a parent's turn (release, take, push)": full_parents_turn}
-PARTS: dict[str, Part] = {
-    "position of a new one, priority 5": partial(position_of_new, priority=5),
-    "position of a new one, priority 1": partial(position_of_new, priority=1),
-    "discard + push": push_and_discard,
-    "take + release + push": push_and_take,
-    "the same, ageing": push_and_take_ageing,
-}
+def dispatch_call(number: int) -> ToolCall:
+    arguments = {"prompt": f"child {number}", "timeout_ms": 600_000}
+    return ToolCall(id=f"d{number}", name="dispatch_subagent", arguments=arguments)
 
 
-def measure_queue() -> None:
-    for title, parents, free, parts in (
-        ("one parent", 1, 1, PARTS),
-        (f"{PARENTS} parents, {FREE} of them with room", PARENTS, FREE, PARTS),
-        (f"{PARENTS} parents, none with room", PARENTS, 0, TURN),
-    ):
-        print(f"\n{title + ', us of CPU':42} {'entries':>8} {'queue':>8} {'heap':>10}  heap/queue")
-        took: dict[tuple[str, int], list[float]] = {}
-        for size in SIZES:
-            for queue in (TakeQueue(AGEING_INTERVAL_S), RebuiltHeap()):
-                entries = filled(queue, size, parents, free)
-                for what, part in parts.items():
-                    took.setdefault((what, size), []).append(part(queue, entries))
-        for what, size in itertools.product(parts, SIZES):
-            ours, naive = took[what, size]
-            print(f"{what:42} {size:8,} {ours:8.1f} {naive:10.1f} {naive / ours:9.1f} x")
-
-
-def main() -> None:
-    parts = {
-        "queue": measure_queue,
-        "scale": measure_scale,
-        "fanout": measure_fan_out,
-        "saturate": measure_saturation,
-        "service": measure_service,
-    }
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+def registry(slots: int, tasks: int, per_parent: int | None = None) -> SubagentRegistry:
+    limits = SubagentLimits(
+        max_concurrent=per_parent or slots,
+        max_queued=tasks,
+        max_total_tokens=10**9,
+        max_concurrent_global=slots,
+        max_queue_size=tasks,
     )
-    parser.add_argument("part", nargs="*", choices=parts, help="parts to run; default: all")
-    gc.set_threshold(*GC_THRESHOLD)  # as the service does
-    for part in parser.parse_args().part or parts:
-        parts[part]()
+    pool = SchedulerOptions(min_workers=slots, max_workers=slots)
+    return SubagentRegistry(limits, SubagentScheduler(pool))
+
+
+def leader(model: LLMProvider, where: SubagentRegistry) -> BaseAgent:
+    """Make a coordinator."""
+    made = BaseAgent("You coordinate.", provider=model, agent_name="lead", max_iterations=10_000)
+    use_async_subagents(made, where)
+    return made
+
+
+def check(results: Sequence[ToolResult], numbers: Sequence[int]) -> None:
+    asked = [result.result["task_id"] for result in results if "queue_position" in result.result]
+    awaited = [result.result for result in results if "wait_timed_out" in result.result]
+    answers = {task["task_id"]: task for answer in awaited for task in answer["tasks"]}
+    assert len(asked) == len(answers) == len(numbers), (len(asked), len(answers))
+    for task_id, number in zip(asked, numbers, strict=True):
+        task = answers[task_id]
+        assert task["status"] == "completed", task
+        assert number_in(task["final_output"]) == number, task
+
+
+async def ask_directly(model: LLMProvider, numbers: Sequence[int], at_once: int) -> None:
+    """Run the floor: the children's queries by the same agents, asked directly."""
+    left = iter(numbers)
+
+    async def worker() -> None:
+        for number in left:
+            agent = BaseAgent(
+                DEFAULT_INSTRUCTIONS,
+                provider=model,
+                agent_name=ANONYMOUS,
+                max_iterations=20,
+                tools=own_file_tools(),
+            )
+            response = await agent.execute_query_async(f"child {number}")
+            assert number_in(response.content) == number, response
+
+    await asyncio.gather(*(worker() for _ in range(min(at_once, len(numbers)))))
+
+
+async def measured(work: Awaitable[Any]) -> tuple[float, float]:
+    gc.collect()
+    cpu, wall = time.process_time(), time.perf_counter()
+    await work
+    return time.process_time() - cpu, time.perf_counter() - wall
+
+
+@contextmanager
+def timed_dispatches() -> Iterator[list[tuple[float, float]]]:
+    """Record microseconds of each dispatch, which never awaits: wall and CPU.
+
+    Wall is a model's wait; on a busy machine it includes the time of other processes.
+    """
+    took: list[tuple[float, float]] = []
+    real = DispatchTool.execute
+
+    async def execute(self: DispatchTool, call: ToolCall) -> ToolResult:
+        wall, cpu = time.perf_counter(), time.thread_time()
+        try:
+            return await real(self, call)
+        finally:
+            took.append(((time.perf_counter() - wall) * 1e6, (time.thread_time() - cpu) * 1e6))
+
+    with patch.object(DispatchTool, "execute", execute):
+        yield took
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """One round. ``dispatches`` are microseconds of each: wall and CPU."""
+
+    dispatches: list[tuple[float, float]]
+    cpu_s: float
+    wall_s: float
+
+
+async def swarm(parents: int) -> Scale:
+    """Let coordinators dispatch 11,000 children; when all are accepted, 1,000 begin to run."""
+    total = RUNNING + QUEUED
+    model = Latency(first=RUNNING)
+    where = registry(RUNNING, total, RUNNING // parents)
+    everyone = asyncio.Barrier(parents + 1)
+
+    async def begin() -> None:
+        await everyone.wait()
+        await model.all_there.wait()
+        assert (where.active_count, where.queued_count) == (RUNNING, QUEUED)
+        model.begin.set()
+
+    shares = [range(first, total, parents) for first in range(parents)]
+
+    async def one(share: range) -> None:
+        agent = leader(Leader(model, share, dispatched=everyone.wait), where)
+        response = await agent.execute_query_async("Go.")
+        check(response.tool_results, share)
+
+    with timed_dispatches() as took:
+        async with where:
+            cpu, wall = await measured(asyncio.gather(begin(), *map(one, shares)))
+    return Scale(took, cpu, wall)
+
+
+async def bytes_per_queued(parents: int) -> float:
+    """Return the memory of each of 10,000 queued tasks, without the model's text."""
+    model = Latency(first=RUNNING)
+    where = registry(RUNNING, RUNNING + QUEUED, RUNNING // parents)
+    agents = [leader(Leader(model, ()), where) for _ in range(parents)]
+    queries = [Query(agent=agent, messages=(), recorder=Recorder()) for agent in agents]
+    calls = [dispatch_call(number) for number in range(RUNNING + QUEUED)]
+
+    async def one(query: Query, call: ToolCall, index: int) -> None:
+        current_call.set(CurrentCall(query, index))
+        result = await query.agent.registered_tools[0].execute(call)
+        assert result.result["status"] == "queued", result
+
+    async def dispatch(first: int, last: int) -> None:
+        for at in range(first, last, BATCH):
+            for query in queries:
+                query.model_calls += 1
+            await asyncio.gather(
+                *(
+                    one(queries[number % parents], calls[number], number - at)
+                    for number in range(at, at + BATCH)
+                )
+            )
+
+    async with where:
+        await dispatch(0, RUNNING)
+        await model.all_there.wait()
+        gc.collect()
+        tracemalloc.start()
+        await dispatch(RUNNING, RUNNING + QUEUED)
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert where.queued_count == QUEUED
+    return taken / QUEUED
+
+
+def row(what: str, values: Sequence[float], unit: str, asked: str = "") -> None:
+    print(f"{what:40}", *(f"{value:12,.2f}" for value in values), f" {unit:8} {asked}")
+
+
+def measure_scale() -> None:
+    total = RUNNING + QUEUED
+    many = (1, 100)
+    rounds = {parents: [asyncio.run(swarm(parents)) for _ in range(ROUNDS)] for parents in many}
+
+    async def directly() -> float:
+        return (await measured(ask_directly(Latency(), range(total), RUNNING)))[0]
+
+    def least(of: Callable[[Scale], float]) -> list[float]:
+        return [min(map(of, rounds[parents])) for parents in many]
+
+    print(f"\n{QUEUED:,} queued and {RUNNING:,} running, all {total:,} answers right")
+    print(f"{'':40}", *(f"{f'{parents} parent(s)':>12}" for parents in many), "          asked")
+    for (clock, name), share in itertools.product(enumerate(("wall", "CPU")), (0.5, 0.99)):
+        took = least(
+            lambda one, at=clock, share=share: percentile([t[at] for t in one.dispatches], share)  # type: ignore[misc]
+        )
+        row(
+            f"a dispatch, p{share * 100:.0f} of {name}",
+            took,
+            "us",
+            "< 1,000" if share > 0.5 else "",
+        )
+    floor = min(asyncio.run(directly()) for _ in range(ROUNDS)) / total * 1e6
+    whole = [cpu / total * 1e6 for cpu in least(lambda one: one.cpu_s)]
+    row("CPU of it all, per task", whole, "us")
+    row("the same agents asked directly", [floor] * 2, "us")
+    row("overhead per task", [cpu - floor for cpu in whole], "us", "< 200")
+    memory = [asyncio.run(bytes_per_queued(parents)) / 1024 for parents in many]
+    row("memory per queued task", memory, "KB", "< 4")
+    ideal = total / RUNNING * LATENCY_S
+    row(f"wall (ideal {ideal:.1f} s)", least(lambda one: one.wall_s), "s")
 
 
 if __name__ == "__main__":
-    main()
+    gc.set_threshold(*GC_THRESHOLD)  # as the service does
+    measure_scale()

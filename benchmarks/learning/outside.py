@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 from uuid import UUID, uuid4, uuid5
 
-from benchmarks.memory import stage
+from benchmarks.harness import opened_database
 from bottega.db.connect import connect
 from bottega.db.engine import Database
 from bottega.engine.retrieval import MOST_EPISODES, render_episode
@@ -184,7 +184,7 @@ class OutsideMemory:
 @asynccontextmanager
 async def opened(embedder: str) -> AsyncIterator[OutsideMemory]:
     """Open an empty memory; ``embedder`` is one of :data:`EMBEDDERS`."""
-    async with stage.database() as database, AsyncExitStack() as stack:
+    async with opened_database() as database, AsyncExitStack() as stack:
         if embedder == "builtin":
             yield OutsideMemory(database, BuiltinEmbedder())
         else:

@@ -30,7 +30,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from uuid import UUID
 
-from benchmarks.memory import stage
+from benchmarks.harness import opened_database
 from benchmarks.relevance.measuring import Conversations, Memory, large, small
 from benchmarks.relevance.sets import Pair, pairs
 from bottega.llm.builtin_embedder import BuiltinEmbedder
@@ -117,7 +117,7 @@ def show_conversations(name: str, found: Conversations) -> None:
 
 
 async def measure(local: bool) -> None:
-    async with stage.database() as opened, AsyncExitStack() as stack:
+    async with opened_database() as opened, AsyncExitStack() as stack:
         embedder: Embedder = BuiltinEmbedder()
         if local:
             embedder = made = LocalEmbedder()

@@ -9,8 +9,8 @@ from datetime import timedelta
 import asyncpg
 import pytest
 
-from benchmarks.memory import tenants
-from benchmarks.memory.tenants import EMBEDDER, FILTERS, NOW, Held, Tenant, connected
+from benchmarks import tenants_in_index as tenants
+from benchmarks.tenants_in_index import EMBEDDER, FILTERS, NOW, Held, Tenant, connected
 from bottega.db.connect import APP_ROLE
 from tests.conftest import at
 
@@ -33,10 +33,13 @@ class Loaded:
     held: Held
 
 
-@pytest.fixture(scope="module")
-def loaded(server: str) -> Iterator[Loaded]:
+@pytest.fixture(
+    scope="module",
+    params=[6_000, pytest.param(200_000, marks=[pytest.mark.deep, pytest.mark.timeout(1800)])],
+)
+def loaded(server: str, request: pytest.FixtureRequest) -> Iterator[Loaded]:
     name = f"test_{uuid.uuid4().hex}"
-    held = tenants.drawn(6_000, TENANTS)
+    held = tenants.drawn(request.param, TENANTS)
 
     async def execute(statement: str) -> None:
         connection = await asyncpg.connect(server)
@@ -44,7 +47,7 @@ def loaded(server: str) -> Iterator[Loaded]:
         await connection.close()
 
     asyncio.run(execute(f"CREATE DATABASE {name} TEMPLATE template_bottega STRATEGY FILE_COPY"))
-    asyncio.run(tenants.load(at(server, name), held, memory="256MB"))
+    asyncio.run(tenants.load(at(server, name), held))
     yield Loaded(at(server, name), held)
     asyncio.run(execute(f"DROP DATABASE {name} WITH (FORCE)"))
 
@@ -68,7 +71,7 @@ async def scans(owner: asyncpg.Connection) -> dict[str, int]:
 @pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize("tenant", range(len(TENANTS)), ids=[each.name for each in TENANTS])
 async def test_a_tenant_finds_all_its_episodes(loaded: Loaded, tenant: int, name: str) -> None:
-    answers = await tenants.ask(loaded.url, loaded.held, tenant, name, plainly=False)
+    answers = await tenants.ask(loaded.url, loaded.held, tenant, name)
     assert [answer.found for answer in answers] == [answer.expected for answer in answers]
     assert sum(answer.exact for answer in answers) / len(answers) >= 0.95
 

@@ -2,7 +2,7 @@
 
 Cosines and full-text ranks have scales that depend on the embedder and the query. So each is first
 normalised to 0 to 1 among the candidates, and so is their combination. Otherwise terms with a fixed
-scale, especially recency, would outweigh similarity. ``benchmarks/memory`` compares both methods.
+scale, especially recency, would outweigh similarity.
 """
 
 from collections.abc import Sequence

@@ -1,1 +1,0 @@
-"""Quality and cost of memory. ``python -m benchmarks.memory``."""
