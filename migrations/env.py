@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from bottega.db.connect import connect
-from bottega.db.migrate import LOCK_KEY, replace_changed, require_known
+from bottega.db.migrate import LOCK_KEY, prepare, repair, require_known
 
 
 def run(connection: Connection) -> None:
@@ -22,10 +22,11 @@ def run(connection: Connection) -> None:
         # Two processes that start at once must not both migrate: the second waits, and then
         # finds everything done.
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK_KEY})")
+        prepare(connection)
         for revision in context.get_context().get_current_heads():
             require_known(revision)
         context.run_migrations()
-        replace_changed(connection)
+        repair(connection)
 
 
 async def main() -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import subprocess
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -26,8 +28,10 @@ from sqlalchemy.dialects.postgresql import JSONB
 from bottega.db import migrate, tables
 from bottega.db.engine import Database, open_database
 from bottega.errors import UnavailableError
+from bottega.tenants import operator
 from tests.conftest import at
 from tests.forks import fork
+from tests.postgres import BIN, servers
 
 CATALOGUE = {
     "functions": """
@@ -39,6 +43,9 @@ CATALOGUE = {
         SELECT c.oid::regclass::text, c.relacl::text, c.relrowsecurity, c.relforcerowsecurity
         FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace
         ORDER BY 1""",
+    "columns": """
+        SELECT attrelid::regclass::text, attname::text, attacl::text FROM pg_attribute
+        WHERE attacl IS NOT NULL AND attrelid::regclass::text NOT LIKE 'pg_%' ORDER BY 1, 2""",
     "policies": "SELECT * FROM pg_policies ORDER BY tablename, policyname",
     "triggers": """
         SELECT tgrelid::regclass::text, pg_get_triggerdef(oid), tgenabled::text FROM pg_trigger
@@ -76,6 +83,47 @@ def empty_url(server: str) -> Iterator[str]:
     asyncio.run(execute(server, f"CREATE DATABASE {name}"))
     yield at(server, name)
     asyncio.run(execute(server, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.mark.parametrize("options", [(), ("--no-owner", "--no-privileges")], ids=["", "bare"])
+def test_a_dump_without_roles_works_on_a_fresh_server_after_migrating(
+    database_url: str, folder: Path, options: tuple[str, ...]
+) -> None:
+    now = asyncio.run(catalogue(database_url))
+    programs = {name: str(BIN / name) for name in ("pg_dump", "psql")}
+    dump = subprocess.run(
+        [programs["pg_dump"], *options, database_url], capture_output=True, check=True
+    )
+    with servers(folder) as fresh:
+        fresh.create()
+        fresh.start()
+        quiet = ["--quiet", "--output", "/dev/null", fresh.url]
+        subprocess.run([programs["psql"], *quiet], input=dump.stdout, check=True)
+        assert not asyncio.run(migrate.is_current(fresh.url))
+        migrate.upgrade(fresh.url)
+        assert asyncio.run(migrate.is_current(fresh.url))
+        restored = asyncio.run(catalogue(fresh.url))
+        assert asyncio.run(keys_are_required(fresh.url)) is False
+    assert {kind: plain(rows) for kind, rows in restored.items()} == {
+        kind: plain(rows) for kind, rows in now.items()
+    }
+
+
+def plain(rows: list[tuple[Any, ...]]) -> list[str]:
+    """Return rows with the members of each access list in alphabetical order."""
+    return [
+        str(
+            [
+                sorted(str(value).strip("{}").split(",")) if "=" in str(value) else value
+                for value in row
+            ]
+        )
+        for row in rows
+    ]
+
+
+async def keys_are_required(url: str) -> bool:
+    return await operator.keys_required(url)
 
 
 async def migrate_at_once(url: str, processes: int) -> list[int]:
@@ -149,6 +197,61 @@ def test_migrating_restores_grants_and_policies(database_url: str) -> None:
     asyncio.run(execute(database_url, *changes))
     migrate.upgrade(database_url)
     assert asyncio.run(catalogue(database_url)) == now
+
+
+# Each leaves the hashes of the files as they were.
+DAMAGES = {
+    "function": "DROP FUNCTION bottega_limit(text, bigint)",
+    "closed function": "GRANT EXECUTE ON FUNCTION keys_required TO bottega_maintenance",
+    "body": """CREATE OR REPLACE FUNCTION bottega_limit(p_name text, p_default bigint)
+        RETURNS bigint LANGUAGE sql STABLE AS 'SELECT 1::bigint'""",
+    "trigger": "DROP TRIGGER announce_keys ON api_keys",
+    "disabled trigger": "ALTER TABLE api_keys DISABLE TRIGGER announce_keys",
+    "policy": "DROP POLICY of_all ON runs",
+    "changed policy": "ALTER POLICY of_tenant ON runs USING (true)",
+    "row security": "ALTER TABLE tasks NO FORCE ROW LEVEL SECURITY",
+    "grant": "REVOKE SELECT ON runs FROM bottega_app",
+    "column's grant": "REVOKE SELECT (id, leased_until) ON workers FROM bottega_app",
+    "excess grant": "GRANT DELETE ON audit_log TO bottega_app",
+    "owners": "REASSIGN OWNED BY bottega_system TO postgres",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_migrating_repairs_what_is_there_whatever_it_noted(database_url: str, damage: str) -> None:
+    now = asyncio.run(catalogue(database_url))
+    asyncio.run(execute(database_url, DAMAGES[damage]))
+    assert asyncio.run(catalogue(database_url)) != now
+    assert not asyncio.run(migrate.is_current(database_url))
+    migrate.upgrade(database_url)
+    assert asyncio.run(migrate.is_current(database_url))
+    assert asyncio.run(catalogue(database_url)) == now
+
+
+def test_a_lost_extension_comes_back_with_its_table(database_url: str) -> None:
+    now = asyncio.run(catalogue(database_url))
+    lose = (
+        "INSERT INTO tenant_memory (tenant_id, embedder) SELECT id, 'some' FROM tenants",
+        "DROP EXTENSION vector CASCADE",
+    )
+    asyncio.run(execute(database_url, *lose))
+    migrate.upgrade(database_url)
+    assert asyncio.run(catalogue(database_url)) == now
+    embed = "DO $$ BEGIN ASSERT 'lost' = ALL (SELECT embedder FROM tenant_memory); END $$"
+    asyncio.run(execute(database_url, embed))
+
+
+def test_an_operator_s_own_grants_stay_and_need_no_repair(database_url: str) -> None:
+    role = f"watcher_{uuid.uuid4().hex}"
+    asyncio.run(execute(database_url, f"CREATE ROLE {role}", f"GRANT SELECT ON runs TO {role}"))
+    try:
+        assert asyncio.run(migrate.is_current(database_url))
+        asyncio.run(execute(database_url, "DELETE FROM sql_files"))
+        migrate.upgrade(database_url)
+        allowed = f"DO $$ BEGIN ASSERT has_table_privilege('{role}', 'runs', 'SELECT'); END $$"
+        asyncio.run(execute(database_url, allowed))
+    finally:
+        asyncio.run(execute(database_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}"))
 
 
 def test_applying_every_file_again_changes_nothing(database_url: str) -> None:

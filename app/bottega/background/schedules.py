@@ -35,7 +35,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from bottega.db.engine import Database, act_as
 from bottega.db.failures import is_transient
 from bottega.db.pages import PageItems, fetch_page, paged
-from bottega.db.quota import GREW, require_room
+from bottega.db.quota import grew, require_room
 from bottega.db.sessions import driver_of
 from bottega.db.tables import schedules
 from bottega.definitions.store import forget_source
@@ -144,6 +144,7 @@ log = structlog.get_logger(__name__)
 MOST_SCHEDULES = 1000
 
 _columns = schedules.c
+_GREW = grew("schedules", "tenant_id", "name")
 _DUE = "SELECT tenant_id, name FROM due_schedules($1, $2)"
 _NEXT = "SELECT next_schedule_s()"
 _AT_ONCE = 16
@@ -209,9 +210,9 @@ async def put(
         },
     )
     is_new = literal_column("schedules.xmax = 0", Boolean()).label("is_new")
-    row = (await connection.execute(query.returning(schedules, is_new, GREW))).mappings().one()
+    row = (await connection.execute(query.returning(schedules, is_new, _GREW))).mappings().one()
     found = dict(row)
-    if found.pop(GREW.name):
+    if found.pop(_GREW.name):
         await require_room(connection, tenant_id)
     if was_new := found.pop("is_new"):
         await _refuse_excess(connection, tenant_id)

@@ -53,7 +53,7 @@ def is_outage(error: BaseException | None) -> bool:
     A transaction is read-only where a pooler still leads to a server that became a standby.
     """
     if isinstance(error, sqlalchemy.exc.DBAPIError):
-        return is_transient(_of_driver(error))
+        return is_transient(driver_error(error))
     if (state := _state(error)) is not None:
         return state.startswith(_PASSING)
     if isinstance(error, asyncpg.InterfaceError):
@@ -71,16 +71,17 @@ def is_undone(error: BaseException) -> bool:
 
 def is_storage_full(error: BaseException) -> bool:
     """Check if the database could not write because its disk is full."""
-    return isinstance(_of_driver(error), asyncpg.DiskFullError)
+    return isinstance(driver_error(error), asyncpg.DiskFullError)
 
 
 def _state(error: BaseException | None) -> str | None:
     """Return the SQLSTATE of an error, if it has one."""
-    found = _of_driver(error)
+    found = driver_error(error)
     return found.sqlstate if isinstance(found, asyncpg.PostgresError) else None
 
 
-def _of_driver(error: BaseException | None) -> BaseException | None:
+def driver_error(error: BaseException | None) -> BaseException | None:
+    """Return the driver's own error below one of SQLAlchemy's; any other as it is."""
     if isinstance(error, sqlalchemy.exc.DBAPIError):
         return error.orig and error.orig.__cause__
     return error

@@ -72,6 +72,8 @@ async def maintain_indexes(
         return {"skipped": error.detail}
     try:
         await connection.execute(_PATIENCE, f"{round(1000 * patience_s)}ms")
+        if connection.get_server_version().major < 17:
+            return {"skipped": "PostgreSQL 16 has no right to maintain tables of others"}
         if not await connection.fetchval(_TAKE_TURN, _LOCK):
             return {"skipped": "another process is doing it"}
         return await _maintained(connection, least_changes, now())

@@ -1,8 +1,8 @@
 """Migration of the database: its tables by Alembic, its functions and policies from SQL files.
 
-Each file of ``sql/`` (functions, triggers, policies) is safe to apply again. A file's hash is
-stored when it is applied, so that ``migrate`` applies the changed ones and a start compares them
-all.
+Each file of ``sql/`` (roles, grants, policies, functions, triggers) is safe to apply again. When
+they were applied, their hashes are stored, and one of what is in the database then. ``migrate``
+applies all again if a file or the database differs; a start compares the files' hashes.
 
 A line ``-- owner: ROLE, execute: ROLE, ROLE`` above a function gives it to an owner and lets only
 those roles call it. The owner ``migrator`` stands for the login that migrates; a function without
@@ -10,16 +10,18 @@ such a line belongs to that login, and every role may call it.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
+from sqlalchemy.exc import DBAPIError
 
 import bottega
 from bottega.db.connect import connect
+from bottega.db.failures import driver_error
 from bottega.db.sessions import run_script
 from bottega.errors import UnavailableError
 
@@ -58,12 +60,51 @@ def signatures() -> list[str]:
     ]
 
 
-def script(names: Iterable[str]) -> str:
-    """Return the SQL that applies some files."""
+def script() -> str:
+    """Return the SQL that applies all files."""
+    first, *others = texts().values()
     # Functions call each other: their bodies are not checked while some are missing.
     return "\n".join(
-        ["SET LOCAL check_function_bodies = off;", *(_with_owners(texts()[name]) for name in names)]
+        [
+            "SET LOCAL check_function_bodies = off;",
+            _with_owners(first),
+            _restored_owners(),
+            *map(_with_owners, others),
+        ]
     )
+
+
+def _restored_owners() -> str:
+    """Return SQL that gives functions back to their owners.
+
+    A dump that was restored without the roles gave them to the login that restored it.
+    """
+    closed = [match for text in texts().values() for match in _CLOSED_FUNCTION.finditer(text)]
+    owners = ", ".join(
+        f"('{match['name']}', '{match['owner']}')"
+        for match in closed
+        if match["owner"] != "migrator"
+    )
+    return _RESTORE_OWNERS.replace("OWNERS", owners)
+
+
+_RESTORE_OWNERS = """
+GRANT CREATE ON SCHEMA public TO bottega_system;
+DO $$
+DECLARE
+    v_name text;
+    v_owner text;
+BEGIN
+    FOR v_name, v_owner IN
+        SELECT p.oid::regprocedure, o.owner FROM (VALUES OWNERS) AS o(name, owner)
+        JOIN pg_proc p ON p.proname = o.name AND p.pronamespace = 'public'::regnamespace
+        WHERE p.proowner <> o.owner::regrole
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s OWNER TO %I', v_name, v_owner);
+    END LOOP;
+END $$;
+REVOKE CREATE ON SCHEMA public FROM bottega_system;
+"""
 
 
 def _with_owners(text: str) -> str:
@@ -113,6 +154,74 @@ if TYPE_CHECKING:
 LOCK_KEY = 4_871_019_201
 """Advisory lock that migrations hold."""
 
+_OLDEST_SERVER = 160_000
+_WITH_UUIDV7 = 180_000
+_UUIDV7 = """
+-- Time in milliseconds, 12 bits of its fraction, and random bits (RFC 9562, 6.2, method 3).
+CREATE OR REPLACE FUNCTION public.uuidv7() RETURNS uuid LANGUAGE sql PARALLEL SAFE AS $$
+    SELECT encode(overlay(uuid_send(gen_random_uuid())
+        PLACING substring(int8send(floor(now.ms)::bigint) FROM 3)
+            || int2send((28672 + floor((now.ms - floor(now.ms)) * 4096))::smallint)
+        FROM 1 FOR 8), 'hex')::uuid
+    FROM (SELECT extract(epoch FROM clock_timestamp()) * 1000 AS ms) AS now
+$$;
+"""
+"""PostgreSQL 18 has it."""
+SERVER = """
+SELECT current_setting('server_version_num')::integer AS number,
+       current_setting('server_version') AS version,
+       current_setting('server_encoding') AS encoding,
+       current_user::text AS login, current_database()::text AS database,
+       EXISTS (SELECT FROM pg_namespace n WHERE n.nspname = 'public'
+           AND has_schema_privilege(n.oid, 'CREATE WITH GRANT OPTION')) AS may_create,
+       e.extversion AS vector, e.extnamespace::regnamespace::text AS vector_schema
+FROM (VALUES (1)) AS one LEFT JOIN pg_extension e ON e.extname = 'vector'
+"""
+"""What a server is like, see :func:`server_problems`."""
+_CATALOGUE = "catalogue"
+"""Name of the hash of what is in the database, beside those of the files."""
+_FINGERPRINT = """
+WITH ours AS (
+    SELECT oid, rolname::text AS name FROM pg_roles
+    WHERE rolname IN ('bottega_app', 'bottega_system', 'bottega_maintenance')
+    UNION ALL SELECT 0, 'PUBLIC'
+), functions AS (
+    SELECT * FROM pg_proc p
+    WHERE pronamespace = 'public'::regnamespace AND prokind = 'f'
+      AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = p.oid AND d.deptype = 'e')
+), tables AS (
+    SELECT * FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')
+), acls AS (
+    SELECT proname || pg_get_function_identity_arguments(oid) AS object,
+           coalesce(proacl, acldefault('f', proowner)) AS acl FROM functions
+    UNION ALL SELECT relname, relacl FROM tables
+    UNION ALL SELECT t.relname || '.' || a.attname, a.attacl
+        FROM tables t JOIN pg_attribute a ON a.attrelid = t.oid WHERE a.attacl IS NOT NULL
+    UNION ALL SELECT nspname, nspacl FROM pg_namespace WHERE nspname = 'public'
+), lines AS (
+    SELECT concat_ws(' ', pg_get_userbyid(proowner), pg_get_functiondef(oid)) AS line FROM functions
+    UNION ALL SELECT concat_ws(' ', object, ours.name, privilege_type)
+        FROM acls CROSS JOIN aclexplode(acl) AS given JOIN ours ON ours.oid = given.grantee
+    UNION ALL SELECT concat_ws(' ', relname, relrowsecurity, relforcerowsecurity) FROM tables
+    UNION ALL SELECT concat_ws(' ', tablename, policyname, permissive, roles, cmd, qual, with_check)
+        FROM pg_policies WHERE schemaname = 'public'
+    UNION ALL SELECT concat_ws(' ', pg_get_triggerdef(g.oid), g.tgenabled)
+        FROM pg_trigger g JOIN tables t ON t.oid = g.tgrelid WHERE NOT g.tgisinternal
+    UNION ALL SELECT name FROM ours WHERE oid <> 0 AND pg_has_role(oid, 'SET')
+    UNION ALL SELECT extname FROM pg_extension
+)
+SELECT md5(string_agg(line, E'\n' ORDER BY line COLLATE "C")) FROM lines
+"""
+"""A hash of roles, grants, policies, functions, triggers and extensions.
+
+Of grants only those to our roles count: others may be an operator's own.
+"""
+_VECTORS = """
+SELECT attname FROM pg_attribute
+WHERE attrelid = to_regclass('public.episode_vectors') AND attname = 'task' AND NOT attisdropped
+"""
+_EMBED_AGAIN = "UPDATE tenant_memory SET embedder = 'lost' WHERE embedder IS NOT NULL;"
+"""A change of the embedder makes all vectors anew."""
 _STORED = "SELECT name, hash FROM sql_files"
 _STORE = "INSERT INTO sql_files SELECT * FROM unnest($1::text[], $2::text[])"
 
@@ -132,9 +241,12 @@ def head() -> str:
     function by one with another signature or owner. Their bodies are not: ``sql_files`` has hashes
     of those.
     """
-    baseline = migrations_folder() / "versions" / "0001_baseline.sql"
-    parts = [baseline.read_text(encoding="utf-8"), *sorted(signatures())]
-    return sha256("\n".join(parts).encode()).hexdigest()[:12]
+    return sha256("\n".join([_baseline(), *sorted(signatures())]).encode()).hexdigest()[:12]
+
+
+def _baseline() -> str:
+    path = migrations_folder() / "versions" / "0001_baseline.sql"
+    return path.read_text(encoding="utf-8")
 
 
 def alembic_config(url: str) -> "Config":
@@ -148,26 +260,104 @@ def alembic_config(url: str) -> "Config":
 
 
 def upgrade(url: str) -> None:
-    """Create the tables if they are missing, and replace the changed functions and policies.
+    """Create the tables if they are missing, and what belongs to them, or repair that.
 
     Blocks: call it outside of an event loop.
 
     Raises:
-        UnavailableError: ``database_incompatible``.
+        UnavailableError: ``database_incompatible`` or ``database_unsuitable``.
     """
     from alembic import command
 
     command.upgrade(alembic_config(url), "head")
 
 
-def replace_changed(connection: "Connection") -> None:
-    """Apply the SQL files that are not in the database as they are here."""
+def prepare(connection: "Connection") -> None:
+    """Install what the tables need, or raise an error that says what an administrator must do.
+
+    Raises:
+        UnavailableError: ``database_unsuitable``.
+    """
+    server = dict(connection.exec_driver_sql(SERVER).mappings().one())
+    for problem, hint in server_problems(server).values():
+        raise UnavailableError(f"{problem}: {hint}", code="database_unsuitable")
+    if server["vector"] is None:
+        try:
+            connection.exec_driver_sql("CREATE EXTENSION vector SCHEMA public")
+        except DBAPIError as error:
+            reason = str(driver_error(error)).splitlines()[0]
+            raise UnavailableError(
+                f"the extension vector (pgvector, 0.8 or newer) is missing, and {server['login']!r}"
+                f" cannot create it ({reason}): install its package on the server, and let an "
+                "administrator run CREATE EXTENSION vector SCHEMA public in the database "
+                f"{server['database']!r}",
+                code="database_unsuitable",
+            ) from error
+    if server["number"] < _WITH_UUIDV7:
+        run_script(connection, _UUIDV7)
+
+
+def server_problems(server: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return what is wrong with a server, by the subject: the problem, and what to do.
+
+    Args:
+        server: the row of :data:`SERVER`.
+    """
+    login, database, version = server["login"], server["database"], server["vector"]
+    found = {}
+    if server["number"] < _OLDEST_SERVER:
+        problem = f"PostgreSQL {server['version']} is too old"
+        found["database"] = (problem, "Bottega needs 16 or newer")
+    if server["encoding"] != "UTF8":
+        problem = f"the database {database!r} has the encoding {server['encoding']}"
+        found["encoding"] = (problem, "create one with ENCODING 'UTF8' TEMPLATE template0")
+    if not server["may_create"]:
+        problem = (
+            f"the login {login!r} may not create tables and give rights in the schema public of "
+            f"the database {database!r}"
+        )
+        hint = (
+            f'run ALTER DATABASE "{database}" OWNER TO "{login}", or GRANT ALL ON SCHEMA public '
+            f'TO "{login}" WITH GRANT OPTION, or use the login that owns the database'
+        )
+        found["rights"] = (problem, hint)
+    if version is not None and server["vector_schema"] != "public":
+        problem = f"the extension vector is in the schema {server['vector_schema']!r}"
+        hint = "run ALTER EXTENSION vector SET SCHEMA public in this database"
+        found["extension"] = (problem, hint)
+    elif version is not None and [int(n) for n in version.split(".")[:2]] < [0, 8]:
+        problem = f"the extension vector has the version {version}, older than 0.8"
+        hint = "install a newer pgvector and run ALTER EXTENSION vector UPDATE"
+        found["extension"] = (problem, hint)
+    return found
+
+
+def repair(connection: "Connection") -> None:
+    """Apply the SQL files if one has changed, or the database is not as they left it."""
     stored = {row.name: row.hash for row in connection.exec_driver_sql(_STORED)}
-    if changed := _differing(stored):
-        run_script(connection, script(changed))
-        connection.exec_driver_sql("DELETE FROM sql_files")
-        stored = dict(hashes())
-        connection.exec_driver_sql(_STORE, (list(stored), list(stored.values())))
+    if not _differing(stored) and stored.get(_CATALOGUE) == _fingerprint(connection):
+        return
+    lost = connection.exec_driver_sql(_VECTORS).scalar() is None  # with their extension
+    if lost:
+        run_script(connection, f"DROP TABLE IF EXISTS episode_vectors; {_vectors()}")
+    run_script(connection, script())
+    if lost:
+        run_script(connection, _as_owner("bottega_system", _EMBED_AGAIN))
+    connection.exec_driver_sql("DELETE FROM sql_files")
+    stored = {**hashes(), _CATALOGUE: _fingerprint(connection)}
+    connection.exec_driver_sql(_STORE, (list(stored), list(stored.values())))
+
+
+def _vectors() -> str:
+    """Return the part of the baseline that makes the table of vectors."""
+    statements = _baseline()
+    start = statements.index("CREATE TABLE episode_vectors")
+    return statements[start : statements.index("\n\n", start)]
+
+
+def _fingerprint(connection: "Connection") -> str:
+    fingerprint: str = connection.exec_driver_sql(_FINGERPRINT).scalar_one()
+    return fingerprint
 
 
 def _differing(stored: Mapping[str, str]) -> list[str]:
@@ -185,15 +375,16 @@ async def current_revision(pool: asyncpg.Pool | asyncpg.Connection) -> str | Non
 
 
 async def is_current(url: str) -> bool:
-    """Tell if the database at ``url`` needs no migration."""
+    """Tell if the database at ``url`` needs no migration and no repair."""
     connection = await connect(url, role=None)
     try:
         await require_current(connection)
+        stored = await connection.fetchval(f"{_STORED} WHERE name = $1", _CATALOGUE, column=1)
+        return bool(stored == await connection.fetchval(_FINGERPRINT))
     except UnavailableError:
         return False
     finally:
         await connection.close()
-    return True
 
 
 async def require_current(pool: asyncpg.Pool | asyncpg.Connection) -> None:

@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from sqlalchemy import Boolean, func, literal_column, select
+from sqlalchemy import BigInteger, Label, column, func, literal_column, select, table
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.errors import LimitedError
@@ -15,8 +15,19 @@ STORAGE_FULL = (
     "shows what takes the room"
 )
 RETRY_AFTER_S = 60.0
-GREW = literal_column("new.bytes > coalesce(old.bytes, 0)", Boolean()).label("grew")
-"""Column to return from a change of a row: it takes more bytes than before."""
+
+
+def grew(changed: str, *key: str) -> Label[bool]:
+    """Return a column for the RETURNING of a change of a row: it takes more bytes than before.
+
+    Args:
+        changed: name of the table.
+        key: names of its unique columns.
+    """
+    old = table(changed, *map(column, key), column("bytes", BigInteger())).alias("old")
+    same = (old.c[name] == literal_column(f"{changed}.{name}") for name in key)
+    before = select(old.c.bytes).where(*same).scalar_subquery()
+    return (literal_column(f"{changed}.bytes") > func.coalesce(before, 0)).label("grew")
 
 
 async def require_room(connection: AsyncConnection, tenant_id: UUID) -> None:

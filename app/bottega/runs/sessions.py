@@ -30,7 +30,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.pages import PageItems, fetch_page, paged
-from bottega.db.quota import GREW, require_room
+from bottega.db.quota import grew, require_room
 from bottega.db.tables import forked_turns, graph_versions, runs, session_memory, sessions
 from bottega.errors import (
     BottegaError,
@@ -52,6 +52,7 @@ _COLUMNS = (
     sessions.c.updated_at,
 )
 _SESSIONS = select(*_COLUMNS)
+_GREW = grew("sessions", "tenant_id", "id")
 _BY_METADATA = text("""
 SELECT sessions_by_metadata(
     CAST(CAST(:conditions AS text[]) AS jsonb[]), :user, :after, :descending, :most)
@@ -182,11 +183,11 @@ async def change(
     """
     own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
     query = update(sessions).where(own).values(metadata=metadata, updated_at=func.now())
-    row = (await connection.execute(query.returning(*_COLUMNS, GREW))).mappings().one_or_none()
+    row = (await connection.execute(query.returning(*_COLUMNS, _GREW))).mappings().one_or_none()
     if row is None:
         raise unknown_session(session_id)
     changed = dict(row)
-    if changed.pop(GREW.name):
+    if changed.pop(_GREW.name):
         await require_room(connection, tenant_id)
     return changed
 

@@ -77,10 +77,16 @@ GRANT SELECT (id, leased_until) ON workers TO bottega_app;
 GRANT SELECT, INSERT, UPDATE ON last_sweep, last_sum TO bottega_system;
 GRANT SELECT, INSERT, UPDATE, DELETE ON workers, deleted_objects TO bottega_system;
 
--- Analyse and rebuild the indexes of memory.
-GRANT MAINTAIN ON
-    episodes, episode_bodies, episode_reflections, episode_feedback, episode_tags,
-    episode_failures, episode_state, episode_search, episode_vectors, episode_work, tenant_memory,
-    deleted_objects, patterns, pattern_sources, pattern_applications, run_learning, memory_jobs
-    TO bottega_maintenance;
+-- Analyse and rebuild the indexes of memory. PostgreSQL 16 has no such right.
+DO $$
+BEGIN
+    IF current_setting('server_version_num')::integer >= 170000 THEN
+        GRANT MAINTAIN ON
+            episodes, episode_bodies, episode_reflections, episode_feedback, episode_tags,
+            episode_failures, episode_state, episode_search, episode_vectors, episode_work,
+            tenant_memory, deleted_objects, patterns, pattern_sources, pattern_applications,
+            run_learning, memory_jobs
+            TO bottega_maintenance;
+    END IF;
+END $$;
 GRANT SELECT, INSERT, UPDATE ON index_maintenance TO bottega_maintenance;

@@ -247,7 +247,8 @@ BEGIN
             duration_ms = (extract(epoch FROM v_now - t.created_at) * 1000)::bigint
         WHERE t.tenant_id = p_tenant AND t.run_id = p_run AND t.ended_at IS NULL
           AND t.mode = 'async'
-        RETURNING t.*, old.status AS was
+        RETURNING t.*, (SELECT old.status FROM tasks old
+            WHERE old.tenant_id = t.tenant_id AND old.run_id = t.run_id AND old.id = t.id) AS was
     ), spent AS (
         SELECT e.task_id, sum_usage(array_agg(e.data -> 'usage')) AS usage
         FROM run_events e JOIN ended ON ended.id = e.task_id

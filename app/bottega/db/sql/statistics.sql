@@ -15,6 +15,9 @@ BEGIN
         ORDER BY c.relname
     LOOP
         EXECUTE format('ALTER TABLE %I ALTER tenant_id SET STATISTICS 0', v_table);
-        PERFORM pg_clear_attribute_stats('public', v_table, 'tenant_id', false);
+        -- Of an older version; before PostgreSQL 18 there was none.
+        IF current_setting('server_version_num')::integer >= 180000 THEN
+            PERFORM pg_clear_attribute_stats('public', v_table, 'tenant_id', false);
+        END IF;
     END LOOP;
 END $$;
