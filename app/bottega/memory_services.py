@@ -104,9 +104,7 @@ async def open_memory_services(
             options=settings.memory_options,
             clock=utcnow,
         )
-        patterns = PatternCache(
-            database.pool, listener, options=settings.learning_options, clock=utcnow
-        )
+        patterns = PatternCache(database.pool, listener, clock=utcnow)
         yield MemoryServices(memory, patterns, embedders, objects, budgets)
 
 

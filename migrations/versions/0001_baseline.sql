@@ -1133,6 +1133,11 @@ CREATE TABLE patterns (
     last_used timestamptz,
     replaced_by uuid,
     reason text,
+    -- The last look of the present series, which began at looks_since (null: with the version): its
+    -- number of applications, and the result.
+    looks integer NOT NULL DEFAULT 0,
+    looks_since timestamptz,
+    decision text,
     -- Result of the last validation.
     applications integer NOT NULL DEFAULT 0,
     success_rate double precision,
@@ -1141,7 +1146,6 @@ CREATE TABLE patterns (
     uplift double precision,
     confidence double precision NOT NULL DEFAULT '0',
     p_value double precision,
-    e_value double precision NOT NULL DEFAULT '1',
     baseline jsonb NOT NULL DEFAULT '{}',
     verdict text,
     validated_at timestamptz,
@@ -1180,10 +1184,8 @@ CREATE TABLE pattern_applications (
     arm text NOT NULL,
     at timestamptz NOT NULL,
     episode_id uuid,
-    -- Success rate of similar tasks without the pattern, as known before the outcome.
-    baseline_name text NOT NULL,
-    baseline_rate double precision NOT NULL,
-    baseline_n integer NOT NULL,
+    -- Success rate without the pattern, if a client knows it.
+    baseline_rate double precision,
     followed boolean,
     good boolean,
     features jsonb NOT NULL DEFAULT '{}',
@@ -1193,7 +1195,7 @@ CREATE TABLE pattern_applications (
     CONSTRAINT fk_pattern_applications_tenant_id_pattern_id_patterns
         FOREIGN KEY (tenant_id, pattern_id) REFERENCES patterns (tenant_id, id) ON DELETE CASCADE,
     CONSTRAINT ck_pattern_applications_arm
-        CHECK (arm IN ('used', 'trial', 'withheld', 'control', 'reported')),
+        CHECK (arm IN ('used', 'trial', 'withheld', 'control', 'reported', 'reported_without')),
     CONSTRAINT ck_pattern_applications_baseline_rate
         CHECK (baseline_rate > 0 AND baseline_rate < 1)
 );

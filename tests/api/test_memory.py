@@ -59,13 +59,13 @@ async def validated(server: Running, name: str, category: Category, domain: str)
     applicability = Applicability(domains=(domain,))
     made = Pattern(name, category, content, applicability, summary=name)
     kept = await add(patterns, DEFAULT_TENANT, made)
-    good = [
-        Application(pattern_id=kept.key, version=1, arm=Arm.REPORTED, at=day(320), good=True)
+    applied = [
+        Application(pattern_id=kept.key, version=1, arm=arm, at=day(320), good=good)
+        for arm, good in ((Arm.REPORTED, True), (Arm.REPORTED_WITHOUT, False))
         for _ in range(15)
     ]
-    await record(patterns, DEFAULT_TENANT, good)
-    [says] = await patterns.validate(DEFAULT_TENANT, [kept.key])
-    assert says.state == "VALIDATED"
+    await record(patterns, DEFAULT_TENANT, applied)
+    assert (await patterns.get(DEFAULT_TENANT, kept.key)).state == "VALIDATED"
     return kept.key
 
 
@@ -132,7 +132,7 @@ async def test_only_outcomes_of_runs_count_and_only_once(server_: Running) -> No
         learned = await learn(client, episode_id=str(stored), outcomes=[outcome])
         assert learned["applications"] == counted
     row = await server_.owner.fetchrow(
-        "SELECT arm, good, followed, baseline_rate FROM pattern_applications WHERE episode_id = $1",
+        "SELECT arm, good, followed FROM pattern_applications WHERE episode_id = $1",
         stored,
     )
     assert (row["arm"], row["good"], row["followed"]) == ("reported", True, True)

@@ -81,9 +81,9 @@ async def proven(client: httpx2.AsyncClient, times: int = 12, **fields: Any) -> 
     for _ in range(times):
         told = await post(client, f"{added['id']}/applications", good=True, baseline_rate=0.3)
         assert told == {"recorded": True}
-    judged = await post(client, f"{added['id']}/validate")
-    assert (judged["was"], judged["state"]) == ("CANDIDATE", "VALIDATED"), judged
-    return await read(client, added)
+    now = await read(client, added)
+    assert now["lifecycle"]["state"] == "VALIDATED", now["lifecycle"]
+    return now
 
 
 def problem(answer: httpx2.Response, status: int) -> Any:
@@ -125,6 +125,7 @@ async def test_a_new_pattern_is_a_candidate(server_: Running, content: dict[str,
         "last_used": None,
         "replaced_by": None,
         "reason": None,
+        "decision": None,
     }
     assert (added["version"], added["trust"]) == (1, 1)
     assert added["origin"] == {"principal": "local"}
@@ -275,7 +276,7 @@ async def test_a_pattern_with_a_new_meaning_starts_again_as_a_candidate(
     content = HEURISTIC | {"uses": ["other"]}
     other = (await client.patch(path, json={"version": 2, "content": content})).json()
     assert other["lifecycle"]["state"] == "CANDIDATE"
-    assert (other["evidence"]["applications"], other["evidence"]["e_value"]) == (0, 1.0)
+    assert (other["evidence"]["applications"], other["lifecycle"]["decision"]) == (0, None)
     assert (await post(client, "match", features={}))["items"] == []
     bad = {"version": 3, "applicability": {"conditions": [{"any": 1}]}}
     refused = problem(await client.patch(path, json=bad), 422)
@@ -315,8 +316,39 @@ async def test_five_successes_of_five_are_significant_but_do_not_promote(
     assert judged["verdict"] == "VALIDATED"
     assert judged["p_value"] == pytest.approx(0.03125)
     assert judged["confidence"] == pytest.approx(0.760, abs=5e-4)
-    assert judged["state"] == "CANDIDATE"  # the e-value is too low
+    assert (judged["state"], judged["decision"]) == ("CANDIDATE", None)  # the 8th is looked at
     assert judged["baseline"]["name"] == "given"
+
+
+async def test_applications_with_and_without_a_pattern_are_compared(
+    client: httpx2.AsyncClient,
+) -> None:
+    added = await add(client)
+    path = f"{added['id']}/applications"
+    for number in range(8):
+        await post(client, path, good=number < 2, arm="without")
+        await post(client, path, good=True, arm="with")
+    now = await read(client, added)
+    decision = "8 of 8 with it, 2 of 8 without: p = 0.003, level 0.001: stays on trial"
+    assert (now["lifecycle"]["state"], now["lifecycle"]["decision"]) == ("CANDIDATE", decision)
+    assert now["evidence"]["baseline"] == {"name": "without", "rate": 0.25, "n": 8}
+    judged = await post(client, f"{added['id']}/validate")
+    assert (judged["state"], judged["decision"], judged["applications"]) == (
+        "CANDIDATE",
+        decision,
+        8,
+    )
+    for _ in range(8):
+        await post(client, path, good=True)
+    assert (await read(client, added))["lifecycle"]["state"] == "VALIDATED"
+    for _ in range(8):
+        await post(client, path, good=True, arm="without")
+        await post(client, path, good=False)
+    now = await read(client, added)
+    assert now["lifecycle"]["state"] == "IN_REVIEW"
+    assert now["lifecycle"]["reason"].startswith("0 of 8 with it, 8 of 8 without: p = ")
+    both = {"good": True, "arm": "without", "baseline_rate": 0.5}
+    assert problem(await client.post(f"/v1/patterns/{path}", json=both), 422)
 
 
 async def test_a_pattern_is_deprecated_in_favour_of_another(client: httpx2.AsyncClient) -> None:

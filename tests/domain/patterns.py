@@ -1,13 +1,11 @@
 """Strategies for patterns, conditions and tasks from a small world, so that many of them match."""
 
-from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from hypothesis import strategies as st
 
-from bottega.memory.patterns.evidence import BettingEvidence
 from bottega.memory.patterns.pattern import (
     Applicability,
     Category,
@@ -36,14 +34,6 @@ FEATURES = st.dictionaries(
     TEXTS | NUMBERS | TRUTHS | st.lists(TEXTS | NUMBERS | TRUTHS, max_size=3) | ODD,
     max_size=6,
 )
-
-
-def e_value(applications: Iterable[tuple[bool, float]]) -> float:
-    """Return the e-value of applications, each with success and its baseline at that time."""
-    evidence = BettingEvidence()
-    for good, baseline in applications:
-        evidence = evidence.after(good, baseline)
-    return evidence.e_value
 
 
 def _listed() -> st.SearchStrategy[list[Any]]:

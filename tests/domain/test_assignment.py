@@ -59,7 +59,7 @@ def arms(state: PatternState, options: LearningOptions) -> Counter[Arm]:
 def test_candidate_is_on_trial_in_its_share_of_runs() -> None:
     found = arms(PatternState.CANDIDATE, OPTIONS)
     assert set(found) == {Arm.TRIAL, Arm.CONTROL}
-    assert found[Arm.TRIAL] == pytest.approx(400, abs=80)
+    assert found[Arm.TRIAL] == pytest.approx(2000, abs=130)
     assert set(arms(PatternState.CANDIDATE, replace(OPTIONS, trial_share=0.0))) == {Arm.CONTROL}
     assert set(arms(PatternState.CANDIDATE, replace(OPTIONS, trial_share=1.0))) == {Arm.TRIAL}
 
@@ -67,5 +67,5 @@ def test_candidate_is_on_trial_in_its_share_of_runs() -> None:
 def test_validated_pattern_is_withheld_from_its_share_of_runs() -> None:
     found = arms(PatternState.VALIDATED, OPTIONS)
     assert set(found) == {Arm.USED, Arm.WITHHELD}
-    assert found[Arm.WITHHELD] == pytest.approx(400, abs=80)
+    assert found[Arm.WITHHELD] == pytest.approx(800, abs=110)
     assert set(arms(PatternState.VALIDATED, replace(OPTIONS, withheld_share=0.0))) == {Arm.USED}

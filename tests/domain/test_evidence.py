@@ -1,24 +1,22 @@
-"""The evidence that a pattern's applications add up to."""
+"""The evidence that a pattern's applications add up to, and the looks at it."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from math import nextafter
 from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.patterns.evidence import (
+    LOOKS,
+    Comparison,
     Group,
     Tally,
     Verdict,
-    WeighedEvidence,
-    falling,
-    judged,
+    compared,
+    looked_at,
     validated,
-    weigh,
 )
 from bottega.memory.patterns.pattern import (
     APPLIED,
@@ -32,20 +30,16 @@ from bottega.memory.patterns.pattern import (
     Pattern,
     PatternState,
 )
-from tests.domain.patterns import e_value
 
-OPTIONS = LearningOptions()
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
-HALF = Baseline("like_tasks", 0.5, 40)
+CANDIDATE, VALIDATED = PatternState.CANDIDATE, PatternState.VALIDATED
+IN_REVIEW, DEPRECATED = PatternState.IN_REVIEW, PatternState.DEPRECATED
 
 groups = st.lists(
     st.builds(
-        lambda arm, good, rate, n, lately: Group(
-            arm, good, Baseline("like_tasks", rate, 9), n, min(n, lately)
-        ),
+        lambda arm, good, n, lately: Group(arm, good, n, min(n, lately), n),
         st.sampled_from(Arm),
         st.booleans(),
-        st.floats(0.05, 0.95),
         st.integers(1, 9),
         st.integers(0, 9),
     ),
@@ -53,161 +47,134 @@ groups = st.lists(
 )
 
 
-def pattern(state: PatternState, evidence: Evidence = Evidence()) -> Pattern:
+def pattern(state: PatternState, evidence: Evidence = Evidence(), looks: int = 0) -> Pattern:
     content = Content(ContentKind.HEURISTIC)
-    life = Lifecycle(state, reason="before")
+    life = Lifecycle(state, reason="before", looks=looks)
     return Pattern("p", Category.DOMAIN, content, id=UUID(int=1), evidence=evidence, lifecycle=life)
 
 
-def look(state: PatternState, weighed: WeighedEvidence) -> tuple[PatternState, str | None]:
-    after, found = validated(pattern(state), weighed, OPTIONS, NOW)
-    moved = found.state is not state
-    assert (after.state, after.lifecycle.reason) == (
-        found.state,
-        found.reason if moved else "before",
-    )
-    return found.state, found.reason
+def group(arm: Arm, good: bool, n: int, **more: float) -> Group:
+    return Group(arm, good, n, n, n, **more)  # type: ignore[arg-type]
 
 
-def at_least(group: Group) -> float:
-    """Return the baseline of a group's applications; at least a half for reported ones."""
-    return max(group.baseline.rate, 0.5 if group.arm is Arm.REPORTED else 0.0)
+def look(of: Pattern, given_: tuple[int, int], without: tuple[int, int]) -> Pattern:
+    return looked_at(of, Comparison(Tally(*given_), Tally(*without)), NOW)
 
 
-def test_reported_low_baseline_does_not_speed_up_promotion() -> None:
-    low, half = Baseline("given", 0.01), Baseline("given", 0.5)
-    found = [weigh([Group(Arm.REPORTED, True, each, 5, 5)]).e_value for each in (low, half)]
-    assert found[0] == pytest.approx(found[1])
-    assert found[0] < OPTIONS.promotion_e
-    tried = weigh([Group(Arm.TRIAL, True, low, 5, 5)])
-    assert tried.e_value > OPTIONS.promotion_e
-
-
-@given(groups)
-def test_groups_weigh_as_much_as_their_applications(given_: list[Group]) -> None:
-    given_ = [each for each in given_ if each.arm in APPLIED]
-    found = weigh(given_)
-    one_by_one = [each for each in given_ for _ in range(each.n)]
-    assert found.given == Tally(sum(each.good for each in one_by_one), len(one_by_one))
-    alone = e_value((each.good, at_least(each)) for each in one_by_one)
-    assert found.e_value == pytest.approx(alone, rel=1e-9)
-    assert found.lately.n <= found.given.n
-    assert 0 < found.baseline.rate < 1
-
-
-@given(groups)
-def test_runs_without_a_pattern_never_count_in_its_favour(given_: list[Group]) -> None:
-    alone = weigh([each for each in given_ if each.arm in APPLIED])
-    assert weigh(given_).e_value <= alone.e_value * (1 + 1e-9)
-
-
-def test_pattern_is_not_promoted_if_controls_succeed_as_often() -> None:
-    trials = [Group(Arm.TRIAL, True, Baseline("controls", 0.6, 5), 20, 20)]
-    controls = [Group(Arm.CONTROL, True, Baseline(), 20, 20)]
-    assert look(PatternState.CANDIDATE, weigh(trials)) == (PatternState.VALIDATED, None)
-    assert look(PatternState.CANDIDATE, weigh(trials + controls)) == (PatternState.CANDIDATE, None)
-    bad = [Group(Arm.CONTROL, good, Baseline(), 10, 10) for good in (True, False)]
-    assert look(PatternState.CANDIDATE, weigh(trials + bad)) == (PatternState.VALIDATED, None)
-
-
-def test_many_similar_tasks_replace_the_controls_as_baseline() -> None:
-    trials = [Group(Arm.TRIAL, True, Baseline("like_tasks", 0.3, 20), 6, 6)]
-    control = [Group(Arm.CONTROL, True, Baseline(), 2, 2)]
-    assert weigh(trials + control).e_value == weigh(trials).e_value
-    few = [Group(Arm.TRIAL, True, Baseline("like_tasks", 0.3, 19), 6, 6)]
-    assert weigh(few + control).e_value < weigh(few).e_value
-
-
-def test_withheld_runs_do_not_demote_a_validated_pattern() -> None:
-    used = [Group(Arm.USED, True, HALF, 20, 20)]
-    withheld = [Group(Arm.WITHHELD, True, HALF, 2, 2)]
-    assert look(PatternState.VALIDATED, weigh(used + withheld)) == (PatternState.VALIDATED, None)
-
-
-def test_baseline_is_the_mean_under_the_commonest_name() -> None:
-    found = weigh(
-        [
-            Group(Arm.TRIAL, True, Baseline("like_tasks", 0.4, 10), 5, 3),
-            Group(Arm.USED, False, Baseline("unknown", 0.8, 0), 9, 1),
-            Group(Arm.CONTROL, False, Baseline("controls", 0.1, 7), 50, 50),
-        ]
-    )
-    assert found.baseline.rate == pytest.approx(0.5)
-    assert (found.baseline.name, found.baseline.n) == ("like_tasks", 8)
-    assert found.lately == Tally(3, 4)
-    assert weigh([]) == WeighedEvidence()
-
-
-def test_savings_are_measured_against_runs_without_the_pattern() -> None:
-    used = Group(Arm.USED, True, HALF, 4, 4, timed=2, seconds=6.0, counted=4, tokens=400.0)
-    other = Group(Arm.WITHHELD, True, HALF, 2, 2, timed=1, seconds=5.0)
-    found = weigh([used, other])
-    assert (found.time_saved_s, found.tokens_saved) == (2.0, None)
-
-
-class TestPromotion:
-    WELL, FEW = Tally(50, 50), Tally(4, 4)
-    BADLY = Tally(1, 50)
-
-    @pytest.mark.parametrize("lately", [WELL, FEW, BADLY, Tally()])
-    @pytest.mark.parametrize("state", list(PatternState))
-    def test_state_follows_the_verdict(self, state: PatternState, lately: Tally) -> None:
-        found = look(state, WeighedEvidence(lately=lately, given=lately, e_value=20.0))[0]
-        promoted = state is PatternState.CANDIDATE and lately == self.WELL
-        assert found is (PatternState.VALIDATED if promoted else state)
-
-    def test_candidate_needs_the_e_value_too(self) -> None:
-        less = WeighedEvidence(lately=self.WELL, given=self.WELL, e_value=nextafter(20.0, 0))
-        assert look(PatternState.CANDIDATE, less)[0] is PatternState.CANDIDATE
-        enough = replace(less, e_value=20.0)
-        assert look(PatternState.CANDIDATE, enough)[0] is PatternState.VALIDATED
-
-
-class TestDemotion:
-    well = WeighedEvidence(lately=Tally(90, 100), given=Tally(90, 100), baseline=HALF, e_value=1e9)
-
-    def test_successful_pattern_stays(self) -> None:
-        assert look(PatternState.VALIDATED, self.well) == (PatternState.VALIDATED, None)
-
-    def test_lack_of_significance_is_no_reason_to_fall(self) -> None:
-        mixed = replace(self.well, lately=Tally(8, 10), given=Tally(8, 10), latest=Tally(8, 10))
-        assert judged(mixed.lately, 0.5, OPTIONS).verdict is Verdict.IN_REVIEW
-        assert look(PatternState.VALIDATED, mixed) == (PatternState.VALIDATED, None)
-
-    def test_decline_overrides_a_good_verdict(self) -> None:
-        declined = replace(self.well, latest=Tally(4, 10))
-        state, reason = look(PatternState.VALIDATED, declined)
-        assert state is PatternState.IN_REVIEW
-        assert reason == (
-            "declined: 4 of the last 10 applications went well, and 86 of the 90 before"
+class TestComparison:
+    @given(groups)
+    def test_groups_count_by_their_arm(self, given_: list[Group]) -> None:
+        found = compared(given_)
+        for tally, is_given in ((found.given, True), (found.without, False)):
+            of = [each for each in given_ if (each.arm in APPLIED) is is_given]
+            assert tally == Tally(sum(e.n for e in of if e.good), sum(e.n for e in of))
+        assert compared(given_, "lately").given.n == sum(
+            each.lately for each in given_ if each.arm in APPLIED
         )
 
-    def test_harm_overrides_a_good_verdict(self) -> None:
-        harmful = replace(self.well, used=Tally(70, 100), withheld=Tally(40, 40))
-        assert look(PatternState.VALIDATED, harmful)[0] is PatternState.IN_REVIEW
-        assert falling(replace(harmful, withheld=Tally(9, 9)), OPTIONS) is None
+    def test_runs_without_it_are_the_baseline(self) -> None:
+        known = group(Arm.REPORTED, True, 5, rated=5, rates=1.5)
+        assert compared([known]).baseline == Baseline("given", 0.3, 0)
+        without = [group(Arm.REPORTED_WITHOUT, True, 1), group(Arm.CONTROL, False, 3)]
+        assert compared([known, *without]).baseline == Baseline("without", 0.25, 4)
+        assert compared([]).baseline == compared([known._replace(rated=4)]).baseline == Baseline()
 
-    def test_candidate_is_not_demoted(self) -> None:
-        declined = replace(self.well, latest=Tally(0, 10), lately=Tally(1, 50), e_value=0.1)
-        assert look(PatternState.CANDIDATE, declined) == (PatternState.CANDIDATE, None)
+    def test_sentence_has_the_counts(self) -> None:
+        assert str(Comparison(Tally(8, 8), Tally(2, 8))) == "8 of 8 with it, 2 of 8 without"
+        assert str(Comparison(Tally(8, 8), known_rate=0.3)).endswith("a rate of 0.3 without")
+        assert str(Comparison(Tally(8, 8))) == "8 of 8 with it, none without"
+
+
+class TestLooks:
+    def test_candidate_without_enough_evidence_stays_on_trial(self) -> None:
+        now = look(pattern(CANDIDATE), (8, 8), (2, 8))
+        assert (now.state, now.lifecycle.looks) == (CANDIDATE, 8)
+        assert now.lifecycle.decision == (
+            "8 of 8 with it, 2 of 8 without: p = 0.003, level 0.001: stays on trial"
+        )
+        assert now.lifecycle.reason == "before"
+
+    def test_candidate_that_helps_is_validated(self) -> None:
+        now = look(pattern(CANDIDATE), (8, 8), (1, 8))
+        assert (now.state, now.lifecycle.looks, now.lifecycle.looks_since) == (VALIDATED, 0, NOW)
+        assert now.lifecycle.decision == (
+            "8 of 8 with it, 1 of 8 without: p = 0.0007, level 0.001: is validated"
+        )
+
+    @pytest.mark.parametrize(("n", "level"), LOOKS.items())
+    def test_each_look_has_its_level(self, n: int, level: float) -> None:
+        for good in range(n + 1):
+            found = Comparison(Tally(n, n), Tally(good, n))
+            now = looked_at(pattern(CANDIDATE), found, NOW)
+            assert (now.state is VALIDATED) == (found.p_better < level)
+
+    def test_nothing_happens_between_the_looks(self) -> None:
+        for n in range(70):
+            due = max((each for each in LOOKS if each <= n), default=0)
+            was = pattern(CANDIDATE, looks=due)
+            assert look(was, (n, n), (0, 64)) is was
+        assert look(pattern(CANDIDATE), (7, 7), (0, 64)).state is CANDIDATE
+
+    def test_look_that_was_missed_is_made_up(self) -> None:
+        assert look(pattern(CANDIDATE), (9, 9), (0, 9)).state is VALIDATED
+
+    def test_assumed_rate_promotes_nothing(self) -> None:
+        now = looked_at(pattern(CANDIDATE), Comparison(Tally(64, 64)), NOW)
+        assert (now.state, now.lifecycle.looks) == (CANDIDATE, 64)
+        known = Comparison(Tally(8, 8), known_rate=0.3)
+        assert looked_at(pattern(CANDIDATE), known, NOW).state is VALIDATED
+
+    def test_confidence_is_needed_too(self) -> None:
+        now = looked_at(pattern(CANDIDATE), Comparison(Tally(20, 32), known_rate=0.05), NOW)
+        assert now.state is VALIDATED
+        low = looked_at(pattern(CANDIDATE), Comparison(Tally(10, 32), known_rate=0.05), NOW)
+        assert low.state is CANDIDATE
+        assert "with a confidence of 0.60 of 0.7" in str(low.lifecycle.decision)
+
+    def test_harmful_pattern_falls(self) -> None:
+        now = look(pattern(VALIDATED), (1, 8), (8, 8))
+        assert now.state is IN_REVIEW
+        assert now.lifecycle.reason == now.lifecycle.decision
+        assert str(now.lifecycle.reason).endswith("p = 0.0007, level 0.001: goes into review")
+        assert look(pattern(VALIDATED), (4, 8), (6, 8)).state is VALIDATED
+
+    def test_validated_pattern_begins_the_next_series_after_the_last_look(self) -> None:
+        now = look(pattern(VALIDATED, looks=32), (60, 64), (8, 16))
+        assert (now.state, now.lifecycle.looks, now.lifecycle.looks_since) == (VALIDATED, 0, NOW)
+
+    @pytest.mark.parametrize("state", [IN_REVIEW, DEPRECATED])
+    def test_only_live_patterns_are_looked_at(self, state: PatternState) -> None:
+        was = pattern(state)
+        assert look(was, (64, 64), (0, 64)) is was
 
 
 class TestStoredEvidence:
     def test_too_few_applications_keep_the_old_confidence(self) -> None:
         before = Evidence(confidence=0.9, p_value=0.001, verdict="VALIDATED")
-        few = WeighedEvidence(lately=Tally(1, 1), given=Tally(20, 21), baseline=HALF, e_value=50.0)
-        one = pattern(PatternState.VALIDATED, before)
-        after = validated(one, few, OPTIONS, NOW)[0].evidence
+        few = [Group(Arm.USED, True, 20, 1, 20), Group(Arm.USED, False, 1, 0, 1)]
+        after = validated(pattern(VALIDATED, before), few, NOW)[0].evidence
         assert (after.confidence, after.p_value) == (0.9, 0.001)
         assert (after.verdict, after.applications) == (Verdict.INSUFFICIENT_EVIDENCE, 1)
         assert after.uplift == 0.5
 
     def test_validation_without_news_keeps_its_time(self) -> None:
-        some = WeighedEvidence(lately=Tally(9, 9), given=Tally(9, 9), baseline=HALF, e_value=9.0)
-        once, _ = validated(pattern(PatternState.CANDIDATE), some, OPTIONS, NOW)
+        some = [group(Arm.USED, True, 9)]
+        once, _ = validated(pattern(CANDIDATE), some, NOW)
         assert once.evidence.validated_at == NOW
-        assert validated(once, some, OPTIONS, datetime(2027, 1, 1, tzinfo=UTC))[0] == once
+        assert validated(once, some, datetime(2027, 1, 1, tzinfo=UTC))[0] == once
 
     def test_pattern_without_applications_counts_as_not_validated(self) -> None:
-        new = pattern(PatternState.CANDIDATE)
-        assert validated(new, WeighedEvidence(), OPTIONS, NOW)[0] == new
+        new = pattern(CANDIDATE)
+        assert validated(new, [], NOW)[0] == new
+
+    def test_savings_are_measured_against_runs_without_the_pattern(self) -> None:
+        used = group(Arm.USED, True, 4, timed=2, seconds=6.0, counted=4, tokens=400.0)
+        other = group(Arm.WITHHELD, True, 2, timed=1, seconds=5.0)
+        found = validated(pattern(VALIDATED), [used, other], NOW)[0].evidence
+        assert (found.time_saved_s, found.tokens_saved) == (2.0, None)
+
+    def test_looks_count_the_present_series_and_the_verdict_what_is_recent(self) -> None:
+        old = Group(Arm.TRIAL, True, 20, 20, 0)
+        new = replace(pattern(VALIDATED), evidence=Evidence())
+        after, says = validated(new, [old], NOW)
+        assert (after.lifecycle.looks, says.applications, says.decision) == (0, 20, None)

@@ -15,7 +15,7 @@ from bottega.memory.learning.reflection import (
     reflect,
     with_insights,
 )
-from bottega.memory.patterns.pattern import Arm, Baseline
+from bottega.memory.patterns.pattern import Arm
 from bottega.memory.patterns.task_analysis import analyse, refined
 from tests.domain.test_mining import NO_ANSWER, stored
 
@@ -93,7 +93,6 @@ def test_results_of_given_patterns_are_reported() -> None:
     of_run = GIVEN | {"category": "strategic", "good": None, "arm": "control"}
     one, other = applications_of(episode(GIVEN, of_run))
     assert (one.pattern_id, one.version, one.arm) == (UUID(int=7), 2, Arm.USED)
-    assert one.baseline == Baseline("controls", 0.4, 3)
     assert (one.followed, one.good, one.tokens, one.duration_s) == (True, False, 10, 2.0)
     assert (one.episode_id, one.at, one.features) == (
         UUID(int=1),

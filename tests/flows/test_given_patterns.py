@@ -151,7 +151,6 @@ async def test_a_given_pattern_and_its_outcome_are_in_the_episode(
     (given,) = of_patterns(await ended(bottega, run_id))
     assert given["source"] == f"pattern:{pattern_id}"
     assert (given["arm"], given["version"], given["category"]) == ("used", 1, "decomposition")
-    assert given["baseline"] == {"name": "unknown", "rate": 0.5, "n": 0}
     shown = [r for r in model.requests if "Ask them in that order" in str(systems(r))]
     assert len(shown) == 4, "every call of the root, and nobody else's"
     metadata = (await told(bottega, run_id))["metadata"]
@@ -161,7 +160,6 @@ async def test_a_given_pattern_and_its_outcome_are_in_the_episode(
         "version": 1,
         "arm": "used",
         "category": "decomposition",
-        "baseline": {"name": "unknown", "rate": 0.5, "n": 0},
         "followed": True,
         "good": None,
     }

@@ -13,7 +13,6 @@ from bottega.clock import utcnow
 from bottega.db.engine import Database, acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.events.listener import NotifyListener
-from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.patterns import application_rows
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import Category, Content, ContentKind, Pattern, PatternState
@@ -47,7 +46,7 @@ async def add(
     content = Content(ContentKind.HEURISTIC, {"action": str(uuid4())})
     new = Pattern(name, Category.STRATEGIC, content)
     async with acting_as(database.pool, tenant) as connection:
-        stored = (await PatternStore(connection, tenant, LearningOptions(), NOW).add(new)).key
+        stored = (await PatternStore(connection, tenant, NOW).add(new)).key
         await connection.execute("UPDATE patterns SET state = $2 WHERE id = $1", stored, state)
         await application_rows.notify_change(connection, tenant)
     return stored

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -141,20 +142,31 @@ async def fill(looked: Looked) -> None:
         kept = await add(looked.patterns, DEFAULT_TENANT, said(name, action, domain))
         ids[name] = kept.key
     for name in ("twin one", "twin two", "failing"):
+        await apply(looked, ids[name], [False] * 8, Arm.REPORTED_WITHOUT)
         await apply(looked, ids[name], [True] * 20)
-        await looked.patterns.validate(DEFAULT_TENANT, [ids[name]])
-    await apply(looked, ids["promising"], [True] * 15)
-    await apply(looked, ids["failing"], [False] * 30)
+    await apply(looked, ids["failing"], [True] * 30, Arm.REPORTED_WITHOUT, NOW + timedelta(hours=1))
+    await apply(looked, ids["failing"], [False] * 30, Arm.REPORTED, NOW + timedelta(hours=1))
+    async with acting_as(pool, DEFAULT_TENANT) as connection:
+        # As if the worker had died before the look: the night makes up for it.
+        await connection.execute(
+            "INSERT INTO pattern_applications (tenant_id, pattern_id, version, arm, at, good)"
+            " SELECT $1, $2, 1, arm, $3, arm = 'trial'"
+            " FROM unnest(ARRAY['trial', 'control']) arm, generate_series(1, 15)",
+            *(DEFAULT_TENANT, ids["promising"], day(55)),
+        )
 
 
-async def apply(looked: Looked, pattern_id: UUID, good: list[bool]) -> None:
+async def apply(
+    looked: Looked,
+    pattern_id: UUID,
+    good: list[bool],
+    arm: Arm = Arm.REPORTED,
+    at: datetime = day(55),
+) -> None:
     await record(
         looked.patterns,
         DEFAULT_TENANT,
-        [
-            Application(pattern_id=pattern_id, version=1, arm=Arm.REPORTED, at=day(55), good=each)
-            for each in good
-        ],
+        [Application(pattern_id=pattern_id, version=1, arm=arm, at=at, good=each) for each in good],
     )
 
 
@@ -219,7 +231,7 @@ async def test_each_stage_works_and_is_reported(owner: asyncpg.Pool, looked: Loo
     judged = {item["name"]: item for item in report["validations"]["items"]}
     assert judged["promising"]["promoted"] is True
     assert (judged["promising"]["n"], judged["promising"]["rate"]) == (15, 1.0)
-    assert judged["promising"]["e"] > 20
+    assert judged["promising"]["decision"].endswith("is validated")
     assert report["storage"]["objects"]["bodies"] > 0
     assert numbered(600) not in await states(owner)
 

@@ -17,7 +17,6 @@ from bottega.events.listener import NotifyListener
 from bottega.llm.structured_output import ModelAnalyst
 from bottega.llm.vendors import OpenAIProvider
 from bottega.memory.episodes.episode import Episode, Outcome, State, StorageState, episode_id_of
-from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.learning import maintenance as jobs
 from bottega.memory.learning.reflection_worker import MOST_TRIES, ReflectionWorker
 from bottega.memory.patterns.cache import PatternCache
@@ -42,7 +41,7 @@ class Cache(PatternCache):
 @pytest.fixture
 async def cache(database: Database) -> Cache:
     listener = NotifyListener(database.connect)
-    cache = Cache(database.pool, listener, options=LearningOptions(), clock=utcnow)
+    cache = Cache(database.pool, listener, clock=utcnow)
     content = Content(ContentKind.HEURISTIC, {"condition": "always", "action": "look"})
     pattern = Pattern(id=PATTERN, name="look", category=Category.STRATEGIC, content=content)
     await add(cache, DEFAULT_TENANT, pattern)
@@ -311,7 +310,6 @@ async def test_a_run_shows_its_lessons(
     ]
     (application,) = first["applications"]
     assert (application["pattern_id"], application["arm"]) == (PATTERN, "trial")
-    assert application["baseline"] == {"name": "unknown", "rate": 0.5, "n": 0}
     assert second["candidates"] == []
     assert (nothing["status"], nothing["insights"], nothing["applications"]) == (None, [], [])
 

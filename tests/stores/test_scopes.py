@@ -152,7 +152,6 @@ async def test_no_function_returns_episodes_without_a_scope(
     found = [row for row in await owner.fetch(READERS) if row["name"] not in NOT_READERS]
     assert {row["name"] for row in found} == {
         *("episode_candidates", "episode_list", "episodes_within"),
-        "insight_outcomes",
         *("read_episodes", "read_episode_states", "read_episode_bodies"),
     }
     for row in found:

@@ -1,6 +1,6 @@
 """The demo: starts a server, defines a team over HTTP, runs it, and shows it.
 
-*learning*: thirty similar tasks, each judged by a success check. The lead agent does not know the
+*learning*: 48 similar tasks, each judged by a success check. The lead agent does not know the
 right order of its sub-agents. A run is a success only if the facts were collected before the text
 was written, and the text written before it was checked.
 
@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -51,7 +52,9 @@ class DemoError(Exception):
     """The demo cannot continue; the text is the reason."""
 
 
-NIGHTS = (10, 18, 24)
+TASKS = 48
+"""Enough for sixteen runs with a pattern that is found after the first night."""
+NIGHTS = (10, 40)
 """Numbers of tasks after which maintenance of the memory runs, as it otherwise does at night."""
 TOPICS = (
     "tides in Venice", "night trains", "wind mills", "urban beekeeping", "printed books",
@@ -90,7 +93,7 @@ def learn(server: RemoteServer, scenario: Scenario) -> int:
     """Run all tasks and show the learning; return the process's exit status."""
     done: list[_Done] = []
     since = 0
-    for number, topic in enumerate(TOPICS, 1):
+    for number, topic in enumerate(islice(cycle(TOPICS), TASKS), 1):
         done.append(_one(server, scenario, number, topic))
         if number in NIGHTS:
             _night(server, done[since:])
@@ -136,8 +139,10 @@ def _render(pattern: Mapping[str, Any]) -> str:
     known = pattern["evidence"]
     line = f"[bold]{pattern['lifecycle']['state']}[/] {pattern['category']}: {pattern['name']}"
     if known["applications"]:
-        line += f" ({known['success_rate']:.0%} of {known['applications']}, e = "
-        line += f"{known['e_value']:.1f}, confidence {known['confidence']:.2f})"
+        line += f" ({known['success_rate']:.0%} of {known['applications']}"
+        line += f", confidence {known['confidence']:.2f})"
+    if decision := pattern["lifecycle"]["decision"]:
+        line += f"\n        last look: {decision}"
     return line
 
 
@@ -165,7 +170,7 @@ def _sum_up(server: RemoteServer, done: Sequence[_Done]) -> int:
     patterns = server.get("/v1/patterns", state="VALIDATED")["items"]
     lines = [f"Successes without a pattern: {_share(without)}; with one: {_share(with_it)}."]
     lines += [_render(each) for each in patterns]
-    lines.append(f"{used} of the last {len(TOPICS) - NIGHTS[-1]} runs were given it.")
+    lines.append(f"{used} of the last {TASKS - NIGHTS[-1]} runs were given it.")
     _console.print(Panel("\n".join(lines), title="What the runs taught"))
     return 0 if patterns and used else 1
 
@@ -196,8 +201,8 @@ def run(settings: Settings, url: str, scenario: Scenario, *, resume: bool, keep:
     variables = {}
     with contextlib.ExitStack() as stack:
         if learns:
-            # More on trial than usual, since there are only thirty runs, and without latency.
-            variables = {"BOTTEGA_LEARNING_TRIAL_SHARE": "0.8"}
+            # More on trial than usual, since there are few runs, and without latency.
+            variables = {"BOTTEGA_LEARNING_TRIAL_SHARE": "0.65"}
             if settings.uses_demo_model:
                 variables["OPENAI_BASE_URL"] = stack.enter_context(_entered(demo_model()))
                 variables["BOTTEGA_MODEL"] = DEMO_MODEL_NAME

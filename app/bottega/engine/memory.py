@@ -36,7 +36,8 @@ from bottega.memory.episodes.episode import EpisodeFilter, Outcome
 from bottega.memory.episodes.scope import Scope, scope_of_run
 from bottega.memory.episodes.store import Hit
 from bottega.memory.learning.episode_recorder import RunFacts
-from bottega.memory.learning.insights import insight_outcomes, insights_in
+from bottega.memory.learning.insights import MOST as MOST_INSIGHTS
+from bottega.memory.learning.insights import insights_in
 from bottega.memory.learning.mining import cure_in
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.task_analysis import Goals, analyse, lines_of, refined
@@ -233,17 +234,8 @@ class MemoryRetriever:
             domain=self._about.said("domain"),
         )
         hits = [hit for hit in found.hits if hit.relevant]
-        return [*await self._insights(sources, hits), *map(given, hits)]
-
-    async def _insights(self, sources: MemorySources, hits: Sequence[Hit]) -> list[dict[str, Any]]:
-        """Return the insights of relevant episodes, given and withheld, as event data."""
-        found = insights_in([(hit.episode, hit.score) for hit in hits], self._assignment.salt)
-        if not found:
-            return []
-        tallies = await insight_outcomes(
-            sources.episodes.pool, self._journal.tenant_id, self._scope, [each.id for each in found]
-        )
-        return insight_events(found, tallies, self._assignment, sources.options)
+        insights = insights_in([(hit.episode, hit.score) for hit in hits], self._assignment.salt)
+        return [*insight_events(insights[:MOST_INSIGHTS]), *map(given, hits)]
 
     async def _both(self, *asks: _Ask) -> list[dict[str, Any]]:
         """Return the results that come in time, in order; report the others as warnings."""

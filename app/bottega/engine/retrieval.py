@@ -4,7 +4,7 @@ The choice is written into the run's log and never made again for that run.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -14,14 +14,14 @@ from bottega.events.types import RunStatus, context_recalled
 from bottega.memory.episodes.episode import IMPORTED, Outcome
 from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.episodes.store import EpisodicMemory
-from bottega.memory.learning.insights import INSIGHT, FoundInsight, Tallies, assigned, rendered
+from bottega.memory.learning.insights import INSIGHT, FoundInsight, rendered
 from bottega.memory.learning.mining import is_call
 from bottega.memory.learning.reflection import Analyst
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.evidence import arm_of, uniform
 from bottega.memory.patterns.matcher import Match
-from bottega.memory.patterns.pattern import Arm, Baseline, Features, Pattern, pattern_text
+from bottega.memory.patterns.pattern import Arm, Features, Pattern, pattern_text
 from bottega.memory.text.content import content_words
 from bottega.memory.text.identities import of_earlier_run, without_identities
 from bottega.memory.text.summaries import EARLIER, summary_of
@@ -154,22 +154,11 @@ async def patterns_for(
     )
     if not chosen:
         return []
-    of_them = [each.pattern for each in chosen]
-    baselines = await cache.baselines(tenant_id, of_them, features)
     matcher = await cache.matcher(tenant_id)
-    return [
-        _pattern_event(
-            each,
-            baselines.get(each.pattern.key, Baseline()),
-            matcher.names(each.pattern.guide.alternatives),
-        )
-        for each in chosen
-    ]
+    return [_pattern_event(each, matcher.names(each.pattern.guide.alternatives)) for each in chosen]
 
 
-def _pattern_event(
-    chosen: Chosen, baseline: Baseline, alternatives: Sequence[str]
-) -> dict[str, Any]:
+def _pattern_event(chosen: Chosen, alternatives: Sequence[str]) -> dict[str, Any]:
     pattern = chosen.pattern
     recalled = context_recalled(
         f"{SOURCE}{pattern.key}",
@@ -181,30 +170,17 @@ def _pattern_event(
         "arm": chosen.arm,
         "category": pattern.category,
         "name": pattern.name[:_LONGEST_NAME],
-        "baseline": asdict(baseline),
         "uses": list(pattern.content.uses),
         "affects": list(pattern.content.affects),
     }
 
 
-def insight_events(
-    found: Sequence[FoundInsight],
-    tallies: Tallies,
-    assignment: Assignment,
-    options: LearningOptions,
-) -> list[dict[str, Any]]:
-    """Return the insights assigned to a run, given and withheld, as event data."""
-    if not assignment.learns:
-        options = replace(options, withheld_share=0.0)
-    chosen = assigned(found, tallies, assignment.salt, assignment.run, options)
+def insight_events(found: Sequence[FoundInsight]) -> list[dict[str, Any]]:
+    """Return insights as event data."""
     return [
-        context_recalled(
-            f"{INSIGHT}{each.id}",
-            rendered(each) if arm in _GIVEN else "",
-            score=round(each.score, 4),
-        )
-        | {"arm": arm, "episodes": [str(one.id) for one in each.episodes]}
-        for each, arm in chosen
+        context_recalled(f"{INSIGHT}{each.id}", rendered(each), score=round(each.score, 4))
+        | {"episodes": [str(one.id) for one in each.episodes]}
+        for each in found
     ]
 
 

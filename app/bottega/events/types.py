@@ -358,7 +358,6 @@ class PatternReceived(NamedTuple):
     version: int
     arm: str | None
     category: str
-    baseline: Data
     uses: Sequence[str]
     affects: Sequence[str]
 
@@ -369,7 +368,6 @@ class PatternReceived(NamedTuple):
             data["version"],
             get("arm"),
             get("category", ""),
-            get("baseline", {}),
             get("uses", ()),
             get("affects", ()),
         )

@@ -17,7 +17,6 @@ from sqlalchemy import (
     ColumnElement,
     DateTime,
     FromClause,
-    RowMapping,
     Select,
     Table,
     Text,
@@ -48,21 +47,16 @@ from bottega.db.tables import (
 from bottega.definitions import kinds
 from bottega.errors import InvalidInputError, NotFoundError
 from bottega.events.types import ContextReceived, EventType, RunStatus
-from bottega.memory.episodes.episode import Outcome
 from bottega.memory.episodes.scope import OFF
-from bottega.memory.learning.insights import INSIGHT
 from bottega.memory.patterns.adherence import SOURCE
 
 _MOST = 200  # candidates, and applications
-_JUDGED = (Outcome.SUCCESS, Outcome.PARTIAL, Outcome.FAILURE)
 
 _LEARNING = text("""
-SELECT l.episode_id, e.at, e.metadata -> 'insights' AS given,
-    coalesce(s.label, e.outcome) AS outcome, l.status, coalesce(l.tries, 0) AS tries, l.error,
-    l.updated_at, r.reflection, CASE l.status WHEN 'pending' THEN l.next_at END AS next_at
+SELECT l.episode_id, l.status, coalesce(l.tries, 0) AS tries, l.error, l.updated_at, r.reflection,
+    CASE l.status WHEN 'pending' THEN l.next_at END AS next_at
 FROM (SELECT) AS one
 LEFT JOIN run_learning l ON l.tenant_id = :tenant AND l.run_id = :run
-LEFT JOIN episodes e ON e.tenant_id = l.tenant_id AND e.id = l.episode_id
 LEFT JOIN episode_state s ON s.tenant_id = l.tenant_id AND s.episode_id = l.episode_id
 LEFT JOIN episode_reflections r
     ON r.tenant_id = l.tenant_id AND r.episode_id = l.episode_id AND s.state <> 'deleted'
@@ -74,8 +68,7 @@ WHERE s.tenant_id = :tenant AND s.episode_id = :episode ORDER BY p.id LIMIT :mos
 """)
 _APPLICATIONS = text("""
 SELECT CAST(:source AS text) || a.pattern_id AS source, a.pattern_id, p.name, a.version, a.arm,
-    a.at, a.followed, a.good, jsonb_build_object(
-        'name', a.baseline_name, 'rate', a.baseline_rate, 'n', a.baseline_n) AS baseline
+    a.at, a.followed, a.good
 FROM pattern_applications a JOIN patterns p ON p.tenant_id = a.tenant_id AND p.id = a.pattern_id
 WHERE a.tenant_id = :tenant AND a.episode_id = :episode ORDER BY a.at, a.id LIMIT :most
 """)
@@ -107,19 +100,8 @@ async def learnt(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> 
         "by": reflection.get("by"),
         "performance": reflection.get("performance") or {},
         "candidates": list(candidates.mappings()),
-        "applications": [*applications.mappings(), *_insights(row)],
+        "applications": list(applications.mappings()),
     }
-
-
-def _insights(row: RowMapping) -> list[dict[str, Any]]:
-    """Return the applications of insights: the whole run judges them."""
-    good = row["outcome"] == Outcome.SUCCESS if row["outcome"] in _JUDGED else None
-    same = {"pattern_id": None, "name": "", "version": 1, "followed": None, "baseline": None}
-    same |= {"at": row["at"], "good": good}
-    return [
-        {**same, "source": f"{INSIGHT}{each['id']}", "arm": each["arm"]}
-        for each in row["given"] or ()
-    ]
 
 
 async def give_feedback(

@@ -452,11 +452,11 @@ class Settings(BaseSettings):
     learning_trial_share: Annotated[
         _Share,
         Field(description="Share of applicable runs that are given a candidate."),
-    ] = 0.1
+    ] = 0.5
     learning_withheld_share: Annotated[
         _Share,
         Field(description="Share of applicable runs from which a validated pattern is withheld."),
-    ] = 0.1
+    ] = 0.2
     memory_vector_deadline_ms: Annotated[
         float,
         Field(

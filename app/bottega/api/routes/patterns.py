@@ -33,10 +33,10 @@ from bottega.errors import ConflictError, InvalidInputError, VersionConflictErro
 from bottega.json_schema.values import WHOLE
 from bottega.memory.patterns import pattern as memory
 from bottega.memory.patterns import task_analysis
-from bottega.memory.patterns.application_rows import baselines_for, newest
+from bottega.memory.patterns.application_rows import newest
 from bottega.memory.patterns.evidence import history
 from bottega.memory.patterns.matcher import score_parts
-from bottega.memory.patterns.pattern import Application, Arm, Baseline, Category, PatternState
+from bottega.memory.patterns.pattern import Application, Arm, Category, PatternState
 from bottega.tenants import audit
 
 CategoryName = Literal[
@@ -349,6 +349,15 @@ class NewApplication(Body):
     )
 
     good: Annotated[bool, Field(description="True if it went well.")]
+    arm: Annotated[
+        Literal["with", "without"],
+        Field(
+            description=(
+                "`without`: a task that was drawn to go without the pattern. Those with it are "
+                "compared with these."
+            )
+        ),
+    ] = "with"
     version: Annotated[
         Version | None, Field(description="Applied version; null: the current one.")
     ] = None
@@ -362,7 +371,10 @@ class NewApplication(Body):
         Field(
             ge=0.01,
             le=0.99,
-            description="Success rate of such tasks without the pattern; null: estimated here.",
+            description=(
+                "Known success rate of such tasks without the pattern. It is taken as exact, while "
+                "there are no applications without the pattern."
+            ),
         ),
     ] = None
     features: Annotated[Object, Field(max_length=50, description="Features of the task.")] = Field(
@@ -370,6 +382,12 @@ class NewApplication(Body):
     )
     duration_s: Annotated[float | None, Field(ge=0, le=1e9)] = None
     tokens: Annotated[int | None, Field(ge=0, le=2**31 - 1), WHOLE] = None
+
+    @model_validator(mode="after")
+    def _compares_once(self) -> Self:
+        if self.arm == "without" and self.baseline_rate is not None:
+            raise PydanticCustomError("one", "give a baseline_rate, or report tasks without it")
+        return self
 
 
 class Deprecation(Body):
@@ -410,9 +428,12 @@ class AppliesWhen(Answer):
 
 
 class PatternBaseline(Answer):
-    """The success rate of similar tasks without the pattern."""
+    """The success rate of tasks without the pattern."""
 
-    name: Annotated[str, Field(description="`like_tasks`, `controls`, `given` or `unknown`.")]
+    name: Annotated[
+        str,
+        Field(description="`without`: measured; `given`: a client's; `unknown`: half is assumed."),
+    ]
     rate: float
     n: Annotated[int, Field(description="Number of tasks.")]
 
@@ -430,7 +451,6 @@ class PatternEvidence(Answer):
     uplift: Annotated[float | None, Field(description="Success rate minus the baseline.")]
     confidence: float
     p_value: float | None
-    e_value: Annotated[float, Field(description="From 20 a candidate may be promoted.")]
     baseline: PatternBaseline
     verdict: Annotated[str | None, Field(description="Result of the last validation.")]
     validated_at: Annotated[datetime | None, Field(description="Time of the last validation.")]
@@ -452,6 +472,10 @@ class PatternLifecycle(Answer):
     last_used: datetime | None
     replaced_by: UUID | None
     reason: str | None
+    decision: Annotated[
+        str | None,
+        Field(description="Of the last look, which 8, 16, 32 and 64 applications lead to."),
+    ]
 
 
 class GuideShown(Answer):
@@ -548,7 +572,7 @@ class EvidencePoint(Answer):
     given_good: int
     others: Annotated[int, Field(description="Applications that were not, by assignment.")]
     others_good: int
-    e_value: Annotated[float, Field(description="From 20 a candidate may be promoted.")]
+    p_value: Annotated[float, Field(description="By chance, the pattern does as well as that.")]
 
 
 class EvidenceHistory(Answer):
@@ -571,9 +595,8 @@ class Validation(Answer):
     success_rate: float | None
     p_value: float
     confidence: float
-    e_value: float
     baseline: PatternBaseline
-    reason: str | None
+    decision: Annotated[str | None, Field(description="Of the last look.")]
 
 
 class SimilarPattern(Answer):
@@ -833,9 +856,10 @@ _COUNTED = 500
     operation_id="record_pattern_application",
     summary="Report an application of a pattern",
     description=(
-        "For applications elsewhere; runs record theirs themselves. It counts against the "
-        "success rate without the pattern (`baseline_rate`): give that before you know the "
-        "outcome."
+        "For applications elsewhere; runs record theirs themselves. Draw at random which tasks go "
+        "without the pattern, and report those too (`arm`), or give the success rate without it "
+        "(`baseline_rate`). With the 8th, 16th, 32nd and 64th application with it the pattern is "
+        "looked at: a candidate may be validated, a validated one may fall."
     ),
     response_model=ApplicationRecorded,
     responses=problems(400, 404, 409, 413, 415),
@@ -858,12 +882,7 @@ async def record(
         async def count() -> Any:
             store = service.patterns.store(driver, tenant)
             found = await store.get_many([pattern_id])
-            pattern, features = found[pattern_id], known_of(body.features)
-            baseline = Baseline("given", body.baseline_rate or 0.5)
-            if body.baseline_rate is None:
-                of = await baselines_for(driver, tenant, [pattern], features)
-                baseline = of.get(pattern.key, Baseline())
-            applied = _applied(pattern, body, baseline, body.at or now)
+            applied = _applied(found[pattern_id], body, body.at or now)
             recorded = await store.record_application([applied])
             if recorded:
                 details = {"good": body.good}
@@ -875,9 +894,7 @@ async def record(
     return answer
 
 
-def _applied(
-    pattern: memory.Pattern, body: NewApplication, baseline: Baseline, at: datetime
-) -> Application:
+def _applied(pattern: memory.Pattern, body: NewApplication, at: datetime) -> Application:
     version = pattern.version if body.version is None else body.version
     if version > pattern.version:
         raise ConflictError(
@@ -887,11 +904,10 @@ def _applied(
     return Application(
         pattern.key,
         version,
-        Arm.REPORTED,
+        Arm.REPORTED if body.arm == "with" else Arm.REPORTED_WITHOUT,
         at,
-        baseline=baseline,
         features=known_of(body.features),
-        **body.model_dump(include={"episode_id", "followed", "good", "duration_s", "tokens"}),
+        **body.model_dump(exclude={"arm", "version", "at", "features"}),
     )
 
 
@@ -901,7 +917,7 @@ def _applied(
     summary="Read how the evidence about a pattern grew",
     description=(
         "After judged applications of its current version, the oldest first: at most 40 points "
-        "over the newest 500. The last e-value is the pattern's own, unless there are more."
+        "over the newest 500."
     ),
     response_model=EvidenceHistory,
     responses=problems(404),
@@ -920,9 +936,9 @@ async def evidence(service: ServiceDep, tenant: Tenant, pattern_id: PatternId) -
     operation_id="validate_pattern",
     summary="Validate a pattern by its applications",
     description=(
-        "Sets the pattern's state by its applications of the last 90 days (an operator's "
-        "setting). A promotion needs the e-value, too. The nightly maintenance validates all "
-        "patterns."
+        "Returns the verdict (rate, exact p-value, confidence) on its applications of the last 90 "
+        "days, and makes the look that is due, if its last application did not. The nightly "
+        "maintenance does the same for all patterns."
     ),
     response_model=Validation,
     responses=problems(404),

@@ -13,7 +13,6 @@ from pydantic.json_schema import models_json_schema
 from bottega.agents.approval import Kind
 from bottega.api.schemas.base import Answer
 from bottega.api.schemas.interrupts import InterruptStatus
-from bottega.api.schemas.learning import GivenBaseline
 from bottega.api.schemas.parts import ContentPart
 from bottega.api.schemas.runs import AgentUsage, Cause, Event, Failure, TaskStatus, Usage
 from bottega.events.types import EventType
@@ -264,12 +263,11 @@ class ContextRecalledData(PublicationData):
         str | None, Field(description="The failed call that it helps with.")
     ] = None
     arm: Annotated[
-        Literal["used", "trial", "withheld", "control", "reported"] | None,
-        Field(description="Only of a pattern or an insight."),
+        Literal["used", "trial", "withheld", "control"] | None,
+        Field(description="Only of a pattern."),
     ] = None
     category: str | None = None
     name: str | None = None
-    baseline: GivenBaseline | None = None
     uses: list[str] | None = None
     affects: list[str] | None = None
     episodes: list[str] | None = None

@@ -205,29 +205,6 @@ BEGIN
       AND b.episode_id = ANY (episodes_within(p_scope, ARRAY[p_id]));
 END $$;
 
--- Called at the start of a run. Count the judged runs of a scope that were given these insights or
--- had them withheld, among the latest 500; partial success is none. The last argument must set the
--- tenant.
-CREATE OR REPLACE FUNCTION insight_outcomes(p_scope jsonb, p_ids text[], p_tenant text)
-RETURNS TABLE (insight_id text, arm text, good integer, n integer) LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN QUERY EXECUTE '
-        SELECT i ->> ''id'', i ->> ''arm'',
-               (count(*) FILTER (WHERE s.outcome = ''SUCCESS''))::integer, count(*)::integer
-        FROM (SELECT tenant_id, episode_id, outcome FROM episode_search
-              WHERE tenant_id = $1 AND trust > 1
-                AND outcome IN (''SUCCESS'', ''PARTIAL'', ''FAILURE'')'
-                || episode_scope(p_scope) || '
-              ORDER BY at DESC, episode_id DESC LIMIT 500) s
-        CROSS JOIN LATERAL (
-            SELECT e.metadata FROM episodes e
-            WHERE e.tenant_id = s.tenant_id AND e.id = s.episode_id LIMIT 1) AS e
-        CROSS JOIN jsonb_array_elements(e.metadata -> ''insights'') AS i
-        WHERE i ->> ''id'' = ANY ($2)
-        GROUP BY 1, 2'
-    USING p_tenant::uuid, p_ids;
-END $$;
-
 -- Return SQL conditions on columns that episode_search and episode_vectors share.
 CREATE OR REPLACE FUNCTION episode_conditions(p_where jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$

@@ -134,13 +134,5 @@ class MemoryOptions:
 class LearningOptions:
     """Options of learning from runs; the settings ``learning_…`` describe them."""
 
-    trial_share: float = 0.1
-    withheld_share: float = 0.1
-    min_applications: int = 5
-    min_rate: float = 0.6
-    significance: float = 0.05
-    min_confidence: float = 0.7
-    promotion_e: float = 20.0
-    evidence_days: float = 90.0
-    decline_p: float = 0.01
-    decline_each: int = 10
+    trial_share: float = 0.5
+    withheld_share: float = 0.2

@@ -16,7 +16,6 @@ from bottega.memory.episodes.episode import IMPORTED, Episode
 from bottega.memory.episodes.scope import EVERYTHING, Scope
 from bottega.memory.episodes.store import EpisodicMemory, Found
 from bottega.memory.learning.insights import FoundInsight, insights_in
-from bottega.memory.patterns.application_rows import baselines_for
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.matcher import Match
 from bottega.memory.patterns.owners import owner_of
@@ -170,15 +169,12 @@ async def _count(store: PatternStore, episode: Episode, outcomes: Sequence[Repor
     told = {"complexity": episode.task.get("complexity"), "task_type": episode.task_type}
     told |= {"domain": episode.domain}
     features = {name: value for name, value in told.items() if value is not None}
-    of = store.connection, store.tenant_id, [*known.values()]
-    baseline = await baselines_for(*of, features)
     applications = [
         Application(
             pattern_id=each.pattern_id,
             version=known[each.pattern_id].version,
             arm=Arm.REPORTED,
             at=store.now,
-            baseline=baseline[each.pattern_id],
             episode_id=episode.id,
             followed=each.followed,
             good=each.good,

@@ -36,8 +36,6 @@ from bottega.memory.episodes.episode import (
     Summary,
     episode_id_of,
 )
-from bottega.memory.learning.insights import MOST as MOST_INSIGHTS
-from bottega.memory.learning.insights import noted
 from bottega.memory.learning.mining import told_steps
 from bottega.memory.learning.reflection import reflect
 from bottega.memory.patterns.adherence import FAILED_TASK, Adherence
@@ -144,7 +142,6 @@ class EpisodeRecorder:
         self._of_memory = _OF_MEMORY.difference(about.capabilities)
         self._suspicion: str | None = None
         self._plans: list[list[str]] = []
-        self._insights: dict[str, dict[str, Any]] = {}
 
     def hear(
         self, event_type: str, task_id: UUID | None, agent: str | None, data: Mapping[str, Any]
@@ -168,8 +165,6 @@ class EpisodeRecorder:
                 self._failed(agent, task_id, data, None)
             case EventType.CONTEXT_RECALLED:
                 self._following.recalled(data)
-                if (note := noted(data)) and len(self._insights) < MOST_INSIGHTS:
-                    self._insights.setdefault(note["id"], note)
             case _ if task_id is not None:
                 self._task(event_type, task_id, agent, data)
 
@@ -323,8 +318,6 @@ class EpisodeRecorder:
         }
         if patterns:
             metadata["patterns"] = patterns
-        if self._insights:
-            metadata["insights"] = [*self._insights.values()]
         if self.goals is not None:
             metadata["features"] = dict(self.goals.features)
         return metadata

@@ -30,9 +30,8 @@ from bottega.memory.learning.mining import Observed, mine, observed
 from bottega.memory.patterns import application_rows
 from bottega.memory.patterns.application_rows import notify_change
 from bottega.memory.patterns.cache import PatternCache
-from bottega.memory.patterns.evidence import falling
 from bottega.memory.patterns.pattern import PatternState
-from bottega.memory.patterns.refinement import narrowed, narrowing, started_over
+from bottega.memory.patterns.refinement import narrowed, narrowing
 from bottega.memory.patterns.store import PatternStore
 from bottega.objects import CorruptObjectError, Objects
 
@@ -151,10 +150,9 @@ async def refine(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
     """Review a tenant's patterns, and prune candidates of low value.
 
     Returns:
-        JSON: the patterns that reviews ``narrowed``, put ``on_trial`` again or ``deprecated``,
-        and those ``pruned``.
+        JSON: the patterns that reviews ``narrowed`` or ``deprecated``, and those ``pruned``.
     """
-    ends: dict[str, list[UUID]] = {"narrowed": [], "on_trial": [], "deprecated": []}
+    ends: dict[str, list[UUID]] = {"narrowed": [], "deprecated": []}
     async for page in cache.pages(tenant_id, [PatternState.IN_REVIEW]):
         for each in page:
             async with cache.changing(tenant_id) as store:
@@ -167,15 +165,12 @@ async def refine(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
 
 
 async def _review(store: PatternStore, pattern_id: UUID) -> str | None:
-    """End a review: narrow the pattern, or put it on trial again, or deprecate it.
-
-    It goes on trial again if nothing but a lack of evidence speaks against it."""
-    connection, tenant_id, options = store.connection, store.tenant_id, store.options
+    """End a review: narrow the pattern, or deprecate it."""
     was = (await store.get_many([pattern_id], lock=True))[pattern_id]
     if was.state is not PatternState.IN_REVIEW:
         return None
-    applied = await application_rows.applied(connection, tenant_id, was, 1_000)
-    by = await asyncio.to_thread(narrowing, applied, options)  # it may take a second
+    applied = await application_rows.applied(store.connection, store.tenant_id, was, 1_000)
+    by = narrowing(applied)
     applicability = by and narrowed(was.applicability, by)
     if by is not None and applicability is not None:
         changes = {"applicability": applicability}
@@ -185,12 +180,8 @@ async def _review(store: PatternStore, pattern_id: UUID) -> str | None:
             log.info("pattern.not_narrowed", pattern_id=str(pattern_id), error=error.detail)
         else:
             return "narrowed"
-    weighed = (await store.weighed([pattern_id]))[pattern_id]
-    if falling(weighed, options) is None and weighed.given.rate >= options.min_rate:
-        await store.write(started_over(was, f"on trial again: {was.lifecycle.reason}"))
-        return "on_trial"
     why = was.lifecycle.reason or "reviewed"
-    await store.deprecate(pattern_id, f"{why}; no condition separates success from failure")
+    await store.deprecate(pattern_id, f"{why}; no value separates success from failure")
     return "deprecated"
 
 
@@ -230,10 +221,10 @@ SELECT jsonb_build_object(
 # Judgements of all patterns but the deprecated ones, the 200 most promising first.
 _VALIDATIONS = """
 SELECT id, name, category, state, version, verdict, applications AS n, success_rate AS rate,
-       p_value AS p, e_value AS e, confidence, baseline, validated_at,
+       p_value AS p, confidence, baseline, decision, validated_at,
        id::text = ANY ($2) AS promoted, count(*) OVER () AS count
 FROM patterns WHERE tenant_id = $1 AND verdict IS NOT NULL AND state <> 'DEPRECATED'
-ORDER BY e_value DESC, id LIMIT 200
+ORDER BY confidence DESC, id LIMIT 200
 """
 
 

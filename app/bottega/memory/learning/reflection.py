@@ -12,7 +12,7 @@ from uuid import UUID
 
 from bottega.memory.episodes.episode import LONGEST_TEXT, Episode, Outcome
 from bottega.memory.learning.mining import TracedCall, calls_of, counts, failures_in
-from bottega.memory.patterns.pattern import OF_RUN, Application, Arm, Baseline, Category
+from bottega.memory.patterns.pattern import OF_RUN, Application, Arm, Category
 from bottega.memory.text.identities import without_identities
 from bottega.memory.text.summaries import cut
 
@@ -118,7 +118,6 @@ def applications_of(episode: Episode) -> list[Application]:
             version=each["version"],
             arm=Arm(each["arm"]),
             at=episode.at,
-            baseline=Baseline(**(each.get("baseline") or {})),
             episode_id=episode.id,
             followed=each.get("followed"),
             good=went_well(episode) if Category(each["category"]) in OF_RUN else each.get("good"),

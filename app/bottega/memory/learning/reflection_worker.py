@@ -56,7 +56,7 @@ UPDATE pattern_applications a SET good = n.good
 FROM unnest($2::uuid[], $3::boolean[], $4::boolean[]) AS n(episode_id, good, counts), patterns p
 WHERE a.tenant_id = $1 AND a.episode_id = n.episode_id AND a.good IS DISTINCT FROM n.good
   AND p.tenant_id = $1 AND p.id = a.pattern_id
-  AND (NOT n.counts OR (a.arm <> 'reported' AND p.category = ANY ($5)))
+  AND (NOT n.counts OR (a.arm NOT LIKE 'reported%' AND p.category = ANY ($5)))
 """
 _WRITE = """
 INSERT INTO episode_reflections (tenant_id, episode_id, reflection)

@@ -42,7 +42,6 @@ class _Shown:
             "version": self.of.version,
             "arm": self.of.arm,
             "category": self.of.category,
-            "baseline": dict(self.of.baseline),
             "followed": self.reached == len(self.of.uses) if self.of.uses else None,
             "good": self.good,
         }
@@ -105,7 +104,7 @@ class Adherence:
     def to_json(self) -> list[dict[str, Any]]:
         """Return the run's patterns in the order in which they were shown.
 
-        Each has ``id``, ``version``, ``arm``, ``category``, ``baseline``, ``followed`` (``None``:
+        Each has ``id``, ``version``, ``arm``, ``category``, ``followed`` (``None``:
         not observable) and ``good`` (``None``: no affected call ended, or the run judges it)."""
         return [shown.to_json() for shown in self._shown.values()]
 

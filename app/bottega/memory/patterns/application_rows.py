@@ -1,11 +1,11 @@
-"""Rows of patterns, of their applications, and the baselines that these are compared with.
+"""Rows of patterns, and of their applications.
 
 All functions run in a transaction of the tenant (:func:`bottega.db.engine.acting_as`).
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -15,14 +15,12 @@ from pydantic_core import from_json, to_json
 
 from bottega.db.sessions import decoded
 from bottega.memory.episodes.episode import IMPORTED
-from bottega.memory.patterns.evidence import Group, Tally
+from bottega.memory.patterns.evidence import Group
 from bottega.memory.patterns.owners import OwnedFeatures, owner_of, public_features
 from bottega.memory.patterns.pattern import (
     APPLIED,
-    OF_RUN,
     Application,
     Arm,
-    Baseline,
     Evidence,
     Features,
     Pattern,
@@ -38,8 +36,9 @@ _NOTIFIED = f"pg_notify('{CHANNEL}', $1::uuid::text)"
 
 _EPISODES = ("mined_from", "supporting", "contrary")
 _MEASURED = [each.name for each in fields(Evidence) if each.name not in _EPISODES]
+_LIFE = ("replaced_by", "reason", "looks", "looks_since", "decision")
 _WRITTEN = ("name", "category", "state", "version", "trust", "fingerprint", "document", "origin")
-_CHANGED = ", ".join((*_WRITTEN, "updated_at", "replaced_by", "reason", *_MEASURED))
+_CHANGED = ", ".join((*_WRITTEN, "updated_at", *_LIFE, *_MEASURED))
 """Columns that a change of a pattern writes."""
 COLUMNS = f"id, created_at, uses, last_used, {_CHANGED}"
 """Columns of ``patterns`` that :func:`pattern` reads."""
@@ -99,10 +98,11 @@ ON CONFLICT DO NOTHING
 WRITE = f"""
 UPDATE patterns SET ({_CHANGED}) = (
     SELECT {_CHANGED} FROM jsonb_populate_record(NULL::patterns, $3::jsonb))
-WHERE tenant_id = $1 AND id = $2 RETURNING {_NOTIFIED}
+WHERE tenant_id = $1 AND id = $2
+RETURNING CASE WHEN $4::boolean THEN {_NOTIFIED} END
 """  # noqa: S608
-"""Write :func:`row_of` a locked pattern, and notify all processes on commit. Its uses and the
-episodes of its evidence are written elsewhere."""
+"""Write :func:`row_of` a locked pattern; with a true value, notify all processes on commit. Its
+uses and the episodes of its evidence are written elsewhere."""
 
 
 async def notify_change(connection: asyncpg.Connection, tenant_id: UUID) -> None:
@@ -124,15 +124,11 @@ def row_of(pattern: Pattern, at: datetime) -> str:
     """Return the columns of a pattern that it stores, as JSON."""
     of = {name: getattr(pattern, name) for name in _WRITTEN}
     of |= {name: getattr(pattern.evidence, name) for name in _MEASURED}
-    of |= {name: getattr(pattern.lifecycle, name) for name in ("replaced_by", "reason")}
+    of |= {name: getattr(pattern.lifecycle, name) for name in _LIFE}
     return to_json(of | {"updated_at": at}).decode()
 
 
-_TASKS = 200
-"""Newest tasks, or observations, that count."""
-_NOT_GIVEN = sorted(arm.value for arm in Arm if arm not in GIVEN_ARMS)
-_BASELINE = "baseline_name, baseline_rate, baseline_n"
-SAID = f"arm, at, episode_id, {_BASELINE}, followed, good, features, duration_s, tokens"
+SAID = "arm, at, episode_id, baseline_rate, followed, good, features, duration_s, tokens"
 # Locks the episodes, so that a concurrent erasure waits; skips those already erased.
 _STAY = """
 SELECT FROM (SELECT DISTINCT id FROM unnest($2::uuid[]) AS u(id) ORDER BY id) AS n
@@ -163,7 +159,7 @@ WHERE n.version BETWEEN 1 AND p.version AND (n.episode_id IS NULL OR (
         SELECT o.episode_id FROM pattern_sources o
         WHERE o.tenant_id = $1 AND o.pattern_id = n.pattern_id AND o.episode_id = n.episode_id
     ) IS NULL
-    AND NOT (n.arm = 'reported' AND e.metadata @> jsonb_build_object(
+    AND NOT (n.arm LIKE 'reported%' AND e.metadata @> jsonb_build_object(
         'patterns', jsonb_build_array(jsonb_build_object('id', n.pattern_id))))
     AND NOT EXISTS (
         WITH RECURSIVE earlier AS (
@@ -194,7 +190,7 @@ changed AS (
     SET good = g.good, followed = g.followed, duration_s = g.duration_s, tokens = g.tokens
     FROM given g
     WHERE a.tenant_id = $1 AND a.pattern_id = g.pattern_id AND a.episode_id = g.episode_id
-      AND (a.arm = 'reported' OR g.arm <> 'reported')
+      AND (a.arm LIKE 'reported%' OR g.arm NOT LIKE 'reported%')
       AND (a.good, a.followed, a.duration_s, a.tokens)
           IS DISTINCT FROM (g.good, g.followed, g.duration_s, g.tokens)
     RETURNING a.pattern_id
@@ -218,16 +214,18 @@ used AS (
 )
 SELECT pattern_id FROM changed UNION ALL SELECT pattern_id FROM added
 """  # noqa: S608
-_GROUPS = f"""
-SELECT pattern_id, arm, good, {_BASELINE}, count(*) AS n,
+_GROUPS = """
+SELECT pattern_id, arm, good, count(*) AS n,
     count(*) FILTER (WHERE a.at > $3) AS lately,
+    count(*) FILTER (WHERE a.at > coalesce(p.looks_since, '-infinity')) AS since,
+    count(a.baseline_rate) AS rated, coalesce(sum(a.baseline_rate), 0) AS rates,
     count(a.duration_s) AS timed, coalesce(sum(a.duration_s), 0) AS seconds,
     count(a.tokens) AS counted, coalesce(sum(a.tokens), 0)::float AS tokens
 FROM patterns p JOIN pattern_applications a
     ON a.tenant_id = p.tenant_id AND a.pattern_id = p.id AND a.version = p.version
 WHERE p.tenant_id = $1 AND p.id = ANY ($2) AND a.good IS NOT NULL
-GROUP BY pattern_id, arm, good, {_BASELINE}
-"""  # noqa: S608
+GROUP BY pattern_id, arm, good
+"""
 _APPLIED = """
 SELECT a.arm, a.features, a.good, e.id AS of_episode, e.user_id, e.session_id, e.agent
 FROM pattern_applications a
@@ -236,41 +234,12 @@ WHERE a.tenant_id = $1 AND a.pattern_id = $2 AND a.version = $3
   AND a.good IS NOT NULL AND a.arm = ANY ($4)
 ORDER BY a.at DESC, a.id DESC LIMIT $5
 """
-_LATEST = """
-SELECT p.id, count(*) FILTER (WHERE l.good) AS good, count(*) AS n
-FROM patterns p CROSS JOIN LATERAL (
-    SELECT a.good FROM pattern_applications a
-    WHERE a.tenant_id = $1 AND a.pattern_id = p.id AND a.version = p.version
-      AND a.good IS NOT NULL AND a.arm = ANY ($3)
-    ORDER BY a.at DESC, a.id DESC LIMIT $4) l
-WHERE p.tenant_id = $1 AND p.id = ANY ($2)
-GROUP BY p.id
-"""
-# Searches a thousand similar tasks: most may have been given the pattern. Skips consolidated
-# episodes: they do not record which members were given it.
-_LIKE = """
-SELECT p.id, count(*) AS n, count(*) FILTER (WHERE l.outcome = 'SUCCESS') AS good
-FROM unnest($2::uuid[]) AS p(id) CROSS JOIN LATERAL (
-    SELECT t.outcome FROM (
-        SELECT s.episode_id, s.outcome, s.at FROM episode_search s
-        WHERE s.tenant_id = $1 AND s.task_type {task_type} AND s.domain {domain}
-          AND s.trust >= 2 AND s.outcome NOT IN ('CANCELLED', 'UNKNOWN') AND s.instances = 1
-        ORDER BY s.at DESC LIMIT 1000) t
-    WHERE NOT EXISTS (
-        SELECT FROM pattern_applications a
-        WHERE a.tenant_id = $1 AND a.episode_id = t.episode_id AND a.pattern_id = p.id
-          AND a.arm = ANY ($5))
-    ORDER BY t.at DESC LIMIT $6) l
-GROUP BY p.id
-"""
 _NEWEST = """
-SELECT a.arm, a.good, a.at, a.baseline_name, a.baseline_rate, a.baseline_n
-FROM patterns p JOIN pattern_applications a
+SELECT a.arm, a.good, a.at, a.baseline_rate FROM patterns p JOIN pattern_applications a
   ON a.tenant_id = p.tenant_id AND a.pattern_id = p.id AND a.version = p.version
 WHERE p.tenant_id = $1 AND p.id = $2 AND a.good IS NOT NULL
 ORDER BY a.at DESC, a.id DESC LIMIT $3
 """
-_COUNTED = ("n", "lately", "timed", "seconds", "counted", "tokens")
 
 
 async def record(
@@ -289,25 +258,11 @@ async def record(
 async def groups(
     connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID], since: datetime
 ) -> dict[UUID, list[Group]]:
-    """Group the applications of each pattern's current version by arm, outcome and baseline."""
+    """Group the applications of each pattern's current version by arm and outcome."""
     found: dict[UUID, list[Group]] = defaultdict(list)
-    for row in await connection.fetch(_GROUPS, tenant_id, ids, since):
-        known = {name: row[name] for name in _COUNTED}
-        group = Group(Arm(row["arm"]), row["good"], baseline_of(row), **known)
-        found[row["pattern_id"]].append(group)
+    for pattern_id, arm, *known in await connection.fetch(_GROUPS, tenant_id, ids, since):
+        found[pattern_id].append(Group(Arm(arm), *known))
     return found
-
-
-async def latest(
-    connection: asyncpg.Connection,
-    tenant_id: UUID,
-    ids: Sequence[UUID],
-    most: int,
-    arms: Sequence[str] = GIVEN_ARMS,
-) -> dict[UUID, Tally]:
-    """Tally the last applications of each pattern's current version."""
-    rows = await connection.fetch(_LATEST, tenant_id, ids, arms, most)
-    return {row["id"]: Tally(row["good"], row["n"]) for row in rows}
 
 
 async def newest(
@@ -316,8 +271,9 @@ async def newest(
     """Return the newest judged applications of a pattern's current version, the oldest first."""
     rows = await connection.fetch(_NEWEST, tenant_id, pattern_id, most)
     return [
-        (row["at"], Group(Arm(row["arm"]), row["good"], baseline_of(row), 1, 1))
+        (row["at"], Group(Arm(row["arm"]), row["good"], 1, 1, 1, rate is not None, rate or 0.0))
         for row in reversed(rows)
+        for rate in [row["baseline_rate"]]
     ]
 
 
@@ -339,48 +295,11 @@ def _owner(row: asyncpg.Record, trust: int) -> str | None:
     A client writes the features that it reports. They are public for a pattern that a client wrote;
     for any other they are one owner's, whatever episodes the client names.
     """
-    if trust > IMPORTED and row["arm"] == Arm.REPORTED:
+    if trust > IMPORTED and row["arm"] in (Arm.REPORTED, Arm.REPORTED_WITHOUT):
         return owner_of(None, None)
     return owner_of(row["user_id"], row["session_id"]) if row["of_episode"] else None
 
 
-def baseline_of(row: Mapping[str, Any]) -> Baseline:
-    return Baseline(row["baseline_name"], row["baseline_rate"], row["baseline_n"])
-
-
 def _application(given: Application) -> dict[str, Any]:
     row = {each.name: getattr(given, each.name) for each in fields(given)}
-    baseline = {f"baseline_{name}": value for name, value in asdict(row.pop("baseline")).items()}
-    return row | baseline | {"features": dict(given.features)}
-
-
-async def baselines_for(
-    connection: asyncpg.Connection, tenant_id: UUID, patterns: Sequence[Pattern], features: Features
-) -> dict[UUID, Baseline]:
-    """Return the baseline of each pattern for a task.
-
-    A pattern judged by the whole run is compared with the newest tasks of the same type and domain
-    that were not given it; others with their own controls. The rates are smoothed towards 0.5, as
-    if 10 more tasks had been half successful.
-    """
-    found = {each.key: Baseline() for each in patterns}
-    of_run = [each.key for each in patterns if each.category in OF_RUN]
-    others = [each.key for each in patterns if each.category not in OF_RUN]
-    if of_run:
-        kind = {name: features.get(name) for name in ("task_type", "domain")}
-        statement = _LIKE.format(
-            task_type="IS NULL AND $3::text IS NULL" if kind["task_type"] is None else "= $3",
-            domain="IS NULL AND $4::text IS NULL" if kind["domain"] is None else "= $4",
-        )
-        rows = await connection.fetch(
-            statement, tenant_id, of_run, *kind.values(), GIVEN_ARMS, _TASKS
-        )
-        found |= {row["id"]: _smoothed("like_tasks", row["good"], row["n"]) for row in rows}
-    if others:
-        tallies = await latest(connection, tenant_id, others, _TASKS, _NOT_GIVEN)
-        found |= {key: _smoothed("controls", each.good, each.n) for key, each in tallies.items()}
-    return found
-
-
-def _smoothed(name: str, good: int, n: int) -> Baseline:
-    return Baseline(name, (5 + good) / (10 + n), n)
+    return row | {"features": dict(given.features)}

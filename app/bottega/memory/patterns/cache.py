@@ -22,14 +22,11 @@ from bottega.clock import Clock
 from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_rows
 from bottega.events.listener import NotifyListener
-from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.patterns import application_rows
-from bottega.memory.patterns.application_rows import baselines_for
 from bottega.memory.patterns.evidence import Validation
 from bottega.memory.patterns.matcher import Match, Matcher
 from bottega.memory.patterns.pattern import (
     ON_FAILURE,
-    Baseline,
     Category,
     Features,
     Pattern,
@@ -62,7 +59,6 @@ class PatternCache:
     pool: asyncpg.Pool
     listener: NotifyListener
     clock: Clock
-    options: LearningOptions = LearningOptions()
     _matchers: LRUCache[UUID, Matcher] = field(
         default_factory=lambda: LRUCache(
             MOST_KEPT, lambda matcher: min(MOST_KEPT, 1 + len(matcher))
@@ -129,7 +125,7 @@ class PatternCache:
 
     def store(self, connection: asyncpg.Connection, tenant_id: UUID) -> PatternStore:
         """Return the patterns in a transaction of the tenant's; call :meth:`forget` after it."""
-        return PatternStore(connection, tenant_id, self.options, self.clock())
+        return PatternStore(connection, tenant_id, self.clock())
 
     def forget(self, tenant_id: UUID) -> None:
         """Reload a tenant's patterns in this process now, without waiting for the notification."""
@@ -220,13 +216,6 @@ class PatternCache:
                 self._matchers[tenant_id] = matcher
             return matcher
 
-    async def baselines(
-        self, tenant_id: UUID, patterns: Sequence[Pattern], features: Features
-    ) -> dict[UUID, Baseline]:
-        """Return the known success rate of similar tasks without each of the patterns."""
-        async with acting_as(self.pool, tenant_id) as connection:
-            return await baselines_for(connection, tenant_id, patterns, features)
-
     async def validate(
         self, tenant_id: UUID, ids: Sequence[UUID] | None = None
     ) -> list[Validation]:
@@ -262,7 +251,7 @@ class PatternCache:
         async for page in self.pages(tenant_id, [PatternState.CANDIDATE]):
             async with self.changing(tenant_id) as store:
                 for each in (await store.get_many([one.key for one in page], lock=True)).values():
-                    if why := of_low_value(each, store.now, self.options):
+                    if why := of_low_value(each, store.now):
                         await store.deprecate(each.key, why)
                         pruned.append(each.key)
         return pruned

@@ -2,29 +2,32 @@
 
 Runs count by assignment, not by adherence: a run may ignore a pattern because the pattern is bad.
 
-Validation tests a pattern's applications against its baseline. The *verdict* is an exact test at
-one time. Repeated every night, such tests would eventually find significance in noise. So promotion
-also needs an *e-value*: the result of betting 1 against "no better than the baseline". By chance it
-ever reaches 20 with probability 1/20 at most, however often one tests.
+A test that is repeated after each application finds significance in noise sooner or later. So there
+are four *looks* only, after 8, 16, 32 and 64 applications, each with a level of its own
+(:data:`LOOKS`). Of patterns without effect they promote at most three in a hundred together; a
+pattern that raises the success rate from 0.5 to 0.8 is promoted in 95 of a hundred cases. Once
+validated it is looked at in the same way, for harm, in one series after the other.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from hashlib import sha256
-from math import exp, fsum, lgamma, log, log1p, sqrt
-from statistics import fmean
+from math import exp, fsum, lgamma, log, log1p
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.patterns.pattern import APPLIED, Arm, Baseline, Pattern, PatternState
 
-_SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""Rates that are bet on with equal stakes, as shares of the way from the baseline to 1."""
-_LEAST_RATE = 1e-9
+LOOKS = {8: 0.001, 16: 0.005, 32: 0.015, 64: 0.04}
+"""Levels of the test by the number of applications at which it is made."""
+EVIDENCE_DAYS = 90
+"""Age of applications that the verdict counts."""
+LEAST_APPLICATIONS = 5
+"""Applications that a verdict needs."""
+_LEAST_CONFIDENCE = 0.7
 
 
 class Verdict(StrEnum):
@@ -46,6 +49,11 @@ class Tally(NamedTuple):
         return self.good / self.n if self.n else 0.0
 
     @property
+    def bad(self) -> "Tally":
+        """The failures, counted as successes."""
+        return Tally(self.n - self.good, self.n)
+
+    @property
     def expected(self) -> float:
         """Mean of the Beta posterior of the rate, from a uniform prior."""
         return (self.good + 1) / (self.n + 2)
@@ -65,37 +73,60 @@ class Tally(NamedTuple):
         return Tally(self.good - some.good, self.n - some.n)
 
 
-class Judgement(NamedTuple):
-    """A verdict, and the statistics that it is based on."""
+class Comparison(NamedTuple):
+    """Applications of a pattern, and what they are compared with."""
 
-    verdict: Verdict
-    p_value: float
-    confidence: float  # 0 to 1, from success, number and p-value
+    given: Tally = Tally()
+    without: Tally = Tally()  # runs that were drawn, or reported, to go without it
+    known_rate: float | None = None  # success rate without it, if all who applied it reported one
 
+    @property
+    def baseline(self) -> Baseline:
+        """Success rate without the pattern: as measured, else as reported, else 0.5."""
+        if self.without.n:
+            return Baseline("without", self.without.rate, self.without.n)
+        if self.known_rate is not None:
+            return Baseline("given", self.known_rate)
+        return Baseline()
 
-def judged(tally: Tally, baseline: float, options: LearningOptions) -> Judgement:
-    """Judge a pattern by its applications in the time that counts.
+    @property
+    def p_better(self) -> float:
+        """The p-value of "it does not help": Fisher's exact test, or the binomial one for a rate
+        that is known, both one-sided."""
+        if self.without.n:
+            return fisher_p(self.given, self.without)
+        return binomial_p(self.given, self.baseline.rate)
 
-    Args:
-        baseline: success rate of similar tasks without it, 0 to 1.
-    """
-    p_value = binomial_p(tally, baseline)
-    often = 1 - exp(-tally.n / 20)
-    sure = min(1.0, max(0.0, 0.5 * tally.rate + 0.3 * often + 0.2 * (1 - p_value)))
-    if tally.n < options.min_applications:
-        verdict = Verdict.INSUFFICIENT_EVIDENCE
-    elif tally.rate < options.min_rate or p_value >= options.significance:
-        verdict = Verdict.IN_REVIEW
-    else:
-        enough = sure >= options.min_confidence
-        verdict = Verdict.VALIDATED if enough else Verdict.CANDIDATE
-    return Judgement(verdict, p_value, sure)
+    @property
+    def p_worse(self) -> float:
+        """The p-value of "it does no harm", by the same test the other way."""
+        if self.without.n:
+            return fisher_p(self.without, self.given)
+        return binomial_p(self.given.bad, 1 - self.baseline.rate)
 
+    @property
+    def confidence(self) -> float:
+        """0 to 1, from success, number and p-value."""
+        often = 1 - exp(-self.given.n / 20)
+        sure = 0.5 * self.given.rate + 0.3 * often + 0.2 * (1 - self.p_better)
+        return min(1.0, max(0.0, sure))
 
-def worse(one: Tally, than: Tally, options: LearningOptions) -> bool:
-    """Return true if the first tally is significantly worse; false with too few applications."""
-    enough = min(one.n, than.n) >= options.decline_each
-    return enough and fisher_p(than, one) < options.decline_p
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict by these applications alone, as of one time."""
+        if self.given.n < LEAST_APPLICATIONS:
+            return Verdict.INSUFFICIENT_EVIDENCE
+        if self.given.rate < 0.6 or self.p_better >= 0.05:
+            return Verdict.IN_REVIEW
+        return Verdict.VALIDATED if self.confidence >= _LEAST_CONFIDENCE else Verdict.CANDIDATE
+
+    def __str__(self) -> str:
+        said = f"{self.given.good} of {self.given.n} with it, "
+        if self.without.n:
+            return said + f"{self.without.good} of {self.without.n} without"
+        if self.known_rate is not None:
+            return said + f"a rate of {self.known_rate:.2g} without"
+        return said + "none without"
 
 
 # --- Exact tests ------------------------------------------------------------------------------
@@ -132,33 +163,7 @@ def _sum(logarithms: Iterable[float]) -> float:
     return min(1.0, fsum(map(exp, logarithms)))
 
 
-# --- E-values ---------------------------------------------------------------------------------
-
-
-class BettingEvidence(NamedTuple):
-    """Logarithms of the stakes on each rate above the baseline. Each application multiplies them,
-    so their order does not matter, and equal ones can be grouped."""
-
-    logs: tuple[float, ...] = (0.0,) * len(_SHARES)
-
-    def after(self, good: bool, baseline: float, times: int = 1) -> "BettingEvidence":
-        """Return the evidence after ``times`` equal applications.
-
-        Args:
-            baseline: as known before the outcome; 0 and 1 are moved slightly inwards.
-        """
-        rate = min(1 - _LEAST_RATE, max(_LEAST_RATE, baseline))
-        factors = (log1p(by * (1 - rate) / rate) if good else log1p(-by) for by in _SHARES)
-        return BettingEvidence(
-            tuple(was + times * by for was, by in zip(self.logs, factors, strict=True))
-        )
-
-    @property
-    def e_value(self) -> float:
-        """Mean of the stakes, at most 1e300."""
-        most = max(self.logs)
-        total = most + log(fsum(exp(each - most) for each in self.logs) / len(self.logs))
-        return exp(min(total, 300 * log(10)))
+# --- Arms -------------------------------------------------------------------------------------
 
 
 def uniform(salt: UUID, run: UUID, pattern_id: UUID, version: int, kind: str) -> float:
@@ -188,97 +193,62 @@ def arm_of(
     return Arm.TRIAL if on_trial else Arm.CONTROL
 
 
+# --- Evidence ---------------------------------------------------------------------------------
+
+
 class Group(NamedTuple):
-    """Equal applications of one version: by arm, success and baseline."""
+    """Applications of one version with the same arm and success."""
 
     arm: Arm
     good: bool
-    baseline: Baseline
     n: int
-    lately: int  # of them, in the time that the verdict counts
+    lately: int  # of them, not older than the verdict counts
+    since: int  # of them, in the present series of looks
+    rated: int = 0  # number whose success rate without the pattern was reported
+    rates: float = 0.0  # sum of these rates
     timed: int = 0  # number with a known duration
     seconds: float = 0.0  # sum of durations
     counted: int = 0  # number with known tokens
     tokens: float = 0.0  # sum of tokens
 
 
-@dataclass(frozen=True, slots=True)
-class WeighedEvidence:
-    """Summary of the applications of a pattern's current version.
+def compared(groups: Sequence[Group], count: str = "n") -> Comparison:
+    """Compare the applications with and without a pattern.
 
-    The e-value is over all that were given it, each against its baseline, but no less than the rate
-    of runs without it.
+    Args:
+        count: the applications that count: ``n``, ``lately`` or ``since``.
     """
-
-    lately: Tally = Tally()  # given it, in the time that the verdict counts
-    baseline: Baseline = Baseline()  # mean of these
-    e_value: float = 1.0
-    given: Tally = Tally()  # given it at any time
-    latest: Tally = Tally()  # the last few of these
-    used: Tally = Tally()
-    withheld: Tally = Tally()
-    time_saved_s: float | None = None  # mean, against runs that were not given it
-    tokens_saved: float | None = None
-
-
-def weigh(groups: Iterable[Group], latest: Tally | None = None) -> WeighedEvidence:
-    """Summarise applications; ``latest`` are the last few that were given the pattern."""
-    groups = list(groups)
-    given = [each for each in groups if each.arm in APPLIED]
-    others = [each for each in groups if each.arm not in APPLIED]
-    lately = [each._replace(n=each.lately) for each in given]
-    without = _tally(others)
-    # Early baselines are shrunk towards 0.5, which makes a pattern look good if nearly every task
-    # succeeds. So bets are made against the rate without it, plus one standard error.
-    least = without.expected + sqrt(without.variance) if without.n else 0.0
-    evidence = BettingEvidence()
-    for each in given:
-        name, rate, n = each.baseline.name, each.baseline.rate, each.baseline.n
-        if name != "like_tasks" or n < 20:  # too few tasks for a reliable baseline
-            rate = max(rate, least)
-        if each.arm is Arm.REPORTED:  # lower ones are unverified
-            rate = max(rate, Baseline().rate)
-        evidence = evidence.after(each.good, rate, each.n)
-    return WeighedEvidence(
-        lately=_tally(lately),
-        baseline=_baseline(lately),
-        e_value=evidence.e_value,
-        given=_tally(given),
-        latest=latest or Tally(),
-        used=_tally(each for each in groups if each.arm is Arm.USED),
-        withheld=_tally(each for each in groups if each.arm is Arm.WITHHELD),
-        time_saved_s=_saved(others, given, "seconds", "timed"),
-        tokens_saved=_saved(others, given, "tokens", "counted"),
+    given, without = _given(groups), _without(groups)
+    rated = sum(each.rated for each in given)
+    all_rated = 0 < rated == sum(each.n for each in given)
+    return Comparison(
+        _tally(given, count),
+        _tally(without, count),
+        fsum(each.rates for each in given) / rated if all_rated else None,
     )
 
 
-def _tally(groups: Iterable[Group]) -> Tally:
-    groups = list(groups)
-    return Tally(sum(each.n for each in groups if each.good), sum(each.n for each in groups))
+def _given(groups: Iterable[Group]) -> list[Group]:
+    return [each for each in groups if each.arm in APPLIED]
 
 
-def _baseline(groups: Iterable[Group]) -> Baseline:
-    """Return the mean baseline of applications, with the commonest name."""
-    known = [(each.baseline, each.n) for each in groups if each.n]
-    if not known:
-        return Baseline()
-    names: Counter[str] = Counter()
-    for baseline, n in known:
-        names[baseline.name] += n
-    rates, tasks = ([getattr(each, name) for each, _ in known] for name in ("rate", "n"))
-    often = [n for _, n in known]
-    name = min(names, key=lambda each: (-names[each], each))
-    return Baseline(name, fmean(rates, often), round(fmean(tasks, often)))
+def _without(groups: Iterable[Group]) -> list[Group]:
+    return [each for each in groups if each.arm not in APPLIED]
 
 
-def _saved(others: Sequence[Group], given: Sequence[Group], sums: str, n: str) -> float | None:
+def _tally(groups: Iterable[Group], count: str) -> Tally:
+    counts = [(each.good, getattr(each, count)) for each in groups]
+    return Tally(sum(n for good, n in counts if good), sum(n for _, n in counts))
+
+
+def _saved(groups: Sequence[Group], sums: str, n: str) -> float | None:
     """Return by how much the mean of runs without the pattern is higher; ``None``: unknown.
 
     Args:
         sums, n: names of the groups' sums, and of the numbers of runs in these.
     """
     means: list[float] = []
-    for side in (others, given):
+    for side in (_without(groups), _given(groups)):
         if not (runs := sum(getattr(each, n) for each in side)):
             return None
         means.append(fsum(getattr(each, sums) for each in side) / runs)
@@ -292,84 +262,91 @@ class Validation:
     was: PatternState
     state: PatternState
     verdict: Verdict
-    good: int  # of the applications in the time that counts
+    good: int  # of the applications that the verdict counts
     applications: int
     success_rate: float | None
     p_value: float
     confidence: float
-    e_value: float
     baseline: Baseline
-    reason: str | None = None
+    decision: str | None  # of the last look, in a sentence
 
 
-def validated(
-    was: Pattern, weighed: WeighedEvidence, options: LearningOptions, now: datetime
-) -> tuple[Pattern, Validation]:
-    """Validate a pattern; return it with its new state and evidence.
+def validated(was: Pattern, groups: Sequence[Group], now: datetime) -> tuple[Pattern, Validation]:
+    """Return a pattern with its present evidence, and with its state after a look that is due.
 
-    A candidate is promoted or stays: most good patterns are not significant at first. A validated
-    pattern stays, too: only a decline or harm moves it, never a lack of significance.
     If nothing changed, the old evidence stays, with its time. With too few applications,
     confidence and p-value keep their old values.
     """
-    lately, before = weighed.lately, was.evidence
-    verdict, p_value, confidence = judged(lately, weighed.baseline.rate, options)
-    state, reason = was.state, None
-    if state is PatternState.CANDIDATE:
-        if verdict is Verdict.VALIDATED and weighed.e_value >= options.promotion_e:
-            state = PatternState.VALIDATED
-    elif state is PatternState.VALIDATED and (reason := falling(weighed, options)) is not None:
-        state = PatternState.IN_REVIEW
-    rate = lately.rate if lately.n else None
+    after = looked_at(was, compared(groups, "since"), now)
+    lately = compared(groups, "lately")
+    rate = lately.given.rate if lately.given.n else None
     same: dict[str, Any] = {
-        "applications": lately.n,
+        "applications": lately.given.n,
         "success_rate": rate,
-        "e_value": weighed.e_value,
-        "baseline": weighed.baseline,
+        "baseline": lately.baseline,
     }
-    sure: dict[str, Any] = {"confidence": confidence, "p_value": p_value}
-    found = Validation(
-        was.key, was.version, was.state, state, verdict, lately.good, reason=reason, **same, **sure
-    )
+    sure: dict[str, Any] = {"confidence": lately.confidence, "p_value": lately.p_better}
+    verdict = lately.verdict
     known = replace(
-        before,
-        time_saved_s=weighed.time_saved_s,
-        tokens_saved=weighed.tokens_saved,
-        uplift=None if rate is None else rate - weighed.baseline.rate,
+        was.evidence,
+        time_saved_s=_saved(groups, "seconds", "timed"),
+        tokens_saved=_saved(groups, "tokens", "counted"),
+        uplift=None if rate is None else rate - lately.baseline.rate,
         verdict=verdict.value,
         **same,
         **({} if verdict is Verdict.INSUFFICIENT_EVIDENCE else sure),
     )
-    if known == before or not (weighed.given.n or before.verdict):
-        evidence = before
+    if known != was.evidence and (was.evidence.verdict or _given(groups)):
+        after = after.but(evidence=replace(known, validated_at=now))
+    return after, Validation(
+        was.key,
+        was.version,
+        was.state,
+        after.state,
+        verdict,
+        lately.given.good,
+        **same,
+        **sure,
+        decision=after.lifecycle.decision,
+    )
+
+
+def looked_at(pattern: Pattern, found: Comparison, now: datetime) -> Pattern:
+    """Make the look that is due, if there is one: promote a candidate, or let a pattern fall.
+
+    Args:
+        found: the applications of the present series of looks.
+    """
+    number = max((each for each in LOOKS if each <= found.given.n), default=0)
+    state, life = pattern.state, pattern.lifecycle
+    if number <= life.looks or state not in (PatternState.CANDIDATE, PatternState.VALIDATED):
+        return pattern
+    level, on_trial = LOOKS[number], state is PatternState.CANDIDATE
+    p_value = found.p_better if on_trial else found.p_worse
+    said = f"{found}: p = {p_value:.1g}, level {level:g}"
+    is_known = found.baseline.name != Baseline().name
+    if p_value >= level or not is_known:
+        end = "stays on trial" if on_trial else "stays validated"
+    elif not on_trial:
+        state, end = PatternState.IN_REVIEW, "goes into review"
+    elif found.confidence < _LEAST_CONFIDENCE:
+        end = f"stays on trial, with a confidence of {found.confidence:.2f} of {_LEAST_CONFIDENCE}"
     else:
-        evidence = replace(known, validated_at=now)
-    after = was if state is was.state else was.moved(state, reason)
-    return after.but(evidence=evidence), found
-
-
-def falling(weighed: WeighedEvidence, options: LearningOptions) -> str | None:
-    """Return the reason to review a validated pattern at once, or ``None``."""
-    latest, given = weighed.latest, weighed.given
-    earlier = given.without(latest)
-    if worse(latest, earlier, options):
-        return (
-            f"declined: {latest.good} of the last {latest.n} applications went well, and "
-            f"{earlier.good} of the {earlier.n} before"
-        )
-    if worse(weighed.used, weighed.withheld, options):
-        return (
-            f"does harm: {weighed.used.good} of {weighed.used.n} runs that used it went well, and "
-            f"{weighed.withheld.good} of {weighed.withheld.n} that it was withheld from"
-        )
-    return None
+        state, end = PatternState.VALIDATED, "is validated"
+    decision = f"{said}: {end}"
+    life = replace(life, state=state, looks=number, decision=decision)
+    if state is not pattern.state:
+        life = replace(life, reason=decision if state is PatternState.IN_REVIEW else None)
+    if state is PatternState.VALIDATED and (on_trial or number == max(LOOKS)):
+        life = replace(life, looks=0, looks_since=now)  # the next series begins
+    return pattern.but(lifecycle=life)
 
 
 def history(groups: Sequence[tuple[datetime, Group]]) -> list[dict[str, Any]]:
     """Return the evidence after each application, or after 40 evenly chosen ones.
 
     Each point has the time ``at``, the numbers of applications ``given`` the pattern and of
-    ``others``, the successful ones ``given_good`` and ``others_good``, and the ``e_value``.
+    ``others``, the successful ones ``given_good`` and ``others_good``, and the ``p_value``.
 
     Args:
         groups: of one application each, with its time; the oldest first.
@@ -378,10 +355,8 @@ def history(groups: Sequence[tuple[datetime, Group]]) -> list[dict[str, Any]]:
     step = max(1, -(-len(groups) // 40))
     for number, (at, _) in enumerate(groups, start=1):
         if number % step == 0 or number == len(groups):
-            so_far = [each for _, each in groups[:number]]
-            weighed = weigh(so_far)
-            others = _tally(each for each in so_far if each.arm not in APPLIED)
-            point = {"given": weighed.given.n, "given_good": weighed.given.good}
-            point |= {"others": others.n, "others_good": others.good}
-            found.append({"at": at, **point, "e_value": weighed.e_value})
+            so_far = compared([each for _, each in groups[:number]])
+            point = {"given": so_far.given.n, "given_good": so_far.given.good}
+            point |= {"others": so_far.without.n, "others_good": so_far.without.good}
+            found.append({"at": at, **point, "p_value": so_far.p_better})
     return found

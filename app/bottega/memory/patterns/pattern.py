@@ -74,6 +74,7 @@ class Arm(StrEnum):
     WITHHELD = "withheld"  # validated, but not given
     CONTROL = "control"  # a candidate, but not given
     REPORTED = "reported"  # a client reported the application
+    REPORTED_WITHOUT = "reported_without"  # … and a task without the pattern
 
 
 APPLIED = frozenset((Arm.USED, Arm.TRIAL, Arm.REPORTED))
@@ -133,10 +134,10 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Success rate of ``n`` similar tasks without the pattern."""
+    """Success rate of ``n`` tasks without the pattern."""
 
-    name: str = "unknown"  # its source; else ``like_tasks``, ``controls`` or ``given``
-    rate: float = 0.5  # 0 to 1, both excluded
+    name: str = "unknown"  # else ``without``: measured, or ``given``: a client knows it
+    rate: float = 0.5  # 0 to 1
     n: int = 0
 
 
@@ -154,7 +155,6 @@ class Evidence:
     uplift: float | None = None  # success rate less the baseline
     confidence: float = 0.0  # 0 to 1
     p_value: float | None = None
-    e_value: float = 1.0  # over all applications of this version
     baseline: Baseline = Baseline()
     verdict: str | None = None  # of the last validation
     validated_at: datetime | None = None
@@ -180,6 +180,9 @@ class Lifecycle:
     last_used: datetime | None = None
     replaced_by: UUID | None = None
     reason: str | None = None
+    looks: int = 0  # applications at the last look of the present series
+    looks_since: datetime | None = None  # begin of that series; ``None``: that of the version
+    decision: str | None = None  # of the last look, in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +265,7 @@ class Application:
     version: int
     arm: Arm
     at: datetime
-    baseline: Baseline = Baseline()  # as known at that time
+    baseline_rate: float | None = None  # success rate without it, if a client knows it
     episode_id: UUID | None = None
     followed: bool | None = None  # adherence; ``None``: unknown
     good: bool | None = None  # success; ``None``: the run made no call that judges the pattern

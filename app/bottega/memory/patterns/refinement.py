@@ -1,20 +1,19 @@
 """Refinement of patterns: narrowing, similarity, merging and deprecation. Pure."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
-from itertools import chain, pairwise
+from itertools import chain
 from json import dumps
 from re import findall
 from typing import Any, TypeVar
 from uuid import UUID
 
-from bottega.conditions import MAX_NUMBER, check, holds, kind_of, searchable
+from bottega.conditions import check
 from bottega.errors import InvalidInputError
-from bottega.memory.episodes.scope import LearningOptions
-from bottega.memory.patterns.evidence import Tally, binomial_p, fisher_p
+from bottega.memory.patterns.evidence import EVIDENCE_DAYS, LOOKS, Tally, binomial_p, fisher_p
 from bottega.memory.patterns.pattern import (
     Applicability,
     Condition,
@@ -27,17 +26,14 @@ from bottega.memory.patterns.pattern import (
 )
 from bottega.memory.text.summaries import cut
 
-_THRESHOLDS = 20
-
 # --- Narrowing --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """A condition that separates the tasks that a pattern helps from the others."""
+    """A value of a feature with which a pattern fails; it becomes an anti-condition."""
 
     condition: Condition
-    anti: bool  # it is an anti-condition
     inside: Tally  # of the tasks that the pattern still applies to
     outside: Tally  # of the others
     p_value: float
@@ -46,58 +42,37 @@ class Narrowing:
     def reason(self) -> str:
         said = f"{self.condition['feature']} {self.condition['op']} {self.condition['value']!r}"
         return (
-            f"narrowed to where {'not ' if self.anti else ''}{said}: {self.inside.good} of "
-            f"{self.inside.n} went well there, {self.outside.good} of {self.outside.n} elsewhere"
+            f"narrowed to where not {said}: {self.inside.good} of {self.inside.n} went well there, "
+            f"{self.outside.good} of {self.outside.n} elsewhere"
         )
 
 
-def narrowing(
-    applications: Sequence[tuple[Features, bool]], options: LearningOptions
-) -> Narrowing | None:
-    """Return the simple condition that best separates successful applications from the others.
+def narrowing(applications: Sequence[tuple[Features, bool]]) -> Narrowing | None:
+    """Return the value of a feature that best tells failed applications from successful ones.
 
-    It must do so significantly, and the applications that remain must be good; else ``None``.
+    It must do so significantly (p < 0.01), with five tasks on each side; else ``None``.
 
     Args:
         applications: of one version, if the pattern was given: the task's features, and success.
     """
     everything = Tally.of(good for _, good in applications)
-    found = []
-    conditions = _conditions([features for features, _ in applications])
-    tasks = [(searchable(features), good) for features, good in applications]
-    for condition in conditions:
-        where = Tally.of(good for features, good in tasks if holds(condition, features.get))
-        rest = everything.without(where)
-        for anti, inside, outside in ((True, rest, where), (False, where, rest)):
-            if inside.n < options.min_applications or inside.rate < options.min_rate:
-                continue
-            p_value = fisher_p(inside, outside)
-            if p_value < 0.05 / len(conditions):  # Bonferroni correction
-                found.append(Narrowing(condition, anti, inside, outside, p_value))
-    return min(
-        found, key=lambda each: (each.p_value, not each.anti, as_text(each.condition)), default=None
-    )
-
-
-def _conditions(tasks: Sequence[Features]) -> list[Condition]:
-    """Return simple conditions that hold for some of the tasks, but not for all."""
-    equal: Counter[tuple[str, str, Any]] = Counter()
-    numbers: dict[str, set[float]] = {}
-    for features in tasks:
+    having: defaultdict[tuple[str, str, Any], list[bool]] = defaultdict(list)
+    for features, good in applications:
         for name, value in features.items():
             if isinstance(value, str | bool):
-                equal[name, "eq", value] += 1
-            elif kind_of(value) == "number" and abs(value) <= MAX_NUMBER:
-                numbers.setdefault(name, set()).add(float(value))
+                having[name, "eq", value].append(good)
             elif isinstance(value, list | tuple):
-                equal.update((name, "contains", each) for each in set(map(str, value)))
-    several = [each for each, n in equal.items() if n < len(tasks)]
-    several.sort(key=lambda each: (-equal[each], each[0], str(each[2])))
-    limits = [(name, "gt", limit) for name in sorted(numbers) for limit in _limits(numbers[name])]
-    told = [
-        {"feature": name, "op": op, "value": value} for name, op, value in limits + several[:500]
-    ]
-    return [each for each in told if _may_be_said(each)]
+                for each in set(map(str, value)):
+                    having[name, "contains", each].append(good)
+    found = []
+    for (name, op, value), results in having.items():
+        outside = Tally.of(results)
+        inside = everything.without(outside)
+        condition = {"feature": name, "op": op, "value": value}
+        if min(inside.n, outside.n) >= 5 and _may_be_said(condition):
+            found.append(Narrowing(condition, inside, outside, fisher_p(inside, outside)))
+    best = min(found, key=lambda each: (each.p_value, as_text(each.condition)), default=None)
+    return None if best is None or best.p_value >= 0.01 else best
 
 
 def _may_be_said(condition: Condition) -> bool:
@@ -108,23 +83,11 @@ def _may_be_said(condition: Condition) -> bool:
     return False
 
 
-def _limits(values: Iterable[float]) -> list[float]:
-    """Return evenly spread thresholds between the values, at most :data:`_THRESHOLDS`."""
-    ordered = sorted(values)
-    between = [round((one + other) / 2, 6) for one, other in pairwise(ordered)]
-    step = max(1, -(-len(between) // _THRESHOLDS))
-    return between[::step]
-
-
 def narrowed(applicability: Applicability, by: Narrowing) -> Applicability | None:
-    """Add a condition. Return ``None`` if it exists, or the limit of conditions is reached."""
-    part = "anti_conditions" if by.anti else "conditions"
-    have: tuple[Condition, ...] = getattr(applicability, part)
-    both = len(applicability.anti_conditions) + len(applicability.conditions)
-    if by.condition in have or both >= 3:
+    """Add an anti-condition. Return ``None`` if it exists."""
+    if by.condition in applicability.anti_conditions:
         return None
-    changes: Mapping[str, Any] = {part: (*have, by.condition)}
-    return replace(applicability, **changes)
+    return replace(applicability, anti_conditions=(*applicability.anti_conditions, by.condition))
 
 
 # --- Similarity -------------------------------------------------------------------------------
@@ -167,26 +130,23 @@ def tally_of(evidence: Evidence) -> Tally:
     return Tally(round(n * (evidence.success_rate or 0.0)), n)
 
 
-def of_low_value(pattern: Pattern, now: datetime, options: LearningOptions) -> str | None:
-    """Return the reason to deprecate a candidate, or ``None``. It does harm, shows no effect after
-    many applications, or hardly ever applies."""
+def of_low_value(pattern: Pattern, now: datetime) -> str | None:
+    """Return the reason to deprecate a candidate, or ``None``. It does harm, shows no effect at its
+    last look, or hardly ever applies."""
     if pattern.state is not PatternState.CANDIDATE:
         return None
-    told, tally = pattern.evidence, tally_of(pattern.evidence)
-    failures = Tally(tally.n - tally.good, tally.n)
-    as_few = binomial_p(failures, 1 - told.baseline.rate)  # the chance of so few successes
-    if tally.n >= options.decline_each and as_few < options.decline_p:
+    tally, baseline = tally_of(pattern.evidence), pattern.evidence.baseline
+    as_few = binomial_p(tally.bad, 1 - baseline.rate)  # the chance of so few successes
+    if tally.n >= min(LOOKS) and as_few < 0.01:
         return (
             f"contrary evidence: {tally.good} of {tally.n} went well, against a baseline of "
-            f"{told.baseline.rate:.2f}"
+            f"{baseline.rate:.2f}"
         )
-    # Of patterns without effect 94 in 100 fall below it sooner or later; of patterns that raise the
-    # success rate from 0.5 to 0.8, less than one in 100.
-    if tally.n >= 20 and told.e_value < 0.5:
-        return f"low confidence: no effect after {tally.n} applications"
+    if pattern.lifecycle.looks == max(LOOKS):
+        return f"low confidence: {pattern.lifecycle.decision}"
     seen = [each for each in (pattern.updated_at, pattern.lifecycle.last_used) if each]
-    if seen and now - max(seen) > timedelta(days=options.evidence_days):
-        return f"low use: not given for {options.evidence_days:g} days"
+    if seen and now - max(seen) > timedelta(days=EVIDENCE_DAYS):
+        return f"low use: not given for {EVIDENCE_DAYS} days"
     return None
 
 
@@ -194,8 +154,13 @@ def started_over(pattern: Pattern, reason: str | None = None) -> Pattern:
     """Return the next version, as a candidate without evidence."""
     told = Evidence(mined_from=pattern.evidence.mined_from)
     origin = {name: said for name, said in pattern.origin.items() if name != "deprecated_by"}
-    again = pattern.moved(PatternState.CANDIDATE, reason)
-    return again.but(version=pattern.version + 1, evidence=told, origin=origin)
+    again = replace(
+        pattern.moved(PatternState.CANDIDATE, reason).lifecycle,
+        looks=0,
+        looks_since=None,
+        decision=None,
+    )
+    return pattern.but(version=pattern.version + 1, evidence=told, origin=origin, lifecycle=again)
 
 
 MOST_MERGED = 20

@@ -14,14 +14,12 @@ import asyncpg
 from pydantic_core import to_json
 
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
-from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.patterns import application_rows
 from bottega.memory.patterns.evidence import (
+    EVIDENCE_DAYS,
+    LEAST_APPLICATIONS,
     Validation,
-    WeighedEvidence,
-    falling,
     validated,
-    weigh,
 )
 from bottega.memory.patterns.pattern import (
     Application,
@@ -100,7 +98,6 @@ class PatternStore:
 
     connection: asyncpg.Connection  # acts as the tenant
     tenant_id: UUID
-    options: LearningOptions
     now: datetime  # the time of the changes
 
     async def add(self, pattern: Pattern) -> Pattern:
@@ -137,7 +134,7 @@ class PatternStore:
         is_twin = found.fingerprint is None or found.fingerprint != was.fingerprint
         if not is_twin:
             since = await self._do(_SINCE_DEPRECATED, pattern_id, sources)
-            if since < max(1, self.options.min_applications):
+            if since < LEAST_APPLICATIONS:
                 return
             await self.write(started_over(was))
         await self._do(application_rows.SOURCES, pattern_id, sources)
@@ -249,14 +246,19 @@ class PatternStore:
 
     async def judge(self, ids: Sequence[UUID]) -> list[Validation]:
         """Validate patterns, store what changed, and return the results."""
-        held = await self.get_many(ids, lock=True)
-        evidence_for = await self.weighed(list(held))
+        return await self._judge((await self.get_many(ids, lock=True)).values())
+
+    async def _judge(self, held: Iterable[Pattern]) -> list[Validation]:
+        """Measure locked patterns by their applications, and make the looks that are due."""
+        since = self.now - timedelta(days=EVIDENCE_DAYS)
+        of = {each.key: each for each in held}
+        groups = await application_rows.groups(self.connection, self.tenant_id, [*of], since)
         found = []
-        for pattern_id, was in held.items():
-            after, says = validated(was, evidence_for[pattern_id], self.options, self.now)
+        for pattern_id, was in of.items():
+            after, says = validated(was, groups.get(pattern_id, ()), self.now)
             found.append(says)
             if after != was:
-                await self.write(after)
+                await self.write(after, notify=after.state is not was.state)
         return found
 
     async def record_application(self, applications: Iterable[Application]) -> int:
@@ -264,8 +266,8 @@ class PatternStore:
 
         A repeated one changes nothing; a later outcome of an episode replaces the earlier one.
         Ignored, as no evidence, are: episodes that the pattern was found in; episodes of trust 1;
-        cancelled, quarantined and deleted ones; unknown patterns and versions. A validated pattern
-        that does worse or harm goes into review at once.
+        cancelled, quarantined and deleted ones; unknown patterns and versions. Their evidence, and
+        the look that is due, follow at once.
         """
         of: dict[tuple[UUID, UUID | int], Application] = {
             (each.pattern_id, each.episode_id or n): each for n, each in enumerate(applications)
@@ -274,20 +276,8 @@ class PatternStore:
             return 0
         held = await self._load({each.pattern_id for each in of.values()}, lock=True)
         touched = await application_rows.record(self.connection, self.tenant_id, [*of.values()])
-        used = [each for each in sorted(set(touched)) if held[each].state is PatternState.VALIDATED]
-        for each, weighed in (await self.weighed(used)).items():
-            if (why := falling(weighed, self.options)) is not None:
-                await self.write(held[each].moved(PatternState.IN_REVIEW, why))
+        await self._judge(held[each] for each in sorted(set(touched)))
         return len(touched)
-
-    async def weighed(self, ids: Sequence[UUID]) -> dict[UUID, WeighedEvidence]:
-        if not ids:
-            return {}
-        since = self.now - timedelta(days=self.options.evidence_days)
-        of, most = (self.connection, self.tenant_id, ids), self.options.decline_each
-        groups = await application_rows.groups(*of, since)
-        latest = await application_rows.latest(*of, most)
-        return {each: weigh(groups.get(each, ()), latest.get(each)) for each in ids}
 
     async def get_many(self, ids: Collection[UUID], *, lock: bool = False) -> dict[UUID, Pattern]:
         """Return complete patterns by id; lock them until the transaction ends.
@@ -327,8 +317,11 @@ class PatternStore:
         """Execute a statement with the tenant's id first; return its only value."""
         return await self.connection.fetchval(query, self.tenant_id, *args)
 
-    async def write(self, changed: Pattern) -> None:
-        """Store a locked pattern, and notify all processes on commit."""
-        await self._do(
-            application_rows.WRITE, changed.key, application_rows.row_of(changed, self.now)
-        )
+    async def write(self, changed: Pattern, *, notify: bool = True) -> None:
+        """Store a locked pattern.
+
+        Args:
+            notify: on commit, tell all processes: which runs get it, or what they read, changed.
+        """
+        row = application_rows.row_of(changed, self.now)
+        await self._do(application_rows.WRITE, changed.key, row, notify)

@@ -9,7 +9,7 @@ import { isFinal } from "../run/state.js";
 import { Learnt } from "./learnt.js";
 
 const HELD_BACK = new Set(["withheld", "control"]);
-const arm = (name) => (HELD_BACK.has(name) ? `held back (${name})` : name === "reported" ? "told by a client" : `given (${name})`);
+const arm = (name) => (HELD_BACK.has(name) ? `held back (${name})` : name.startsWith("reported") ? "told by a client" : `given (${name})`);
 const ended = (found) => found.status === "done" || found.status === "failed";
 const none = (found) => (found.status === "pending" ? "It is being looked at." : found.status ? "Nothing was learnt from it." : "The run is not over, or it left no episode.");
 
@@ -28,9 +28,9 @@ export function Given({ id }) {
 
 function Tried({ items }) {
   if (!items.length) return html`<${Empty} title="No pattern fitted this run." />`;
-  return html`<${Table} label="Patterns tried on the run" head=${["Pattern", "Was it given?", "Followed?", "Went well?", "#Expected without", "When"]}>${items.map((each) => html`<tr key=${each.pattern_id}>
+  return html`<${Table} label="Patterns tried on the run" head=${["Pattern", "Was it given?", "Followed?", "Went well?", "When"]}>${items.map((each) => html`<tr key=${each.pattern_id}>
     <td><${Link} path=${["memory", "patterns", each.pattern_id]}>${each.name}<//> <span class="small soft">version ${each.version}</span></td><td>${arm(each.arm)}</td>
-    <td>${said(each.followed)}</td><td>${said(each.good)}</td><td class="right">${Math.round(100 * each.baseline.rate)} %</td><td><${Time} at=${each.at} /></td></tr>`)}<//>`;
+    <td>${said(each.followed)}</td><td>${said(each.good)}</td><td><${Time} at=${each.at} /></td></tr>`)}<//>`;
 }
 
 const said = (value) => (value == null ? "not known" : value ? "yes" : "no");

@@ -8,7 +8,7 @@ import { useData } from "../load.js";
 import { Empty, Figure, Figures, Link, Loaded, Panel, Time, Value } from "../parts/basics.js";
 import { Act, Confirmed, Pages, Table } from "../parts/lists.js";
 import { go } from "../router.js";
-import { EvidenceChart } from "./chart.js";
+import { EvidenceTable } from "./evidence.js";
 
 const STATES = ["CANDIDATE", "VALIDATED", "IN_REVIEW", "DEPRECATED"];
 const TONES = { CANDIDATE: "wait", VALIDATED: "ok", IN_REVIEW: "bad", DEPRECATED: "quiet" };
@@ -20,8 +20,8 @@ export function Patterns({ query }) {
   const set = (state) => go(["memory", "patterns"], { ...query, state }, { replace: true });
   return html`<${Panel} title="Patterns" actions=${html`<label class="inline">State <select value=${query.state ?? ""} onChange=${(e) => set(e.target.value)}><option value="">any</option>${STATES.map((each) => html`<option>${each}</option>`)}</select></label>`}>
     <${Pages} key=${path} path=${path} what="patterns" everyMs=${10_000}>${(items) => items.length
-      ? html`<${Table} label="Patterns" head=${["Pattern", "Kind", "State", "#Applied", "#Went well", "#E-value", "Changed"]}>${items.map((each) => html`<tr key=${each.id}><td><${Link} path=${["memory", "patterns", each.id]}>${each.name}<//> <span class="small soft">${excerpt(each.summary, 80)}</span></td>
-        <td>${each.category.toLowerCase()}</td><td><${State} value=${each.lifecycle.state} /></td><td class="right">${count(each.evidence.applications)}</td><td class="right">${percent(each.evidence.success_rate)}</td><td class="right">${each.evidence.e_value.toPrecision(3)}</td><td><${Time} at=${each.updated_at} /></td></tr>`)}<//>`
+      ? html`<${Table} label="Patterns" head=${["Pattern", "Kind", "State", "#Applied", "#Went well", "#Confidence", "Changed"]}>${items.map((each) => html`<tr key=${each.id}><td><${Link} path=${["memory", "patterns", each.id]}>${each.name}<//> <span class="small soft">${excerpt(each.summary, 80)}</span></td>
+        <td>${each.category.toLowerCase()}</td><td><${State} value=${each.lifecycle.state} /></td><td class="right">${count(each.evidence.applications)}</td><td class="right">${percent(each.evidence.success_rate)}</td><td class="right">${each.evidence.confidence.toFixed(2)}</td><td><${Time} at=${each.updated_at} /></td></tr>`)}<//>`
       : html`<${Empty} title="No pattern is like that."><p>Patterns are found in the episodes of many runs, mostly at night; see Reports.</p><//>`}<//><//>`;
 }
 
@@ -32,7 +32,7 @@ export function Pattern({ id }) {
   const [told, setTold] = useState(null);
   const validate = async () => {
     const said = await post(url`/v1/patterns/${id}/validate`);
-    setTold(`${said.verdict.toLowerCase().replaceAll("_", " ")}${said.reason ? `: ${said.reason}` : ""}`);
+    setTold(`${said.verdict.toLowerCase().replaceAll("_", " ")}${said.decision ? `: ${said.decision}` : ""}`);
     found.reload();
     evidence.reload();
   };
@@ -42,15 +42,15 @@ export function Pattern({ id }) {
         ${pattern.lifecycle.state !== "DEPRECATED" && html`<${Confirmed} label="Deprecate" question="Runs no longer get it." act=${async () => (await post(url`/v1/patterns/${id}/deprecate`, { reason: "deprecated in the console" }), found.reload())} />`}</div></div>
     ${told && html`<p class="note" role="status">${told}</p>`}
     <p>${pattern.summary}</p>
+    ${pattern.lifecycle.decision && html`<p class="small soft">Last look: ${pattern.lifecycle.decision}</p>`}
     <${Figures}>
       <${Figure} name="Went well with it" value=${percent(pattern.evidence.success_rate)} note=${`of ${count(pattern.evidence.applications)} lately`} />
       <${Figure} name="Without it" value=${percent(pattern.evidence.baseline.rate)} note=${`${pattern.evidence.baseline.name.replaceAll("_", " ")}, ${count(pattern.evidence.baseline.n)} runs`} />
-      <${Figure} name="E-value" value=${pattern.evidence.e_value.toPrecision(3)} note="20 usually promotes a candidate" />
       <${Figure} name="Confidence" value=${pattern.evidence.confidence.toFixed(2)} />
       <${Figure} name="p-value" value=${pattern.evidence.p_value == null ? "–" : pattern.evidence.p_value.toPrecision(2)} />
       <${Figure} name="Uses" value=${count(pattern.lifecycle.uses)} note=${pattern.lifecycle.last_used && html`last <${Time} at=${pattern.lifecycle.last_used} />`} />
     <//>
-    <${Panel} title="Evidence over time"><${Loaded} from=${evidence} what="the evidence">${(history) => html`<${EvidenceChart} ...${history} />`}<//><//>
+    <${Panel} title="Evidence over time"><${Loaded} from=${evidence} what="the evidence">${(history) => html`<${EvidenceTable} ...${history} />`}<//><//>
     <div class="columns">
       <${Panel} title="What it says"><div class="body"><pre class="text">${pattern.detail || pattern.description}</pre><${Value} value=${pattern.content.fields} /></div><//>
       <${Panel} title="When it applies"><div class="body"><${Value} value=${pattern.applicability} /></div><//>
