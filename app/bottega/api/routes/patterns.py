@@ -847,10 +847,6 @@ async def similar(
     return {"items": [{"pattern": each, "likeness": likeness} for each, likeness in found]}
 
 
-_COUNTED = 500
-"""Applications that a history counts: its time grows with their number."""
-
-
 @router.post(
     "/{pattern_id:uuid}/applications",
     operation_id="record_pattern_application",
@@ -926,9 +922,9 @@ async def evidence(service: ServiceDep, tenant: Tenant, pattern_id: PatternId) -
     async with service.database.turn(tenant):
         await service.patterns.get(tenant, pattern_id)
         async with acting_as(service.database.pool, tenant) as connection:
-            found = await newest(connection, tenant, pattern_id, _COUNTED + 1)
-    points = await asyncio.to_thread(history, found[-_COUNTED:])
-    return {"points": points, "more": len(found) > _COUNTED}
+            found = await newest(connection, tenant, pattern_id, 501)
+    points = await asyncio.to_thread(history, found[-500:])
+    return {"points": points, "more": len(found) > 500}
 
 
 @router.post(
