@@ -233,13 +233,13 @@ def _subagent_runtime(service: Service, models: "ModelServices") -> "SubagentRun
     from bottega.engine.async_tasks import SubagentRuntime
     from bottega.engine.linked_runs import LinkedRuns
     from bottega.engine.plugins import subagent_plugins
+    from bottega.engine.telemetry import MeasuredTotals
     from bottega.subagents.registry import SubagentRegistry
     from bottega.subagents.scheduler import SubagentScheduler
-    from bottega.subagents.telemetry import Totals
 
     settings = service.settings
     scheduler = SubagentScheduler(settings.subagent_options)
-    totals = Totals()
+    totals = MeasuredTotals()
     registry = SubagentRegistry(settings.subagent_limits, scheduler, totals)
     scheduler.places.source = models.task_places(registry.limits.tenant_max_concurrent)
     linked = LinkedRuns(service.database.pool, service.listener)
@@ -347,10 +347,10 @@ async def _models(
     from bottega.llm.gates import Traffic
     from bottega.model_services import open_models
 
-    traffic = Traffic(service.database.pool, worker_id, service.listener)
+    traffic = Traffic(service.database.pool, worker_id)
     lookups = service.outgoing.egress.lookups
     opening = open_models(service.settings, budgets, secrets, traffic, lookups)
-    running = service.services.running(breakers=traffic.run, limits=traffic.shares.run)
+    running = service.services.running(limits=traffic.shares.run)
     async with running, opening as models:
         yield models
 

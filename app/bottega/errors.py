@@ -210,10 +210,14 @@ class SubagentRefusedError(BottegaError):
 
     Args:
         about: the limit and its use, as in the event ``subagent.backpressure``.
+
+    Attributes:
+        reason: what refused it, for metrics.
     """
 
     kind = ErrorKind.LIMITED
     code = "subagent_refused"
+    reason = "queue_full"
 
     def __init__(self, detail: str, **about: int | float) -> None:
         super().__init__(detail)
@@ -226,16 +230,24 @@ class SubagentQueueFullError(SubagentRefusedError):
 
 class SubagentDepthExceededError(SubagentRefusedError):
     code = "subagent_depth_exceeded"
+    reason = "depth"
 
 
 class SubagentQuotaExceededError(SubagentRefusedError):
+    """Too many tasks of one parent, or too little left in a budget."""
+
     code = "subagent_quota_exceeded"
+
+    def __init__(self, detail: str, *, reason: str = "queue_full", **about: int | float) -> None:
+        super().__init__(detail, **about)
+        self.reason = reason
 
 
 class SubagentCircuitOpenError(SubagentRefusedError):
     """An open circuit; ``retry_after_ms`` says when such a task may be tried again."""
 
     code = "subagent_circuit_open"
+    reason = "circuit_open"
 
     def __init__(self, detail: str, *, retry_after_ms: int) -> None:
         super().__init__(detail, retry_after_ms=retry_after_ms)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable
 from decimal import Decimal
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from prometheus_client import (
     CollectorRegistry,
@@ -51,8 +51,10 @@ def _counter(name: str, text: str, *labels: str) -> Counter:
     return Counter(f"bottega_{name}", text, labels, registry=_registry)
 
 
-def _gauge(name: str, text: str, *labels: str) -> Gauge:
-    return Gauge(f"bottega_{name}", text, labels, registry=_registry, multiprocess_mode="livesum")
+def _gauge(
+    name: str, text: str, *labels: str, mode: Literal["livesum", "livemax"] = "livesum"
+) -> Gauge:
+    return Gauge(f"bottega_{name}", text, labels, registry=_registry, multiprocess_mode=mode)
 
 
 def _histogram(name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
@@ -94,6 +96,26 @@ cost = _counter(
 )
 tool_calls = _counter("tool_calls", "Tool calls that have ended.", "type", "outcome")
 subagents = _gauge("subagents", "Asynchronous tasks of the runs here.", "state")
+subagents_dispatched = _counter("subagent_dispatched", "Dispatched tasks.")
+subagents_rejected = _counter("subagent_rejected", "Refused dispatches.", "reason")
+subagents_ended = _counter("subagent_ended", "Tasks that have ended.", "status")
+subagent_duration = _histogram(
+    "subagent_duration_seconds", "Time from a task's dispatch to its end.", _MODEL
+)
+subagent_queue_wait = _histogram(
+    "subagent_queue_wait_seconds", "Time from a task's dispatch to its start.", _MODEL
+)
+subagent_queue_depth = _gauge("subagent_queue_depth", "Tasks that wait for their start.")
+subagents_active = _gauge("subagent_active", "Started tasks that have not ended.")
+subagent_pool_size = _gauge("subagent_pool_size", "Slots for tasks.")
+subagent_pool_utilization = _gauge(
+    "subagent_pool_utilization", "Share of the slots that tasks hold.", mode="livemax"
+)
+subagent_breakers_opened = _counter(
+    "subagent_breakers_opened", "Circuit breakers of an agent's tasks that opened."
+)
+subagent_tokens = _counter("subagent_tokens", "Tokens of tasks that have ended.", "direction")
+subagents_collected = _counter("subagent_collected", "Ended tasks that were forgotten.")
 breakers_open = _gauge("breakers_open", "Circuit breakers, of models and tasks, not closed here.")
 streams = _gauge("streams", "Open streams of events.", "kind")
 wakeup_latency = _histogram(
@@ -120,6 +142,12 @@ for _mode in ("orchestrated", "dag"):
         runs.labels(_status, _mode)  # from 0: the first failure must count as an increase
 for _direction in _DIRECTIONS:
     tokens.labels(_direction)
+for _direction in ("input", "output"):
+    subagent_tokens.labels(_direction)
+for _status in ("completed", "failed", "timeout", "cancelled"):
+    subagents_ended.labels(_status)
+for _reason in ("circuit_open", "queue_full", "depth", "budget", "guard"):
+    subagents_rejected.labels(_reason)
 for _kind in ("sse", "websocket"):
     streams.labels(_kind)
 

@@ -37,6 +37,7 @@ from bottega.llm.vendors import NO_KEY, with_openai
 from bottega.lookups import NameLookups
 from bottega.secrets.lookup import SecretLookup
 from bottega.settings import Settings
+from bottega.subagents.child import PATIENCE_S
 from bottega.tools.guard import AllowList, check_address
 from bottega.tools.secrets import DEFAULT as DEFAULT_NAME
 
@@ -128,8 +129,13 @@ class ModelServices:
             each.name: each.model_dump(exclude={"name"}) for each in settings.providers
         }
 
-    async def for_agent(self, run: PinnedModels, definition: Mapping[str, Any]) -> FallbackProvider:
+    async def for_agent(
+        self, run: PinnedModels, definition: Mapping[str, Any], *, is_called: bool = False
+    ) -> FallbackProvider:
         """Return the models of an agent of a run, whose recorder reserves their calls.
+
+        Args:
+            is_called: it is a sub-agent, whose caller can do without it: it waits less for a model.
 
         Raises:
             InvalidInputError: ``unknown_provider``, or as :meth:`SecretLookup.bound`.
@@ -137,6 +143,7 @@ class ModelServices:
         patience_s = definition.get("model_patience_s")
         if patience_s is None:
             patience_s = self._settings.model_patience_s
+            patience_s = min(patience_s, PATIENCE_S) if is_called else patience_s
         models = [await self._model(each, run) for each in listed(definition["model"])]
         return FallbackProvider(models, patience_s, PermitsOnly())
 

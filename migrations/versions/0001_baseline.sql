@@ -774,55 +774,24 @@ CREATE UNLOGGED TABLE last_sweep (
 
 -- --- Model servers -------------------------------------------------------------------------------
 
--- What a worker may use of a model server's limits for calls of a tenant. Arrays are [calls,
--- requests, tokens]. No foreign keys: a share must not wait for a lock.
+-- What a worker holds of a model server's limits for calls of a tenant. Arrays are [calls, requests,
+-- tokens]. No foreign keys: a share must not wait for a lock.
 CREATE TABLE model_shares (
     tenant_id uuid NOT NULL,
     -- The provider is the operator's: all tenants share its limits.
     is_operators boolean NOT NULL,
     provider text NOT NULL,
     worker_id uuid NOT NULL,
-    -- Of the provider; null: none.
-    limits bigint[] NOT NULL,
-    -- All that it was ever granted, and the part that it no longer holds.
-    granted bigint[] NOT NULL,
-    gone bigint[] NOT NULL,
-    -- All requests and tokens that it ever reported.
-    used bigint[] NOT NULL,
-    -- Calls that wait, tokens of the first of them, and since when it waits.
+    held bigint[] NOT NULL,
+    -- Of the first call that waits.
+    needs bigint[] NOT NULL,
+    -- Calls that wait, and since when the share waits or was last served.
     waiting integer NOT NULL,
-    tokens bigint NOT NULL,
     since timestamptz NOT NULL,
-    served_at timestamptz,
     seen_at timestamptz NOT NULL,
     CONSTRAINT pk_model_shares PRIMARY KEY (tenant_id, is_operators, provider, worker_id)
 );
 CREATE INDEX ix_model_shares_operators ON model_shares (provider) WHERE is_operators;
-
--- What was used of the limits within the last minute, by second.
-CREATE TABLE model_uses (
-    tenant_id uuid NOT NULL,
-    is_operators boolean NOT NULL,
-    provider text NOT NULL,
-    at timestamptz NOT NULL,
-    requests bigint NOT NULL,
-    tokens bigint NOT NULL,
-    CONSTRAINT pk_model_uses PRIMARY KEY (tenant_id, is_operators, provider, at)
-);
-CREATE INDEX ix_model_uses_operators ON model_uses (provider) WHERE is_operators;
-
--- Models whose server fails, for the calls of a tenant. A model without a row works.
-CREATE TABLE model_breakers (
-    tenant_id uuid NOT NULL,
-    is_operators boolean NOT NULL,
-    provider text NOT NULL,
-    model text NOT NULL,
-    failures integer NOT NULL,
-    retry_at timestamptz NOT NULL,
-    -- A worker tries one call until then.
-    probe_until timestamptz,
-    CONSTRAINT pk_model_breakers PRIMARY KEY (tenant_id, is_operators, provider, model)
-);
 
 -- --- Episodes ------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import httpx2
 import pytest
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from bottega.settings import Settings
 from bottega.settings.providers import OperatorProvider
@@ -124,20 +124,24 @@ async def test_a_provider_shows_breakers_and_calls_of_its_own_tenant_only(
     server: Running, database_url: str
 ) -> None:
     other, mine = await holder(database_url, "acme"), await holder(database_url, "mine")
-    row = "INSERT INTO model_breakers VALUES ($1, $2, $3, $4, 5, now() + interval '1 hour', $5)"
     soon = datetime.now(UTC) + timedelta(minutes=1)
-    for tenant, of_operator, name, model, probing in (
-        (mine.tenant_id, False, "vendor", "m", None),
-        (mine.tenant_id, False, "vendor", "n", soon),
-        (mine.tenant_id, True, "vendor", "o", None),
-        (other.tenant_id, True, "house", "secret-model", None),
-    ):
-        await server.owner.execute(row, tenant, of_operator, name, model, probing)
-    state = '{"models": [{"provider": "%s", "is_operators": %s, "under_way": 2, "waiting": 3}]}'
+
+    def calls(name: str, breakers: dict[str, str], *, of_operator: bool = False) -> dict[str, Any]:
+        states = [
+            {"model": model, "state": state, "retry_at": soon} for model, state in breakers.items()
+        ]
+        counts = {"under_way": 2, "waiting": 3}
+        return {"provider": name, "is_operators": of_operator, "breakers": states, **counts}
+
     await report(server.owner, uuid4())
     loads = {
-        str(mine.tenant_id): from_json(state % ("vendor", "false")),
-        str(other.tenant_id): from_json(state % ("house", "true")),
+        mine.tenant_id: {
+            "models": [
+                calls("vendor", {"m": "open", "n": "half_open"}),
+                calls("vendor", {"o": "open"}, of_operator=True),
+            ]
+        },
+        other.tenant_id: {"models": [calls("house", {"secret": "open"}, of_operator=True)]},
     }
     await server.owner.execute("UPDATE workers SET tenants = $1", to_json(loads).decode())
     async with mine.client(server) as client:

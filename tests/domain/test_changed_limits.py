@@ -17,9 +17,10 @@ def test_a_call_returns_what_it_took(
     before: tuple[int | None, ...], after: tuple[int | None, ...]
 ) -> None:
     share = Share(ServerLimits(*before))
-    share.settle({"granted": [limit or 0 for limit in before], "others": False, "again_s": None})
-    admission = share.admit(5)
-    assert admission is not None
+    share.settle([limit or 0 for limit in before], None)
+    permit = share.admit(5)
+    assert permit is not None
     share.limits = ServerLimits(*after)
-    share.release(admission, 5)
-    assert share.report()["busy"] == [0, 0, 0]
+    share.release(permit, 0)
+    calls, _, tokens = share.in_use
+    assert (calls, tokens) == (0, 0)

@@ -60,7 +60,7 @@ def test_budget_exhausted_in_flight_ends_the_task_and_not_its_parent() -> None:
             greedy=[after(1, looking(4_000)), after(1, looking(900)), "never"],
             modest=[after(5, "fine")],
         )
-        async with registry() as where:
+        async with registry(SubagentLimits(max_depth=1)) as where:
             recorder = Notes()
             recorder.swarm = Swarm(where, SwarmOptions(listener=(heard := Heard())))
             lead = coordinator(model, where)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from bottega.agents import AssistantMessage, StandardMessage, ToolCall
 from bottega.errors import ModelError
+from bottega.subagents.child import DEFAULT_INSTRUCTIONS
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.swarm import Swarm, SwarmOptions
 from tests.domain.scripted import COST, Notes, call
@@ -61,7 +62,7 @@ class Anything:
         names = {schema.name for schema in tools}
         prompt = next(m.content for m in messages if m.role == "user").partition("\n")[0]
         steps = sum(m.role == "assistant" for m in messages)
-        leads = "dispatch_subagent" in names
+        leads = "dispatch_subagent" in names and messages[0].content != DEFAULT_INSTRUCTIONS
         if leads and steps < 8:
             await passed(self.random.choice([0, 0.5, 2.5]))
             return AssistantMessage(tool_calls=self.calls(messages), usage=COST)
@@ -206,7 +207,7 @@ def waves(*sizes: int, **about: Any) -> list[Any]:
 def test_an_estimate_counts_all_limits(limits: dict[str, int], starts: list[int]) -> None:
     class Slow(Model):
         async def invoke(self, messages: Any, tools: Any = (), **options: Any) -> AssistantMessage:
-            if "dispatch_subagent" in {schema.name for schema in tools}:
+            if messages[0].content != DEFAULT_INSTRUCTIONS:
                 return await super().invoke(messages, tools, **options)
             await passed(2)
             return AssistantMessage(content="done", usage=COST)

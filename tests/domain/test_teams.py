@@ -90,7 +90,9 @@ class Counting:
             )
         )
 
-    async def _models(self, run: ClaimedRun, definition: Mapping[str, Any]) -> LLMProvider:
+    async def _models(
+        self, run: ClaimedRun, definition: Mapping[str, Any], *, is_called: bool
+    ) -> LLMProvider:
         self.built += 1
         return ScriptedModel([])
 

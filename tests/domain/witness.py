@@ -217,7 +217,7 @@ class Witness:
         assert error is None, error
         views = said["tasks"]
         for view in views:
-            self._view(caller, view, 0, is_news=False)
+            self._view(caller, view, 10_000 if said["wait_timed_out"] else 0, is_news=False)
         statuses = [view["status"] for view in views]
         over = sum(status in (*OVER, "not_found") for status in statuses)
         wanted = {"all": len(views), "any": 1, "quorum": asked.get("quorum"), "any_success": 1}
@@ -269,7 +269,8 @@ class Witness:
         is_told = is_done and not (is_news and task.was_sent)
         assert view.get("final_output") == (f"found {task.prompt}" if is_told else None)
         task.was_sent |= is_told
-        new = task.text[task.read :][-longest:] if longest and not is_done else ""
+        unread = task.text[task.read if is_news else 0 :]
+        new = unread[-longest:] if longest and not is_done else ""
         assert view.get("partial_output", "") == new
         if longest:
             task.read = len(task.text)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from bottega.clock import monotonic
 from bottega.engine import live_text
 from bottega.llm import fallback, gates
-from bottega.llm.gates import LEAST_CALLS
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, Reply, http_error, response, text
 from tests.flows.test_model_servers import log_of
@@ -161,19 +161,28 @@ async def test_a_model_over_its_limit_is_passed_over_at_once(
 async def test_many_runs_do_not_hammer_a_dead_server(
     bottega: Running, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = 30
-    is_up = False
-    model.decide = lambda request: text("back") if is_up else http_error(503)
+    count, is_up = 30, False
+
+    def decide(request: dict[str, Any]) -> Reply:
+        return text("back") if is_up else http_error(503)
+
+    model.decide = decide
     monkeypatch.setattr(gates, "delay_s", lambda *_: 0.3)
     monkeypatch.setattr(fallback, "next_delay_s", lambda *_: 0.5)
     await prepare(bottega, model)
+
+    async def breaker() -> Any:
+        return (await bottega.client.get("/v1/providers/vendor")).json()["breaker"]
+
     runs = await start(bottega, count)
-    failures = "SELECT failures FROM model_breakers"
-    await until(lambda: bottega.owner.fetchval(failures), lambda now: (now or 0) > LEAST_CALLS + 3)
-    probes = await bottega.owner.fetchval(failures) - LEAST_CALLS
-    # Some were under way when it opened; from then on one call at a time tries.
-    assert len(model.requests) <= count + probes + 1
+    await until(breaker, lambda seen: seen.get("m", {}).get("state") in ("open", "half_open"))
+    asked = len(model.requests)
+    began = monotonic()
+    await until(lambda: len(model.requests) >= asked + 4)
+    # From then on one call at a time tries.
+    assert len(model.requests) - asked <= 2 + (monotonic() - began) / 0.3
+    assert asked <= count + 2 + 5
     is_up = True
     for run_id in runs:
         assert (await ended(bottega, run_id))["status"] == "completed"
-    assert len(model.requests) <= 2 * count + probes + 3
+    await until(breaker, lambda seen: seen == {})

@@ -105,17 +105,9 @@ async def fill(client: httpx2.AsyncClient, url: str, tenant: str) -> None:
         "mcp_servers (tenant_id, name, version) SELECT tenant_id, 'm', 1",
         "mcp_server_versions (tenant_id, name, version, definition) SELECT tenant_id, 'm', 1, '{}'",
         (
-            "model_shares (tenant_id, is_operators, provider, worker_id, limits, granted, gone,"
-            " used, waiting, tokens, since, seen_at) SELECT tenant_id, false, 'p', id, '{}',"
-            " '{}', '{}', '{}', 0, 1, now(), now() + interval '1 day'"
-        ),
-        (
-            "model_uses (tenant_id, is_operators, provider, at, requests, tokens)"
-            " SELECT tenant_id, false, 'p', now() + interval '1 day', 1, 1"
-        ),
-        (
-            "model_breakers (tenant_id, is_operators, provider, model, failures, retry_at)"
-            " SELECT tenant_id, false, 'p', 'm', 1, now() + interval '1 day'"
+            "model_shares (tenant_id, is_operators, provider, worker_id, held, needs, waiting,"
+            " since, seen_at) SELECT tenant_id, false, 'p', id, '{}', '{}', 0, now(),"
+            " now() + interval '1 day'"
         ),
         (
             "patterns (tenant_id, id, name, category, document)"

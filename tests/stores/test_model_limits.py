@@ -9,19 +9,19 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
-from pydantic_core import to_json
 
 from bottega.clock import monotonic
 from bottega.db.engine import Database
 from bottega.db.tables import DEFAULT_TENANT
-from bottega.events.listener import NotifyListener
-from bottega.llm.gates import Traffic
-from bottega.llm.limits import ServerKey, ServerLimits
+from bottega.llm import limits as module
+from bottega.llm.limits import ServerKey, ServerLimits, Shares
 from bottega.services import background
 from tests.claims import report, sweep
 from tests.waiting import until
 
 KEY = ServerKey(DEFAULT_TENANT, False, "vendor")
+HELD = "SELECT coalesce(sum(held[$1]), 0) FROM model_shares"
+CALLS, REQUESTS, TOKENS = 1, 2, 3
 
 
 class Crew:
@@ -31,140 +31,137 @@ class Crew:
         under_way, most: calls at this moment, and the most at one moment, of all workers.
     """
 
-    def __init__(self, workers: list[Traffic]) -> None:
-        self.workers = workers
+    def __init__(self, workers: dict[UUID, Shares]) -> None:
+        self.ids = list(workers)
+        self.workers = list(workers.values())
         self.under_way = self.most = 0
         self.done: Counter[UUID] = Counter()
 
     async def call(
-        self, worker: Traffic, limits: ServerLimits, key: ServerKey = KEY, tokens: int = 1
+        self, worker: Shares, limits: ServerLimits, key: ServerKey = KEY, tokens: int = 1
     ) -> None:
         """Make one call as soon as the limits allow it."""
-        admission = await worker.shares.enter(key, limits, tokens, monotonic(), 60.0)
-        assert admission is not None
+        permit = await worker.enter(key, limits, tokens, monotonic(), 60.0)
+        assert permit is not None
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         for _ in range(50):
             await asyncio.sleep(0)
         self.under_way -= 1
         self.done[key.tenant_id] += 1
-        worker.shares.leave(key, admission, tokens)
+        worker.leave(key, permit, tokens)
 
 
 @asynccontextmanager
-async def crew(database: Database, listener: NotifyListener, size: int) -> AsyncIterator[Crew]:
+async def crew(database: Database, size: int) -> AsyncIterator[Crew]:
     async with AsyncExitStack() as stack:
-        workers = []
+        workers = {}
         for _ in range(size):
             worker_id = uuid4()
             await report(database.pool, worker_id)
-            workers.append(Traffic(database.pool, worker_id, listener))
-        shares = (each.shares.run for each in workers)
-        await stack.enter_async_context(background(listener.run, *shares))
+            workers[worker_id] = Shares(database.pool, worker_id)
+        await stack.enter_async_context(background(*(each.run for each in workers.values())))
         yield Crew(workers)
 
 
-@pytest.fixture
-async def listener(database: Database) -> NotifyListener:
-    return NotifyListener(database.connect)
-
-
+@pytest.mark.parametrize(("limit", "calls"), [(4, 10), (16, 20)])
 async def test_eight_workers_never_make_more_calls_at_once_than_allowed(
-    database: Database, listener: NotifyListener, owner: asyncpg.Pool
+    database: Database, owner: asyncpg.Pool, limit: int, calls: int
 ) -> None:
-    limits = ServerLimits(4, None, None)
-    async with crew(database, listener, 8) as all_:
+    limits = ServerLimits(limit, None, None)
+    async with crew(database, 8) as all_:
         await asyncio.gather(
-            *(all_.call(worker, limits) for worker in all_.workers for _ in range(10))
+            *(all_.call(worker, limits) for worker in all_.workers for _ in range(calls))
         )
-        assert (all_.most, sum(all_.done.values())) == (4, 80)
-        left = "SELECT count(*) FROM model_shares"
-        await until(lambda: owner.fetchval(left), lambda rows: rows == 0, within=3)
+        assert all_.most <= limit
+        assert sum(all_.done.values()) == 8 * calls
+        rows = "SELECT count(*) FROM model_shares"
+        await until(lambda: owner.fetchval(rows), lambda left: left == 0, within=3)
 
 
 async def test_one_worker_needs_few_queries_while_it_holds_a_block(
-    database: Database, listener: NotifyListener, owner: asyncpg.Pool
+    database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew(database, listener, 1) as all_:
+    async with crew(database, 1) as all_:
         (worker,) = all_.workers
-        asked = 0
-        exchange = worker.shares._exchange
+        claims = 0
+        settle = module.Share.settle
 
-        async def counted(**options: bool) -> None:
-            nonlocal asked
-            asked += 1
-            await exchange(**options)
+        def counted(share: module.Share, may_hold: list[int], calls_kept: int | None) -> None:
+            nonlocal claims
+            claims += 1
+            settle(share, may_hold, calls_kept)
 
-        worker.shares._exchange = counted  # type: ignore[method-assign]
+        monkeypatch.setattr(module.Share, "settle", counted)
         limits = ServerLimits(40, 4000, 4_000_000)
         began = monotonic()
         for _ in range(50):
             await all_.call(worker, limits)
-        assert asked <= 2 + (monotonic() - began) / 0.3
+        assert claims <= 2 + (monotonic() - began) / 0.2
 
 
 async def test_the_share_of_a_dead_worker_comes_back(
-    database: Database, listener: NotifyListener, owner: asyncpg.Pool
+    database: Database, owner: asyncpg.Pool
 ) -> None:
     limits = ServerLimits(2, None, None)
-    async with crew(database, listener, 2) as all_:
+    async with crew(database, 2) as all_:
         dead, alive = all_.workers
-        admitted = [await dead.shares.enter(KEY, limits, 1, monotonic(), 60.0) for _ in range(2)]
-        assert None not in admitted
+        permits = [await dead.enter(KEY, limits, 1, monotonic(), 60.0) for _ in range(2)]
+        assert None not in permits
         waiting = asyncio.ensure_future(all_.call(alive, limits))
         waits = "SELECT count(*) FROM model_shares WHERE waiting = 1"
         await until(lambda: owner.fetchval(waits), lambda rows: rows == 1)
         assert not waiting.done()
-        await owner.execute("UPDATE workers SET leased_until = now() WHERE id = $1", dead.worker_id)
+        await owner.execute("UPDATE workers SET leased_until = now() WHERE id = $1", all_.ids[0])
         await waiting
 
 
-async def test_requests_of_any_minute_stay_below_the_limit_by_the_database_s_clock(
-    database: Database, listener: NotifyListener, owner: asyncpg.Pool
+async def test_requests_of_any_minute_stay_below_the_limit(
+    database: Database, owner: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = ServerLimits(None, 20, None)
-    older = "UPDATE model_uses SET at = at - interval '1 minute'"
-    async with crew(database, listener, 4) as all_:
+    async with crew(database, 4) as all_:
         calls = [
             asyncio.ensure_future(all_.call(worker, limits))
             for worker in all_.workers
             for _ in range(10)
         ]
-        used = "SELECT coalesce(sum(requests), 0) FROM model_uses"
-        await until(lambda: owner.fetchval(used), lambda count: count == 20)
-        assert sum(all_.done.values()) == 20
-        await owner.execute(older)
+        await until(lambda: all_.done.total() == 20)
+        waiting = "SELECT sum(waiting) FROM model_shares"
+        await until(lambda: owner.fetchval(waiting), lambda left: left == 20)
+        assert await owner.fetchval(HELD, REQUESTS) == 20
+        assert all_.done.total() == 20
+        later = monotonic
+        monkeypatch.setattr(module, "monotonic", lambda: later() + 60)
         await asyncio.gather(*calls)
-        await until(lambda: owner.fetchval(used), lambda count: count == 20)
+        assert await owner.fetchval(HELD, REQUESTS) == 20
 
 
 async def test_tokens_are_reserved_by_estimate_and_counted_by_use(
-    database: Database, listener: NotifyListener, owner: asyncpg.Pool
+    database: Database, owner: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = ServerLimits(None, None, 1000)
-    async with crew(database, listener, 2) as all_:
+    async with crew(database, 2) as all_:
         one, other = all_.workers
-        first = await one.shares.enter(KEY, limits, 700, monotonic(), 60.0)
+        first = await one.enter(KEY, limits, 700, monotonic(), 60.0)
         assert first is not None
-        assert await other.shares.enter(KEY, limits, 400, monotonic(), 0.0) is None
-        one.shares.leave(KEY, first, 100)
-        second = await other.shares.enter(KEY, limits, 400, monotonic(), 60.0)
+        assert await other.enter(KEY, limits, 400, monotonic(), 0.0) is None
+        one.leave(KEY, first, 100)
+        second = await other.enter(KEY, limits, 400, monotonic(), 60.0)
         assert second is not None
-        other.shares.leave(KEY, second, 800)  # twice what was estimated
-        used = "SELECT coalesce(sum(tokens), 0) FROM model_uses"
-        await until(lambda: owner.fetchval(used), lambda count: count == 900)
-        assert await one.shares.enter(KEY, limits, 200, monotonic(), 0.0) is None
-        too_large = asyncio.ensure_future(one.shares.enter(KEY, limits, 5000, monotonic(), 60.0))
-        await owner.execute("UPDATE model_uses SET at = at - interval '1 minute'")
+        other.leave(KEY, second, 800)  # twice what was estimated
+        await until(lambda: owner.fetchval(HELD, TOKENS), lambda held: held == 900)
+        assert await one.enter(KEY, limits, 200, monotonic(), 0.0) is None
+        too_large = asyncio.ensure_future(one.enter(KEY, limits, 5000, monotonic(), 60.0))
+        later = monotonic
+        monkeypatch.setattr(module, "monotonic", lambda: later() + 60)
         assert await too_large is not None  # it waits until nothing else is in use
 
 
-async def test_tenants_take_turns_on_an_operator_s_limits(
-    database: Database, listener: NotifyListener
-) -> None:
+async def test_tenants_take_turns_on_an_operator_s_limits(database: Database) -> None:
     limits = ServerLimits(2, None, None)
     busy, quiet = (ServerKey(uuid4(), True, "vendor") for _ in range(2))
-    async with crew(database, listener, 3) as all_:
+    async with crew(database, 3) as all_:
         crowd = [
             asyncio.ensure_future(all_.call(worker, limits, busy))
             for worker in all_.workers
@@ -181,39 +178,45 @@ async def test_tenants_take_turns_on_an_operator_s_limits(
         await asyncio.gather(*crowd, return_exceptions=True)
 
 
-async def test_a_repeated_report_counts_once(database: Database, owner: asyncpg.Pool) -> None:
-    worker = uuid4()
-    await report(owner, worker)
-    news = {
-        "tenant": DEFAULT_TENANT,
-        "is_operators": False,
-        "provider": "p",
-        "limits": [4, 10, None],
-        "gone": [0, 3, 0],
-        "busy": [1, 0, 0],
-        "used": [3, 0],
-        "told": [0, 0],
-        "waiting": 2,
-        "tokens": 1,
-        "waited_s": 0,
-    }
-    for _ in range(2):
-        await owner.fetchval("SELECT share_limits($1, $2)", worker, to_json([news]).decode())
-    assert await owner.fetchval("SELECT sum(requests) FROM model_uses") == 3
+def kept(worker: Shares) -> int | None:
+    """Return the calls that a worker may go on with while others wait."""
+    share = worker._shares.get(KEY)
+    return None if share is None else share._calls_kept
 
 
-async def test_the_sweep_forgets_what_nobody_needs(database: Database, owner: asyncpg.Pool) -> None:
+async def test_a_worker_with_many_calls_leaves_others_their_part(database: Database) -> None:
+    limits = ServerLimits(4, None, None)
+    async with crew(database, 2) as all_:
+        greedy, modest = all_.workers
+        held = [await greedy.enter(KEY, limits, 1, monotonic(), 60.0) for _ in range(4)]
+        crowd = [
+            asyncio.ensure_future(greedy.enter(KEY, limits, 1, monotonic(), 60.0))
+            for _ in range(10)
+        ]
+        others = [
+            asyncio.ensure_future(modest.enter(KEY, limits, 1, monotonic(), 60.0))
+            for _ in range(10)
+        ]
+        await until(lambda: all(kept(worker) == 2 for worker in (modest, greedy)))
+        for permit in held:
+            assert permit is not None
+            greedy.leave(KEY, permit, 0)
+        await until(lambda: sum(each.done() for each in others) == 2)
+        assert sum(each.done() for each in crowd) == 2
+        for each in (*crowd, *others):
+            each.cancel()
+        await asyncio.gather(*crowd, *others, return_exceptions=True)
+
+
+async def test_the_sweep_forgets_the_shares_of_dead_workers(
+    database: Database, owner: asyncpg.Pool
+) -> None:
     share = (
-        "INSERT INTO model_shares (tenant_id, is_operators, provider, worker_id, limits, granted,"
-        " gone, used, waiting, tokens, since, seen_at)"
-        " VALUES ($1, false, 'p', $2, '{}', '{}', '{}', '{}', 0, 1, now(), now() - $3::interval)"
+        "INSERT INTO model_shares (tenant_id, is_operators, provider, worker_id, held, needs,"
+        " waiting, since, seen_at)"
+        " VALUES ($1, false, 'p', $2, '{1,0,0}', '{1,1,1}', 0, now(), now() - $3::interval)"
     )
-    use = "INSERT INTO model_uses VALUES ($1, false, 'p', now() - $2::interval, 1, 1)"
-    breaker = "INSERT INTO model_breakers VALUES ($1, false, 'p', $2, 5, now() - $3::interval)"
     for age in (timedelta(seconds=1), timedelta(hours=2)):
         await owner.execute(share, DEFAULT_TENANT, uuid4(), age)
-        await owner.execute(use, DEFAULT_TENANT, age)
-        await owner.execute(breaker, DEFAULT_TENANT, str(age), age)
     await sweep(database.pool)
-    for table in ("model_shares", "model_uses", "model_breakers"):
-        assert await owner.fetchval(f"SELECT count(*) FROM {table}") == 1, table
+    assert await owner.fetchval("SELECT count(*) FROM model_shares") == 1

@@ -25,7 +25,7 @@ from tests.tenants import holder
 
 NEVER_FILLED = {  # by a run that is over
     *("run_heads", "run_queue", "live_text", "budget_slices"),
-    *("model_shares", "model_uses", "model_breakers", "retention"),
+    *("model_shares", "retention"),
     *("storage_changes", "tenant_storage"),
     *("episodes", "episode_bodies", "episode_reflections", "episode_feedback", "episode_tags"),
     "episode_failures",

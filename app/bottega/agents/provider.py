@@ -134,6 +134,12 @@ async def prices_of(provider: object | None) -> ModelPrices | None:
     return None if find is None else await find()
 
 
+def with_patience(provider: LLMProvider | None, most_s: float) -> LLMProvider | None:
+    """Return a provider that waits at most so long for an unavailable model, if it can wait."""
+    lower = getattr(provider, "with_patience", None)
+    return provider if lower is None else lower(most_s)
+
+
 _default_provider: Callable[[], LLMProvider] | None = None
 
 

@@ -104,14 +104,6 @@ mcp_server_versions = _table(
     json="definition",
     time="created_at",
 )
-model_breakers = _table(
-    "model_breakers",
-    uuid="tenant_id",
-    flag="is_operators",
-    text="provider model",
-    number="failures",
-    time="retry_at probe_until",
-)
 sessions = _table(
     "sessions",
     uuid="tenant_id",

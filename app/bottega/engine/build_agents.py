@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Se
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from bottega.agents import (
@@ -47,6 +47,15 @@ ConfigureAgent = Callable[[BaseAgent, Mapping[str, Any]], None]
 """A plugin's function; it gets an agent from the factory and its definition."""
 
 
+class ModelsFor(Protocol):
+    """Source of agents' models."""
+
+    def __call__(
+        self, run: ClaimedRun, definition: Mapping[str, Any], *, is_called: bool
+    ) -> Awaitable[LLMProvider]:
+        """Return the models of an agent of a run; ``is_called``: another agent calls it."""
+
+
 @dataclass(frozen=True, slots=True)
 class AgentDependencies:
     """Dependencies of agents, the same for every run.
@@ -60,7 +69,7 @@ class AgentDependencies:
         configure: called in order after the factory, for each agent.
     """
 
-    models_for: Callable[[ClaimedRun, Mapping[str, Any]], Awaitable[LLMProvider]]
+    models_for: ModelsFor
     tool_deps: ToolDeps
     secrets: SecretLookup
     mcp: McpAccess
@@ -197,7 +206,8 @@ async def compiled(
     async def equip(
         name: str, definition: Mapping[str, Any]
     ) -> tuple[LLMProvider, Sequence[ToolBase]]:
-        models = await dependencies.models_for(run, definition)
+        is_called = name not in names or run.link is not None
+        models = await dependencies.models_for(run, definition, is_called=is_called)
         return models, _tools(run, definition, dependencies)
 
     built = await build_team(run.agents, graph, names, equip, with_async=with_async)

@@ -35,6 +35,8 @@ from bottega.engine.task_rows import name_of
 from bottega.errors import BottegaError
 from bottega.events.types import RunStatus
 from bottega.mcp.client import McpTool
+from bottega.subagents.handle import SubagentStatus
+from bottega.subagents.telemetry import Totals
 from bottega.tools.http import HttpTool
 from bottega.tools.people import AskUser, ClientTool
 from bottega.trace_context import Trace
@@ -47,6 +49,37 @@ class ModelBreakerCount(Protocol):
 
     def open_breakers(self) -> int:
         """Return the number of breakers of models that are not closed."""
+
+
+_TASK_COUNTERS = {
+    "subagent.dispatch.count": metrics.subagents_dispatched,
+    "subagent.dispatch.rejected": metrics.subagents_rejected,
+    "subagent.token.usage": metrics.subagent_tokens,
+    "subagent.circuit_breaker.open": metrics.subagent_breakers_opened,
+    "subagent.gc.collected": metrics.subagents_collected,
+    **{
+        f"subagent.status.{status}": metrics.subagents_ended.labels(status)
+        for status in SubagentStatus
+        if status.is_final
+    },
+}
+_TASK_TIMES = {
+    "subagent.completion.duration_ms": metrics.subagent_duration,
+    "subagent.queue.wait_ms": metrics.subagent_queue_wait,
+}
+
+
+class MeasuredTotals(Totals):
+    """Totals of tasks that are metrics, too."""
+
+    def count(self, name: str, value: int = 1, **attributes: str) -> None:
+        super().count(name, value, **attributes)
+        counter = _TASK_COUNTERS[name]
+        (counter.labels(**attributes) if attributes else counter).inc(value)
+
+    def observe(self, name: str, value: float) -> None:
+        super().observe(name, value)
+        _TASK_TIMES[name].observe(value / 1000)
 
 
 @asynccontextmanager
@@ -62,6 +95,10 @@ async def measured(runtime: SubagentRuntime, models: ModelBreakerCount) -> Async
         }
         for state, count in states.items():
             metrics.subagents.labels(state).set(count)
+        metrics.subagent_queue_depth.set(registry.queued_count)
+        metrics.subagents_active.set(registry.active_count)
+        metrics.subagent_pool_size.set(scheduler.capacity)
+        metrics.subagent_pool_utilization.set(scheduler.busy / max(1, scheduler.capacity))
         of_tasks = sum(each["state"] != "closed" for _, each in scheduler.circuits.open())
         metrics.breakers_open.set(of_tasks + models.open_breakers())
 

@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import NamedTuple, Protocol
@@ -24,7 +25,7 @@ from bottega.clock import monotonic
 from bottega.errors import BottegaError, ErrorKind, ModelError
 from bottega.llm.client import keep
 from bottega.llm.errors import BROKEN_ANSWERS, MOST_BROKEN, next_delay_s, out_of_patience
-from bottega.llm.gates import AT_ONCE_S, LIMITED, HeldBackError, ModelGate, Passage
+from bottega.llm.gates import AT_ONCE_S, LIMITED, GatePermit, HeldBackError, ModelGate
 from bottega.llm.provider import ModelProvider, open_provider
 from bottega.llm.server import ServerSpec
 from bottega.llm.usage import Charge, ModelAccount
@@ -249,7 +250,7 @@ class _Ready(NamedTuple):
     """A model whose gate the next try has passed already."""
 
     served: ServedModel
-    entry: Passage
+    entry: GatePermit
 
 
 class _Failed(NamedTuple):
@@ -288,6 +289,14 @@ class FallbackProvider:
         self._now = now
         self._sleep = sleep
         self._random_unit = random_unit
+
+    def with_patience(self, most_s: float) -> "FallbackProvider":
+        """Return a provider of the same models that is patient for at most so many seconds."""
+        if self.patience_s <= most_s:
+            return self
+        provider = copy(self)
+        provider.patience_s = most_s
+        return provider
 
     @property
     def target(self) -> ModelTarget:
@@ -399,7 +408,7 @@ class FallbackProvider:
         self,
         served: ServedModel,
         call: _Call,
-        entry: Passage | None,
+        entry: GatePermit | None,
         began: float,
         *,
         is_last: bool,
@@ -424,7 +433,7 @@ class FallbackProvider:
         try:
             answer = await _ask(served, call)
         finally:
-            await gate.leave(entry, answer)
+            gate.leave(entry, answer)
         return answer
 
 
@@ -455,7 +464,7 @@ def _paid_options(options: ModelOptions, charge: Charge, first: ModelTarget) -> 
 
 def _in_order(
     left: Sequence[ServedModel], ready: _Ready | None
-) -> Sequence[tuple[ServedModel, Passage | None]]:
+) -> Sequence[tuple[ServedModel, GatePermit | None]]:
     """Return the models to try, as they are now: first the one whose gate was passed."""
     if ready is None:
         return [(each, None) for each in left]

@@ -1,8 +1,7 @@
 """Gates before models: calls pass while the breaker is closed and the limits have room.
 
-Circuit breakers of models: a server that keeps failing is asked by one call of all workers.
-
-A breaker belongs to a tenant's calls of one model, so no tenant can stop the calls of another.
+A circuit breaker belongs to a tenant's calls of one model from this worker: a server that keeps
+failing is asked by one of them at a time, and no tenant can stop the calls of another.
 """
 
 import asyncio
@@ -10,39 +9,26 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
-import structlog
-from pydantic_core import from_json
 
 from bottega.agents.messages import AssistantMessage, StandardMessage, tokens_sent
 from bottega.agents.provider import ModelOptions, ToolSchema
-from bottega.clock import monotonic
-from bottega.db.failures import is_transient
+from bottega.clock import monotonic, utcnow
 from bottega.errors import ModelError
-from bottega.events.listener import NotifyListener
 from bottega.failure_rates import FailureRates
 from bottega.llm.errors import BROKEN_ANSWERS, STREAM_BROKEN, delay_s
-from bottega.llm.limits import Admission, ServerKey, ServerLimits, Shares
+from bottega.llm.limits import LimitPermit, ServerKey, ServerLimits, Shares
 
 LEAST_CALLS, WINDOW_S = 5, 60.0
 """A breaker opens if half of at least so many calls within so many seconds failed."""
-PROBE_S = 30.0
-"""A probe without an outcome after so long makes room for another."""
 _ASK_AGAIN_S = 0.5
 _MOST = 10_000
-_PATIENCE_S = 3.0
 _SERVERS = frozenset({"model_unavailable", "model_timeout", STREAM_BROKEN})
 """Codes of failures that are the server's."""
-
-_READ = "SELECT * FROM open_breakers($1)"
-_PROBE = "SELECT state, wait_s, failures FROM begin_probe($1, $2, $3, $4, $5)"
-_OPEN = "SELECT open_breaker($1, $2, $3, $4, $5, $6)"
-_CLOSE = "SELECT close_breaker($1, $2, $3, $4)"
-
-log = structlog.get_logger(__name__)
 
 
 class ModelKey(NamedTuple):
@@ -53,33 +39,31 @@ class ModelKey(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Open:
-    """A breaker that is not closed, as far as this worker knows.
+class _OpenBreaker:
+    """A breaker that is not closed.
 
     Attributes:
-        until: when a call may try to become the probe, by the monotonic clock.
-        asks: this worker asks the database for that.
+        retry_at: when a call may become the probe, by the monotonic clock.
+        is_probed: the probe is under way.
+        passes: set when it closes, or when another call may become the probe.
     """
 
     failures: int
-    until: float
-    asks: bool = False
+    retry_at: float
+    is_probed: bool = False
     passes: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class ModelBreakers:
-    """The breakers of this worker's calls. Only their changes reach the database.
+    """The breakers of this worker's calls.
 
     Args:
         random_unit: randomness in [0, 1).
     """
 
-    def __init__(
-        self, pool: asyncpg.Pool, random_unit: Callable[[], float] = random.random
-    ) -> None:
-        self._pool = pool
+    def __init__(self, random_unit: Callable[[], float] = random.random) -> None:
         self._random_unit = random_unit
-        self._open: dict[ModelKey, _Open] = {}
+        self._open: dict[ModelKey, _OpenBreaker] = {}
         self._rates = FailureRates(LEAST_CALLS, WINDOW_S)
 
     def is_open(self, key: ModelKey) -> bool:
@@ -89,135 +73,83 @@ class ModelBreakers:
         """Return the number of breakers that are not closed."""
         return len(self._open)
 
+    def states(self) -> Iterator[tuple[ModelKey, dict[str, Any]]]:
+        """Yield the breakers that are not closed, as JSON; ``retry_at`` is by the wall clock."""
+        now, wall = monotonic(), utcnow()
+        for key, breaker in self._open.items():
+            retry_at = wall + timedelta(seconds=max(0.0, breaker.retry_at - now))
+            state = "half_open" if breaker.is_probed else "open"
+            yield key, {"model": key.model, "state": state, "retry_at": retry_at}
+
     def held_s(self, key: ModelKey) -> float:
-        """Return the seconds until a call may ask to be the probe; 0: now."""
-        known = self._open.get(key)
-        return 0.0 if known is None else max(0.0, known.until - monotonic())
-
-    async def admit(self, key: ModelKey) -> float | None:
-        """Return the seconds after which a call may ask again; ``None``: it may go on now.
-
-        The call that goes on while the breaker is open is the probe: its outcome decides.
-        """
-        known = self._open.get(key)
-        if known is None:
-            return None
-        now = monotonic()
-        if now < known.until:
-            return known.until - now
-        if known.asks:
+        """Return the seconds until a call may become the probe; 0: it may go on now."""
+        breaker = self._open.get(key)
+        if breaker is None:
+            return 0.0
+        if breaker.is_probed:
             return _ASK_AGAIN_S
-        known.asks = True
-        try:
-            async with asyncio.timeout(_PATIENCE_S):
-                row = await self._pool.fetchrow(_PROBE, *key.server, key.model, PROBE_S)
-        except Exception as error:
-            if not is_transient(error):
-                log.exception("breaker.not_asked")
-            return _ASK_AGAIN_S
-        finally:
-            known.asks = False
-        assert row is not None
-        if row["state"] == "closed":
-            self._close(key)
-            return None
-        known.failures = row["failures"]
-        known.until = monotonic() + row["wait_s"]
-        return None if row["state"] == "probe" else max(0.05, row["wait_s"])
+        return max(0.0, breaker.retry_at - monotonic())
 
-    async def closes(self, key: ModelKey, seconds: float) -> None:
+    def begin_call(self, key: ModelKey) -> bool:
+        """Begin a call that is not held; return true if it is the probe: its outcome decides."""
+        breaker = self._open.get(key)
+        if breaker is not None:
+            breaker.is_probed = True
+        return breaker is not None
+
+    async def wait_closed(self, key: ModelKey, seconds: float) -> None:
         """Wait until the breaker closes, at most so long, or until a probe was cancelled."""
-        known = self._open.get(key)
-        if known is None:
+        breaker = self._open.get(key)
+        if breaker is None:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await known.passes.wait()
+                await breaker.passes.wait()
 
-    async def succeeded(self, key: ModelKey) -> None:
+    def succeeded(self, key: ModelKey) -> None:
         """Note that the server answered a call."""
-        if key in self._open:
-            self._close(key)
-            await self._store(_CLOSE, *key.server, key.model)
-        else:
+        breaker = self._open.pop(key, None)
+        if breaker is None:
             self._rates.succeeded(key, monotonic())
+        else:
+            self._rates.forget(key)
+            breaker.passes.set()
 
-    async def failed(self, key: ModelKey, error: ModelError, *, was_probe: bool) -> None:
+    def failed(self, key: ModelKey, error: ModelError, *, was_probe: bool) -> None:
         """Note a failed call: errors of the request and of the key do not count."""
-        asked_s = error.retry_after_s
-        is_told = error.code == "model_rate_limited" and bool(asked_s)
-        if not (is_told or error.code in _SERVERS):
+        asks_to_wait = error.code == "model_rate_limited" and bool(error.retry_after_s)
+        if not (asks_to_wait or error.code in _SERVERS):
             if was_probe:  # the server works
-                await self.succeeded(key)
+                self.succeeded(key)
             return
-        known = self._open.get(key)
-        if known is not None and not was_probe:
+        breaker = self._open.get(key)
+        if breaker is not None and not was_probe:
             return  # it began before the breaker opened
-        if known is not None:
-            number = known.failures + 1
-        elif is_told or self._rates.failed(key, monotonic()):
-            number = max(1, self._rates.failures(key))
+        if breaker is not None:
+            failures = breaker.failures + 1
+        elif asks_to_wait or self._rates.failed(key, monotonic()):
+            failures = max(1, self._rates.failures(key))
         else:
             return
-        pause_s = min(3600.0, delay_s(number, error, self._random_unit()))
-        self._note(key, number, pause_s)
-        await self._store(_OPEN, *key.server, key.model, number, pause_s)
+        pause_s = min(3600.0, delay_s(failures, error, self._random_unit()))
+        self._set_open(key, failures, pause_s)
 
-    async def abandoned(self, key: ModelKey) -> None:
+    def abandoned(self, key: ModelKey) -> None:
         """Note that a probe was cancelled: another call may be the next one."""
-        if (known := self._open.get(key)) is not None:
-            self._note(key, known.failures, 0.0)
-            await self._store(_OPEN, *key.server, key.model, known.failures, 0.0)
+        if (breaker := self._open.get(key)) is not None:
+            self._set_open(key, breaker.failures, 0.0)
 
-    def heard(self, news: Mapping[str, Any]) -> None:
-        """Take a notice about one breaker."""
-        server = ServerKey(UUID(news["tenant"]), news["is_operators"], news["provider"])
-        key = ModelKey(server, news["model"])
-        if news["wait_s"] is None:
-            self._close(key)
-        else:
-            self._note(key, news["failures"], news["wait_s"])
-
-    async def read(self) -> None:
-        """Read all breakers: notices may have been missed."""
-        rows = await self._pool.fetch(_READ, _MOST)
-        found = {
-            ModelKey(ServerKey(row["tenant"], row["is_operators"], row["provider"]), row["model"])
-            for row in rows
-        }
-        for key in self._open.keys() - found:
-            self._close(key)
-        for row in rows:
-            server = ServerKey(row["tenant"], row["is_operators"], row["provider"])
-            self._note(ModelKey(server, row["model"]), row["failures"], row["wait_s"])
-
-    def _note(self, key: ModelKey, failures: int, wait_s: float) -> None:
-        known = self._open.get(key)
-        if known is None:
-            if len(self._open) >= _MOST:
-                return
-            known = self._open[key] = _Open(failures, 0.0)
-        known.failures, known.until = failures, monotonic() + wait_s
-        if wait_s == 0:
-            known.passes.set()
-            known.passes = asyncio.Event()
-
-    def _close(self, key: ModelKey) -> None:
-        self._rates.forget(key)
-        if (known := self._open.pop(key, None)) is not None:
-            known.passes.set()
-
-    async def _store(self, statement: str, *values: Any) -> None:
-        """Tell the other workers. Without the database they find out by themselves."""
-        try:
-            async with asyncio.timeout(_PATIENCE_S):
-                await self._pool.execute(statement, *values)
-        except Exception as error:
-            if not is_transient(error):
-                log.exception("breaker.not_stored")
+    def _set_open(self, key: ModelKey, failures: int, pause_s: float) -> None:
+        earlier = self._open.get(key)
+        if earlier is None and len(self._open) >= _MOST:
+            return
+        passes = asyncio.Event() if earlier is None else earlier.passes
+        if pause_s == 0:
+            passes.set()
+            passes = asyncio.Event()
+        self._open[key] = _OpenBreaker(failures, monotonic() + pause_s, passes=passes)
 
 
-CHANNEL = "bottega_models"
 LIMITED = "model_limited"
 CIRCUIT_OPEN = "model_circuit_open"
 AT_ONCE_S = 1.0
@@ -237,10 +169,14 @@ class HeldBackError(ModelError):
         self.pause_s = pause_s
 
 
-class Passage(NamedTuple):
-    """A call that has passed a gate."""
+class GatePermit(NamedTuple):
+    """Permission of a call that has passed a gate.
 
-    admission: Admission | None
+    Attributes:
+        limits: its part of its server's limits; ``None``: there are none.
+    """
+
+    limits: LimitPermit | None
     is_probe: bool
 
 
@@ -280,7 +216,7 @@ class ModelGate:
         output = options.max_output_tokens or asked or 1000  # tokens that are expected
         return tokens_sent(messages, len(tools)) + output
 
-    async def enter(self, tokens: int, since: float, wait_s: float) -> Passage:
+    async def enter(self, tokens: int, since: float, wait_s: float) -> GatePermit:
         """Let a call pass, or wait for its server's limits.
 
         Args:
@@ -291,38 +227,32 @@ class ModelGate:
         Raises:
             HeldBackError: the breaker is open, or the server is over its limits.
         """
-        held_s = self._breakers.held_s(self._key)
-        if held_s > 0:
-            raise self._open(held_s)
-        admission = None
+        self._check_breaker()
+        permit = None
         if self._limits is not None:
             with self._traffic.waiting(self._key.server):
-                admission = await self._shares.enter(
+                permit = await self._shares.enter(
                     self._key.server, self._limits, tokens, since, wait_s
                 )
-            if admission is None:
+            if permit is None:
                 raise HeldBackError(
                     f"the provider '{self._key.server.provider}' is at its limits "
                     f"({self._limits.text}): the call waits for its turn",
                     code=LIMITED,
                     pause_s=_LIMITED_S,
                 )
-        is_probe = self._breakers.is_open(self._key)
-        if is_probe:
             try:
-                pause_s = await self._breakers.admit(self._key)
-            except asyncio.CancelledError:
-                self._release(admission, 0)
+                self._check_breaker()  # it may have opened meanwhile
+            except HeldBackError:
+                self._release(permit, 0)
                 raise
-            if pause_s is not None:
-                self._release(admission, 0)
-                raise self._open(pause_s)
+        is_probe = self._breakers.begin_call(self._key)
         self._traffic.calls_of(self._key.server).under_way += 1
-        return Passage(admission, is_probe)
+        return GatePermit(permit, is_probe)
 
     async def wait(
         self, error: HeldBackError, tokens: int, since: float, wait_s: float
-    ) -> Passage | None:
+    ) -> GatePermit | None:
         """Wait until a call that was held back may pass, at most ``wait_s`` seconds.
 
         Returns:
@@ -330,14 +260,14 @@ class ModelGate:
         """
         if error.code == CIRCUIT_OPEN:
             with self._traffic.waiting(self._key.server):
-                await self._breakers.closes(self._key, wait_s)
+                await self._breakers.wait_closed(self._key, wait_s)
             return None
         try:
             return await self.enter(tokens, since, wait_s)
         except HeldBackError:
             return None
 
-    async def leave(self, entry: Passage, outcome: AssistantMessage | ModelError | None) -> None:
+    def leave(self, permit: GatePermit, outcome: AssistantMessage | ModelError | None) -> None:
         """End a call that has passed.
 
         Args:
@@ -345,28 +275,29 @@ class ModelGate:
         """
         self._traffic.calls_of(self._key.server).under_way -= 1
         if isinstance(outcome, AssistantMessage):
-            self._release(entry.admission, outcome.usage.total_tokens)
-            await self._breakers.succeeded(self._key)
+            self._release(permit.limits, outcome.usage.total_tokens)
+            self._breakers.succeeded(self._key)
         elif outcome is None:
-            self._release(entry.admission, None)
-            if entry.is_probe:
-                await self._breakers.abandoned(self._key)
+            self._release(permit.limits, None)
+            if permit.is_probe:
+                self._breakers.abandoned(self._key)
         else:
             is_unknown = outcome.code in BROKEN_ANSWERS | {"model_timeout"}
-            self._release(entry.admission, None if is_unknown else 0)
-            await self._breakers.failed(self._key, outcome, was_probe=entry.is_probe)
+            self._release(permit.limits, None if is_unknown else 0)
+            self._breakers.failed(self._key, outcome, was_probe=permit.is_probe)
 
-    def _release(self, admission: Admission | None, tokens: int | None) -> None:
-        if admission is not None:
-            self._shares.leave(self._key.server, admission, tokens)
+    def _release(self, permit: LimitPermit | None, tokens: int | None) -> None:
+        if permit is not None:
+            self._shares.leave(self._key.server, permit, tokens)
 
-    def _open(self, pause_s: float) -> HeldBackError:
-        return HeldBackError(
-            f"the model '{self._key.model}' of the provider '{self._key.server.provider}' keeps "
-            "failing: it is asked again later, by one call first",
-            code=CIRCUIT_OPEN,
-            pause_s=pause_s,
-        )
+    def _check_breaker(self) -> None:
+        if (pause_s := self._breakers.held_s(self._key)) > 0:
+            raise HeldBackError(
+                f"the model '{self._key.model}' of the provider '{self._key.server.provider}' "
+                "keeps failing: it is asked again later, by one call first",
+                code=CIRCUIT_OPEN,
+                pause_s=pause_s,
+            )
 
 
 class Traffic:
@@ -376,32 +307,21 @@ class Traffic:
         worker_id: whose lease the shares of limits belong to.
     """
 
-    def __init__(self, pool: asyncpg.Pool, worker_id: UUID, listener: NotifyListener) -> None:
+    def __init__(self, pool: asyncpg.Pool, worker_id: UUID) -> None:
         self.shares = Shares(pool, worker_id)
-        self.breakers = ModelBreakers(pool)
-        self.worker_id = worker_id
+        self.breakers = ModelBreakers()
         self._calls: dict[ServerKey, _Calls] = {}
-        self._missed = asyncio.Event()
-        listener.subscribe(CHANNEL, self._heard)
 
     def gate(self, server: ServerKey, model: str, provider: Mapping[str, Any]) -> ModelGate:
         """Return the gate before a model of a provider."""
         return ModelGate(self, ModelKey(server, model), ServerLimits.of(provider))
 
-    async def run(self) -> None:
-        """Keep the breakers in step with the database until cancelled; ``shares`` has its own."""
-        self._missed.set()
-        while True:
-            await self._missed.wait()
-            self._missed.clear()
-            await self.breakers.read()
-
     def calls_of(self, server: ServerKey) -> _Calls:
         """Return the counts of a server's calls, to change them."""
-        found = self._calls.get(server)
-        if found is None:
-            found = self._calls[server] = _Calls()
-        return found
+        calls = self._calls.get(server)
+        if calls is None:
+            calls = self._calls[server] = _Calls()
+        return calls
 
     @contextlib.contextmanager
     def waiting(self, server: ServerKey) -> Iterator[None]:
@@ -413,24 +333,24 @@ class Traffic:
             self.calls_of(server).waiting -= 1
 
     def load(self) -> Mapping[UUID, Sequence[Mapping[str, Any]]]:
-        """Return the calls under way and waiting, by tenant; forget servers without any."""
-        self._calls = {key: calls for key, calls in self._calls.items() if any(calls.counts)}
-        found: dict[UUID, list[Mapping[str, Any]]] = {}
-        for key, calls in self._calls.items():
-            under_way, waiting = calls.counts
-            about = {"provider": key.provider, "is_operators": key.is_operators}
-            found.setdefault(key.tenant_id, []).append(
-                about | {"under_way": under_way, "waiting": waiting}
-            )
-        return found
+        """Return servers with calls or breakers that are not closed, by tenant, as JSON.
 
-    def _heard(self, payload: str | None) -> None:
-        if payload is None:
-            self._missed.set()
-            self.shares.wake()
-            return
-        news = from_json(payload)
-        if "workers" not in news:
-            self.breakers.heard(news)
-        elif str(self.worker_id) in news["workers"]:
-            self.shares.wake()
+        Forget servers without any calls.
+        """
+        self._calls = {key: calls for key, calls in self._calls.items() if any(calls.counts)}
+        breakers: dict[ServerKey, list[dict[str, Any]]] = {}
+        for model, state in self.breakers.states():
+            breakers.setdefault(model.server, []).append(state)
+        servers: dict[UUID, list[Mapping[str, Any]]] = {}
+        for key in {**self._calls, **breakers}:
+            under_way, waiting = self._calls.get(key, _Calls()).counts
+            servers.setdefault(key.tenant_id, []).append(
+                {
+                    "provider": key.provider,
+                    "is_operators": key.is_operators,
+                    "under_way": under_way,
+                    "waiting": waiting,
+                    "breakers": breakers.get(key, []),
+                }
+            )
+        return servers

@@ -1,16 +1,13 @@
-"""A worker's share of a model server's limits, and the line of calls that wait for it.
+"""Limits of model servers, which hold for all workers together: what this worker holds of them.
 
-The limits hold for all workers together: the database grants calls, requests and tokens to shares.
-What a share holds serves its calls without a query.
-
-The shares that a worker has of model servers' limits, kept in step with the database.
-
-Places of tenants' asynchronous sub-agents over all workers, granted like calls of servers.
+The database hands out calls, requests and tokens. What a worker holds serves its calls without a
+query; what it does not use for a moment it returns. Requests and tokens count for a minute.
 """
 
 import asyncio
 import contextlib
 import heapq
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -18,14 +15,22 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
-import structlog
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from bottega.clock import monotonic
 from bottega.events.listener import happens
 
-_CALLS, _REQUESTS, _TOKENS = range(3)
 _NAMES = ("max_concurrent", "requests_per_minute", "tokens_per_minute")
+_MINUTE_S = 60.0
+_IDLE_S = 0.5
+"""A worker returns what no call has used for so long."""
+_PAUSE_S = 0.25
+"""Seconds between two claims of what nobody needs at once."""
+_LINGER_S = 0.002
+"""Time in which the calls of a moment come together."""
+_MOST = 500
+"""Shares in one statement."""
+_CLAIM = "SELECT * FROM claim_shares($1, $2)"
 
 
 class ServerKey(NamedTuple):
@@ -50,18 +55,18 @@ class ServerLimits(NamedTuple):
     @classmethod
     def of(cls, provider: Mapping[str, Any]) -> "ServerLimits | None":
         """Return the limits that a provider's definition sets; ``None``: it sets none."""
-        found = cls(*(provider.get(name) for name in _NAMES))
-        return None if found == (None, None, None) else found
+        limits = cls(*(provider.get(name) for name in _NAMES))
+        return None if limits == (None, None, None) else limits
 
     @property
     def text(self) -> str:
         """The limits for people, such as ``max_concurrent 4``."""
-        given = zip(_NAMES, self, strict=True)
-        return ", ".join(f"{name} {limit}" for name, limit in given if limit is not None)
+        pairs = zip(_NAMES, self, strict=True)
+        return ", ".join(f"{name} {limit}" for name, limit in pairs if limit is not None)
 
 
-class Admission(NamedTuple):
-    """Reservation of an admitted call, which ends with it; its request is spent.
+class LimitPermit(NamedTuple):
+    """An admitted call's part of the limits, which it returns.
 
     What was not limited then is 0: limits may change while the call goes on.
     """
@@ -71,42 +76,52 @@ class Admission(NamedTuple):
 
 
 @dataclass(order=True, slots=True)
-class _Place:
-    """A call's place in the line: the one that waits longest comes first.
+class _WaitingCall:
+    """A call in the line: the one that waits longest comes first.
 
     Attributes:
-        is_brief: the call waits no longer than for the database's answer.
+        is_brief: it waits no longer than for the database's next answer.
     """
 
     since: float
     number: int
     tokens: int = field(compare=False)
     is_brief: bool = field(compare=False)
-    admitted: "asyncio.Future[Admission | None]" = field(compare=False)
+    permit: "asyncio.Future[LimitPermit | None]" = field(compare=False)
+
+
+class _LastMinute:
+    """A sum of amounts that each count for a minute."""
+
+    def __init__(self) -> None:
+        self._sum = 0
+        self._amounts: deque[tuple[float, int]] = deque()
+
+    def add(self, amount: int) -> None:
+        if amount:
+            self._sum += amount
+            self._amounts.append((monotonic(), amount))
+
+    def total(self) -> int:
+        due = monotonic() - _MINUTE_S
+        while self._amounts and self._amounts[0][0] <= due:
+            self._sum -= self._amounts.popleft()[1]
+        return self._sum
 
 
 class Share:
-    """Part of a server's limits that this worker holds, for one tenant.
-
-    Totals only grow, so a report whose answer is lost can be repeated: ``granted`` is the
-    database's word; what is ``gone`` was used or returned.
-
-    Attributes:
-        again_s: seconds after which a waiting share asks again; ``None``: no sooner than usual.
-    """
+    """Part of a server's limits that this worker holds, for one tenant."""
 
     def __init__(self, limits: ServerLimits) -> None:
         self.limits = limits
-        self.again_s: float | None = None
-        self._granted = [0, 0, 0]
-        self._gone = [0, 0, 0]
-        self._busy = [0, 0, 0]
-        self._used = [0, 0]
-        self._told = [0, 0]
-        self._sent: tuple[Sequence[int], Sequence[_Place]] = ((0, 0), ())
-        self._line: list[_Place] = []
+        self._may_hold: Sequence[int] = (0, 0, 0)
+        self._calls_kept: int | None = None
+        self._calls = self._reserved = 0
+        self._requests, self._tokens = _LastMinute(), _LastMinute()
+        self._line: list[_WaitingCall] = []
         self._number = count()
-        self._others_wait = False
+        self._claimed_by: Sequence[_WaitingCall] = ()
+        self._stored = (0, 0, 0)
         self._used_at = monotonic()
 
     @property
@@ -114,145 +129,131 @@ class Share:
         return len(self._line)
 
     @property
-    def is_idle(self) -> bool:
-        """True if the share holds nothing, waits for nothing and has nothing to tell."""
-        held = any(gone < granted for gone, granted in zip(self._gone, self._granted, strict=True))
-        waits = self._line or self._sent[1]  # what was asked for may have been granted since
-        return not (held or waits or any(self._busy) or self._used != self._told)
+    def in_use(self) -> tuple[int, int, int]:
+        """Calls under way, and requests and tokens that count now."""
+        return self._calls, self._requests.total(), self._reserved + self._tokens.total()
 
     @property
-    def is_wanted(self) -> bool:
-        """True if others wait for what the share could return now."""
-        return self._others_wait and (bool(self._line) or self._idle() != (0, 0, 0))
+    def is_over(self) -> bool:
+        """True if it holds and needs nothing, as the database knows."""
+        return not (self._line or any(self.in_use) or any(self._stored))
 
-    def admit(self, tokens: int) -> Admission | None:
+    @property
+    def is_urgent(self) -> bool:
+        """True if calls wait here, or elsewhere for what this share could return."""
+        return bool(self._line) or (self._calls_kept is not None and self.is_changed)
+
+    @property
+    def is_changed(self) -> bool:
+        """True if the database is to hear of it."""
+        return bool(self._line) or self._held() != self._stored
+
+    def admit(self, tokens: int) -> LimitPermit | None:
         """Admit a call at once if the share holds enough and no call waits."""
         return None if self._line else self._take(tokens)
 
-    async def wait(self, tokens: int, since: float, wait_s: float) -> Admission | None:
+    async def wait(self, tokens: int, since: float, wait_s: float) -> LimitPermit | None:
         """Wait in line; return ``None`` if the call is not admitted in time.
 
         Args:
             since: when the call began to wait, by the monotonic clock.
             wait_s: 0: as long as the database needs to answer.
         """
-        longest_s = wait_s if wait_s > 0 else 5.0
-        admitted: asyncio.Future[Admission | None] = asyncio.get_running_loop().create_future()
-        place = _Place(since, next(self._number), tokens, wait_s <= 0, admitted)
-        heapq.heappush(self._line, place)
+        permit: asyncio.Future[LimitPermit | None] = asyncio.get_running_loop().create_future()
+        call = _WaitingCall(since, next(self._number), tokens, wait_s <= 0, permit)
+        heapq.heappush(self._line, call)
         try:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(longest_s):
-                    return await asyncio.shield(admitted)
-            return admitted.result() if admitted.done() else None
+                async with asyncio.timeout(wait_s if wait_s > 0 else 5.0):
+                    return await asyncio.shield(permit)
+            return permit.result() if permit.done() else None
         except asyncio.CancelledError:
-            if admitted.done() and (admission := admitted.result()) is not None:
-                self.release(admission, 0)
+            if permit.done() and (admitted := permit.result()) is not None:
+                self.release(admitted, 0)
             raise
         finally:
-            if place in self._line:
-                self._line.remove(place)
+            if call in self._line:
+                self._line.remove(call)
                 heapq.heapify(self._line)
 
-    def release(self, admission: Admission, tokens: int | None) -> None:
+    def release(self, permit: LimitPermit, tokens: int | None) -> None:
         """End an admitted call.
 
         Args:
             tokens: those that it really took; ``None``: unknown, the estimate counts.
         """
-        reserved = admission.tokens
-        spent = reserved if tokens is None else tokens
-        if reserved > 0:
-            self._busy[_TOKENS] -= reserved
-            self._gone[_TOKENS] += min(spent, reserved)
-            self._used[1] += spent
-        self._busy[_CALLS] -= admission.calls
+        self._calls -= permit.calls
+        if permit.tokens:
+            self._reserved -= permit.tokens
+            self._tokens.add(permit.tokens if tokens is None else tokens)
         self._used_at = monotonic()
-        if not self._others_wait:
-            self._serve()
+        if self._calls_kept is not None:  # others wait: keep no more than this worker's part
+            calls, *rates = self._may_hold
+            self._may_hold = max(self._calls, min(calls, self._calls_kept)), *rates
+        self._serve()
 
-    def report(self, *, is_last: bool = False) -> dict[str, Any]:
-        """Return what the database is to hear; idle parts go back.
-
-        A share that waits returns all it has: otherwise two could wait for each other.
-        """
-        now = monotonic()
-        # It returns what no call used for so long.
-        is_idle = now - self._used_at >= 0.5
-        if is_last or is_idle or self._line or self._others_wait:
-            for each, idle in enumerate(self._idle()):
-                self._gone[each] += idle
-        self._sent = tuple(self._used), tuple(self._line)
-        first = self._line[0] if self._line else None
+    def claim(self, *, is_last: bool = False) -> dict[str, Any]:
+        """Return what it holds and needs, as ``claim_shares`` takes it."""
+        self._stored = self.in_use if is_last else self._held()
+        self._claimed_by = tuple(self._line)
+        tokens = self._line[0].tokens if self._line else 1
         return {
             "limits": self.limits,
-            "gone": self._gone,
-            "busy": self._busy,
-            "used": self._used,
-            "told": self._told,
+            "held": self._stored,
+            "needs": (1, 1, self._needed_tokens(tokens) or 1),
             "waiting": len(self._line),
-            "tokens": 1 if first is None else max(1, first.tokens),
-            "waited_s": 0.0 if first is None else max(0.0, now - first.since),
         }
 
-    def settle(self, answer: Mapping[str, Any]) -> None:
-        """Take the database's answer to the last report, and admit calls."""
-        used, asked = self._sent
-        self._told = list(used)
-        self._granted = list(answer["granted"])
-        self._others_wait = answer["others"]
-        self.again_s = answer["again_s"]
+    def settle(self, may_hold: Sequence[int], calls_kept: int | None) -> None:
+        """Note the database's answer to the last claim, and admit calls."""
+        self._may_hold, self._calls_kept = may_hold, calls_kept
+        self._stored = (may_hold[0], may_hold[1], may_hold[2])
         self._serve()
-        for place in asked:
-            if place.is_brief and not place.admitted.done():
-                place.admitted.set_result(None)
+        for call in self._claimed_by:
+            if call.is_brief and not call.permit.done():
+                call.permit.set_result(None)
 
-    def _idle(self) -> tuple[int, int, int]:
-        calls, requests, tokens = (
-            max(0, granted - gone - busy)
-            for granted, gone, busy in zip(self._granted, self._gone, self._busy, strict=True)
-        )
+    def _held(self) -> tuple[int, int, int]:
+        """Return what it keeps: what is in use, and for a moment what no call has needed yet.
+
+        A share that waits keeps nothing idle: otherwise two could wait for each other.
+        """
+        is_idle = monotonic() - self._used_at >= _IDLE_S
+        if is_idle or self._line or self._calls_kept is not None:
+            return self.in_use
+        calls, requests, tokens = map(max, self.in_use, self._may_hold)
         return calls, requests, tokens
 
     def _serve(self) -> None:
         while self._line:
             first = self._line[0]
-            if first.admitted.done():
-                heapq.heappop(self._line)
-            elif (admission := self._take(first.tokens)) is None:
-                return
-            else:
-                heapq.heappop(self._line)
-                first.admitted.set_result(admission)
+            if not first.permit.done():
+                if (permit := self._take(first.tokens)) is None:
+                    return
+                first.permit.set_result(permit)
+            heapq.heappop(self._line)
 
-    def _take(self, tokens: int) -> Admission | None:
+    def _needed_tokens(self, tokens: int) -> int:
         limit = self.limits.tokens
-        tokens = 0 if limit is None else max(1, min(tokens, limit))
-        calls = 0 if self.limits.calls is None else 1
-        needs = (1, 1, tokens)
-        for limit, idle, needed in zip(self.limits, self._idle(), needs, strict=True):
-            if limit is not None and idle < needed:
+        return 0 if limit is None else max(1, min(tokens, limit))
+
+    def _take(self, tokens: int) -> LimitPermit | None:
+        tokens = self._needed_tokens(tokens)
+        needs = zip(self.limits, self._may_hold, self.in_use, (1, 1, tokens), strict=True)
+        for limit, most, used, needed in needs:
+            if limit is not None and most - used < needed:
                 return None
-        self._busy[_CALLS] += calls
+        calls = 0 if self.limits.calls is None else 1
+        self._calls += calls
+        self._reserved += tokens
         if self.limits.requests is not None:
-            self._gone[_REQUESTS] += 1
-            self._used[0] += 1
-        self._busy[_TOKENS] += tokens
+            self._requests.add(1)
         self._used_at = monotonic()
-        return Admission(calls, tokens)
-
-
-_LOOK_S = 0.4
-"""Seconds between two reports of shares that hold or wait for something."""
-_MOST = 500
-"""Shares in one report."""
-_SHARE = "SELECT share_limits($1, $2)::text"
-
-log = structlog.get_logger(__name__)
+        return LimitPermit(calls, tokens)
 
 
 class Shares:
-    """Asks the database for what calls need, in one statement for all; returns what is idle.
+    """This worker's shares: claims what calls need, in one statement for all; returns what is idle.
 
     Args:
         worker_id: the shares belong to its lease.
@@ -267,7 +268,7 @@ class Shares:
 
     async def enter(
         self, key: ServerKey, limits: ServerLimits, tokens: int, since: float, wait_s: float
-    ) -> Admission | None:
+    ) -> LimitPermit | None:
         """Admit a call; ``None``: its server is over its limit, and the wait is over.
 
         Args:
@@ -280,72 +281,68 @@ class Shares:
             share = self._shares[key] = Share(limits)
         share.limits = limits
         self._any.set()
-        if (admission := share.admit(tokens)) is not None:
-            return admission
+        if (permit := share.admit(tokens)) is not None:
+            return permit
         self._urgent.set()
         return await share.wait(tokens, since, wait_s)
 
-    def admit(self, key: ServerKey) -> Admission | None:
+    def admit(self, key: ServerKey) -> LimitPermit | None:
         """Admit a call without tokens if this worker holds what it needs; ask nobody."""
         share = self._shares.get(key)
         return None if share is None else share.admit(0)
 
-    def leave(self, key: ServerKey, admission: Admission, tokens: int | None) -> None:
+    def leave(self, key: ServerKey, permit: LimitPermit, tokens: int | None) -> None:
         """End a call; see :meth:`Share.release`."""
         share = self._shares.get(key)
-        if share is not None:  # otherwise only requests are limited, and this one is told
-            share.release(admission, tokens)
-            if share.is_wanted:
+        if share is not None:  # otherwise only requests are limited, and this one counts no more
+            share.release(permit, tokens)
+            if share.is_urgent:
                 self._urgent.set()
 
-    def wake(self) -> None:
-        """Ask the database at once: it granted something, or a notice may be lost."""
-        if self._shares:
-            self._urgent.set()
-
     async def run(self) -> None:
-        """Keep the shares in step until cancelled; return them then."""
-        looked_at = monotonic()
+        """Keep the database informed until cancelled; return all that is idle then."""
+        claimed_at = monotonic()
         try:
             while True:
                 await self._any.wait()
-                await happens(self._urgent, self._pause_s())
+                await happens(self._urgent, _PAUSE_S)
+                await asyncio.sleep(_LINGER_S)
                 self._urgent.clear()
-                # Between two looks at all only those that somebody waits for.
-                is_look = monotonic() - looked_at >= _LOOK_S
-                looked_at = monotonic() if is_look else looked_at
-                await self._exchange(only_wanted=not is_look)
+                # Between two regular claims only what somebody waits for.
+                is_regular = monotonic() - claimed_at >= _PAUSE_S
+                claimed_at = monotonic() if is_regular else claimed_at
+                await self._claim(only_urgent=not is_regular)
                 if not self._shares:
                     self._any.clear()
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):
-                await asyncio.shield(self._exchange(is_last=True))
+                await asyncio.shield(self._claim(is_last=True))
             raise
 
-    def _pause_s(self) -> float:
-        soon = [each.again_s for each in self._shares.values() if each.waiting and each.again_s]
-        return max(0.02, min((_LOOK_S, *soon)))
-
-    async def _exchange(self, *, only_wanted: bool = False, is_last: bool = False) -> None:
+    async def _claim(self, *, only_urgent: bool = False, is_last: bool = False) -> None:
         for key, share in list(self._shares.items()):
-            if share.is_idle:
+            if share.is_over:
                 del self._shares[key]
         shares = [
             (key, share)
-            for key, share in self._shares.items()
-            if share.waiting or share.is_wanted or not only_wanted
+            for key, share in sorted(self._shares.items(), key=_lock_order)
+            if is_last or (share.is_urgent if only_urgent else share.is_changed)
         ]
         for at in range(0, len(shares), _MOST):
             page = shares[at : at + _MOST]
-            news = [_about(key) | share.report(is_last=is_last) for key, share in page]
-            sent = to_json(news).decode()
+            claims = [_columns(key) | share.claim(is_last=is_last) for key, share in page]
             async with asyncio.timeout(5.0):
-                answers = await self._pool.fetchval(_SHARE, self._worker_id, sent)
-            for (_, share), answer in zip(page, from_json(answers), strict=True):
-                share.settle(answer)
+                answers = await self._pool.fetch(_CLAIM, self._worker_id, to_json(claims).decode())
+            for (_, share), answer in zip(page, answers, strict=True):
+                share.settle(answer["may_hold"], answer["calls_kept"])
 
 
-def _about(key: ServerKey) -> dict[str, Any]:
+def _lock_order(item: tuple[ServerKey, Share]) -> tuple[str, str]:
+    key = item[0]
+    return "" if key.is_operators else str(key.tenant_id), key.provider
+
+
+def _columns(key: ServerKey) -> dict[str, Any]:
     return {
         "tenant": key.tenant_id,
         "is_operators": key.is_operators,
@@ -355,11 +352,11 @@ def _about(key: ServerKey) -> dict[str, Any]:
 
 SUBAGENTS = "*subagents"
 """Stands for a provider's name, which never begins so."""
-_PLACE = Admission(calls=1, tokens=0)
+_PLACE = LimitPermit(calls=1, tokens=0)
 
 
 class TaskPlaces:
-    """Places of tasks in this worker's share of each tenant's limit.
+    """Places of tenants' asynchronous tasks, limited over all workers like calls of servers.
 
     Args:
         most: tasks of one tenant that hold a slot, over all workers.

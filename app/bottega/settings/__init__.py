@@ -5,7 +5,7 @@ import os
 import re
 from base64 import b64decode
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -479,15 +479,21 @@ class Settings(BaseSettings):
     ]
     # Of asynchronous sub-agents; an agent's own limits may lower the limits of one parent.
     subagent_max_concurrent: Annotated[
-        _Count, Field(description="Concurrent tasks of one parent; others wait.")
+        _Count,
+        Field(
+            description="Concurrent tasks of one parent; others wait. Unset: 20 for a parent that "
+            "dispatches more than 20 by one call."
+        ),
     ] = 5
-    subagent_max_queued: Annotated[_Count, Field(description="Waiting tasks of one parent.")] = 20
+    subagent_max_queued: Annotated[_Count, Field(description="Waiting tasks of one parent.")] = (
+        1_000
+    )
     subagent_max_total_tokens: Annotated[
         int, Field(ge=1, le=10**12, description="Tokens that all tasks of one parent may spend.")
     ] = 500_000
     subagent_max_queue_size: Annotated[
         _Count, Field(description="Waiting tasks of a worker process.")
-    ] = 100
+    ] = 10_000
     subagent_spread_above: Annotated[
         int,
         Field(
@@ -768,10 +774,13 @@ class Settings(BaseSettings):
     @property
     def subagent_limits(self) -> SubagentLimits:
         # Each task of the pool holds a slot.
-        names = {each.name for each in fields(SubagentLimits)}
-        return SubagentLimits(
+        names = {limit.name for limit in fields(SubagentLimits)}
+        limits = SubagentLimits(
             **self._subagents(names), max_concurrent_global=self.subagent_max_workers
         )
+        if "subagent_max_concurrent" not in self.model_fields_set:
+            return limits
+        return replace(limits, max_concurrent_of_call=self.subagent_max_concurrent)
 
     @property
     def subagent_options(self) -> SchedulerOptions:

@@ -9,10 +9,12 @@ from uuid import UUID
 
 from bottega.agents.agent import BaseAgent
 from bottega.agents.messages import AgentUsage, AssistantResponse, ToolCall
+from bottega.agents.provider import with_patience
 from bottega.agents.query import QueriedAgent, Query, current_call, next_query
 from bottega.agents.tools import ToolBase
 from bottega.errors import BudgetExhaustedError, InvalidInputError
 from bottega.subagents.handle import DispatchParams, SubagentHandle, SubagentOutcome, SubagentStatus
+from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.shared_context import GLOBAL, Workspace, file_tools, folder_of
 from bottega.subagents.swarm import (
     DispatchingTool,
@@ -32,6 +34,8 @@ DEFAULT_INSTRUCTIONS = (
 CANCELLED = "somebody cancelled this task"
 EMPTY = "(the task ended without a text)"
 
+PATIENCE_S = 30.0
+"""Seconds that a sub-agent waits for an unavailable model, unless its definition says otherwise."""
 MOST_SHOWN = 32_768
 """Bytes of an answer that a parent's model reads as a whole."""
 
@@ -237,7 +241,7 @@ def helper_of(parent: QueriedAgent, instructions: str | None, most: int) -> Base
     """Return a helper with its caller's model and parameters, but for the choice of tools."""
     return BaseAgent(
         instructions or DEFAULT_INSTRUCTIONS,
-        provider=parent.provider,
+        provider=with_patience(parent.provider, PATIENCE_S),
         params=None if parent.params is None else parent.params.without_tool_choice(),
         agent_name=ANONYMOUS,
         max_iterations=most,
@@ -374,6 +378,13 @@ def outcome_of(response: AssistantResponse) -> SubagentOutcome:
     )
 
 
+def _registry_of(query: Query) -> SubagentRegistry | None:
+    if (swarm := known_swarm(query)) is not None:
+        return swarm.registry
+    tools = query.agent.registered_tools
+    return next((tool.registry for tool in tools if isinstance(tool, DispatchingTool)), None)
+
+
 @functools.cache
 def own_file_tools() -> tuple[ToolBase, ...]:
     """Return the file tools; each call works on the files of the calling query."""
@@ -383,8 +394,8 @@ def own_file_tools() -> tuple[ToolBase, ...]:
         query = None if call is None else call.query
         if query is not None and isinstance(query.scope, QueryScope):
             return query.scope.workspace
-        if query is not None and (swarm := known_swarm(query)) is not None:
-            return scope_of(query, swarm.registry).workspace
+        if query is not None and (registry := _registry_of(query)) is not None:
+            return scope_of(query, registry).workspace
         raise InvalidInputError("this tool works only within a query with asynchronous sub-agents")
 
     return file_tools(workspace)

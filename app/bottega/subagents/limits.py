@@ -12,6 +12,8 @@ class SubagentLimits:
 
     Attributes:
         max_concurrent: tasks of one parent that hold a slot.
+        max_concurrent_of_call: the same for a parent that dispatches more tasks than this by one
+            call.
         max_queued: tasks of one parent that wait.
         max_total_tokens: tokens that all tasks of one parent may spend together.
         max_concurrent_global: tasks of all parents that hold a slot.
@@ -26,10 +28,11 @@ class SubagentLimits:
     """
 
     max_concurrent: int = 5
-    max_queued: int = 20
+    max_concurrent_of_call: int = 20
+    max_queued: int = 1_000
     max_total_tokens: int = 500_000
     max_concurrent_global: int = 50
-    max_queue_size: int = 100
+    max_queue_size: int = 10_000
     max_depth: int = 3
     spread_above: int = 50
     default_timeout: float = 300.0
@@ -41,8 +44,12 @@ class SubagentLimits:
     tenant_max_queued: int | None = None
 
     def lowered(self, **wanted: float | None) -> Self:
-        """Return a copy with the given limits lowered; a higher value changes nothing."""
+        """Return a copy with the given limits lowered; a higher value changes nothing.
+
+        A lower ``max_concurrent`` holds for a parent with a large call, too.
+        """
         known = {field.name for field in fields(self)}
+        wanted = {"max_concurrent_of_call": wanted.get("max_concurrent"), **wanted}
         if unknown := wanted.keys() - known:
             raise ValueError(f"no such limits: {', '.join(sorted(unknown))}")
         lower = {
@@ -72,7 +79,13 @@ class SubagentLimits:
 
     def within(self, outer: Self) -> Self:
         """Return a copy whose limits per parent are at most those of ``outer``."""
-        return self.lowered(**{name: getattr(outer, name) for name in _OF_PARENT})
+        names = ("max_concurrent_of_call", *_OF_PARENT)
+        return self.lowered(**{name: getattr(outer, name) for name in names})
+
+    def of_large_call(self) -> Self:
+        """Return the limits of a parent that dispatches many tasks by one call."""
+        most = max(self.max_concurrent, self.max_concurrent_of_call)
+        return replace(self, max_concurrent=most)
 
 
 _OF_PARENT = (

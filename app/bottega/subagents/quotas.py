@@ -177,7 +177,9 @@ def check_dispatch(
     for account in parent.accounts:
         if account.is_exhausted:
             spent, limit = account.spent, account.limit or 0
-            raise SubagentQuotaExceededError(account.state, size=spent, limit=limit)
+            raise SubagentQuotaExceededError(
+                account.state, reason="budget", size=spent, limit=limit
+            )
     if spread:
         if parent.elsewhere >= MOST_SPREAD:
             raise SubagentQuotaExceededError(

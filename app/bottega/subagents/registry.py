@@ -179,7 +179,7 @@ class SubagentRegistry:
                 spread=params.spread,
             )
         except SubagentRefusedError as refusal:
-            self.telemetry.count("subagent.dispatch.rejected", reason=refusal.code)
+            self.telemetry.count("subagent.dispatch.rejected", reason=refusal.reason)
             data = {"code": refusal.code, "message": refusal.detail, **refusal.about}
             parent.listener.refused(parent, data)
             raise
@@ -304,7 +304,8 @@ class SubagentRegistry:
                 self.scheduler.released(other, by=handle)
         handle.blocks = handle.holds = None
         self.telemetry.count(f"subagent.status.{handle.status}")
-        self.telemetry.count("subagent.token.usage", usage.total_tokens)
+        self.telemetry.count("subagent.token.usage", usage.input, direction="input")
+        self.telemetry.count("subagent.token.usage", usage.output, direction="output")
         self.telemetry.observe("subagent.completion.duration_ms", handle.fixed_duration_ms or 0)
 
     # Ending

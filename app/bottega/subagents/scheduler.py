@@ -417,6 +417,7 @@ class SubagentScheduler:
             "timeout_ms": max(0, round((handle.deadline - now) * 1000)),
         }
         handle.parent.listener.on_event(handle, "dequeued", data)
+        self._registry.telemetry.observe("subagent.queue.wait_ms", data["waited_ms"])
         handle.timer = loop.call_at(handle.deadline, self.time_out, handle)
         self._begin(handle)
 

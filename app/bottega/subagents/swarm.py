@@ -314,6 +314,7 @@ class DispatchingTool(ToolBase):
     """A tool that starts tasks for its agent, within ``limits``."""
 
     limits: SubagentLimits
+    registry: SubagentRegistry
 
     @abstractmethod
     def ancestors(self) -> Callable[[str], frozenset[str]] | None:

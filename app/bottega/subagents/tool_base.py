@@ -29,7 +29,7 @@ from bottega.subagents.plugins import (
     guarded,
 )
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.shared_context import MAX_CONTENT, MAX_PATH_BYTES, Workspace
+from bottega.subagents.shared_context import MAX_CONTENT, MAX_PATH_BYTES
 from bottega.subagents.swarm import DispatchingTool, QueryScope, Swarm, scope_of
 
 
@@ -68,8 +68,15 @@ class AsyncSubagents:
             raise InvalidInputError("this tool works only within an agent's query")
         return call, scope_of(call.query, self.registry)
 
-    def workspace(self) -> Workspace:
-        return self.scope()[1].workspace
+    def without_agents(self) -> "AsyncSubagents":
+        """Return the state of tools that dispatch only helpers."""
+        return AsyncSubagents(
+            self.registry,
+            {},
+            self.limits,
+            configure=self.configure,
+            share_metadata=self.share_metadata,
+        )
 
     def ancestors(self) -> Callable[[str], frozenset[str]] | None:
         """See :meth:`DispatchingTool.ancestors`."""
@@ -103,7 +110,7 @@ class SubagentTool(DispatchingTool):
 
     def __init__(self, shared: AsyncSubagents) -> None:
         self.shared = shared
-        self.limits = shared.limits
+        self.limits, self.registry = shared.limits, shared.registry
 
     def ancestors(self) -> Callable[[str], frozenset[str]] | None:
         return self.shared.ancestors()
@@ -133,8 +140,10 @@ class SubagentTool(DispatchingTool):
         """
 
 
-MOST_TASKS = 50
-"""Most tasks that one call names, dispatches or lists."""
+MOST_TASKS, MOST_DISPATCHED = 50, 100
+"""Most tasks that one call names or lists, and that one dispatches."""
+MOST_PARTIAL = 10_000
+"""Most characters of an unfinished answer that one call returns."""
 USUAL_PRIORITY, LAST_PRIORITY = 5, 10
 
 TaskId = Annotated[str, Field(max_length=100)]
@@ -189,14 +198,14 @@ class FanOutArguments(Arguments):
     """Several tasks; each is checked by itself."""
 
     tasks: list[Any] = Field(
-        min_length=1, max_length=MOST_TASKS, description="As for dispatch_subagent."
+        min_length=1, max_length=MOST_DISPATCHED, description="As for dispatch_subagent."
     )
 
 
 class PollArguments(Arguments):
     task_ids: TaskIds | None = Field(default=None, description="Without it: all your tasks.")
     include_partial_output: bool = True
-    max_partial_output_length: int = Field(default=2_000, ge=0, le=10_000)
+    max_partial_output_length: int = Field(default=2_000, ge=0, le=MOST_PARTIAL)
 
 
 class AwaitArguments(Arguments):

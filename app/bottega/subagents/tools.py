@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
@@ -10,17 +11,17 @@ from bottega.agents.agent import BaseAgent
 from bottega.agents.messages import AssistantMessage, ToolCall
 from bottega.agents.query import CurrentCall
 from bottega.agents.shared_memory import awareness_message
-from bottega.agents.tools import explain
+from bottega.agents.tools import ToolBase, explain
 from bottega.errors import CycleError, InvalidInputError, SubagentRefusedError
-from bottega.subagents.child import ANONYMOUS, FAN_OUT, ChildTask, places_of
+from bottega.subagents.child import ANONYMOUS, FAN_OUT, ChildTask, own_file_tools, places_of
 from bottega.subagents.handle import DispatchParams, Mailbox, SubagentHandle, SubagentStatus, as_id
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.plugins import DispatchRequest, Refused, Skip, before_dispatch
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.shared_context import file_tools
 from bottega.subagents.swarm import QueryScope, context_of
 from bottega.subagents.tool_base import (
     LAST_PRIORITY,
+    MOST_PARTIAL,
     USUAL_PRIORITY,
     Arguments,
     AsyncSubagents,
@@ -77,6 +78,7 @@ class DispatchTool(SubagentTool):
 
     def replayed(self, tool_call: ToolCall) -> None:
         call, scope = self.shared.scope()
+        self._make_room(scope, len(self._asked(tool_call)))
         places = places_of(call.query.model_calls, call.index, tool_call)
         for place, asked in zip(places, self._asked(tool_call), strict=True):
             child = self._child(call, scope, place)
@@ -85,6 +87,11 @@ class DispatchTool(SubagentTool):
 
     def _asked(self, tool_call: ToolCall) -> Sequence[Mapping[str, Any]]:
         return [tool_call.arguments]
+
+    def _make_room(self, scope: QueryScope, tasks: int) -> None:
+        """Let more tasks of a parent run at once if it dispatches many by one call."""
+        if tasks > scope.parent.limits.max_concurrent_of_call:
+            scope.parent.limits = scope.parent.limits.of_large_call()
 
     async def dispatch(
         self,
@@ -105,6 +112,8 @@ class DispatchTool(SubagentTool):
             if isinstance(decided, Skip):
                 return {"status": "skipped", "result": decided.result}
             if isinstance(decided, Refused):
+                telemetry = self.shared.registry.telemetry
+                telemetry.count("subagent.dispatch.rejected", reason="guard")
                 raise InvalidInputError(decided.detail)
             await child.give(arguments.input)
             try:
@@ -124,7 +133,18 @@ class DispatchTool(SubagentTool):
             raise InvalidInputError(f"there is no agent '{name}'; use: {names}")
 
     def _child(self, call: CurrentCall, scope: QueryScope, place: tuple[int, int]) -> ChildTask:
-        return ChildTask(scope, call.query, place, self.shared.agents, self.shared.configure)
+        may_dispatch = scope.parent.depth + 1 < scope.parent.limits.max_depth
+        configure = self._equip if may_dispatch else self.shared.configure
+        return ChildTask(scope, call.query, place, self.shared.agents, configure)
+
+    def _equip(self, helper: BaseAgent) -> None:
+        """Let a new helper dispatch helpers, too."""
+        helper.registered_tools += self._tools_of_helpers
+        self.shared.configure(helper)
+
+    @cached_property
+    def _tools_of_helpers(self) -> tuple[ToolBase, ...]:
+        return _tools(self.shared.without_agents())
 
     def answer_of(self, started: SubagentHandle | Answer, call: CurrentCall) -> Answer:
         """Return what the model reads of a task that it dispatched by this call."""
@@ -165,6 +185,7 @@ class FanOutTool(DispatchTool):
     async def answer(
         self, call: CurrentCall, scope: QueryScope, tool_call: ToolCall, arguments: Any
     ) -> Answer:
+        self._make_room(scope, len(arguments.tasks))
         places = places_of(call.query.model_calls, call.index, tool_call)
         tasks = zip(places, arguments.tasks, strict=True)
         each_one = (self._one(call, scope, *each) for each in tasks)
@@ -281,7 +302,7 @@ class AwaitTool(SubagentTool):
         key = (scope.task_id, call.query.model_calls, tool_call.id)
         seconds = max(0.0, arguments.timeout_ms / 1000 - scope.swarm.options.waits.get(key, 0.0))
         met = await _met(scope, ids, arguments, seconds)
-        answer = await report(scope, ids, 0)
+        answer = await report(scope, ids, 0 if met else MOST_PARTIAL)
         status = _status(arguments, met, [task["status"] for task in answer["tasks"]])
         return {"status": status, "wait_timed_out": not met, "tasks": answer["tasks"]}
 
@@ -383,7 +404,9 @@ def _refusal(handle: SubagentHandle) -> str | None:
     return None
 
 
-_TOOLS = (DispatchTool, FanOutTool, PollTool, AwaitTool, CancelTool, SendTool)
+def _tools(shared: AsyncSubagents) -> tuple[ToolBase, ...]:
+    kinds = (DispatchTool, FanOutTool, PollTool, AwaitTool, CancelTool, SendTool)
+    return tuple(kind(shared) for kind in kinds)
 
 
 def use_async_subagents(
@@ -434,8 +457,7 @@ def use_async_subagents(
         configure=configure,
         share_metadata=share_metadata,
     )
-    own = (tool(shared) for tool in _TOOLS)
-    for tool in (*own, *file_tools(shared.workspace)):
+    for tool in (*_tools(shared), *own_file_tools()):
         agent.register_tool(tool)
     if agent.memory_graph is not None:
         ids = {child.agent_id: name for name, child in agents.items() if child.agent_id}

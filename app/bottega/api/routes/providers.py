@@ -11,7 +11,7 @@ from uuid import UUID
 import httpx2
 from fastapi import Response
 from pydantic import Field
-from sqlalchemy import and_, func, select
+from sqlalchemy import and_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.schemas.base import Answer, Body, Name
@@ -24,7 +24,7 @@ from bottega.api.shared.definitions import (
     refuse_foreign,
 )
 from bottega.container import Service
-from bottega.db.tables import model_breakers, provider_versions, providers
+from bottega.db.tables import provider_versions, providers
 from bottega.definitions import store
 from bottega.definitions.agents import DEFAULT, KnownProvider, listed
 from bottega.definitions.kinds import PROVIDERS
@@ -66,28 +66,6 @@ async def known_providers(
             row.definition["prices"],
         )
         for row in await connection.execute(query)
-    }
-
-
-async def open_breakers(
-    connection: AsyncConnection, tenant_id: UUID, provider: str, *, of_operator: bool
-) -> dict[str, dict[str, Any]]:
-    """Return ``state`` and ``retry_at`` of the breakers that are not closed, by model."""
-    row = model_breakers.c
-    is_probed = func.coalesce(row.probe_until > func.clock_timestamp(), False)
-    query = (
-        select(row.model, is_probed.label("is_probed"), row.retry_at, row.probe_until)
-        .where(row.tenant_id == tenant_id, row.is_operators == of_operator)
-        .where(row.provider == provider)
-        .order_by(row.model)
-        .limit(1000)
-    )
-    return {
-        each.model: {
-            "state": "half_open" if each.is_probed else "open",
-            "retry_at": each.probe_until if each.is_probed else each.retry_at,
-        }
-        for each in await connection.execute(query)
     }
 
 
@@ -235,14 +213,15 @@ async def _health(
     caller: Caller, name: str, models: Iterable[str] | None, *, of_operator: bool
 ) -> dict[str, Any]:
     """Return the breakers and the calls of a provider, those of this tenant only."""
-    open_ = await open_breakers(caller.tx, caller.tenant, name, of_operator=of_operator)
+    breakers = {model: {"state": "closed", "retry_at": None} for model in models or ()}
     calls = Counter[str]()
-    for row in await workers.alive(caller.tx):
-        for each in (row["state"] or {}).get("models", ()):
-            if (each["provider"], each["is_operators"]) == (name, of_operator):
-                calls.update({key: each[key] for key in ("under_way", "waiting")})
-    closed = {model: {"state": "closed"} for model in models or ()}
-    return {"breaker": closed | open_, "calls": calls}
+    for worker in await workers.alive(caller.tx):
+        for server in (worker["state"] or {}).get("models", ()):
+            if (server["provider"], server["is_operators"]) == (name, of_operator):
+                calls.update({key: server[key] for key in ("under_way", "waiting")})
+                for breaker in server["breakers"]:
+                    breakers[breaker.pop("model")] = breaker
+    return {"breaker": breakers, "calls": calls}
 
 
 def _listed(service: Service) -> Sequence[dict[str, Any]]:
