@@ -9,7 +9,6 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -88,7 +87,7 @@ async def open_memory_services(
 
         if settings.embedding_model not in (None, BUILTIN):
             current()  # find a wrong setting at the start
-        objects = Objects(settings.objects_url or _folder(settings).as_uri())
+        objects = objects_of(settings)
         if settings.objects_url is None and settings.database_url is not None:
             log.warning(
                 "objects.local",
@@ -243,5 +242,11 @@ def _has_server(settings: Settings) -> bool:
     return settings.embedding_base_url is not None or not settings.uses_demo_model
 
 
-def _folder(settings: Settings) -> Path:
-    return (settings.data_dir or default_data_dir()).expanduser().absolute() / "objects"
+def objects_of(settings: Settings) -> Objects:
+    """Return the object store that the settings choose: by default a folder.
+
+    Raises:
+        InvalidInputError: the setting is invalid.
+    """
+    folder = (settings.data_dir or default_data_dir()).expanduser().absolute() / "objects"
+    return Objects(settings.objects_url or folder.as_uri())

@@ -2,7 +2,9 @@
 
 import socket
 import sys
+import traceback
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -14,17 +16,18 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from bottega import __version__
-from bottega.cli import daily
+from bottega.cli import daily, doctor
 from bottega.cli.admin import keys, providers, prune, secrets, tenants
 from bottega.cli.daily import interrupts
 from bottega.cli.processes import Child, ParentLink, Supervisor
 from bottega.cli.scenarios import SCENARIOS, ScenarioName
 from bottega.cli.terminal import console, database, run, start, store_bootstrap_key
-from bottega.errors import BottegaError, InvalidInputError
+from bottega.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from bottega.settings import Settings
 
+_DEBUG = "--debug"
 _TO_END_S = 30.0
 """Longest time in which a process stops, after its runs' grace."""
 
@@ -40,6 +43,7 @@ cli.command("cancel")(daily.cancel)
 cli.command("apply")(daily.apply)
 cli.command("export")(daily.export)
 cli.command("prune")(prune)
+cli.command("doctor")(doctor.doctor)
 cli.add_typer(interrupts, name="interrupts")
 cli.add_typer(keys, name="keys")
 cli.add_typer(tenants, name="tenants")
@@ -58,6 +62,9 @@ def _options(
     version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option(_DEBUG, help="Show the traceback of an error: bottega --debug COMMAND.")
     ] = False,
 ) -> None:
     """Run teams of LLM agents on Postgres, with every step visible."""
@@ -253,25 +260,34 @@ def _odd_line(path: Path) -> int | None:
 
 
 def main() -> None:
-    """Run the command; print an expected error as one line, not as a traceback."""
+    """Run the command; print an error as one sentence and what to do, not as a traceback."""
     try:
         cli()
-    except ValidationError as error:
-        for problem in error.errors():
-            name = ".".join(str(part) for part in problem["loc"]) or "settings"
-            console.print(f"error: {name}: {problem['msg']}", style="red", markup=False)
-        sys.exit(2)
-    except UnicodeDecodeError:
-        if (line := _odd_line(Path(".env"))) is None:
-            raise
-        said = f"error: .env: line {line} is not UTF-8: save the file as UTF-8"
-        console.print(said, style="red", markup=False, highlight=False)
-        sys.exit(2)
-    except BottegaError as error:
-        console.print(f"error: {error.detail}", style="red", markup=False, highlight=False)
-        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        if _DEBUG in takewhile(lambda argument: argument.startswith("-"), sys.argv[1:]):
+            traceback.print_exc()
+        sys.exit(_tell(error))
+
+
+def _tell(error: Exception) -> int:
+    """Print an error; return the exit status."""
+    if isinstance(error, ValidationError):
+        for problem in error.errors():
+            name = ".".join(str(part) for part in problem["loc"]) or "settings"
+            _print_error(f"{name}: {problem['msg']}")
+        return 2
+    if isinstance(error, UnicodeDecodeError) and (line := _odd_line(Path(".env"))) is not None:
+        _print_error(f".env: line {line} is not UTF-8: save the file as UTF-8")
+        return 2
+    sentence, hint = doctor.explain(error)
+    _print_error(f"{sentence}: {hint}" if hint else sentence)
+    return 1
+
+
+def _print_error(said: str) -> None:
+    console.print(f"error: {said}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -79,8 +79,6 @@ _UNSAFE = re.compile(
 )
 """Characters that control a terminal, turn or hide text, or that no encoding has."""
 
-_LONGEST_LINE = 300
-
 
 def safe(value: Any) -> Any:
     """Replace each unsafe character of a JSON value's texts by one other character.
@@ -97,7 +95,7 @@ def safe(value: Any) -> Any:
     return value
 
 
-def one_line(text: str) -> str:
-    """Return a text on one line, cut to 300 characters."""
+def one_line(text: str, longest: int = 300) -> str:
+    """Return a text on one line, cut to so many characters."""
     text = " ".join(text.split())
-    return text if len(text) <= _LONGEST_LINE else f"{text[: _LONGEST_LINE - 1]}…"
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"

@@ -62,7 +62,7 @@ _NAME_TENANT = text("SELECT set_config('bottega.tenant', :tenant, true)")
 _ACT_AS = text(f"SELECT {_BE_APP}, set_config('bottega.tenant', :tenant, true)")
 _UNPREPARED = {"prepared_statement_cache_size": 0, "prepared_statement_name_func": str}
 """The adapter's arguments for statements without a name, which end with their transaction."""
-_TRY_TO_WRITE = """
+TRY_TO_WRITE = """
 CREATE TEMPORARY TABLE room_on_disk ON COMMIT DROP AS
 SELECT gen_random_uuid() FROM generate_series(1, 20000)
 """
@@ -144,7 +144,7 @@ class Database:
         """Return true if the disk has space; after a failed write, test it with another."""
         if self.storage.full:
             try:
-                await self.pool.execute(_TRY_TO_WRITE)
+                await self.pool.execute(TRY_TO_WRITE)
             except asyncpg.DiskFullError:
                 return False
             except asyncpg.InsufficientPrivilegeError:

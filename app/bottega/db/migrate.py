@@ -207,7 +207,8 @@ WITH ours AS (
         FROM pg_policies WHERE schemaname = 'public'
     UNION ALL SELECT concat_ws(' ', pg_get_triggerdef(g.oid), g.tgenabled)
         FROM pg_trigger g JOIN tables t ON t.oid = g.tgrelid WHERE NOT g.tgisinternal
-    UNION ALL SELECT name FROM ours WHERE oid <> 0 AND pg_has_role(oid, 'SET')
+    UNION ALL SELECT name FROM ours JOIN tables ON relname = 'runs'
+        WHERE ours.oid <> 0 AND pg_has_role(relowner, ours.oid, 'SET')
     UNION ALL SELECT extname FROM pg_extension
 )
 SELECT md5(string_agg(line, E'\n' ORDER BY line COLLATE "C")) FROM lines
@@ -379,12 +380,17 @@ async def is_current(url: str) -> bool:
     connection = await connect(url, role=None)
     try:
         await require_current(connection)
-        stored = await connection.fetchval(f"{_STORED} WHERE name = $1", _CATALOGUE, column=1)
-        return bool(stored == await connection.fetchval(_FINGERPRINT))
+        return await is_intact(connection)
     except UnavailableError:
         return False
     finally:
         await connection.close()
+
+
+async def is_intact(connection: asyncpg.Connection) -> bool:
+    """Tell if roles, grants, policies, functions and triggers are as ``migrate`` left them."""
+    stored = await connection.fetchval(f"{_STORED} WHERE name = $1", _CATALOGUE, column=1)
+    return bool(stored == await connection.fetchval(_FINGERPRINT))
 
 
 async def require_current(pool: asyncpg.Pool | asyncpg.Connection) -> None:

@@ -1,0 +1,380 @@
+"""``bottega doctor``: checks of what the service needs. Errors in one sentence, with a hint."""
+
+import asyncio
+import platform
+import shutil
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+from uuid import UUID, uuid4
+
+import typer
+from pydantic import SecretStr, ValidationError
+from pydantic_core import to_json
+
+from bottega.cli.terminal import database, one_line, run, safe, start
+from bottega.errors import BottegaError
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from bottega.settings import Settings
+
+_PATIENCE_S = 5.0
+_LEAST_ROOM = 1 << 30
+_CLOCKS_DIFFER_S = 5.0
+_OF_DATABASE = (
+    *("encoding", "extension", "schema", "roles", "rights"),
+    *("search_path", "isolation", "clock", "disk", "secrets_key"),
+)
+"""Checks that need a connection."""
+_ROLES = """
+SELECT r.name, p.oid IS NOT NULL AS is_there,
+       p.oid IS NOT NULL AND pg_has_role(p.oid, 'SET') AS is_ours
+FROM unnest(ARRAY['bottega_app', 'bottega_maintenance', 'bottega_system']) AS r(name)
+LEFT JOIN pg_roles p ON p.rolname = r.name
+"""
+_SESSION = """
+SELECT current_setting('search_path') AS search_path, clock_timestamp() AS now,
+       current_setting('transaction_isolation') AS isolation,
+       current_setting('transaction_read_only') = 'on' AS is_read_only,
+       pg_size_pretty(pg_database_size(current_database())) AS size
+"""
+_KEYS = "SELECT DISTINCT substr(value, 1, 8) FROM secrets WHERE value IS NOT NULL"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Result of a check; ``hint`` says what to do if it is not ok."""
+
+    name: str
+    ok: bool
+    detail: str
+    hint: str | None = None
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
+) -> None:
+    """Check what the service needs, and say what to do. Its exit status is 1 if a check fails."""
+    checks = list(_checks())
+    if as_json:
+        print(to_json({"checks": [asdict(check) for check in checks]}).decode())  # noqa: T201
+    else:
+        for check in checks:
+            state = "ok  " if check.ok else "FAIL"
+            print(f"{state} {check.name}: {safe(check.detail)}")  # noqa: T201
+            if check.hint:
+                print(f"     -> {safe(check.hint)}")  # noqa: T201
+    raise typer.Exit(0 if all(check.ok for check in checks) else 1)
+
+
+def explain(error: BaseException) -> tuple[str, str | None]:
+    """Return an error as a sentence, and what to do if the sentence does not say so."""
+    import asyncpg
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from bottega.db.failures import driver_error, is_outage
+
+    cause = driver_error(error)
+    said = one_line(str(cause).splitlines()[0] if str(cause) else type(cause).__name__)
+    match cause:
+        case BottegaError():
+            return cause.detail, None
+        case ValidationError():
+            first = cause.errors()[0]
+            name = ".".join(map(str, first["loc"])) or "settings"
+            return f"{name}: {first['msg']}", "correct this setting; `bottega settings` has all"
+        case asyncpg.RaiseError():  # our SQL says what to do
+            return one_line(cause.args[0], 500), None
+        case asyncpg.InsufficientPrivilegeError():
+            return said, "use the login that owns the database; `bottega doctor` shows its rights"
+        case asyncpg.ReadOnlySQLTransactionError():
+            return said, "the database is read-only: let it take writes first"
+        case asyncpg.PostgresError() | asyncpg.InterfaceError() | SQLAlchemyError():
+            passes = is_outage(error)
+            return f"the database failed: {said}", (
+                "try again; if it stays, run `bottega doctor`"
+                if passes
+                else "run `bottega migrate`, then `bottega doctor`"
+            )
+        case OSError():
+            place = "" if cause.filename is None else f": {cause.filename}"
+            return f"{cause.strerror or said}{place}", (
+                "check the network and try again; `bottega doctor` shows what is reached"
+                if cause.filename is None
+                else "check this path and the rights of this user there"
+            )
+        case _:
+            return (
+                f"an internal error ({type(cause).__name__}: {said})",
+                "run `bottega --debug COMMAND` for its traceback, and report it",
+            )
+
+
+def _checks() -> Iterator[Check]:
+    yield Check(
+        "python", sys.version_info >= (3, 11), f"{platform.python_version()} on {sys.platform}"
+    )
+    try:
+        settings = start()
+    except (ValidationError, BottegaError, UnicodeDecodeError, OSError) as error:
+        yield _failed("settings", error)
+        return
+    yield Check("settings", True, "valid")
+    with ExitStack() as stack:
+        try:
+            url = stack.enter_context(database(settings))
+        except Exception as error:
+            yield _failed("database", error)
+            yield from _unchecked(_OF_DATABASE)
+        else:
+            yield from run(_collected(_of_database(settings, url)))
+    yield from run(_collected(_of_surroundings(settings)))
+
+
+async def _collected(checks: AsyncIterator[Check]) -> list[Check]:
+    return [check async for check in checks]
+
+
+def _failed(name: str, error: BaseException) -> Check:
+    detail, hint = explain(error)
+    if hint is None:  # our own sentences end with what to do
+        problem, _, hint = detail.rpartition(": ")
+        detail = problem or detail
+    return Check(name, False, detail, hint)
+
+
+def _unchecked(names: tuple[str, ...]) -> Iterator[Check]:
+    for name in names:
+        yield Check(name, False, "not checked, as there is no database", "mend `database` first")
+
+
+async def _of_database(settings: "Settings", url: str) -> AsyncIterator[Check]:
+    from bottega.db.connect import check_same, connect
+    from bottega.db.migrate import SERVER, server_problems
+
+    try:
+        if settings.pooler_url is not None:
+            await check_same(url, settings.pooler_url)
+        session = await connect(url, role=None)
+    except Exception as error:
+        yield _failed("database", error)
+        for check in _unchecked(_OF_DATABASE):
+            yield check
+        return
+    try:
+        server = dict(await session.fetchrow(SERVER))
+        problems = server_problems(server)
+
+        def found(name: str, detail: str) -> Check:
+            problem, hint = problems.get(name, (None, None))
+            return Check(name, problem is None, problem or detail, hint)
+
+        yield found(
+            "database",
+            f"PostgreSQL {server['version']}, {server['database']}, as {server['login']}",
+        )
+        yield found("encoding", server["encoding"])
+        if server["vector"] is None:
+            hint = "run `bottega migrate`, or let an administrator run CREATE EXTENSION vector"
+            yield Check("extension", False, "the extension vector is missing", hint)
+        else:
+            yield found("extension", f"vector {server['vector']}")
+        schema = await _schema(url)
+        yield schema
+        yield await _roles(session, server["login"])
+        # A login that only serves needs no more than its roles.
+        rights = found("rights", f"{server['login']} may migrate")
+        if not rights.ok and schema.ok:
+            served = f"{server['login']} may serve; `bottega migrate` needs the database's owner"
+            rights = Check("rights", True, served)
+        yield rights
+        async for check in _of_session(settings, session):
+            yield check
+    finally:
+        await session.close()
+    yield await _secrets_key(settings, url)
+
+
+async def _schema(url: str) -> Check:
+    from bottega.db.connect import connect
+    from bottega.db.migrate import head, is_intact, require_current
+
+    try:
+        session = await connect(url)
+    except BottegaError as error:
+        return _failed("schema", error)
+    try:
+        await require_current(session)
+        if await is_intact(session):
+            return Check("schema", True, f"migrated to {head()}")
+    except BottegaError as error:
+        return _failed("schema", error)
+    finally:
+        await session.close()
+    problem = "roles, grants, policies, functions or triggers are not as `migrate` left them"
+    return Check("schema", False, problem, "run `bottega migrate`, which repairs them")
+
+
+async def _roles(session: "asyncpg.Connection", login: str) -> Check:
+    roles = await session.fetch(_ROLES)
+    if missing := [role["name"] for role in roles if not role["is_there"]]:
+        return Check("roles", False, f"{', '.join(missing)} missing", "run `bottega migrate`")
+    ours = [role["name"] for role in roles if role["is_ours"]]
+    if lacking := {"bottega_app", "bottega_maintenance"} - {*ours}:
+        names = ", ".join(sorted(lacking))
+        hint = f'run GRANT {names} TO "{login}" WITH INHERIT FALSE, SET TRUE'
+        return Check("roles", False, f"{login} may not act as {names}", hint)
+    return Check("roles", True, f"{login} may act as {', '.join(ours)}")
+
+
+async def _of_session(settings: "Settings", session: "asyncpg.Connection") -> AsyncIterator[Check]:
+    asked = datetime.now(UTC)
+    row = await session.fetchrow(_SESSION)
+    yield Check("search_path", row["search_path"] == "public", row["search_path"])
+    yield Check("isolation", row["isolation"] == "read committed", row["isolation"])
+    apart_s = (row["now"] - asked).total_seconds()
+    hint = "let both machines follow a time server (NTP)"
+    differs = abs(apart_s) > _CLOCKS_DIFFER_S
+    detail = f"the database's clock is {apart_s:+.1f} s from this machine's"
+    yield Check("clock", not differs, detail, hint if differs else None)
+    if row["is_read_only"]:
+        hint = "set default_transaction_read_only to off, or promote the standby"
+        yield Check("disk", False, "the database is read-only", hint)
+    elif settings.server_url is None:
+        yield _room(settings, row["size"])
+    else:
+        yield await _writes(session, row["size"])
+
+
+def _room(settings: "Settings", size: str) -> Check:
+    """Check the disk of the embedded database."""
+    from bottega.db.embedded import default_data_dir
+
+    folder = (settings.data_dir or default_data_dir()).expanduser()
+    free = shutil.disk_usage(folder).free
+    detail = f"{free / 1e9:.1f} GB free in {folder}; the database has {size}"
+    hint = None if free > _LEAST_ROOM else "free some space, or set BOTTEGA_DATA_DIR elsewhere"
+    return Check("disk", hint is None, detail, hint)
+
+
+async def _writes(session: "asyncpg.Connection", size: str) -> Check:
+    """Check that a database on another disk takes a megabyte."""
+    import asyncpg
+
+    from bottega.db.engine import TRY_TO_WRITE
+
+    try:
+        async with session.transaction():
+            await session.execute(TRY_TO_WRITE)
+    except asyncpg.InsufficientPrivilegeError:
+        return Check("disk", True, f"the database has {size}; not tried to write to it")
+    except asyncpg.PostgresError as error:
+        return Check("disk", False, f"the database does not store: {error}", "free space there")
+    return Check("disk", True, f"the database has {size} and takes writes")
+
+
+async def _secrets_key(settings: "Settings", url: str) -> Check:
+    from bottega.settings import keyring
+    from bottega.tenants import operator
+
+    keys = keyring(settings)
+    try:
+        async with operator.transaction(url) as tx:
+            used = {bytes(row[0]) for row in await tx.exec_driver_sql(_KEYS)}
+    except Exception:  # a login that only serves
+        used = set()
+    if keys is None:
+        if used:
+            hint = "set it to the key that sealed them"
+            return Check(
+                "secrets_key", False, "BOTTEGA_SECRETS_KEY is not set, and there are secrets", hint
+            )
+        detail = "not set: tenants store no secrets until it is (openssl rand -base64 32)"
+        return Check("secrets_key", True, detail)
+    if unknown := [key for key in used if not keys.opens(key)]:
+        hint = "add the old key behind the new one, and run `bottega secrets reencrypt`"
+        detail = f"secrets are sealed with {len(unknown)} keys that BOTTEGA_SECRETS_KEY lacks"
+        return Check("secrets_key", False, detail, hint)
+    return Check("secrets_key", True, "set")
+
+
+async def _of_surroundings(settings: "Settings") -> AsyncIterator[Check]:
+    from bottega.memory_services import embedder_of
+    from bottega.settings import BUILTIN, OPENAI_URL
+
+    yield await _object_store(settings)
+    base = settings.openai_base_url or OPENAI_URL
+    hosted = settings.embedding_model not in (None, BUILTIN)
+    embedding = settings.embedding_base_url or base
+    outside = ([] if settings.uses_demo_model else [base]) + ([embedding] if hosted else [])
+    yield await _egress(settings, outside)
+    if settings.uses_demo_model:
+        detail = "the built-in demo model; set OPENAI_API_KEY for a real one"
+        yield Check("model", True, detail)
+    else:
+        yield await _model_server("model", base, settings.openai_api_key)
+    if hosted:
+        key = settings.embedding_api_key or settings.openai_api_key
+        yield await _model_server("embedder", embedding, key)
+    else:
+        yield Check("embedder", True, embedder_of(settings))
+
+
+async def _object_store(settings: "Settings") -> Check:
+    from bottega.memory_services import objects_of
+    from bottega.objects import new_key
+
+    try:
+        objects = objects_of(settings)
+        key = new_key(UUID(int=0), uuid4(), "check")
+        async with asyncio.timeout(2 * _PATIENCE_S):
+            await objects.put(key, b"doctor")
+            await objects.get(key)
+            await objects.delete([key])
+    except Exception as error:
+        return _failed("object_store", error)
+    return Check("object_store", True, f"{objects.url} stores, reads and deletes")
+
+
+async def _egress(settings: "Settings", addresses: list[str]) -> Check:
+    """Check that names of the servers outside can be resolved."""
+    allowed = ", ".join(settings.egress_allow) or "none"
+    for address in addresses:
+        host = _host_of(address)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await asyncio.get_running_loop().getaddrinfo(host, None)
+        except OSError:
+            hint = "check this machine's DNS and network, or the address in the settings"
+            return Check("egress", False, f"the name {host} cannot be resolved", hint)
+    detail = f"names are resolved; private addresses that tools may reach: {allowed}"
+    return Check("egress", True, detail)
+
+
+def _host_of(address: str) -> str:
+    import httpx2
+
+    return httpx2.URL(address).host
+
+
+async def _model_server(name: str, base_url: str, key: SecretStr | None) -> Check:
+    """List a server's models, which costs nothing; any answer but a refusal of the key will do."""
+    import httpx2
+
+    headers = {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}
+    where = f"{base_url.rstrip('/')}/models"
+    try:
+        async with httpx2.AsyncClient(timeout=_PATIENCE_S) as client:
+            status = (await client.get(where, headers=headers)).status_code
+    except httpx2.HTTPError as error:
+        hint = "check its address in the settings, and the network"
+        return Check(name, False, f"{base_url} does not answer ({type(error).__name__})", hint)
+    if status in (401, 403):
+        hint = "set the key that this server gave you"
+        return Check(name, False, f"{base_url} refuses the key ({status})", hint)
+    return Check(name, True, f"{base_url} answers")
